@@ -1,0 +1,1 @@
+"""Configuration files. Installed as `minisgl.conf`."""

@@ -1,0 +1,1 @@
+"""`python -m minisgl.bench`: measure the engine."""

@@ -1,0 +1,1 @@
+"""The model runner: pool, page table, forward pass, sampling."""

@@ -1,0 +1,139 @@
+"""Every hook of minisgl on one screen. A plugin implements some of them with ``@hookimpl``.
+
+*Factories* are called once, at start, in each scheduler process; the first result that is not None wins. A factory
+gets its group's config object and returns None when that object's type is not its own. *Observers* are called in
+rank 0's scheduler process (or in ``LLM``'s), every one of them, once a step or a request and never per layer; what
+they are given is theirs to read, not to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    import torch
+
+    from minisgl.attention import AttentionBackend
+    from minisgl.core import I32, Req, Step, StepResult
+    from minisgl.distributed import Communicator
+    from minisgl.engine.graph import GraphRunner
+    from minisgl.kvcache import PrefixCache
+    from minisgl.moe import MoeBackend
+    from minisgl.scheduler import SchedulerPolicy
+
+PROJECT = "minisgl"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+# ---- options: called in every process, before the config is composed or decoded ------------------
+
+
+@hookspec
+def minisgl_configs() -> Iterable[tuple[str, str, type]]:
+    """Yield ``(group, name, dataclass)``: ``group=name`` selects it, its fields are its options, its docstring their help."""
+    raise NotImplementedError
+
+
+# ---- factories: called once, at start, in each scheduler process --------------------------------
+
+
+@hookspec(firstresult=True)
+def minisgl_attention(
+    config: Any, device: torch.device, build: Callable[[str], AttentionBackend]
+) -> AttentionBackend | None:
+    """Make the attention backend. ``build(name)`` makes another by its name, for one that wraps others."""
+
+
+@hookspec(firstresult=True)
+def minisgl_cache(config: Any, page_size: int) -> PrefixCache | None:
+    """Make the prefix cache. Called in rank 0's process only: the other ranks follow its steps."""
+
+
+@hookspec(firstresult=True)
+def minisgl_scheduler(config: Any) -> SchedulerPolicy | None:
+    """Make the scheduling policy. Called in rank 0's process only."""
+
+
+@hookspec(firstresult=True)
+def minisgl_moe(config: Any, device: torch.device) -> MoeBackend | None:
+    """Make what multiplies tokens with their experts. Called for models that have experts."""
+
+
+@hookspec(firstresult=True)
+def minisgl_graph(config: Any, device: torch.device) -> GraphRunner | None:
+    """Make what records a decode step once and replays it."""
+
+
+@hookspec(firstresult=True)
+def minisgl_communicator(
+    config: Any, rank: int, size: int, address: str, device: torch.device
+) -> Communicator | None:
+    """Make the link between the ranks; ``address`` is ``host:port`` of rank 0's rendezvous. Also called at size 1."""
+
+
+@hookspec
+def minisgl_models() -> Mapping[str, type]:
+    """Map architecture names, as ``config.json`` has them, to model classes. Every plugin's mapping counts."""
+    raise NotImplementedError
+
+
+# ---- observers: a request ------------------------------------------------------------------------
+
+
+@hookspec
+def minisgl_request_added(req: Req, now: float) -> None:
+    """A request was accepted and waits. ``now`` is the scheduler's clock in seconds, as in every hook below."""
+
+
+@hookspec
+def minisgl_prefix_matched(req: Req, pages: I32, step: int) -> None:
+    """A request takes a slot; the cache held ``pages`` of its prefix, which are now locked for it."""
+
+
+@hookspec
+def minisgl_request_retracted(req: Req, step: int) -> None:
+    """A request lost its slot and pages to older ones and waits again; its output goes on where it was."""
+
+
+@hookspec
+def minisgl_request_finished(req: Req, now: float) -> None:
+    """A request ended; ``req.reason`` says how. Its slot and pages have been given back."""
+
+
+# ---- observers: pages, once a step ------------------------------------------------------------------
+
+
+@hookspec
+def minisgl_pages_allocated(step: int, owners: I32, pages: I32) -> None:
+    """``owners[i]`` (a request's uid) took ``pages[i]`` for the step being built."""
+
+
+@hookspec
+def minisgl_pages_cached(step: int, req: Req, pages: I32) -> None:
+    """The cache now owns ``pages``, which were the request's."""
+
+
+@hookspec
+def minisgl_pages_evicted(step: int, pages: I32) -> None:
+    """The cache gave up ``pages``; they are free."""
+
+
+@hookspec
+def minisgl_pages_freed(step: int, owner: int, pages: I32) -> None:
+    """The request ``owner`` gave back ``pages``; they are free once every step up to ``step`` was read."""
+
+
+# ---- observers: a step -------------------------------------------------------------------------------
+
+
+@hookspec
+def minisgl_batch_scheduled(step: Step, reqs: Sequence[Req], now: float) -> None:
+    """A step is about to be launched; ``reqs[i]`` is the request of row i."""
+
+
+@hookspec
+def minisgl_step_finished(result: StepResult, reqs: Sequence[Req | None], now: float) -> None:
+    """A step's result was read. ``reqs[i]`` gained the row's token, or is None where the token was discarded."""

@@ -1,0 +1,1 @@
+"""Kernels that no library covers, each beside its plain torch twin."""

@@ -1,0 +1,1 @@
+"""Tensor-parallel layers that the models are built from."""

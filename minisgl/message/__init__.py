@@ -1,0 +1,1 @@
+"""Typed messages between the processes; they encode and decode themselves."""

@@ -1,0 +1,1 @@
+"""Model configuration, weight loading and the shared decoder. Architectures are plugins."""

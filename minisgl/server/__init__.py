@@ -1,0 +1,1 @@
+"""The API server, the processes behind it, and who watches them."""

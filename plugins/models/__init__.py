@@ -1,0 +1,1 @@
+"""Built-in plugins for the hook of this name, one file each."""
