@@ -1,0 +1,139 @@
+"""Small random checkpoints, written by transformers itself, for tests to load: the independent side of the oracle.
+
+Knows transformers (imported when called) and nothing of minisgl. The weights are drawn larger than an initialiser
+would, norms and biases included, so that logits differ by more than rounding and a forgotten weight shows.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ARCHITECTURES", "tiny_checkpoint"]
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+"""Short name → the name that config.json has."""
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+_OWN: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},  # not hidden_size / heads, as in the published models
+    "qwen3_moe": {
+        "head_dim": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+    },
+}
+_CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+_TEXT = (
+    "A page of the pool holds sixteen tokens. A prefix cache keeps the pages of prompts that were computed before. "
+    "The scheduler admits, batches, evicts and retracts; the engine computes; the answer streams back.\n"
+    "Wer zuerst kommt, mahlt zuerst. Le cache évite le travail déjà fait. 前缀缓存 0123456789 🙂\n"
+)
+
+
+def tiny_checkpoint(
+    architecture: str,
+    dir: str | Path,  # noqa: A002
+    *,
+    seed: int = 0,
+    tokenizer: bool = False,
+    fused_experts: bool = False,
+    max_shard_size: str = "5GB",
+    generation: dict[str, Any] | None = None,
+    **overrides: Any,
+) -> Path:
+    """Write a random checkpoint of ``architecture`` (a key or a value of `ARCHITECTURES`) to ``dir``; returns it.
+
+    The default shape has 320 tokens, hidden 64, 2 layers, 4 query and 2 kv heads; ``overrides`` are fields of
+    transformers' config class. Weights are float32, the same for the same seed and shape. generation_config.json has
+    the end-of-sequence ids [1, 2] (``generation`` replaces fields of it). ``max_shard_size`` ("20KB") splits the
+    weights into files with an index; ``fused_experts`` keeps transformers 5's own layout of expert weights instead
+    of one tensor for each expert; ``tokenizer`` adds a byte-level BPE of at most ``vocab_size`` tokens with a chat
+    template that writes the BOS token (0) itself. Raises ValueError for an unknown architecture.
+    """
+    names = {long: short for short, long in ARCHITECTURES.items()} | {short: short for short in ARCHITECTURES}
+    if architecture not in names:
+        raise ValueError(f"no tiny checkpoint for {architecture!r}: choose one of {', '.join(sorted(names))}")
+    import torch
+    import transformers
+
+    short = names[architecture]
+    path = Path(dir)
+    model_class = getattr(transformers, ARCHITECTURES[short])
+    config = model_class.config_class(**{**_SHAPE, **_OWN[short], **overrides})
+    with torch.random.fork_rng(devices=[]):
+        model = model_class(config).to(torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name:
+                parameter.copy_(1 + 0.2 * noise)
+            elif name.endswith("bias"):
+                parameter.copy_(0.2 * noise)
+            elif "embed" in name:
+                parameter.copy_(noise)
+            else:
+                parameter.copy_(1.5 * noise / parameter.shape[-1] ** 0.5)
+    was_shown = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model.save_pretrained(path, max_shard_size=max_shard_size, save_original_format=not fused_experts)
+    finally:
+        if was_shown:
+            transformers.utils.logging.enable_progress_bar()
+    defaults = {"bos_token_id": 0, "eos_token_id": [1, 2]}
+    (path / "generation_config.json").write_text(json.dumps({**defaults, **(generation or {})}, indent=2) + "\n")
+    if tokenizer:
+        _write_tokenizer(path, config.vocab_size)
+    return path
+
+
+def _write_tokenizer(path: Path, vocab_size: int) -> None:
+    """A byte-level BPE trained on a few lines: <|bos|> 0, <|eos|> 1, <|end|> 2, <|start|> 3, then bytes and merges."""
+    import tokenizers
+    import transformers
+    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+    specials = ["<|bos|>", "<|eos|>", "<|end|>", "<|start|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if vocab_size < len(alphabet) + len(specials):
+        raise ValueError(f"a byte-level tokenizer needs a vocab_size of at least {len(alphabet) + len(specials)}")
+    bpe = tokenizers.Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
+    )
+    bpe.train_from_iterator([_TEXT], trainer)
+    bpe.post_processor = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", 0)])
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<|bos|>", eos_token="<|eos|>")
+    fast.chat_template = _CHAT_TEMPLATE
+    fast.save_pretrained(path)
