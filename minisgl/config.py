@@ -6,10 +6,20 @@ the core hands it to the plugin's factory and looks at nothing in it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 GROUPS = ("attention", "cache", "scheduler", "moe", "graph", "communicator")
+LOADS = ("auto", "dummy")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+
+
+class ConfigError(ValueError):
+    """Something in the options, or in what they point to, that a person has to change. The message says what was
+    given, what was wrong and what to do; the command line prints it and exits with status 2."""
 
 
 @dataclass
@@ -30,6 +40,7 @@ class ServerConfig:
     drain_timeout: float = 30.0
     """Seconds that running requests have to finish after SIGTERM."""
     log_level: str = "warning"
+    """``critical``, ``error``, ``warning``, ``info``, ``debug`` or ``trace``."""
 
 
 @dataclass
@@ -75,3 +86,37 @@ class Config:
     moe: Any = None
     graph: Any = None
     communicator: Any = None
+
+    def check(self) -> None:
+        """Raise `ConfigError` where a value is out of its range. What the model or the machine can hold is checked
+        later, by those who know them."""
+
+        def need(ok: bool, key: str, what: str) -> None:
+            if not ok:
+                value: Any = self
+                for part in key.split("."):
+                    value = getattr(value, part)
+                raise ConfigError(f"{key}={'null' if value is None else value}: {key} must be {what}.")
+
+        def one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
+            need(value in choices, key, "one of " + ", ".join(choices))
+
+        need(bool(self.model), "model", "a shipped model's name, a directory or a Hugging Face id")
+        one_of("load", self.load, LOADS)
+        one_of("dtype", self.dtype, DTYPES)
+        one_of("device", self.device, DEVICES)
+        for key in ("tp", "page_size", "max_running_requests", "max_prefill_tokens", "starvation_steps"):
+            need(getattr(self, key) >= 1, key, "at least 1")
+        for key in ("num_pages", "max_seq_len"):
+            need(getattr(self, key) is None or getattr(self, key) >= 1, key, "at least 1, or null for the default")
+        need(-(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer")
+        need(0.0 < self.memory_ratio <= 1.0, "memory_ratio", "above 0 and at most 1")
+        need(bool(self.server.host), "server.host", "a host name or an address")
+        need(0 <= self.server.port <= 65535, "server.port", "between 0 (any free port) and 65535")
+        need(self.server.tokenizers >= 0, "server.tokenizers", "at least 0")
+        need(self.server.api_key != "", "server.api_key", "a key, or null for none")
+        need(self.server.served_model_name != "", "server.served_model_name", "a name, or null for the model's")
+        need(self.server.max_queued >= 1, "server.max_queued", "at least 1")
+        timeout = self.server.drain_timeout
+        need(math.isfinite(timeout) and timeout >= 0.0, "server.drain_timeout", "a number of seconds, at least 0")
+        one_of("server.log_level", self.server.log_level, LOG_LEVELS)

@@ -4,6 +4,9 @@
 gets its group's config object and returns None when that object's type is not its own. *Observers* are called in
 rank 0's scheduler process (or in ``LLM``'s), every one of them, once a step or a request and never per layer; what
 they are given is theirs to read, not to change.
+
+Hooks are functions of a module, or methods of a class in it: each host then makes one object of the class, without
+arguments, so that what an observer counts belongs to one engine.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
-    """Yield ``(group, name, dataclass)``: ``group=name`` selects it, its fields are its options, its docstring their help."""
+    """Yield ``(group, name, dataclass)``: ``group=name`` selects it; its fields are its options, its docstring the help."""
     raise NotImplementedError
 
 
@@ -68,9 +71,7 @@ def minisgl_graph(config: Any, device: torch.device) -> GraphRunner | None:
 
 
 @hookspec(firstresult=True)
-def minisgl_communicator(
-    config: Any, rank: int, size: int, address: str, device: torch.device
-) -> Communicator | None:
+def minisgl_communicator(config: Any, rank: int, size: int, address: str, device: torch.device) -> Communicator | None:
     """Make the link between the ranks; ``address`` is ``host:port`` of rank 0's rendezvous. Also called at size 1."""
 
 
