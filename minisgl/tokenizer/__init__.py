@@ -1,1 +1,26 @@
-"""Text to tokens and back, chat templates, stop strings."""
+"""Text to tokens and back, chat templates, stop strings.
+
+Imports neither torch nor transformers. The names here are loaded when they are first asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minisgl.tokenizer.detokenizer import Detokenizer
+    from minisgl.tokenizer.tokenizer import Tokenizer
+
+__all__ = ["Detokenizer", "Tokenizer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Tokenizer":
+        from minisgl.tokenizer.tokenizer import Tokenizer
+
+        return Tokenizer
+    if name == "Detokenizer":
+        from minisgl.tokenizer.detokenizer import Detokenizer
+
+        return Detokenizer
+    raise AttributeError(f"module 'minisgl.tokenizer' has no attribute {name!r}")

@@ -1,0 +1,80 @@
+"""Stop strings: found where they are complete first, wherever the text was cut into pieces."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minisgl.tokenizer.stop import StopFinder
+
+
+def cut(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """By definition: the shortest beginning of the text that ends with a stop string; the longest such string."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            longest = max(found, key=len)
+            return text[: end - len(longest)], longest
+    return text, None
+
+
+def run(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
+    finder, shown = StopFinder(stops), ""
+    for piece in pieces:
+        safe, found = finder.feed(piece)
+        shown += safe
+        if found is not None:
+            return shown, found
+    return shown + finder.flush(), None
+
+
+letters = st.text("ab🙂", max_size=12)
+
+
+@given(st.lists(letters, max_size=8), st.lists(st.text("ab🙂", min_size=1, max_size=6), min_size=1, max_size=4))
+def test_pieces_make_no_difference(pieces: list[str], stops: list[str]) -> None:
+    assert run(pieces, stops) == cut("".join(pieces), stops)
+
+
+@given(letters, st.lists(st.text("ab🙂", min_size=1, max_size=6), min_size=1, max_size=4))
+def test_holds_back_only_what_may_become_a_stop_string(text: str, stops: list[str]) -> None:
+    if cut(text, stops)[1] is not None:
+        return
+    finder = StopFinder(stops)
+    shown = "".join(finder.feed(character)[0] for character in text)
+    held = text[len(shown) :]
+    longest = max((n for stop in stops for n in range(len(stop)) if text.endswith(stop[:n])), default=0)
+    assert held == text[len(text) - longest :]
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "shown", "found"),
+    [
+        (["abc", "b"], "xabc", "xa", "b"),
+        (["ab", "b"], "xab", "x", "ab"),
+        (["aab"], "aaab", "a", "aab"),
+        (["\n\n"], "one\ntwo\n\nthree", "one\ntwo", "\n\n"),
+        (["é🙂"], "caf\u00e9\U0001f642!", "caf", "é🙂"),
+    ],
+)
+def test_examples(stops: list[str], text: str, shown: str, found: str) -> None:
+    assert run([text], stops) == (shown, found)
+    assert run(list(text), stops) == (shown, found)
+
+
+def test_a_long_stop_string_costs_no_more_for_each_character() -> None:
+    def seconds(length: int) -> float:
+        finder, text = StopFinder(["a" * length + "b"]), ["a" * 50] * 400
+        start = time.perf_counter()
+        for piece in text:
+            finder.feed(piece)
+        return time.perf_counter() - start
+
+    random.seed(0)
+    short = min(seconds(10) for _ in range(3))
+    long = min(seconds(10_000) for _ in range(3))
+    assert long < 10 * short
