@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from minisgl.core import I32, Logprobs, SamplingParams, Seat
+from minisgl.core import I32, I64, Logprobs, SamplingParams, Seat
 from minisgl.engine import filters
 from minisgl.engine.noise import gumbel, seed_key, token_hashes
 from minisgl.engine.transfer import Uploader
+
+Reals = npt.NDArray[np.float32]
 
 # What a slot's request asks for, as bits.
 RANDOM, NARROW, WIDE, MIN_P, PENALTY, BIAS, LOGPROBS = (1 << i for i in range(7))
@@ -30,15 +33,26 @@ class SamplePlan(NamedTuple):
 
     flags: int  # or'ed over all rows
     rows: dict[int, I32]  # group -> its rows; a group that all rows are in is left out
+    alternatives: I32 | None = None  # [rows]: how many each wants reported; -1: no log-probabilities
 
 
 class Sampled(NamedTuple):
-    """On the device: ``tokens`` int32 [rows], and for the rows of the logprobs group what they asked for."""
+    """On the device: ``tokens`` int64 [rows], and for the rows of the logprobs group what they asked for."""
 
     tokens: Tensor
     chosen: Tensor | None = None  # float32 [group]
     top: Tensor | None = None  # float32 [group, MAX_LOGPROBS], best first
     top_ids: Tensor | None = None  # int64 [group, MAX_LOGPROBS]
+
+
+def read_logprobs(plan: SamplePlan, chosen: Reals, top: Reals, top_ids: I64) -> list[Logprobs | None]:
+    """The host's form of what `Sampler.sample` found for the logprobs group: one entry for each row of the plan."""
+    assert plan.alternatives is not None
+    found: list[Logprobs | None] = [None] * len(plan.alternatives)
+    for i, row in enumerate(np.flatnonzero(plan.alternatives >= 0)):
+        k = int(plan.alternatives[row])
+        found[row] = Logprobs(float(chosen[i]), tuple(top_ids[i, :k].tolist()), tuple(top[i, :k].tolist()))
+    return found
 
 
 class Sampler:
@@ -48,7 +62,7 @@ class Sampler:
         self.vocab_size, self.device = vocab_size, device
         self._upload = Uploader(device)
         self._flags = np.zeros(max_slots + 1, np.uint8)
-        self._wanted = np.zeros(max_slots + 1, np.int32)  # alternatives reported
+        self._alternatives = np.full(max_slots + 1, -1, np.int32)
         # One row a slot: seed key (2), top_k; temperature, top_p, min_p, repetition, presence, frequency as float32.
         self._table = torch.zeros(max_slots + 1, 9, dtype=torch.int32, device=device)
         self._hashes: Tensor | None = None  # from the first random row on
@@ -76,7 +90,7 @@ class Sampler:
                 p.frequency_penalty,
             )
             self._flags[seat.slot] = self._flags_of(p)
-            self._wanted[seat.slot] = p.logprobs or 0
+            self._alternatives[seat.slot] = -1 if p.logprobs is None else p.logprobs
         slots, rows = self._upload([np.array([s.slot for s in seats], np.int32), ints])
         self._table.index_copy_(0, slots.long(), rows)
         for seat in seats:
@@ -93,7 +107,7 @@ class Sampler:
         if union:
             common = int(np.bitwise_and.reduce(flags))
             rows = {g: np.flatnonzero(flags & g).astype(np.int32) for g in GROUPS if union & ~common & g}
-        return SamplePlan(union, rows)
+        return SamplePlan(union, rows, self._alternatives[slots] if union & LOGPROBS else None)
 
     def sample(
         self, logits: Tensor, slots: Tensor, positions: Tensor, plan: SamplePlan, groups: dict[int, Tensor]
@@ -104,7 +118,7 @@ class Sampler:
         int32 [rows]; ``groups`` is ``plan.rows`` on the device.
         """
         if not plan.flags:
-            return Sampled(logits.argmax(dim=1).to(torch.int32))
+            return Sampled(logits.argmax(dim=1))
         raw = _take(logits, groups.get(LOGPROBS)).clone() if plan.flags & LOGPROBS else None
         if plan.flags & BIAS:
             logits = self._add_bias(logits, slots, groups.get(BIAS))
@@ -117,22 +131,12 @@ class Sampler:
         if plan.flags & PENALTY:
             self._count(tokens, slots, groups.get(PENALTY))
         if raw is None:
-            return Sampled(tokens.to(torch.int32))
+            return Sampled(tokens)
         # The model's own distribution, before bias, penalties and temperature, as vLLM reports it by default.
         top, top_ids = raw.topk(min(SamplingParams.MAX_LOGPROBS, self.vocab_size), dim=1)
         total = raw.logsumexp(dim=1, keepdim=True)
         chosen = raw.gather(1, _take(tokens, groups.get(LOGPROBS))[:, None])
-        return Sampled(tokens.to(torch.int32), (chosen - total).squeeze(1), top - total, top_ids)
-
-    def logprobs(
-        self, slots: I32, plan: SamplePlan, chosen: np.ndarray, top: np.ndarray, top_ids: np.ndarray
-    ) -> list[Logprobs | None]:
-        """The host's form of what `sample` found, one entry for each row of ``slots``."""
-        found: list[Logprobs | None] = [None] * len(slots)
-        for i, row in enumerate(plan.rows.get(LOGPROBS, np.arange(len(slots)))):
-            k = int(self._wanted[slots[row]])
-            found[row] = Logprobs(float(chosen[i]), tuple(top_ids[i, :k].tolist()), tuple(top[i, :k].tolist()))
-        return found
+        return Sampled(tokens, (chosen - total).squeeze(1), top - total, top_ids)
 
     # ---- state ----------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from transformers import generation as hf
 from minisgl.core import Logprobs, SamplingParams, Seat
 from minisgl.engine import filters
 from minisgl.engine.noise import gumbel, seed_key, token_hashes
-from minisgl.engine.sampler import Sampler
+from minisgl.engine.sampler import Sampler, read_logprobs
 
 CPU = torch.device("cpu")
 VOCAB = 300
@@ -29,7 +29,7 @@ def draw(
     out = sampler.sample(logits.clone(), torch.from_numpy(s), torch.tensor(positions, dtype=torch.int32), plan, groups)
     found = None
     if out.chosen is not None and out.top is not None and out.top_ids is not None:
-        found = sampler.logprobs(s, plan, out.chosen.numpy(), out.top.numpy(), out.top_ids.numpy())
+        found = read_logprobs(plan, out.chosen.numpy(), out.top.numpy(), out.top_ids.numpy())
     return out.tokens.tolist(), found
 
 
@@ -218,7 +218,7 @@ def test_logprobs_are_the_models_own() -> None:
 
 def test_a_plain_greedy_batch_allocates_no_state() -> None:
     sampler = seated([SamplingParams(temperature=0.0)] * 4)
-    assert sampler.plan(np.arange(4, dtype=np.int32)) == (0, {})
+    assert sampler.plan(np.arange(4, dtype=np.int32)) == (0, {}, None)
     draw(sampler, random_logits(4), range(4), [1] * 4)
     assert sampler._hashes is None
     assert sampler._history is None

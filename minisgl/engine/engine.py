@@ -1,0 +1,204 @@
+"""The model runner of one rank: executes steps, one after another, on one device.
+
+Knows the model, the KV pool, the page table and each slot's last token; nothing of requests, queues or pages' owners,
+which are the scheduler's. Whatever changes on the device changes in the order of the steps, on one stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minisgl.attention import AttentionBackend
+from minisgl.config import Config
+from minisgl.core import EngineDead, EngineSpec, Step, StepResult
+from minisgl.engine import setup
+from minisgl.engine.inputs import Choices, Frame, InputBuilder, Tokens
+from minisgl.engine.memory import size_pool
+from minisgl.engine.sampler import Sampled, SamplePlan, Sampler, read_logprobs
+from minisgl.engine.transfer import Download
+from minisgl.kvcache.pool import KVPool
+from minisgl.layers.context import Context
+
+if TYPE_CHECKING:
+    from minisgl.host import Host
+
+
+@dataclass(slots=True)
+class _Launched:
+    """A step whose result nobody has read yet."""
+
+    step: Step
+    plan: SamplePlan | None
+    download: Download
+
+
+class TorchEngine:
+    """One rank's engine (`minisgl.core.Engine`).
+
+    ``address`` is ``host:port`` of rank 0's rendezvous where ``size`` is above 1. Raises `ConfigError` where the
+    options do not fit the model, the attention backend or the machine.
+    """
+
+    def __init__(self, config: Config, host: Host, *, rank: int = 0, size: int = 1, address: str = ""):
+        self.rank, self.size = rank, size
+        self.device = setup.pick_device(config, rank)
+        path, model_config = setup.read_model(config)
+        self.dtype = setup.pick_dtype(config, model_config, self.device)
+        max_len = setup.pick_max_len(config, model_config)
+        self.eos_ids = setup.eos_ids(path)
+        self._unread: deque[_Launched] = deque()
+        self._closed = False
+
+        self.attention: AttentionBackend = setup.build_attention(config, host, self.device, self.dtype)
+        self.comm = host.build(
+            "communicator", config.communicator, rank=rank, size=size, address=address, device=self.device
+        )
+        moe = host.build("moe", config.moe, device=self.device) if model_config.num_experts else None
+        self.ctx = Context(self.comm, self.attention, moe, self.device, self.dtype)
+        self.model = setup.build_model(config, host, path, model_config, self.ctx)
+
+        layers = self.model.attention_layers()
+        needs = self.attention.needs()
+        shape = (len(layers), config.page_size, layers[0].kv_heads, layers[0].head_dim)
+        pages = size_pool(config, KVPool.page_bytes(*shape, self.dtype), max_len, self.device, needs.workspace)
+        pages = min(int(n) for n in self.comm.exchange(str(pages).encode()))
+        self.spec = EngineSpec(
+            page_size=config.page_size,
+            num_pages=pages,
+            max_slots=config.max_running_requests,
+            max_len=min(max_len, pages * config.page_size),
+            vocab_size=model_config.vocab_size,
+        )
+        self.ctx.pool = KVPool(shape[0], pages + 1, *shape[1:], self.dtype, self.device, needs.layout)
+        self.sampler = Sampler(self.spec.max_slots, self.spec.vocab_size, self.device)
+        self._inputs = InputBuilder(self.spec, self.device)
+        self._last = torch.zeros(self.spec.max_slots + 1, dtype=torch.int64, device=self.device)
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+
+        self.graph = host.build("graph", config.graph, device=self.device)
+        keys = self.graph.buckets(self.spec.max_slots) if needs.graph else ()
+        self.attention.bind(self.ctx.pool, layers, keys)
+        self._frames: dict[Any, Frame] = {}
+        with self._computing():
+            self.graph.capture(keys, self._frame, self._forward_frame)
+
+    # ---- the protocol ---------------------------------------------------------------------------
+
+    def launch(self, step: Step) -> None:
+        """Run the step: asynchronously on CUDA, at once on a CPU. Raises `EngineDead` where device or link fail."""
+        if self._closed:
+            raise EngineDead("the engine was closed")
+        with self._computing():
+            self._launch(step)
+
+    def result(self) -> StepResult:
+        """The oldest unread step's tokens, as soon as they are on the host."""
+        if not self._unread:
+            raise EngineDead("a result was asked for, but every launched step was read")
+        launched = self._unread.popleft()
+        step, plan = launched.step, launched.plan
+        try:
+            arrays = launched.download.arrays()
+        except RuntimeError as error:
+            raise EngineDead(f"step {step.id} failed on {self.device}: {error}") from error
+        tokens = np.zeros((step.rows, 1), np.int32)
+        logprobs = None
+        if arrays:
+            tokens[step.sample, 0] = arrays[0]
+        if plan is not None and len(arrays) > 1:
+            found: list[Any] = [None] * step.rows
+            rows = np.flatnonzero(step.sample)
+            for row, entry in zip(rows, read_logprobs(plan, *arrays[1:]), strict=True):
+                found[row] = entry
+            logprobs = tuple(found)
+        return StepResult(step.id, tokens, step.sample.astype(np.int32), logprobs)
+
+    def close(self) -> None:
+        """Drop graphs and link; further launches raise. Closing twice is allowed."""
+        if self._closed:
+            return
+        self._closed = True
+        self.graph.close()
+        self.comm.close()
+        self._unread.clear()
+
+    # ---- one step -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _computing(self) -> Any:
+        """On the engine's stream, without autograd; what torch raises means that the engine is dead."""
+        stream: Any = torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext()
+        try:
+            with torch.inference_mode(), stream:
+                yield
+        except EngineDead:
+            raise
+        except RuntimeError as error:
+            raise EngineDead(f"rank {self.rank} failed on {self.device}: {error}") from error
+
+    def _launch(self, step: Step) -> None:
+        sampling = self.rank == 0  # the others take rank 0's tokens, and need no sampling state
+        if sampling:
+            self.sampler.seat(step.seats)
+        self._inputs.write_table(step)
+        plan = self.sampler.plan(step.slots[step.sample]) if step.sample.any() else None
+        key = self.graph.pick(step.rows, 1, step.num_decode == step.rows)
+        ready = self._forward(step, plan) if key is None else self._replay(step, key, plan)
+        if ready is None:
+            self._unread.append(_Launched(step, None, Download([])))
+            return
+        logits, choices = ready
+        if sampling:
+            sampled = self.sampler.sample(logits, choices.slots, choices.positions, choices.plan, choices.groups)
+        else:
+            sampled = Sampled(torch.empty(len(choices.slots), dtype=torch.int64, device=self.device))
+        if self.size > 1:
+            sampled = sampled._replace(tokens=self.comm.broadcast(sampled.tokens, src=0))
+        self._last.index_copy_(0, choices.slots.long(), sampled.tokens)
+        self._unread.append(_Launched(step, plan, Download([t for t in sampled if t is not None])))
+
+    def _forward(self, step: Step, plan: SamplePlan | None) -> tuple[Tensor, Choices] | None:
+        """Run the step operation by operation; logits float32 [sampled rows, vocab], None where nobody samples."""
+        tokens, batch = self._inputs.build(step)
+        self.attention.plan(batch)
+        hidden = self.model.forward(*self._resolve(tokens))
+        if plan is None:
+            return None
+        choices = self._inputs.choices(step, plan, batch)
+        rows = hidden if choices.last is None else hidden.index_select(0, choices.last)
+        return self.model.logits(rows), choices
+
+    def _resolve(self, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids, positions and places, int64 [tokens]; each PENDING id replaced by what its slot sampled last."""
+        ids, positions, where, slots = tokens.packed[:4].long().unbind()
+        if tokens.pending:
+            ids = torch.where(ids < 0, self._last.index_select(0, slots), ids)
+        return ids, positions, where
+
+    # ---- graphs ---------------------------------------------------------------------------------
+
+    def _frame(self, key: Any) -> Frame:
+        """The static inputs of a bucket, filled with padding and planned for."""
+        frame = self._inputs.frame(key)
+        self._frames[key] = frame
+        self.attention.plan(frame.fill(None))
+        return frame
+
+    def _forward_frame(self, frame: Frame) -> Tensor:
+        """What a graph records: from ids to logits float32 [bucket rows, vocab], on static buffers only."""
+        return self.model.logits(self.model.forward(*self._resolve(frame.tokens)))
+
+    def _replay(self, step: Step, key: Any, plan: SamplePlan | None) -> tuple[Tensor, Choices] | None:
+        """Run a decode step by replaying its bucket; returns what `_forward` does."""
+        frame = self._frames[key]
+        batch = frame.fill(self._inputs.decode_rows(step))
+        self.attention.plan(batch)
+        logits = self.graph.run(key)
+        return None if plan is None else (logits[: step.rows], self._inputs.choices(step, plan, batch))

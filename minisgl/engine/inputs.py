@@ -1,0 +1,148 @@
+"""From a `Step` to the tensors that a forward pass reads: whole arrays at a time, one copy to the device.
+
+Knows the page table, on the device and its twin on the host, with which it turns positions into places in the pool.
+Nothing here depends on the length of a request, and no row is looked at in Python.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minisgl.attention import AttnBatch, GraphKey
+from minisgl.core import I32, PENDING, EngineSpec, Step
+from minisgl.engine.sampler import SamplePlan
+from minisgl.engine.transfer import Uploader
+
+
+class Tokens(NamedTuple):
+    """What the model's forward pass takes, on the device."""
+
+    packed: Tensor  # [4 or more, tokens] int32: ids (or PENDING), positions, places in the pool, slots
+    pending: bool  # whether an id may be PENDING: what its slot sampled last
+
+
+class Choices(NamedTuple):
+    """What sampling takes: one entry for each row that samples, on the device."""
+
+    last: Tensor | None  # index of the row's last token; None: every token is one
+    slots: Tensor
+    positions: Tensor  # of the token being chosen
+    plan: SamplePlan
+    groups: dict[int, Tensor]  # plan.rows on the device
+
+
+class Frame:
+    """The static input buffers of one graph bucket; `fill` is one copy.
+
+    Rows beyond a step's are padding: they compute position 0 of the scratch slot, whose KV lies in the scratch page.
+    """
+
+    def __init__(self, key: GraphKey, spec: EngineSpec, table: Tensor, device: torch.device):
+        rows = key.rows * key.q_len
+        self.key, self._table, self._device = key, table, device
+        self._pad = (0, 0, spec.num_pages * spec.page_size, spec.max_slots, 1)
+        self._packed = torch.tensor(self._pad, dtype=torch.int32, device=device)[:, None].repeat(1, rows)
+        self.tokens = Tokens(self._packed, pending=True)
+        self._indptr_host = np.arange(rows + 1, dtype=np.int32)
+        self._indptr = torch.arange(rows + 1, dtype=torch.int32, device=device)
+
+    def fill(self, packed: I32 | None) -> AttnBatch:
+        """Take over a step's `InputBuilder.decode_rows` (None: only padding); returns what to plan."""
+        size, n = self.key.rows, 0 if packed is None else packed.shape[1]
+        host = torch.empty(self._packed.shape, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        array = host.numpy()
+        array[:, n:] = np.array(self._pad, np.int32)[:, None]
+        if packed is not None:
+            array[:, :n] = packed
+        self._packed.copy_(host, non_blocking=True)
+        slots, kv_len = self._packed[3], self._packed[4]
+        return AttnBatch(size, self._indptr_host, array[4], self._indptr, kv_len, slots, self._table, self.key)
+
+
+class InputBuilder:
+    """Builds the inputs of each step; owns the page table [max_slots + 1, max_pages] int32."""
+
+    def __init__(self, spec: EngineSpec, device: torch.device):
+        self.spec, self.device = spec, device
+        self.upload = Uploader(device)
+        columns = -(-spec.max_len // spec.page_size)
+        # The host's twin tells where a token's KV goes without a launch; on a CPU both are the same memory.
+        self._host = np.full((spec.max_slots + 1, columns), spec.num_pages, np.int32)
+        self.table = torch.from_numpy(self._host)
+        if device.type != "cpu":
+            self.table = self.table.to(device)
+        self._indptr_host = np.arange(spec.max_slots + 2, dtype=np.int32)
+        self._indptr = torch.from_numpy(self._indptr_host).to(device)
+
+    def frame(self, key: GraphKey) -> Frame:
+        """Static buffers for a graph bucket."""
+        return Frame(key, self.spec, self.table, self.device)
+
+    def write_table(self, step: Step) -> None:
+        """Apply the step's page-table writes, in their order."""
+        slots, columns, pages = step.table
+        if not len(slots):
+            return
+        self._host[slots, columns] = pages  # of equal places, numpy keeps the last
+        if self.device.type != "cpu":
+            # A device's scatter keeps any, so equal places must carry equal pages: read them back.
+            places = slots * np.int32(self._host.shape[1]) + columns
+            at, values = self.upload([places, self._host[slots, columns]])
+            self.table.view(-1).index_copy_(0, at.long(), values)
+
+    def where(self, slots: I32, positions: I32) -> I32:
+        """The place in the pool of each position, both int32 [tokens]."""
+        size = np.int32(self.spec.page_size)
+        columns, offsets = np.divmod(positions, size)
+        places: I32 = self._host[slots, columns] * size + offsets
+        return places
+
+    def decode_rows(self, step: Step) -> I32:
+        """For a step of decode rows only: ids, positions, places, slots and KV lengths, int32 [5, rows]."""
+        packed = np.empty((5, step.rows), np.int32)
+        packed[0] = step.tokens
+        packed[1] = step.starts
+        packed[2] = self.where(step.slots, step.starts)
+        packed[3] = step.slots
+        packed[4] = step.starts + 1
+        return packed
+
+    def build(self, step: Step) -> tuple[Tokens, AttnBatch]:
+        """The inputs of a step that runs operation by operation."""
+        rows = step.rows
+        pending = bool((step.tokens[: step.num_decode] == PENDING).any())
+        if step.num_decode == rows:
+            host = self.decode_rows(step)
+            (packed,) = self.upload([host])
+            indptr_host, indptr = self._indptr_host[: rows + 1], self._indptr[: rows + 1]
+            batch = AttnBatch(rows, indptr_host, host[4], indptr, packed[4], packed[3], self.table)
+            return Tokens(packed, pending), batch
+        indptr_host = np.zeros(rows + 1, np.int32)
+        np.cumsum(step.counts, out=indptr_host[1:])
+        host = np.empty((4, len(step.tokens)), np.int32)
+        host[0] = step.tokens
+        host[1] = np.arange(len(step.tokens)) + np.repeat(step.starts - indptr_host[:-1], step.counts)
+        host[3] = np.repeat(step.slots, step.counts)
+        host[2] = self.where(host[3], host[1])
+        kv_len_host = step.starts + step.counts
+        packed, slots, kv_len, indptr = self.upload([host, step.slots, kv_len_host, indptr_host])
+        batch = AttnBatch(step.num_decode, indptr_host, kv_len_host, indptr, kv_len, slots, self.table)
+        return Tokens(packed, pending), batch
+
+    def choices(self, step: Step, plan: SamplePlan, batch: AttnBatch) -> Choices:
+        """What sampling takes, for a step in which some row samples; ``batch`` is what was planned for it."""
+        rows = step.rows
+        decode = step.num_decode == rows
+        if step.sample.all():
+            last = None if decode else batch.q_indptr[1:] - 1
+            groups = self.upload(list(plan.rows.values())) if plan.rows else []
+            slots, positions = batch.slots[:rows], batch.kv_len[:rows]
+        else:
+            ends = batch.q_indptr_host[1:][step.sample] - np.int32(1)
+            who = [ends, step.slots[step.sample], batch.kv_len_host[:rows][step.sample]]
+            last, slots, positions, *groups = self.upload([*who, *plan.rows.values()])
+        return Choices(last, slots, positions, plan, dict(zip(plan.rows, groups, strict=True)))

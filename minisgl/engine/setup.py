@@ -1,0 +1,125 @@
+"""What an engine decides before it can run: device, dtype, length, which tokens end a text; and the parts it asks for.
+
+Every contradiction between options, model and machine is found here, before a rank waits for another, and raised as a
+`ConfigError` that says what to change.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from minisgl.attention import AttentionBackend
+from minisgl.config import Config, ConfigError
+from minisgl.layers.context import Context
+from minisgl.models.config import ModelConfig, read_json
+from minisgl.models.decoder import Model
+from minisgl.models.resolve import resolve_model
+from minisgl.models.weights import Checkpoint, Dummy
+
+if TYPE_CHECKING:
+    from minisgl.host import Host
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def pick_device(config: Config, rank: int) -> torch.device:
+    """``device``, where ``auto`` is CUDA if there is one; rank r computes on the r-th GPU."""
+    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if config.device not in ("auto", "cuda"):
+        raise ConfigError(f"device={config.device} is unknown: use auto, cpu or cuda.")
+    if not torch.cuda.is_available():
+        raise ConfigError("device=cuda, but torch finds no CUDA device here. Use device=cpu, or install a CUDA torch.")
+    if config.tp > torch.cuda.device_count():
+        raise ConfigError(f"tp={config.tp} needs as many GPUs; torch finds {torch.cuda.device_count()}.")
+    return torch.device("cuda", rank)
+
+
+def pick_dtype(config: Config, model: ModelConfig, device: torch.device) -> torch.dtype:
+    """``dtype``, where ``auto`` is float32 on a CPU and the checkpoint's on a GPU."""
+    name = config.dtype
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else model.dtype
+    if name not in DTYPES:
+        given = "dtype" if config.dtype != "auto" else "the checkpoint's dtype"
+        raise ConfigError(f"{given}={name} is not supported: use dtype={', '.join(DTYPES)}.")
+    return DTYPES[name]
+
+
+def pick_max_len(config: Config, model: ModelConfig) -> int:
+    """Tokens that a request may have: ``max_seq_len``, at most the model's."""
+    if config.max_seq_len is None:
+        return model.max_len
+    if not 2 <= config.max_seq_len <= model.max_len:
+        raise ConfigError(
+            f"max_seq_len={config.max_seq_len} must be between 2 and the {model.max_len} positions of {config.model}."
+        )
+    return config.max_seq_len
+
+
+def read_model(config: Config) -> tuple[Path, ModelConfig]:
+    """The model's directory (or a named shape's file) and what its config.json says, checked against ``tp``."""
+    path = resolve_model(config.model)
+    model = ModelConfig.from_dir(path)
+    heads, kv_heads, tp = model.num_attention_heads, model.num_key_value_heads, config.tp
+    if heads % tp or (kv_heads % tp and tp % kv_heads):
+        good = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+        raise ConfigError(
+            f"tp={tp} does not divide the {heads} query and {kv_heads} key-value heads of {config.model}: "
+            f"use tp={', '.join(map(str, good))}."
+        )
+    return path, model
+
+
+def eos_ids(path: Path) -> frozenset[int]:
+    """Token ids that end a text: generation_config.json's, else config.json's."""
+    files = [path / "generation_config.json", path / "config.json"] if path.is_dir() else [path]
+    for file in files:
+        found = read_json(file).get("eos_token_id") if file.is_file() else None
+        if found is not None:
+            return frozenset(found if isinstance(found, list) else [found])
+    return frozenset()
+
+
+def build_attention(config: Config, host: Host, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
+    """The attention backend, asked whether it can serve these pages and this dtype here."""
+
+    def build(name: str) -> AttentionBackend:
+        made = host.make("attention", name)
+        backend: AttentionBackend = host.build("attention", made, device=device, build=build)
+        return backend
+
+    backend: AttentionBackend = host.build("attention", config.attention, device=device, build=build)
+    needs = backend.needs()
+    what = f"attention={type(config.attention).__name__}"
+    if needs.refuse:
+        raise ConfigError(f"{what} can't serve here: {needs.refuse}")
+    if needs.page_sizes is not None and config.page_size not in needs.page_sizes:
+        good = ", ".join(map(str, needs.page_sizes))
+        raise ConfigError(f"{what} can't serve page_size={config.page_size}: use page_size={good}.")
+    if needs.kv_dtypes is not None and dtype not in needs.kv_dtypes:
+        good = ", ".join(str(d).removeprefix("torch.") for d in needs.kv_dtypes)
+        raise ConfigError(f"{what} can't serve dtype={str(dtype).removeprefix('torch.')}: use dtype={good}.")
+    return backend
+
+
+def build_model(config: Config, host: Host, path: Path, model: ModelConfig, ctx: Context) -> Model:
+    """The model with this rank's weights in it."""
+    classes = host.models()
+    if model.architecture not in classes:
+        raise ConfigError(
+            f"{config.model} is a {model.architecture}, which no plugin models. Known: {', '.join(sorted(classes))}."
+        )
+    try:
+        built: Model = classes[model.architecture](model, ctx)
+    except ValueError as error:
+        raise ConfigError(f"{config.model} can't be built: {error}") from error
+    if config.load == "dummy":
+        built.load(Dummy(config.seed))
+    else:
+        with Checkpoint(path) as weights:
+            built.load(weights)
+    return built
