@@ -115,9 +115,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, tail: Sequence[int] = (), skip_special_tokens: bool = True):
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
-        # A prompt that ends within a character: what follows stands on its own.
-        whole = not tokenizer.decode(tail, skip_special_tokens).endswith("\ufffd")
-        self._shown: list[int] = list(tail) if whole else []  # the tokens of the last piece, a context for the next
+        self._shown = self._whole(tail)  # the tokens of the last piece, a context for the next
         self._waiting: list[int] = []  # tokens whose text is not whole yet
         self._stream = DecodeStream(ids=self._shown, skip_special_tokens=skip_special_tokens)
 
@@ -139,6 +137,12 @@ class TextStream:
         piece = self._decode_waiting() if self._waiting else ""
         self._waiting = []
         return piece
+
+    def _whole(self, tail: Sequence[int]) -> list[int]:
+        """As much of a prompt's end as ends with a whole character; nothing, where the prompt ends within one."""
+        starts = range(len(tail) + 1)  # the tail itself may begin within one, which can spoil what follows
+        whole = (i for i in starts if not self._tokenizer.decode(tail[i:], self._skip).endswith("\ufffd"))
+        return list(tail[next(whole) :])
 
     def _decode_waiting(self) -> str:
         before = self._tokenizer.decode(self._shown, self._skip)
