@@ -1,34 +1,42 @@
-"""The plugin host: finds plugins, checks what pluggy would let pass in silence, and asks them to build things.
+"""The plugin host: which plugins an engine has, what they add, and asking them to build things.
 
-It knows hooks and files, and no plugin by what it does: the built-in ones are one tuple of module names here. How a
-`Config` is made of the options that plugins add is `minisgl.compose`'s business.
+It knows no plugin by what it does: the built-in ones are one tuple of module names here. Finding and checking files
+is `minisgl.discover`'s business, and making a `Config` from words on a command line `minisgl.compose`'s.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import importlib
 import importlib.metadata
-import importlib.util
-import inspect
 import os
-import re
 import reprlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pluggy
 
 from minisgl import hooks
 from minisgl.config import GROUPS, Config, ConfigError
+from minisgl.discover import (
+    HOOKS,
+    check_hooks,
+    check_options,
+    find_file,
+    hook_classes,
+    import_file,
+    import_module,
+    instance,
+    missing_package,
+    near,
+)
 from minisgl.utils.lazy import lazy
 
-__all__ = ["BUILTINS", "ConfigError", "Host", "Plugin"]
+__all__ = ["BUILTINS", "ConfigError", "Host", "Plugin", "decode_config", "encode_config", "plugins_of"]
 
 BUILTINS = (
     "minisgl.plugins.cache.naive",
@@ -37,11 +45,15 @@ BUILTINS = (
     "minisgl.plugins.scheduler.prefill_first",
     "minisgl.plugins.scheduler.decode_first",
     "minisgl.plugins.scheduler.mixed",
+    "minisgl.plugins.moe.torch",
+    "minisgl.plugins.graph.none",
+    "minisgl.plugins.models.llama",
+    "minisgl.plugins.models.mistral",
+    "minisgl.plugins.models.qwen2",
+    "minisgl.plugins.models.qwen3",
+    "minisgl.plugins.models.qwen3_moe",
 )
 MODELS = "minisgl.plugins.models."
-HOOKS = tuple(name for name in vars(hooks) if name.startswith("minisgl_"))
-MARK = f"{hooks.PROJECT}_impl"
-"""The attribute that ``@hookimpl`` leaves on a function."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +100,10 @@ class Host:
             lazy("torch")
         for name in BUILTINS:
             if not (light and name.startswith(MODELS)):
-                host._add(_import_module(name, name), "built-in")
+                host._add(import_module(name, name), "built-in")
         for entry in importlib.metadata.entry_points(group=hooks.PROJECT):
             origin = f"{entry.name} (installed by {entry.dist.name if entry.dist else 'an unknown package'})"
-            host._add(_import_module(entry.module, origin), "entry point")
+            host._add(import_module(entry.module, origin), "entry point")
         for word in plugins:
             host.add(word)
         return host
@@ -106,15 +118,15 @@ class Host:
         if not word or not isinstance(word, str):
             raise ConfigError(f"plugins={word!r}: write the path of a Python file, or the name of a module.")
         if word.endswith(".py") or os.sep in word or Path(word).is_file():
-            path = _find_file(word)
+            path = find_file(word)
             for plugin in self.plugins:
                 if plugin.path == path:
                     self._remember(str(path), plugin)
                     return plugin
-            plugin = self._add(_import_file(path, word), "file", word)
+            plugin = self._add(import_file(path, word), "file", word)
             self._remember(str(path), plugin)
         else:
-            plugin = self._add(_import_module(word, f"plugins={word}"), "module", word)
+            plugin = self._add(import_module(word, f"plugins={word}"), "module", word)
             self._remember(word, plugin)
         return plugin
 
@@ -128,8 +140,8 @@ class Host:
         for plugin in self.plugins:
             if plugin.module is module or plugin.path == path:
                 return plugin
-        parts = [module, *(_instance(cls, name) for cls in _hook_classes(module))]
-        found = sorted({hook for part in parts for hook in _check_hooks(part, name)})
+        parts = [module, *(instance(cls, name) for cls in hook_classes(module))]
+        found = sorted({hook for part in parts for hook in check_hooks(part, name)})
         if not found:
             raise ConfigError(
                 f"{name} has no hook, so it would do nothing. A hook is a function with @hookimpl above it "
@@ -141,7 +153,7 @@ class Host:
             self._manager.register(part, name=f"{name}:{type(part).__name__}" if part is not module else name)
             if hasattr(part, "minisgl_configs"):
                 for yielded in self._manager.subset_hook_caller("minisgl_configs", others)():
-                    options += _check_options(yielded, name)
+                    options += check_options(yielded, name)
         for group, choice, schema in options:
             self._claim((group, choice), name)
             self.configs[group][choice] = schema
@@ -169,7 +181,9 @@ class Host:
         try:
             made = caller(config=config, **kwargs)
         except ImportError as error:
-            raise ConfigError(f"{group}={self.name_of(group, config)}: {_missing_package(error)}") from error
+            raise ConfigError(f"{group}={self.name_of(group, config)}: {missing_package(error)}") from error
+        except ValueError as error:
+            raise ConfigError(f"{group}={self.name_of(group, config)}: {error}") from error
         if made is None:
             who = self._owners.get((group, self.name_of(group, config)), "no plugin")
             raise ConfigError(
@@ -222,163 +236,38 @@ class Host:
         return compose(self, overrides)
 
 
-# ---- finding and importing ---------------------------------------------------------------------------
+# ---- for child processes ----------------------------------------------------------------------------
 
 
-def _find_file(word: str) -> Path:
-    path = Path(word).expanduser()
-    if path.is_dir():
-        files = sorted(p.name for p in path.glob("*.py"))
-        raise ConfigError(
-            f"plugins={word} is a folder. Name a file in it{': ' + ', '.join(files[:5]) if files else ''}."
-        )
-    if not path.is_file():
-        beside = path.parent if path.parent.is_dir() else Path()
-        guess = near(path.name, [p.name for p in beside.glob("*.py")])
-        raise ConfigError(f"plugins={word}: there is no such file (looked in {beside.resolve()}){guess}")
-    return path.resolve()
+def encode_config(config: Config, host: Host) -> bytes:
+    """A config as bytes (MessagePack), each group's object by its name: nothing is pickled."""
+    plain = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in GROUPS}
+    groups: dict[str, Any] = {}
+    for group in GROUPS:
+        value = getattr(config, group)
+        if value is not None:
+            name = host.name_of(group, value)
+            host.schema(group, name)
+            groups[group] = [name, asdict(value)]
+    return msgspec.msgpack.encode([host.given, plain, groups], enc_hook=str)
 
 
-def _import_file(path: Path, word: str) -> ModuleType:
-    """The file as a module whose name depends on its path alone, so that every process gives its classes one name."""
-    stem = re.sub(r"\W", "_", path.stem)
-    name = f"minisgl_plugin_{stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"plugins={word} is not a Python file: its name must end in .py.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        del sys.modules[name]
-        if isinstance(error, Exception):
-            raise ConfigError(f"plugins={word}: {_import_failure(error, path)}") from error
-        raise
-    return module
+def plugins_of(data: bytes) -> list[str]:
+    """What a child must give `Host.load` before it decodes the config."""
+    return msgspec.msgpack.decode(data)[0]
 
 
-def _import_module(name: str, label: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(error.name + ".")):
-            raise ConfigError(
-                f"{label}: there is no module {name!r}. Give the path of a Python file (my_plugin.py), or the name of "
-                "an installed module."
-            ) from error
-        raise ConfigError(f"{label}: {_missing_package(error)}") from error
-    except Exception as error:
-        spec = importlib.util.find_spec(name)
-        raise ConfigError(f"{label}: {_import_failure(error, Path((spec and spec.origin) or name))}") from error
+def decode_config(data: bytes, host: Host) -> Config:
+    """The inverse of `encode_config`, in a process whose host has loaded the same plugins."""
+    _, plain, groups = msgspec.msgpack.decode(data)
+    config = msgspec.convert(plain, Config)
+    for group, (name, values) in groups.items():
+        setattr(config, group, msgspec.convert(values, host.schema(group, name), dec_hook=_from_text))
+    return config
 
 
-def _import_failure(error: Exception, path: Path) -> str:
-    if isinstance(error, SyntaxError):
-        return f"line {error.lineno} is not Python: {error.msg}: {(error.text or '').strip()}"
-    line, frame = 0, error.__traceback__
-    while frame is not None:
-        if frame.tb_frame.f_code.co_filename == str(path):
-            line = frame.tb_lineno
-        frame = frame.tb_next
-    what = _missing_package(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-    return f"importing it failed at line {line}: {what}"
-
-
-def _missing_package(error: ImportError) -> str:
-    """Which package is missing, and the command that installs it: one of minisgl's extras where that brings it."""
-    if not isinstance(error, ModuleNotFoundError) or not error.name:
-        return f"{error}. Check the spelling, and that the package's version has it."
-    package = error.name.partition(".")[0]
-    if "relative import" in str(error) or not package:
-        return f"{error}. A plugin file stands alone: use absolute imports."
-    command = f"pip install {package.replace('_', '-')}"
-    wanted = re.sub(r"[-_.]+", "-", package).lower()
-    try:
-        requirements = importlib.metadata.requires("minisgl") or []
-    except importlib.metadata.PackageNotFoundError:
-        requirements = []
-    for requirement in requirements:
-        extra = re.search(r"extra == ['\"](\w+)['\"]", requirement)
-        brought = re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement)[0]).lower()
-        if extra and (brought == wanted or brought.startswith(wanted + "-")):
-            command = f"pip install 'minisgl[{extra[1]}]'"
-    return f"it needs the package {package!r}, which is not installed. Try: {command}"
-
-
-# ---- what pluggy lets pass ---------------------------------------------------------------------------
-
-
-def near(word: str, words: Iterable[str]) -> str:
-    """``. Did you mean x?``, or ``.`` where nothing is near."""
-    close = difflib.get_close_matches(str(word), list(words), n=1, cutoff=0.6)
-    return f". Did you mean {close[0]}?" if close else "."
-
-
-def _hook_classes(module: ModuleType) -> list[type]:
-    """Classes of the module that have hooks as methods: each host makes its own object of them, to keep state in."""
-    own = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
-    return [c for c in own if any(hasattr(getattr(c, n, None), MARK) for n in dir(c))]
-
-
-def _instance(cls: type, label: str) -> object:
-    try:
-        return cls()
-    except TypeError as error:
-        raise ConfigError(
-            f"{label}: {cls.__name__} has hooks as methods, so each host makes one {cls.__name__}() without arguments, "
-            f"and that failed: {error}."
-        ) from error
-
-
-def _check_hooks(part: object, label: str) -> list[str]:
-    """The names of a module's or an object's hooks. Raises `ConfigError` for one that would never be called."""
-    module = part.__name__ if isinstance(part, ModuleType) else type(part).__module__
-    found = []
-    for name in dir(part):
-        function = inspect.getattr_static(part, name)
-        if not inspect.isfunction(function) or (function.__module__ != module and not hasattr(function, MARK)):
-            continue
-        if not hasattr(function, MARK):
-            if name.startswith("minisgl_") and isinstance(part, ModuleType):
-                unknown = "" if name in HOOKS else f" There is no hook of that name either{near(name, HOOKS)}"
-                raise ConfigError(
-                    f"{label}: {name} has no @hookimpl above it, so it would never be called. Add "
-                    f"`from minisgl import hookimpl` and the line @hookimpl.{unknown}"
-                )
-            continue
-        hook = getattr(function, MARK).get("specname") or name
-        if hook not in HOOKS:
-            raise ConfigError(f"{label}: there is no hook {hook}{near(hook, HOOKS)} All of them: {', '.join(HOOKS)}.")
-        allowed = list(inspect.signature(getattr(hooks, hook)).parameters)
-        asked = list(inspect.signature(getattr(part, name)).parameters)
-        for argument in asked:
-            if argument not in allowed:
-                raise ConfigError(
-                    f"{label}: {name} takes {argument!r}, which this hook does not offer{near(argument, allowed)} "
-                    f"It may take any of: {', '.join(allowed) or 'nothing'}."
-                )
-        found.append(hook)
-    return found
-
-
-def _check_options(yielded: Any, label: str) -> list[tuple[str, str, type]]:
-    if not isinstance(yielded, Iterable):
-        raise ConfigError(f"{label}: minisgl_configs must yield (group, name, dataclass), it returned {yielded!r}.")
-    options = []
-    for item in yielded:
-        if not (isinstance(item, tuple) and len(item) == 3 and isinstance(item[2], type) and is_dataclass(item[2])):
-            raise ConfigError(f'{label}: minisgl_configs must yield (group, name, dataclass), as in `yield "cache", '
-                              f'"mine", Mine`; it yielded {item!r}.')  # fmt: skip
-        group, name, schema = item
-        if group not in GROUPS:
-            raise ConfigError(f"{label}: there is no group {group!r}{near(group, GROUPS)} Groups: {', '.join(GROUPS)}.")
-        if schema.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-            raise ConfigError(f"{label}: {schema.__name__} is a frozen dataclass, which options can't be: drop frozen.")
-        options.append((group, name, schema))
-    return options
+def _from_text(kind: type, value: Any) -> Any:
+    return kind(value)  # pathlib.Path
 
 
 # ---- MINISGL_TRACE_HOOKS ----------------------------------------------------------------------------

@@ -1,0 +1,342 @@
+"""From words on a command line to a `Config`: Hydra stays in this file, and its errors become ours.
+
+Knows Hydra, the host's dataclasses and the files in ``conf/``. What comes out is plain dataclasses: no ``outputs/``
+folder, no logging set up, no working directory changed, nothing left behind in Hydra's own global state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import threading
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from minisgl import __version__
+from minisgl.completion import SCRIPTS, completions
+from minisgl.config import GROUPS, Config, ConfigError
+from minisgl.discover import near
+from minisgl.options import (
+    PRESETS,
+    Option,
+    core_options,
+    group_options,
+    help_text,
+    markdown,
+    options_of,
+    presets,
+)
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from minisgl.host import Host
+
+_HYDRA = threading.Lock()
+"""Hydra keeps its state in singletons: one composition at a time."""
+
+
+def split_plugins(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The files and modules that ``plugins=`` words name, and the other words."""
+    named: list[str] = []
+    rest: list[str] = []
+    for word in words:
+        key, _, value = word.partition("=")
+        if key.lstrip("+") != "plugins":
+            rest.append(word)
+            continue
+        inside = re.fullmatch(r"\[(.*)\]", value.strip(), re.DOTALL)
+        names = inside[1].split(",") if inside else [value]
+        named += [stripped for name in names if (stripped := name.strip().strip("'\""))]
+    return named, rest
+
+
+def compose(host: Host, overrides: Sequence[str]) -> Config:
+    """What ``host.compose`` does. Files that ``plugins=`` words name are loaded into the host first."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    composed = _compose(host, overrides)
+    try:
+        config = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        _explain(error, host, overrides)
+    except (TypeError, ValueError) as error:  # a __post_init__ that checks its values
+        raise ConfigError(f"{error}") from error
+    assert isinstance(config, Config)
+    config.plugins = list(host.given)
+    config.check()
+    return config
+
+
+def _compose(host: Host, overrides: Sequence[str]) -> DictConfig:
+    named, words = split_plugins(overrides)
+    for name in named:
+        host.add(name)
+    words = [_checked(host, word) for word in words]
+    from hydra import compose, initialize_config_module
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    with _HYDRA:
+        store, running = ConfigStore.instance(), GlobalHydra.instance().hydra
+        kept = store.repo
+        try:
+            store.repo = {name: node for name, node in kept.items() if name not in GROUPS}
+            store.store(name="minisgl_schema", node=Config)
+            for group in GROUPS:
+                for name, schema in host.configs[group].items():
+                    _store(store, group, name, schema)
+            GlobalHydra.instance().clear()
+            with initialize_config_module("minisgl.conf", version_base="1.3"):
+                return compose("config", words)
+        except (HydraException, OmegaConfBaseException) as error:
+            _explain(error, host, overrides)
+        finally:
+            store.repo = kept
+            GlobalHydra.instance().hydra = running
+
+
+def _store(store: Any, group: str, name: str, schema: type) -> None:
+    try:
+        store.store(group=group, name=name, node=schema)
+    except Exception as error:
+        raise ConfigError(
+            f"{group}={name}: the fields of {schema.__name__} can't be options: {str(error).splitlines()[0]}. Use int, "
+            "float, bool, str, an Enum, a list or a dict of these, a dataclass, or one of them with `| None`."
+        ) from error
+
+
+# ---- checking words ----------------------------------------------------------------------------------
+
+
+def _checked(host: Host, word: str) -> str:
+    """The word as Hydra takes it. Raises `ConfigError` where no dataclass has its key, or no group its choice."""
+    if word.startswith("-"):
+        bare = word.lstrip("-")
+        hint = f" Options are written without dashes: {bare}" if "=" in bare else " Options are written key=value."
+        raise ConfigError(f"{word}: there is no such flag.{hint}")
+    key, equals, value = word.partition("=")
+    key = key.lstrip("+")
+    if word.startswith("~"):
+        raise ConfigError(f"{word}: options can't be removed. Set the one you mean, as in key=value.")
+    if not equals:
+        known = [name for names in host.configs.values() for name in names]
+        hint = next((f" Did you mean {g}={word}?" for g in GROUPS if word in host.configs[g]), "")
+        hint = hint or (" To load a plugin: plugins=" + word if word.endswith(".py") else "")
+        raise ConfigError(f"{word}: write key=value.{hint if word in known or word.endswith('.py') else ''}")
+    if key in PRESETS or key in GROUPS:
+        return _choice(host, key, value)
+    core = {option.key: option for option in core_options()}
+    if key in core:
+        return f"{key}={_literal(core[key], value)}"
+    head = key.partition(".")[0]
+    if head in GROUPS and "." in key:
+        return f"{key}={value}"  # whether it exists depends on the choice, which a preset may make
+    _unknown(host, key, [*core, *GROUPS, *PRESETS, *group_options(host)])
+
+
+def _choice(host: Host, group: str, value: str) -> str:
+    name = value.strip("'\"")
+    if group in PRESETS:
+        if name not in presets(group) and name != "null":
+            known = ", ".join(presets(group))
+            raise ConfigError(f"{group}={value}: there is no such {group}{near(name, presets(group))} Known: {known}.")
+    else:
+        host.schema(group, name)
+    return f"{group}='{name}'" if name != "null" else f"{group}=null"
+
+
+def _literal(option: Option, value: str) -> str:
+    """A text option takes the word as it stands: a path with blanks, brackets or ``=`` needs no quotes of Hydra's."""
+    quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""
+    if not option.is_text or quoted or "${" in value or (option.optional and value == "null"):
+        return value
+    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
+    return f"'{escaped}'"
+
+
+def _unknown(host: Host, key: str, known: Sequence[str]) -> NoReturn:
+    tails = [k for k in known if k.rpartition(".")[2] == key]
+    if key == "server" or (key.startswith("server.") and not tails):
+        known = [k for k in known if k.startswith("server.")]
+        guess = _near_in(key, known) + f" It has: {', '.join(known)}."
+    else:
+        guess = f". Did you mean {' or '.join(tails[:3])}?" if tails else near(key, known)
+    raise ConfigError(f"There is no option {key!r}{guess} See: python -m minisgl --help")
+
+
+# ---- Hydra's errors, for people ---------------------------------------------------------------------
+
+
+def _explain(error: Exception, host: Host, overrides: Sequence[str]) -> NoReturn:
+    """Raise a `ConfigError` that says what Hydra or OmegaConf meant."""
+    from omegaconf.errors import (
+        ConfigAttributeError,
+        ConfigKeyError,
+        InterpolationResolutionError,
+        MissingMandatoryValue,
+        OmegaConfBaseException,
+        ValidationError,
+    )
+
+    cause: BaseException = error
+    while cause.__cause__ is not None and not isinstance(cause, OmegaConfBaseException):
+        cause = cause.__cause__
+    if not isinstance(cause, OmegaConfBaseException):
+        line = _first_line(error)
+        if line.startswith("Ambiguous value"):
+            word = line.rpartition(" ")[2].strip("'")
+            line = f"{word}: give one value. A list is written in brackets: '{word.replace('=', '=[', 1)}]'"
+        raise ConfigError(f"{line}.") from error
+    key, schema = str(cause.full_key or ""), cause.object_type
+    word = next((w.lstrip("+") for w in overrides if w.lstrip("+").partition("=")[0] == key), key)
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(schema, type) and is_dataclass(schema):
+        _unknown_in(host, key, schema)
+    if isinstance(cause, MissingMandatoryValue):
+        raise ConfigError(f"{key} has no default. Set it: {key}=…") from error
+    if isinstance(cause, ValidationError):
+        raise ConfigError(f"{word}: {key} must be {_expected(schema, key) or _first_line(cause)}.") from error
+    if isinstance(cause, InterpolationResolutionError):
+        raise ConfigError(f"{word}: {_first_line(cause)}.") from error
+    raise ConfigError(f"{word}: {_first_line(cause)}" if word else _first_line(cause)) from error
+
+
+def _near_in(key: str, own: Sequence[str]) -> str:
+    """Like `near`, among keys that share all but their last part."""
+    prefix, dot, last = key.rpartition(".")
+    return near(last, [k.rpartition(".")[2] for k in own]).replace("mean ", f"mean {prefix}{dot}")
+
+
+def _unknown_in(host: Host, key: str, schema: type) -> NoReturn:
+    group, _, _ = key.partition(".")
+    own = [option.key for option in options_of(schema, key.rpartition(".")[0] + ".")]
+    others = [
+        f"{group}={name}"
+        for name, other in host.configs.get(group, {}).items()
+        if key in [option.key for option in options_of(other, f"{group}.")]
+    ]
+    chosen = next((name for name, other in host.configs.get(group, {}).items() if other is schema), schema.__name__)
+    if others:
+        hint = f". It is an option of {' and '.join(others)}; did you mean to choose that?"
+    else:
+        hint = _near_in(key, own) + (f" It has: {', '.join(own)}." if own else " It has no options.")
+    raise ConfigError(f"There is no option {key!r} in {group}={chosen}{hint}")
+
+
+def _expected(schema: Any, key: str) -> str:
+    """What a field's type asks for, in words; empty where that is not known."""
+    if not (isinstance(schema, type) and is_dataclass(schema)):
+        return ""
+    name = key.rpartition(".")[2]
+    if name not in [f.name for f in fields(schema)]:
+        return ""
+    hint = typing.get_type_hints(schema)[name]
+    kinds = [k for k in (typing.get_args(hint) or (hint,)) if k is not type(None)]
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], Enum):
+        said = "one of " + ", ".join(kinds[0].__members__)
+    elif len(kinds) == 1 and kinds[0] in words and typing.get_origin(hint) not in (list, dict):
+        said = words[kinds[0]]
+    else:
+        return f"of type {hint}".replace("typing.", "")
+    return said + (" or null" if type(None) in typing.get_args(hint) else "")
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__).rstrip(".")
+
+
+# ---- the command line --------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def plain_errors(program: str = "minisgl") -> Iterator[None]:
+    """A `ConfigError` inside is printed without a traceback and ends the program with status 2."""
+    try:
+        yield
+    except ConfigError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def run_cli(argv: Sequence[str]) -> Config:
+    """The config that a command line describes. Prints and exits where it asks for something else (``--help``,
+    ``--cfg job``, ``--version``, ``--shell-completion SHELL``), and exits with status 2 where it is wrong.
+
+    Loads plugins the light way: torch is not imported.
+    """
+    from minisgl.host import Host
+
+    words = list(argv)
+    if words[:1] == ["--complete"]:
+        _complete(words[1:])
+    with plain_errors():
+        if "--version" in words:
+            print(f"minisgl {__version__}")
+            raise SystemExit(0)
+        for flag in ("--shell-completion", "-sc"):
+            if flag in words:
+                _print_script(words[words.index(flag) + 1 :])
+        named, _ = split_plugins(words)
+        host = Host.load(named, light=True)
+        if {"--help", "-h", "help"} & set(words):
+            print(help_text(host), end="")
+            raise SystemExit(0)
+        for flag in ("--cfg", "-c"):
+            if flag in words:
+                at = words.index(flag)
+                if words[at + 1 : at + 2] != ["job"]:
+                    raise ConfigError(f"{flag}: write {flag} job.")
+                print(as_yaml(host, words[:at] + words[at + 2 :]), end="")
+                raise SystemExit(0)
+        return compose(host, words)
+
+
+def as_yaml(host: Host, overrides: Sequence[str]) -> str:
+    """The composed config as YAML, each group's choice beside it."""
+    from omegaconf import OmegaConf
+
+    config = compose(host, overrides)
+    choices = {group: host.name_of(group, getattr(config, group)) for group in GROUPS}
+    lines = []
+    for line in OmegaConf.to_yaml(OmegaConf.structured(config)).splitlines():
+        group = line.partition(":")[0]
+        lines.append(f"{line}  # {group}={choices[group]}" if group in choices else line)
+    return "\n".join(lines) + "\n"
+
+
+def _print_script(rest: Sequence[str]) -> NoReturn:
+    if not rest or rest[0] not in SCRIPTS:
+        raise ConfigError(f"--shell-completion: name the shell: {', '.join(SCRIPTS)}.")
+    print(SCRIPTS[rest[0]], end="")
+    raise SystemExit(0)
+
+
+def _complete(words: Sequence[str]) -> NoReturn:
+    """Print the completions of the first word; the others are the whole line, read for ``plugins=``. Says nothing
+    about errors: a half-written line is no mistake."""
+    from minisgl.host import Host
+
+    named, _ = split_plugins(words[1:])
+    host = Host.load(light=True)
+    for name in named:
+        with contextlib.suppress(ConfigError):
+            host.add(name)
+    for choice in completions(host, words[0] if words else ""):
+        print(choice)
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    from minisgl.host import Host as _Host
+
+    if sys.argv[1:] != ["--markdown"]:
+        raise SystemExit("usage: python -m minisgl.compose --markdown > docs/reference/options.md")
+    print(markdown(_Host.load(light=True)), end="")

@@ -1,0 +1,254 @@
+"""What the options are called, of which type, with which default and help: read off the dataclasses.
+
+``--help``, the reference page of the docs, shell completion and the suggestions in error messages all come from here.
+ Knows dataclasses, the host's groups and the names of the files in ``conf/``; composes nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import typing
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+from minisgl.config import GROUPS, Config
+
+if TYPE_CHECKING:
+    from minisgl.host import Host
+
+PRESETS = ("experiment", "stage")
+"""Groups of files in ``conf/`` that set several options at once."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One ``key=value`` of the command line. ``required``: it has no default."""
+
+    key: str
+    type: Any
+    default: Any
+    help: str
+    required: bool = False
+
+    @property
+    def type_name(self) -> str:
+        """The type as the dataclass's source has it: ``int | None``."""
+        return self.type.__name__ if isinstance(self.type, type) else str(self.type).replace("typing.", "")
+
+    @property
+    def default_text(self) -> str:
+        """The default as one would write it on the command line."""
+        return "(required)" if self.required else as_word(self.default)
+
+    @property
+    def optional(self) -> bool:
+        return type(None) in typing.get_args(self.type)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the value is a string (or null): then a word is taken as it stands."""
+        kinds = set(typing.get_args(self.type)) - {type(None)} if typing.get_args(self.type) else {self.type}
+        return kinds == {str}
+
+
+def as_word(value: Any) -> str:
+    """A value as one would write it on the command line: ``null``, ``true``, ``[a,b]``."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(as_word(v) for v in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{k}:{as_word(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, Enum):
+        return value.name
+    return "''" if value == "" else str(value)
+
+
+def options_of(schema: type, prefix: str = "") -> list[Option]:
+    """The options that a dataclass's fields are, nested dataclasses included; ``prefix`` ends in a dot or is empty."""
+    try:
+        hints = typing.get_type_hints(schema)
+    except Exception:  # an annotation that only a type checker can resolve: OmegaConf will refuse it by name
+        hints = {}
+    found = []
+    for f in fields(schema):
+        kind = hints.get(f.name, f.type)
+        if isinstance(kind, type) and is_dataclass(kind):
+            found += options_of(kind, f"{prefix}{f.name}.")
+            continue
+        required = f.default is MISSING and f.default_factory is MISSING
+        default = f.default_factory() if f.default_factory is not MISSING else f.default
+        found.append(Option(prefix + f.name, kind, default, field_docs(schema).get(f.name, ""), required))
+    return found
+
+
+def core_options() -> list[Option]:
+    """The options of `Config` itself, without the groups."""
+    return [option for option in options_of(Config) if option.key not in GROUPS]
+
+
+def group_options(host: Host) -> dict[str, Option]:
+    """Every option that any loaded plugin adds, by its key. Where two choices of a group share one, the first."""
+    found: dict[str, Option] = {}
+    for group in GROUPS:
+        for schema in host.configs[group].values():
+            for option in options_of(schema, f"{group}."):
+                found.setdefault(option.key, option)
+    return found
+
+
+def doc_of(schema: type) -> str:
+    """The dataclass's own docstring, unwrapped; not the signature that ``@dataclass`` puts where there is none."""
+    doc = schema.__dict__.get("__doc__") or ""
+    return "" if doc.startswith(f"{schema.__name__}(") else " ".join(inspect.cleandoc(doc).split())
+
+
+@cache
+def field_docs(schema: type) -> dict[str, str]:
+    """Field → the string literal that stands under it in the source."""
+    module = sys.modules.get(schema.__module__)
+    found: dict[str, str] = {}
+    for base in reversed(schema.__mro__[1:-1]):
+        found |= field_docs(base)
+    try:
+        tree: ast.AST = ast.parse(Path(getattr(module, "__file__", None) or "").read_text("utf-8"))
+    except (OSError, SyntaxError):
+        return found
+    for part in schema.__qualname__.split("."):
+        named = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == part]
+        if not named:
+            return found
+        tree = named[0]
+    body = tree.body if isinstance(tree, ast.ClassDef) else []
+    for field, below in pairwise(body):
+        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+            continue
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            found[field.target.id] = " ".join(inspect.cleandoc(str(below.value.value)).split())
+    return found
+
+
+@cache
+def presets(kind: str) -> dict[str, str]:
+    """``conf/<kind>/``: name → the comment at the head of its file."""
+    folder = resources.files("minisgl.conf") / kind
+    found = {}
+    for file in sorted(folder.iterdir(), key=lambda f: f.name) if folder.is_dir() else []:
+        if file.name.endswith(".yaml"):
+            comment = []
+            for line in file.read_text("utf-8").splitlines():
+                if not line.startswith("#"):
+                    break
+                if not line.startswith("# @package"):
+                    comment.append(line.lstrip("# "))
+            found[file.name.removesuffix(".yaml")] = " ".join(comment)
+    return found
+
+
+def default_choice(group: str) -> str:
+    """The name that ``conf/config.yaml`` gives a group."""
+    for line in (resources.files("minisgl.conf") / "config.yaml").read_text("utf-8").splitlines():
+        key, _, name = line.strip(" -").partition(": ")
+        if key == group:
+            return name
+    return ""
+
+
+# ---- help --------------------------------------------------------------------------------------------
+
+USAGE = """\
+usage: python -m minisgl [option=value ...]      (or: minisgl [option=value ...])
+
+Serves a model over an OpenAI-compatible HTTP API.
+
+  python -m minisgl                              serves tutor, the embedded model, on port 1919
+  python -m minisgl model=tutor tp=2 cache=radix
+  python -m minisgl plugins=my_cache.py cache=mine cache.max_nodes=100
+
+  --help                        this text; with plugins=… the options of your plugins too
+  --cfg job                     print the composed options and exit
+  --version                     print the version and exit
+  --shell-completion SHELL      print the completion script; for bash, zsh and fish:
+                                eval "$(minisgl --shell-completion bash)"
+"""
+
+
+def help_text(host: Host) -> str:
+    """What ``--help`` prints: every option with type, default and help, and every group's choices."""
+    parts = [USAGE, "Options\n"]
+    core = core_options()
+    parts += [_entry(o) for o in core if not o.key.startswith("server.")]
+    parts += ["\nServer\n", *(_entry(o) for o in core if o.key.startswith("server."))]
+    for group in GROUPS:
+        parts.append(f"\n{group}=NAME (default: {default_choice(group)})\n")
+        for name, schema in sorted(host.configs[group].items()):
+            parts.append(_wrap(f"  {group}={name}", doc_of(schema)))
+            parts += [_entry(o, indent=4) for o in options_of(schema, f"{group}.")]
+    for kind in PRESETS:
+        parts.append(f"\n{kind}=NAME (several options at once; your own words override them)\n")
+        parts += [_wrap(f"  {kind}={name}", text) for name, text in presets(kind).items()]
+    return "".join(parts)
+
+
+def _entry(option: Option, indent: int = 2) -> str:
+    text = f"[{option.type_name}] {option.help}".rstrip()
+    return _wrap(f"{' ' * indent}{option.key}={option.default_text}", text)
+
+
+def _wrap(head: str, text: str, column: int = 36, width: int = 110) -> str:
+    if not text:
+        return head + "\n"
+    margin = " " * column
+    body = fill(text.replace("``", ""), width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
+    return f"{head:<{column}}{body.lstrip()}\n" if len(head) < column else f"{head}\n{body}\n"
+
+
+def markdown(host: Host) -> str:
+    """The reference page of the docs: the same as ``--help``."""
+    lines = [
+        "# Options",
+        "",
+        "Every word on the command line is `option=value`. `python -m minisgl --help` prints what this page says; both",
+        "are read off the dataclasses that hold the options. To write the page anew: `make options`.",
+        "",
+    ]
+    core = core_options()
+    for title, chosen in (
+        ("Top level", [o for o in core if not o.key.startswith("server.")]),
+        ("Server", [o for o in core if o.key.startswith("server.")]),
+    ):
+        lines += [f"## {title}", "", *_table(chosen), ""]
+    for group in GROUPS:
+        lines += [f"## `{group}`", "", f"Default: `{group}={default_choice(group)}`.", ""]
+        for name, schema in sorted(host.configs[group].items()):
+            lines += [f"### `{group}={name}`", "", _code(doc_of(schema)), ""]
+            own = options_of(schema, f"{group}.")
+            lines += [*_table(own), ""] if own else []
+    for kind in PRESETS:
+        lines += [f"## `{kind}`", "", "Several options at once; your own words override them.", ""]
+        lines += ["| word | what it is |", "| --- | --- |"]
+        lines += [f"| `{kind}={name}` | {_code(text)} |" for name, text in presets(kind).items()]
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table(options: list[Option]) -> list[str]:
+    rows = ["| option | type | default | |", "| --- | --- | --- | --- |"]
+    for o in options:
+        cells = (f"`{o.key}`", f"`{o.type_name}`", f"`{o.default_text}`", _code(o.help))
+        rows.append("| " + " | ".join(c.replace(" | ", " \\| ") for c in cells) + " |")
+    return rows
+
+
+def _code(text: str) -> str:
+    return text.replace("``", "`")
