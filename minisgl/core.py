@@ -103,9 +103,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         )
         need(len(self.stop) <= self.MAX_STOPS, "stop", f"at most {self.MAX_STOPS} strings")
         need(all(self.stop), "stop", "strings that are not empty")
-        need(
-            all(-100.0 <= b <= 100.0 for b in self.logit_bias.values()), "logit_bias", "between -100 and 100"
-        )
+        need(all(-100.0 <= b <= 100.0 for b in self.logit_bias.values()), "logit_bias", "between -100 and 100")
         if vocab_size is not None:
             inside = f"token ids below the vocabulary size {vocab_size}"
             need(all(0 <= t < vocab_size for t in self.stop_token_ids), "stop_token_ids", inside)
@@ -262,21 +260,15 @@ class Output(msgspec.Struct, array_like=True):
 
 
 class Req:
-    """One request's state, as the scheduler keeps it and observers read it.
-
-    ``tokens()`` is prompt plus output so far. ``computed`` counts positions whose KV a launched step writes or the
-    cache holds. ``slot`` is -1 while the request waits.
-    """
+    """One request's state, as the scheduler keeps it and observers read it. ``slot`` is -1 while it waits or when it
+    has ended; ``reason`` is None until then. ``max_len`` is prompt and output together, in tokens."""
 
     __slots__ = (
-        "arrival", "cached", "computed", "error", "generation", "handle", "hashes", "match", "max_len",
-        "output", "pages", "params", "prompt", "reason", "seated", "seed", "shared", "skipped", "slot",
-        "status", "stop_ids", "uid",
+        "arrival", "cached", "error", "first_seat", "handle", "hashes", "match", "max_len", "output", "params",
+        "prompt", "queued", "reason", "seated", "seed", "shared", "slot", "stop_ids", "uid",
     )  # fmt: skip
 
-    def __init__(
-        self, uid: int, prompt: Sequence[int] | I32, params: SamplingParams, arrival: int, seed: int = 0
-    ):
+    def __init__(self, uid: int, prompt: Sequence[int] | I32, params: SamplingParams, arrival: int, seed: int = 0):
         self.uid = uid
         self.prompt: I32 = np.asarray(prompt, np.int32)
         self.output: list[int] = []
@@ -285,19 +277,16 @@ class Req:
         self.seed = seed
         self.max_len = len(self.prompt) + params.max_tokens
         self.stop_ids: frozenset[int] = frozenset()
+        self.queued = 0  # the step for which it began to wait
         self.slot = -1
-        self.seated = -1  # order of admission
-        self.computed = 0
-        self.cached = 0  # tokens of the prompt that a cache spared, at the first admission
-        self.shared = 0  # leading pages that the cache owns
-        self.pages: I32 = np.empty(0, np.int32)  # page table row as far as it is filled
+        self.seated = -1  # number of its admission
+        self.first_seat = True
+        self.cached = 0  # tokens that the cache spared at the first admission
+        self.shared = 0  # leading pages of its table row that are the cache's
         self.handle: Any = None  # the cache's, locked while seated
         self.match: Any = None
         self.hashes: list[int] | None = None
-        self.generation = 0  # counts retractions: a result of an earlier seat is not this one's
-        self.skipped = 0
         self.reason: FinishReason | None = None
-        self.status = 0
         self.error = ""
 
     def tokens(self) -> I32:

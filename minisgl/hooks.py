@@ -36,7 +36,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
-    """Yield ``(group, name, dataclass)``: ``group=name`` selects it; its fields are its options, its docstring the help."""
+    """Yield ``(group, name, dataclass)``: selected by ``group=name``; its fields are its options."""
     raise NotImplementedError
 
 

@@ -39,8 +39,11 @@ class Inserted(NamedTuple):
 class PrefixCache(Protocol):
     """Maps token prefixes to pages. Every length is a multiple of the page size."""
 
+    reuses: bool
+    """False: it never holds anything, so that waiting for another request's prefix gains nothing."""
+
     def match(self, key: Key) -> Match:
-        """The longest cached prefix of key, in whole pages. No side effect; the handle is good until the next change."""
+        """The longest cached prefix of key, in whole pages. No side effect; good until the cache next changes."""
 
     def lock(self, handle: Any) -> None:
         """Keep the handle's prefix from eviction until `unlock`. Locks are counted."""

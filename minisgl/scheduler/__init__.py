@@ -3,5 +3,17 @@
 from __future__ import annotations
 
 from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
+from minisgl.scheduler.ledger import LedgerError, PageLedger
+from minisgl.scheduler.scheduler import PolicyError, Scheduler
 
-__all__ = ["Budget", "Plan", "Running", "SchedulerPolicy", "Waiting"]
+__all__ = [
+    "Budget",
+    "LedgerError",
+    "PageLedger",
+    "Plan",
+    "PolicyError",
+    "Running",
+    "Scheduler",
+    "SchedulerPolicy",
+    "Waiting",
+]

@@ -1,0 +1,55 @@
+"""`cache=naive`: no reuse. Every request computes its whole prompt; the baseline that `radix` is measured against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minisgl.core import I32
+from minisgl.hooks import hookimpl
+from minisgl.kvcache import Inserted, Key, Match
+
+_NONE = np.empty(0, np.int32)
+
+
+@dataclass
+class Naive:
+    """Keep nothing: each request computes its whole prompt."""
+
+
+class NaiveCache:
+    """Holds no page, so it matches nothing and has nothing to evict."""
+
+    reuses = False
+    evictable = 0
+    held = 0
+
+    def match(self, key: Key) -> Match:
+        return Match(None, _NONE, 0)
+
+    def lock(self, handle: Any) -> None:
+        pass
+
+    def unlock(self, handle: Any) -> None:
+        pass
+
+    def insert(self, base: Any, key: Key, start: int, pages: I32) -> Inserted:
+        return Inserted(base, _NONE)
+
+    def evict(self, pages: int) -> I32:
+        return _NONE
+
+    def check(self) -> None:
+        pass
+
+
+@hookimpl
+def minisgl_configs() -> Any:
+    yield "cache", "naive", Naive
+
+
+@hookimpl
+def minisgl_cache(config: Any, page_size: int) -> NaiveCache | None:
+    return NaiveCache() if isinstance(config, Naive) else None

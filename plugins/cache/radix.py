@@ -1,0 +1,290 @@
+"""`cache=radix`: prefixes in a radix tree, shared by the requests that begin alike, the least recently used evicted.
+
+RadixAttention, arXiv:2312.07104. An edge holds whole pages of tokens; a node's prefix is the path from the root. A
+lock counts a user on every node of its path, so a node without users has no used node below it and its whole subtree
+may go, leaf by leaf. Knows tokens and page numbers; who owns a page is the ledger's business.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minisgl.core import I32, I64
+from minisgl.hooks import hookimpl
+from minisgl.kvcache import Inserted, Key, Match
+
+_NONE = np.empty(0, np.int32)
+
+
+@dataclass
+class Radix:
+    """Share the KV of equal prefixes through a radix tree; evict the least recently used."""
+
+
+class Node:
+    """An edge of the tree and its lower end: ``ids`` [pages · page_size] and their ``pages`` [pages]."""
+
+    __slots__ = ("children", "ids", "pages", "parent", "stamp", "users")
+
+    def __init__(self, parent: Node | None, ids: I64, pages: I32):
+        self.parent = parent
+        self.ids = ids
+        self.pages = pages
+        self.children: dict[bytes, Node] = {}
+        self.users = 0
+        self.stamp = 0  # when it was last used, on the cache's own clock
+
+    @property
+    def is_leaf(self) -> bool:
+        return not self.children
+
+
+class Handle:
+    """A prefix: the path down to ``node``, of which the first ``used`` pages count."""
+
+    __slots__ = ("node", "used")
+
+    def __init__(self, node: Node, used: int):
+        self.node, self.used = node, used
+
+
+class RadixCache:
+    """A radix tree over pages of ``page_size`` tokens, one root for each namespace."""
+
+    reuses = True
+
+    def __init__(self, page_size: int):
+        self.page_size = page_size
+        self.roots: dict[Hashable, Node] = {}
+        self.evictable = 0
+        self.held = 0
+        self._clock = 0
+        self._heap: list[tuple[int, int, Node]] = []  # unused leaves by age; an entry may be out of date
+        self._offers = 0
+        self._nodes = 0
+
+    # ---- looking up ----------------------------------------------------------------------------
+
+    # lab: radix.match
+    def match(self, key: Key) -> Match:
+        """The longest cached prefix of ``key``, in whole pages. No side effect."""
+        # 1. Walk down from the root: a page of tokens leads to at most one child.
+        node, used, unlocked = self._root(key.namespace), 0, 0
+        found: list[I32] = []
+        at, end = 0, len(key.ids) // self.page_size
+        while at < end:
+            child = node.children.get(self._page(key.ids, at))
+            if child is None:
+                break
+            # 2. An edge may be longer than what we share with it: count whole pages, and stop inside it.
+            node, used = child, self._common(child.ids, key.ids[at * self.page_size :])
+            found.append(child.pages[:used])
+            unlocked += used if child.users == 0 else 0
+            at += used
+            if used < len(child.pages):
+                break
+        # 3. Nothing changes here: not the tree, and not the order of eviction.
+        return Match(Handle(node, used), np.concatenate(found) if found else _NONE, unlocked)
+
+    # lab: end
+
+    # lab: radix.lock
+    def lock(self, handle: Handle) -> None:
+        """Count a user on every node of the path; a node with users is not evicted."""
+        # 1. A handle that ends inside an edge gets a node of its own first.
+        if handle.used < len(handle.node.pages):
+            handle.node = self._split(handle.node, handle.used)
+        # 2. Every ancestor has this user too; what gains its first user is no longer evictable.
+        self._clock += 1
+        node: Node | None = handle.node
+        while node is not None:
+            if node.users == 0:
+                self.evictable -= len(node.pages)
+            node.users += 1
+            node.stamp = self._clock
+            node = node.parent
+
+    def unlock(self, handle: Handle) -> None:
+        """Take the user off again; what has none left may be evicted, leaves first."""
+        # 3. Its age counts from now: until now it was in use.
+        self._clock += 1
+        node: Node | None = handle.node
+        while node is not None:
+            assert node.users > 0, "unlock without lock"
+            node.users -= 1
+            node.stamp = self._clock
+            if node.users == 0:
+                self.evictable += len(node.pages)
+                self._offer(node)
+            node = node.parent
+
+    # lab: end
+
+    # ---- growing ---------------------------------------------------------------------------------
+
+    # lab: radix.split
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut an edge after ``at`` pages; returns the new upper node."""
+        # 1. The node itself becomes the lower part: whoever holds it still means its whole prefix.
+        assert node.parent is not None
+        cut = at * self.page_size
+        upper = Node(node.parent, node.ids[:cut], node.pages[:at])
+        node.parent.children[self._page(node.ids, 0)] = upper
+        node.ids, node.pages, node.parent = node.ids[cut:], node.pages[at:], upper
+        upper.children[self._page(node.ids, 0)] = node
+        # 2. Its users use the upper part too, and it is as old.
+        upper.users, upper.stamp = node.users, node.stamp
+        self._nodes += 1
+        return upper
+
+    # lab: end
+
+    def insert(self, base: Handle | None, key: Key, start: int, pages: I32) -> Inserted:
+        """Offer the pages of ``key`` from page ``start`` on, below ``base``; see `PrefixCache.insert`."""
+        node = base.node if base is not None else self._root(key.namespace)
+        used = len(node.pages)
+        mine: list[I32] = []
+        at, end = 0, len(pages)
+        ids = key.ids[start * self.page_size : (start + end) * self.page_size]
+        while at < end:
+            child = node.children.get(self._page(ids, at))
+            if child is None:
+                node = self._grow(node, ids[at * self.page_size :], pages[at:])
+                used = len(node.pages)
+                mine.append(node.pages)
+                break
+            used = self._common(child.ids, ids[at * self.page_size :])
+            mine.append(child.pages[:used])
+            at += used
+            if used < len(child.pages) and at < end:
+                child = self._split(child, used)
+            node = child
+        return Inserted(Handle(node, used), np.concatenate(mine) if mine else _NONE)
+
+    def _grow(self, parent: Node, ids: I64, pages: I32) -> Node:
+        self._clock += 1
+        node = Node(parent, ids.copy(), pages.copy())
+        node.stamp = self._clock
+        parent.children[self._page(ids, 0)] = node
+        self.held += len(pages)
+        self.evictable += len(pages)
+        self._nodes += 1
+        self._offer(node)
+        return node
+
+    # ---- shrinking ---------------------------------------------------------------------------------
+
+    # lab: radix.evict
+    def evict(self, pages: int) -> I32:
+        """Give up ``pages`` pages, or as many as nobody uses: the least recently used first, from the ends of paths."""
+        gone: list[I32] = []
+        wanted = pages
+        while wanted > 0 and self._heap:
+            # 1. The oldest unused leaf. An entry is out of date if its node was used, grew or went since.
+            stamp, _, node = heapq.heappop(self._heap)
+            if stamp != node.stamp or not self._is_candidate(node):
+                continue
+            # 2. Only as much of it as is wanted: the front of a prefix is worth more than its end.
+            keep = max(len(node.pages) - wanted, 0)
+            gone.append(node.pages[keep:])
+            wanted -= len(gone[-1])
+            if keep:
+                node.ids, node.pages = node.ids[: keep * self.page_size], node.pages[:keep]
+                self._offer(node)
+                continue
+            # 3. A parent that has lost its last child is the next leaf.
+            parent = node.parent
+            assert parent is not None
+            del parent.children[self._page(node.ids, 0)]
+            node.parent = None
+            self._nodes -= 1
+            self._offer(parent)
+        freed = np.concatenate(gone) if gone else _NONE
+        self.held -= len(freed)
+        self.evictable -= len(freed)
+        return freed
+
+    # lab: end
+
+    def _is_candidate(self, node: Node) -> bool:
+        return node.users == 0 and node.is_leaf and node.parent is not None
+
+    def _offer(self, node: Node) -> None:
+        """Put a node that may be evicted into the heap, and tidy the heap when most of it is out of date."""
+        if not self._is_candidate(node):
+            return
+        self._offers += 1
+        heapq.heappush(self._heap, (node.stamp, self._offers, node))
+        if len(self._heap) > 2 * self._nodes + 64:
+            live = {n: (s, i, n) for s, i, n in self._heap if s == n.stamp and self._is_candidate(n)}
+            self._heap = list(live.values())
+            heapq.heapify(self._heap)
+
+    # ---- small parts ---------------------------------------------------------------------------------
+
+    def _root(self, namespace: Hashable) -> Node:
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = Node(None, np.empty(0, np.int64), _NONE)
+        return root
+
+    def _page(self, ids: I64, index: int) -> bytes:
+        return ids[index * self.page_size : (index + 1) * self.page_size].tobytes()
+
+    def _common(self, a: I64, b: I64) -> int:
+        """Whole pages that a and b have in common at their start."""
+        n = min(len(a), len(b))
+        differs = a[:n] != b[:n]
+        first = int(differs.argmax()) if n else 0
+        return (first if n and differs[first] else n) // self.page_size
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the roots, parents before children."""
+        stack = [child for root in self.roots.values() for child in root.children.values()]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def check(self) -> None:
+        """Raise AssertionError where the tree, its counts or its heap are wrong."""
+        seen: set[int] = set()
+        held = evictable = count = 0
+        offered = {id(n) for s, _, n in self._heap if s == n.stamp}
+        for root in self.roots.values():
+            assert len(root.pages) == 0 and root.parent is None, "a root holds pages"
+            assert root.users >= sum(c.users for c in root.children.values()), "a root lost users"
+        for node in self.nodes():
+            count += 1
+            pages = node.pages.tolist()
+            assert pages and len(node.ids) == len(pages) * self.page_size, "an edge is empty or not whole pages"
+            assert node.parent is not None and node.parent.children.get(self._page(node.ids, 0)) is node, (
+                "a node is not where its first page leads"
+            )
+            assert seen.isdisjoint(pages) and len(set(pages)) == len(pages), "a page stands twice in the tree"
+            seen.update(pages)
+            assert node.users >= sum(c.users for c in node.children.values()), "a child has users its parent lacks"
+            for page, child in node.children.items():
+                assert child.parent is node and self._page(child.ids, 0) == page, "a child is in the wrong place"
+            held += len(pages)
+            if node.users == 0:
+                evictable += len(pages)
+                assert not node.is_leaf or id(node) in offered, "an unused leaf that eviction can't find"
+        assert held == self.held, f"{held} pages in the tree, {self.held} in the books"
+        assert evictable == self.evictable, f"{evictable} pages are unused, {self.evictable} in the books"
+        assert count == self._nodes, f"{count} nodes in the tree, {self._nodes} in the books"
+
+
+@hookimpl
+def minisgl_configs() -> Any:
+    yield "cache", "radix", Radix
+
+
+@hookimpl
+def minisgl_cache(config: Any, page_size: int) -> RadixCache | None:
+    return RadixCache(page_size) if isinstance(config, Radix) else None

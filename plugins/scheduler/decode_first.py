@@ -1,0 +1,58 @@
+"""`scheduler=decode_first`: running answers before new prompts.
+
+A step is either decode or prefill. Answers flow evenly; a prompt waits until nothing decodes, or its patience ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minisgl.hooks import hookimpl
+from minisgl.scheduler import Budget, Plan, Running, Waiting
+from minisgl.scheduler.order import arrange, check_order
+
+
+@dataclass
+class DecodeFirst:
+    """Decode while anything decodes; compute prompts when nothing does, or when one has waited long enough."""
+
+    order: str = "fcfs"
+    """``fcfs``: as they came; ``lpm``: the longest cached prefix first."""
+    patience: int = 8
+    """Steps after which a prompt goes before the answers."""
+
+
+class DecodeFirstPolicy:
+    """Decode rows; prompts in steps of their own, when there are none or the first has waited ``patience`` steps."""
+
+    def __init__(self, order: str, patience: int):
+        self.order, self.patience = check_order(order), patience
+        if patience < 1:
+            raise ValueError(f"patience={patience}: at least 1 step")
+
+    def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
+        decoding = [r for r in running if not r.left]
+        begun = [r for r in running if r.left]
+        impatient = any(r.skipped >= self.patience for r in begun) or (
+            len(waiting) > 0 and waiting[0].skipped >= self.patience
+        )
+        rows: list[tuple[int, int]] = []
+        if impatient or not decoding:
+            rows = [(r.uid, n) for r in begun if (n := budget.grant(r, r.left))]
+            for w in arrange(waiting, self.order):
+                if not (n := budget.grant(w, w.length - w.cached)):
+                    break
+                rows.append((w.uid, n))
+        return Plan(rows or [(r.uid, 1) for r in decoding if budget.grant(r, 1)])
+
+
+@hookimpl
+def minisgl_configs() -> Any:
+    yield "scheduler", "decode_first", DecodeFirst
+
+
+@hookimpl
+def minisgl_scheduler(config: Any) -> DecodeFirstPolicy | None:
+    return DecodeFirstPolicy(config.order, config.patience) if isinstance(config, DecodeFirst) else None

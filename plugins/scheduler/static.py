@@ -1,0 +1,37 @@
+"""`scheduler=static`: what serving was before continuous batching. A batch runs until its last request ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minisgl.hooks import hookimpl
+from minisgl.scheduler import Budget, Plan, Running, Waiting
+
+
+@dataclass
+class Static:
+    """A batch is formed when nothing runs, and nobody joins it: slots of short answers stand empty meanwhile."""
+
+
+class StaticPolicy:
+    """Prefill a whole batch, then decode it to the end."""
+
+    def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
+        rows = [(r.uid, n) for r in running if r.left and (n := budget.grant(r, r.left))]
+        for w in waiting if not running else ():
+            if not (n := budget.grant(w, w.length - w.cached)):
+                break
+            rows.append((w.uid, n))
+        return Plan(rows or [(r.uid, 1) for r in running if budget.grant(r, 1)])
+
+
+@hookimpl
+def minisgl_configs() -> Any:
+    yield "scheduler", "static", Static
+
+
+@hookimpl
+def minisgl_scheduler(config: Any) -> StaticPolicy | None:
+    return StaticPolicy() if isinstance(config, Static) else None
