@@ -245,6 +245,7 @@ class Finished(msgspec.Struct, array_like=True):
     error: str = ""
     status: int = 500  # HTTP status, where reason is "error"
     field: str = ""  # the parameter that was refused, if one was
+    code: str = ""  # why it was refused, in OpenAI's words
 
 
 class Output(msgspec.Struct, array_like=True):

@@ -138,3 +138,12 @@ def minisgl_batch_scheduled(step: Step, reqs: Sequence[Req], now: float) -> None
 @hookspec
 def minisgl_step_finished(result: StepResult, reqs: Sequence[Req | None], now: float) -> None:
     """A step's result was read. ``reqs[i]`` gained the row's token, or is None where the token was discarded."""
+
+
+# ---- observers: what they counted -------------------------------------------------------------------------
+
+
+@hookspec
+def minisgl_metrics() -> str:
+    """Somebody reads ``/metrics``: return what was counted so far, in Prometheus' text format."""
+    raise NotImplementedError
