@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from minisgl.core import Engine, EngineSpec, Step, StepResult
 
@@ -34,8 +34,14 @@ def build_engine(config: Config, host: Host, rank: int = 0, size: int = 1, addre
     return TorchEngine(config, host, rank=rank, size=size, address=address)
 
 
+class RankZeroEngine(Engine, Protocol):
+    """What a scheduler is built over: an engine that knows which tokens end a text."""
+
+    eos_ids: frozenset[int]
+
+
 def build_scheduler(
-    config: Config, host: Host, engine: TorchEngine | LeaderEngine, clock: Callable[[], float] = time.monotonic
+    config: Config, host: Host, engine: RankZeroEngine, clock: Callable[[], float] = time.monotonic
 ) -> Scheduler:
     """Rank 0's scheduler over ``engine``, with the cache and the policy that the config names."""
     from minisgl.scheduler.scheduler import Scheduler

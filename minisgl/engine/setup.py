@@ -86,15 +86,9 @@ def eos_ids(path: Path) -> frozenset[int]:
 
 def build_attention(config: Config, host: Host, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
     """The attention backend, asked whether it can serve these pages and this dtype here."""
-
-    def build(name: str) -> AttentionBackend:
-        made = host.make("attention", name)
-        backend: AttentionBackend = host.build("attention", made, device=device, build=build)
-        return backend
-
-    backend: AttentionBackend = host.build("attention", config.attention, device=device, build=build)
+    backend: AttentionBackend = host.build("attention", config.attention, device=device)
     needs = backend.needs()
-    what = f"attention={type(config.attention).__name__}"
+    what = f"attention={host.name_of('attention', config.attention)}"
     if needs.refuse:
         raise ConfigError(f"{what} can't serve here: {needs.refuse}")
     if needs.page_sizes is not None and config.page_size not in needs.page_sizes:

@@ -1,0 +1,185 @@
+"""An engine with all its ranks, for a program that is rank 0 itself: ``LLM`` and the benchmarks.
+
+The other ranks are child processes of their own program (``python -m minisgl.engine.followers``), so that nothing is
+imported from the caller's ``__main__``. Each reads its config and then its steps from its standard input: a pipe loses
+nothing, and ends when rank 0 does. The server has processes and a launcher of its own and does not use this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, BinaryIO
+
+from minisgl.core import EngineDead, EngineSpec, Step, StepResult
+from minisgl.engine.build import LeaderEngine, build_engine, follow
+from minisgl.host import Host, decode_config, encode_config, plugins_of
+
+if TYPE_CHECKING:
+    from minisgl.config import Config
+    from minisgl.engine.engine import TorchEngine
+
+_LENGTH = struct.Struct("<Q")
+GRACE = 5.0
+"""Seconds that followers have to end when their input has."""
+
+
+def start_engine(config: Config, host: Host) -> TorchEngine | RankedEngine:
+    """Rank 0's engine in this process, and ``config.tp - 1`` followers beside it. Close it to end them."""
+    if config.tp == 1:
+        return build_engine(config, host)
+    address = f"127.0.0.1:{_free_port()}"
+    followers = Followers(encode_config(config, host), config.tp, address)
+    try:
+        return RankedEngine(followers.watch(lambda: build_engine(config, host, 0, config.tp, address)), followers)
+    except BaseException:
+        followers.close(wait=0.0)
+        raise
+
+
+class RankedEngine:
+    """Rank 0's engine together with the processes that follow it."""
+
+    def __init__(self, engine: TorchEngine, followers: Followers):
+        self._leader, self._followers = LeaderEngine(engine, followers.send), followers
+        self.spec: EngineSpec = engine.spec
+        self.eos_ids: frozenset[int] = engine.eos_ids
+
+    def launch(self, step: Step) -> None:
+        self._leader.launch(step)
+
+    def result(self) -> StepResult:
+        return self._leader.result()
+
+    def close(self) -> None:
+        """End the followers, then rank 0's part."""
+        self._followers.end_input()
+        self._leader.close()
+        self._followers.close()
+
+
+class Followers:
+    """The processes of ranks 1 to ``size`` - 1."""
+
+    def __init__(self, config: bytes, size: int, address: str):
+        command = [sys.executable, "-m", "minisgl.engine.followers", "--size", str(size), "--address", address]
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(1, size):
+                process = subprocess.Popen([*command, "--rank", str(rank)], stdin=subprocess.PIPE)
+                self._processes.append(process)
+            self.send(config)
+        except BaseException:
+            self.close(wait=0.0)
+            raise
+
+    def send(self, data: bytes) -> None:
+        """Hand the bytes to every follower. Raises `EngineDead` where one is gone."""
+        for rank, process in enumerate(self._processes, 1):
+            assert process.stdin is not None
+            try:
+                process.stdin.write(_LENGTH.pack(len(data)) + data)
+                process.stdin.flush()
+            except OSError as error:
+                raise EngineDead(f"rank {rank} is gone ({self._ended() or error})") from error
+
+    def watch(self, start: Callable[[], TorchEngine]) -> TorchEngine:
+        """Run ``start``, which waits for the followers; raises `EngineDead` if one ends meanwhile.
+
+        Ranks meet without a way to say that one will not come, so ``start`` runs in a thread that can be left behind.
+        """
+        done: list[TorchEngine] = []
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                done.append(start())
+            except BaseException as error:  # raised again below, in the caller's thread
+                failed.append(error)
+
+        thread = threading.Thread(target=run, name="minisgl-rank-0-start", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.05)
+            if thread.is_alive() and (ended := self._ended()):
+                thread.join(1.0)  # rank 0 may be about to find the same fault, and says it better
+                if thread.is_alive():
+                    raise EngineDead(f"while starting, {ended}; its own message is above")
+        if failed:
+            raise failed[0]
+        return done[0]
+
+    def end_input(self) -> None:
+        """Tell the followers that no more steps come."""
+        for process in self._processes:
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):  # it is gone: so much the better
+                    process.stdin.close()
+
+    def close(self, wait: float = GRACE) -> None:
+        """End the followers, by force where they have not ended themselves within ``wait`` seconds."""
+        self.end_input()
+        deadline = time.monotonic() + wait
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def _ended(self) -> str:
+        ended = [(rank, p.returncode) for rank, p in enumerate(self._processes, 1) if p.poll() is not None]
+        return ", ".join(f"rank {rank} ended with status {status}" for rank, status in ended)
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def _reader(stream: BinaryIO) -> Callable[[], bytes | None]:
+    """Frames as `Followers.send` writes them; None at the end."""
+
+    def read() -> bytes | None:
+        head = stream.read(_LENGTH.size)
+        if len(head) < _LENGTH.size:
+            return None
+        size = _LENGTH.unpack(head)[0]
+        data = stream.read(size)
+        return data if len(data) == size else None
+
+    return read
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """One follower: read the config, build the engine, replay steps until the input ends."""
+    parser = argparse.ArgumentParser(prog="python -m minisgl.engine.followers")
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--size", type=int, required=True)
+    parser.add_argument("--address", required=True)
+    args = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the keyboard's is for rank 0; we end with our input
+    read = _reader(sys.stdin.buffer)
+    data = read()
+    if data is None:
+        return
+    host = Host.load(plugins_of(data))
+    engine = build_engine(decode_config(data, host), host, args.rank, args.size, args.address)
+    try:
+        follow(engine, read)
+    finally:
+        engine.close()
+
+
+if __name__ == "__main__":
+    main()
