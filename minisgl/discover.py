@@ -56,6 +56,7 @@ def import_file(path: Path, word: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ConfigError(f"plugins={word} is not a Python file: its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
+    module.__dict__["__sha256__"] = hashlib.sha256(path.read_bytes()).hexdigest()
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -178,7 +179,11 @@ def check_options(yielded: Any, label: str) -> list[tuple[str, str, type]]:
     if not isinstance(yielded, Iterable):
         raise ConfigError(f"{label}: minisgl_configs must yield (group, name, dataclass), it returned {yielded!r}.")
     options = []
-    for item in yielded:
+    try:
+        items = list(yielded)
+    except Exception as error:
+        raise ConfigError(f"{label}: minisgl_configs failed: {type(error).__name__}: {error}") from error
+    for item in items:
         if not (isinstance(item, tuple) and len(item) == 3 and isinstance(item[2], type) and is_dataclass(item[2])):
             raise ConfigError(f'{label}: minisgl_configs must yield (group, name, dataclass), as in `yield "cache", '
                               f'"mine", Mine`; it yielded {item!r}.')  # fmt: skip

@@ -66,10 +66,7 @@ class Plugin:
     module: ModuleType
     hooks: tuple[str, ...]
     options: tuple[tuple[str, str, type], ...]  # (group, name, dataclass)
-
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+    sha256: str  # of the file as it was when it was loaded
 
 
 class Host:
@@ -156,8 +153,10 @@ class Host:
                     options += check_options(yielded, name)
         for group, choice, schema in options:
             self._claim((group, choice), name)
-            self.configs[group][choice] = schema
-        plugin = Plugin(module.__name__, source, path, module, tuple(found), tuple(options))
+            if self.configs[group].setdefault(choice, schema) is not schema:
+                raise ConfigError(f"{name} claims {group}={choice} twice. Give one of the two another name.")
+        digest = module.__dict__.get("__sha256__") or hashlib.sha256(path.read_bytes()).hexdigest()
+        plugin = Plugin(module.__name__, source, path, module, tuple(found), tuple(options), digest)
         self.plugins.append(plugin)
         return plugin
 

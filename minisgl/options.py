@@ -180,6 +180,7 @@ Serves a model over an OpenAI-compatible HTTP API.
   --version                     print the version and exit
   --shell-completion SHELL      print the completion script; for bash, zsh and fish:
                                 eval "$(minisgl --shell-completion bash)"
+
 """
 
 
