@@ -1,1 +1,31 @@
-"""Tensor-parallel layers that the models are built from."""
+"""The tensor-parallel layers that models are built from. Each gets a `Context` and holds only its rank's weights."""
+
+from __future__ import annotations
+
+from minisgl.kernel.activation import gelu_and_mul, silu_and_mul
+from minisgl.layers.attention import AttentionLayer
+from minisgl.layers.context import Context
+from minisgl.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from minisgl.layers.linear import LinearColParallelMerged, LinearQKVMerged, LinearRowParallel
+from minisgl.layers.mlp import GatedMLP
+from minisgl.layers.moe import MoELayer
+from minisgl.layers.norm import RMSNorm, RMSNormFused
+from minisgl.layers.rope import RoPE, RopeConfig
+
+__all__ = [
+    "AttentionLayer",
+    "Context",
+    "GatedMLP",
+    "LinearColParallelMerged",
+    "LinearQKVMerged",
+    "LinearRowParallel",
+    "MoELayer",
+    "ParallelLMHead",
+    "RMSNorm",
+    "RMSNormFused",
+    "RoPE",
+    "RopeConfig",
+    "VocabParallelEmbedding",
+    "gelu_and_mul",
+    "silu_and_mul",
+]

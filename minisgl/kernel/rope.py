@@ -1,0 +1,65 @@
+"""What happens to a token between its QKV projection and attention: QK-norm, rotation, and the store of its KV.
+
+One place, because on a GPU it is one launch. Here is the plain torch version, which is also what a CPU runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from minisgl.kvcache.pool import KVPool
+
+
+class QKNorm(NamedTuple):
+    """RMSNorm of each query and key head before the rotation; weights [head_dim]."""
+
+    q: Tensor
+    k: Tensor
+    eps: float
+
+
+def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
+    """Rotate x [tokens, heads, head_dim] by each token's cos_sin [tokens, head_dim] (float32, cosines first).
+
+    Dimension i turns with i + head_dim/2, as Hugging Face's checkpoints have it. Su et al., RoFormer, 2021.
+    """
+    cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)
+    wide = x.float()
+    x1, x2 = wide.chunk(2, dim=-1)
+    out = torch.empty_like(wide)
+    o1, o2 = out.chunk(2, dim=-1)
+    torch.mul(x1, cos, out=o1).addcmul_(x2, sin, value=-1)
+    torch.mul(x2, cos, out=o2).addcmul_(x1, sin)
+    return out.to(x.dtype)
+
+
+def norm_rope_store(
+    qkv: Tensor,
+    q_heads: int,
+    kv_heads: int,
+    norm: QKNorm | None,
+    cos_sin: Tensor,
+    pool: KVPool,
+    layer: int,
+    where: Tensor,
+) -> Tensor:
+    """Normalise and rotate queries and keys, store keys and values in the pool; returns the queries.
+
+    qkv [tokens, (q_heads + 2·kv_heads)·head_dim]; cos_sin [tokens, head_dim] float32; where [tokens] is
+    page·page_size + offset of each token. Returns [tokens, q_heads, head_dim].
+    """
+    tokens, head_dim = qkv.shape[0], cos_sin.shape[-1]
+    heads = qkv.view(tokens, q_heads + 2 * kv_heads, head_dim)
+    qk, v = heads[:, : q_heads + kv_heads], heads[:, q_heads + kv_heads :]
+    if norm is not None:
+        q = F.rms_norm(qk[:, :q_heads], (head_dim,), norm.q, norm.eps)
+        k = F.rms_norm(qk[:, q_heads:], (head_dim,), norm.k, norm.eps)
+        qk = torch.cat((q, k), dim=1)
+    qk = rotate(qk, cos_sin)
+    pool.store(layer, qk[:, q_heads:], v, where)
+    return qk[:, :q_heads]

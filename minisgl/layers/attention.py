@@ -1,0 +1,69 @@
+"""A decoder's self-attention: project, QK-norm, rotate, store KV, attend, project back.
+
+The layer stores KV itself, through ``ctx.pool``; the attention backend only reads it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from minisgl.attention import LayerSpec
+from minisgl.kernel.rope import QKNorm, norm_rope_store
+from minisgl.layers.context import Context
+from minisgl.layers.linear import LinearQKVMerged, LinearRowParallel
+from minisgl.layers.norm import RMSNorm
+
+
+class AttentionLayer(nn.Module):
+    """Grouped-query attention with RoPE over the pool's pages; heads are cut over the ranks.
+
+    ``window``: how many positions a query sees, its own included (-1: all). ``qk_norm_eps``: RMSNorm of each query
+    and key head before the rotation, with this eps (None: no QK-norm). Returns a partial sum: see LinearRowParallel.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        hidden_size: int,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        ctx: Context,
+        *,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        qk_norm_eps: float | None = None,
+        window: int = -1,
+        soft_cap: float = 0.0,
+        scale: float | None = None,
+    ):
+        super().__init__()
+        self.ctx = ctx
+        self.qkv_proj = LinearQKVMerged(hidden_size, q_heads, kv_heads, head_dim, ctx, bias=qkv_bias)
+        self.o_proj = LinearRowParallel(q_heads * head_dim, hidden_size, ctx, bias=out_bias, reduce=False)
+        self.spec = LayerSpec(
+            index=index,
+            q_heads=self.qkv_proj.q_heads,
+            kv_heads=self.qkv_proj.kv_heads,
+            head_dim=head_dim,
+            scale=head_dim**-0.5 if scale is None else scale,
+            window=window,
+            soft_cap=soft_cap,
+        )
+        self.norm: QKNorm | None = None
+        if qk_norm_eps is not None:
+            self.q_norm = RMSNorm(head_dim, qk_norm_eps, ctx)
+            self.k_norm = RMSNorm(head_dim, qk_norm_eps, ctx)
+            self.norm = QKNorm(self.q_norm.weight, self.k_norm.weight, qk_norm_eps)
+
+    def forward(self, x: Tensor, cos_sin: Tensor, where: Tensor) -> Tensor:
+        """x [tokens, hidden], cos_sin [tokens, head_dim] float32, where [tokens] → [tokens, hidden], partial."""
+        spec, pool = self.spec, self.ctx.pool
+        if pool is None:
+            raise RuntimeError("the engine must set Context.pool before the first forward")
+        qkv = self.qkv_proj(x)
+        q = norm_rope_store(qkv, spec.q_heads, spec.kv_heads, self.norm, cos_sin, pool, spec.index, where)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        self.ctx.attention.forward(spec, q, out)
+        return self.o_proj(out.flatten(1))

@@ -1,0 +1,42 @@
+"""The gated feed-forward layer of a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor, nn
+
+from minisgl.config import ConfigError
+from minisgl.kernel.activation import gelu_and_mul, silu_and_mul
+from minisgl.layers.context import Context
+from minisgl.layers.linear import LinearColParallelMerged, LinearRowParallel
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu_and_mul,
+    "gelu": gelu_and_mul,
+    "gelu_pytorch_tanh": partial(gelu_and_mul, approximate="tanh"),
+}
+"""Hugging Face's ``hidden_act`` → the gated activation."""
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The gated activation of that name; raises ConfigError where there is none."""
+    if name not in ACTIVATIONS:
+        raise ConfigError(f"hidden_act {name!r} is not supported: use {', '.join(ACTIVATIONS)}.")
+    return ACTIVATIONS[name]
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x))·up(x)), the inner dimension cut over the ranks. Returns a partial sum."""
+
+    def __init__(self, hidden_size: int, inner_size: int, act: str, ctx: Context, *, bias: bool = False):
+        super().__init__()
+        names = ("gate_proj", "up_proj")
+        self.gate_up_proj = LinearColParallelMerged(hidden_size, (inner_size,) * 2, names, ctx, bias=bias)
+        self.act = activation(act)
+        self.down_proj = LinearRowParallel(inner_size, hidden_size, ctx, bias=bias, reduce=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden], partial."""
+        return self.down_proj(self.act(self.gate_up_proj(x)))

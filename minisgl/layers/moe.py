@@ -1,0 +1,90 @@
+"""A mixture-of-experts layer: the router, and the sum of the experts it chose. The backend multiplies, this routes.
+
+Every rank routes every token and holds a slice of each expert's inner dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minisgl.layers.context import Context
+from minisgl.layers.pieces import Piece, split_rows
+
+
+class MoELayer(nn.Module):
+    """Routes by softmax over all experts, in float32, to the ``top_k`` largest; ``renormalise`` makes their weights
+    sum to 1 (Shazeer et al., Outrageously Large Neural Networks, 2017). ``reduce`` sums over ranks here; without, the
+    caller does."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        inner_size: int,
+        num_experts: int,
+        top_k: int,
+        act: str,
+        ctx: Context,
+        *,
+        renormalise: bool,
+        reduce: bool = False,
+    ):
+        super().__init__()
+        if ctx.moe is None:
+            raise RuntimeError("a model with experts needs Context.moe")
+        self.moe, self.comm, self.reduce = ctx.moe, ctx.comm, reduce and ctx.comm.size > 1
+        self.inner_size, self.num_experts, self.top_k, self.act = inner_size, num_experts, top_k, act
+        self.renormalise = renormalise
+        inner = split_rows(inner_size, ctx.comm.size, "expert size (moe_intermediate_size)")
+
+        def empty(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, dtype=ctx.dtype, device=ctx.device), requires_grad=False)
+
+        self.gate = empty(num_experts, hidden_size)
+        self.gate_up: nn.Parameter | None = empty(num_experts, 2 * inner, hidden_size)
+        self.down: nn.Parameter | None = empty(num_experts, hidden_size, inner)
+        self.experts: Any = None
+
+    def pieces(self, prefix: str, names: frozenset[str] | None) -> Iterator[Piece]:
+        """Checkpoints hold the experts one by one (``experts.7.up_proj.weight``) or stacked (transformers 5's own
+        layout: ``experts.gate_up_proj`` [experts, 2·inner, hidden])."""
+        assert self.gate_up is not None
+        assert self.down is not None
+        yield Piece.whole(f"{prefix}gate.weight", self.gate)
+        experts, hidden, here = self.down.shape
+        inner, start = self.inner_size, self.comm.rank * here
+        gate, up = self.gate_up[:, :here], self.gate_up[:, here:]
+        if names is None or f"{prefix}experts.gate_up_proj" in names:
+            both = (experts, 2 * inner, hidden)
+            yield Piece.part(f"{prefix}experts.gate_up_proj", both, 1, start, gate)
+            yield Piece.part(f"{prefix}experts.gate_up_proj", both, 1, inner + start, up)
+            yield Piece.part(f"{prefix}experts.down_proj", (experts, hidden, inner), 2, start, self.down)
+            return
+        for e in range(experts):
+            yield Piece.part(f"{prefix}experts.{e}.gate_proj.weight", (inner, hidden), 0, start, gate[e])
+            yield Piece.part(f"{prefix}experts.{e}.up_proj.weight", (inner, hidden), 0, start, up[e])
+            yield Piece.part(f"{prefix}experts.{e}.down_proj.weight", (hidden, inner), 1, start, self.down[e])
+
+    def after_load(self) -> None:
+        """Hand the weights to the backend, which may keep them in a form of its own."""
+        assert self.gate_up is not None
+        assert self.down is not None
+        self.experts = self.moe.load(self.gate_up, self.down, range(self.num_experts), self.act)
+        self.gate_up = self.down = None
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [tokens, hidden] → experts [tokens, top_k] int32 and their weights [tokens, top_k] float32."""
+        scale, ids = F.linear(x, self.gate).softmax(dim=-1, dtype=torch.float32).topk(self.top_k, dim=-1)
+        if self.renormalise:
+            scale = scale / scale.sum(dim=-1, keepdim=True)
+        return ids.int(), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden], a partial sum unless ``reduce``."""
+        ids, scale = self.route(x)
+        out = self.moe.forward(self.experts, x, ids, scale, torch.empty_like(x))
+        return self.comm.all_reduce(out) if self.reduce else out

@@ -1,0 +1,145 @@
+"""What config.json says about a decoder, in one dataclass. Field names are Hugging Face's.
+
+Reads the layout of transformers 5 (``rope_parameters``, ``dtype``) and older ones (``rope_theta``, ``rope_scaling``,
+``torch_dtype``). What only one architecture knows stays in ``raw``, for its plugin. Refuses what would be computed
+wrongly: an unknown RoPE, a quantised checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from minisgl.config import ConfigError
+from minisgl.layers.rope import RopeConfig
+
+__all__ = ["ModelConfig", "read_json"]
+
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder's shape. Sizes are those of the whole model, before it is cut over ranks."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-6
+    hidden_act: str = "silu"
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    sliding_window: int | None = None
+    num_experts: int = 0  # 0: a dense model
+    dtype: str = "float32"
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def max_len(self) -> int:
+        """Positions that the model can use: yarn stretches them beyond ``max_position_embeddings``."""
+        if self.rope.rope_type != "yarn":
+            return self.max_position_embeddings
+        stretched = int(self.rope.original_max_position_embeddings * self.rope.factor)
+        return max(self.max_position_embeddings, stretched)
+
+    def window(self, index: int) -> int:
+        """Positions that layer ``index`` sees, -1 for all, where ``layer_types`` or ``max_window_layers`` says which
+        layers have the window."""
+        if self.sliding_window is None:
+            return -1
+        types = self.raw.get("layer_types")
+        windowed = types[index] == "sliding_attention" if types else index >= self.raw.get("max_window_layers", 0)
+        return self.sliding_window if windowed else -1
+
+    @staticmethod
+    def from_dir(path: str | Path) -> ModelConfig:
+        """From a model's directory, or from a config file itself. Raises `ConfigError`."""
+        path = Path(path)
+        file = path / "config.json" if path.is_dir() else path
+        if not file.is_file():
+            raise ConfigError(f"{path} has no config.json: name the directory that holds the model.")
+        try:
+            return ModelConfig.from_dict(read_json(file))
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {error}") from None
+
+    @staticmethod
+    def from_dict(raw: Mapping[str, Any]) -> ModelConfig:
+        """From config.json's content. Raises `ConfigError` that names the field."""
+        architectures = raw.get("architectures") or []
+        if len(architectures) != 1:
+            raise ConfigError(f"architectures must name one model class, got {architectures!r}.")
+        if raw.get("quantization_config"):
+            raise ConfigError("the checkpoint is quantised (quantization_config), which is not supported.")
+        heads = _positive(raw, "num_attention_heads")
+        hidden = _positive(raw, "hidden_size")
+        experts = raw.get("num_experts", raw.get("num_local_experts")) or 0
+        uses_window = raw.get("use_sliding_window", True)
+        return ModelConfig(
+            architecture=architectures[0],
+            vocab_size=_positive(raw, "vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=_positive(raw, "intermediate_size"),
+            num_hidden_layers=_positive(raw, "num_hidden_layers"),
+            num_attention_heads=heads,
+            num_key_value_heads=raw.get("num_key_value_heads") or heads,
+            head_dim=raw.get("head_dim") or hidden // heads,
+            max_position_embeddings=_positive(raw, "max_position_embeddings"),
+            rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
+            hidden_act=raw.get("hidden_act", "silu"),
+            rope=_rope(raw),
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            attention_bias=bool(raw.get("attention_bias", False)),
+            sliding_window=raw.get("sliding_window") if uses_window else None,
+            num_experts=experts,
+            dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
+            raw=dict(raw),
+        )
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file; raises `ConfigError` where it is something else."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{file} can't be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{file} must hold a JSON object, it holds a {type(value).__name__}.")
+    return value
+
+
+def _positive(raw: Mapping[str, Any], key: str) -> int:
+    value = raw.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{key} must be a positive integer, got {value!r}.")
+    return value
+
+
+def _rope(raw: Mapping[str, Any]) -> RopeConfig:
+    """``rope_parameters`` (transformers 5), or ``rope_theta`` and ``rope_scaling`` beside each other (before)."""
+    given = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    if any(isinstance(value, dict) for value in given.values()):
+        raise ConfigError("rope_parameters differ by layer type, which is not supported.")
+    given["rope_type"] = given.get("rope_type") or given.get("type") or "default"
+    if given["rope_type"] not in _ROPE_TYPES:
+        raise ConfigError(f"rope_type {given['rope_type']!r} is not supported: only {', '.join(_ROPE_TYPES)} are.")
+    if (given.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise ConfigError("partial_rotary_factor is not supported: every dimension of a head must be rotated.")
+    given.setdefault("rope_theta", raw.get("rope_theta"))
+    length = raw["max_position_embeddings"]
+    original = raw.get("original_max_position_embeddings") or given.get("original_max_position_embeddings") or length
+    given["original_max_position_embeddings"] = original
+    if given["rope_type"] != "default" and given.get("factor") is None:
+        given["factor"] = length / original
+    known = {f.name for f in fields(RopeConfig)}
+    return RopeConfig(**{key: value for key, value in given.items() if key in known and value is not None})

@@ -1,0 +1,111 @@
+"""The decoder that all architectures share: embed, then layers of attention and feed-forward, then the head.
+
+An architecture is a subclass in a plugin that says what differs: which attention, which feed-forward. The residual
+stream is carried beside the activations, so that add and norm (and the sum over ranks before them) are one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from minisgl.attention import LayerSpec
+from minisgl.layers import (
+    AttentionLayer,
+    Context,
+    GatedMLP,
+    ParallelLMHead,
+    RMSNormFused,
+    RoPE,
+    VocabParallelEmbedding,
+)
+from minisgl.layers.pieces import Piece, Source, pieces_of
+from minisgl.models.config import ModelConfig
+from minisgl.models.weights import load_weights
+
+__all__ = ["Decoder", "DecoderLayer", "Model"]
+
+
+class Model(Protocol):
+    """What an engine knows of a model, which is built as ``cls(config, ctx)`` and holds only this rank's weights."""
+
+    def attention_layers(self) -> list[LayerSpec]:
+        """One for each layer that stores KV, in the order of their indices."""
+
+    def load(self, source: Source) -> None:
+        """Fill the weights. Raises ConfigError that names tensors which are missing, unknown or mis-shaped."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, where: Tensor) -> Tensor:
+        """tokens, positions, where [n] int64 → hidden [n, hidden]. ``where`` is page·page_size + offset of each
+        token's KV; the attention backend has been planned for the same rows."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [rows, hidden], the rows that sample → [rows, vocab] in float32, the same on every rank."""
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm attention and feed-forward. Both return partial sums: the norm that follows reduces them."""
+
+    def __init__(self, attention: nn.Module, mlp: nn.Module, config: ModelConfig, ctx: Context):
+        super().__init__()
+        self.input_layernorm = RMSNormFused(config.hidden_size, config.rms_norm_eps, ctx)
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNormFused(config.hidden_size, config.rms_norm_eps, ctx)
+        self.mlp = mlp
+
+    def forward(self, x: Tensor, residual: Tensor | None, cos_sin: Tensor, where: Tensor) -> tuple[Tensor, Tensor]:
+        x, residual = self.input_layernorm(x, residual)
+        x, residual = self.post_attention_layernorm(self.self_attn(x, cos_sin, where), residual)
+        return self.mlp(x), residual
+
+
+class Decoder(nn.Module):
+    """A causal language model. Subclasses override `attention` and `mlp`."""
+
+    def __init__(self, config: ModelConfig, ctx: Context):
+        super().__init__()
+        self.config, self.ctx = config, ctx
+        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx)
+        self.rope = RoPE(config.rope, config.head_dim, config.max_len, ctx.device)
+        attention = [self.attention(i) for i in range(config.num_hidden_layers)]
+        self.specs = [layer.spec for layer in attention]
+        self.layers = nn.ModuleList(DecoderLayer(a, self.mlp(i), config, ctx) for i, a in enumerate(attention))
+        self.norm = RMSNormFused(config.hidden_size, config.rms_norm_eps, ctx)
+        tied = self.embed_tokens if config.tie_word_embeddings else None
+        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, ctx, tied=tied)
+
+    def attention(self, index: int, **options: Any) -> AttentionLayer:
+        """The attention of layer ``index``; ``options`` are AttentionLayer's, with ``attention_bias`` as default."""
+        c = self.config
+        options = {"qkv_bias": c.attention_bias, "out_bias": c.attention_bias, **options}
+        heads = (c.num_attention_heads, c.num_key_value_heads, c.head_dim)
+        return AttentionLayer(index, c.hidden_size, *heads, self.ctx, **options)
+
+    def mlp(self, index: int, **options: Any) -> nn.Module:
+        """The feed-forward of layer ``index``: gated, and dense; ``options`` are GatedMLP's."""
+        c = self.config
+        return GatedMLP(c.hidden_size, c.intermediate_size, c.hidden_act, self.ctx, **options)
+
+    def attention_layers(self) -> list[LayerSpec]:
+        return list(self.specs)
+
+    def pieces(self, prefix: str, names: frozenset[str] | None) -> Iterator[Piece]:
+        """Everything but the head is named ``model.…`` in checkpoints."""
+        for name, child in self.named_children():
+            yield from pieces_of(child, f"{prefix}{'' if name == 'lm_head' else 'model.'}{name}.", names)
+
+    def load(self, source: Source) -> None:
+        load_weights(self, source, tied={"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head.tied else {})
+
+    def forward(self, tokens: Tensor, positions: Tensor, where: Tensor) -> Tensor:
+        x = self.embed_tokens(tokens)
+        cos_sin = self.rope(positions)
+        residual = None
+        for layer in self.layers:
+            x, residual = layer(x, residual, cos_sin, where)
+        return self.norm(x, residual)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.lm_head(hidden)

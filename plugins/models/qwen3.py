@@ -1,0 +1,23 @@
+"""Qwen3: Llama with an RMSNorm on each query and key head. Yang et al., Qwen3 Technical Report, 2025."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from minisgl.hooks import hookimpl
+from minisgl.layers import AttentionLayer
+from minisgl.models.decoder import Decoder
+
+
+class Qwen3ForCausalLM(Decoder):
+    """Dense Qwen3."""
+
+    def attention(self, index: int, **options: Any) -> AttentionLayer:
+        c = self.config
+        return super().attention(index, qk_norm_eps=c.rms_norm_eps, window=c.window(index), **options)
+
+
+@hookimpl
+def minisgl_models() -> Mapping[str, type]:
+    return {"Qwen3ForCausalLM": Qwen3ForCausalLM}

@@ -1,0 +1,68 @@
+"""Experts in plain torch: sort the tokens by expert, then one expert after another. The reference for every other.
+
+Reads how many tokens each expert got on the host, so on a GPU it waits for the device once a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from minisgl.hooks import hookimpl
+from minisgl.moe import MoeBackend
+
+
+@dataclass
+class Torch:
+    """A loop over experts."""
+
+
+class Experts(NamedTuple):
+    """This rank's share of each expert, numbered from ``first`` on."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    first: int
+    act: Callable[[torch.Tensor], torch.Tensor]
+
+
+class TorchMoe:
+    """See `minisgl.moe.MoeBackend` for shapes."""
+
+    def load(self, gate_up: torch.Tensor, down: torch.Tensor, experts: range, activation: str) -> Experts:
+        from minisgl.layers.mlp import activation as find
+
+        return Experts(gate_up, down, experts.start, find(activation))
+
+    def forward(
+        self, weights: Experts, x: torch.Tensor, ids: torch.Tensor, scale: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
+        linear = torch.nn.functional.linear
+        gate_up, down, first, act = weights
+        top_k = ids.shape[1]
+        order = ids.flatten().argsort(stable=True)  # the (token, choice) pairs, by expert
+        tokens = order // top_k
+        scale = scale.flatten()[order].unsqueeze(1).to(x.dtype)
+        counts = torch.bincount(ids.flatten(), minlength=first + len(down)).tolist()
+        out.zero_()
+        end = sum(counts[:first])
+        for expert, count in enumerate(counts[first : first + len(down)]):
+            begin, end = end, end + count
+            if count:
+                rows = tokens[begin:end]
+                y = linear(act(linear(x[rows], gate_up[expert])), down[expert])
+                out.index_add_(0, rows, y.mul_(scale[begin:end]))
+        return out
+
+
+@hookimpl
+def minisgl_configs() -> Any:
+    yield "moe", "torch", Torch
+
+
+@hookimpl
+def minisgl_moe(config: Any) -> MoeBackend | None:
+    return TorchMoe() if isinstance(config, Torch) else None
