@@ -39,13 +39,13 @@ from minisgl.utils.lazy import lazy
 __all__ = ["BUILTINS", "ConfigError", "Host", "Plugin", "decode_config", "encode_config", "plugins_of"]
 
 BUILTINS = (
+    "minisgl.plugins.attention.torch",
     "minisgl.plugins.cache.naive",
     "minisgl.plugins.cache.radix",
     "minisgl.plugins.scheduler.static",
     "minisgl.plugins.scheduler.prefill_first",
     "minisgl.plugins.scheduler.decode_first",
     "minisgl.plugins.scheduler.mixed",
-    "minisgl.plugins.attention.torch",
     "minisgl.plugins.moe.torch",
     "minisgl.plugins.graph.none",
     "minisgl.plugins.communicator.torch",
