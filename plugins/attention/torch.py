@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
 from minisgl.hooks import hookimpl
-from minisgl.kvcache.pool import KVPool
+
+if TYPE_CHECKING:
+    from minisgl.kvcache.pool import KVPool
 
 
 @dataclass
