@@ -1,0 +1,27 @@
+"""``python -m minisgl.bench NAME …``: measure one thing. Each benchmark is a module of this package with a ``main``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+BENCHMARKS = {
+    "offline": "throughput and latency of a list of requests, without a server",
+    "host": "what a scheduling step costs on the host, without a model",
+}
+
+
+def main(argv: list[str]) -> None:
+    if not argv or argv[0] not in BENCHMARKS:
+        known = "\n".join(f"  {name:10} {what}" for name, what in BENCHMARKS.items())
+        text = f"usage: python -m minisgl.bench NAME [options] [key=value …]\n\n{known}\n\nNAME --help says more."
+        if argv and argv[0] not in ("-h", "--help"):
+            print(f"minisgl.bench: there is no benchmark {argv[0]!r}.\n{text}", file=sys.stderr)
+            raise SystemExit(2)
+        print(text)
+        return
+    importlib.import_module(f"minisgl.bench.{argv[0]}").main(argv[1:])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
