@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.parser import Parser
@@ -41,8 +42,10 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         self._special_tokens = dict(special_tokens or {})
+        self._source = source
         try:
             self._template = environment.from_string(source)
+            self._variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"the chat template is not valid Jinja: line {error.lineno}: {error.message}") from error
 
@@ -50,7 +53,14 @@ class ChatTemplate:
         self, turns: Sequence[Mapping[str, Any]], generate: bool = True, extra: Mapping[str, Any] | None = None
     ) -> str:
         """The conversation as one text, special tokens included; ``generate`` ends it with the opening of the
-        assistant's turn, ``extra`` are further variables. Raises `Refused` where the template does."""
+        assistant's turn, ``extra`` are further variables. Raises `Refused` where the template does, or where it never
+        looks at something that was given."""
+        for name in extra or ():
+            if name not in self._variables:
+                raise Refused("chat_template_kwargs", f"This model's chat template has no variable {name!r}.")
+        for name in {name for turn in turns for name in turn} - {"role", "content"}:
+            if name not in self._source:
+                raise Refused("messages", f"This model's chat template has no place for a message's {name!r}.")
         variables = {"tools": None, "documents": None, **self._special_tokens, **(extra or {})}
         variables |= {"messages": turns, "add_generation_prompt": generate}
         try:

@@ -86,7 +86,7 @@ def test_chat_as_transformers(checkpoint: Path, tmp_path: Path, template: str, w
         assert "tool_use" in (tmp_path / "tokenizer_config.json").read_text()
     ours = load(tmp_path)
     for generate in (True, False):
-        for extra in ({}, {"thinking": False}):
+        for extra in ({}, {"thinking": False}) if "thinking" in TEMPLATES[template] else ({},):
             ids = theirs.apply_chat_template(TURNS, add_generation_prompt=generate, return_dict=False, **extra)
             assert ours.chat(TURNS, generate, extra) == ids
             text = theirs.apply_chat_template(TURNS, add_generation_prompt=generate, tokenize=False, **extra)
@@ -106,6 +106,15 @@ def test_a_template_that_raises_is_a_refusal() -> None:
 def test_a_template_that_fails_or_leaves_the_sandbox_is_a_refusal(source: str) -> None:
     with pytest.raises(Refused, match="chat template"):
         ChatTemplate(source).render(TURNS)
+
+
+def test_what_a_template_never_looks_at_is_refused_by_name() -> None:
+    template = ChatTemplate(BLOCKS)
+    with pytest.raises(Refused, match="no variable 'thinking'") as refused:
+        template.render(TURNS, extra={"thinking": True})
+    assert refused.value.field == "chat_template_kwargs"
+    with pytest.raises(Refused, match="no place for a message's 'tool_calls'"):
+        template.render([{"role": "assistant", "content": None, "tool_calls": [{}]}])
 
 
 def test_no_template_is_a_refusal(checkpoint: Path) -> None:

@@ -1,0 +1,311 @@
+"""What clients may send: the OpenAI API's requests, as structs, and what is refused by name.
+
+Knows shapes and ranges of parameters, and nothing of models. A parameter is either a field here, and works, or it is
+refused; one that minisgl lacks passes only with the value that asks for nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import msgspec
+
+from minisgl.core import Refused, SamplingParams
+from minisgl.message import ChatPrompt, IdsPrompt, Prompt, TextPrompt, pack_ids
+from minisgl.server.errors import ApiError
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """``include_usage``: the stream ends with a chunk that has the usage of the whole request."""
+
+    include_usage: bool = False
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """What chat and plain completions share. The names and meanings are OpenAI's, or else vLLM's."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    n: int = 1
+    seed: int | None = None
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[str, float] = {}
+    skip_special_tokens: bool = True
+    return_token_ids: bool = False
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """The sampling parameters, in their ranges. Raises `ApiError`."""
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options is only allowed with stream: true.", "stream_options")
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        params = SamplingParams(
+            max_tokens=16 if max_tokens is None else max_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
+            n=self.n,
+            stop=stops,
+            stop_token_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias={_token_id(token): bias for token, bias in self.logit_bias.items()},
+            logprobs=logprobs,
+            skip_special_tokens=self.skip_special_tokens,
+        )
+        try:
+            params.check()
+        except Refused as refused:
+            raise ApiError.of(refused) from None
+        return params
+
+
+class CompletionRequest(GenerateRequest, kw_only=True):
+    """``POST /v1/completions``."""
+
+    prompt: Any
+    max_tokens: int | None = None
+    logprobs: int | None = None
+
+    def prompts(self) -> list[Prompt]:
+        """A text, token ids, or a list of either, as a list of prompts. Raises `ApiError`."""
+        return _prompts(self.prompt)
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """One turn. What goes beyond role and content must have a place in the model's chat template."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    def turn(self) -> dict[str, Any]:
+        """The turn as chat templates read it; parts of text stand on lines of their own. Raises `ApiError`."""
+        content = self.content
+        if isinstance(content, list):
+            content = "\n".join(map(_text_of, content))
+        more = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
+        return {**more, "content": content}
+
+
+class ChatRequest(GenerateRequest, kw_only=True):
+    """``POST /v1/chat/completions``. Without ``max_tokens``, what is left of the context."""
+
+    messages: list[dict[str, Any]]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+
+    @property
+    def limit(self) -> int | None:
+        """``max_completion_tokens``, or its older name."""
+        new, old = self.max_completion_tokens, self.max_tokens
+        if new is not None and old is not None and new != old:
+            raise ApiError(400, "max_tokens and max_completion_tokens are two names of one limit.", "max_tokens")
+        return old if new is None else new
+
+    @property
+    def alternatives(self) -> int | None:
+        """`SamplingParams.logprobs`: how many alternatives each token is reported with, or None."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs is only allowed with logprobs: true.", "top_logprobs")
+        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= SamplingParams.MAX_LOGPROBS:
+            raise ApiError(400, f"top_logprobs must be between 0 and {SamplingParams.MAX_LOGPROBS}.", "top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def chat(self) -> ChatPrompt:
+        """The conversation as a prompt. Raises `ApiError`."""
+        return ChatPrompt(turns(self.messages), True, self.chat_template_kwargs)
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """``POST /tokenize``: either a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+    return_token_strs: bool = False
+
+    def one(self) -> Prompt:
+        """What is to be tokenized. Raises `ApiError`."""
+        if (self.prompt is None) == (self.messages is None):
+            raise ApiError(400, "Give either prompt or messages.", "prompt")
+        if self.messages is not None:
+            return ChatPrompt(turns(self.messages), self.add_generation_prompt, self.chat_template_kwargs)
+        return TextPrompt(self.prompt or "", self.add_special_tokens)
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """``POST /detokenize``."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+# ---- reading them ----------------------------------------------------------------------------------
+
+
+_ANY = object()
+NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "add_generation_prompt": (True,),
+        "add_special_tokens": (True,),
+        "audio": (),
+        "best_of": (1,),
+        "echo": (False,),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "include_stop_str_in_output": (False,),
+        "length_penalty": (1.0, 1),
+        "metadata": (_ANY,),
+        "min_tokens": (0,),
+        "modalities": (["text"],),
+        "parallel_tool_calls": (True, False),
+        "prediction": (),
+        "priority": (0,),
+        "prompt_cache_key": (_ANY,),
+        "prompt_logprobs": (),
+        "reasoning_effort": (),
+        "response_format": ({"type": "text"},),
+        "safety_identifier": (_ANY,),
+        "service_tier": ("auto", "default"),
+        "spaces_between_special_tokens": (True,),
+        "store": (False,),
+        "suffix": ("",),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "truncate_prompt_tokens": (),
+        "use_beam_search": (False,),
+        "user": (_ANY,),
+        "verbosity": (),
+        "web_search_options": (),
+    }
+)
+"""Parameters of the OpenAI API and of other servers that minisgl does not have: the values that change nothing."""
+
+
+def parse(body: bytes, kind: type[S]) -> S:
+    """A request's body as ``kind``. Raises `ApiError` (400), naming the parameter, for whatever is wrong with it."""
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"The body is not valid JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ApiError(400, "The body must be a JSON object.")
+    fields = {name: value for name, value in fields.items() if value is not None}
+    known = {field.name: field for field in msgspec.structs.fields(kind)}
+    for name in [name for name in fields if name not in known]:
+        _pass_if_neutral(name, fields.pop(name))
+    for name, field in known.items():
+        if field.required and name not in fields:
+            raise ApiError(400, f"The parameter {name} is missing.", name, "missing_required_parameter")
+    if isinstance(options := fields.get("stream_options"), dict):
+        for name, value in options.items():
+            if name != "include_usage" and value not in (None, False):
+                raise _unsupported(f"stream_options.{name}")
+    return _convert(fields, kind)
+
+
+def turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as chat templates read them. Raises `ApiError`."""
+    if not messages:
+        raise ApiError(400, "messages is empty: a chat needs at least one message.", "messages", "invalid_value")
+    given = ({k: v for k, v in message.items() if v is not None} for message in messages)
+    return [_convert(message, ChatMessage, f"messages[{i}]").turn() for i, message in enumerate(given)]
+
+
+def ids_prompt(tokens: list[int], param: str) -> IdsPrompt:
+    """Token ids as a prompt. Raises `ApiError` for ids that are in no vocabulary."""
+    try:
+        if min(tokens, default=0) >= 0:
+            return IdsPrompt(pack_ids(tokens))
+    except OverflowError:
+        pass
+    bad = next(token for token in tokens if not 0 <= token < 2**31)
+    raise ApiError(400, f"Token id {bad} is not in the vocabulary.", param, "invalid_value")
+
+
+def _pass_if_neutral(name: str, value: Any) -> None:
+    if name not in NEUTRAL:
+        raise ApiError(400, f"Unrecognized request argument supplied: {name}", name, "unknown_parameter")
+    if not any(neutral is _ANY or (neutral == value and type(neutral) is type(value)) for neutral in NEUTRAL[name]):
+        raise _unsupported(name)
+
+
+def _unsupported(name: str) -> ApiError:
+    return ApiError(400, f"{name} is not supported by this server.", name, "unsupported_parameter")
+
+
+def _convert(fields: dict[str, Any], kind: type[S], where: str = "") -> S:
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$")
+        path = path.removeprefix(".").rstrip("`")
+        named = re.search(r"(?:unknown|required) field `(.+)`", what)
+        place = ".".join(part for part in (where, path, named[1] if named else "") if part)
+        param = re.split(r"[.\[]", place)[0] or None
+        raise ApiError(400, f"{place}: {what}." if place else f"{what}.", param, "invalid_type") from None
+
+
+def _prompts(prompt: Any) -> list[Prompt]:
+    if isinstance(prompt, str):
+        return [TextPrompt(prompt)]
+    if isinstance(prompt, list) and prompt:
+        if all(type(item) is int for item in prompt):
+            return [ids_prompt(prompt, "prompt")]
+        if all(isinstance(item, str) for item in prompt):
+            return [TextPrompt(item) for item in prompt]
+        if all(isinstance(item, list) and all(type(token) is int for token in item) for item in prompt):
+            return [ids_prompt(item, "prompt") for item in prompt]
+    elif prompt == []:
+        raise ApiError(400, "The prompt is empty: it must have at least one token.", "prompt", "invalid_value")
+    raise ApiError(
+        400, "prompt must be a string, a list of token ids, a list of strings, or a list of these.", "prompt",
+        "invalid_type",
+    )  # fmt: skip
+
+
+def _text_of(part: dict[str, Any]) -> str:
+    if part.get("type") != "text":
+        raise ApiError(400, f"A content part of type {part.get('type')!r} is not supported, only 'text'.", "messages")
+    if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+        raise ApiError(400, "A content part must be {'type': 'text', 'text': '…'}.", "messages", "invalid_type")
+    return part["text"]
+
+
+def _token_id(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ApiError(400, f"logit_bias: {text!r} is not a token id.", "logit_bias", "invalid_value") from None
