@@ -35,7 +35,7 @@ class SimCounts:
     recomputed: int = 0  # of them, positions that the same request had computed before (it was retracted)
     max_rows: int = 0
     max_tokens: int = 0  # positions computed in one step
-    seats: int = 0
+    seats: dict[int, int] = field(default_factory=dict)  # uid -> times that it took a slot
     computed_by: dict[int, int] = field(default_factory=dict)  # uid -> positions computed
 
 
@@ -206,7 +206,7 @@ class SimEngine:
             self._serial += 1
             self._table[slot] = -1
             self._mapped[slot] = -1
-            self.counts.seats += 1
+            self.counts.seats[uid] = self.counts.seats.get(uid, 0) + 1
 
     def _check_history(self, step: Step, seat: Seat, truth: Truth) -> None:
         """Penalties count the tokens before the step: prompt, and the output that was kept (all but what was
@@ -266,11 +266,7 @@ class SimEngine:
             serial, first = row.seat.serial, row.start // size
             written = row.pages[first:]
             for i in np.flatnonzero(touches[written] > 1)[:1]:
-                page = int(written[i])
-                others = [r for r in rows if page in r.pages and r is not row]
-                whose = f"row {others[0].index} (request {others[0].seat.uid})" if others else "this row again"
-                text = f"writes a page that {whose} has in its table too"
-                raise SimViolation("page-shared", text, **row.at(step.id, page=page, position=(first + int(i)) * size))
+                self._fail_shared(step.id, row, first + int(i), rows)
             for unread in range(read, step.id):
                 toucher = self._footprints[unread].pages[written]
                 for i in np.flatnonzero((toucher != _NOBODY) & (toucher != serial))[:1]:
@@ -290,6 +286,22 @@ class SimEngine:
             footprint.pages[row.pages] = np.where(before == _NOBODY, serial, _MANY)
             footprint.slots[row.slot] = serial
         self._footprints[step.id] = footprint
+
+    def _fail_shared(self, step: int, row: _Row, column: int, rows: list[_Row]) -> NoReturn:
+        """``row`` writes a page that another row, or another column of its own, has too. Whose fault is it?"""
+        size, page = self.spec.page_size, int(row.pages[column])
+        other = next((r for r in rows if r is not row and page in r.pages), None)
+        if other is None:
+            text = "writes a page that stands twice in its table"
+            raise SimViolation("page-shared", text, **row.at(step, page=page, position=column * size))
+        theirs = int(np.flatnonzero(other.pages == page)[0])
+        since = int(self._mapped[other.slot, theirs])
+        if since < self._mapped[row.slot, column]:
+            thief = f"row {row.index} (request {row.seat.uid})"
+            text = f"its table names the page since step {since}, but {thief} was given it and writes it"
+            raise SimViolation("page-given-back", text, **other.at(step, page=page, position=theirs * size))
+        text = f"writes a page that row {other.index} (request {other.seat.uid}) has in its table too"
+        raise SimViolation("page-shared", text, **row.at(step, page=page, position=column * size))
 
     def _check_row(self, step: int, row: _Row, read: int) -> None:
         seat, truth, start, end = row.seat, row.truth, row.start, row.end

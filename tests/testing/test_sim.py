@@ -292,6 +292,13 @@ def test_a_table_that_names_a_page_given_back_is_found_even_if_its_content_is_ri
     assert (violation.row, violation.uid, violation.page, violation.position) == (0, A, 0, 0)
 
 
+def test_a_page_given_back_is_found_in_the_very_step_that_writes_it() -> None:
+    rows: list[Row] = [(0, 6, [PENDING], True), (1, 0, prompt(B), True)]
+    step = make(1, rows, [(1, 0, 0), (1, 1, 2)], [(1, B)], decode=1)
+    violation = broken("page-given-back", engine(), A_PREFILL, step)
+    assert (violation.row, violation.uid, violation.page, violation.position) == (0, A, 0, 0)
+
+
 def test_pointing_at_the_cached_twin_before_the_own_page_is_given_back_is_fine() -> None:
     sim = engine()
     both = make(
@@ -391,4 +398,4 @@ def test_counts_tell_prompt_output_and_recomputed_positions_apart() -> None:
     run(sim, A_PREFILL, A_DECODE)
     assert (sim.counts.steps, sim.counts.rows, sim.counts.tokens, sim.counts.prompt_tokens) == (2, 2, 7, 6)
     assert sim.counts.computed_by == {A: 7}
-    assert (sim.counts.max_rows, sim.counts.max_tokens, sim.counts.seats) == (1, 6, 1)
+    assert (sim.counts.max_rows, sim.counts.max_tokens, sim.counts.seats) == (1, 6, {A: 1})
