@@ -35,10 +35,8 @@ def find_file(word: str) -> Path:
     """The absolute path that ``plugins=word`` names. Raises `ConfigError` where there is no such file."""
     path = Path(word).expanduser()
     if path.is_dir():
-        files = sorted(p.name for p in path.glob("*.py"))
-        raise ConfigError(
-            f"plugins={word} is a folder. Name a file in it{': ' + ', '.join(files[:5]) if files else ''}."
-        )
+        files = ", ".join(sorted(p.name for p in path.glob("*.py"))[:5])
+        raise ConfigError(f"plugins={word} is a folder. Name a file in it{files and ': ' + files}.")
     if not path.is_file():
         beside = path.parent if path.parent.is_dir() else Path()
         guess = near(path.name, [p.name for p in beside.glob("*.py")])
@@ -177,7 +175,7 @@ def check_hooks(part: object, label: str) -> list[str]:
 def check_options(yielded: Any, label: str) -> list[tuple[str, str, type]]:
     """What a ``minisgl_configs`` hook yielded, as a list. Raises `ConfigError` where it can't be options."""
     if not isinstance(yielded, Iterable):
-        raise ConfigError(f"{label}: minisgl_configs must yield (group, name, dataclass), it returned {yielded!r}.")
+        raise ConfigError(f"{label}: minisgl_configs must yield (group, name, dataclass); it yields nothing.")
     options = []
     try:
         items = list(yielded)

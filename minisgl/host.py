@@ -40,6 +40,7 @@ __all__ = ["BUILTINS", "ConfigError", "Host", "Plugin", "decode_config", "encode
 
 BUILTINS = (
     "minisgl.plugins.attention.torch",
+    "minisgl.plugins.attention.flashinfer",
     "minisgl.plugins.cache.naive",
     "minisgl.plugins.cache.radix",
     "minisgl.plugins.scheduler.static",
@@ -48,6 +49,7 @@ BUILTINS = (
     "minisgl.plugins.scheduler.mixed",
     "minisgl.plugins.moe.torch",
     "minisgl.plugins.graph.none",
+    "minisgl.plugins.graph.cuda",
     "minisgl.plugins.communicator.torch",
     "minisgl.plugins.models.llama",
     "minisgl.plugins.models.mistral",
@@ -122,7 +124,12 @@ class Host:
                 if plugin.path == path:
                     self._remember(str(path), plugin)
                     return plugin
-            plugin = self._add(import_file(path, word), "file", word)
+            module = import_file(path, word)
+            try:
+                plugin = self._add(module, "file", word)
+            except ConfigError:
+                del sys.modules[module.__name__]  # so that the file is read again once it is mended
+                raise
             self._remember(str(path), plugin)
         else:
             plugin = self._add(import_module(word, f"plugins={word}"), "module", word)
@@ -140,25 +147,25 @@ class Host:
             if plugin.module is module or plugin.path == path:
                 return plugin
         parts = [module, *(instance(cls, name) for cls in hook_classes(module))]
-        found = sorted({hook for part in parts for hook in check_hooks(part, name)})
+        found = {hook for part in parts for hook in check_hooks(part, name)}
         if not found:
             raise ConfigError(
                 f"{name} has no hook, so it would do nothing. A hook is a function with @hookimpl above it "
                 f"(`from minisgl import hookimpl`), named as in minisgl/hooks.py: {', '.join(HOOKS[:8])}, …"
             )
         options: list[tuple[str, str, type]] = []
+        before = list(self._manager.get_plugins())
         for part in parts:
-            others = list(self._manager.get_plugins())
-            self._manager.register(part, name=f"{name}:{type(part).__name__}" if part is not module else name)
-            if hasattr(part, "minisgl_configs"):
-                for yielded in self._manager.subset_hook_caller("minisgl_configs", others)():
-                    options += check_options(yielded, name)
+            self._manager.register(part, name=name if part is module else f"{name}:{type(part).__name__}")
+        if "minisgl_configs" in found:
+            for yielded in self._manager.subset_hook_caller("minisgl_configs", before)() or [None]:
+                options += check_options(yielded, name)
         for group, choice, schema in options:
             self._claim((group, choice), name)
             if self.configs[group].setdefault(choice, schema) is not schema:
                 raise ConfigError(f"{name} claims {group}={choice} twice. Give one of the two another name.")
         digest = module.__dict__.get("__sha256__") or hashlib.sha256(path.read_bytes()).hexdigest()
-        plugin = Plugin(module.__name__, source, path, module, tuple(found), tuple(options), digest)
+        plugin = Plugin(module.__name__, source, path, module, tuple(sorted(found)), tuple(options), digest)
         self.plugins.append(plugin)
         return plugin
 

@@ -1,0 +1,459 @@
+"""The plugin host: how plugins are found, what it says where pluggy would say nothing, and what it builds."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl.config import GROUPS, Config
+from minisgl.host import BUILTINS, ConfigError, Host, decode_config, encode_config, plugins_of
+
+MINE = '''
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+import torch
+
+from minisgl import hookimpl
+
+
+class Colour(Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclass
+class Inner:
+    """Nested."""
+
+    depth: int = 3
+
+
+@dataclass
+class Mine:
+    """My prefix cache."""
+
+    max_nodes: int = 10_000
+    """How many nodes."""
+    ratio: float = float("inf")
+    colour: Colour = Colour.RED
+    where: Path = Path("/tmp")
+    name: str | None = None
+    sizes: list[int] = field(default_factory=list)
+    inner: Inner = field(default_factory=Inner)
+
+
+@hookimpl
+def minisgl_configs():
+    yield "cache", "mine", Mine
+
+
+@hookimpl
+def minisgl_cache(config, page_size):
+    if isinstance(config, Mine):
+        return ("mine", page_size, config.max_nodes)
+
+
+class Counter:
+    """An observer that counts."""
+
+    def __init__(self):
+        self.added = 0
+
+    @hookimpl
+    def minisgl_request_added(self, req):
+        self.added += 1
+
+    @hookimpl
+    def minisgl_metrics(self):
+        return f"added {self.added}"
+'''
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a plugin file; the body follows the imports that each needs."""
+
+    def write(body: str, name: str = "my_cache.py") -> Path:
+        path = tmp_path / name
+        head = "from dataclasses import dataclass\nfrom minisgl import hookimpl\n"
+        path.write_text(head + textwrap.dedent(body))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "my_cache.py"
+    path.write_text(MINE)
+    return path
+
+
+def run(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(code), *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | env, check=False)
+
+
+# ---- finding -----------------------------------------------------------------------------------------
+
+
+def test_every_built_in_file_is_named_and_loads() -> None:
+    import minisgl.plugins
+
+    root = Path(next(iter(minisgl.plugins.__path__)))
+    files = {f"minisgl.plugins.{p.parent.name}.{p.stem}" for p in root.glob("*/*.py") if p.stem != "__init__"}
+    assert files == set(BUILTINS)
+    host = Host.load()
+    loaded = [p.name for p in host.plugins if p.source == "built-in"]
+    assert loaded == list(BUILTINS)
+    assert all(host.configs[group] for group in GROUPS)
+
+
+def test_light_leaves_models_out_but_no_option() -> None:
+    light, full = Host.load(light=True), Host.load()
+    assert light.configs == full.configs
+    assert light.models() == {}
+    assert "Qwen3ForCausalLM" in full.models()
+
+
+def test_a_light_process_never_imports_torch_even_where_a_students_file_does(mine: Path) -> None:
+    result = run(
+        """
+        import sys, time
+        begun = time.process_time()
+        from minisgl.host import Host, decode_config, encode_config
+        host = Host.load([sys.argv[1]], light=True)
+        loaded = time.process_time()
+        config = host.compose(["cache=mine"])
+        decode_config(encode_config(config, host), host)
+        composed = time.process_time()
+        assert type(config.cache).__name__ == "Mine"
+        assert "torch" in sys.modules and "torch._C" not in sys.modules and "transformers" not in sys.modules
+        print(loaded - begun, composed - begun)
+        """,
+        str(mine),
+    )
+    assert result.returncode == 0, result.stderr
+    load, everything = map(float, result.stdout.split())
+    assert load < 0.8  # seconds of CPU: 0.2 here; a real `import torch` is 1 to 4 on top
+    assert everything < 1.5
+
+
+def test_one_file_is_one_plugin_however_it_is_spelled(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(mine.parent)
+    link = mine.parent / "link.py"
+    link.symlink_to(mine)
+    host = Host.load(
+        [str(mine), "my_cache.py", "./my_cache.py", f"{mine.parent}/../{mine.parent.name}/my_cache.py", "link.py"]
+    )
+    assert [p.source for p in host.plugins].count("file") == 1
+    assert host.given == [str(mine)]
+
+
+def test_two_hosts_share_classes_and_nothing_else(mine: Path) -> None:
+    one, two = Host.load([str(mine)]), Host.load([str(mine)])
+    assert one.schema("cache", "mine") is two.schema("cache", "mine")
+    one.hook.minisgl_request_added(req=None, now=0.0)
+    one.hook.minisgl_request_added(req=None, now=0.0)
+    two.hook.minisgl_request_added(req=None, now=0.0)
+    assert "added 2" in one.hook.minisgl_metrics()
+    assert "added 1" in two.hook.minisgl_metrics()
+    assert "mine" not in Host.load().configs["cache"]
+
+
+def test_a_module_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_module_of_mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    host = Host.load(["a_module_of_mine"])
+    assert host.given == ["a_module_of_mine"]
+    assert "mine" in host.configs["cache"]
+
+
+def test_an_installed_distribution_is_found_by_its_entry_point(tmp_path: Path) -> None:
+    (tmp_path / "other_minisgl.py").write_text(MINE)
+    info = tmp_path / "other_minisgl-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-minisgl\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[minisgl]\nmine = other_minisgl\n")
+    code = """
+        from minisgl.host import Host
+        host = Host.load(light=True)
+        found = [(p.name, p.source) for p in host.plugins if p.source != "built-in"]
+        print(found, host.given, "mine" in host.configs["cache"])
+    """
+    result = run(code, PYTHONPATH=str(tmp_path))
+    assert result.stdout.strip() == "[('other_minisgl', 'entry point')] [] True", result.stderr
+    (tmp_path / "other_minisgl.py").write_text("import no_such_package_at_all\n")
+    result = run(code, PYTHONPATH=str(tmp_path))
+    assert "mine (installed by other-minisgl): it needs the package 'no_such_package_at_all'" in result.stderr
+
+
+# ---- what pluggy lets pass ---------------------------------------------------------------------------
+
+CONFIGS = """
+    @dataclass
+    class Mine:
+        size: int = 1
+    @hookimpl
+    def minisgl_configs():
+        yield "cache", "mine", Mine
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("x = 1", "has no hook, so it would do nothing"),
+        ("def minisgl_cache(config, page_size): ...", "minisgl_cache has no @hookimpl above it"),
+        ("def minisgl_cashe(config): ...", "no hook of that name either. Did you mean minisgl_cache?"),
+        ("@hookimpl\ndef minisgl_cachee(config): ...", "there is no hook minisgl_cachee. Did you mean minisgl_cache?"),
+        (
+            "@hookimpl\ndef minisgl_cache(config, page_sise): ...",
+            "takes 'page_sise', which this hook does not",
+        ),
+        ("@hookimpl\ndef minisgl_cache(self, config): ...", "It may take any of: config, page_size."),
+        (
+            "@dataclass\nclass Mine: ...\n@hookimpl\ndef minisgl_configs():\n    yield 'cash', 'mine', Mine",
+            "there is no group 'cash'. Did you mean cache?",
+        ),
+        ("@hookimpl\ndef minisgl_configs():\n    yield 'cache', 'mine'", "it yielded ('cache', 'mine')"),
+        ("@hookimpl\ndef minisgl_configs():\n    yield 'cache', 'mine', int", "must yield (group, name, dataclass)"),
+        ("@hookimpl\ndef minisgl_configs():\n    pass", "it yields nothing"),
+        ("@hookimpl\ndef minisgl_configs():\n    yield undefined", "NameError: name 'undefined' is not defined"),
+        (
+            "@dataclass(frozen=True)\nclass Mine: ...\n@hookimpl\ndef minisgl_configs():\n    yield 'cache', 'm', Mine",
+            "Mine is a frozen dataclass",
+        ),
+        (
+            "@dataclass\nclass Mine: ...\n@hookimpl\ndef minisgl_configs():\n    yield 'cache', 'radix', Mine",
+            "and minisgl.plugins.cache.radix both claim cache=radix",
+        ),
+        (
+            "class Watch:\n    def __init__(self, path): ...\n    @hookimpl\n    def minisgl_metrics(self): ...",
+            "Watch() without arguments",
+        ),
+        ("import no_such_package", "it needs the package 'no_such_package', which is not installed. Try: pip install"),
+        ("from . import helper", "relative import"),
+        ("from minisgl.core import Nothing", "cannot import name 'Nothing'"),
+        ("def f(:\n    pass", "line 3 is not Python"),
+        ("1 / 0", "importing it failed at line 3: ZeroDivisionError"),
+    ],
+)
+def test_a_plugin_that_would_do_nothing_or_harm_is_refused(write: Write, body: str, said: str) -> None:
+    path = write(body)
+    with pytest.raises(ConfigError) as caught:
+        Host.load([str(path)])
+    assert said in str(caught.value)
+    assert "my_cache.py" in str(caught.value)
+    path.write_text(MINE)  # mended, in the same process
+    assert "mine" in Host.load([str(path)]).configs["cache"]
+
+
+def test_a_missing_gpu_package_names_the_extra(write: Write) -> None:
+    path = write(
+        CONFIGS
+        + """
+    @hookimpl
+    def minisgl_cache(config):
+        if isinstance(config, Mine):
+            raise ModuleNotFoundError("No module named 'flashinfer'", name="flashinfer")
+    """
+    )
+    host = Host.load([str(path)])
+    with pytest.raises(ConfigError, match=r"cache=mine: it needs the package 'flashinfer'.*'minisgl\[gpu\]'"):
+        host.build("cache", host.make("cache", "mine"), page_size=1)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("no_such_file.py", "there is no such file"),
+        ("no/such/file.py", "there is no such file"),
+        ("no_such_module_at_all", "there is no module 'no_such_module_at_all'"),
+        ("", "write the path of a Python file"),
+        ("minisgl.core", "has no hook"),
+    ],
+)
+def test_a_word_that_names_no_plugin(word: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Host.load([word])
+
+
+def test_a_misspelled_or_wrong_path_says_what_is_there(mine: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Did you mean my_cache\.py\?"):
+        Host.load([str(mine.parent / "my_cash.py")])
+    with pytest.raises(ConfigError, match=r"is a folder\. Name a file in it: my_cache\.py\."):
+        Host.load([str(mine.parent)])
+
+
+def test_two_plugins_that_claim_one_architecture(write: Write) -> None:
+    body = """
+        class Model: ...
+        @hookimpl
+        def minisgl_models():
+            return {"MyForCausalLM": Model}
+    """
+    host = Host.load([str(write(body, "a.py")), str(write(body, "b.py"))])
+    with pytest.raises(ConfigError, match=r"[ab]\.py and .*[ab]\.py both claim the architecture MyForCausalLM"):
+        host.models()
+    assert "MyForCausalLM" in Host.load([str(write(body, "a.py"))]).models()
+
+
+def test_one_name_twice_in_one_file(write: Write) -> None:
+    more = '\n    @dataclass\n    class Other: ...\n    @hookimpl(specname="minisgl_configs")\n    def more():\n'
+    path = write(CONFIGS + more + '        yield "cache", "mine", Other\n')
+    with pytest.raises(ConfigError, match="claims cache=mine twice"):
+        Host.load([str(path)])
+
+
+# ---- building ----------------------------------------------------------------------------------------
+
+
+def test_a_config_that_no_plugin_builds(write: Write) -> None:
+    host = Host.load([str(write(CONFIGS))])
+    with pytest.raises(ConfigError, match=r"No plugin builds cache=mine.*isinstance\(config, Mine\)"):
+        host.build("cache", host.make("cache", "mine"), page_size=16)
+
+
+def test_build_make_and_names(mine: Path) -> None:
+    host = Host.load([str(mine)])
+    config = host.make("cache", "mine")
+    assert host.build("cache", config, page_size=4) == ("mine", 4, 10_000)
+    assert host.name_of("cache", config) == "mine"
+    with pytest.raises(ConfigError, match=r"cache=mime: there is no such cache\. Did you mean mine\? Known: .*radix"):
+        host.make("cache", "mime")
+    with pytest.raises(ConfigError, match=r"There is no group 'cash'\. Did you mean cache\?"):
+        host.make("cash", "mine")
+
+
+def test_an_attention_backend_can_wrap_another_by_name(write: Write) -> None:
+    path = write("""
+        @dataclass
+        class Inner: ...
+        @dataclass
+        class Outer:
+            of: str = "inner"
+        @hookimpl
+        def minisgl_configs():
+            yield "attention", "inner", Inner
+            yield "attention", "outer", Outer
+        @hookimpl
+        def minisgl_attention(config, device, build):
+            if isinstance(config, Inner):
+                return f"inner on {device}"
+            if isinstance(config, Outer):
+                return f"outer of {build(config.of)}"
+    """)
+    host = Host.load([str(path)])
+    assert host.build("attention", host.make("attention", "outer"), device="cpu") == "outer of inner on cpu"
+
+
+def test_a_value_that_a_factory_refuses_is_named(write: Write) -> None:
+    path = write(
+        CONFIGS
+        + """
+    @hookimpl
+    def minisgl_cache(config):
+        if isinstance(config, Mine):
+            raise ValueError("size must be even")
+    """
+    )
+    host = Host.load([str(path)])
+    with pytest.raises(ConfigError, match="cache=mine: size must be even"):
+        host.build("cache", host.make("cache", "mine"), page_size=1)
+
+
+def test_trace_prints_each_hook_call(mine: Path) -> None:
+    code = """
+        import sys
+        from minisgl.host import Host
+        host = Host.load([sys.argv[1]], light=True)
+        host.build("cache", host.make("cache", "mine"), page_size=4)
+    """
+    traced = run(code, str(mine), MINISGL_TRACE_HOOKS="1").stderr
+    assert "minisgl_cache(config=Mine(" in traced
+    assert f"page_size=4) calls {mine}" in traced
+    assert "minisgl_cache -> ('mine', 4, 10000)" in traced
+    assert run(code, str(mine), MINISGL_TRACE_HOOKS="0").stderr == ""
+
+
+# ---- child processes ---------------------------------------------------------------------------------
+
+
+def _child(data: bytes, pickled: Callable[[], bytes] | bytes) -> tuple[Any, ...]:
+    """Runs in a spawned process: what `minisgl.server` does there."""
+    host = Host.load(plugins_of(data))
+    config = decode_config(data, host)
+    made = host.build("cache", config.cache, page_size=config.page_size)
+    assert isinstance(pickled, bytes)
+    return config, made, type(pickle.loads(pickled)) is type(config.cache)
+
+
+def test_a_students_file_works_in_a_spawned_process(mine: Path) -> None:
+    words = ["cache=mine", "cache.max_nodes=7", "cache.colour=BLUE", "cache.where=/var", "cache.sizes=[1,2]"]
+    host = Host.load([str(mine)])
+    config = host.compose([*words, "cache.inner.depth=5", "tp=2", "num_pages=9", "server.port=0"])
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        back, made, same_class = pool.apply(_child, (encode_config(config, host), pickle.dumps(config.cache)))
+    assert back == config
+    assert made == ("mine", 16, 7)
+    assert same_class
+
+
+def test_nothing_of_a_config_is_pickled_and_a_config_without_its_plugin_is_refused(mine: Path) -> None:
+    host = Host.load([str(mine)])
+    data = encode_config(host.compose(["cache=mine"]), host)
+    assert plugins_of(data) == [str(mine)]
+    assert b"__main__" not in data
+    assert b"minisgl_plugin" not in data
+    with pytest.raises(ConfigError, match="cache=mine: there is no such cache"):
+        decode_config(data, Host.load())
+
+
+def test_a_hand_made_config_travels_too() -> None:
+    host = Host.load()
+    config = Config(model="x", cache=host.make("cache", "naive"), num_pages=3)
+    assert decode_config(encode_config(config, host), host) == config
+
+    class Stranger:
+        pass
+
+    with pytest.raises(ConfigError, match="cache=Stranger: there is no such cache"):
+        encode_config(Config(cache=Stranger()), host)
+
+
+# ---- python -m minisgl.plugins ------------------------------------------------------------------------
+
+
+def test_the_list_of_plugins_says_file_hash_hooks_and_options(mine: Path) -> None:
+    command = [sys.executable, "-m", "minisgl.plugins", str(mine)]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    rows = json.loads(subprocess.run([*command, "--json"], capture_output=True, timeout=60, check=True).stdout)
+    assert len(rows) == len(BUILTINS) + 1
+    row = rows[-1]
+    assert row["path"] == str(mine)
+    assert row["source"] == "file"
+    assert row["hooks"] == ["minisgl_cache", "minisgl_configs", "minisgl_metrics", "minisgl_request_added"]
+    assert row["options"]["cache=mine"]["cache.max_nodes"] == "10000"
+    assert row["sha256"][:12] in shown
+    assert "cache.inner.depth=3" in shown
+    failed = subprocess.run([*command, "gone.py"], capture_output=True, text=True, timeout=60, check=False)
+    assert failed.returncode == 2
+    assert failed.stderr.startswith("minisgl.plugins: plugins=gone.py: there is no such file")
+    assert "Traceback" not in failed.stderr
