@@ -1,0 +1,305 @@
+"""The radix cache against a dictionary: match, lock, split, insert and evict in any order give the same answers."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from minisgl.kvcache import Key, Match
+from minisgl.plugins.cache.naive import NaiveCache
+from minisgl.plugins.cache.radix import Handle, Node, RadixCache
+from minisgl.testing.cache import CachePair
+
+TOKENS = st.lists(st.integers(0, 1), max_size=14)
+NAMESPACES = st.sampled_from([None, None, None, "adapter"])
+
+
+class Radix(RuleBasedStateMachine):
+    """Requests that match, lock, insert below what they locked, leave, and a pool that runs out."""
+
+    @initialize(page_size=st.sampled_from([1, 2, 3]), num_pages=st.integers(1, 30))
+    def start(self, page_size: int, num_pages: int) -> None:
+        self.pair = CachePair(RadixCache(page_size), page_size, num_pages)
+        self.locked: list[tuple[Any, Any]] = []
+
+    @rule(ids=TOKENS, namespace=NAMESPACES)
+    def match(self, ids: list[int], namespace: str | None) -> None:
+        self.pair.match(self.pair.key(ids, namespace))
+
+    @rule(ids=TOKENS, namespace=NAMESPACES)
+    def lock(self, ids: list[int], namespace: str | None) -> None:
+        self.locked.append(self.pair.lock(self.pair.key(ids, namespace)))
+
+    @rule(ids=TOKENS, namespace=NAMESPACES)
+    def insert_at_the_root(self, ids: list[int], namespace: str | None) -> None:
+        self.pair.insert(None, self.pair.key(ids, namespace))
+
+    @precondition(lambda self: self.locked)
+    @rule(data=st.data(), more=TOKENS)
+    def insert_below_a_lock_and_move_it(self, data: st.DataObject, more: list[int]) -> None:
+        """What a scheduler does when a chunk is computed: offer it, lock the longer prefix, unlock the shorter."""
+        base = self.locked.pop(data.draw(st.integers(0, len(self.locked) - 1)))
+        key = self.pair.key([*base[1].ids, *more], base[1].namespace)
+        longer = self.pair.insert(base, key, lock=True)
+        if longer is not None:
+            self.locked.append(longer)
+            self.pair.unlock(base)
+        else:
+            self.locked.append(base)
+
+    @precondition(lambda self: self.locked)
+    @rule(data=st.data())
+    def unlock(self, data: st.DataObject) -> None:
+        self.pair.unlock(self.locked.pop(data.draw(st.integers(0, len(self.locked) - 1))))
+
+    @rule(count=st.integers(1, 8))
+    def evict(self, count: int) -> None:
+        self.pair.evict(count)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "pair"):
+            return
+        for locked in self.locked:
+            self.pair.unlock(locked)
+        assert self.pair.cache.evictable == self.pair.cache.held
+        self.pair.evict(self.pair.cache.held)
+        assert self.pair.cache.held == 0
+
+
+TestRadix = Radix.TestCase
+TestRadix.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+
+
+def key(*ids: int) -> Key:
+    return Key(None, np.asarray(ids, np.int64))
+
+
+def pages(*numbers: int) -> np.ndarray:
+    return np.asarray(numbers, np.int32)
+
+
+def sample() -> RadixCache:
+    """0 1 2 3 | 4 5 and 0 1 2 3 | 6 7 with pages of two tokens, the second locked; and 8 9."""
+    cache = RadixCache(2)
+    cache.insert(None, key(0, 1, 2, 3, 4, 5), 0, pages(10, 11, 12))
+    cache.insert(None, key(0, 1, 2, 3, 6, 7), 0, pages(20, 21, 13))
+    cache.insert(None, key(8, 9), 0, pages(14))
+    cache.lock(cache.match(key(0, 1, 2, 3, 6, 7)).handle)
+    cache.check()
+    return cache
+
+
+def test_a_split_keeps_users_on_both_parts() -> None:
+    cache = sample()
+    assert (cache.held, cache.evictable) == (5, 2)
+    locked = cache.match(key(0, 1, 9, 9))
+    assert (locked.pages.tolist(), locked.unlocked) == ([10], 0)
+    cache.lock(locked.handle)
+    cache.check()
+    assert sorted(cache.evict(9).tolist()) == [12, 14]
+    cache.unlock(locked.handle)
+    assert cache.evict(9).tolist() == []
+
+
+def test_matching_changes_nothing_not_even_who_is_evicted_next() -> None:
+    for look in (False, True):
+        cache = RadixCache(1)
+        for i in range(4):
+            cache.insert(None, key(i), 0, pages(i))
+        if look:
+            assert cache.match(key(0)).pages.tolist() == [0]
+        assert cache.evict(1).tolist() == [0]
+
+
+def test_the_least_recently_used_goes_first_and_a_lock_counts_as_use() -> None:
+    cache = RadixCache(1)
+    for i in range(4):
+        cache.insert(None, key(i), 0, pages(i))
+    used = cache.match(key(0)).handle
+    cache.lock(used)
+    cache.unlock(used)
+    assert [cache.evict(1).tolist() for _ in range(4)] == [[1], [2], [3], [0]]
+
+
+def test_a_caller_may_reuse_its_arrays() -> None:
+    cache = RadixCache(1)
+    ids, numbers = np.asarray([1, 2], np.int64), pages(5, 6)
+    cache.insert(None, Key(None, ids), 0, numbers)
+    ids[:], numbers[:] = 9, 9
+    cache.check()
+    assert cache.match(key(1, 2)).pages.tolist() == [5, 6]
+
+
+def _a_page_twice(cache: RadixCache) -> None:
+    leaf = next(n for n in cache.nodes() if n.is_leaf)
+    leaf.pages = pages(10)
+
+
+def _a_wrong_child(cache: RadixCache) -> None:
+    children = cache.roots[None].children
+    first, second = list(children)
+    children[first], children[second] = children[second], children[first]
+
+
+def _a_lost_parent(cache: RadixCache) -> None:
+    root = cache.roots[None]
+    next(n for n in cache.nodes() if n.is_leaf and n.parent is not root).parent = root
+
+
+def _a_lost_leaf(cache: RadixCache) -> None:
+    cache.roots[None].children.popitem()
+
+
+def _a_user_below_none(cache: RadixCache) -> None:
+    top = next(n for n in cache.nodes() if not n.is_leaf)
+    top.users = 0
+    cache.evictable += len(top.pages)
+
+
+def _a_short_edge(cache: RadixCache) -> None:
+    node = next(n for n in cache.nodes() if len(n.pages) > 1)
+    node.ids = node.ids[:-1]
+
+
+def _counts(name: str, by: int) -> Callable[[RadixCache], None]:
+    return lambda cache: setattr(cache, name, getattr(cache, name) + by)
+
+
+CORRUPTIONS: dict[str, Callable[[RadixCache], None]] = {
+    "held is too high": _counts("held", 1),
+    "evictable is too low": _counts("evictable", -1),
+    "a page stands twice": _a_page_twice,
+    "children are swapped": _a_wrong_child,
+    "a parent is wrong": _a_lost_parent,
+    "a leaf is lost": _a_lost_leaf,
+    "a user below a node without users": _a_user_below_none,
+    "an edge is not whole pages": _a_short_edge,
+    "eviction forgot a leaf": lambda cache: cache._heap.clear(),
+}
+
+
+@pytest.mark.parametrize("what", CORRUPTIONS)
+def test_check_finds_what_is_broken(what: str) -> None:
+    cache = sample()
+    CORRUPTIONS[what](cache)
+    with pytest.raises(AssertionError):
+        cache.check()
+
+
+def _exercise(cache: RadixCache) -> None:
+    """A small life: shared prefixes, splits under locks, an eviction while something is locked, and one after."""
+    pair = CachePair(cache, 2)
+    pair.insert(None, pair.key([0, 1, 2, 3, 4, 5]))
+    longer = pair.lock(pair.key([0, 1, 2, 3, 4, 5]))
+    shorter = pair.lock(pair.key([0, 1, 2, 9]))
+    pair.insert(shorter, pair.key([0, 1, 7, 7]))
+    again = pair.lock(pair.key([0, 1, 7, 7]))
+    pair.insert(None, pair.key([8, 8]))
+    pair.unlock(shorter)
+    pair.evict(3)
+    pair.unlock(again)
+    pair.unlock(longer)
+    pair.insert(None, pair.key([8, 8]))
+    pair.match(pair.key([0, 1, 2, 3, 4, 5]))
+    pair.evict(2)
+    pair.evict(9)
+
+
+def _split_loses_users(self: RadixCache, node: Node, at: int) -> Node:
+    upper = _SPLIT(self, node, at)
+    upper.users = 0
+    return upper
+
+
+def _lock_only_the_end(self: RadixCache, handle: Handle) -> None:
+    _LOCK(self, handle)
+    if handle.node.parent is not None and handle.node.parent.parent is not None:
+        handle.node.parent.users -= 1
+
+
+def _evict_what_is_locked(self: RadixCache, count: int) -> np.ndarray:
+    gone = _EVICT(self, count)
+    leaf = next((n for n in self.nodes() if n.is_leaf), None)
+    if len(gone) >= count or leaf is None or leaf.parent is None:
+        return gone
+    leaf.parent.children = {page: n for page, n in leaf.parent.children.items() if n is not leaf}
+    self.held -= len(leaf.pages)
+    return np.concatenate((gone, leaf.pages))
+
+
+def _match_moves_the_clock(self: RadixCache, wanted: Key) -> Match:
+    found = _MATCH(self, wanted)
+    self.lock(found.handle)
+    self.unlock(found.handle)
+    return found
+
+
+def _match_a_page_too_far(self: RadixCache, a: np.ndarray, b: np.ndarray) -> int:
+    return len(a) // self.page_size
+
+
+_SPLIT, _LOCK, _MATCH, _EVICT = RadixCache._split, RadixCache.lock, RadixCache.match, RadixCache.evict
+WRONG: dict[str, tuple[str, Callable[..., Any]]] = {
+    "a split loses users": ("_split", _split_loses_users),
+    "a lock forgets the path": ("lock", _lock_only_the_end),
+    "a locked leaf is evicted": ("evict", _evict_what_is_locked),
+    "a match counts as use": ("match", _match_moves_the_clock),
+    "an edge matches whole": ("_common", _match_a_page_too_far),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_the_model_finds_a_wrong_cache(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _exercise(RadixCache(2))
+    monkeypatch.setattr(RadixCache, *WRONG[what])
+    with pytest.raises(AssertionError):
+        _exercise(RadixCache(2))
+
+
+def _seconds_an_eviction(leaves: int) -> float:
+    """The time of one eviction and one insertion in a cache with so many leaves, the median of many."""
+    cache = RadixCache(1)
+    for i in range(leaves):
+        cache.insert(None, key(i % 100, i), 0, pages(2 * i, 2 * i + 1))
+    times = []
+    for i in range(400):
+        begin = time.perf_counter()
+        for _ in range(5):
+            cache.evict(1)
+        cache.insert(None, key(i % 100, leaves + i), 0, pages(2 * (leaves + i), 2 * (leaves + i) + 1))
+        times.append(time.perf_counter() - begin)
+    cache.check()
+    return statistics.median(times)
+
+
+def test_eviction_costs_no_more_in_a_cache_32_times_as_large() -> None:
+    small, large = _seconds_an_eviction(1_000), _seconds_an_eviction(32_000)
+    assert large < 5 * small, f"{small * 1e6:.0f} µs with 1,000 leaves, {large * 1e6:.0f} µs with 32,000"
+
+
+def test_the_heap_does_not_grow_with_use() -> None:
+    cache = RadixCache(1)
+    for i in range(10):
+        cache.insert(None, key(i), 0, pages(i))
+    for i in range(5_000):
+        handle = cache.match(key(i % 10)).handle
+        cache.lock(handle)
+        cache.unlock(handle)
+    assert len(cache._heap) < 200
+
+
+def test_the_naive_cache_keeps_nothing() -> None:
+    cache = NaiveCache()
+    inserted = cache.insert(None, key(1, 2), 0, pages(1, 2))
+    assert len(inserted.pages) == 0
+    match = cache.match(key(1, 2))
+    assert (len(match.pages), match.unlocked, cache.held, cache.evictable) == (0, 0, 0, 0)
+    assert len(cache.evict(5)) == 0
