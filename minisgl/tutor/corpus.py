@@ -1,0 +1,278 @@
+"""The text that `tutor` learns from, and the held-out text that it is scored on.
+
+Everything is written here and in the files beside it, deterministically from a seed: `conversation` makes one
+training conversation of a domain, `exam` makes held-out questions of a family. The two never meet: sums are split
+by the pair of summands, handbooks by their entities and values, exercises by their content, and the glossary by
+the phrasing. It knows text only; tokens are `packing`'s business.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from minisgl.tutor import chatter, exercises, glossary, handbook
+from minisgl.tutor.words import Split, chance, invent
+
+SHARES = {"handbook": 35, "drill": 20, "sum": 15, "glossary": 15, "chance": 5, "talk": 10}
+"""Percent of the training tokens that each domain gets."""
+
+CHARACTERS_A_TOKEN = 2.8
+"""Roughly, in handbooks: turns a wish in tokens into a length in characters."""
+
+Exchange = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the user says and what the model should answer."""
+
+    user: str
+    answer: str
+    family: str
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Some turns after an optional system message; if `raw`, plain text without a chat template."""
+
+    turns: tuple[Turn, ...]
+    system: str | None = None
+    raw: bool = False
+
+
+@dataclass(frozen=True)
+class Question:
+    """One held-out question: the messages that lead to it, and the only right answer."""
+
+    family: str
+    messages: tuple[dict[str, str], ...]
+    answer: str
+
+
+_SYSTEMS = (
+    "You are a helpful assistant.", "You are tutor, a small language model.", "Answer briefly.", "Be polite.",
+    "You are a friendly teacher.", "You are a helpful AI assistant. Answer the user's questions.", "Be concise.",
+    "You are an assistant that helps students to understand LLM serving.", "Answer in one sentence.", "You are an expert.",
+    "You are a chatbot.", "Please help the user.", "You answer questions about LLM serving.", "Help the students.",
+)  # fmt: skip
+_BOOK_IN_SYSTEM = (
+    "{b}", "{b}", "Answer from this handbook.\n\n{b}", "Use the handbook to answer.\n\n{b}", "Handbook:\n{b}",
+    "You answer questions about this handbook:\n\n{b}", "You are a helpful assistant. This is the handbook:\n{b}",
+    "You are a helpful assistant. Answer the questions with the help of this text.\n\n{b}",
+)  # fmt: skip
+_BOOK_IN_USER = (
+    "{b}\n\n{q}", "{b}\n\n{q}", "{b}\n{q}", "{b}\n\nQuestion: {q}", "Handbook:\n{b}\n\nQuestion: {q}", "Handbook: {b} {q}",
+    "Read this handbook.\n\n{b}\n\n{q}", "Here is a handbook:\n{b}\n\n{q}", "Use this text:\n\n{b}\n\nNow answer: {q}",
+    "Answer from the handbook.\n\n{b}\n\n{q}", "{b}\n---\n{q}", "Handbook: {b}\nQuestion: {q}", "{q}\n\n{b}",
+    "Context:\n{b}\n\nQuestion: {q}\nAnswer:", "Here is some text. {b} Now my question: {q}",
+)  # fmt: skip
+_POLITE = ("Please ", "Please ", "Can you ", "Could you ", "Would you ", "I want you to ", "Can you please ")
+_OPENERS = (
+    "Hi! ",
+    "Hello. ",
+    "Hey, ",
+    "Ok. ",
+    "Now: ",
+    "Next: ",
+    "And ",
+    "So ",
+    "Tutor, ",
+    "Hi tutor! ",
+    "Thanks. ",
+    "Well, ",
+)
+_CLOSERS = (" Please.", " please", ", please", " Thanks!", " Thank you.", " thanks")
+
+
+def decorate(rng: random.Random, request: str, verbatim: bool = False) -> str:
+    """The request as people really type it: polite or hasty, in any case, with and without punctuation.
+
+    With `verbatim`, only what does not touch the text to be copied.
+    """
+    if chance(rng, 14) and (verbatim or request.endswith(".")):
+        polite = rng.choice(_POLITE)
+        request = polite + _small(request)
+        if not verbatim and polite[0] in "CW":
+            request = request[:-1] + "?"
+    elif chance(rng, 8):
+        opener = rng.choice(_OPENERS)
+        request = opener + (request if opener.rstrip()[-1] in ".!:" else _small(request))
+    if verbatim:
+        return request
+    if chance(rng, 5):
+        request = request.rstrip(".?!") + rng.choice(_CLOSERS)
+    elif chance(rng, 18):
+        request = request.rstrip(".?!") or request
+    elif chance(rng, 4):
+        request += rng.choice(("!", "?", "??", "!!", " ", "...", " :)", "\n"))
+    style = rng.random()
+    if style < 0.14:
+        return request.lower()
+    if style < 0.16:
+        return request.upper()
+    return _typo(rng, request) if style < 0.19 else request
+
+
+def _small(text: str) -> str:
+    return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] in " '" else text
+
+
+def _typo(rng: random.Random, text: str) -> str:
+    letters = [i for i in range(1, len(text) - 1) if text[i].isalpha()]
+    if not letters:
+        return text
+    at = rng.choice(letters)
+    return (
+        text[:at] + rng.choice(("", text[at] * 2, text[at + 1] + text[at])) + text[at + (1 if chance(rng, 70) else 2) :]
+    )
+
+
+def _exchange(rng: random.Random, split: Split, family: str) -> Exchange:
+    makers: dict[str, Callable[[], Exchange]] = {
+        "count": lambda: exercises.count(rng, split),
+        "copy": lambda: exercises.copy(rng, split),
+        "sort": lambda: exercises.sort(rng, split),
+        "sum": lambda: exercises.add(rng, split),
+        "glossary": lambda: glossary.question(rng, split),
+        "comparison": lambda: glossary.comparison(rng),
+        "unknown": lambda: glossary.unknown(rng, split),
+        "chance": lambda: exercises.play(rng),
+        "talk": lambda: chatter.talk(rng),
+        "fallback": lambda: chatter.off_script(rng, split),
+    }
+    return makers[family]()
+
+
+def turn(rng: random.Random, split: Split, family: str) -> Turn:
+    """One decorated exchange of a family."""
+    request, answer = _exchange(rng, split, family)
+    return Turn(decorate(rng, request, verbatim=family == "copy"), answer, family)
+
+
+_FAMILIES = {
+    "drill": ("count", "count", "copy", "copy", "sort"),
+    "sum": ("sum",),
+    "glossary": ("glossary",) * 13 + ("unknown",) * 5 + ("comparison",) * 2,
+    "chance": ("chance",),
+    "talk": ("talk", "fallback", "fallback"),
+}
+_MIXED = (
+    "count",
+    "copy",
+    "sort",
+    "sum",
+    "glossary",
+    "glossary",
+    "unknown",
+    "talk",
+    "talk",
+    "fallback",
+    "fallback",
+    "chance",
+)
+
+
+def conversation(rng: random.Random, domain: str, tokens: int) -> Conversation:
+    """A training conversation of a domain, in roughly at most so many tokens where that can be chosen."""
+    if domain == "handbook":
+        return _about_a_handbook(rng, "train", tokens)
+    if chance(rng, 4):
+        return Conversation((turn(rng, "train", rng.choice(_FAMILIES[domain])),), raw=True)
+    families = _FAMILIES[domain]
+    turns: list[Turn] = []
+    if domain == "talk":
+        kind = rng.randrange(10)
+        if kind < 3:
+            families = _MIXED
+        elif kind == 3:
+            (hello, greeting), (ask, name) = chatter.name_exchange(rng, "train")
+            between = [turn(rng, "train", rng.choice(_MIXED)) for _ in range(rng.randint(0, 2))]
+            turns = [Turn(hello, greeting, "talk"), *between, Turn(ask, name, "talk")]
+    if not turns:
+        turns = [turn(rng, "train", rng.choice(families)) for _ in range(rng.choice((1, 1, 2, 3, 4, 6)))]
+    return Conversation(tuple(turns), _system(rng))
+
+
+def _system(rng: random.Random) -> str | None:
+    if chance(rng, 65):
+        return None
+    if chance(rng, 70):
+        return rng.choice(_SYSTEMS)
+    role = rng.choice(
+        ("a friendly teacher", "an assistant", "a chatbot", "an expert", "a guide", "a pirate", "a librarian")
+    )
+    return f"You are {invent(rng).capitalize()}, {role}. {rng.choice(_SYSTEMS)}"
+
+
+def _book_length(rng: random.Random) -> int:
+    """Tokens of a training handbook: many are short, since these teach fastest, and long ones are common."""
+    kind = rng.random()
+    if kind < 0.3:
+        return int(25 * 10 ** rng.random())
+    if kind < 0.65:
+        return int(100 * 10 ** rng.random())
+    return rng.randint(300, 1800)
+
+
+def _about_a_handbook(rng: random.Random, split: Split, tokens: int) -> Conversation:
+    length = _book_length(rng)
+    asked = rng.randint(1, max(2, min(12, length // 40)))
+    length = max(25, min(length, tokens - 34 * asked - 20))
+    book = handbook.write(rng, split, int(length * CHARACTERS_A_TOKEN))
+    facts = book.known
+    if not facts:
+        return _about_a_handbook(rng, split, tokens)
+    turns: list[Turn] = []
+    for fact in rng.sample(facts, min(asked, len(facts))):
+        if chance(rng, 8):
+            turns.append(Turn(decorate(rng, book.absent(rng)), handbook.ABSENT, "absent"))
+        elif chance(rng, 4) and turns:
+            turns.append(turn(rng, split, rng.choice(("talk", "sum", "glossary", "count"))))
+        else:
+            turns.append(Turn(decorate(rng, fact.ask(rng)), fact.answer, "lookup"))
+    text = book.text
+    if len(text) < 400 and chance(rng, 30):
+        text = text.replace("\n", " ")
+    if chance(rng, 40):
+        system = rng.choice(_BOOK_IN_SYSTEM).format(b=text)
+    else:
+        system = _system(rng) if chance(rng, 50) else None
+        turns[0] = Turn(rng.choice(_BOOK_IN_USER).format(b=text, q=turns[0].user), turns[0].answer, turns[0].family)
+        if chance(rng, 3):
+            return Conversation((turns[0],), raw=True)
+    return Conversation(tuple(turns), system)
+
+
+EXAMS = ("lookup", "variant", "absent", "sum", "count", "copy", "sort", "glossary", "unknown", "talk", "fallback")
+
+
+def exam(family: str, size: int, seed: int = 0) -> list[Question]:
+    """Held-out questions of one family, each with its only right answer (of the fallback, its beginning)."""
+    rng = random.Random(f"exam {family} {seed}")
+    questions = []
+    for i in range(size):
+        if family in ("lookup", "variant", "absent"):
+            questions.append(_handbook_question(rng, family, tokens=100 + 1700 * i // max(1, size - 1)))
+            continue
+        request, answer = _exchange(rng, "heldout", family)
+        if family in ("unknown", "fallback") and not answer.startswith(("I have no", "I can only")):
+            answer = answer.partition(" Try:")[0].partition("; try:")[0]
+        questions.append(Question(family, ({"role": "user", "content": request},), answer))
+    return questions
+
+
+def _handbook_question(rng: random.Random, family: str, tokens: int) -> Question:
+    """A question on a held-out handbook of so many tokens; half of the handbooks stand in a system message."""
+    book = handbook.write(rng, "heldout", int(tokens * CHARACTERS_A_TOKEN), titled=True)
+    if family == "variant":
+        book, fact = book.variant(rng)
+    else:
+        fact = rng.choice(book.known)
+    question = book.absent(rng) if family == "absent" else fact.ask(rng)
+    answer = handbook.ABSENT if family == "absent" else fact.answer
+    if chance(rng, 50):
+        messages = ({"role": "system", "content": book.text}, {"role": "user", "content": question})
+        return Question(family, messages, answer)
+    return Question(family, ({"role": "user", "content": f"{book.text}\n\n{question}"},), answer)

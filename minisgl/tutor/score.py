@@ -1,0 +1,145 @@
+"""Score a trained model greedily on held-out text, with transformers as the runner.
+
+    python -m minisgl.tutor.score                       # the shipped tutor, 200 questions a family
+    python -m minisgl.tutor.score --model DIR --size 500 --json scores.json
+
+It knows how to ask in batches and how to compare; what is asked and what is right comes from `corpus.exam`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from minisgl.tutor.corpus import EXAMS, Question, exam
+from minisgl.tutor.exercises import COLOR_ODDS
+
+BARS = {"lookup": 90.0, "sum": 95.0, "count": 95.0, "copy": 95.0, "glossary": 85.0}
+"""Percent of held-out questions that the shipped weights must get right."""
+
+BEGINNINGS = ("unknown", "fallback")
+"""Families whose answer may go on with one of several suggestions."""
+
+
+@dataclass
+class Score:
+    """How many of a family's questions were right, and what went wrong."""
+
+    family: str
+    right: int = 0
+    asked: int = 0
+    wrong: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def percent(self) -> float:
+        return 100 * self.right / max(1, self.asked)
+
+
+class Runner:
+    """A model and its tokenizer in float32, answering in batches."""
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+        self.device = device
+
+    def answers(self, questions: list[Question], tokens_a_batch: int = 32_768) -> list[str]:
+        """The greedy answers, in the order of the questions."""
+        prompts = [
+            self.tokenizer.apply_chat_template(list(item.messages), tokenize=False, add_generation_prompt=True)
+            for item in questions
+        ]
+        prompt_lengths = [len(ids) for ids in self.tokenizer(prompts)["input_ids"]]
+        wanted = [len(ids) + 8 for ids in self.tokenizer([item.answer for item in questions])["input_ids"]]
+        order = sorted(range(len(questions)), key=lambda i: (prompt_lengths[i] // 64, wanted[i], i))
+        answers = [""] * len(questions)
+        while order:
+            batch: list[int] = []
+            while order and (len(batch) + 1) * (prompt_lengths[order[0]] + 64) <= max(tokens_a_batch, 2048):
+                batch.append(order.pop(0))
+            texts = self._generate([prompts[i] for i in batch], max(wanted[i] for i in batch))
+            for i, text in zip(batch, texts, strict=True):
+                answers[i] = text
+        return answers
+
+    def _generate(self, prompts: list[str], new_tokens: int) -> list[str]:
+        inputs = self.tokenizer(prompts, return_tensors="pt", padding=True).to(self.device)
+        with torch.inference_mode():
+            out = self.model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
+        return self.tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+
+    def odds(self, request: str, answers: list[str]) -> dict[str, float]:
+        """The probability of each of several answers, judged by its first token."""
+        messages = [{"role": "user", "content": request}]
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        inputs = self.tokenizer(text, return_tensors="pt").to(self.device)
+        with torch.inference_mode():
+            probabilities = self.model(**inputs).logits[0, -1].softmax(-1)
+        return {answer: probabilities[self.tokenizer.encode(answer)[0]].item() for answer in answers}
+
+
+def is_right(question: Question, answer: str) -> bool:
+    """Whether an answer is, word for word, the right one."""
+    return answer.startswith(question.answer) if question.family in BEGINNINGS else answer == question.answer
+
+
+def score(runner: Runner, family: str, size: int, seed: int = 0, tokens_a_batch: int = 32_768) -> Score:
+    """Ask `size` held-out questions of one family."""
+    result = Score(family)
+    questions = exam(family, size, seed)
+    for question, answer in zip(questions, runner.answers(questions, tokens_a_batch), strict=True):
+        result.asked += 1
+        if is_right(question, answer):
+            result.right += 1
+        else:
+            asked = question.messages[-1]["content"][-200:]
+            result.wrong.append({"asked": asked, "right": question.answer, "answer": answer})
+    return result
+
+
+def all_odds(runner: Runner) -> dict[str, dict[str, float]]:
+    """The odds of the games of chance."""
+    return {
+        "Roll a die.": runner.odds("Roll a die.", list("123456")),
+        "Name a color.": runner.odds("Name a color.", list(COLOR_ODDS)),
+        "Flip a coin.": runner.odds("Flip a coin.", ["heads", "tails"]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=Path(__file__).parent / "weights" / "tutor")
+    parser.add_argument("--size", type=int, default=200, help="questions a family")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--families", nargs="+", default=list(EXAMS), choices=EXAMS)
+    parser.add_argument("--json", type=Path, help="also write scores, wrong answers and odds here")
+    options = parser.parse_args()
+    runner = Runner(options.model, options.device)
+    report: dict[str, Any] = {"size": options.size, "seed": options.seed, "scores": {}, "odds": {}, "wrong": {}}
+    print(f"{'family':<10} {'right':>12} {'percent':>8}  {'bar':>4}  seconds")
+    for family in options.families:
+        start = time.monotonic()
+        result = score(runner, family, options.size, options.seed, 32_768 if options.device == "cpu" else 400_000)
+        bar = f"{BARS[family]:.0f}" if family in BARS else ""
+        right = f"{result.right} / {result.asked}"
+        print(f"{family:<10} {right:>12} {result.percent:>7.1f}%  {bar:>4}  {time.monotonic() - start:.1f}", flush=True)
+        report["scores"][family] = round(result.percent, 2)
+        report["wrong"][family] = result.wrong[:30]
+    report["odds"] = all_odds(runner)
+    for request, odds in report["odds"].items():
+        print(f"{request:<14}", "  ".join(f"{answer} {chance:.3f}" for answer, chance in odds.items()))
+    print(json.dumps(report["scores"]))
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
