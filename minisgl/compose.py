@@ -137,8 +137,9 @@ def _checked(host: Host, word: str) -> str:
     if key in core:
         return f"{key}={_literal(core[key], value)}"
     head = key.partition(".")[0]
-    if head in GROUPS and "." in key:
-        return f"{key}={value}"  # whether it exists depends on the choice, which a preset may make
+    if head in GROUPS and "." in key:  # whether it exists depends on the choice, which a preset may make
+        named = [o for schema in host.configs[head].values() for o in options_of(schema, f"{head}.") if o.key == key]
+        return f"{key}={_literal(named[0], value) if named and all(o.is_text for o in named) else value}"
     _unknown(host, key, [*core, *GROUPS, *PRESETS, *group_options(host)])
 
 
@@ -177,6 +178,7 @@ def _unknown(host: Host, key: str, known: Sequence[str]) -> NoReturn:
 
 def _explain(error: Exception, host: Host, overrides: Sequence[str]) -> NoReturn:
     """Raise a `ConfigError` that says what Hydra or OmegaConf meant."""
+    from hydra.errors import OverrideParseException
     from omegaconf.errors import (
         ConfigAttributeError,
         ConfigKeyError,
@@ -194,6 +196,10 @@ def _explain(error: Exception, host: Host, overrides: Sequence[str]) -> NoReturn
         if line.startswith("Ambiguous value"):
             word = line.rpartition(" ")[2].strip("'")
             line = f"{word}: give one value. A list is written in brackets: '{word.replace('=', '=[', 1)}]'"
+        elif isinstance(error, OverrideParseException):
+            line = (
+                f'{error.override}: this can\'t be read: {line}. Quote the value: "{_quoted_example(error.override)}"'
+            )
         raise ConfigError(f"{line}.") from error
     key, schema = str(cause.full_key or ""), cause.object_type
     word = next((w.lstrip("+") for w in overrides if w.lstrip("+").partition("=")[0] == key), key)
@@ -247,6 +253,11 @@ def _expected(schema: Any, key: str) -> str:
     else:
         return f"of type {hint}".replace("typing.", "")
     return said + (" or null" if type(None) in typing.get_args(hint) else "")
+
+
+def _quoted_example(word: str) -> str:
+    key, _, value = word.partition("=")
+    return f"{key}='{value}'"
 
 
 def _first_line(error: BaseException) -> str:

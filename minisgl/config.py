@@ -27,6 +27,7 @@ class ServerConfig:
     """The HTTP server and its processes."""
 
     host: str = "127.0.0.1"
+    """The address to listen on; ``0.0.0.0``: every one of this machine."""
     port: int = 1919
     """0 picks a free port and prints it."""
     tokenizers: int = 1

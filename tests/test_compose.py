@@ -1,0 +1,339 @@
+"""From words to a Config: Hydra's grammar with our error messages, presets, and nothing left behind."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import textwrap
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from minisgl.compose import as_yaml, run_cli, split_plugins
+from minisgl.config import GROUPS, Config, ConfigError, ServerConfig
+from minisgl.host import Host
+from minisgl.options import presets
+
+PLUGIN = """
+from dataclasses import dataclass, field
+from enum import Enum
+
+from minisgl import hookimpl
+
+
+class Colour(Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclass
+class Mine:
+    path: str
+    max_nodes: int = 10_000
+    ratio: float | None = None
+    colour: Colour = Colour.RED
+    sizes: list[int] = field(default_factory=list)
+
+    def __post_init__(self):
+        if self.max_nodes % 2:
+            raise ValueError(f"cache.max_nodes={self.max_nodes}: it must be even.")
+
+
+@hookimpl
+def minisgl_configs():
+    yield "cache", "mine", Mine
+
+
+@hookimpl
+def minisgl_cache(config):
+    return config if isinstance(config, Mine) else None
+"""
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("plugins") / "mine.py"
+    path.write_text(PLUGIN)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def host() -> Host:
+    return Host.load(light=True)
+
+
+@pytest.fixture(scope="module")
+def mine(plugin: str) -> Host:
+    return Host.load([plugin], light=True)
+
+
+def refused(host: Host, *words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        host.compose(words)
+    return str(caught.value)
+
+
+def test_without_words_every_group_has_its_default_and_every_value_the_dataclass_has(host: Host) -> None:
+    config = host.compose()
+    names = {group: host.name_of(group, getattr(config, group)) for group in GROUPS}
+    assert names == {
+        "attention": "torch",
+        "cache": "radix",
+        "scheduler": "prefill_first",
+        "moe": "torch",
+        "graph": "none",
+        "communicator": "torch",
+    }
+    plain = Config(**{group: getattr(config, group) for group in GROUPS})
+    assert config == plain
+    assert type(config) is Config
+    assert type(config.server) is ServerConfig
+    assert type(config.cache) is host.schema("cache", "radix")
+
+
+def test_words_set_options_and_choose_plugins(host: Host) -> None:
+    config = host.compose(["tp=2", "num_pages=64", "cache=naive", "scheduler=mixed", "scheduler.order=lpm", "++seed=3"])
+    assert (config.tp, config.num_pages, config.seed) == (2, 64, 3)
+    assert type(config.cache) is host.schema("cache", "naive")
+    assert config.scheduler.order == "lpm"
+    assert host.compose(["server.port=0", "server.api_key=k", "overlap=off"]).server.port == 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(st.sampled_from("ab /\\'\"=[](){},:$#\u00e9\n\t+~@*"), min_size=1, max_size=8))
+@example("\\")
+@example("it's")
+@example("a\\'b\\\\'")
+def test_a_text_is_taken_as_it_stands(mine: Host, text: str) -> None:
+    if "${" not in text and not (len(text) > 1 and text[0] == text[-1] and text[0] in "'\""):
+        config = mine.compose([f"model={text}", "cache=mine", f"cache.path={text}"])
+        assert config.model == text
+        assert config.cache.path == text
+
+
+def test_null_is_a_value_where_the_type_has_none(host: Host) -> None:
+    config = host.compose(["server.api_key=null", "num_pages=null", "model='null'"])
+    assert config.server.api_key is None
+    assert config.num_pages is None
+    assert config.model == "null"
+
+
+def test_values_of_every_kind_that_a_plugin_may_ask_for(mine: Host) -> None:
+    words = ["cache=mine", "cache.path=/x", "cache.ratio=inf", "cache.colour=BLUE", "cache.sizes=[1,2]"]
+    cache = mine.compose(words).cache
+    assert (cache.path, cache.ratio, cache.colour.name, cache.sizes) == ("/x", math.inf, "BLUE", [1, 2])
+
+
+# ---- wrong words -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("foo=1", "There is no option 'foo'."),
+        ("+foo=1", "There is no option 'foo'."),
+        ("++foo=1", "There is no option 'foo'."),
+        ("modell=x", "There is no option 'modell'. Did you mean model?"),
+        ("port=8000", "Did you mean server.port?"),
+        ("order=lpm", "Did you mean scheduler.order?"),
+        ("server.prot=1", "Did you mean server.port? It has: server.host, server.port"),
+        ("server=1", "It has: server.host"),
+        ("scheduler.foo=1", "There is no option 'scheduler.foo' in scheduler=prefill_first. It has: scheduler.order."),
+        ("+scheduler.foo=1", "There is no option 'scheduler.foo' in scheduler=prefill_first."),
+        ("scheduler.odrer=lpm", "Did you mean scheduler.order?"),
+        ("scheduler.patience=1", "It is an option of scheduler=decode_first; did you mean to choose that?"),
+        ("cache.x=1", "There is no option 'cache.x' in cache=radix"),
+        ("hydra.run.dir=/tmp", "There is no option 'hydra.run.dir'"),
+        ("cache@foo=radix", "There is no option 'cache@foo'. Did you mean cache?"),
+        ("cache=rad", "cache=rad: there is no such cache. Did you mean radix? Known: naive, radix."),
+        ("cache=null", "cache=null: there is no such cache."),
+        ("stage=8", "stage=8: there is no such stage. Known: 1, 2, 3, 4, 5, 6, 7."),
+        ("experiment=laptpo", "Did you mean laptop? Known: laptop, latency, throughput."),
+        ("tp=two", "tp=two: tp must be a whole number."),
+        ("tp=1.5", "tp must be a whole number."),
+        ("tp=null", "tp must be a whole number."),
+        ("tp=", "tp must be a whole number."),
+        ("num_pages=x", "num_pages must be a whole number or null."),
+        ("memory_ratio=much", "memory_ratio must be a number."),
+        ("overlap=maybe", "overlap must be true or false."),
+        ("tp=1,2", "tp=1,2: give one value. A list is written in brackets"),
+        ("tp=0", "tp=0: tp must be at least 1."),
+        ("page_size=0", "page_size must be at least 1."),
+        ("page_size=-1", "page_size must be at least 1."),
+        ("num_pages=0", "num_pages must be at least 1, or null"),
+        ("memory_ratio=1.5", "memory_ratio must be above 0 and at most 1."),
+        ("memory_ratio=nan", "memory_ratio must be above 0 and at most 1."),
+        ("dtype=foo", "dtype must be one of auto, float32, bfloat16, float16."),
+        ("device=gpu", "device must be one of auto, cpu, cuda."),
+        ("load=fast", "load must be one of auto, dummy."),
+        ("model=", "model must be a shipped model's name"),
+        ("max_prefill_tokens=0", "max_prefill_tokens must be at least 1."),
+        ("max_running_requests=0", "max_running_requests must be at least 1."),
+        ("starvation_steps=0", "starvation_steps must be at least 1."),
+        ("seed=99999999999999999999", "seed must be a 64-bit integer."),
+        ("server.port=70000", "server.port must be between 0"),
+        ("server.tokenizers=-1", "server.tokenizers must be at least 0."),
+        ("server.drain_timeout=inf", "server.drain_timeout must be a number of seconds"),
+        ("server.log_level=loud", "server.log_level must be one of critical"),
+        ("server.api_key=", "server.api_key must be a key, or null"),
+        ("tp", "tp: write key=value."),
+        ("radix", "radix: write key=value. Did you mean cache=radix?"),
+        ("my.py", "To load a plugin: plugins=my.py"),
+        ("--tp=2", "Options are written without dashes: tp=2"),
+        ("--tp", "there is no such flag"),
+        ("~cache", "options can't be removed"),
+        ("tp=[1", "tp=[1: this can't be read"),
+        ("model=${nothing}", "Interpolation key 'nothing' not found"),
+    ],
+)
+def test_a_wrong_word_gets_one_clear_message(host: Host, word: str, said: str) -> None:
+    message = refused(host, word)
+    assert said in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["cache=mine"], "cache.path has no default. Set it: cache.path=…"),
+        (["cache=mine", "cache.path=a", "cache.max_nodes=x"], "cache.max_nodes must be a whole number."),
+        (["cache=mine", "cache.path=a", "cache.max_nodes=3"], "cache.max_nodes=3: it must be even."),
+        (["cache=mine", "cache.path=a", "cache.ratio=x"], "cache.ratio must be a number or null."),
+        (["cache=mine", "cache.path=a", "cache.colour=GREEN"], "cache.colour must be one of RED, BLUE."),
+        (["cache=mine", "cache.path=a", "cache.sizes=[a]"], "cache.sizes"),
+        (["cache=mine", "cache.path=a", "cache.nodes=1"], "Did you mean cache.max_nodes?"),
+        (["max_nodes=1"], "Did you mean cache.max_nodes?"),
+        (["cache=naive", "cache.max_nodes=1"], "It is an option of cache=mine"),
+    ],
+)
+def test_a_plugins_options_are_checked_like_our_own(mine: Host, words: list[str], said: str) -> None:
+    assert said in refused(mine, *words)
+
+
+def test_a_field_that_no_option_can_fill_is_explained(tmp_path: Path) -> None:
+    path = tmp_path / "odd.py"
+    path.write_text(PLUGIN.replace("max_nodes: int = 10_000", "call: __import__('typing').Callable = print"))
+    host = Host.load([str(path)], light=True)
+    assert "cache=mine: the fields of Mine can't be options" in refused(host, "cache=mine")
+
+
+# ---- plugins= ----------------------------------------------------------------------------------------
+
+
+def test_plugins_words_are_read_before_anything_else(plugin: str) -> None:
+    assert split_plugins(["a=1", "plugins=[x.py, 'y.py']", "plugins=z"]) == (["x.py", "y.py", "z"], ["a=1"])
+    assert split_plugins(["plugins=/a b/x=1.py"]) == (["/a b/x=1.py"], [])
+    config = Host.load(light=True).compose(["cache.path=p", "cache=mine", f"plugins={plugin}"])
+    assert config.plugins == [plugin]
+    assert config.cache.max_nodes == 10_000
+
+
+def test_two_hosts_in_one_process_do_not_see_each_others_plugins(host: Host, mine: Host) -> None:
+    assert mine.compose(["cache=mine", "cache.path=x"]).cache.path == "x"
+    assert "there is no such cache" in refused(host, "cache=mine")
+    assert mine.compose(["cache=mine", "cache.path=y"]).cache.path == "y"
+
+
+def test_hydras_own_state_is_as_it_was(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.global_hydra import GlobalHydra
+
+    monkeypatch.chdir(tmp_path)
+    store = ConfigStore.instance()
+    store.store(group="cache", name="a_users", node={"x": 1})
+    before, running = dict(store.repo), GlobalHydra.instance().hydra
+    host.compose(["tp=2"])
+    refused(host, "tp=two")
+    assert store.repo == before
+    assert GlobalHydra.instance().hydra is running
+    assert list(tmp_path.iterdir()) == []
+    assert Path.cwd() == tmp_path
+
+
+# ---- presets -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", [f"{kind}={name}" for kind in ("experiment", "stage") for name in presets(kind)])
+def test_every_preset_composes_and_your_own_words_override_it(host: Host, word: str) -> None:
+    assert presets(word.partition("=")[0])[word.partition("=")[2]].endswith(".")
+    plain, preset = host.compose(), host.compose([word])
+    assert preset != plain
+    config = host.compose([word, "cache=naive", "scheduler=static", "max_running_requests=3"])
+    assert type(config.cache) is host.schema("cache", "naive")
+    assert type(config.scheduler) is host.schema("scheduler", "static")
+    assert config.max_running_requests == 3
+
+
+def test_a_student_can_put_their_own_plugin_into_a_stage(mine: Host) -> None:
+    assert mine.compose(["stage=6", "cache=mine", "cache.path=x"]).cache.path == "x"
+
+
+def test_each_stage_switches_one_idea_on(host: Host) -> None:
+    def flat(config: Config) -> dict[str, object]:
+        found = {f"{g}={host.name_of(g, getattr(config, g))}": True for g in GROUPS}
+        order = getattr(config.scheduler, "order", "fcfs")
+        return found | {k: v for k, v in vars(config).items() if k not in GROUPS} | {"order": order}
+
+    stages = [flat(host.compose([f"stage={n}"])) for n in range(1, 8)]
+    moved = [{k for k in a.keys() | b.keys() if a.get(k) != b.get(k)} for a, b in pairwise(stages)]
+    assert moved == [
+        {"max_running_requests"},
+        {"scheduler=static", "scheduler=prefill_first"},
+        {"page_size", "num_pages"},
+        {"cache=naive", "cache=radix", "order"},
+        {"scheduler=prefill_first", "scheduler=mixed", "max_prefill_tokens"},
+        {"overlap"},
+    ]
+    assert all(s["page_size"] * s["num_pages"] == 8192 for s in stages)  # type: ignore[operator]
+
+
+# ---- the command line --------------------------------------------------------------------------------
+
+
+def test_run_cli_returns_a_config_or_exits(capsys: pytest.CaptureFixture[str], plugin: str) -> None:
+    assert run_cli(["tp=2", "cache=naive"]).tp == 2
+    with pytest.raises(SystemExit) as ended:
+        run_cli(["tp=two"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "minisgl: tp=two: tp must be a whole number.\n"
+    for words, said in (
+        (["--help"], "scheduler.patience=8"),
+        (["--help", f"plugins={plugin}"], "cache.path=(required)"),
+        (["--version"], "minisgl 0."),
+        (["--cfg", "job", "tp=2"], "tp: 2\n"),
+        (["--shell-completion", "bash"], "complete -F"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            run_cli(words)
+        assert ended.value.code == 0
+        assert said in capsys.readouterr().out
+    for words in (["--cfg"], ["--cfg", "hydra"], ["--shell-completion"], ["--shell-completion", "cmd"]):
+        with pytest.raises(SystemExit) as ended:
+            run_cli(words)
+        assert ended.value.code == 2
+
+
+def test_the_composed_config_is_printed_with_its_choices(host: Host) -> None:
+    shown = as_yaml(host, ["cache=naive", "scheduler=mixed"])
+    assert "cache: {}  # cache=naive\n" in shown
+    assert "scheduler:  # scheduler=mixed\n  order: fcfs\n" in shown
+
+
+def test_composing_never_imports_torch_and_leaves_no_files(tmp_path: Path) -> None:
+    code = """
+        import logging, sys
+        from minisgl.compose import run_cli
+        handlers = list(logging.getLogger().handlers)
+        run_cli(["stage=3", "server.port=0"])
+        assert logging.getLogger().handlers == handlers
+        assert "torch._C" not in sys.modules
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,133 @@
+"""Options are described from the dataclasses: help, the reference page, and what the shell completes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minisgl.completion import SCRIPTS, completions
+from minisgl.config import Config, ServerConfig
+from minisgl.host import Host
+from minisgl.options import core_options, doc_of, field_docs, group_options, help_text, markdown
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def host() -> Host:
+    return Host.load(light=True)
+
+
+def test_the_literal_under_a_field_is_its_help() -> None:
+    assert field_docs(Config)["tp"] == "Tensor-parallel ranks, one process each."
+    assert field_docs(ServerConfig)["port"].startswith("0 picks a free port")
+    assert "attention" not in field_docs(Config)
+
+
+def test_every_option_is_documented(host: Host) -> None:
+    everything = core_options() + list(group_options(host).values())
+    assert [o.key for o in everything if not o.help] == []
+    classes = [schema for names in host.configs.values() for schema in names.values()]
+    assert [schema for schema in classes if not doc_of(schema)] == []
+
+
+def test_help_has_every_option_and_every_choice(host: Host) -> None:
+    text = help_text(host)
+    for option in [*core_options(), *group_options(host).values()]:
+        assert f" {option.key}={option.default_text}" in text
+        assert f"[{option.type_name}]" in text
+    for group, names in host.configs.items():
+        for name in names:
+            assert f"  {group}={name}" in text
+    assert max(map(len, text.splitlines())) <= 110
+    assert "``" not in text
+
+
+def test_the_reference_page_of_the_docs_is_fresh(host: Host) -> None:
+    page = ROOT / "docs" / "reference" / "options.md"
+    fresh = page.read_text("utf-8") == markdown(host)
+    assert fresh, f"{page} is stale: run `make options`"
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("pag", ["page_size="]),
+        ("cache=", ["cache=naive", "cache=radix"]),
+        ("cache=r", ["cache=radix"]),
+        ("stage=", [f"stage={n}" for n in range(1, 8)]),
+        ("dtype=fl", ["dtype=float32", "dtype=float16"]),
+        ("overlap=", ["overlap=true", "overlap=false"]),
+        ("scheduler.p", ["scheduler.patience="]),
+        ("server.po", ["server.port="]),
+        ("--v", ["--version"]),
+        ("zzz", []),
+        ("seed=", []),
+    ],
+)
+def test_completions(host: Host, word: str, expected: list[str]) -> None:
+    assert list(completions(host, word)) == expected
+
+
+def test_the_shipped_models_complete(host: Host) -> None:
+    assert "model=tutor" in list(completions(host, "model=t"))
+
+
+@pytest.fixture
+def on_path(tmp_path: Path) -> dict[str, str]:
+    """An environment in which ``minisgl`` is a command, whether or not the distribution's script is installed."""
+    script = tmp_path / "bin" / "minisgl"
+    script.parent.mkdir()
+    code = "import sys; from minisgl.compose import run_cli; run_cli(sys.argv[1:])"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
+    script.chmod(0o755)
+    return os.environ | {"PATH": f"{script.parent}:{os.environ['PATH']}"}
+
+
+def complete_in_bash(line: str, env: dict[str, str], breaks: str = " \t\n\"'><=;|&(:") -> list[str]:
+    """What bash would offer for ``line``: its own splitting at ``=`` is imitated, as readline does it."""
+    program = r"""
+        eval "$(minisgl --shell-completion bash)"
+        complete -p minisgl >/dev/null || exit 9
+        COMP_LINE="$1"; COMP_POINT=${#1}
+        mapfile -t COMP_WORDS < <(printf '%s\n' "$1" | sed -E "$2" | tr ' ' '\n')
+        [[ "$1" == *" " ]] && COMP_WORDS+=("")
+        COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+        compopt() { :; }
+        _minisgl minisgl "${COMP_WORDS[COMP_CWORD]}" ""
+        printf '%s\n' "${COMPREPLY[@]}"
+    """
+    split = "s/=/ = /g; s/ +$//" if "=" in breaks else "s/ +$//"
+    command = ["bash", "-c", program, "bash", line, split]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+    return result.stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_bash_really_completes(on_path: dict[str, str], tmp_path: Path) -> None:
+    assert complete_in_bash("minisgl sched", on_path) == ["scheduler=", "scheduler.order=", "scheduler.patience="]
+    assert complete_in_bash("minisgl tp=2 cache=", on_path) == ["naive", "radix"]
+    assert complete_in_bash("minisgl cache=r", on_path) == ["radix"]
+    assert complete_in_bash("minisgl cache=r", on_path, breaks=" ") == ["cache=radix"]
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from dataclasses import dataclass\nfrom minisgl import hookimpl\n@dataclass\nclass Mine:\n    depth: int = 1\n"
+        '@hookimpl\ndef minisgl_configs():\n    yield "cache", "mine", Mine\n'
+    )
+    assert complete_in_bash(f"minisgl plugins={plugin} cache=m", on_path) == ["mine"]
+    assert complete_in_bash(f"minisgl plugins={plugin} cache.d", on_path) == ["cache.depth="]
+    assert complete_in_bash(f"minisgl plugins={tmp_path}/mi", on_path) == [str(plugin)]
+
+
+@pytest.mark.parametrize("shell", list(SCRIPTS))
+def test_completion_scripts_are_valid_shell(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    script = tmp_path / "script"
+    script.write_text(SCRIPTS[shell])
+    subprocess.run([shell, "-n", str(script)], check=True, timeout=30)
