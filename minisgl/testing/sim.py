@@ -167,6 +167,13 @@ class SimEngine:
         """Steps launched and not read yet."""
         return len(self._unread)
 
+    def pages_of(self, uid: int) -> I32:
+        """The pages that the page table names for a seated request, by position; as of the last result."""
+        for slot, seat in enumerate(self._seats):
+            if seat is not None and seat.uid == uid:
+                return self._table[slot][self._table[slot] >= 0]
+        raise KeyError(f"request {uid} has no slot")
+
     def _alive(self) -> None:
         if self.closed:
             raise EngineDead("the simulated engine was closed")

@@ -1,0 +1,86 @@
+"""What each policy is for, in exact counts on the simulated engine: who shares, who waits, and how long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minisgl.core import EngineSpec, SamplingParams
+from minisgl.testing.drive import Drive, Job, Report, make_plugin
+
+SPEC = EngineSpec(page_size=4, num_pages=60, max_slots=4, max_len=160, vocab_size=50)
+
+
+def job(uid: int, length: int, answer: int, arrive: int = 0, first: int | None = None) -> Job:
+    start = uid * 7 if first is None else first
+    prompt = [(start + i * i) % SPEC.vocab_size for i in range(length)]
+    return Job(uid, prompt, SamplingParams(max_tokens=answer, temperature=0.0), arrive)
+
+
+def serve(policy: str, clients: list[Job], spec: EngineSpec = SPEC, cache: str = "radix", **options: Any) -> Report:
+    order = options.pop("order", None)
+    chosen = make_plugin("scheduler", policy, **({"order": order} if order else {}))
+    return Drive(spec, make_plugin("cache", cache, page_size=spec.page_size), chosen, **options).run(clients)
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(("policy", "order"), [("prefill_first", "fcfs"), ("decode_first", "fcfs"), ("mixed", "lpm")])
+@pytest.mark.parametrize("chunk", [512, 8192])
+def test_256_requests_that_share_1k_compute_it_once(policy: str, order: str, chunk: int, together: bool) -> None:
+    spec = EngineSpec(page_size=16, num_pages=2000, max_slots=256, max_len=2048, vocab_size=1000)
+    prefix = [(i * i) % 1000 for i in range(1024)]
+    clients = [
+        Job(uid, [*prefix, *((uid + 31 * i) % 1000 for i in range(16))], SamplingParams(max_tokens=2), arrive=arrive)
+        for uid, arrive in ((uid, 0 if together else uid // 8) for uid in range(256))
+    ]
+    report = serve(policy, clients, spec, order=order, max_prefill_tokens=chunk, thorough=False)
+    least = 1024 + 256 * 16
+    assert least <= report.counts.prompt_tokens <= 1.02 * least
+
+
+def test_longest_prefix_match_serves_the_cached_prompt_before_it_is_evicted() -> None:
+    """Two handbooks, asked about in turn, in a pool that holds one: in order of arrival each question evicts the
+    other handbook; with the longest prefix first each is computed once."""
+    spec = EngineSpec(page_size=4, num_pages=18, max_slots=1, max_len=72, vocab_size=50)
+    books = [[(7 * b + i * i) % 50 for i in range(40)] for b in range(2)]
+    params = SamplingParams(max_tokens=2, temperature=0.0)
+    clients = [Job(uid, [*books[uid % 2], uid, uid, uid, uid], params) for uid in range(12)]
+    inorder = serve("prefill_first", clients, spec, order="fcfs").counts.prompt_tokens
+    longest = serve("prefill_first", clients, spec, order="lpm").counts.prompt_tokens
+    assert longest == 2 * 40 + 12 * 4
+    assert inorder > 2 * longest
+
+
+def test_mixed_lets_no_running_answer_wait_for_a_prompt() -> None:
+    clients = [job(1, 4, 30), job(2, 100, 3, arrive=4), job(3, 4, 20, arrive=6)]
+    mixed = serve("mixed", clients, max_prefill_tokens=8)
+    assert mixed.worst_gap == 1
+    assert mixed.counts.max_tokens <= 8
+    assert serve("prefill_first", clients, max_prefill_tokens=8).worst_gap >= 12
+
+
+def test_prefill_first_computes_a_new_prompt_at_once_and_decode_first_lets_it_wait() -> None:
+    clients = [job(1, 4, 30), job(2, 8, 3, arrive=5)]
+    soon = serve("prefill_first", clients)
+    late = serve("decode_first", clients)
+    assert soon.first_token[2] <= 5 + 1
+    assert 5 + 8 <= late.first_token[2] <= 5 + 8 + 2  # its patience: 8 steps
+    assert late.worst_gap <= 2
+
+
+def test_static_lets_nobody_join_a_batch_and_continuous_batching_needs_fewer_steps() -> None:
+    clients = [job(uid, 4, 30 if uid % 4 == 1 else 3) for uid in range(1, 13)]
+    static, continuous = serve("static", clients), serve("mixed", clients)
+    assert static.first_token[5] >= static.first_token[1] + 29
+    assert continuous.first_token[5] <= 6
+    assert continuous.counts.steps < 0.5 * static.counts.steps
+
+
+@pytest.mark.parametrize("policy", ["prefill_first", "decode_first", "mixed"])
+def test_a_large_prompt_at_the_head_is_not_overtaken_for_ever(policy: str) -> None:
+    """Small requests keep coming; the large one, which needs most of the pool, is served when it is its turn."""
+    spec = EngineSpec(page_size=4, num_pages=20, max_slots=4, max_len=80, vocab_size=50)
+    clients = [job(2, 8, 12), job(1, 60, 4, arrive=1), *(job(uid, 8, 12, arrive=uid) for uid in range(3, 40))]
+    report = serve(policy, clients, spec, starvation_steps=10_000)
+    assert report.first_token[1] < report.first_token[6]

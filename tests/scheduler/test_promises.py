@@ -1,0 +1,393 @@
+"""The scheduler's promises of DESIGN.md, one by one, on the simulated engine. `Drive` judges every run besides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import pluggy
+import pytest
+
+from minisgl import hooks
+from minisgl.core import EngineDead, EngineSpec, Refused, Req, SamplingParams, Step, StepResult
+from minisgl.hooks import hookimpl
+from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
+from minisgl.scheduler.ledger import LedgerError
+from minisgl.scheduler.memory import Memory
+from minisgl.testing import SimEngine
+from minisgl.testing.drive import Drive, Job, make_plugin
+from minisgl.testing.workloads import POLICIES
+
+SPEC = EngineSpec(page_size=4, num_pages=30, max_slots=4, max_len=120, vocab_size=50)
+
+
+def make(
+    policy: str | SchedulerPolicy = "mixed", cache: str = "radix", spec: EngineSpec = SPEC, **options: Any
+) -> Drive:
+    chosen = make_plugin("scheduler", policy) if isinstance(policy, str) else policy
+    return Drive(spec, make_plugin("cache", cache, page_size=spec.page_size), chosen, **options)
+
+
+def job(uid: int, length: int = 9, answer: int = 8, first: int | None = None, **more: Any) -> Job:
+    """A greedy request; those with one ``first`` token begin alike."""
+    start = uid * 7 if first is None else first
+    prompt = [(start + i * i) % SPEC.vocab_size for i in range(length)]
+    return Job(uid, prompt, SamplingParams(max_tokens=answer, temperature=0.0), **more)
+
+
+def pool(num_pages: int, page_size: int = 4, slots: int = 4) -> EngineSpec:
+    return EngineSpec(page_size, num_pages, slots, max_len=num_pages * page_size, vocab_size=SPEC.vocab_size)
+
+
+def tight() -> Any:
+    """Admission leaves no room for what runs: decode runs out of pages."""
+    return patch.object(Memory, "LOOKAHEAD", 0)
+
+
+# ---- 1: one final reply ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_promise_1_one_reply_whenever_a_client_hangs_up(policy: str, overlap: bool) -> None:
+    for leaver in (1, 2, 3):
+        for moment in range(14):
+            clients = [job(uid, 3 + 6 * uid, 4, abort=moment if uid == leaver else None) for uid in (1, 2, 3)]
+            report = make(policy, spec=pool(12, slots=2), overlap=overlap, max_prefill_tokens=8).run(clients)
+            assert sorted(report.finished) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_promise_1_one_reply_whenever_the_engine_dies(overlap: bool) -> None:
+    for step in range(12):
+        drive = make(overlap=overlap, engine=partial(SimEngine, dies_at=step), spec=pool(12, slots=2))
+        with pytest.raises(EngineDead):
+            drive.run([job(1), job(2), job(3, 14, arrive=2)])
+        was_open = drive.report.tokens.keys() - drive.report.finished.keys()
+        output = drive.fail("the device is gone")
+        assert {end.uid for end in output.finished} == was_open
+        assert {(end.reason, end.error) for end in output.finished} == {("error", "the device is gone")}
+        assert not drive.scheduler.has_work
+
+
+def test_promise_1_a_hang_up_of_nobody_is_nothing() -> None:
+    drive = make()
+    drive.abort(77)
+    drive.run([job(1)])
+    drive.abort(1)
+    assert not drive.scheduler.has_work
+
+
+# ---- 2: refused before it is queued ------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[Sequence[int], dict[str, Any], str]] = {
+    "an empty prompt": ([], {}, "prompt"),
+    "a prompt too long": ([1] * 120, {}, "prompt"),
+    "an answer too long": ([1] * 20, {"max_tokens": 101}, "max_tokens"),
+    "a token that is not in the vocabulary": ([1, 50], {}, "prompt"),
+    "a negative token": ([-1], {}, "prompt"),
+    "no answer at all": ([1], {"max_tokens": 0}, "max_tokens"),
+    "a negative temperature": ([1], {"temperature": -0.1}, "temperature"),
+    "a temperature that is no number": ([1], {"temperature": float("nan")}, "temperature"),
+    "top_p of nothing": ([1], {"top_p": 0.0}, "top_p"),
+    "a stop token that is not in the vocabulary": ([1], {"stop_token_ids": (50,)}, "stop_token_ids"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_promise_2_refused_before_it_is_queued_and_nobody_is_harmed(what: str) -> None:
+    prompt, params, field = REFUSED[what]
+    drive = make()
+    drive.add(job(1))
+    drive.step()
+    assert not drive.add(Job(2, prompt, SamplingParams(**params)))
+    assert drive.report.refused[2].field == field
+    report = drive.run([job(3)])
+    assert sorted(report.finished) == [1, 3]
+
+
+def test_promise_2_what_the_pool_can_never_hold_is_refused_and_what_it_just_holds_is_served() -> None:
+    spec = EngineSpec(page_size=4, num_pages=5, max_slots=2, max_len=1000, vocab_size=50)
+    drive = make(spec=spec)
+    assert not drive.add(job(1, 15, 7))  # 21 tokens of KV
+    assert not drive.add(job(2, 22, 1))
+    report = drive.run([job(3, 12, 8), job(4, 20, 1), job(5, 1, 20)])
+    assert sorted(report.finished) == [3, 4, 5]
+
+
+def test_promise_2_a_refusal_says_what_was_given_and_what_the_limit_is() -> None:
+    with pytest.raises(Refused, match=r"100.*30.*120"):
+        make().scheduler.add(1, [1] * 100, SamplingParams(max_tokens=30))
+
+
+# ---- 3: one owner: see test_ledger.py and the rules of SimEngine -------------------------------------
+
+
+def test_promise_3_a_page_is_used_again_only_after_the_steps_in_flight_were_read() -> None:
+    """Two requests that each need the whole pool: the second waits for the step in flight at the first one's end."""
+    report = make(spec=pool(4), cache="naive").run([job(1, 9, 7, abort=4), job(2, 9, 7)])
+    assert report.counts.seats == {1: 1, 2: 1}
+
+
+# ---- 4: tables never point to what was given back ----------------------------------------------------
+
+
+class Hasty:
+    """Everything at once; it does not wait for another request's prefix, so that prefixes are computed twice."""
+
+    def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
+        rows = [(r.uid, n) for r in running if (n := budget.grant(r, r.left or 1))]
+        rows += [(w.uid, n) for w in waiting if (n := budget.grant(w, w.length - w.cached))]
+        return Plan(rows)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_promise_4_duplicates_are_pointed_at_the_cached_pages_and_then_given_back(overlap: bool) -> None:
+    drive = make(Hasty(), overlap=overlap)
+    for uid in (1, 2, 3):
+        drive.add(job(uid, 17, 12, first=5))
+    for _ in range(4):
+        drive.step()
+    tables = [drive.engine.pages_of(uid).tolist() for uid in (1, 2, 3)]
+    assert tables[0][:4] == tables[1][:4] == tables[2][:4]
+    assert len({page for table in tables for page in table[4:]}) == sum(len(table[4:]) for table in tables)
+    newcomer = drive.run([job(4, 30, 3, first=30)])
+    assert newcomer.counts.prompt_tokens == 3 * 17 + 30
+
+
+# ---- 5: admission and retraction ---------------------------------------------------------------------
+
+
+def test_promise_5_admission_counts_whole_pages() -> None:
+    # 5 tokens are 2 pages: in 3 pages of 4 tokens there is room for 12 tokens, and for one such request.
+    with tight():
+        report = make(spec=pool(3), cache="naive").run([job(1, 5, 3), job(2, 5, 3)])
+    assert report.counts.max_rows == 1
+    assert report.retractions == 0
+
+
+class Journal:
+    """An observer that writes down who was retracted, and who was running and waiting then."""
+
+    def __init__(self) -> None:
+        self.open: list[int] = []
+        self.retracted: list[int] = []
+        self.running: set[int] = set()
+        manager = pluggy.PluginManager(hooks.PROJECT)
+        manager.add_hookspecs(hooks)
+        manager.register(self)
+        self.hook = manager.hook
+
+    @hookimpl
+    def minisgl_request_added(self, req: Req) -> None:
+        self.open.append(req.uid)
+
+    @hookimpl
+    def minisgl_prefix_matched(self, req: Req) -> None:
+        self.running.add(req.uid)
+
+    @hookimpl
+    def minisgl_request_retracted(self, req: Req) -> None:
+        self.running.remove(req.uid)
+        assert all(self.open.index(uid) < self.open.index(req.uid) for uid in self.running), "not the youngest"
+        self.retracted.append(req.uid)
+
+    @hookimpl
+    def minisgl_request_finished(self, req: Req) -> None:
+        self.running.discard(req.uid)
+
+
+@pytest.mark.parametrize("cache", ["naive", "radix"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_promise_5_the_youngest_is_retracted_and_goes_on_where_it_was(policy: str, cache: str) -> None:
+    journal = Journal()
+    with tight():
+        drive = make(policy, cache=cache, spec=pool(9), hook=journal.hook)
+        report = drive.run([job(uid, 5, 24) for uid in (1, 2, 3, 4)])
+    assert report.retractions == len(journal.retracted) > 0
+    assert 1 not in journal.retracted
+    assert all(end.output_tokens == 24 for end in report.finished.values())
+    ends = [report.first_token[uid] for uid in (1, 2, 3, 4)]
+    assert ends == sorted(ends)
+
+
+def test_promise_5_what_the_cache_holds_is_evicted_before_anyone_is_retracted() -> None:
+    with tight():
+        drive = make(spec=pool(14))
+        drive.run([job(1, 25, 4)])
+        assert drive.cache.held >= 6
+        report = drive.run([job(2, 5, 20), job(3, 5, 20)])
+    assert report.retractions == 0
+
+
+@pytest.mark.parametrize(("page_size", "length"), [(1, 12), (4, 13), (12, 13)])
+def test_promise_5_a_fully_cached_prompt_computes_one_token(page_size: int, length: int) -> None:
+    drive = make(spec=pool(-(-40 // page_size), page_size))
+    drive.run([job(1, length, 3, first=3)])
+    before = drive.engine.counts.prompt_tokens
+    report = drive.run([job(2, length, 3, first=3)])
+    assert report.counts.prompt_tokens - before == 1
+    assert report.finished[2].cached_tokens == length - 1
+
+
+def test_promise_5_one_request_may_use_the_whole_pool() -> None:
+    with tight():
+        report = make(spec=pool(5)).run([job(1, 2, 18), job(2, 2, 18)])
+    assert report.finished[2].output_tokens == 18
+
+
+# ---- 6: no starvation --------------------------------------------------------------------------------
+
+
+class Ignores:
+    """A policy that never sees some requests, while they wait or while they run; otherwise the `mixed` one."""
+
+    def __init__(self, waiting: set[int] = frozenset(), running: set[int] = frozenset()):  # type: ignore[assignment]
+        self.waiting, self.running = waiting, running
+        self.inner: SchedulerPolicy = make_plugin("scheduler", "mixed")
+
+    def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
+        heard = [w for w in waiting if w.uid not in self.waiting]
+        return self.inner.plan(heard, [r for r in running if r.uid not in self.running], budget)
+
+
+class Idle:
+    """A policy that never wants anything."""
+
+    def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
+        return Plan(())
+
+
+class NewestFirst:
+    """A policy that always prefers who came last, and gives them all it has."""
+
+    def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
+        rows = [(r.uid, n) for r in running if (n := budget.grant(r, r.left or 1))]
+        rows += [(w.uid, n) for w in reversed(list(waiting)) if (n := budget.grant(w, w.length - w.cached))]
+        return Plan(rows)
+
+
+def stream(count: int, every: int = 2) -> list[Job]:
+    """One short request after the other."""
+    return [job(uid, 6, 6, arrive=every * (uid - 2)) for uid in range(2, count + 2)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_promise_6_a_waiting_request_that_the_policy_ignores_is_served(overlap: bool) -> None:
+    drive = make(Ignores(waiting={1}), overlap=overlap, starvation_steps=10)
+    report = drive.run([job(1, arrive=4), *stream(40)])
+    assert 14 <= report.first_token[1] <= 18
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_promise_6_a_running_request_that_the_policy_ignores_goes_on(overlap: bool) -> None:
+    drive = make(Ignores(running={1}), overlap=overlap, starvation_steps=10)
+    report = drive.run([job(1, 9, 5), *stream(60)])
+    assert report.finished[1].output_tokens == 5
+    assert 10 <= report.worst_gap <= 12
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_promise_6_a_request_gets_its_turn_although_newer_ones_fill_every_slot(overlap: bool) -> None:
+    drive = make(NewestFirst(), overlap=overlap, starvation_steps=12, spec=pool(30, slots=1))
+    report = drive.run([job(2, 6, 6), job(1, 6, 6), *[job(uid, 6, 6, arrive=uid) for uid in range(3, 60)]])
+    assert report.first_token[1] <= 12 + 20
+    assert report.first_token[1] < report.first_token[40]
+
+
+def test_promise_6_a_policy_that_plans_nothing_stops_nobody() -> None:
+    report = make(Idle(), starvation_steps=3).run([job(uid) for uid in (1, 2, 3)])
+    assert sorted(report.finished) == [1, 2, 3]
+
+
+# ---- 7: the other ranks ------------------------------------------------------------------------------
+
+
+def test_promise_7_a_rank_that_replays_the_encoded_steps_samples_the_same() -> None:
+    class TwoRanks(SimEngine):
+        """Rank 0, which sends each step to a follower as bytes."""
+
+        def __init__(self, *args: Any, **kwargs: Any):
+            super().__init__(*args, **kwargs)
+            self.follower = SimEngine(*args, **kwargs)
+
+        def launch(self, step: Step) -> None:
+            super().launch(step)
+            self.follower.launch(Step.decode(step.encode()))
+
+        def result(self) -> StepResult:
+            mine, theirs = super().result(), self.follower.result()
+            assert mine.tokens.tolist() == theirs.tokens.tolist()
+            return mine
+
+    with tight():
+        drive = make(engine=TwoRanks, spec=pool(12), max_prefill_tokens=8)
+        report = drive.run([job(uid, 5 + uid, 12, first=uid % 2, abort=9 if uid == 3 else None) for uid in range(1, 7)])
+    assert report.counts == drive.engine.follower.counts  # type: ignore[attr-defined]
+
+
+# ---- 8: the answer does not depend on the neighbours -------------------------------------------------
+
+CROWD = [job(uid, 6 + 3 * uid, 14, first=uid % 2) for uid in range(1, 7)]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "batched": {},
+    "chunked": {"max_prefill_tokens": 3},
+    "without overlap": {"overlap": False},
+    "without a cache": {"cache": "naive"},
+    "pages of one": {"spec": pool(120, 1)},
+    "pages of 64": {"spec": pool(8, 64)},
+    "static": {"policy": "static"},
+    "decode first": {"policy": "decode_first"},
+    "retracted": {"spec": pool(12)},
+}
+
+
+@pytest.mark.parametrize("what", VARIANTS)
+def test_promise_8_the_answer_does_not_depend_on_the_neighbours(what: str) -> None:
+    alone: dict[int, list[int]] = {}
+    for client in CROWD:
+        alone |= make().run([client]).tokens
+    with tight():
+        drive = make(**VARIANTS[what])
+        report = drive.run(CROWD)
+        assert report.tokens == alone
+        assert (report.retractions > 0) == (what == "retracted")
+        warm = drive.run([Job(client.uid + 100, client.prompt, client.params) for client in CROWD])
+    assert {uid - 100: tokens for uid, tokens in warm.tokens.items() if uid > 100} == alone
+
+
+def test_promise_8_a_seed_gives_the_same_answer_in_any_batch() -> None:
+    params = SamplingParams(max_tokens=12, seed=1234)
+    alone = make().run([Job(1, [4, 5, 6], params)]).tokens[1]
+    others = [Job(uid, [4, 5, 6], SamplingParams(max_tokens=12, seed=uid)) for uid in (2, 3)]
+    together = make().run([*others, Job(1, [4, 5, 6], params)])
+    assert together.tokens[1] == alone
+    assert together.tokens[2] != together.tokens[3] != alone
+
+
+# ---- 9: the pool is whole when idle ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cache", ["naive", "radix"])
+def test_promise_9_the_pool_is_whole_when_idle(cache: str) -> None:
+    with tight():
+        drive = make(cache=cache, spec=pool(12))
+        for wave in range(4):
+            drive.run([job(10 * wave + uid, 5 + uid, 12, abort=7 if uid == 2 else None) for uid in range(1, 5)])
+            now = drive.scheduler.stats()
+            assert now["pages_free"] + now["pages_cached"] + now["pages_retiring"] == now["pages"] == 12
+            assert (now["running"], now["waiting"], now["unread_steps"]) == (0, 0, 0)
+            assert now["pages_cached"] == now["pages_evictable"]
+        drive.probe()
+
+
+def test_promise_9_the_scheduler_itself_looks_when_it_goes_idle() -> None:
+    drive = make()
+    drive.add(job(1))
+    drive.step()
+    drive.scheduler.memory.ledger.take(1, owner=99)
+    with pytest.raises(LedgerError, match="pages are lost"):  # noqa: PT012
+        while drive.scheduler.has_work:
+            drive.scheduler.step()
