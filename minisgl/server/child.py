@@ -1,0 +1,81 @@
+"""How every child process of a server begins and ends, whatever it does in between.
+
+A child tells the launcher once that it is ready, or why it failed; it leaves the keyboard's signals to the launcher;
+and it ends when the launcher does, however that died (promise 10).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import msgspec
+
+from minisgl.config import ConfigError
+from minisgl.core import EngineSpec
+
+
+class Ready(msgspec.Struct, tag=True, array_like=True):
+    """A child can work now. ``plugins``: what it loaded, each as name, path and SHA-256. ``spec``: what its engine
+    can hold."""
+
+    plugins: list[tuple[str, str, str]] = []
+    spec: EngineSpec | None = None
+
+
+class Failed(msgspec.Struct, tag=True, array_like=True):
+    """A child ends. ``options``: somebody has to change the options, and the message says which."""
+
+    message: str
+    options: bool = False
+
+
+class Report:
+    """A child's line to the launcher."""
+
+    def __init__(self, pipe: Connection):
+        self._pipe = pipe
+
+    def send(self, news: Ready | Failed) -> None:
+        with contextlib.suppress(OSError):  # the launcher is gone, and so will we be
+            self._pipe.send_bytes(msgspec.msgpack.encode(news))
+
+
+def read_report(pipe: Connection) -> Ready | Failed | None:
+    """The launcher's end: the next news that is here already, or None. Raises EOFError where the child hung up."""
+    return msgspec.msgpack.decode(pipe.recv_bytes(), type=Ready | Failed) if pipe.poll() else None
+
+
+def child_main(role: str, body: Callable[..., None], pipe: Connection, *args: Any) -> None:
+    """What a child process runs: ``body(report, *args)``, and a report of what it raised."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:
+        name.write(role[:15])  # what ps and top show on Linux
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), name="parent-watch", daemon=True).start()
+    report = Report(pipe)
+    try:
+        body(report, *args)
+    except ConfigError as error:
+        report.send(Failed(str(error), options=True))
+        sys.exit(2)
+    except BaseException as error:
+        traceback.print_exc()
+        report.send(Failed(f"{type(error).__name__}: {error}"))
+        sys.exit(1)
+
+
+def _end_with(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)
