@@ -63,6 +63,7 @@ _minisgl() {
     done
     if [[ ${#COMPREPLY[@]} -eq 0 && "$word" == *=* ]]; then
         COMPREPLY=($(compgen -f -- "${word#*=}"))
+        compopt -o filenames
         [[ "$skip" == *= ]] || COMPREPLY=("${COMPREPLY[@]/#/${word%%=*}=}")
     fi
     [[ ${#COMPREPLY[@]} -eq 1 && "${COMPREPLY[0]}" == *= ]] && compopt -o nospace
@@ -88,6 +89,7 @@ _minisgl() {
 compdef _minisgl minisgl
 """,
         "fish": """\
+complete -c minisgl -n 'not string match -qr "^(model|plugins)=" -- (commandline -ct)' -f
 complete -c minisgl -a '(minisgl --complete (commandline -ct) (commandline -opc)[2..-1] 2>/dev/null)'
 """,
     }
