@@ -51,6 +51,7 @@ BUILTINS = (
     "minisgl.plugins.graph.none",
     "minisgl.plugins.graph.cuda",
     "minisgl.plugins.communicator.torch",
+    "minisgl.plugins.observer.metrics",
     "minisgl.plugins.models.llama",
     "minisgl.plugins.models.mistral",
     "minisgl.plugins.models.qwen2",
