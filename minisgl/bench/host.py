@@ -1,0 +1,196 @@
+"""``python -m minisgl.bench host``: what one scheduling step costs on the host, without a model or a device.
+
+The real scheduler, cache and policy over an engine that does nothing. A step's host time must not depend on how long
+the contexts are, and hardly on how many rows there are: while the host works longer than the device, the device waits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from minisgl.compose import plain_errors
+from minisgl.config import Config
+from minisgl.core import I32, EngineSpec, SamplingParams
+from minisgl.engine.build import build_scheduler
+from minisgl.host import Host
+from minisgl.scheduler.scheduler import Scheduler
+from minisgl.testing.null import NullEngine
+
+CONTEXTS = (1024, 32768)
+ROWS = (1, 16, 64, 128, 256)
+BLOCK = 25
+"""Steps measured in one go; the two contexts take turns, so that a busy machine slows both."""
+VOCABULARY = 150_000
+
+
+@dataclass(frozen=True)
+class Point:
+    """Microseconds a step, over ``steps`` steps."""
+
+    what: str
+    context: int
+    rows: int
+    steps: int
+    median: float
+    mean: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """``fixed + per_row · rows`` microseconds, by least squares over the medians."""
+
+    context: int
+    fixed: float
+    per_row: float
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="python -m minisgl.bench host", description=__doc__)
+    p.add_argument("options", nargs="*", metavar="key=value", help="minisgl's options, as for `python -m minisgl`")
+    p.add_argument("--steps", type=int, default=300, help="steps measured for each point (default 300)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    p.add_argument("--profile", action="store_true", help="instead: where the time of 256 rows goes, by function")
+    return p
+
+
+def main(argv: Sequence[str]) -> None:
+    args = parser().parse_intermixed_args(argv)
+    with plain_errors("minisgl.bench"):
+        host = Host.load(light=True)
+        config = host.compose(args.options)
+        if args.profile:
+            profile(config, host, args.steps)
+            return
+        points = measure(config, host, args.steps)
+    show(points)
+    if args.json:
+        report = {"machine": machine(), "options": list(args.options), "points": [asdict(p) for p in points]}
+        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def measure(config: Config, host: Host, steps: int) -> list[Point]:
+    """Every point: decoding at each context and batch size, prefill chunks early and late, and a long queue."""
+    points = []
+    for rows in ROWS:
+        runs = {context: decoding(config, host, context, rows, steps) for context in CONTEXTS}
+        times: dict[int, list[float]] = {context: [] for context in CONTEXTS}
+        for _ in range(-(-steps // BLOCK)):
+            for context, scheduler in runs.items():
+                times[context] += timed(scheduler, BLOCK)
+        points += [point("decode", context, rows, times[context]) for context in CONTEXTS]
+    points += prefill(config, host)
+    waiting = decoding(config, host, CONTEXTS[0], 256, steps, waiting=1000)
+    points.append(point("decode, 1000 waiting", CONTEXTS[0], 256, timed(waiting, steps)))
+    return points
+
+
+def decoding(config: Config, host: Host, context: int, rows: int, steps: int, waiting: int = 0) -> Scheduler:
+    """A scheduler whose every slot decodes at ``context`` tokens or a few more, so that pages fill up at different
+    steps; warmed up. ``waiting`` more requests find no slot."""
+    size = config.page_size
+    longest = context + size + steps + 10 * BLOCK
+    spec = EngineSpec(size, (rows + 1) * -(-longest // size), rows, 2 * longest, VOCABULARY)
+    config = replace(config, max_prefill_tokens=max(config.max_prefill_tokens, 1 << 20))
+    scheduler = build_scheduler(config, host, NullEngine(spec))
+    random = np.random.default_rng(0)
+    params = SamplingParams(max_tokens=longest - context - size, ignore_eos=True)
+    for uid in range(rows):
+        scheduler.add(uid, _prompt(random, context + uid * 5 % size), params)
+    while scheduler.stats()["waiting"] or scheduler.stats()["output_tokens"] < rows:
+        scheduler.step()
+    for uid in range(rows, rows + waiting):
+        scheduler.add(uid, _prompt(random, 100), params)
+    timed(scheduler, BLOCK)
+    return scheduler
+
+
+def prefill(config: Config, host: Host, chunk: int = 512, repeats: int = 8) -> list[Point]:
+    """One prompt in chunks: the steps whose chunk begins near each context."""
+    size, longest = config.page_size, CONTEXTS[-1] + 8 * chunk
+    spec = EngineSpec(size, 2 * -(-longest // size), 4, 2 * longest, VOCABULARY)
+    near: dict[int, list[float]] = {context: [] for context in CONTEXTS}
+    for seed in range(repeats):
+        engine = NullEngine(spec)
+        scheduler = build_scheduler(replace(config, max_prefill_tokens=chunk), host, engine)
+        scheduler.add(0, _prompt(np.random.default_rng(seed), longest - 2), SamplingParams(max_tokens=1))
+        while scheduler.has_work:
+            (seconds,) = timed(scheduler, 1)
+            start = int(engine.last.starts[0]) if engine.last else 0
+            for context, times in near.items():
+                if context <= start < context + 6 * chunk:
+                    times.append(seconds)
+    return [point(f"prefill, chunk {chunk}", context, 1, times) for context, times in near.items()]
+
+
+def _prompt(random: np.random.Generator, length: int) -> I32:
+    return random.integers(2, VOCABULARY, length, np.int32)
+
+
+def timed(scheduler: Scheduler, steps: int) -> list[float]:
+    """Seconds of each of the next ``steps`` turns of the scheduler."""
+    times = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        scheduler.step()
+        times.append(time.perf_counter() - begin)
+    return times
+
+
+def point(what: str, context: int, rows: int, seconds: Sequence[float]) -> Point:
+    us = np.asarray(seconds) * 1e6
+    figures = np.median(us), us.mean(), np.percentile(us, 99)
+    return Point(what, context, rows, len(us), *(round(float(figure), 1) for figure in figures))
+
+
+def fit(points: Sequence[Point], context: int) -> Fit:
+    """The line through the medians of the decode points at ``context``."""
+    chosen = [p for p in points if p.what == "decode" and p.context == context]
+    per_row, fixed = np.polyfit([p.rows for p in chosen], [p.median for p in chosen], 1)
+    return Fit(context, round(float(fixed), 1), round(float(per_row), 3))
+
+
+def show(points: Sequence[Point]) -> None:
+    table = Table(title="host time of one scheduling step, µs")
+    for name in ("what", "context", "rows", "median", "mean", "p99"):
+        table.add_column(name, justify="left" if name == "what" else "right")
+    for p in points:
+        table.add_row(p.what, str(p.context), str(p.rows), f"{p.median:.0f}", f"{p.mean:.0f}", f"{p.p99:.0f}")
+    console = Console()
+    console.print(table)
+    for line in (fit(points, context) for context in CONTEXTS):
+        console.print(f"at {line.context} tokens: {line.fixed:.0f} µs + {line.per_row:.2f} µs a row")
+    console.print(" · ".join(f"{name} {value}" for name, value in machine().items()))
+
+
+def machine() -> dict[str, str]:
+    """What the figures were measured on."""
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": model, "cores": str(cores), "python": platform.python_version(), "numpy": np.__version__}
+
+
+def profile(config: Config, host: Host, steps: int) -> None:
+    """Print which functions of a decode step of 256 rows take the time."""
+    import cProfile
+    import pstats
+
+    scheduler = decoding(config, host, CONTEXTS[0], ROWS[-1], steps)
+    profiler = cProfile.Profile()
+    profiler.runcall(timed, scheduler, steps)
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
