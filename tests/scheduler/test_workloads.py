@@ -4,6 +4,8 @@ request answered once and rightly, each page where it belongs, and no rule of a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from random import Random
 from unittest.mock import patch
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from minisgl.scheduler.base import Budget, Plan, Running, Waiting
 from minisgl.scheduler.memory import Memory
 from minisgl.testing.drive import Drive, Job
 from minisgl.testing.workloads import CACHES, POLICIES, Setup, jobs, setups
@@ -56,6 +59,42 @@ def test_any_workload_where_admission_keeps_no_reserve(
     clients = data.draw(jobs(setup, aborts=data.draw(st.booleans())))
     with patch.object(Memory, "LOOKAHEAD", lookahead):
         run(setup, clients)
+
+
+class Whims:
+    """A policy that follows no rule but the budget's: anyone, any part of a prompt, nobody at all, and up to ``tired``
+    requests put back into the queue."""
+
+    def __init__(self, random: Random, tired: int):
+        self.random, self.tired = random, tired
+
+    def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
+        everyone: list[Waiting | Running] = [*running, *waiting]
+        self.random.shuffle(everyone)
+        rows: list[tuple[int, int]] = []
+        retract: list[int] = []
+        for who in everyone:
+            whim = self.random.random()
+            if whim < 0.1 and isinstance(who, Running) and self.tired:
+                self.tired -= 1
+                retract.append(who.uid)
+            elif whim > 0.3:
+                most = who.left or 1 if isinstance(who, Running) else who.length - who.cached
+                if granted := budget.grant(who, self.random.randint(1, most)):
+                    rows.append((who.uid, granted))
+        return Plan(rows, retract)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@settings(FEW, max_examples=120)
+@given(st.data(), st.randoms(use_true_random=False), st.sampled_from([0, 2, 32]))
+def test_any_workload_under_a_policy_without_reason(
+    cache: str, data: st.DataObject, random: Random, lookahead: int
+) -> None:
+    setup = data.draw(setups(cache=cache, starvation_steps=8))
+    spec, prefix_cache, _, options = setup.build()
+    with patch.object(Memory, "LOOKAHEAD", lookahead):
+        Drive(spec, prefix_cache, Whims(random, tired=6), **options).run(data.draw(jobs(setup)), max_steps=5_000)
 
 
 class Clients(RuleBasedStateMachine):
