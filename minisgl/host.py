@@ -41,7 +41,7 @@ __all__ = ["BUILTINS", "ConfigError", "Host", "Plugin", "decode_config", "encode
 BUILTINS = (
     "minisgl.plugins.attention.torch",
     "minisgl.plugins.attention.flashinfer",
-    "minisgl.plugins.attention.flashinfer",
+    "minisgl.plugins.attention.triton",
     "minisgl.plugins.cache.naive",
     "minisgl.plugins.cache.radix",
     "minisgl.plugins.scheduler.static",
@@ -50,7 +50,6 @@ BUILTINS = (
     "minisgl.plugins.scheduler.mixed",
     "minisgl.plugins.moe.torch",
     "minisgl.plugins.graph.none",
-    "minisgl.plugins.graph.cuda",
     "minisgl.plugins.graph.cuda",
     "minisgl.plugins.communicator.torch",
     "minisgl.plugins.observer.metrics",
