@@ -52,6 +52,10 @@ class ModelConfig:
         stretched = int(self.rope.original_max_position_embeddings * self.rope.factor)
         return max(self.max_position_embeddings, stretched)
 
+    def need(self, key: str) -> int:
+        """A positive integer that only this architecture has. Raises `ConfigError` that names it."""
+        return _positive(self.raw, key)
+
     def window(self, index: int) -> int:
         """Positions that layer ``index`` sees, -1 for all, where ``layer_types`` or ``max_window_layers`` says which
         layers have the window."""

@@ -38,8 +38,8 @@ class Model(Protocol):
         """Fill the weights. Raises ConfigError that names tensors which are missing, unknown or mis-shaped."""
 
     def forward(self, tokens: Tensor, positions: Tensor, where: Tensor) -> Tensor:
-        """tokens, positions, where [n] int64 → hidden [n, hidden]. ``where`` is page·page_size + offset of each
-        token's KV; the attention backend has been planned for the same rows."""
+        """tokens, positions, where [n] int32 or int64 → hidden [n, hidden]. ``where`` is page·page_size + offset of
+        each token's KV; the attention backend has been planned for the same rows."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [rows, hidden], the rows that sample → [rows, vocab] in float32, the same on every rank."""
@@ -101,7 +101,7 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, where: Tensor) -> Tensor:
         x = self.embed_tokens(tokens)
-        cos_sin = self.rope(positions)
+        cos_sin, where = self.rope(positions), where.long()
         residual = None
         for layer in self.layers:
             x, residual = layer(x, residual, cos_sin, where)

@@ -65,9 +65,9 @@ class TorchCommunicator:
             return x
         dim %= x.dim()
         x = x.contiguous()
-        parts = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
+        parts = torch.empty((self.size * x.shape[0], *x.shape[1:]), dtype=x.dtype, device=x.device)
         self._group._allgather_base(parts, x).wait()
-        return parts.movedim(0, dim).flatten(dim, dim + 1)
+        return parts.view(self.size, *x.shape).movedim(0, dim).flatten(dim, dim + 1)
 
     def broadcast(self, x: torch.Tensor, src: int = 0) -> torch.Tensor:
         if self._group is not None:

@@ -26,9 +26,9 @@ class Qwen3MoeForCausalLM(Decoder):
             return super().mlp(index, **options)
         return MoELayer(
             c.hidden_size,
-            raw["moe_intermediate_size"],
+            c.need("moe_intermediate_size"),
             c.num_experts,
-            raw["num_experts_per_tok"],
+            c.need("num_experts_per_tok"),
             c.hidden_act,
             self.ctx,
             renormalise=bool(raw.get("norm_topk_prob", False)),

@@ -1,0 +1,127 @@
+"""A model driven by hand: pages and batches as a test wants them, without engine or scheduler.
+
+The page table is shuffled, so that pages which follow each other in a request do not in the pool.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minisgl.attention import AttentionBackend, AttnBatch
+from minisgl.distributed import Communicator
+from minisgl.host import Host
+from minisgl.kvcache.pool import KVPool
+from minisgl.layers import Context
+from minisgl.layers.pieces import Source
+from minisgl.models.config import ModelConfig
+from minisgl.models.weights import Checkpoint
+
+__all__ = ["PagedModel", "Row", "free_port", "run_ranks"]
+
+Row = tuple[int, int, Sequence[int]]
+"""(slot, first position, token ids): what one row of a step computes."""
+
+T = TypeVar("T")
+
+
+class PagedModel:
+    """One rank of a model with ``slots`` sequences of at most ``max_len`` tokens; plugins are the torch ones unless
+    given."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        page_size: int = 16,
+        max_len: int = 128,
+        slots: int = 4,
+        comm: Communicator | None = None,
+        attention: AttentionBackend | None = None,
+        source: Source | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        host: Host | None = None,
+    ):
+        host = host or Host.load()
+        device = torch.device(device)
+        self.config = ModelConfig.from_dir(path)
+        comm = comm or _make(host, "communicator", rank=0, size=1, address="", device=device)
+        self.attention: AttentionBackend = attention or _make(host, "attention", device=device)
+        moe = _make(host, "moe", device=device) if self.config.num_experts else None
+        ctx = Context(comm, self.attention, moe, device, dtype)
+        self.model = host.models()[self.config.architecture](self.config, ctx)
+        self.bytes_read = 0
+        if source is not None:
+            self.model.load(source)
+        else:
+            with Checkpoint(path) as checkpoint:
+                self.model.load(checkpoint)
+                self.bytes_read = checkpoint.bytes_read
+        self.layers = self.model.attention_layers()
+        columns = -(-max_len // page_size)
+        pages, first = slots * columns, self.layers[0]
+        layout = self.attention.needs().layout
+        sizes = (len(self.layers), pages + 1, page_size, first.kv_heads, first.head_dim)
+        ctx.pool = self.pool = KVPool(*sizes, dtype, device, layout)
+        self.attention.bind(self.pool, self.layers, [])
+        shuffled = torch.randperm(pages, generator=torch.Generator().manual_seed(pages)).view(slots, columns)
+        scratch = torch.full((1, columns), pages)
+        self.table = torch.cat((shuffled, scratch)).to(device, torch.int32)
+
+    @torch.inference_mode()
+    def run(self, rows: Sequence[Row]) -> list[Tensor]:
+        """One step; rows of one token come first. Returns for each row its logits [tokens, vocab] on the CPU."""
+        counts = np.array([len(ids) for _, _, ids in rows], np.int32)
+        starts = np.array([start for _, start, _ in rows], np.int32)
+        single = counts == 1
+        if not np.array_equal(single, np.sort(single)[::-1]):
+            raise ValueError("rows of one token must come first")
+        indptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+        kv_len = starts + counts
+        slots = torch.tensor([slot for slot, _, _ in rows], dtype=torch.int32)
+        positions = torch.from_numpy(np.concatenate([np.arange(s, e) for s, e in zip(starts, kv_len, strict=True)]))
+        tokens = torch.cat([torch.as_tensor(ids, dtype=torch.long) for _, _, ids in rows])
+        owner = torch.repeat_interleave(slots.long(), torch.from_numpy(counts))
+        size, device = self.pool.page_size, self.pool.device
+        where = self.table.cpu()[owner, positions // size].long() * size + positions % size
+        on_device = [torch.from_numpy(a).to(device) for a in (indptr, kv_len)]
+        batch = AttnBatch(int(single.sum()), indptr, kv_len, *on_device, slots.to(device), self.table)
+        self.attention.plan(batch)
+        hidden = self.model.forward(tokens.to(device), positions.to(device), where.to(device))
+        return list(self.model.logits(hidden).cpu().split(counts.tolist()))
+
+
+def _make(host: Host, group: str, **kwargs: Any) -> Any:
+    return host.build(group, host.make(group, "torch"), **kwargs)
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on right now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def run_ranks(size: int, work: Callable[[Communicator], T], host: Host | None = None) -> list[T]:
+    """``work(communicator)`` in ``size`` threads, each a rank over gloo; the results in rank order."""
+    host = host or Host.load()
+    address = f"127.0.0.1:{free_port()}"
+
+    def one(rank: int) -> T:
+        comm = _make(host, "communicator", rank=rank, size=size, address=address, device=torch.device("cpu"))
+        try:
+            return work(comm)
+        finally:
+            comm.close()
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(one, range(size)))

@@ -1,0 +1,107 @@
+"""Every architecture against transformers on a random checkpoint: logits within 1e-4 in float32, however they are cut
+into chunks, pages and batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minisgl.host import Host
+from minisgl.testing.checkpoints import tiny_checkpoint
+from minisgl.testing.paged import PagedModel
+from minisgl.testing.reference import Reference
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-3-rope": ("llama", {"rope_parameters": LLAMA3}),
+    "llama-linear-rope": ("llama", {"rope_parameters": LINEAR}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "llama-head-dim": ("llama", {"head_dim": 24, "num_key_value_heads": 4}),
+    "llama-odd-vocabulary": ("llama", {"vocab_size": 323}),
+    "mistral": ("mistral", {}),
+    "mistral-window": ("mistral", {"sliding_window": 21}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-some-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {}),
+    "qwen3-tied": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen3-yarn": ("qwen3", {"rope_parameters": YARN}),
+    "qwen3-one-kv-head": ("qwen3", {"num_key_value_heads": 1}),
+    "qwen3-moe": ("qwen3_moe", {}),
+    "qwen3-moe-plain-weights": ("qwen3_moe", {"norm_topk_prob": False, "num_experts_per_tok": 3}),
+    "qwen3-moe-every-second": ("qwen3_moe", {"decoder_sparse_step": 2}),
+    "qwen3-moe-some-dense": ("qwen3_moe", {"mlp_only_layers": [1]}),
+    "qwen3-moe-stacked": ("qwen3_moe", {"fused_experts": True}),
+}
+LENGTHS = (70, 33, 5)
+
+
+@pytest.fixture(scope="module")
+def host() -> Host:
+    return Host.load()
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list, list]:
+    """A checkpoint, three sequences, and transformers' logits for them."""
+    architecture, overrides = CASES[request.param]
+    path = tiny_checkpoint(architecture, tmp_path_factory.mktemp(request.param), **overrides)
+    reference = Reference(path, torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    ids = [torch.randint(0, 320, (n,), generator=generator) for n in LENGTHS]
+    return path, ids, [reference.logits(sequence) for sequence in ids]
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_logits_match_transformers(case: tuple[Path, list, list], page_size: int, host: Host) -> None:
+    """One long prompt whole; a second in chunks while the first decodes; a third joins them in a mixed batch."""
+    path, (a, b, c), (want_a, want_b, want_c) = case
+    model = PagedModel(path, page_size=page_size, max_len=96, slots=3, host=host)
+
+    def check(got: torch.Tensor, want: torch.Tensor) -> None:
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
+
+    (got,) = model.run([(2, 0, a[:60])])  # a whole prompt
+    check(got, want_a[:60])
+    (got,) = model.run([(0, 0, b[:7])])  # a chunk that ends within a page
+    check(got, want_b[:7])
+    got_a, got_b = model.run([(2, 60, a[60:61]), (0, 7, b[7:30])])  # decode and a chunk behind a cached prefix
+    check(got_a, want_a[60:61])
+    check(got_b, want_b[7:30])
+    got_a, got_c, got_b = model.run([(2, 61, a[61:62]), (1, 0, c[:1]), (0, 30, b[30:32])])
+    check(got_a, want_a[61:62])
+    check(got_c, want_c[:1])
+    check(got_b, want_b[30:32])
+    got_c, got_a, got_b = model.run([(1, 1, c[1:2]), (2, 62, a[62:63]), (0, 32, b[32:33])])  # all decode
+    check(got_c, want_c[1:2])
+    check(got_a, want_a[62:63])
+    check(got_b, want_b[32:33])
+    for i in range(63, 70):
+        (got,) = model.run([(2, i, a[i : i + 1])])
+        check(got, want_a[i : i + 1])
+
+
+def test_bfloat16_is_near_float32(tmp_path: Path, host: Host) -> None:
+    """The same weights in bf16: activations round, nothing else differs (a wrong norm or rotation is far off)."""
+    path = tiny_checkpoint("qwen3", tmp_path)
+    ids = torch.arange(3, 43)
+    want = Reference(path, torch.bfloat16).logits(ids).float()
+    exact = Reference(path).logits(ids).float()
+    model = PagedModel(path, dtype=torch.bfloat16, max_len=48, slots=1, host=host)
+    (got,) = model.run([(0, 0, ids)])
+    assert (got - exact).abs().mean() < 1.5 * (want - exact).abs().mean()
