@@ -5,10 +5,12 @@ It knows shapes, dtype and layout, and nothing of who owns a page: the scheduler
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class KVPool:
