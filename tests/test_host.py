@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from minisgl.config import GROUPS, Config
+from minisgl.core import Req, SamplingParams
 from minisgl.host import BUILTINS, ConfigError, Host, decode_config, encode_config, plugins_of
 
 MINE = '''
@@ -169,9 +170,8 @@ def test_one_file_is_one_plugin_however_it_is_spelled(mine: Path, monkeypatch: p
 def test_two_hosts_share_classes_and_nothing_else(mine: Path) -> None:
     one, two = Host.load([str(mine)]), Host.load([str(mine)])
     assert one.schema("cache", "mine") is two.schema("cache", "mine")
-    one.hook.minisgl_request_added(req=None, now=0.0)
-    one.hook.minisgl_request_added(req=None, now=0.0)
-    two.hook.minisgl_request_added(req=None, now=0.0)
+    for uid, host in enumerate((one, one, two)):
+        host.hook.minisgl_request_added(req=Req(uid, [1], SamplingParams(), uid), now=0.0)
     assert "added 2" in one.hook.minisgl_metrics()
     assert "added 1" in two.hook.minisgl_metrics()
     assert "mine" not in Host.load().configs["cache"]
