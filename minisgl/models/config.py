@@ -87,6 +87,9 @@ class ModelConfig:
             raise ConfigError("the checkpoint is quantised (quantization_config), which is not supported.")
         heads = _positive(raw, "num_attention_heads")
         hidden = _positive(raw, "hidden_size")
+        kv_heads = _positive({"num_key_value_heads": heads, **raw}, "num_key_value_heads")
+        if heads % kv_heads:
+            raise ConfigError(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads}).")
         experts = raw.get("num_experts", raw.get("num_local_experts")) or 0
         uses_window = raw.get("use_sliding_window", True)
         return ModelConfig(
@@ -96,7 +99,7 @@ class ModelConfig:
             intermediate_size=_positive(raw, "intermediate_size"),
             num_hidden_layers=_positive(raw, "num_hidden_layers"),
             num_attention_heads=heads,
-            num_key_value_heads=raw.get("num_key_value_heads") or heads,
+            num_key_value_heads=kv_heads,
             head_dim=raw.get("head_dim") or hidden // heads,
             max_position_embeddings=_positive(raw, "max_position_embeddings"),
             rms_norm_eps=raw.get("rms_norm_eps", 1e-6),

@@ -71,13 +71,17 @@ def _from_hub(name: str) -> Path:
     except (LocalEntryNotFoundError, OSError, ValueError):
         pass
     try:
-        return Path(snapshot_download(name, allow_patterns=_WANTED))
+        path = Path(snapshot_download(name, allow_patterns=_WANTED))
+        if _is_whole(path):  # where the hub can't be reached, the download returns what the cache has
+            return path
+        reason = "the hub can't be reached, or it has no config.json and *.safetensors for it"
     except Exception as error:  # the hub's errors, and those of whichever HTTP library it uses
-        raise ConfigError(
-            f"model={name}: there is no directory of that name, the local Hugging Face cache does not have all of it, "
-            f"and downloading it failed ({type(error).__name__}: {str(error).strip().splitlines()[0]}). Check the "
-            "name, the connection and, for a gated model, HF_TOKEN; or name a directory."
-        ) from error
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+    raise ConfigError(
+        f"model={name}: there is no directory of that name, the local Hugging Face cache does not have all of it, and "
+        f"downloading it failed ({reason}). Check the name, the connection and, for a gated model, HF_TOKEN; or name "
+        "a directory."
+    )
 
 
 def _is_whole(path: Path) -> bool:

@@ -1,0 +1,123 @@
+"""config.json in its several dialects; what would be computed wrongly is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl.config import ConfigError
+from minisgl.layers.rope import RopeConfig
+from minisgl.models.config import ModelConfig
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+def config(**changes: Any) -> ModelConfig:
+    return ModelConfig.from_dict({k: v for k, v in {**BASE, **changes}.items() if v is not ...})
+
+
+def test_what_is_left_out_has_hugging_face_s_defaults() -> None:
+    c = config(num_key_value_heads=...)
+    assert (c.head_dim, c.num_key_value_heads, c.rms_norm_eps) == (16, 4, 1e-6)
+    assert (c.tie_word_embeddings, c.attention_bias, c.hidden_act) == (False, False, "silu")
+    assert c.rope == RopeConfig(original_max_position_embeddings=256)
+    assert (c.num_experts, c.sliding_window, c.dtype) == (0, None, "float32")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"rope_theta": 5e5}, {"rope_theta": 5e5}),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, {"rope_theta": 5e5}),
+        ({"rope_theta": 5e5, "rope_scaling": None}, {"rope_theta": 5e5}),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4}},
+            {"rope_type": "linear", "rope_theta": 5e5, "factor": 4},
+        ),
+        (
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 4}},
+            {"rope_type": "linear", "rope_theta": 5e5, "factor": 4},
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128}},
+            {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128},
+        ),
+        (
+            {"original_max_position_embeddings": 64, "rope_scaling": {"rope_type": "yarn"}},
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        ),
+    ],
+)
+def test_rope_in_old_and_new_form(changes: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert config(**changes).rope == RopeConfig(**{"original_max_position_embeddings": 256, **expected})
+
+
+def test_yarn_stretches_the_length() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 200}
+    assert config(rope_scaling=yarn).max_len == 800
+    assert config(rope_scaling={**yarn, "factor": 1.0}).max_len == 256
+    assert config(rope_scaling={"type": "linear", "factor": 4.0}).max_len == 256
+
+
+def test_experts_by_both_names() -> None:
+    assert config(num_experts=8).num_experts == config(num_local_experts=8).num_experts == 8
+
+
+def test_windows() -> None:
+    assert config(sliding_window=7).sliding_window == 7
+    assert config(sliding_window=7, use_sliding_window=False).sliding_window is None
+    c = config(sliding_window=7, use_sliding_window=True, max_window_layers=2)
+    assert [c.window(i) for i in range(3)] == [-1, -1, 7]
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    c = config(sliding_window=7, use_sliding_window=True, max_window_layers=2, layer_types=types)
+    assert [c.window(i) for i in range(3)] == [7, -1, 7]
+
+
+@pytest.mark.parametrize(("key", "value"), [("dtype", "bfloat16"), ("torch_dtype", "bfloat16")])
+def test_dtype_by_both_names(key: str, value: str) -> None:
+    assert config(**{key: value}).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": ...}, "hidden_size must be a positive integer, got None"),
+        ({"vocab_size": 0}, "vocab_size must be a positive integer, got 0"),
+        ({"num_hidden_layers": "3"}, "num_hidden_layers must be a positive integer, got '3'"),
+        ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)"),
+        ({"architectures": ...}, r"architectures must name one model class, got \[\]"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "differ by layer type"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor is not"),
+    ],
+)
+def test_what_can_t_be_computed_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(**changes)
+
+
+def test_files_that_are_no_config(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        ModelConfig.from_dir(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="can't be read as JSON"):
+        ModelConfig.from_dir(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="must hold a JSON object"):
+        ModelConfig.from_dir(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["X"], "num_attention_heads": 0}')
+    with pytest.raises(ConfigError, match=r"config\.json: num_attention_heads must be a positive integer"):
+        ModelConfig.from_dir(tmp_path)

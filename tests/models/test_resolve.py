@@ -1,0 +1,95 @@
+"""The ``model`` option: shipped names, directories, the Hugging Face cache; a wrong one says what there is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from minisgl.config import ConfigError
+from minisgl.host import Host
+from minisgl.models.config import ModelConfig
+from minisgl.models.resolve import resolve_model, shipped
+from minisgl.testing.checkpoints import tiny_checkpoint
+
+QWEN3 = {  # DESIGN 8: hidden, layers, query heads, kv heads, FFN, tied
+    "qwen3-0.6b": (1024, 28, 16, 8, 3072, True),
+    "qwen3-8b": (4096, 36, 32, 8, 12288, False),
+    "qwen3-14b": (5120, 40, 40, 8, 17408, False),
+    "qwen3-32b": (5120, 64, 64, 8, 25600, False),
+    "qwen3-30b-a3b": (2048, 48, 32, 4, 6144, False),
+}
+
+
+@pytest.mark.parametrize("name", QWEN3)
+def test_named_shapes(name: str) -> None:
+    path = resolve_model(name)
+    assert path.suffix == ".json"
+    c = ModelConfig.from_dir(path)
+    shape = (c.hidden_size, c.num_hidden_layers, c.num_attention_heads, c.num_key_value_heads, c.intermediate_size)
+    assert (*shape, c.tie_word_embeddings) == QWEN3[name]
+    assert (c.vocab_size, c.max_position_embeddings, c.rope.rope_theta, c.rms_norm_eps, c.head_dim) == (
+        151_936, 40_960, 1e6, 1e-6, 128,
+    )  # fmt: skip
+    assert c.dtype == "bfloat16"
+    assert not c.attention_bias
+    assert c.architecture in Host.load().models()
+    if name == "qwen3-30b-a3b":
+        raw = c.raw
+        assert (c.num_experts, raw["moe_intermediate_size"], raw["num_experts_per_tok"]) == (128, 768, 8)
+        assert raw["norm_topk_prob"]
+
+
+def test_a_directory_or_a_config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_checkpoint("llama", tmp_path / "mine")
+    assert resolve_model(str(path)) == path.resolve()
+    assert resolve_model(str(path / "config.json")) == (path / "config.json").resolve()
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("mine") == path.resolve()
+
+
+def test_a_directory_without_config(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        resolve_model(str(tmp_path))
+
+
+def test_an_unknown_name_lists_what_there_is() -> None:
+    with pytest.raises(ConfigError, match=r"qwen3-06b.*qwen3-30b-a3b.*Did you mean qwen3-0\.6b\?"):
+        resolve_model("qwen3-06b")
+
+
+def hub_cache(cache: Path, monkeypatch: pytest.MonkeyPatch, **options: str) -> Path:
+    """A Hugging Face cache at ``cache`` that holds a snapshot of org/tiny, and a hub that can't be reached."""
+    repo = cache / "models--org--tiny"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text("abc123")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return tiny_checkpoint("llama", repo / "snapshots" / "abc123", **options)
+
+
+def test_a_snapshot_in_the_hugging_face_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = hub_cache(tmp_path, monkeypatch)
+    assert resolve_model("org/tiny").resolve() == snapshot.resolve()
+
+
+@pytest.mark.parametrize("victim", ["config.json", "model-00002*.safetensors"])
+def test_a_snapshot_that_is_not_whole_is_not_used(victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = hub_cache(tmp_path, monkeypatch, max_shard_size="60KB")
+    next(snapshot.glob(victim)).unlink()
+    with pytest.raises(ConfigError, match="org/tiny.*cache does not have all of it, and downloading it failed"):
+        resolve_model("org/tiny")
+
+
+def test_the_embedded_model_ships() -> None:
+    assert resolve_model("tutor") == shipped()["tutor"]
+    assert (shipped()["tutor"] / "model.safetensors").is_file()
+
+
+def test_resolving_imports_no_torch() -> None:
+    code = "import sys; from minisgl.models.resolve import resolve_model; resolve_model('qwen3-8b'); "
+    code += "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
