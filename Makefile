@@ -2,7 +2,7 @@
 # make serve   serve it on port 1919; ARGS="model=... tp=2" adds options
 # make test    lint, types and tests                       make lint    the first two alone
 # make docs    the documentation, into site/               make bench   the offline benchmark
-# make options, make format, make clean
+# make reference (the pages in docs/reference/), make format, make clean
 #
 # PYTHON=python3.12 picks the interpreter. On Linux, the default torch is gigabytes of CUDA: README.md says how to get
 # the CPU build (PIP_ARGS="--index-url ...").
@@ -16,7 +16,7 @@ BASE := $(VENV)/.minisgl-base
 TOOLS := $(VENV)/.minisgl-tools
 TYPES := build/types
 
-.PHONY: demo serve test lint docs bench options format clean
+.PHONY: demo serve test lint docs bench reference format clean
 .DELETE_ON_ERROR:
 
 demo: $(BASE)
@@ -37,11 +37,11 @@ lint: $(TOOLS) types
 	$(BIN)/mypy
 
 docs: $(TOOLS)
-	$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "The documentation is in site/index.html."
 
-options: $(BASE)
-	$(BIN)/python -m minisgl.compose --markdown > docs/reference/options.md
+reference: $(BASE)
+	$(BIN)/python -m minisgl.reference docs/reference
 
 format: $(TOOLS)
 	$(BIN)/ruff check --fix .

@@ -26,7 +26,6 @@ from minisgl.options import (
     core_options,
     group_options,
     help_text,
-    markdown,
     options_of,
     presets,
 )
@@ -343,11 +342,3 @@ def _complete(words: Sequence[str]) -> NoReturn:
     for choice in completions(host, words[0] if words else ""):
         print(choice)
     raise SystemExit(0)
-
-
-if __name__ == "__main__":
-    from minisgl.host import Host as _Host
-
-    if sys.argv[1:] != ["--markdown"]:
-        raise SystemExit("usage: python -m minisgl.compose --markdown > docs/reference/options.md")
-    print(markdown(_Host.load(light=True)), end="")

@@ -13,7 +13,8 @@ import pytest
 from minisgl.completion import SCRIPTS, completions
 from minisgl.config import Config, ServerConfig
 from minisgl.host import Host
-from minisgl.options import core_options, doc_of, field_docs, group_options, help_text, markdown
+from minisgl.options import core_options, doc_of, field_docs, group_options, help_text
+from minisgl.reference import pages
 
 ROOT = Path(__file__).parent.parent
 
@@ -48,10 +49,11 @@ def test_help_has_every_option_and_every_choice(host: Host) -> None:
     assert "``" not in text
 
 
-def test_the_reference_page_of_the_docs_is_fresh(host: Host) -> None:
-    page = ROOT / "docs" / "reference" / "options.md"
-    fresh = page.read_text("utf-8") == markdown(host)
-    assert fresh, f"{page} is stale: run `make options`"
+def test_the_reference_pages_of_the_docs_are_fresh() -> None:
+    for name, text in pages().items():
+        page = ROOT / "docs" / "reference" / name
+        fresh = page.read_text("utf-8") == text
+        assert fresh, f"docs/reference/{name} is stale: run `make reference`"
 
 
 @pytest.mark.parametrize(
