@@ -92,9 +92,11 @@ class PagedModel:
         owner = torch.repeat_interleave(slots.long(), torch.from_numpy(counts))
         size, device = self.pool.page_size, self.pool.device
         where = self.table.cpu()[owner, positions // size].long() * size + positions % size
-        on_device = [torch.from_numpy(a).to(device) for a in (indptr, kv_len)]
-        batch = AttnBatch(int(single.sum()), indptr, kv_len, *on_device, slots.to(device), self.table)
-        self.attention.plan(batch)
+        indptr_device, kv_len_device = torch.from_numpy(indptr).to(device), torch.from_numpy(kv_len).to(device)
+        decode = int(single.sum())
+        self.attention.plan(
+            AttnBatch(decode, indptr, kv_len, indptr_device, kv_len_device, slots.to(device), self.table)
+        )
         hidden = self.model.forward(tokens.to(device), positions.to(device), where.to(device))
         return list(self.model.logits(hidden).cpu().split(counts.tolist()))
 

@@ -80,7 +80,7 @@ class TorchCommunicator:
         if self._group is None:
             return [data]
         turn, self._exchanges = self._exchanges, self._exchanges + 1
-        self._store.set(f"exchange/{turn}/{self.rank}", data)
+        self._store.set(f"exchange/{turn}/{self.rank}", data)  # type: ignore[arg-type]
         return [self._store.get(f"exchange/{turn}/{rank}") for rank in range(self.size)]
 
     @contextmanager

@@ -80,7 +80,7 @@ def test_a_snapshot_in_the_hugging_face_cache(tmp_path: Path, monkeypatch: pytes
 def test_a_snapshot_that_is_not_whole_is_not_used(victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = hub_cache(tmp_path, monkeypatch, max_shard_size="60KB")
     next(snapshot.glob(victim)).unlink()
-    with pytest.raises(ConfigError, match="org/tiny.*cache does not have all of it, and downloading it failed"):
+    with pytest.raises(ConfigError, match=r"org/tiny.*cache does not have all of it, and downloading it failed"):
         resolve_model("org/tiny")
 
 

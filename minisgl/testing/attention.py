@@ -1,0 +1,124 @@
+"""A kit to test attention backends with: random batches over shuffled pages, and dense attention as the oracle.
+
+The oracle computes one row after another in float64 from the row's own keys, and knows no pages.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minisgl.attention import AttentionBackend, AttnBatch, LayerSpec
+from minisgl.kvcache.pool import KVPool
+
+__all__ = ["CASES", "AttentionCase", "run_case"]
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """``rows``: (positions before the step, positions computed); rows of one position come first."""
+
+    rows: tuple[tuple[int, int], ...]
+    page_size: int = 16
+    q_heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    window: int = -1
+    soft_cap: float = 0.0
+    dtype: torch.dtype = torch.float32
+
+    def __str__(self) -> str:
+        rows = "_".join(f"{before}+{count}" for before, count in self.rows)
+        extra = f"-window{self.window}" * (self.window >= 0) + f"-cap{self.soft_cap:g}" * (self.soft_cap > 0)
+        heads = f"{self.q_heads}x{self.kv_heads}x{self.head_dim}"
+        return f"{rows}-page{self.page_size}-heads{heads}{extra}-{str(self.dtype).removeprefix('torch.')}"
+
+
+_MIXED = AttentionCase(((37, 1), (0, 1), (15, 1), (16, 1), (0, 40), (21, 19), (64, 3)))
+_LONG = AttentionCase(((300, 1), (3, 1), (0, 290)))
+CASES: tuple[AttentionCase, ...] = (
+    *(replace(_MIXED, page_size=page) for page in (1, 16, 64)),
+    *(replace(_MIXED, q_heads=q, kv_heads=kv, head_dim=d) for q, kv, d in ((4, 4, 16), (8, 1, 128), (6, 2, 32))),
+    replace(_MIXED, rows=((5, 1), (90, 1), (11, 1))),
+    replace(_MIXED, rows=((0, 33),)),
+    *(replace(_MIXED, window=window) for window in (1, 10, 1000)),
+    replace(_MIXED, page_size=1, window=10),
+    replace(_MIXED, soft_cap=2.0),
+    replace(_MIXED, window=10, soft_cap=2.0),
+    _LONG,
+    replace(_LONG, window=50, page_size=1),
+    *(replace(case, dtype=torch.bfloat16) for case in (_MIXED, _LONG)),
+)
+"""What a backend without limits must pass; one with limits (``needs()``) passes those it claims."""
+
+
+def run_case(
+    backend: AttentionBackend, case: AttentionCase, device: torch.device | str = "cpu", seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """What ``backend`` computes for one step, and what dense attention does: both [tokens, q_heads, head_dim] in
+    float64 on the CPU. Pages that belong to no row hold NaN, and must not be seen."""
+    generator = torch.Generator().manual_seed(seed)
+    device = torch.device(device)
+    layer = LayerSpec(
+        1, case.q_heads, case.kv_heads, case.head_dim, case.head_dim**-0.5, window=case.window, soft_cap=case.soft_cap
+    )
+    before, counts = (np.array(column, np.int32) for column in zip(*case.rows, strict=True))
+    kv_len = before + counts
+    columns = [-(-int(n) // case.page_size) for n in kv_len]
+    used, slots = sum(columns), len(case.rows) + 3
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(case.dtype)
+
+    # The pool: page numbers are drawn from twice as many, the others are poisoned.
+    needs = backend.needs()
+    pool = KVPool(2, 2 * used + 1, case.page_size, case.kv_heads, case.head_dim, case.dtype, device, needs.layout)
+    for buffer in pool.layer(1):
+        buffer.fill_(float("nan"))
+    numbers = iter(torch.randperm(2 * used, generator=generator).tolist())
+    table = torch.full((slots + 1, max(columns) + 2), 2 * used, dtype=torch.int32)
+    slot_of = torch.randperm(slots, generator=generator)[: len(case.rows)]
+    keys, values = [], []
+    for slot, length, pages in zip(slot_of.tolist(), kv_len.tolist(), columns, strict=True):
+        mine = torch.tensor(list(itertools.islice(numbers, pages)), dtype=torch.int32)
+        table[slot, :pages] = mine
+        k, v = (randn(pages * case.page_size, case.kv_heads, case.head_dim) for _ in range(2))
+        offsets = torch.arange(pages * case.page_size)
+        where = mine.long()[offsets // case.page_size] * case.page_size + offsets % case.page_size
+        pool.store(1, k.to(device), v.to(device), where.to(device))
+        keys.append(k[:length])
+        values.append(v[:length])
+
+    q = randn(int(counts.sum()), case.q_heads, case.head_dim)
+    indptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    decode = int((counts == 1).sum())
+    backend.bind(pool, [replace(layer, index=0, window=-1, soft_cap=0.0), layer], [])
+    indptr_device, kv_len_device = torch.from_numpy(indptr).to(device), torch.from_numpy(kv_len).to(device)
+    rows = slot_of.to(device, torch.int32)
+    backend.plan(AttnBatch(decode, indptr, kv_len, indptr_device, kv_len_device, rows, table.to(device)))
+    out = torch.full(q.shape, float("nan"), dtype=case.dtype, device=device)
+    got = backend.forward(layer, q.to(device), out)
+    want = [
+        _dense(q[a:b], k, v, layer)
+        for a, b, k, v in zip(indptr[:-1].tolist(), indptr[1:].tolist(), keys, values, strict=True)
+    ]
+    return got.cpu().double(), torch.cat(want)
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, layer: LayerSpec) -> Tensor:
+    """q [n, q_heads, dim] are the last n positions of k, v [length, kv_heads, dim]; in float64."""
+    group = layer.q_heads // layer.kv_heads
+    k, v = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
+    scores = torch.einsum("nhd,lhd->hnl", q.double(), k) * layer.scale
+    if layer.soft_cap:
+        scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+    key = torch.arange(len(k))
+    position = key[len(k) - len(q) :, None]
+    seen = key <= position
+    if layer.window >= 0:
+        seen &= key > position - layer.window
+    return torch.einsum("hnl,lhd->nhd", scores.masked_fill(~seen, float("-inf")).softmax(-1), v)

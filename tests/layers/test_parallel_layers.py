@@ -1,0 +1,218 @@
+"""The tensor-parallel layers over gloo: what the ranks hold together is the whole layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minisgl.attention import AttentionBackend
+from minisgl.config import ConfigError
+from minisgl.distributed import Communicator
+from minisgl.layers import (
+    Context,
+    GatedMLP,
+    LinearColParallelMerged,
+    LinearQKVMerged,
+    LinearRowParallel,
+    MoELayer,
+    ParallelLMHead,
+    RMSNorm,
+    RMSNormFused,
+    VocabParallelEmbedding,
+)
+from minisgl.layers.pieces import Piece, pieces_of
+from minisgl.plugins.attention.torch import Torch, TorchAttention
+from minisgl.plugins.communicator.torch import Torch as TorchLink
+from minisgl.plugins.communicator.torch import TorchCommunicator
+from minisgl.plugins.moe.torch import TorchMoe
+from minisgl.testing.paged import run_ranks
+
+CPU = torch.device("cpu")
+NEAR = {"atol": 1e-5, "rtol": 1e-5}
+
+
+class Tensors:
+    """A checkpoint in memory."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]):
+        self.tensors = tensors
+        self.names = frozenset(tensors)
+
+    def fill(self, piece: Piece) -> None:
+        tensor = self.tensors[piece.name]
+        assert tuple(tensor.shape) == piece.shape
+        piece.target.copy_(tensor[piece.index])
+
+
+def context(comm: Communicator | None = None) -> Context:
+    attention: AttentionBackend = TorchAttention(Torch(), CPU)
+    return Context(comm or TorchCommunicator(TorchLink(), 0, 1, "", CPU), attention, TorchMoe(), CPU, torch.float32)
+
+
+def fill(layer: nn.Module, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
+    source = Tensors(tensors)
+    with torch.no_grad():
+        pieces = list(pieces_of(layer, prefix, source.names))
+        for piece in pieces:
+            source.fill(piece)
+    assert {piece.name for piece in pieces} == source.names
+    for module in layer.modules():
+        if isinstance(module, MoELayer):
+            module.after_load()
+
+
+@torch.inference_mode()
+def over(size: int, work: Callable[[Context], Tensor]) -> list[Tensor]:
+    def rank(comm: Communicator) -> Tensor:
+        with torch.inference_mode():
+            return work(context(comm))
+
+    return run_ranks(size, rank)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("vocab", [30, 31, 5])
+def test_vocabulary(size: int, vocab: int) -> None:
+    """Embedding and head, own and tied; 31 is divided by no number of ranks, 5 leaves little for the last."""
+    weight, own = torch.randn(vocab, 8), torch.randn(vocab, 8)
+    tokens, hidden = torch.tensor([0, vocab - 1, vocab // 2, 1]), torch.randn(3, 8)
+
+    def work(ctx: Context) -> Tensor:
+        embedding = VocabParallelEmbedding(vocab, 8, ctx)
+        fill(embedding, {"embed.weight": weight}, "embed.")
+        kept = tokens.clone()
+        torch.testing.assert_close(embedding(tokens), weight[tokens])
+        assert torch.equal(tokens, kept)
+        tied = ParallelLMHead(vocab, 8, ctx, tied=embedding)
+        assert not list(tied.pieces("lm_head.", None))
+        head = ParallelLMHead(vocab, 8, ctx)
+        fill(head, {"lm_head.weight": own}, "lm_head.")
+        return torch.stack((tied(hidden), head(hidden)))
+
+    for got in over(size, work):
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, torch.stack((hidden @ weight.T, hidden @ own.T)), **NEAR)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_merged_columns_and_rows_are_a_gated_mlp(bias: bool) -> None:
+    shapes = {"gate_proj": (12, 8), "up_proj": (12, 8), "down_proj": (8, 12)}
+    tensors = {f"mlp.{name}.weight": torch.randn(shape) for name, shape in shapes.items()}
+    tensors |= {f"mlp.{name}.bias": torch.randn(shape[0]) for name, shape in shapes.items()} if bias else {}
+    x = torch.randn(5, 8)
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return F.linear(x, tensors[f"mlp.{name}.weight"], tensors.get(f"mlp.{name}.bias"))
+
+    want = linear(F.silu(linear(x, "gate_proj")) * linear(x, "up_proj"), "down_proj")
+
+    def work(ctx: Context) -> Tensor:
+        mlp = GatedMLP(8, 12, "silu", ctx, bias=bias)
+        fill(mlp, tensors, "mlp.")
+        return ctx.comm.all_reduce(mlp(x))
+
+    for size in (1, 2):
+        for got in over(size, work):
+            torch.testing.assert_close(got, want, **NEAR)
+
+
+def test_row_parallel_reduces_and_counts_its_bias_once() -> None:
+    weight, bias, x = torch.randn(6, 9), torch.randn(6), torch.randn(4, 9)
+
+    def work(ctx: Context) -> Tensor:
+        layer = LinearRowParallel(9, 6, ctx, bias=True)
+        fill(layer, {"o.weight": weight, "o.bias": bias}, "o.")
+        return layer(x.chunk(3, dim=1)[ctx.comm.rank])
+
+    for got in over(3, work):
+        torch.testing.assert_close(got, F.linear(x, weight, bias), **NEAR)
+
+
+@pytest.mark.parametrize(("kv_heads", "size"), [(4, 2), (2, 2), (2, 4), (1, 4)])
+def test_merged_qkv_gives_whole_heads_and_copies_kv_heads(kv_heads: int, size: int) -> None:
+    """A rank's kv heads are those that its query heads attend with."""
+    dim, q_heads = 3, 4
+    tensors = {f"attn.{name}_proj.weight": torch.randn(n * dim, 8) for name, n in zip("qkv", (4, kv_heads, kv_heads))}
+    q, k, v = (tensor.view(-1, dim, 8) for tensor in tensors.values())
+
+    def work(ctx: Context) -> Tensor:
+        layer = LinearQKVMerged(8, q_heads, kv_heads, dim, ctx)
+        fill(layer, tensors, "attn.qkv_proj.")
+        assert (layer.q_heads, layer.kv_heads) == (q_heads // size, max(1, kv_heads // size))
+        return layer.weight.view(-1, dim, 8).clone()
+
+    for rank, got in enumerate(over(size, work)):
+        mine = range(rank * q_heads // size, (rank + 1) * q_heads // size)
+        serving = sorted({head * kv_heads // q_heads for head in mine})
+        assert torch.equal(got, torch.cat((q[mine.start : mine.stop], k[serving], v[serving])))
+
+
+def test_fused_norm_sums_over_ranks_first() -> None:
+    parts, residual, weight = torch.randn(2, 5, 8), torch.randn(5, 8), torch.rand(8)
+
+    def work(ctx: Context) -> Tensor:
+        norm = RMSNormFused(8, 1e-6, ctx)
+        fill(norm, {"norm.weight": weight}, "norm.")
+        normed, total = norm(parts[ctx.comm.rank].clone(), residual.clone())
+        first, begun = norm(residual)
+        assert torch.equal(begun, residual)
+        return torch.stack((normed, total, first))
+
+    plain = RMSNorm(8, 1e-6, context())
+    fill(plain, {"weight": weight})
+    total = parts.sum(0) + residual
+    for got in over(2, work):
+        torch.testing.assert_close(got, torch.stack((plain(total), total, plain(residual))), **NEAR)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("renormalise", [False, True])
+def test_moe_is_the_weighted_sum_of_the_chosen_experts(stacked: bool, renormalise: bool) -> None:
+    experts, top_k, hidden, inner = 5, 2, 8, 6
+    router = torch.randn(experts, hidden)
+    gate, up = torch.randn(experts, inner, hidden), torch.randn(experts, inner, hidden)
+    down, x = torch.randn(experts, hidden, inner), torch.randn(7, hidden)
+    tensors = {"mlp.gate.weight": router}
+    if stacked:
+        tensors |= {"mlp.experts.gate_up_proj": torch.cat((gate, up), dim=1), "mlp.experts.down_proj": down}
+    else:
+        for e in range(experts):
+            parts = {"gate_proj": gate[e], "up_proj": up[e], "down_proj": down[e]}
+            tensors |= {f"mlp.experts.{e}.{name}.weight": part for name, part in parts.items()}
+
+    scores = (x @ router.T).softmax(-1)
+    scale, chosen = scores.topk(top_k)
+    scale = scale / scale.sum(-1, keepdim=True) if renormalise else scale
+    want = torch.zeros_like(x)
+    for token, (ids, weights) in enumerate(zip(chosen.tolist(), scale.tolist())):
+        for e, w in zip(ids, weights):
+            want[token] += w * (down[e] @ (F.silu(gate[e] @ x[token]) * (up[e] @ x[token])))
+
+    def work(ctx: Context) -> Tensor:
+        layer = MoELayer(hidden, inner, experts, top_k, "silu", ctx, renormalise=renormalise, reduce=True)
+        fill(layer, tensors, "mlp.")
+        return layer(x)
+
+    for size in (1, 2):
+        for got in over(size, work):
+            torch.testing.assert_close(got, want, **NEAR)
+
+
+def test_what_the_ranks_do_not_divide_is_refused() -> None:
+    def work(ctx: Context) -> Tensor:
+        with pytest.raises(ConfigError, match=r"tp=2 does not divide the model's up_proj rows \(9\)"):
+            LinearColParallelMerged(8, (8, 9), ("gate_proj", "up_proj"), ctx)
+        with pytest.raises(ConfigError, match=r"tp=2 does not divide the model's expert size .* \(7\)"):
+            MoELayer(8, 7, 4, 2, "silu", ctx, renormalise=True)
+        return torch.empty(0)
+
+    over(2, work)
+
+
+def test_an_unknown_activation_is_refused() -> None:
+    with pytest.raises(ConfigError, match="hidden_act 'relu' is not supported: use silu"):
+        GatedMLP(8, 12, "relu", context())

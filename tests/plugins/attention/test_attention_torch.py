@@ -1,0 +1,55 @@
+"""attention=torch against dense attention in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from minisgl.host import Host
+from minisgl.plugins.attention.torch import Torch, TorchAttention
+from minisgl.testing.attention import CASES, AttentionCase, run_case
+
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_agrees_with_dense_attention(case: AttentionCase) -> None:
+    got, want = run_case(TorchAttention(Torch(), CPU), case)
+    torch.testing.assert_close(got, want, atol=TOLERANCE[case.dtype], rtol=TOLERANCE[case.dtype])
+
+
+@pytest.mark.parametrize("gather_bytes", [1, 40_000])
+@pytest.mark.parametrize("block", [1, 7, 64])
+@pytest.mark.parametrize("window", [-1, 10])
+def test_any_way_of_cutting_gives_the_same(block: int, gather_bytes: int, window: int) -> None:
+    """Blocks of queries and groups of rows are a matter of speed alone."""
+    case = replace(CASES[0], page_size=4, window=window, rows=((90, 1), (80, 1), (9, 1), (0, 40), (3, 40), (70, 8)))
+    backend = TorchAttention(Torch(block=block), CPU)
+    backend.budget = gather_bytes
+    got, want = run_case(backend, case)
+    torch.testing.assert_close(got, want, atol=2e-6, rtol=2e-6)
+
+
+def test_work_grows_with_what_rows_read_not_with_the_longest() -> None:
+    """Padding: no group gathers more than twice what its blocks see, whatever the lengths."""
+    backend = TorchAttention(Torch(), CPU)
+    run_case(backend, replace(CASES[0], rows=((1000, 1), *[(20 + i, 1) for i in range(30)])))
+    gathered = sum(group.seen[:, :, 0].numel() for group in backend.groups[-1])
+    seen = sum(int(group.seen.sum()) for group in backend.groups[-1])
+    assert gathered < 2 * seen
+
+
+def test_a_window_reads_only_its_pages() -> None:
+    backend = TorchAttention(Torch(), CPU)
+    run_case(backend, AttentionCase(((1000, 1),), page_size=16, window=40))
+    (group,) = backend.groups[40]
+    assert len(group.pages) <= 4
+
+
+def test_it_is_a_plugin() -> None:
+    host = Host.load()
+    config = host.make("attention", "torch")
+    assert isinstance(host.build("attention", config, device=CPU), TorchAttention)
