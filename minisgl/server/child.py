@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -21,6 +22,10 @@ import msgspec
 
 from minisgl.config import ConfigError
 from minisgl.core import EngineSpec
+
+PATIENCE = 0.2
+"""Seconds between a failure and its traceback. Where it is only the echo of another process' death, the launcher has
+ended this one by then, and that death stands alone in the log."""
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True):
@@ -71,8 +76,9 @@ def child_main(role: str, body: Callable[..., None], pipe: Connection, *args: An
         report.send(Failed(str(error), options=True))
         sys.exit(2)
     except BaseException as error:
-        traceback.print_exc()
         report.send(Failed(f"{type(error).__name__}: {error}"))
+        time.sleep(PATIENCE)
+        traceback.print_exc()
         sys.exit(1)
 
 
