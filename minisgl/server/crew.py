@@ -48,6 +48,11 @@ class Worker:
             self.hung_up = True
 
     @property
+    def gone(self) -> bool:
+        """Whether it has ended. Its sentinel tells first: only a moment later is there an exit status."""
+        return bool(wait([self.process.sentinel], 0))
+
+    @property
     def epitaph(self) -> str:
         """How it ended."""
         if self.failed is not None:
@@ -89,8 +94,9 @@ class Crew:
 
     def dead(self) -> list[Worker]:
         """Those that have ended, first the one that says best why: an option, a failure, a mere death."""
-        ended = [worker for worker in self.workers if worker.process.exitcode is not None]
+        ended = [worker for worker in self.workers if worker.gone]
         for worker in ended:
+            worker.process.join(1.0)
             worker.listen()
         return sorted(ended, key=lambda worker: 2 if worker.failed is None else not worker.failed.options)
 
