@@ -6,6 +6,7 @@ which order, and leaves sockets, pipes and the watching of processes to its call
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -26,12 +27,22 @@ def build_engine(config: Config, host: Host, rank: int = 0, size: int = 1, addre
     """The engine of one tensor-parallel rank: model, weights, KV pool, attention, communicator, graphs.
 
     ``address`` is ``host:port`` of rank 0's rendezvous; at ``size`` 1 it may be empty. With several ranks the call
-    returns when all of them have come, so start the followers first (or at the same time). Raises `ConfigError`
-    where options contradict each other or the machine.
+    returns when all of them have come, so start the followers first (or at the same time). On a CPU this process
+    then computes with its share of the cores. Raises `ConfigError` where options contradict each other or the machine.
     """
     from minisgl.engine.engine import TorchEngine
 
+    if size > 1:
+        _share_cores(size)
     return TorchEngine(config, host, rank=rank, size=size, address=address)
+
+
+def _share_cores(size: int) -> None:
+    """Ranks on one CPU that each use all cores spend their time waiting for each other's threads."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(max(1, min(torch.get_num_threads(), cores // size)))
 
 
 class RankZeroEngine(Engine, Protocol):

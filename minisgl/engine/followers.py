@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
+import torch
+
 from minisgl.core import EngineDead, EngineSpec, Step, StepResult
 from minisgl.engine.build import LeaderEngine, build_engine, follow
 from minisgl.host import Host, decode_config, encode_config, plugins_of
@@ -37,21 +39,26 @@ def start_engine(config: Config, host: Host) -> TorchEngine | RankedEngine:
     if config.tp == 1:
         return build_engine(config, host)
     address = f"127.0.0.1:{_free_port()}"
+    threads = torch.get_num_threads()
     followers = Followers(encode_config(config, host), config.tp, address)
     try:
-        return RankedEngine(followers.watch(lambda: build_engine(config, host, 0, config.tp, address)), followers)
+        engine = followers.watch(lambda: build_engine(config, host, 0, config.tp, address))
     except BaseException:
         followers.close(wait=0.0)
+        torch.set_num_threads(threads)
         raise
+    return RankedEngine(engine, followers, threads)
 
 
 class RankedEngine:
-    """Rank 0's engine together with the processes that follow it."""
+    """Rank 0's engine together with the processes that follow it. Gives the caller its ``threads`` back at the end."""
 
-    def __init__(self, engine: TorchEngine, followers: Followers):
+    def __init__(self, engine: TorchEngine, followers: Followers, threads: int):
         self._leader, self._followers = LeaderEngine(engine, followers.send), followers
+        self._threads = threads
         self.spec: EngineSpec = engine.spec
         self.eos_ids: frozenset[int] = engine.eos_ids
+        self.device, self.dtype = engine.device, engine.dtype
 
     def launch(self, step: Step) -> None:
         self._leader.launch(step)
@@ -64,6 +71,7 @@ class RankedEngine:
         self._followers.end_input()
         self._leader.close()
         self._followers.close()
+        torch.set_num_threads(self._threads)
 
 
 class Followers:

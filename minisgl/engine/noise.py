@@ -62,3 +62,17 @@ def gumbel(keys: Tensor, positions: Tensor, hashes: Tensor) -> Tensor:
     u = bits.bitwise_right_shift_(1).bitwise_and_(0x7FFFFFFF).to(torch.float32)
     u.mul_(2.0**-31).add_(2.0**-32).clamp_(max=1.0 - 2.0**-24)
     return u.neg_().log1p_().neg_().log_().neg_()
+
+
+def draw(logits: Tensor, temperature: Tensor | None, keys: Tensor, positions: Tensor, hashes: Tensor) -> Tensor:
+    """argmax(logits / temperature + noise), int64 [rows]; the other arguments are `gumbel`'s.
+
+    logits float32 [rows, vocab]; temperature float32 [rows], above 0 (None: 1). On a GPU the noise is made while the
+    logits are read, once, and never stored; of equal ones that kernel takes the smallest token id.
+    """
+    if logits.is_cuda:
+        from minisgl.kernel.triton.sampling import gumbel_argmax
+
+        return gumbel_argmax(logits, temperature, keys, positions, hashes)
+    scaled = logits if temperature is None else logits / temperature[:, None]
+    return gumbel(keys, positions, hashes).add_(scaled).argmax(dim=1)
