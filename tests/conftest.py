@@ -1,8 +1,24 @@
-"""What holds for all tests: one thread for each process. The models are tiny, and servers, ranks and xdist's workers
-share the cores; with more threads than cores, torch spends most of its time waiting for its own."""
+"""What every test lives with: torch computes in one thread, because its tensors are small and the suite is parallel."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the child processes that tests start
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Leaves processes alone that have no torch."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

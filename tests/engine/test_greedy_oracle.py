@@ -3,13 +3,11 @@ maximum, whatever the architecture, page size, chunk, overlap, cache and number 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from minisgl import LLM, SamplingParams
 from minisgl.testing.checkpoints import ARCHITECTURES, tiny_checkpoint
@@ -35,15 +33,6 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 def test_the_covering_set_has_every_pair() -> None:
     for a, b in combinations(range(len(FACTORS)), 2):
         assert {(row[a], row[b]) for row in COVER} == set(product(FACTORS[a], FACTORS[b]))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The models are so small that threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
