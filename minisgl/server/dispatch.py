@@ -7,6 +7,7 @@ It alone knows which requests are open, so it is here that each of them gets exa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
@@ -47,14 +48,14 @@ class Stream:
 
     def __init__(self, uids: Sequence[int], worker: int):
         self.uids, self.worker = uids, worker
-        self.open = len(uids)  # requests without their final reply
+        self._open = len(uids)  # requests without their final reply
         self._events: list[tuple[int, Delta]] = []
         self._accepted = 0
         self._wake = asyncio.Event()
 
     def put(self, index: int, delta: Delta) -> None:
         if delta.finish is not None:
-            self.open -= 1
+            self._open -= 1
         self._events.append((index, delta))
         self._wake.set()
 
@@ -66,6 +67,11 @@ class Stream:
         """Wait until every request has passed the checks, or one has not, or there is news anyway."""
         while self._accepted < len(self.uids) and not self._events:
             await self._next()
+
+    @property
+    def done(self) -> bool:
+        """Whether `get` has returned every final reply."""
+        return self._open == 0 and not self._events
 
     def peek(self) -> list[Delta]:
         """The news so far, which `get` returns too."""
@@ -164,11 +170,9 @@ class Dispatcher:
 
     async def idle(self, timeout: float) -> bool:
         """Wait until no request is open, at most ``timeout`` seconds; whether that came."""
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout)
-        except TimeoutError:
-            return False
-        return True
+        return self._idle.is_set()
 
     # ---- questions -------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ async def whole(request: Request, dispatcher: Dispatcher, stream: Stream, answer
     choices = [Choice(index) for index in range(len(stream.uids))]
 
     async def collect() -> None:
-        while stream.open:
+        while not stream.done:
             for index, delta in await stream.get():
                 _check(delta, answer)
                 choices[index].take(delta)
@@ -94,7 +94,7 @@ class EventStream(Response):
         choices = [Choice(index) for index in range(len(stream.uids))]
         ends: list[Finished | None] = [None] * len(choices)
         yield _encode(*(answer.opening(choice.index) for choice in choices))
-        while stream.open:
+        while not stream.done:
             gained: dict[int, Choice] = {}
             for index, delta in await stream.get():
                 try:

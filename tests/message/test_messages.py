@@ -1,0 +1,167 @@
+"""Messages survive their encoding, and the queues lose none."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+from minisgl.core import Finished, Output, SamplingParams
+from minisgl.message import (
+    Abort,
+    Accepted,
+    Addresses,
+    ChatPrompt,
+    Count,
+    Delta,
+    GetStats,
+    IdsPrompt,
+    Limits,
+    Message,
+    Opened,
+    Outputs,
+    Pull,
+    Push,
+    Replies,
+    Schedule,
+    Stats,
+    Stop,
+    Submit,
+    TextPrompt,
+    TextReply,
+    TokenLogprob,
+    TokensReply,
+    Untokenize,
+    decode,
+    pack_ids,
+    unpack_ids,
+)
+
+PARAMS = SamplingParams(
+    max_tokens=5, seed=-(2**63), stop=("a", "🙂"), stop_token_ids=(1,), logit_bias={7: -100.0}, logprobs=2
+)
+END = Finished(7, "error", 1, 2, 3, 4, "it broke", 400, "prompt", "invalid_value")
+ALL: list[Message] = [
+    Submit([1, 2], TextPrompt("héllo", special=False), PARAMS, fill=True),
+    Submit([1], IdsPrompt(pack_ids([1, 2])), SamplingParams()),
+    Submit([1], ChatPrompt([{"role": "user", "content": "x", "n": [1, None]}], False, {"a": {"b": 1.5}}), PARAMS),
+    Abort([1, 2**40]),
+    Limits(2048, 151_936),
+    Count(3, TextPrompt("x"), strings=True),
+    Untokenize(4, pack_ids([5])),
+    Schedule(5, pack_ids([6, 7]), PARAMS),
+    GetStats(6),
+    Stop(),
+    Outputs([Opened(1, [2, 3], PARAMS)], Output([1, 2], [3, 4], [END], {1: (-0.5, (4, 5), (-0.5, -1.5))})),
+    Accepted([1, 2]),
+    Replies([Delta(1, "x🙂", [2], [TokenLogprob("x", b"\xff", -1.0, [TokenLogprob("y", b"y", -2.0)])], END, "stop")]),
+    TokensReply(1, pack_ids([1]), ["a"], END),
+    TextReply(1, "x", END),
+    Stats(1, {"steps": 3.0}, "text"),
+]
+
+
+@pytest.mark.parametrize("message", ALL, ids=lambda message: type(message).__name__)
+def test_a_message_survives_its_encoding(message: Message) -> None:
+    assert decode(message.encode()) == message
+
+
+def test_every_kind_of_message_is_tried() -> None:
+    assert {type(message) for message in ALL} == set(Message.__subclasses__())
+
+
+def test_what_is_no_message_is_an_error() -> None:
+    for data in (b"\x00", msgspec.msgpack.encode(["Nobody", 1]), msgspec.msgpack.encode(["Abort", "x"])):
+        with pytest.raises(msgspec.ValidationError):
+            decode(data)
+
+
+def test_ids_are_int32_arrays_of_their_own() -> None:
+    ids = unpack_ids(pack_ids([0, 1, 2**31 - 1]))
+    assert ids.dtype == np.int32
+    assert ids.tolist() == [0, 1, 2**31 - 1]
+    assert ids.flags.writeable
+    assert len(pack_ids(range(1000))) == 4000
+    with pytest.raises(OverflowError):
+        pack_ids([2**31])
+
+
+def test_a_step_is_one_small_message() -> None:
+    """256 tokens in one message, in a few bytes each; not a message for each token."""
+    output = Output(list(range(1000, 1256)), list(range(150_000, 150_256)))
+    assert len(Outputs([], output).encode()) < 256 * 9
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def addresses() -> Iterator[Addresses]:
+    addresses = Addresses.make(tokenizers=2, tp=2)
+    yield addresses
+    addresses.remove()
+
+
+def test_nothing_is_dropped_and_each_senders_order_is_kept(
+    context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses
+) -> None:
+    """Far more than ZeroMQ's default bound of 1000, from before the receiver is there on."""
+    count = 5000
+    early = Push(context, addresses.api)
+    for i in range(count):
+        early.send(GetStats(i))
+    inbox = Pull(context, addresses.api)
+
+    def send() -> None:
+        late = Push(context, addresses.api)
+        for i in range(count):
+            late.send(Abort([i]))
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    seen: dict[type, list[int]] = {GetStats: [], Abort: []}
+    while sum(map(len, seen.values())) < 2 * count:
+        for message in inbox.drain(block=True):
+            seen[type(message)].append(message.uid if isinstance(message, GetStats) else message.uids[0])  # type: ignore[union-attr]
+    thread.join()
+    assert seen == {GetStats: list(range(count)), Abort: list(range(count))}
+    assert not inbox.ready()
+    assert list(inbox.drain(block=False)) == []
+
+
+def test_addresses_are_fresh_and_leave_no_file() -> None:
+    one, other = Addresses.make(2, 3), Addresses.make(2, 3)
+    names = [a for each in (one, other) for a in (each.api, each.scheduler, each.detokenizer, *each.tokenizers)]
+    assert len(set(names)) == len(names) == 10
+    assert len(one.followers) == 2
+    assert Addresses.make(0, 1).tokenizers[0].endswith("detokenizer")
+    if sys.platform.startswith("linux"):
+        assert all(name.startswith("ipc://@minisgl-") for name in names)  # abstract: no file to be left
+
+
+def test_elsewhere_the_socket_files_are_in_a_private_folder(
+    monkeypatch: pytest.MonkeyPatch, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    import pathlib
+    import stat
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    addresses = Addresses.make(1, 1)
+    assert addresses.folder is not None
+    folder = pathlib.Path(addresses.folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    inbox, push = Pull(context, addresses.api), Push(context, addresses.api)
+    push.send(Stop())
+    assert inbox.receive() == Stop()
+    assert list(folder.iterdir())
+    addresses.remove()
+    assert not folder.exists()
