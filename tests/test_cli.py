@@ -1,0 +1,206 @@
+"""The real command line, in processes of its own: mistakes get one message, and a student's file works everywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl.testing.serving import Server
+
+STUDENT = '''
+"""Three plugins in one file: a policy, attention that wraps another, and an observer. Each use is noted in a log."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from minisgl import hookimpl
+from minisgl.scheduler import Plan
+
+LOG = Path(__file__).with_suffix(".log")
+
+
+def note(what):
+    with LOG.open("a") as log:
+        log.write(json.dumps([what, os.getpid(), __name__]) + "\\n")
+
+
+note("loaded")
+
+
+@dataclass
+class MinePolicy:
+    """Mine."""
+
+    chunk: int = 5
+
+
+@dataclass
+class MineAttention:
+    """Mine."""
+
+    of: str = "torch"
+
+
+class Policy:
+    def __init__(self, chunk):
+        self.chunk = chunk
+
+    def plan(self, waiting, running, budget):
+        rows = [(r.uid, n) for r in running if (n := budget.grant(r, min(r.left or 1, self.chunk)))]
+        for w in waiting:
+            if not (n := budget.grant(w, min(w.length - w.cached, self.chunk))):
+                break
+            rows.append((w.uid, n))
+        return Plan(rows)
+
+
+@hookimpl
+def minisgl_configs():
+    yield "scheduler", "mine", MinePolicy
+    yield "attention", "mine", MineAttention
+
+
+@hookimpl
+def minisgl_scheduler(config):
+    if isinstance(config, MinePolicy):
+        note(f"policy chunk={config.chunk}")
+        return Policy(config.chunk)
+
+
+@hookimpl
+def minisgl_attention(config, device, build):
+    if isinstance(config, MineAttention):
+        note(f"attention on {torch.device(device).type}")
+        return build(config.of)
+
+
+class Watch:
+    @hookimpl
+    def minisgl_request_finished(self, req):
+        note(f"finished {req.reason}")
+'''
+
+
+@pytest.fixture
+def student(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(STUDENT)
+    return path
+
+
+def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "minisgl", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tp=two"], "tp=two: tp must be a whole number."),
+        (["page_size=0"], "page_size=0: page_size must be at least 1."),
+        (["modle=tutor"], "There is no option 'modle'. Did you mean model?"),
+        (["cache=rdix"], "cache=rdix: there is no such cache. Did you mean radix?"),
+        (["plugins=gone.py"], "plugins=gone.py: there is no such file"),
+        (["plugins=empty.py"], "empty.py has no hook"),
+        (["plugins=needy.py"], "it needs the package 'no_such_package'"),
+        (["model=nowhere"], "model=nowhere"),
+        (["model=empty_folder"], "config.json"),
+        (["--port", "80"], "--port: there is no such flag."),
+        (["server.port=0", "scheduler.order=random"], "order='random'"),  # found by a child
+    ],
+)
+def test_a_mistake_gets_one_message_and_status_2(tmp_path: Path, words: list[str], said: str) -> None:
+    (tmp_path / "empty.py").write_text("x = 1\n")
+    (tmp_path / "needy.py").write_text("import no_such_package\n")
+    (tmp_path / "empty_folder").mkdir()
+    result = run(*words, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("minisgl: ")
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == [
+        "empty.py",
+        "empty_folder",
+        "needy.py",
+    ]
+
+
+def test_help_and_cfg_are_quick_and_import_no_torch(tmp_path: Path, student: Path) -> None:
+    begun = time.monotonic()
+    shown = run("--help", f"plugins={student}", cwd=tmp_path).stdout
+    assert "scheduler.chunk=5" in shown
+    assert "tp: 3\n" in run("--cfg", "job", "tp=3", cwd=tmp_path).stdout
+    assert time.monotonic() - begun < 20.0  # 0.6 s on an idle machine
+
+
+def ask(server: Server, prompt: str) -> dict[str, Any]:
+    body = {"model": "tutor", "prompt": prompt, "max_tokens": 24, "temperature": 0}
+    request = urllib.request.Request(
+        f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return dict(json.load(answer))
+
+
+def maps_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_a_students_file_works_in_every_process_at_tp_2(student: Path) -> None:
+    """The launcher and the ranks load it; the tokenizers are told no options, so they need no plugin."""
+    prompt = "Paged attention reads keys and values through"
+    words = [f"plugins={student}", "scheduler=mine", "scheduler.chunk=3", "attention=mine", "tp=2", "num_pages=64"]
+    with Server(*words) as server:
+        workers = server.workers()
+        ours, server_pid = ask(server, prompt), server.process.pid
+        ranks = {pid for name, pid in workers.items() if name.startswith("scheduler")}
+        if os.path.isdir("/proc"):
+            assert {pid for pid in workers.values() if maps_torch(pid)} == ranks, workers
+    with Server("num_pages=64") as server:
+        theirs = ask(server, prompt)
+    assert ours["choices"][0]["text"] == theirs["choices"][0]["text"]
+
+    log = [json.loads(line) for line in student.with_suffix(".log").read_text().splitlines()]
+    assert len(ranks) == 2
+    assert {pid for what, pid, _ in log if what == "loaded"} == ranks | {server_pid}
+    assert len({name for _, _, name in log}) == 1  # the module has one name everywhere
+    assert {pid for what, pid, _ in log if what == "attention on cpu"} == ranks
+    (rank0,) = {pid for what, pid, _ in log if what == "policy chunk=3"}
+    assert rank0 in ranks
+    ended = [(what, pid) for what, pid, _ in log if what.startswith("finished")]
+    assert ended == [(f"finished {ours['choices'][0]['finish_reason']}", rank0)]
+
+
+def test_the_demo_answers_and_leaves_nothing() -> None:
+    command = [sys.executable, "-m", "minisgl.demo", "device=cpu", "num_pages=256"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "minisgl is ready: http://127.0.0.1:" in result.stdout
+    assert "radix tree" in result.stdout
+    assert "579" in result.stdout
+    assert "4071" in result.stdout
+    assert result.stdout.count("tok/s)") == 3
+    assert "The server ended with status 0." in result.stdout
+
+
+def test_a_demo_whose_server_does_not_start_says_so() -> None:
+    command = [sys.executable, "-m", "minisgl.demo", "tp=0"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    assert result.stderr.splitlines() == [
+        "minisgl: tp=0: tp must be at least 1.",
+        "The server did not start (exit status 2).",
+    ]
