@@ -1,0 +1,359 @@
+"""The engine as a scheduler sees it: what it refuses to be built for, what it computes, how it dies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minisgl import LLM, SamplingParams
+from minisgl.config import ConfigError
+from minisgl.core import EngineDead, Seat, Step
+from minisgl.engine import memory, setup
+from minisgl.engine.build import LeaderEngine, build_engine, follow
+from minisgl.engine.engine import TorchEngine
+from minisgl.host import Host
+from minisgl.testing.checkpoints import tiny_checkpoint
+from minisgl.testing.oracle import Oracle
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("qwen3", tmp_path_factory.mktemp("engine"))
+
+
+@pytest.fixture(scope="module")
+def host() -> Host:
+    return Host.load()
+
+
+def engine_of(host: Host, path: Path, *words: str) -> TorchEngine:
+    return build_engine(host.compose([f"model={path}", "device=cpu", *words]), host)
+
+
+@pytest.fixture(scope="module")
+def engine(host: Host, path: Path) -> Iterator[TorchEngine]:
+    made = engine_of(host, path, "max_running_requests=8", "num_pages=64", "page_size=4")
+    yield made
+    made.close()
+
+
+def i32(*values: int) -> Any:
+    return np.array(values, np.int32)
+
+
+# ---- what it refuses, and says ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tp=3"], "tp=3 does not divide the 4 query and 2 key-value heads .* use tp=1, 2, 4"),
+        (["max_seq_len=513"], "max_seq_len=513 must be between 2 and the 512 positions"),
+        (["num_pages=4", "page_size=16", "max_seq_len=100"], "max_seq_len=100 needs 7 pages .* num_pages=4 leaves 4"),
+        (["num_pages=1", "page_size=1"], "No KV pool fits: num_pages=1 leaves 1 pages of 1 tokens"),
+    ],
+)
+def test_contradicting_options_are_one_clear_error(host: Host, path: Path, words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        engine_of(host, path, *words)
+
+
+def test_a_device_that_is_not_there(host: Host, path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    with pytest.raises(ConfigError, match="finds no CUDA device here"):
+        build_engine(host.compose([f"model={path}", "device=cuda"]), host)
+
+
+def test_an_architecture_that_no_plugin_models(host: Host, path: Path, tmp_path: Path) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["MambaForCausalLM"]}))
+    with pytest.raises(ConfigError, match=r"is a MambaForCausalLM, which no plugin models. Known: .*Qwen3ForCausalLM"):
+        engine_of(host, tmp_path, "load=dummy")
+
+
+PICKY = """
+from dataclasses import dataclass
+import torch
+from minisgl import hookimpl
+from minisgl.attention import AttnNeeds
+
+@dataclass
+class Picky:
+    refuse: str = ""
+
+class Backend:
+    def __init__(self, refuse):
+        self.refuse = refuse
+    def needs(self):
+        return AttnNeeds(page_sizes=(16, 64), kv_dtypes=(torch.bfloat16, torch.float16), refuse=self.refuse)
+
+@hookimpl
+def minisgl_configs():
+    yield "attention", "picky", Picky
+
+@hookimpl
+def minisgl_attention(config):
+    return Backend(config.refuse) if isinstance(config, Picky) else None
+"""
+
+
+def test_what_an_attention_backend_can_not_serve(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "picky.py").write_text(PICKY)
+    host = Host.load([str(tmp_path / "picky.py")])
+    words = ["attention=picky"]
+    with pytest.raises(ConfigError, match="attention=picky can't serve page_size=4: use page_size=16, 64"):
+        engine_of(host, path, *words, "page_size=4")
+    with pytest.raises(ConfigError, match="attention=picky can't serve dtype=float32: use dtype=bfloat16, float16"):
+        engine_of(host, path, *words, "page_size=16")
+    with pytest.raises(ConfigError, match="attention=picky can't serve here: needs sm100"):
+        engine_of(host, path, *words, "attention.refuse=needs sm100")
+
+
+# ---- what it decides ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [([1, 2], 3, {1, 2}), (5, 3, {5}), (None, 3, {3}), (None, [3, 4], {3, 4}), (None, None, set())],
+)
+def test_ends_of_text(tmp_path: Path, generation: Any, config: Any, expected: set[int]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": config}))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    assert setup.eos_ids(tmp_path) == expected
+
+
+def test_the_pool_is_no_larger_than_its_requests_could_fill(host: Host, path: Path) -> None:
+    engine = engine_of(host, path, "max_running_requests=3", "max_seq_len=70", "page_size=16")
+    assert engine.spec.num_pages == 3 * 5
+    assert engine.spec.max_len == 70
+    assert engine.dtype == torch.float32
+    engine.close()
+
+
+def test_a_small_pool_shortens_what_a_request_may_be(host: Host, path: Path) -> None:
+    engine = engine_of(host, path, "num_pages=3", "page_size=16")
+    assert engine.spec.max_len == 3 * 16 + 1  # the last token's KV is never stored
+    engine.close()
+
+
+def test_cpu_memory_bounds_the_pool(host: Host, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = host.compose([f"model={path}", "page_size=16"])
+    total = type("Memory", (), {"total": 2 << 30})
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: total)
+    pages = memory.size_pool(config, 1 << 20, 512, torch.device("cpu"), reserved=4 << 20)
+    assert pages == int(0.1 * (2 << 30)) // (1 << 20) - 4 - 1
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: type("Memory", (), {"total": 1 << 40}))
+    assert memory.size_pool(config, 1 << 20, 512, torch.device("cpu"), reserved=0) == 4096 - 1
+
+
+# ---- what it computes --------------------------------------------------------------------------------
+
+
+def prefill(
+    step_id: int, slot: int, tokens: list[int], pages: list[int], params: SamplingParams, seed: int = 0
+) -> Step:
+    writes = (np.full(len(pages), slot, np.int32), np.arange(len(pages), dtype=np.int32), i32(*pages))
+    return Step(
+        step_id, i32(slot), i32(0), i32(len(tokens)), 0, np.ones(1, bool), i32(*tokens), writes,
+        (Seat(slot, step_id, params, seed),),
+    )  # fmt: skip
+
+
+def decode(step_id: int, slots: list[int], starts: list[int]) -> Step:
+    n = len(slots)
+    none = np.empty(0, np.int32)
+    pending = np.full(n, -1, np.int32)
+    return Step(
+        step_id, i32(*slots), i32(*starts), np.ones(n, np.int32), n, np.ones(n, bool), pending, (none, none, none)
+    )
+
+
+def test_two_steps_may_be_unread_and_results_come_in_order(engine: TorchEngine, path: Path) -> None:
+    prompt = [5, 6, 7, 8, 9]
+    engine.launch(prefill(0, 3, prompt, [9, 4, 7], GREEDY))
+    engine.launch(decode(1, [3], [5]))
+    first = engine.result()
+    engine.launch(decode(2, [3], [6]))
+    results = [first, engine.result(), engine.result()]
+    assert [r.id for r in results] == [0, 1, 2]
+    assert all(r.tokens.shape == (1, 1) and r.tokens.dtype == np.int32 and r.accepted.tolist() == [1] for r in results)
+    Oracle(path).check(prompt, [int(r.tokens[0, 0]) for r in results])
+    with pytest.raises(EngineDead, match="every launched step was read"):
+        engine.result()
+
+
+def test_a_step_in_which_nobody_samples_and_a_mixed_one(engine: TorchEngine, path: Path) -> None:
+    a, b = [11, 12, 13], list(range(20, 30))
+    engine.launch(prefill(0, 0, a, [0, 1], GREEDY))
+    chunk = prefill(1, 1, b[:6], [2, 3, 5], GREEDY)
+    engine.launch(Step(1, chunk.slots, chunk.starts, chunk.counts, 0, np.zeros(1, bool), chunk.tokens, chunk.table,
+                       chunk.seats))  # fmt: skip
+    none = np.empty(0, np.int32)
+    mixed = Step(2, i32(0, 1), i32(3, 6), i32(1, 4), 1, np.ones(2, bool), i32(-1, *b[6:]), (none, none, none))
+    engine.launch(mixed)
+    first, silent, both = engine.result(), engine.result(), engine.result()
+    assert silent.accepted.tolist() == [0]
+    assert silent.tokens.tolist() == [[0]]
+    oracle = Oracle(path)
+    oracle.check(a, [int(first.tokens[0, 0]), int(both.tokens[0, 0])])
+    oracle.check(b, [int(both.tokens[1, 0])])
+
+
+def test_logprobs_are_reported_for_the_rows_that_ask(engine: TorchEngine, path: Path) -> None:
+    prompt = [7, 8, 9]
+    asked = SamplingParams(temperature=0.0, max_tokens=4, logprobs=2)
+    engine.launch(prefill(0, 2, prompt, [0], asked))
+    # The slot's next request asks for none; the result of the step before, still unread, keeps its own.
+    engine.launch(prefill(1, 2, prompt, [1], GREEDY))
+    first, second = engine.result(), engine.result()
+    assert second.logprobs is None
+    assert first.logprobs is not None
+    entry = first.logprobs[0]
+    assert entry is not None
+    oracle = Oracle(path)
+    with torch.inference_mode():
+        expected = oracle.model(torch.tensor([prompt])).logits[0, -1].log_softmax(0)
+    assert entry.chosen == pytest.approx(float(expected.max()), abs=1e-4)
+    assert list(entry.top_ids) == expected.topk(2).indices.tolist()
+    assert entry.top == pytest.approx(expected.topk(2).values.tolist(), abs=1e-4)
+
+
+def test_a_failing_device_is_a_dead_engine(host: Host, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(host, path, "num_pages=8")
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(engine.model, "forward", fail)
+    with pytest.raises(EngineDead, match="rank 0 failed on cpu: CUDA error: an illegal memory access"):
+        engine.launch(prefill(0, 0, [5], [0], GREEDY))
+    engine.close()
+    engine.close()
+    with pytest.raises(EngineDead, match="closed"):
+        engine.launch(prefill(0, 0, [5], [0], GREEDY))
+
+
+def test_promise_7_followers_get_every_step_before_it_runs(engine: TorchEngine) -> None:
+    sent: list[bytes] = []
+    leader = LeaderEngine(engine, sent.append)
+    steps = [prefill(0, 4, [5, 6], [0], GREEDY), decode(1, [4], [2])]
+    tokens = []
+    for step in steps:
+        leader.launch(step)
+        tokens.append(leader.result().tokens.tolist())
+    # Replayed from the bytes, by an engine that knows nothing else: the same tokens, at most two steps unread.
+    replay = _Counting(engine)
+    queue = iter([*sent, None])
+    follow(replay, lambda: next(queue))
+    assert replay.tokens == tokens
+    assert replay.most == 2
+
+
+class _Counting:
+    def __init__(self, engine: TorchEngine):
+        self.engine, self.spec = engine, engine.spec
+        self.unread = self.most = 0
+        self.tokens: list[Any] = []
+
+    def launch(self, step: Step) -> None:
+        self.engine.launch(step)
+        self.unread += 1
+        self.most = max(self.most, self.unread)
+
+    def result(self) -> Any:
+        result = self.engine.result()
+        self.unread -= 1
+        self.tokens.append(result.tokens.tolist())
+        return result
+
+    def close(self) -> None: ...
+
+
+# ---- graphs ------------------------------------------------------------------------------------------
+
+REPLAY = """
+from dataclasses import dataclass, replace
+import torch
+from minisgl import hookimpl
+from minisgl.attention import GraphKey
+from minisgl.plugins.attention.torch import Torch, TorchAttention
+
+@dataclass
+class Graphable(Torch):
+    pass
+
+class Backend(TorchAttention):
+    def needs(self):
+        return replace(super().needs(), graph=True)
+
+@dataclass
+class Replay:
+    pass
+
+class Runner:
+    '''Keeps buffers and function as a graph does, and runs them again on what was written there meanwhile.'''
+    def __init__(self):
+        self.ran = []
+    def buckets(self, max_rows):
+        return [GraphKey(n) for n in (1, 2, 4, 8) if n <= max_rows]
+    def capture(self, keys, build, forward):
+        self.buffers, self.forward = {}, forward
+        for key in keys:
+            self.buffers[key] = build(key)
+            forward(self.buffers[key])
+    def pick(self, rows, q_len, uniform):
+        fitting = [key for key in self.buffers if key.rows >= rows] if uniform else []
+        return min(fitting, default=None)
+    def run(self, key):
+        self.ran.append(key.rows)
+        return self.forward(self.buffers[key])
+    def close(self):
+        pass
+
+@hookimpl
+def minisgl_configs():
+    yield "attention", "graphable", Graphable
+    yield "graph", "replay", Replay
+
+@hookimpl
+def minisgl_attention(config, device):
+    return Backend(config, device) if type(config) is Graphable else None
+
+@hookimpl
+def minisgl_graph(config):
+    return Runner() if isinstance(config, Replay) else None
+"""
+
+
+def test_decode_steps_run_in_the_buckets_of_a_graph_runner(path: Path, tmp_path: Path) -> None:
+    """The whole decode forward, from ids to logits, on static buffers: what a CUDA graph records."""
+    (tmp_path / "replay.py").write_text(REPLAY)
+    words = [
+        f"plugins={tmp_path / 'replay.py'}",
+        "graph=replay",
+        "device=cpu",
+        "max_running_requests=6",
+        "num_pages=99",
+    ]
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, 320, n).tolist() for n in (3, 17, 5, 9, 30, 2)]
+    params = [SamplingParams(temperature=0.0, max_tokens=m, ignore_eos=True) for m in (12, 3, 9, 7, 5, 10)]
+    with LLM(str(path), overrides=[*words, "attention=graphable"]) as llm:
+        outputs = llm.generate(prompts, params)
+        assert isinstance(llm.engine, TorchEngine)
+        ran = llm.engine.graph.ran  # type: ignore[attr-defined]
+    assert set(ran) == {1, 2, 4}  # six rows at once fit no bucket and run eagerly
+    Oracle(path).check_all(prompts, [output.token_ids for output in outputs])
+    with LLM(str(path), overrides=[*words, "attention=torch"]) as llm:  # this backend allows no graphs
+        llm.generate(prompts[:1], params[:1])
+        assert llm.engine.graph.ran == []  # type: ignore[union-attr, attr-defined]

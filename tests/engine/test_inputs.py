@@ -1,0 +1,106 @@
+"""Input building against a loop over rows and tokens, and what a step's tensors share with the step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from minisgl.attention import GraphKey
+from minisgl.core import I32, PENDING, EngineSpec, Step
+from minisgl.engine.inputs import InputBuilder
+from minisgl.engine.sampler import SamplePlan
+
+CPU = torch.device("cpu")
+
+
+def i32(*values: int) -> I32:
+    return np.array(values, np.int32)
+
+
+def random_step(rng: np.random.Generator, spec: EngineSpec, decode: int, chunks: int, step_id: int = 0) -> Step:
+    """Any legal step: rows in random slots, each with all its pages written."""
+    rows = decode + chunks
+    slots = rng.permutation(spec.max_slots)[:rows].astype(np.int32)
+    counts = np.concatenate([np.ones(decode, np.int32), rng.integers(1, 9, chunks).astype(np.int32)])
+    starts = rng.integers(0, spec.max_len - 9, rows).astype(np.int32)
+    pages = rng.permutation(spec.num_pages).astype(np.int32)
+    writes: list[tuple[int, int, int]] = []
+    for slot, end in zip(slots, starts + counts):
+        for column in range(-(-int(end) // spec.page_size)):
+            writes.append((slot, column, pages[len(writes) % len(pages)]))
+    table = np.array(writes, np.int32).T
+    tokens = rng.integers(0, spec.vocab_size, counts.sum()).astype(np.int32)
+    tokens[:decode] = np.where(rng.random(decode) < 0.5, PENDING, tokens[:decode])
+    sample = np.concatenate([np.ones(decode, bool), rng.random(chunks) < 0.5])
+    return Step(step_id, slots, starts, counts, decode, sample, tokens, (table[0], table[1], table[2]))
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("decode", "chunks"), [(1, 0), (6, 0), (0, 1), (0, 5), (4, 3)])
+def test_inputs_are_those_of_a_plain_loop(page_size: int, decode: int, chunks: int) -> None:
+    spec = EngineSpec(page_size, 400, 12, 60, 99)
+    rng = np.random.default_rng(page_size + decode * 10 + chunks)
+    builder = InputBuilder(spec, CPU)
+    for step_id in range(3):
+        step = random_step(rng, spec, decode, chunks, step_id)
+        builder.write_table(step)
+        tokens, batch = builder.build(step)
+
+        table = {(int(s), int(c)): int(p) for s, c, p in zip(*step.table)}
+        expected: list[list[int]] = []
+        at = 0
+        for slot, start, count in zip(step.slots.tolist(), step.starts.tolist(), step.counts.tolist()):
+            for position in range(start, start + count):
+                where = table[slot, position // page_size] * page_size + position % page_size
+                expected.append([int(step.tokens[at]), position, where, slot])
+                at += 1
+        assert tokens.packed[:4].T.tolist() == expected
+        assert tokens.pending == bool((step.tokens == PENDING).any())
+        assert batch.num_decode == decode
+        assert batch.slots.tolist() == step.slots.tolist()
+        assert batch.kv_len.tolist() == batch.kv_len_host.tolist() == (step.starts + step.counts).tolist()
+        indptr = [0, *np.cumsum(step.counts).tolist()]
+        assert batch.q_indptr.tolist() == batch.q_indptr_host.tolist() == indptr
+        for (slot, column), page in table.items():
+            assert int(batch.table[slot, column]) == page
+
+        group = np.flatnonzero(step.sample).astype(np.int32)[:1] * 0
+        choices = builder.choices(step, SamplePlan(1, {1: group}), batch)
+        rows = np.flatnonzero(step.sample)
+        last = np.arange(len(step.tokens)) if choices.last is None else np.asarray(choices.last)
+        assert last.tolist() == [indptr[r + 1] - 1 for r in rows]
+        assert choices.slots.tolist() == step.slots[rows].tolist()
+        assert choices.positions.tolist() == (step.starts + step.counts)[rows].tolist()
+        assert choices.groups[1].tolist() == group.tolist()
+
+
+def test_table_writes_take_effect_in_their_order() -> None:
+    builder = InputBuilder(EngineSpec(4, 10, 3, 32, 9), CPU)
+    writes = (i32(1, 1, 2, 1), i32(0, 3, 0, 0), i32(5, 6, 7, 8))
+    builder.write_table(Step(0, i32(1), i32(0), i32(1), 1, np.ones(1, bool), i32(3), writes))
+    assert builder.table[1].tolist() == [8, 10, 10, 6, 10, 10, 10, 10]  # 10: the scratch page
+    assert builder.table[2, 0] == 7
+    assert (builder.table[3] == 10).all()  # the scratch slot
+
+
+def test_a_frame_keeps_its_buffers_and_pads_with_the_scratch_slot() -> None:
+    spec = EngineSpec(4, 10, 6, 32, 9)
+    builder = InputBuilder(spec, CPU)
+    frame = builder.frame(GraphKey(4))
+    address = frame.tokens.packed.data_ptr()
+    for slots in (i32(2, 5, 1), i32(3)):
+        n = len(slots)
+        writes = (slots, np.zeros(n, np.int32), np.arange(n, dtype=np.int32))
+        step = Step(0, slots, np.full(n, 2, np.int32), np.ones(n, np.int32), n, np.ones(n, bool), slots, writes)
+        builder.write_table(step)
+        batch = frame.fill(builder.decode_rows(step))
+        assert frame.tokens.packed.data_ptr() == address
+        assert batch.key == (4, 1)
+        assert batch.num_decode == 4
+        padding = 4 - n
+        assert batch.slots.tolist() == [*slots.tolist(), *[spec.max_slots] * padding]
+        assert batch.kv_len.tolist() == batch.kv_len_host.tolist() == [3] * n + [1] * padding
+        scratch = spec.num_pages * spec.page_size
+        assert frame.tokens.packed[2].tolist() == [page * 4 + 2 for page in range(n)] + [scratch] * padding
+        assert batch.q_indptr.tolist() == [0, 1, 2, 3, 4]
