@@ -41,7 +41,6 @@ __all__ = ["BUILTINS", "ConfigError", "Host", "Plugin", "decode_config", "encode
 BUILTINS = (
     "minisgl.plugins.attention.torch",
     "minisgl.plugins.attention.flashinfer",
-    "minisgl.plugins.attention.triton",
     "minisgl.plugins.cache.naive",
     "minisgl.plugins.cache.radix",
     "minisgl.plugins.scheduler.static",
