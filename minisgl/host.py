@@ -41,6 +41,7 @@ __all__ = ["BUILTINS", "ConfigError", "Host", "Plugin", "decode_config", "encode
 BUILTINS = (
     "minisgl.plugins.attention.torch",
     "minisgl.plugins.attention.flashinfer",
+    "minisgl.plugins.attention.triton",
     "minisgl.plugins.cache.naive",
     "minisgl.plugins.cache.radix",
     "minisgl.plugins.scheduler.static",
@@ -48,6 +49,7 @@ BUILTINS = (
     "minisgl.plugins.scheduler.decode_first",
     "minisgl.plugins.scheduler.mixed",
     "minisgl.plugins.moe.torch",
+    "minisgl.plugins.moe.triton",
     "minisgl.plugins.graph.none",
     "minisgl.plugins.graph.cuda",
     "minisgl.plugins.communicator.torch",

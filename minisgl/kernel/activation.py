@@ -1,4 +1,4 @@
-"""Gated activations over a merged projection: the plain torch versions.
+"""Gated activations over a merged projection: plain torch, and Triton on a GPU.
 
 Shazeer, GLU Variants Improve Transformer, 2020.
 """
@@ -11,11 +11,19 @@ from torch import Tensor
 
 def silu_and_mul(x: Tensor) -> Tensor:
     """x [..., 2·dim], gate before up → silu(gate)·up [..., dim]."""
+    if x.is_cuda:
+        from minisgl.kernel.triton import activation as triton
+
+        return triton.silu_and_mul(x)
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
 
 
 def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
     """x [..., 2·dim], gate before up → gelu(gate)·up [..., dim]; ``approximate`` as in torch: "none" or "tanh"."""
+    if x.is_cuda:
+        from minisgl.kernel.triton import activation as triton
+
+        return triton.gelu_and_mul(x, approximate)
     gate, up = x.chunk(2, dim=-1)
     return F.gelu(gate, approximate=approximate).mul_(up)

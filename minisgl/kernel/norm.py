@@ -1,4 +1,4 @@
-"""RMSNorm, alone and with the residual added first: the plain torch versions, computed in float32 inside.
+"""RMSNorm, alone and with the residual added first, computed in float32 inside: plain torch, and Triton on a GPU.
 
 Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
 """
@@ -11,10 +11,18 @@ from torch import Tensor
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [..., dim] divided by its root mean square over dim, times weight [dim]."""
+    if x.is_cuda:
+        from minisgl.kernel.triton import norm as triton
+
+        return triton.rms_norm(x, weight, eps)
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """``(rms_norm(x + residual), x + residual)``; the sum may be written over x."""
+    if x.is_cuda:
+        from minisgl.kernel.triton import norm as triton
+
+        return triton.add_rms_norm(x, residual, weight, eps)
     residual = x.add_(residual)
     return F.rms_norm(residual, weight.shape, weight, eps), residual

@@ -1,6 +1,6 @@
 """What happens to a token between its QKV projection and attention: QK-norm, rotation, and the store of its KV.
 
-One place, because on a GPU it is one launch. Here is the plain torch version, which is also what a CPU runs.
+One place, because on a GPU it is one launch, in Triton. Here is the plain torch version, which a CPU runs.
 """
 
 from __future__ import annotations
@@ -53,6 +53,10 @@ def norm_rope_store(
     qkv [tokens, (q_heads + 2·kv_heads)·head_dim]; cos_sin [tokens, head_dim] float32; where [tokens] is
     page·page_size + offset of each token. Returns [tokens, q_heads, head_dim].
     """
+    if qkv.is_cuda:
+        from minisgl.kernel.triton import rope as triton
+
+        return triton.norm_rope_store(qkv, q_heads, kv_heads, norm, cos_sin, pool, layer, where)
     tokens, head_dim = qkv.shape[0], cos_sin.shape[-1]
     heads = qkv.view(tokens, q_heads + 2 * kv_heads, head_dim)
     qk, v = heads[:, : q_heads + kv_heads], heads[:, q_heads + kv_heads :]

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minisgl.kernel.routing import softmax_topk
 from minisgl.layers.context import Context
 from minisgl.layers.pieces import Piece, split_rows
 
@@ -78,10 +79,7 @@ class MoELayer(nn.Module):
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [tokens, hidden] → experts [tokens, top_k] int32 and their weights [tokens, top_k] float32."""
-        scale, ids = F.linear(x, self.gate).softmax(dim=-1, dtype=torch.float32).topk(self.top_k, dim=-1)
-        if self.renormalise:
-            scale = scale / scale.sum(dim=-1, keepdim=True)
-        return ids.int(), scale
+        return softmax_topk(F.linear(x, self.gate), self.top_k, self.renormalise)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden], a partial sum unless ``reduce``."""

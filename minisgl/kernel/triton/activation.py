@@ -1,0 +1,53 @@
+"""Gated activations in Triton: gate and up are read once, their product is written once.
+
+The plain twins, with what each takes and returns, are in `minisgl.kernel.activation`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+@triton.jit
+def gate(x, ACT: tl.constexpr):
+    """silu, gelu or gelu_tanh of float32 x."""
+    if ACT == "silu":
+        return x / (1.0 + tl.exp(-x))
+    if ACT == "gelu":
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    # 0.5·x·(1 + tanh(y)) is x·sigmoid(2·y)
+    y = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+    return x / (1.0 + tl.exp(-2.0 * y))
+
+
+@triton.jit
+def act_and_mul_kernel(x, out, stride_x, DIM: tl.constexpr, ACT: tl.constexpr, BLOCK: tl.constexpr):
+    row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = i < DIM
+    gated = gate(tl.load(x + row * stride_x + i, mask=real, other=0.0).to(tl.float32), ACT)
+    up = tl.load(x + row * stride_x + DIM + i, mask=real, other=0.0).to(tl.float32)
+    tl.store(out + row * DIM + i, (gated * up).to(out.dtype.element_ty), mask=real)
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    return _launch(x, "silu")
+
+
+def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
+    return _launch(x, "gelu_tanh" if approximate == "tanh" else "gelu")
+
+
+def _launch(x: Tensor, act: str) -> Tensor:
+    dim = x.shape[-1] // 2
+    out = torch.empty((*x.shape[:-1], dim), dtype=x.dtype, device=x.device)
+    rows = x if x.dim() == 2 else x.view(-1, 2 * dim)
+    block = min(BLOCK, triton.next_power_of_2(dim))
+    act_and_mul_kernel[(rows.shape[0], triton.cdiv(dim, block))](
+        rows, out, rows.stride(0), DIM=dim, ACT=act, BLOCK=block, num_warps=4
+    )
+    return out

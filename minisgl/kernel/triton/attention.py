@@ -1,0 +1,280 @@
+"""Attention over pages in Triton: decode with split KV, and extend (whole prompts, chunks, cached prefixes).
+
+Dao, FlashAttention-2, 2023 (extend); Dao et al., Flash-Decoding for long-context inference, 2023 (decode). The query
+heads that share a KV head stand in one tile, so that keys and values are read once for all of them: row m of a tile is
+query ``m // GROUP``, head ``m % GROUP``. Knows tensors only; who owns a page, and what a step is, others know.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def attend(
+    q, position, k, v, table, begin, end, stride_page, stride_token, scale, acc, top, total,
+    PAGE: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
+    MASKED: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Read the KV positions [begin, end) block by block, and carry a softmax along that needs no second pass.
+
+    q [M, D], position [M] of each row's query; k, v: one KV head's; table: one row of the page table. acc [M, D] is the
+    sum of values weighted by 2^(score - top), total [M] the sum of those weights, top [M] the largest score so far;
+    scores are in powers of two. Without MASKED, every query sees every position from begin to end, a whole number
+    of blocks.
+    """
+    d = tl.arange(0, q.shape[1])
+    for start in range(begin, end, BLOCK_N):
+        n = start + tl.arange(0, BLOCK_N)
+        inside = n < end
+        if MASKED:
+            page = tl.load(table + n // PAGE, mask=inside, other=0)
+        else:
+            page = tl.load(table + n // PAGE)
+        place = page.to(tl.int64) * stride_page + (n % PAGE) * stride_token
+        k_at, v_at = k + place[None, :] + d[:, None], v + place[:, None] + d[None, :]
+        if MASKED or q.shape[1] > HEAD_DIM:
+            # What lies behind the end of a page's tokens may be anything: read as 0, for 0·NaN is NaN.
+            keys = tl.load(k_at, mask=inside[None, :] & (d[:, None] < HEAD_DIM), other=0.0)
+        else:
+            keys = tl.load(k_at)
+        scores = tl.dot(q, keys.to(q.dtype), input_precision="ieee") * scale
+        if SOFT_CAP > 0.0:  # cap·tanh(score / cap), whose scale holds 1 / cap already
+            scores = SOFT_CAP * LOG2_E * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores)))
+        if MASKED:
+            seen = inside[None, :] & (n[None, :] <= position[:, None])
+            if WINDOW >= 0:
+                seen = seen & (n[None, :] > position[:, None] - WINDOW)
+            scores = tl.where(seen, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        # A row that has seen nothing yet keeps -inf, and -inf - -inf would be NaN.
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp2(scores - base[:, None])
+        fade = tl.exp2(top - base)
+        if MASKED or q.shape[1] > HEAD_DIM:
+            values = tl.load(v_at, mask=inside[:, None] & (d[None, :] < HEAD_DIM), other=0.0)
+        else:
+            values = tl.load(v_at)
+        acc = tl.dot(weights.to(q.dtype), values.to(q.dtype), acc * fade[:, None], input_precision="ieee")
+        total = total * fade + tl.sum(weights, 1)
+        top = new_top
+    return acc, top, total
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots", "kv_len"])
+def decode_kernel(
+    q, k, v, out, partial, partial_top, table, slots, kv_len, scale,
+    stride_q_row, stride_q_head, stride_out_row, stride_out_head,
+    stride_page, stride_token, stride_head, stride_table,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One program: one row, one KV head, one of SPLITS shares of the row's KV. Its one query sees all of it."""
+    row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(kv_len + row)
+    first = tl.maximum(length - WINDOW, 0) if WINDOW >= 0 else 0
+    # In whole blocks, from the lengths on the device: a recorded launch serves whatever lengths come.
+    share = tl.cdiv(tl.cdiv(length - first, BLOCK_N), SPLITS) * BLOCK_N
+    begin = first + split * share
+    end = tl.minimum(begin + share, length)
+    if begin < end:
+        m, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+        query_head = head * GROUP + m
+        real = (m[:, None] < GROUP) & (d[None, :] < HEAD_DIM)
+        q_at = q + row.to(tl.int64) * stride_q_row + query_head[:, None] * stride_q_head + d[None, :]
+        queries = tl.load(q_at, mask=real, other=0.0)
+        position = tl.full([BLOCK_M], 0, tl.int32) + (length - 1)
+        row_table = table + tl.load(slots + row).to(tl.int64) * stride_table
+        acc, top, total = attend(
+            queries, position, k + head * stride_head, v + head * stride_head, row_table, begin, end,
+            stride_page, stride_token, scale,
+            tl.zeros([BLOCK_M, BLOCK_D], tl.float32), tl.full([BLOCK_M], float("-inf"), tl.float32),
+            tl.zeros([BLOCK_M], tl.float32),
+            PAGE, HEAD_DIM, WINDOW, SOFT_CAP, True, BLOCK_N,
+        )  # fmt: skip
+        acc = acc / total[:, None]
+        if SPLITS == 1:
+            out_at = out + row.to(tl.int64) * stride_out_row + query_head[:, None] * stride_out_head + d[None, :]
+            tl.store(out_at, acc.to(out.dtype.element_ty), mask=real)
+        else:
+            place = ((row * tl.num_programs(1) + head) * GROUP + m) * SPLITS + split
+            tl.store(partial + place[:, None] * HEAD_DIM + d[None, :], acc, mask=real)
+            tl.store(partial_top + place, top + tl.log2(total), mask=m < GROUP)
+
+
+@triton.jit(do_not_specialize_on_alignment=["kv_len"])
+def combine_kernel(
+    partial, partial_top, out, kv_len, stride_out_row, stride_out_head,
+    HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One program: one row, one query head. Adds up the shares, each by the weight that its sum of exponents gives."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    length = tl.load(kv_len + row)
+    if WINDOW >= 0:
+        length = tl.minimum(length, WINDOW)
+    share = tl.cdiv(tl.cdiv(length, BLOCK_N), SPLITS) * BLOCK_N
+    split, d = tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)
+    used = split * share < length  # the others wrote nothing
+    place = (row * tl.num_programs(1) + head) * SPLITS + split
+    top = tl.load(partial_top + place, mask=used, other=float("-inf"))
+    weights = tl.exp2(top - tl.max(top, 0))
+    weights = weights / tl.sum(weights, 0)
+    real = used[:, None] & (d[None, :] < HEAD_DIM)
+    parts = tl.load(partial + place[:, None] * HEAD_DIM + d[None, :], mask=real, other=0.0)
+    out_at = out + row.to(tl.int64) * stride_out_row + head * stride_out_head + d
+    tl.store(out_at, tl.sum(parts * weights[:, None], 0).to(out.dtype.element_ty), mask=d < HEAD_DIM)
+
+
+@triton.jit(do_not_specialize_on_alignment=["tiles", "q_indptr", "kv_len", "slots"])
+def extend_kernel(
+    q, k, v, out, tiles, q_indptr, kv_len, slots, table, scale,
+    stride_q_token, stride_q_head, stride_out_token, stride_out_head,
+    stride_page, stride_token, stride_head, stride_table,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One program: one KV head, and one tile of a row's queries: ``tiles`` [n, 2] has row and tile number."""
+    head, tile = tl.program_id(0), tl.program_id(1)
+    row, tile_m = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1) * BLOCK_M
+    q_begin, length = tl.load(q_indptr + row), tl.load(kv_len + row)
+    q_len = tl.load(q_indptr + row + 1) - q_begin
+    m, d = tile_m + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    real = (m[:, None] < q_len * GROUP) & (d[None, :] < HEAD_DIM)
+    token, query_head = (q_begin + m // GROUP).to(tl.int64), head * GROUP + m % GROUP
+    q_at = q + (token * stride_q_token + query_head * stride_q_head)[:, None] + d[None, :]
+    queries = tl.load(q_at, mask=real, other=0.0)
+
+    # The row's queries are its *last* positions: the causal mask hangs at the bottom right.
+    cached = length - q_len
+    position = cached + m // GROUP
+    first_query = cached + tile_m // GROUP
+    last_query = cached + tl.minimum(tile_m + BLOCK_M - 1, q_len * GROUP - 1) // GROUP
+    if WINDOW >= 0:
+        begin = tl.maximum(first_query - WINDOW + 1, 0)
+        middle = begin
+    else:
+        begin = 0
+        middle = (first_query + 1) // BLOCK_N * BLOCK_N  # every query of the tile sees all blocks before this one
+    k_head, v_head = k + head * stride_head, v + head * stride_head
+    row_table = table + tl.load(slots + row).to(tl.int64) * stride_table
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    top, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    if WINDOW < 0:
+        acc, top, total = attend(
+            queries, position, k_head, v_head, row_table, begin, middle, stride_page, stride_token, scale,
+            acc, top, total, PAGE, HEAD_DIM, WINDOW, SOFT_CAP, False, BLOCK_N,
+        )  # fmt: skip
+    acc, top, total = attend(
+        queries, position, k_head, v_head, row_table, middle, last_query + 1, stride_page, stride_token, scale,
+        acc, top, total, PAGE, HEAD_DIM, WINDOW, SOFT_CAP, True, BLOCK_N,
+    )  # fmt: skip
+    out_at = out + (token * stride_out_token + query_head * stride_out_head)[:, None] + d[None, :]
+    tl.store(out_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
+
+
+# ---- launching them -----------------------------------------------------------------------------------
+
+
+class Heads(NamedTuple):
+    """What the layers of a model differ in, at most."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int
+    soft_cap: float
+
+    @property
+    def group(self) -> int:
+        return self.q_heads // self.kv_heads
+
+
+class Pages(NamedTuple):
+    """One layer's keys and values [pages, page, kv_heads, head_dim] of the same strides, and where a row's are."""
+
+    k: Tensor
+    v: Tensor
+    table: Tensor  # [slots, columns] int32
+    slots: Tensor  # [rows] int32
+    kv_len: Tensor  # [rows] int32
+
+
+class Tile(NamedTuple):
+    """A launch's shape: ``m`` packed queries by ``n`` positions, and what Triton is told about a program."""
+
+    m: int
+    n: int
+    warps: int
+    stages: int
+
+
+def decode_tile(group: int, head_dim: int, dtype: torch.dtype) -> Tile:
+    m = max(16, triton.next_power_of_2(group))  # tl.dot's least
+    wide = head_dim > 128 or dtype == torch.float32
+    # A page number is loaded a stage before the keys that it points to: of four stages, two hold keys and values.
+    return Tile(m, 32 if wide else 64, 4, 3 if wide else 4)
+
+
+def extend_tile(longest: int, head_dim: int, dtype: torch.dtype) -> Tile:
+    """``longest``: packed queries (tokens · group) of the longest row."""
+    m = min(128, max(16, triton.next_power_of_2(longest)))
+    if dtype == torch.float32:  # no tensor cores: small tiles, or registers spill
+        return Tile(min(m, 32), 32, 4, 1)
+    if head_dim > 128:
+        return Tile(min(m, 64), 32, 4, 2)
+    return Tile(m, 64, 8 if m == 128 else 4, 3)
+
+
+def decode_splits(rows: int, kv_heads: int, programs: int) -> int:
+    """Into how many shares each row's KV is cut so that about ``programs`` programs are launched: a power of two."""
+    wanted = max(1, min(64, programs // (rows * kv_heads)))
+    return 1 << (wanted.bit_length() - 1)
+
+
+def decode(q: Tensor, out: Tensor, pages: Pages, heads: Heads, splits: int, partial: Tensor | None) -> None:
+    """q, out [rows, q_heads, head_dim], one query a row. ``partial``: float32 scratch of at least
+    rows · q_heads · splits · (head_dim + 1) elements; None where ``splits`` is 1."""
+    rows, tile = q.shape[0], decode_tile(heads.group, heads.head_dim, q.dtype)
+    scratch = out if partial is None else partial
+    tops = scratch if partial is None else partial[rows * heads.q_heads * splits * heads.head_dim :]
+    block_d = _block_d(heads)
+    decode_kernel[(rows, heads.kv_heads, splits)](
+        q, pages.k, pages.v, out, scratch, tops, pages.table, pages.slots, pages.kv_len, _scale(heads),
+        *q.stride()[:2], *out.stride()[:2], *pages.k.stride()[:3], pages.table.stride(0),
+        GROUP=heads.group, HEAD_DIM=heads.head_dim, PAGE=pages.k.shape[1], WINDOW=heads.window,
+        SOFT_CAP=heads.soft_cap, SPLITS=splits, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_D=block_d,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    if splits > 1:
+        combine_kernel[(rows, heads.q_heads)](
+            scratch, tops, out, pages.kv_len, *out.stride()[:2], HEAD_DIM=heads.head_dim, WINDOW=heads.window,
+            SPLITS=splits, BLOCK_N=tile.n, BLOCK_D=block_d, num_warps=4,
+        )  # fmt: skip
+
+
+def extend(q: Tensor, out: Tensor, pages: Pages, heads: Heads, q_indptr: Tensor, tiles: Tensor, tile: Tile) -> None:
+    """q, out [tokens, q_heads, head_dim]; row r has tokens q_indptr[r] to q_indptr[r + 1]. ``tiles`` [n, 2] int32
+    lists (row, number of the tile in the row), the longest work first; a row has ⌈tokens · group / tile.m⌉."""
+    extend_kernel[(heads.kv_heads, len(tiles))](
+        q, pages.k, pages.v, out, tiles, q_indptr, pages.kv_len, pages.slots, pages.table, _scale(heads),
+        *q.stride()[:2], *out.stride()[:2], *pages.k.stride()[:3], pages.table.stride(0),
+        GROUP=heads.group, HEAD_DIM=heads.head_dim, PAGE=pages.k.shape[1], WINDOW=heads.window,
+        SOFT_CAP=heads.soft_cap, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_D=_block_d(heads),
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def _scale(heads: Heads) -> float:
+    return heads.scale / heads.soft_cap if heads.soft_cap > 0 else heads.scale * LOG2_E.value
+
+
+def _block_d(heads: Heads) -> int:
+    return max(16, triton.next_power_of_2(heads.head_dim))

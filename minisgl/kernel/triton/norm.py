@@ -1,0 +1,53 @@
+"""RMSNorm in Triton, alone and with the residual added first: one program a row, one pass over memory.
+
+The plain twins, with what each takes and returns, are in `minisgl.kernel.norm`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def rms_norm_kernel(
+    x, residual, weight, out, stride_x, stride_residual, eps,
+    DIM: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    real = i < DIM
+    value = tl.load(x + row * stride_x + i, mask=real, other=0.0)
+    if ADD:
+        value = (value.to(tl.float32) + tl.load(residual + row * stride_residual + i, mask=real, other=0.0)).to(
+            value.dtype  # what is normalised is what the next layer will add to: the rounded sum
+        )
+        tl.store(x + row * stride_x + i, value, mask=real)
+    wide = value.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / DIM + eps)
+    scaled = wide * scale * tl.load(weight + i, mask=real, other=0.0).to(tl.float32)
+    tl.store(out + row * DIM + i, scaled.to(out.dtype.element_ty), mask=real)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return _launch(x, None, weight, eps)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum is written over x."""
+    return _launch(x, residual, weight, eps), x
+
+
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    dim = weight.shape[0]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows = x if x.dim() == 2 else x.view(-1, dim)
+    added = rows if residual is None else residual
+    block = triton.next_power_of_2(dim)
+    rms_norm_kernel[(rows.shape[0],)](
+        rows, added, weight, out, rows.stride(0), added.stride(0), eps,
+        DIM=dim, ADD=residual is not None, BLOCK=block, num_warps=min(16, max(1, block // 512)),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,54 @@
+"""Softmax and top-k of the router in one launch, in Triton: k times the largest of what is left.
+
+The plain twin, with what it takes and returns, is in `minisgl.kernel.routing`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def softmax_topk_kernel(
+    logits, ids, weights, tokens, stride_logits,
+    EXPERTS: tl.constexpr, K: tl.constexpr, RENORMALISE: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    expert, choice = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
+    real = (token[:, None] < tokens) & (expert[None, :] < EXPERTS)
+    at = logits + token.to(tl.int64)[:, None] * stride_logits + expert[None, :]
+    left = tl.load(at, mask=real, other=float("-inf")).to(tl.float32)
+    left = tl.where(token[:, None] < tokens, left, 0.0)
+    top = tl.max(left, 1)
+    total = tl.sum(tl.exp(left - top[:, None]), 1)
+    chosen = tl.zeros([BLOCK_T, BLOCK_K], tl.int32)
+    weight = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)
+    for i in tl.static_range(K):
+        best, which = tl.max(left, 1, return_indices=True)  # of equals, the first
+        chosen = tl.where(choice[None, :] == i, which[:, None], chosen)
+        weight = tl.where(choice[None, :] == i, tl.exp(best - top)[:, None], weight)
+        left = tl.where(expert[None, :] == which[:, None], float("-inf"), left)
+    if RENORMALISE:
+        total = tl.sum(weight, 1)
+    weight = weight / total[:, None]
+    out = token[:, None] * K + choice[None, :]
+    real = (token[:, None] < tokens) & (choice[None, :] < K)
+    tl.store(ids + out, chosen, mask=real)
+    tl.store(weights + out, weight, mask=real)
+
+
+def softmax_topk(logits: Tensor, k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+    tokens, experts = logits.shape
+    ids = torch.empty((tokens, k), dtype=torch.int32, device=logits.device)
+    weights = torch.empty((tokens, k), dtype=torch.float32, device=logits.device)
+    block_t = 1 if tokens < 1024 else 4
+    softmax_topk_kernel[(triton.cdiv(tokens, block_t),)](
+        logits, ids, weights, tokens, logits.stride(0), EXPERTS=experts, K=k, RENORMALISE=renormalise,
+        BLOCK_T=block_t, BLOCK_E=triton.next_power_of_2(experts), BLOCK_K=triton.next_power_of_2(k),
+        num_warps=1 if block_t == 1 else 4,
+    )  # fmt: skip
+    return ids, weights

@@ -1,0 +1,103 @@
+"""Gumbel noise and argmax in one pass over the logits, in Triton. The plain twin is in `minisgl.kernel.sampling`.
+
+The noise is `minisgl.engine.noise`'s to the bit: the same integer hash, and the same log1p and log (CUDA's).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import libdevice
+
+BLOCK = 2048
+GOLDEN = tl.constexpr(0x9E3779B9 - (1 << 32))
+
+
+@triton.jit
+def mix(x):
+    """`minisgl.engine.noise.mix_`: int32 to int32."""
+    x ^= (x >> 16) & 0xFFFF
+    x *= 0x7FEB352D
+    x ^= (x >> 15) & 0x1FFFF
+    x *= 0x846CA68B - (1 << 32)
+    x ^= (x >> 16) & 0xFFFF
+    return x
+
+
+@triton.jit
+def row_numbers(key, position):
+    """What a row's noise is made from, besides the tokens' hashes."""
+    key0, key1 = tl.load(key), tl.load(key + 1)
+    place = mix(tl.load(position) * GOLDEN + key0)
+    return mix(place ^ key1), mix(place + key1) | 1
+
+
+@triton.jit
+def gumbel(hashes, low, odd, INTERPRETED: tl.constexpr):
+    """Standard Gumbel noise from the tokens' hashes and `row_numbers`: `minisgl.engine.noise.gumbel`."""
+    bits = mix((hashes ^ low) * odd)
+    u = ((bits >> 1) & 0x7FFFFFFF).to(tl.float32) * 4.656612873077393e-10 + 2.3283064365386963e-10  # 2^-31, 2^-32
+    u = tl.minimum(u, 1.0 - 5.960464477539063e-08)  # 2^-24
+    if INTERPRETED:  # it has no libdevice
+        return -tl.log(-log1p(-u))
+    return -libdevice.log(-libdevice.log1p(-u))
+
+
+@triton.jit
+def log1p(x):
+    """log(1 + x) where 1 + x is rounded (Goldberg, What Every Computer Scientist Should Know, 1991, theorem 4)."""
+    y = 1.0 + x
+    return tl.where(y == 1.0, x, tl.log(y) * x / tl.where(y == 1.0, 1.0, y - 1.0))
+
+
+@triton.jit(do_not_specialize_on_alignment=["temperature", "keys", "positions"])
+def gumbel_argmax_kernel(
+    logits, temperature, keys, positions, hashes, best, best_token, vocab, share, stride_logits,
+    SCALED: tl.constexpr, BLOCK: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """One program: one row, one share of the vocabulary."""
+    row, split = tl.program_id(0), tl.program_id(1)
+    low, odd = row_numbers(keys + 2 * row, positions + row)
+    row_logits = logits + row.to(tl.int64) * stride_logits
+    top = tl.full([], float("-inf"), tl.float32)
+    token = tl.full([], 0, tl.int32) + split * share
+    end = tl.minimum(split * share + share, vocab)
+    for start in range(split * share, end, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        value = tl.load(row_logits + i, mask=i < end, other=float("-inf"))
+        if SCALED:
+            value = tl.div_rn(value, tl.load(temperature + row))
+        noisy = value + gumbel(tl.load(hashes + i, mask=i < end, other=0), low, odd, INTERPRETED)
+        block_top, which = tl.max(noisy, 0, return_indices=True)
+        token = tl.where(block_top > top, start + which, token)  # of equals, the first
+        top = tl.maximum(top, block_top)
+    tl.store(best + row * tl.num_programs(1) + split, top)
+    tl.store(best_token + row * tl.num_programs(1) + split, token)
+
+
+@triton.jit
+def best_kernel(best, best_token, out, SPLITS: tl.constexpr):
+    row, split = tl.program_id(0), tl.arange(0, SPLITS)
+    which = tl.argmax(tl.load(best + row * SPLITS + split), 0)
+    tl.store(out + row, tl.load(best_token + row * SPLITS + which).to(tl.int64))
+
+
+def gumbel_argmax(
+    logits: Tensor, temperature: Tensor | None, keys: Tensor, positions: Tensor, hashes: Tensor
+) -> Tensor:
+    rows, vocab = logits.shape
+    # Enough programs to fill a GPU, none of them without work, and the same cut whatever the batch.
+    splits = triton.next_power_of_2(min(32, triton.cdiv(vocab, 2 * BLOCK)))
+    share = triton.cdiv(triton.cdiv(vocab, splits), 16) * 16
+    best = torch.empty((rows, splits), dtype=torch.float32, device=logits.device)
+    best_token = torch.empty((rows, splits), dtype=torch.int32, device=logits.device)
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    gumbel_argmax_kernel[(rows, splits)](
+        logits, keys if temperature is None else temperature, keys.contiguous(), positions, hashes, best, best_token,
+        vocab, share, logits.stride(0), SCALED=temperature is not None, BLOCK=min(BLOCK, triton.next_power_of_2(share)),
+        INTERPRETED=not logits.is_cuda, num_warps=4,
+    )  # fmt: skip
+    best_kernel[(rows,)](best, best_token, out, SPLITS=splits, num_warps=1)
+    return out

@@ -1,0 +1,124 @@
+"""Our own attention over pages, in Triton: this file plans a step and picks shapes; the kernels are in the core.
+
+See `minisgl.kernel.triton.attention`. Decode never looks at lengths on the host, so one recorded launch serves any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
+from minisgl.core import I32
+from minisgl.hooks import hookimpl
+from minisgl.kernel.launch import one_launch
+from minisgl.kvcache.pool import KVPool
+
+if TYPE_CHECKING:
+    from minisgl.kernel.triton.attention import Heads, Tile
+
+
+@dataclass
+class Triton:
+    """Paged kernels in Triton: any page size and head size; on a CPU only under TRITON_INTERPRET=1 (slow)."""
+
+    programs_per_sm: int = 4
+    """Decode cuts each row's KV until about so many programs run for each multiprocessor."""
+
+
+class ExtendPlan(NamedTuple):
+    """The prefill rows of a step, cut into tiles of packed queries."""
+
+    q_indptr: torch.Tensor
+    tiles: dict[int, tuple[torch.Tensor, Tile]]  # by group (query heads that share a KV head)
+
+
+class TritonAttention:
+    """See `minisgl.attention.AttentionBackend` for what is asked for and when."""
+
+    def __init__(self, config: Triton, device: torch.device):
+        import triton
+
+        from minisgl.kernel.triton import attention
+
+        self.kernels, self.device = attention, device
+        self.interpreted = triton.knobs.runtime.interpret
+        processors = 1
+        if device.type == "cuda":
+            processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self.programs = config.programs_per_sm * processors
+        self.batch: AttnBatch | None = None
+        self.extend: ExtendPlan | None = None
+
+    def needs(self) -> AttnNeeds:
+        dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.float32)
+        refuse = ""
+        if not self.interpreted:
+            dtypes += (torch.bfloat16,)  # the interpreter's tl.dot is wrong in it
+            if self.device.type != "cuda":
+                refuse = "it needs a CUDA device. On a CPU use attention=torch (or TRITON_INTERPRET=1, which is slow)."
+        return AttnNeeds(kv_dtypes=dtypes, graph=True, refuse=refuse)
+
+    def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
+        self.pool = pool
+        self.layers = {
+            layer.index: self.kernels.Heads(
+                layer.q_heads, layer.kv_heads, layer.head_dim, layer.scale, layer.window, layer.soft_cap
+            )
+            for layer in layers
+        }
+        # Where KV is split, rows · kv_heads · splits stays below `programs`, so this is enough for any batch.
+        size = max(self.programs * h.group * (h.head_dim + 1) for h in self.layers.values())
+        self.partial = torch.empty(size, dtype=torch.float32, device=self.device)
+
+    def plan(self, batch: AttnBatch) -> None:
+        """Cut prefill rows into tiles. Decode needs no plan: it reads the batch's tensors on the device."""
+        self.batch, self.extend = batch, None
+        if len(batch.kv_len_host) > batch.num_decode:
+            q_indptr = batch.q_indptr_host[batch.num_decode :]
+            groups = {heads.group: heads for heads in self.layers.values()}
+            tiles = {group: self._tiles(q_indptr, batch, heads) for group, heads in groups.items()}
+            self.extend = ExtendPlan(batch.q_indptr[batch.num_decode :], tiles)
+
+    def _tiles(self, q_indptr: I32, batch: AttnBatch, heads: Heads) -> tuple[torch.Tensor, Tile]:
+        packed = np.diff(q_indptr) * heads.group
+        tile = self.kernels.extend_tile(int(packed.max()), heads.head_dim, self.pool.dtype)
+        counts = -(-packed // tile.m)
+        row = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        number = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        # The longest work first, so that no long tile starts when the others are done.
+        ahead = (packed[row] - np.minimum((number + 1) * tile.m, packed[row])) // heads.group
+        order = np.argsort(ahead - batch.kv_len_host[batch.num_decode :][row], kind="stable")
+        host = torch.empty((len(row), 2), dtype=torch.int32, pin_memory=self.device.type == "cuda")
+        np.stack((row[order], number[order]), axis=1, out=host.numpy(), casting="same_kind")
+        return host.to(self.device, non_blocking=True), tile
+
+    @one_launch
+    def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        assert self.batch is not None
+        batch, heads = self.batch, self.layers[layer.index]
+        k, v = self.pool.layer(layer.index)
+        pages = self.kernels.Pages(k, v, batch.table, batch.slots, batch.kv_len)
+        n = batch.num_decode
+        if n:
+            splits = self.kernels.decode_splits(n, heads.kv_heads, self.programs)
+            self.kernels.decode(q[:n], out[:n], pages, heads, splits, self.partial if splits > 1 else None)
+        if self.extend is not None:
+            q_indptr, tiles = self.extend
+            rows = pages._replace(slots=batch.slots[n:], kv_len=batch.kv_len[n:])
+            self.kernels.extend(q, out, rows, heads, q_indptr, *tiles[heads.group])
+        return out
+
+
+@hookimpl
+def minisgl_configs() -> Any:
+    yield "attention", "triton", Triton
+
+
+@hookimpl
+def minisgl_attention(config: Any, device: torch.device) -> AttentionBackend | None:
+    return TritonAttention(config, device) if isinstance(config, Triton) else None

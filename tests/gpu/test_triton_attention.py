@@ -1,0 +1,220 @@
+"""attention=triton against attention=torch and against plain softmax in float64, over pages scattered in the pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+
+from minisgl.attention import AttnBatch, GraphKey, LayerSpec
+from minisgl.kvcache.pool import KVPool
+from minisgl.plugins.attention.torch import Torch, TorchAttention
+from minisgl.plugins.attention.triton import Triton, TritonAttention
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows as (positions computed, KV length): (1, n) decodes."""
+
+    rows: list[tuple[int, int]]
+    page_size: int = 16
+    q_heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    window: int = -1
+    soft_cap: float = 0.0
+    programs: int = 64  # what decode's KV is split for
+    layout: str = "NHD"
+    spec: LayerSpec = field(init=False)
+
+    def __post_init__(self) -> None:
+        heads = (self.q_heads, self.kv_heads, self.head_dim)
+        object.__setattr__(self, "spec", LayerSpec(1, *heads, self.head_dim**-0.5, self.window, self.soft_cap))
+
+
+DECODE = [(1, 1), (1, 70), (1, 129), (1, 16)]
+MIXED = [(1, 40), (1, 3), (33, 33), (5, 70), (17, 34)]
+CASES = {
+    "decode": Case(DECODE),
+    "decode, not split": Case(DECODE, programs=1),
+    "decode, one row": Case([(1, 300)]),
+    "decode, page 1": Case(DECODE, page_size=1),
+    "decode, page 64": Case(DECODE, page_size=64),
+    "decode, page 24": Case(DECODE, page_size=24),
+    "decode, one kv head": Case(DECODE, q_heads=3, kv_heads=1),
+    "decode, no groups": Case(DECODE, q_heads=2),
+    "decode, 20 heads a group": Case([(1, 70)], q_heads=20, kv_heads=1, head_dim=16),
+    "decode, window": Case(DECODE, window=20),
+    "decode, window, not split": Case(DECODE, window=20, programs=1),
+    "decode, soft cap": Case(DECODE, soft_cap=2.0),
+    "decode, heads before tokens": Case(DECODE, layout="HND"),
+    "prefill": Case([(20, 20), (64, 64), (1, 1)]),
+    "chunk behind a cached prefix": Case([(7, 71), (16, 48)]),
+    "mixed": Case(MIXED),
+    "mixed, page 1": Case(MIXED, page_size=1),
+    "mixed, page 64, head 128": Case(MIXED, page_size=64, head_dim=128),
+    "mixed, head 80, 5 heads a group": Case(MIXED, q_heads=5, kv_heads=1, head_dim=80),
+    "mixed, window": Case(MIXED, window=9),
+    "mixed, soft cap": Case(MIXED, soft_cap=3.0),
+}
+LARGE = {
+    "decode": Case([(1, 1 + 37 * i) for i in range(48)], q_heads=16, kv_heads=8, head_dim=128, programs=528),
+    "decode, long": Case([(1, 9000), (1, 20000)], q_heads=16, kv_heads=8, head_dim=128, programs=528),
+    "decode, page 1": Case([(1, 700)] * 3, q_heads=32, kv_heads=4, head_dim=128, page_size=1, programs=528),
+    "prefill": Case([(1000, 1000), (513, 2048)], q_heads=16, kv_heads=8, head_dim=128),
+    "mixed": Case([(1, 999)] * 5 + [(700, 1500), (3, 4000)], q_heads=8, kv_heads=1, head_dim=128, page_size=64),
+    "mixed, head 256": Case([(1, 99)] * 5 + [(70, 150)], q_heads=8, kv_heads=4, head_dim=256),
+}
+
+
+class Setup:
+    """A pool in which each row's KV lies in pages of its own, scattered, and everything else is NaN or huge."""
+
+    def __init__(self, case: Case, dtype: torch.dtype, device: torch.device, generator: torch.Generator):
+        self.case = case
+        size, rng = case.page_size, np.random.default_rng(len(case.rows))
+        needed = [-(-kv_len // size) for _, kv_len in case.rows]
+        num_pages = sum(needed) + 3
+        pages = rng.permutation(num_pages).astype(np.int32)
+        rows, columns = len(case.rows), max(needed) + 2
+        table = np.full((rows + 2, columns), num_pages, np.int32)  # the scratch page, behind the others
+        self.slots = rng.permutation(rows + 1)[:rows].astype(np.int32)
+        taken = 0
+        for slot, count in zip(self.slots, needed, strict=True):
+            table[slot, :count] = pages[taken : taken + count]
+            taken += count
+        heads = (case.kv_heads, case.head_dim)
+        self.pool = KVPool(2, num_pages + 1, size, *heads, dtype, device, case.layout)  # type: ignore[arg-type]
+        self.k, self.v = self.pool.layer(1)
+        self.k.fill_(float("nan"))
+        self.v.fill_(float("nan"))
+        self.rows_kv = []
+        for slot, (_, kv_len) in zip(self.slots, case.rows, strict=True):
+            position = np.arange(kv_len)
+            where = torch.from_numpy(table[slot, position // size].astype(np.int64) * size + position % size)
+            kv = torch.randn(2, kv_len, *heads, generator=generator, device=device).to(dtype)
+            self.pool.store(1, kv[0], kv[1], where.to(device))
+            self.rows_kv.append(kv)
+        counts = [count for count, _ in case.rows]
+        indptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+        kv_len = np.array([n for _, n in case.rows], np.int32)
+        decode = next((i for i, count in enumerate(counts) if count > 1), rows)
+        on_device = [torch.from_numpy(a).to(device) for a in (indptr, kv_len, self.slots, table)]
+        self.batch = AttnBatch(decode, indptr, kv_len, *on_device)
+        shape = (int(indptr[-1]), case.q_heads, case.head_dim)
+        self.q = torch.randn(shape, generator=generator, device=device).to(dtype)
+
+    def run(self, backend: TritonAttention | TorchAttention) -> torch.Tensor:
+        backend.bind(self.pool, [replace(self.case.spec, index=0), self.case.spec], [])
+        backend.plan(self.batch)
+        out = torch.full_like(self.q, float("nan"))
+        assert backend.forward(self.case.spec, self.q, out) is out
+        return out
+
+    def reference(self) -> torch.Tensor:
+        """Softmax over each row's own KV, one row after another, in float64."""
+        case, outs = self.case, []
+        for (count, kv_len), begin, kv in zip(case.rows, self.batch.q_indptr_host, self.rows_kv, strict=False):
+            q = self.q[begin : begin + count].double().transpose(0, 1)
+            k, v = kv.double().repeat_interleave(case.q_heads // case.kv_heads, dim=2).transpose(1, 2)
+            scores = q @ k.transpose(1, 2) * case.spec.scale
+            if case.soft_cap:
+                scores = case.soft_cap * torch.tanh(scores / case.soft_cap)
+            position = torch.arange(kv_len - count, kv_len, device=q.device)[:, None]
+            key = torch.arange(kv_len, device=q.device)[None]
+            hidden = key > position
+            if case.window >= 0:
+                hidden |= key <= position - case.window
+            outs.append((scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v).transpose(0, 1))
+        return torch.cat(outs)
+
+
+def backend(case: Case, device: torch.device) -> TritonAttention:
+    made = TritonAttention(Triton(), device)
+    made.programs = case.programs
+    return made
+
+
+def assert_close(out: torch.Tensor, expected: torch.Tensor) -> None:
+    error = ((out.double() - expected).norm() / expected.norm()).item()
+    assert error < {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}[out.dtype]
+    # No single element may be off, either: a mask that is wrong in one place hides in a norm.
+    limit = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}[out.dtype]
+    assert (out.double() - expected).abs().max().item() < limit * max(1.0, expected.abs().max().item())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_agrees_with_softmax_in_float64(
+    name: str, dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> None:
+    setup = Setup(CASES[name], dtype, device, generator)
+    assert_close(setup.run(backend(setup.case, device)), setup.reference())
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_agrees_at_the_sizes_that_are_served(
+    name: str, dtype: torch.dtype, device: torch.device, generator: torch.Generator, compiled: bool
+) -> None:
+    if not compiled:
+        pytest.skip("too large for the interpreter")
+    setup = Setup(LARGE[name], dtype, device, generator)
+    assert_close(setup.run(backend(setup.case, device)), setup.reference())
+
+
+def test_agrees_with_the_torch_plugin(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> None:
+    setup = Setup(CASES["mixed"], dtype, device, generator)
+    for memory in (setup.k, setup.v):  # attention=torch needs a pool of numbers, as the engine's is
+        memory.nan_to_num_(0.0)
+    twin = setup.run(TorchAttention(Torch(), device))
+    assert_close(setup.run(backend(setup.case, device)), twin.double())
+
+
+def test_a_graph_replays_decode_for_whatever_lengths_come(
+    device: torch.device, generator: torch.Generator, compiled: bool
+) -> None:
+    """Recorded on padding (every row at the scratch slot, one position), replayed after the buffers were refilled."""
+    if not compiled:
+        pytest.skip("needs a CUDA device: CUDA graphs")
+    case = replace(CASES["decode"], rows=[(1, 5), (1, 900), (1, 64), (1, 333)], programs=528)
+    setup = Setup(case, torch.bfloat16, device, generator)
+    rows, batch, made = len(case.rows), setup.batch, backend(case, device)
+    made.bind(setup.pool, [replace(case.spec, index=0), case.spec], [GraphKey(rows)])
+    scratch = torch.full((rows,), rows + 1, dtype=torch.int32, device=device)
+    slots, kv_len = scratch.clone(), torch.ones_like(scratch)
+    static = replace(batch, slots=slots, kv_len=kv_len, key=GraphKey(rows))
+    out = torch.empty_like(setup.q)
+    made.plan(static)
+    made.forward(case.spec, setup.q, out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made.forward(case.spec, setup.q, out)
+    slots.copy_(batch.slots)
+    kv_len.copy_(batch.kv_len)
+    made.plan(static)
+    graph.replay()
+    assert_close(out, setup.reference())
+
+
+def test_planning_waits_for_nothing(device: torch.device, generator: torch.Generator, compiled: bool) -> None:
+    if not compiled:
+        pytest.skip("needs a CUDA device: host and device are one here")
+    setup = Setup(CASES["mixed"], torch.bfloat16, device, generator)
+    made = backend(setup.case, device)
+    setup.run(made)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        made.plan(setup.batch)
+        made.forward(setup.case.spec, setup.q, torch.empty_like(setup.q))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_refuses_a_cpu_without_the_interpreter(device: torch.device) -> None:
+    made = TritonAttention(Triton(), torch.device("cpu"))
+    made.interpreted = False
+    assert "attention=torch" in made.needs().refuse
+    made.interpreted = True
+    assert not made.needs().refuse
+    assert torch.bfloat16 not in (made.needs().kv_dtypes or ())

@@ -1,0 +1,256 @@
+# ruff: noqa: E402 - without Triton the file is skipped before it imports kernels
+"""Each Triton kernel against its plain torch twin, and where rounding matters against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="Triton is not installed here")
+
+import triton.language as tl
+from torch import Tensor
+
+from minisgl.engine import noise
+from minisgl.kernel import activation, align, indices, norm, rope, routing
+from minisgl.kernel.triton import activation as triton_activation
+from minisgl.kernel.triton import align as triton_align
+from minisgl.kernel.triton import indices as triton_indices
+from minisgl.kernel.triton import norm as triton_norm
+from minisgl.kernel.triton import rope as triton_rope
+from minisgl.kernel.triton import routing as triton_routing
+from minisgl.kernel.triton import sampling as triton_sampling
+from minisgl.kvcache.pool import KVPool
+
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+
+
+class Random:
+    """Fresh tensors of one dtype."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, generator: torch.Generator):
+        self.dtype, self.device, self.generator = dtype, device, generator
+
+    def __call__(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator, device=self.device).to(self.dtype)
+
+
+@pytest.fixture
+def random(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Random:
+    return Random(dtype, device, generator)
+
+
+def integers(low: int, high: int, *shape: int, of: torch.Generator, dtype: torch.dtype = torch.int32) -> Tensor:
+    return torch.randint(low, high, shape, generator=of, device=of.device, dtype=dtype)
+
+
+def assert_close(out: Tensor, expected: Tensor) -> None:
+    """Relative to the size of each element, and to 1 for small ones."""
+    assert out.shape == expected.shape
+    error = (out.double() - expected.double()).abs() / expected.double().abs().clamp(min=1.0)
+    assert error.max().item() < TOLERANCE[out.dtype]
+
+
+def on_cpu(*tensors: Tensor) -> list[Tensor]:
+    """Copies: the twins on a CPU are plain torch, the reference also for what runs on a GPU."""
+    return [t.cpu().clone() for t in tensors]
+
+
+@pytest.mark.parametrize(("rows", "dim"), [(1, 64), (5, 96), (3, 1000), (2, 5120)])
+def test_rms_norm(rows: int, dim: int, random: Random) -> None:
+    x, weight = random(rows, dim), random(dim)
+    expected = norm.rms_norm(*(t.double() for t in on_cpu(x, weight)), 1e-6)
+    assert_close(triton_norm.rms_norm(x, weight, 1e-6).cpu(), expected)
+
+
+def test_rms_norm_of_heads_in_three_dimensions(random: Random) -> None:
+    x, weight = random(3, 4, 32), random(32)
+    assert_close(triton_norm.rms_norm(x, weight, 1e-5).cpu(), norm.rms_norm(*on_cpu(x, weight), 1e-5))
+
+
+@pytest.mark.parametrize(("rows", "dim"), [(1, 64), (4, 100), (2, 4096)])
+def test_add_rms_norm(rows: int, dim: int, random: Random) -> None:
+    x, residual, weight = random(rows, dim), random(rows, dim), random(dim)
+    kept, added = residual.clone(), on_cpu(x, residual)
+    out, total = triton_norm.add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(total.cpu(), added[0] + added[1])  # to the bit: it is what all later layers add to
+    assert torch.equal(residual, kept)
+    expected = norm.rms_norm(total.cpu().double(), weight.cpu().double(), 1e-6)
+    assert_close(out.cpu(), expected)
+
+
+@pytest.mark.parametrize(("rows", "dim"), [(1, 32), (3, 1500), (2, 2048)])
+@pytest.mark.parametrize("act", ["silu", "gelu", "gelu_tanh"])
+def test_activations(act: str, rows: int, dim: int, random: Random) -> None:
+    x = random(rows, 2 * dim)
+    wide = x.cpu().double()
+    match act:
+        case "silu":
+            out, expected = triton_activation.silu_and_mul(x), activation.silu_and_mul(wide)
+        case "gelu":
+            out, expected = triton_activation.gelu_and_mul(x), activation.gelu_and_mul(wide)
+        case _:
+            out = triton_activation.gelu_and_mul(x, approximate="tanh")
+            expected = activation.gelu_and_mul(wide, approximate="tanh")
+    assert_close(out.cpu(), expected)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("normed", [True, False], ids=["QK-norm", "no norm"])
+@pytest.mark.parametrize(
+    ("q_heads", "kv_heads", "head_dim", "page_size"), [(4, 2, 64, 16), (3, 1, 80, 1), (16, 8, 128, 64), (1, 1, 16, 5)]
+)
+def test_norm_rope_store(
+    q_heads: int, kv_heads: int, head_dim: int, page_size: int, normed: bool, layout: str, random: Random
+) -> None:
+    tokens, pages, device = 5, 4, random.device
+    qkv = random(tokens, (q_heads + 2 * kv_heads) * head_dim)
+    weights = rope.QKNorm(random(head_dim), random(head_dim), 1e-6) if normed else None
+    angles = torch.rand(tokens, head_dim // 2, generator=random.generator, device=device) * 100
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    where = torch.randperm(pages * page_size + tokens, generator=random.generator, device=device)[:tokens]
+    pages += -(-tokens // page_size)
+
+    def pool(dtype: torch.dtype, device: torch.device) -> KVPool:
+        return KVPool(2, pages, page_size, kv_heads, head_dim, dtype, device, layout)  # type: ignore[arg-type]
+
+    here = pool(random.dtype, device)
+    q = triton_rope.norm_rope_store(qkv, q_heads, kv_heads, weights, cos_sin, here, 1, where)
+    there = pool(torch.float64, torch.device("cpu"))
+    wide = None if weights is None else rope.QKNorm(weights.q.cpu().double(), weights.k.cpu().double(), 1e-6)
+    cpu = on_cpu(qkv.double(), cos_sin, where)
+    expected = rope.norm_rope_store(cpu[0], q_heads, kv_heads, wide, cpu[1], there, 1, cpu[2])
+    assert_close(q.cpu(), expected)
+    for mine, twin in zip(here.layer(1), there.layer(1), strict=True):
+        assert_close(mine.cpu(), twin)  # the places that were not written are 0 in both
+    assert not here.layer(0)[0].any()
+
+
+@pytest.mark.parametrize("page_size", [1, 5, 16])
+@pytest.mark.parametrize("rows", [1, 3, 33])
+def test_page_indices(rows: int, page_size: int, device: torch.device, generator: torch.Generator) -> None:
+    columns = 12
+    table = integers(0, 1000, rows + 3, columns, of=generator)
+    slots = torch.randperm(rows + 3, generator=generator, device=device)[:rows].int()
+    kv_len = integers(1, columns * page_size + 1, rows, of=generator)
+    kv_len[0] = columns * page_size
+
+    def outputs(device: torch.device) -> list[Tensor]:
+        sizes = (rows + 1, rows * columns, rows)
+        return [torch.full((n,), -7, dtype=torch.int32, device=device) for n in sizes]
+
+    out, twin = outputs(device), outputs(torch.device("cpu"))
+    triton_indices.page_indices(table, slots, kv_len, page_size, *out)
+    indices.page_indices(*on_cpu(table, slots, kv_len), page_size, *twin)
+    used = int(twin[0][-1])
+    assert used == sum(-(-n // page_size) for n in kv_len.tolist())
+    assert torch.equal(out[0].cpu(), twin[0])
+    assert torch.equal(out[1][:used].cpu(), twin[1][:used])
+    assert torch.equal(out[2].cpu(), twin[2])
+    for row, slot in enumerate(slots.tolist()):  # and the twin against what it says it does
+        begin, end = twin[0][row : row + 2].tolist()
+        assert twin[1][begin:end].tolist() == table[slot, : end - begin].tolist()
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize(("tokens", "experts", "k"), [(1, 8, 2), (5, 60, 4), (3, 128, 8), (2, 4, 4)])
+def test_softmax_topk(tokens: int, experts: int, k: int, renormalise: bool, random: Random) -> None:
+    logits = random(tokens, experts)
+    ids, weights = triton_routing.softmax_topk(logits, k, renormalise)
+    wide = logits.cpu().float()
+    best = wide.topk(k, dim=-1).values
+    assert torch.equal(wide.gather(1, ids.cpu().long()), best)  # ids may differ from torch's where logits are equal
+    assert all(len(set(row)) == k for row in ids.tolist())
+    twin_ids, twin = routing.softmax_topk(wide, k, renormalise)
+    assert twin_ids.dtype == ids.dtype == torch.int32
+    assert_close(weights.cpu(), twin)
+
+
+def test_softmax_topk_of_equal_logits_takes_the_first(device: torch.device) -> None:
+    ids, weights = triton_routing.softmax_topk(torch.zeros(2, 6, device=device), 3, True)
+    assert ids.tolist() == [[0, 1, 2]] * 2
+    assert weights.allclose(torch.tensor(1 / 3, device=device))
+
+
+@pytest.mark.parametrize("block", [16, 64])
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "experts", "first", "here"),
+    [(1, 2, 8, 0, 8), (7, 2, 8, 0, 8), (40, 8, 128, 0, 128), (33, 4, 60, 0, 60), (20, 2, 8, 4, 4), (3, 1, 1, 0, 1)],
+)
+def test_align(
+    tokens: int, top_k: int, experts: int, first: int, here: int, block: int, generator: torch.Generator
+) -> None:
+    ids = torch.rand(tokens, experts, generator=generator, device=generator.device).topk(top_k).indices.int()
+    pairs, owner = (t.cpu() for t in triton_align.align(ids, first, here, block))
+    twin_pairs, twin_owner = align.align(ids.cpu(), first, here, block)
+    assert torch.equal(pairs, twin_pairs)
+    assert torch.equal(owner, twin_owner)
+    # And the twin against what it promises: every pair of a local expert once, in a block of that expert.
+    placed = [(int(p), int(owner[i // block])) for i, p in enumerate(pairs) if p < ids.numel()]
+    flat = ids.flatten().tolist()
+    expected = [(p, e - first) for p, e in enumerate(flat) if first <= e < first + here]
+    assert sorted(placed) == expected
+    assert len(owner) == align.most_blocks(ids.numel(), here, block)
+
+
+def test_align_with_many_pairs_and_with_one_expert_only(device: torch.device, generator: torch.Generator) -> None:
+    many = integers(0, 8, 1500, 2, of=generator)
+    same = torch.full((300, 2), 5, dtype=torch.int32, device=device)
+    for ids in (many, same):
+        pairs, owner = triton_align.align(ids, 0, 8, 32)
+        twin_pairs, twin_owner = align.align(ids.cpu(), 0, 8, 32)
+        assert torch.equal(pairs.cpu(), twin_pairs)
+        assert torch.equal(owner.cpu(), twin_owner)
+
+
+@pytest.mark.parametrize("vocab", [320, 5000, 151_936])
+@pytest.mark.parametrize("scaled", [True, False], ids=["temperature", "no temperature"])
+def test_gumbel_argmax(
+    vocab: int, scaled: bool, device: torch.device, generator: torch.Generator, compiled: bool
+) -> None:
+    """The same tokens as the twin's on the same device."""
+    if vocab > 5000 and not compiled:
+        pytest.skip("too large for the interpreter")
+    rows = 3
+    logits = torch.randn(rows, vocab, generator=generator, device=device) * 2
+    logits[1, ::3] = float("-inf")
+    temperature = torch.tensor([0.6, 1.0, 1.7], device=device) if scaled else None
+    keys = torch.tensor([noise.seed_key(seed) for seed in (0, 1, -5)], dtype=torch.int32, device=device)
+    positions = integers(0, 40_000, rows, of=generator)
+    hashes = noise.token_hashes(vocab, device)
+    tokens = triton_sampling.gumbel_argmax(logits, temperature, keys, positions, hashes)
+    noisy = noise.gumbel(keys, positions, hashes)
+    expected = noisy + (logits if temperature is None else logits / temperature[:, None])
+    assert tokens.dtype == torch.int64
+    assert torch.equal(tokens, expected.argmax(dim=1))
+
+
+@triton.jit
+def noise_kernel(keys, positions, hashes, out, vocab, BLOCK: tl.constexpr, INTERPRETED: tl.constexpr):  # noqa: N803
+    row, i = tl.program_id(0), tl.arange(0, BLOCK)
+    low, odd = triton_sampling.row_numbers(keys + 2 * row, positions + row)
+    noise = triton_sampling.gumbel(tl.load(hashes + i, mask=i < vocab, other=0), low, odd, INTERPRETED)
+    tl.store(out + row * vocab + i, noise, mask=i < vocab)
+
+
+def test_gumbel_noise_is_the_twins(device: torch.device, generator: torch.Generator, compiled: bool) -> None:
+    """To the bit on a GPU, where both take CUDA's logarithms; the interpreter has numpy's."""
+    rows, vocab = (4000, 1000) if compiled else (20, 1000)
+    keys = integers(-(2**31), 2**31 - 1, rows, 2, of=generator)
+    positions = integers(0, 100_000, rows, of=generator)
+    hashes = noise.token_hashes(vocab, device)
+    out = torch.empty(rows, vocab, device=device)
+    noise_kernel[(rows,)](keys, positions, hashes, out, vocab, BLOCK=1024, INTERPRETED=not compiled)
+    twin = noise.gumbel(keys, positions, hashes)
+    if compiled:
+        assert torch.equal(out, twin)
+    torch.testing.assert_close(out, twin, rtol=2e-6, atol=2e-6)
+
+
+def test_gumbel_argmax_of_rows_that_allow_one_token(device: torch.device) -> None:
+    logits = torch.full((2, 5000), float("-inf"), device=device)
+    logits[0, 4999], logits[1, 17] = -3.0, 100.0
+    keys = torch.tensor([[1, 2], [3, 4]], dtype=torch.int32, device=device)
+    positions = torch.tensor([5, 6], dtype=torch.int32, device=device)
+    hashes = noise.token_hashes(5000, device)
+    assert triton_sampling.gumbel_argmax(logits, None, keys, positions, hashes).tolist() == [4999, 17]

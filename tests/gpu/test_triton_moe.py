@@ -1,0 +1,107 @@
+"""moe=triton against moe=torch in float64: any number of experts, choices and tokens, and experts without any."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from minisgl.config import ConfigError
+from minisgl.plugins.moe.torch import TorchMoe
+from minisgl.plugins.moe.triton import TritonMoe
+
+TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
+
+
+def expected(weights: tuple[Tensor, Tensor], experts: range, act: str, x: Tensor, ids: Tensor, scale: Tensor) -> Tensor:
+    wide = [w.cpu().double() for w in weights]
+    backend, x = TorchMoe(), x.cpu().double()
+    loaded = backend.load(*wide, experts, act)
+    return backend.forward(loaded, x, ids.cpu(), scale.cpu().double(), torch.empty_like(x))
+
+
+def check(
+    tokens: int, top_k: int, experts: int, hidden: int, inner: int, dtype: torch.dtype, generator: torch.Generator,
+    act: str = "silu", here: range | None = None, ids: Tensor | None = None,
+) -> None:  # fmt: skip
+    device, here = generator.device, here or range(experts)
+
+    def random(*shape: int) -> Tensor:
+        return (torch.randn(shape, generator=generator, device=device) / shape[-1] ** 0.5).to(dtype)
+
+    x = random(tokens, hidden) * hidden**0.5
+    weights = (random(len(here), 2 * inner, hidden), random(len(here), hidden, inner))
+    if ids is None:
+        ids = torch.rand(tokens, experts, generator=generator, device=device).topk(top_k).indices.int()
+    scale = torch.rand(tokens, top_k, generator=generator, device=device) + 0.1
+    backend = TritonMoe(device)
+    out = torch.full_like(x, float("nan"))
+    assert backend.forward(backend.load(*weights, here, act), x, ids, scale, out) is out
+    reference = expected(weights, here, act, x, ids, scale)
+    assert ((out.cpu().double() - reference).norm() / reference.norm()).item() < TOLERANCE[dtype]
+    assert (out.cpu().double() - reference).abs().max() < 10 * TOLERANCE[dtype] * reference.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "experts"), [(1, 1, 1), (1, 2, 8), (9, 2, 8), (5, 3, 7), (20, 4, 60), (3, 8, 128)]
+)
+def test_any_number_of_experts_choices_and_tokens(
+    tokens: int, top_k: int, experts: int, dtype: torch.dtype, generator: torch.Generator, device: torch.device
+) -> None:
+    check(tokens, top_k, experts, 64, 32, dtype, generator)
+
+
+@pytest.mark.parametrize(("hidden", "inner"), [(48, 40), (130, 66), (16, 16)])
+def test_any_size(
+    hidden: int, inner: int, dtype: torch.dtype, generator: torch.Generator, device: torch.device
+) -> None:
+    check(6, 2, 4, hidden, inner, dtype, generator)
+
+
+@pytest.mark.parametrize("act", ["gelu", "gelu_pytorch_tanh"])
+def test_other_activations(act: str, generator: torch.Generator, device: torch.device) -> None:
+    check(6, 2, 4, 32, 32, torch.float32, generator, act=act)
+
+
+def test_all_tokens_to_one_expert(dtype: torch.dtype, generator: torch.Generator, device: torch.device) -> None:
+    ids = torch.full((40, 1), 3, dtype=torch.int32, device=device)
+    check(40, 1, 6, 32, 32, dtype, generator, ids=ids)
+
+
+def test_experts_that_are_elsewhere_add_nothing(generator: torch.Generator, device: torch.device) -> None:
+    """Some tokens have none of their experts here: their rows must be 0, not what the memory held."""
+    ids = torch.tensor([[0, 1], [2, 5], [7, 3], [4, 6], [6, 7]], dtype=torch.int32, device=device)
+    check(5, 2, 8, 32, 32, torch.float32, generator, here=range(2, 5), ids=ids)
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 700, 4096])
+def test_agrees_at_the_sizes_that_are_served(
+    tokens: int, generator: torch.Generator, device: torch.device, compiled: bool
+) -> None:
+    if not compiled:
+        pytest.skip("too large for the interpreter")
+    check(tokens, 8, 128, 512, 256, torch.bfloat16, generator)
+
+
+def test_forward_waits_for_nothing(generator: torch.Generator, device: torch.device, compiled: bool) -> None:
+    if not compiled:
+        pytest.skip("needs a CUDA device: host and device are one here")
+    check(33, 2, 8, 64, 64, torch.bfloat16, generator)
+    backend = TritonMoe(device)
+    weights = backend.load(
+        torch.zeros(8, 128, 64, dtype=torch.bfloat16, device=device),
+        torch.zeros(8, 64, 64, dtype=torch.bfloat16, device=device), range(8), "silu",
+    )  # fmt: skip
+    x = torch.ones(33, 64, dtype=torch.bfloat16, device=device)
+    ids = torch.ones(33, 2, dtype=torch.int32, device=device)
+    scale = torch.ones(33, 2, device=device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        backend.forward(weights, x, ids, scale, torch.empty_like(x))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_refuses_an_activation_it_does_not_have(device: torch.device) -> None:
+    with pytest.raises(ConfigError, match=r"relu.*silu"):
+        TritonMoe(device).load(torch.empty(1, 2, 1), torch.empty(1, 1, 1), range(1), "relu")
