@@ -15,6 +15,7 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.minisgl-base
 TOOLS := $(VENV)/.minisgl-tools
 TYPES := build/types
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo serve test lint docs bench reference format clean
 .DELETE_ON_ERROR:
@@ -61,11 +62,12 @@ types:
 # A stamp says that what pyproject.toml and constraints.txt ask for is installed.
 $(BASE): pyproject.toml constraints.txt
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'minisgl needs Python 3.11 or newer: make PYTHON=python3.12 ...')"
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@echo "Installing into $(VENV): some minutes the first time."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) $(PIP_ARGS) torch
+	$(PIP) -e .
 	@touch $@
 
 $(TOOLS): $(BASE)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint,docs]'
+	$(PIP) -e '.[test,lint,docs]'
 	@touch $@
