@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minisgl.core import I32, I64, Logprobs, SamplingParams, Seat
 from minisgl.engine import filters
-from minisgl.engine.noise import gumbel, seed_key, token_hashes
+from minisgl.engine.noise import draw, seed_key, token_hashes
 from minisgl.engine.transfer import Uploader
 
 Reals = npt.NDArray[np.float32]
@@ -215,8 +215,9 @@ class Sampler:
         if self._hashes is None:
             self._hashes = token_hashes(self.vocab_size, self.device)
         temperature, top_p, min_p = self._reals(slots)[:3]
-        logits = logits / temperature[:, None]
-        if plan.flags & (NARROW | WIDE | MIN_P):
+        scaled = bool(plan.flags & (NARROW | WIDE | MIN_P))  # without a filter, the draw scales as it reads
+        if scaled:
+            logits = logits / temperature[:, None]
             threshold = filters.min_p_threshold(logits, min_p)
             top_k = self._table[:, 2].index_select(0, slots)
             for group, width in ((NARROW, min(filters.NARROW, self.vocab_size)), (WIDE, self.vocab_size)):
@@ -227,8 +228,8 @@ class Sampler:
             filters.keep_from(logits, threshold)
         rows = groups.get(RANDOM)
         keys = self._table[:, :2].index_select(0, _take(slots, rows))
-        noisy = gumbel(keys, _take(positions, rows), self._hashes).add_(_take(logits, rows))
-        drawn = noisy.argmax(dim=1)
+        scale = None if scaled else _take(temperature, rows)
+        drawn = draw(_take(logits, rows), scale, keys, _take(positions, rows), self._hashes)
         return drawn if rows is None else logits.argmax(dim=1).index_copy_(0, rows.long(), drawn)
 
 

@@ -214,7 +214,8 @@ def test_gumbel_argmax(
     rows = 3
     logits = torch.randn(rows, vocab, generator=generator, device=device) * 2
     logits[1, ::3] = float("-inf")
-    temperature = torch.tensor([0.6, 1.0, 1.7], device=device) if scaled else None
+    table = torch.tensor([[0.6, -1.0], [1.0, -1.0], [1.7, -1.0]], device=device)
+    temperature = table[:, 0] if scaled else None  # a column of a table, as the sampler has it
     keys = torch.tensor([noise.seed_key(seed) for seed in (0, 1, -5)], dtype=torch.int32, device=device)
     positions = integers(0, 40_000, rows, of=generator)
     hashes = noise.token_hashes(vocab, device)

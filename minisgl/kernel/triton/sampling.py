@@ -54,7 +54,7 @@ def log1p(x):
 
 @triton.jit(do_not_specialize_on_alignment=["temperature", "keys", "positions"])
 def gumbel_argmax_kernel(
-    logits, temperature, keys, positions, hashes, best, best_token, vocab, share, stride_logits,
+    logits, temperature, keys, positions, hashes, best, best_token, vocab, share, stride_logits, stride_temperature,
     SCALED: tl.constexpr, BLOCK: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """One program: one row, one share of the vocabulary."""
@@ -68,7 +68,7 @@ def gumbel_argmax_kernel(
         i = start + tl.arange(0, BLOCK)
         value = tl.load(row_logits + i, mask=i < end, other=float("-inf"))
         if SCALED:
-            value = tl.div_rn(value, tl.load(temperature + row))
+            value = tl.div_rn(value, tl.load(temperature + row * stride_temperature))
         noisy = value + gumbel(tl.load(hashes + i, mask=i < end, other=0), low, odd, INTERPRETED)
         block_top, which = tl.max(noisy, 0, return_indices=True)
         token = tl.where(block_top > top, start + which, token)  # of equals, the first
@@ -94,10 +94,11 @@ def gumbel_argmax(
     best = torch.empty((rows, splits), dtype=torch.float32, device=logits.device)
     best_token = torch.empty((rows, splits), dtype=torch.int32, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    scaled = keys if temperature is None else temperature
     gumbel_argmax_kernel[(rows, splits)](
-        logits, keys if temperature is None else temperature, keys.contiguous(), positions, hashes, best, best_token,
-        vocab, share, logits.stride(0), SCALED=temperature is not None, BLOCK=min(BLOCK, triton.next_power_of_2(share)),
-        INTERPRETED=not logits.is_cuda, num_warps=4,
+        logits, scaled, keys.contiguous(), positions, hashes, best, best_token,
+        vocab, share, logits.stride(0), scaled.stride(0), SCALED=temperature is not None,
+        BLOCK=min(BLOCK, triton.next_power_of_2(share)), INTERPRETED=not logits.is_cuda, num_warps=4,
     )  # fmt: skip
     best_kernel[(rows,)](best, best_token, out, SPLITS=splits, num_warps=1)
     return out
