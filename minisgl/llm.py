@@ -172,6 +172,7 @@ class LLM:
                         for uid in batch.take(out):
                             self.scheduler.abort(uid)
                         bar.update(batch.finished - bar.n)
+                self._drain()
             except EngineDead as error:
                 self.scheduler.fail(str(error))
                 raise
@@ -197,6 +198,10 @@ class LLM:
         """Leave the scheduler as it was before the batch came."""
         for uid in batch.open:
             self.scheduler.abort(uid)
+        self._drain()
+
+    def _drain(self) -> None:
+        """Read the step that was in flight when the last request ended."""
         while self.scheduler.has_work:
             self.scheduler.step()
 

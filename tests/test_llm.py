@@ -1,0 +1,323 @@
+"""LLM: prompts of every kind, how texts end, that answers stand alone, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import transformers
+
+from minisgl import LLM, SamplingParams
+from minisgl.config import ConfigError
+from minisgl.core import EngineDead, Refused
+from minisgl.engine import followers
+from minisgl.testing.checkpoints import tiny_checkpoint
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+OPTIONS = ["device=cpu", "num_pages=512", "page_size=4"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("qwen3", tmp_path_factory.mktemp("llm"), tokenizer=True)
+
+
+@pytest.fixture(scope="module")
+def llm(path: Path) -> Iterator[LLM]:
+    with LLM(str(path), overrides=OPTIONS) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def whole_pool(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Promise 9, after every test."""
+    yield
+    if "llm" in request.fixturenames:
+        request.getfixturevalue("llm").scheduler.check_idle()
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+# ---- prompts -----------------------------------------------------------------------------------------
+
+
+def test_prompts_are_texts_or_token_ids_one_or_many(llm: LLM) -> None:
+    assert llm.tokenizer is not None
+    text = "A page of the pool"
+    ids = llm.tokenizer.encode(text)
+    one = llm.generate(text, GREEDY)
+    assert len(one) == 1
+    assert one[0].prompt_token_ids == ids
+    assert one[0].text == llm.tokenizer.decode(one[0].token_ids)
+    assert one[0].finish_reason == "length"
+    for prompts in (ids, [ids], [text], [np.array(ids)]):
+        assert llm.generate(prompts, GREEDY)[0].token_ids == one[0].token_ids  # type: ignore[arg-type]
+    mixed = llm.generate([text, [7, 8, 9], "0123"], [GREEDY, SamplingParams(max_tokens=2), GREEDY])
+    assert [output.prompt_token_ids for output in mixed] == [ids, [7, 8, 9], llm.tokenizer.encode("0123")]
+    assert [len(output.token_ids) for output in mixed] == [24, 2, 24]
+    assert mixed[0].token_ids == one[0].token_ids
+    assert llm.generate([], GREEDY) == []
+
+
+def test_chat_is_the_template_with_transformers_tokens(llm: LLM, path: Path) -> None:
+    turns = [{"role": "user", "content": "What is a page?"}]
+    reference = transformers.AutoTokenizer.from_pretrained(path)
+    ids = reference.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
+    output = llm.chat(turns, GREEDY)[0]
+    assert output.prompt_token_ids == ids
+    assert output.token_ids == llm.generate([ids], GREEDY)[0].token_ids
+    assert [o.prompt_token_ids for o in llm.chat([turns, turns], GREEDY)] == [ids, ids]
+
+
+def test_a_prefix_that_was_computed_is_not_computed_again(llm: LLM) -> None:
+    prompt = list(range(30, 71))
+    assert llm.generate([prompt], GREEDY)[0].cached_tokens == 0
+    assert llm.generate([[*prompt, 9]], GREEDY)[0].cached_tokens == 40
+
+
+# ---- how a text ends ---------------------------------------------------------------------------------
+
+
+def test_a_stop_id_ends_the_text_and_is_not_part_of_it(llm: LLM) -> None:
+    assert llm.tokenizer is not None
+    whole = llm.generate([[5, 6]], GREEDY)[0]
+    stop = whole.token_ids[10]
+    first = whole.token_ids.index(stop)
+    output = llm.generate([[5, 6]], SamplingParams(temperature=0.0, max_tokens=24, stop_token_ids=(stop,)))[0]
+    assert output.finish_reason == "stop"
+    assert output.token_ids == whole.token_ids[: first + 1]
+    assert output.text == llm.tokenizer.decode(whole.token_ids[:first])
+
+
+def test_each_end_of_sequence_id_ends_a_text_unless_ignored(path: Path) -> None:
+    with LLM(str(path), overrides=OPTIONS) as llm:
+        assert llm.engine.eos_ids == {1, 2}
+        for eos in (1, 2):
+            forced = SamplingParams(temperature=0.0, max_tokens=5, logit_bias={eos: 100.0})
+            output = llm.generate([[5, 6]], forced)[0]
+            assert (output.finish_reason, output.token_ids, output.text) == ("stop", [eos], "")
+            ignored = SamplingParams(temperature=0.0, max_tokens=5, logit_bias={eos: 100.0}, ignore_eos=True)
+            output = llm.generate([[5, 6]], ignored)[0]
+            assert (output.finish_reason, output.token_ids) == ("length", [eos] * 5)
+
+
+def test_a_stop_string_over_a_token_border_is_cut(llm: LLM) -> None:
+    bias = {i: -100.0 for i in range(320) if not chr_of(llm, i).isalnum()}
+    plain = SamplingParams(temperature=0.0, max_tokens=24, logit_bias=bias, logprobs=1)
+    whole = llm.generate([[5, 6]], plain)[0]
+    pieces = [chr_of(llm, token) for token in whole.token_ids]
+    assert "".join(pieces) == whole.text
+    stop = pieces[5][-1] + pieces[6][0]
+    at = whole.text.index(stop)
+    cut = SamplingParams(temperature=0.0, max_tokens=24, logit_bias=bias, logprobs=1, stop=("nowhere", stop))
+    output = llm.generate([[5, 6], [7]], [cut, plain])[0]
+    assert output.text == whole.text[:at]
+    assert output.finish_reason == "stop"
+    assert output.token_ids == whole.token_ids[: len(output.token_ids)]
+    assert "".join(pieces[: len(output.token_ids) - 1]) <= whole.text[: at + 1]
+    assert output.logprobs is not None
+    assert len(output.logprobs) == len(output.token_ids)
+    assert whole.logprobs is not None
+    chosen = [entry.chosen for entry in whole.logprobs]
+    assert [entry.chosen for entry in output.logprobs] == pytest.approx(chosen[: len(output.token_ids)])
+
+
+def chr_of(llm: LLM, token: int) -> str:
+    assert llm.tokenizer is not None
+    return llm.tokenizer.decode([token], skip_special_tokens=False)
+
+
+# ---- what is drawn -----------------------------------------------------------------------------------
+
+
+def test_promise_8_seeded_answers_do_not_depend_on_neighbours(path: Path) -> None:
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(3, 320, n).tolist() for n in rng.integers(1, 40, 12)]
+    params = [
+        SamplingParams(temperature=1.0, top_p=p, top_k=k, max_tokens=16, seed=s, ignore_eos=True, presence_penalty=f)
+        for s, (p, k, f) in enumerate([(1.0, 0, 0.0), (0.9, 0, 0.4), (0.95, 20, 0.0), (1.0, 5, 0.0)] * 3)
+    ]
+    with LLM(str(path), overrides=OPTIONS) as llm:
+        alone = [llm.generate([p], s)[0].token_ids for p, s in zip(prompts, params)]
+    for words in (["overlap=false", "max_prefill_tokens=8"], ["num_pages=40"], ["cache=naive", "scheduler=mixed"]):
+        with LLM(str(path), overrides=[*OPTIONS, *words]) as llm:
+            outputs = llm.generate(prompts, params)
+            assert [output.token_ids for output in outputs] == alone
+            assert (llm.scheduler.stats()["retractions"] > 0) == (words == ["num_pages=40"])
+
+
+def test_n_choices_differ_and_come_again(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.0, n=3, seed=11, max_tokens=8)
+    first, second = llm.generate([[5, 6], [5, 6]], params)
+    texts = [tuple(choice.token_ids) for choice in first.choices]
+    assert len(set(texts)) == 3
+    assert [tuple(choice.token_ids) for choice in second.choices] == texts
+    assert first.token_ids == first.choices[0].token_ids
+    unseeded = llm.generate([[5, 6]] * 2, SamplingParams(temperature=1.0, max_tokens=8))
+    assert unseeded[0].token_ids != unseeded[1].token_ids
+
+
+def test_repetition_penalty_is_that_of_transformers(llm: LLM, path: Path) -> None:
+    prompt = [5, 6, 7, 8, 9, 5, 6]
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    expected = model.generate(
+        torch.tensor([prompt]), do_sample=False, max_new_tokens=20, min_new_tokens=20, repetition_penalty=1.4
+    )
+    params = SamplingParams(
+        temperature=0.0, max_tokens=20, repetition_penalty=1.4, ignore_eos=True, logit_bias={1: -100.0, 2: -100.0}
+    )
+    output = llm.generate([prompt, [4]], params)[0]
+    assert output.token_ids == expected[0, len(prompt) :].tolist()
+    assert output.token_ids != llm.generate([prompt], GREEDY)[0].token_ids[:20]
+
+
+# ---- what is refused, and what is left ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "field", "message"),
+    [
+        ([[5], []], GREEDY, "prompt", "prompt 1: The prompt is empty"),
+        ([[5], [320]], GREEDY, "prompt", "prompt 1: Token id 320 is not in the vocabulary"),
+        ([[5] * 510], GREEDY, "max_tokens", "together they are over the 512"),
+        ([[5]], SamplingParams(max_tokens=0), "max_tokens", "max_tokens must be at least 1, got 0"),
+        ([[5]], SamplingParams(n=0), "n", "n must be between 1 and 128, got 0"),
+        ([[5]], SamplingParams(top_p=0.0), "top_p", "top_p must be above 0"),
+    ],
+)
+def test_promise_2_a_bad_prompt_is_refused_before_anything_runs(
+    llm: LLM, prompts: list[list[int]], params: SamplingParams, field: str, message: str
+) -> None:
+    steps = llm.scheduler.stats()["steps"]
+    with pytest.raises(Refused, match=message) as caught:
+        llm.generate(prompts, params)
+    assert caught.value.field == field
+    assert llm.scheduler.stats()["steps"] == steps
+    assert not llm.scheduler.has_work
+    assert llm.generate([[5, 6]], GREEDY)[0].finish_reason == "length"
+
+
+def test_an_interrupted_call_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, calls = llm.scheduler.step, 0
+
+    def interrupted() -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise KeyboardInterrupt
+        return step()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.scheduler, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[5, 6], [7, 8]], GREEDY)
+    llm.scheduler.check_idle()
+    assert llm.generate([[5, 6]], GREEDY)[0].finish_reason == "length"
+
+
+def test_as_many_parameters_as_prompts(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="2 SamplingParams were given for 3 prompts"):
+        llm.generate([[5], [6], [7]], [GREEDY, GREEDY])
+
+
+def test_without_a_tokenizer_there_are_token_ids(tmp_path: Path) -> None:
+    path = tiny_checkpoint("llama", tmp_path)
+    with LLM(str(path), overrides=OPTIONS) as llm:
+        output = llm.generate([[5, 6]], GREEDY)[0]
+        assert (output.text, len(output.token_ids)) == ("", 24)
+        with pytest.raises(Refused, match="no tokenizer: give prompt 0 as token ids"):
+            llm.generate(["hello"], GREEDY)
+        with pytest.raises(Refused, match="no tokenizer, so it can't chat"):
+            llm.chat([{"role": "user", "content": "hello"}])
+        with pytest.raises(Refused, match="stop strings can't be found"):
+            llm.generate([[5]], SamplingParams(stop=("x",)))
+
+
+def test_two_engines_side_by_side_do_not_meet(llm: LLM, tmp_path: Path) -> None:
+    path = tiny_checkpoint("llama", tmp_path, seed=5)
+    before = llm.generate([[5, 6]], GREEDY)[0].token_ids
+    with LLM(str(path), overrides=OPTIONS) as other:
+        theirs = other.generate([[5, 6]], GREEDY)[0].token_ids
+        assert llm.generate([[5, 6]], GREEDY)[0].token_ids == before
+        assert other.generate([[5, 6]], GREEDY)[0].token_ids == theirs
+    assert theirs != before
+    with pytest.raises(RuntimeError, match="was closed"):
+        other.generate([[5]])
+    other.close()
+
+
+def test_a_progress_bar_on_demand(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate([[5, 6], [7]], GREEDY)
+    assert capsys.readouterr().err == ""
+    llm.generate([[5, 6], [7]], GREEDY, progress=True)
+    assert "2/2" in capsys.readouterr().err
+
+
+def test_importing_minisgl_imports_no_torch() -> None:
+    code = "import minisgl, sys; assert 'torch' not in sys.modules; minisgl.LLM; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+# ---- ranks -------------------------------------------------------------------------------------------
+
+
+def test_promise_7_ranks_follow_and_end_with_rank_zero(llm: LLM, path: Path) -> None:
+    prompts, threads = [[5, 6, 7], list(range(30, 80))], torch.get_num_threads()
+    before = children()
+    with LLM(str(path), overrides=[*OPTIONS, "tp=2"]) as ranked:
+        assert len(children()) == len(before) + 1
+        got = [output.token_ids for output in ranked.generate(prompts, GREEDY)]
+        sampled = SamplingParams(temperature=1.0, seed=3, max_tokens=12, logprobs=1, frequency_penalty=0.5)
+        drawn = ranked.generate(prompts, sampled)
+        start = time.monotonic()
+    assert time.monotonic() - start < followers.GRACE
+    assert children() == before
+    assert torch.get_num_threads() == threads
+    assert got == [output.token_ids for output in llm.generate(prompts, GREEDY)]
+    assert [o.token_ids for o in drawn] == [o.token_ids for o in llm.generate(prompts, sampled)]
+
+
+def test_promise_10_a_dead_rank_is_an_error_not_a_hang(path: Path) -> None:
+    before = children()
+    with LLM(str(path), overrides=[*OPTIONS, "tp=2"]) as ranked:
+        ranked.generate([[5, 6]], GREEDY)
+        (rank,) = [child for child in children() if child not in before]
+        rank.kill()
+        rank.wait()
+        start = time.monotonic()
+        with pytest.raises(EngineDead):
+            ranked.generate([[5, 6, 7], [8]], GREEDY)
+        assert time.monotonic() - start < 2
+    assert children() == before
+
+
+def test_promise_10_a_rank_that_can_not_start_is_an_error_not_a_hang(path: Path, tmp_path: Path) -> None:
+    plugin = tmp_path / "fails_on_rank_1.py"
+    plugin.write_text(
+        "from minisgl import hookimpl\n"
+        "@hookimpl(tryfirst=True)\n"
+        "def minisgl_communicator(rank):\n"
+        "    if rank == 1:\n"
+        "        raise OSError('no such device')\n"
+    )
+    before = children()
+    with pytest.raises(EngineDead, match="while starting, rank 1 ended with status 1"):
+        LLM(str(path), overrides=[*OPTIONS, "tp=2", f"plugins={plugin}"])
+    assert children() == before
+
+
+def test_wrong_options_are_told_at_any_number_of_ranks(path: Path) -> None:
+    before = children()
+    with pytest.raises(ConfigError, match="max_seq_len=9999 must be between"):
+        LLM(str(path), overrides=[*OPTIONS, "tp=2", "max_seq_len=9999"])
+    assert children() == before
