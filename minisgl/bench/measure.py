@@ -133,7 +133,7 @@ def run(
         steps=meter.steps - steps,
         computed_tokens=meter.computed - computed,
         cached_tokens=cached,
-        cache_hit_rate=cached / prompt,
+        cache_hit_rate=cached / max(prompt, 1),
         retractions=after["retractions"] - before["retractions"],
         worst_gap_tokens=worst,
     ), tokens
