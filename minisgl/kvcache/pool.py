@@ -5,8 +5,10 @@ It knows shapes, dtype and layout, and nothing of who owns a page: the scheduler
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ class KVPool:
         self.num_pages, self.page_size = num_pages, page_size
         self.dtype, self.device, self.layout = dtype, device, layout
         inner = (page_size, kv_heads) if layout == "NHD" else (kv_heads, page_size)
-        self._memory = torch.zeros((2, layers, num_pages, *inner, head_dim), dtype=dtype, device=device)
+        self._memory = _zeros((2, layers, num_pages, *inner, head_dim), dtype, device)
         views = self._memory if layout == "NHD" else self._memory.transpose(3, 4)
         self._layers = [(views[0, i], views[1, i]) for i in range(layers)]
         self._flat = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in self._layers] if layout == "NHD" else []
@@ -64,3 +66,11 @@ class KVPool:
             at = (where // self.page_size, where % self.page_size)
             keys[at] = k.to(self.dtype)
             values[at] = v.to(self.dtype)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Like torch.zeros; but on a CPU nothing is written: the system hands out zero pages as they are touched first, so
+    that a large pool takes no time and no memory before it is used."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
