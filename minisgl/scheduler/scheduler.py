@@ -442,7 +442,7 @@ class Scheduler:
         for k, i in enumerate(rows):
             logprobs = result.logprobs[i]
             if logprobs is not None:
-                self._out.logprobs[first + k] = tuple(logprobs)
+                self._out.logprobs[first + k] = (logprobs.chosen, logprobs.top_ids, logprobs.top)
 
     def _finish(self, req: Req, reason: FinishReason) -> None:
         if req.slot >= 0:

@@ -6,6 +6,8 @@ page table that the engine keeps on the device.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from minisgl.core import I32, EngineSpec, Req
@@ -82,7 +84,7 @@ class Slots:
         new = (left == 0) & (computed >= self.pages[s] * self.page_size)
         seen = np.stack((left, new, next_step - 1 - self.last[s]))
         if self._views:  # most rows look as they did: renew the others
-            stale = np.flatnonzero((seen != self._seen).any(axis=0)).tolist()
+            stale: Iterable[int] = np.flatnonzero((seen != self._seen).any(axis=0)).tolist()
         else:
             stale, self._views = range(len(s)), [_NOBODY] * len(s)
         for i in stale:

@@ -82,7 +82,8 @@ class Latencies(Collector):
         before = Counter(map(latest.get, uids))
         fresh = before.pop(None, 0)
         for then, times in before.items():
-            self.next.add(now - then, times)
+            if then is not None:
+                self.next.add(now - then, times)
         if fresh:
             for uid in uids:
                 if uid not in latest:
