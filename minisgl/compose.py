@@ -31,6 +31,7 @@ from minisgl.options import (
 )
 
 if TYPE_CHECKING:
+    from hydra.core.config_store import ConfigStore
     from omegaconf import DictConfig
 
     from minisgl.host import Host
@@ -78,28 +79,44 @@ def _compose(host: Host, overrides: Sequence[str]) -> DictConfig:
         host.add(name)
     words = [_checked(host, word) for word in words]
     from hydra import compose, initialize_config_module
-    from hydra.core.config_store import ConfigStore
-    from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    with _HYDRA:
-        store, running = ConfigStore.instance(), GlobalHydra.instance().hydra
-        kept = store.repo
-        try:
-            store.repo = {name: node for name, node in kept.items() if name not in GROUPS}
+    try:
+        with _private_hydra() as store:
             store.store(name="minisgl_schema", node=Config)
             for group in GROUPS:
                 for name, schema in host.configs[group].items():
                     _store(store, group, name, schema)
-            GlobalHydra.instance().clear()
             with initialize_config_module("minisgl.conf", version_base="1.3"):
                 return compose("config", words)
-        except (HydraException, OmegaConfBaseException) as error:
-            _explain(error, host, overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        _explain(error, host, overrides)
+
+
+@contextlib.contextmanager
+def _private_hydra() -> Iterator[ConfigStore]:
+    """Hydra keeps its state in singletons. Inside they are new ones, so that a program that is a Hydra application
+    itself, or has another host, finds its own as they were."""
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.plugins import Plugins
+    from hydra.core.singleton import Singleton
+    from hydra.core.utils import JobRuntime
+    from hydra.version import VersionBase
+
+    with _HYDRA:
+        Plugins.instance()  # puts Hydra's own configs into the store, once in a process
+        theirs = ConfigStore.instance().repo
+        kept = Singleton._instances
+        ours = (ConfigStore, GlobalHydra, JobRuntime, VersionBase)
+        Singleton._instances = {kind: one for kind, one in kept.items() if kind not in ours}
+        try:
+            store = ConfigStore.instance()
+            store.repo = {name: node for name, node in theirs.items() if name.startswith(("hydra", "_"))}
+            yield store
         finally:
-            store.repo = kept
-            GlobalHydra.instance().hydra = running
+            Singleton._instances = kept
 
 
 def _store(store: Any, group: str, name: str, schema: type) -> None:

@@ -239,18 +239,27 @@ def test_two_hosts_in_one_process_do_not_see_each_others_plugins(host: Host, min
     assert mine.compose(["cache=mine", "cache.path=y"]).cache.path == "y"
 
 
-def test_hydras_own_state_is_as_it_was(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_uses_hydra_itself_is_not_disturbed(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hydra import compose, initialize
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
 
     monkeypatch.chdir(tmp_path)
     store = ConfigStore.instance()
-    store.store(group="cache", name="a_users", node={"x": 1})
-    before, running = dict(store.repo), GlobalHydra.instance().hydra
-    host.compose(["tp=2"])
-    refused(host, "tp=two")
-    assert store.repo == before
-    assert GlobalHydra.instance().hydra is running
+    store.store(name="config", node={"defaults": [{"cache": "theirs"}, "_self_"], "tp": "theirs"})
+    store.store(group="cache", name="theirs", node={"x": 1})
+    try:
+        with initialize(version_base=None, config_path=None):
+            running = GlobalHydra.instance().hydra
+            assert host.compose(["tp=2", "cache=naive"]).tp == 2
+            refused(host, "tp=two")
+            assert "there is no such cache" in refused(host, "cache=theirs")
+            assert GlobalHydra.instance().hydra is running
+            assert compose("config") == {"cache": {"x": 1}, "tp": "theirs"}
+    finally:
+        del store.repo["config.yaml"], store.repo["cache"]
     assert list(tmp_path.iterdir()) == []
     assert Path.cwd() == tmp_path
 

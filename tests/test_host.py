@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ import pytest
 from minisgl.config import GROUPS, Config
 from minisgl.core import Req, SamplingParams
 from minisgl.host import BUILTINS, ConfigError, Host, decode_config, encode_config, plugins_of
+from minisgl.plugins.__main__ import main
 
 MINE = '''
 from __future__ import annotations
@@ -441,19 +443,27 @@ def test_a_hand_made_config_travels_too() -> None:
 # ---- python -m minisgl.plugins ------------------------------------------------------------------------
 
 
-def test_the_list_of_plugins_says_file_hash_hooks_and_options(mine: Path) -> None:
-    command = [sys.executable, "-m", "minisgl.plugins", str(mine)]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    rows = json.loads(subprocess.run([*command, "--json"], capture_output=True, timeout=60, check=True).stdout)
+def test_the_list_of_plugins_says_file_hash_hooks_and_options(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([str(mine)])
+    shown = capsys.readouterr().out
+    main([str(mine), "--json"])
+    rows = json.loads(capsys.readouterr().out)
     assert len(rows) == len(BUILTINS) + 1
     row = rows[-1]
     assert row["path"] == str(mine)
     assert row["source"] == "file"
     assert row["hooks"] == ["minisgl_cache", "minisgl_configs", "minisgl_metrics", "minisgl_request_added"]
     assert row["options"]["cache=mine"]["cache.max_nodes"] == "10000"
+    assert row["sha256"] == hashlib.sha256(mine.read_bytes()).hexdigest()
     assert row["sha256"][:12] in shown
     assert "cache.inner.depth=3" in shown
-    failed = subprocess.run([*command, "gone.py"], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_plugin_that_cannot_be_listed_gets_one_message(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "minisgl.plugins", "gone.py"]
+    failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert failed.returncode == 2
     assert failed.stderr.startswith("minisgl.plugins: plugins=gone.py: there is no such file")
-    assert "Traceback" not in failed.stderr
+    assert failed.stderr.count("\n") == 1
+    with pytest.raises(SystemExit, match="2"):
+        main(["--jsn"])
