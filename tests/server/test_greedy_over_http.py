@@ -1,0 +1,67 @@
+"""Promise 8 through the whole server: greedy tokens over HTTP, alone and 32 at a time, are transformers' own.
+
+Every pair of options is tried in one process (tests/engine/test_greedy_oracle.py); here each value of each option is,
+with each architecture and with the embedded model.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from minisgl.models.resolve import resolve_model
+from minisgl.testing.checkpoints import tiny_checkpoint
+from minisgl.testing.oracle import Oracle
+from minisgl.testing.serving import Server
+
+# model, page_size, max_prefill_tokens, overlap, cache, tp
+COVER = [
+    ("tutor", 16, 8192, True, "radix", 2),
+    ("llama", 1, 16, False, "radix", 1),
+    ("mistral", 16, 16, True, "naive", 1),
+    ("qwen2", 1, 8192, True, "radix", 2),
+    ("qwen3", 16, 8192, False, "naive", 1),
+    ("qwen3_moe", 1, 16, True, "radix", 1),
+]
+
+
+def prompts(vocabulary: int) -> list[list[int]]:
+    """32 prompts of 1 to 70 tokens; half share 35 tokens."""
+    rng = np.random.default_rng(1)
+    shared = rng.integers(4, vocabulary, 35).tolist()
+    lengths = rng.integers(1, 36, 32)
+    return [(shared if i % 2 else []) + rng.integers(4, vocabulary, n).tolist() for i, n in enumerate(lengths)]
+
+
+@pytest.mark.parametrize(("model", "page", "chunk", "overlap", "cache", "tp"), COVER, ids=[row[0] for row in COVER])
+def test_promise_8_greedy_tokens_over_http_are_transformers(
+    model: str, page: int, chunk: int, overlap: bool, cache: str, tp: int, tmp_path: Path
+) -> None:
+    path = resolve_model("tutor") if model == "tutor" else tiny_checkpoint(model, tmp_path)
+    words = f"page_size={page} max_prefill_tokens={chunk} overlap={overlap} cache={cache} tp={tp}"
+    asked = prompts(2048 if model == "tutor" else 320)
+    with (
+        Server(f"model={path}", *words.split(), f"num_pages={8192 // page}", "max_running_requests=40") as server,
+        httpx.Client(base_url=server.url, timeout=120) as http,
+        concurrent.futures.ThreadPoolExecutor(32) as pool,
+    ):
+
+        def ask(prompt: list[int]) -> list[int]:
+            body = {"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+            answer = http.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            (choice,) = answer.json()["choices"]
+            assert len(choice["token_ids"]) == 12
+            return choice["token_ids"]
+
+        alone = [ask(asked[i]) for i in (0, 1, 3)]
+        together = list(pool.map(ask, asked))
+        metrics = server.metrics()
+        assert server.idle_pool()
+    Oracle(path).check_all([*asked, *(asked[i] for i in (0, 1, 3))], together + alone)
+    assert (metrics["minisgl_scheduler_cached_tokens_total"] > 0) == (cache == "radix")
+    assert metrics["minisgl_step_rows_sum"] > metrics["minisgl_step_rows_count"] * 2  # they did run together
