@@ -109,6 +109,7 @@ class Drive:
         self._expected: dict[int, Expected] = {}
         self._last: dict[int, int] = {}  # uid -> step of its last token
         self._hung_up: set[int] = set()
+        self._leaving: set[int] = set()
         self._failed = False
         self._still = 0
 
@@ -135,9 +136,11 @@ class Drive:
         return True
 
     def abort(self, uid: int) -> None:
-        """The client of ``uid`` hangs up (whether it ever sent a request, or has its answer, does not matter)."""
+        """The client of ``uid`` hangs up (whether it ever sent a request, or has its answer, does not matter). The next
+        step must reply."""
         self._hung_up.add(uid)
         self.scheduler.abort(uid)
+        self._leaving |= {uid} & (self.report.tokens.keys() - self.report.finished.keys())
 
     def fail(self, message: str) -> Output:
         """The engine is gone: every open request must end with an error now."""
@@ -152,6 +155,9 @@ class Drive:
         output: Output = self.scheduler.step()
         self._judge(output)
         self.report.steps += 1
+        late = self._leaving - self.report.finished.keys()
+        assert not late, f"the clients of {sorted(late)} hung up a step ago, and their requests go on"
+        self._leaving.clear()
         moved = bool(output) or before != (self.engine.counts.steps, self.engine.unread, True)
         self._still = 0 if moved else self._still + 1
         if self._still > self.patience:

@@ -39,6 +39,20 @@ def test_256_requests_that_share_1k_compute_it_once(policy: str, order: str, chu
     assert least <= report.counts.prompt_tokens <= 1.02 * least
 
 
+@pytest.mark.parametrize("policy", ["prefill_first", "decode_first", "mixed"])
+def test_two_prompts_that_share_different_parts_of_a_cached_one_are_seated_in_one_step(policy: str) -> None:
+    """The first one's lock splits the tree's edge on which the other's match ends."""
+    book = [i * i % 50 for i in range(32)]
+    params = SamplingParams(max_tokens=4, temperature=0.0)
+    heads = {2: book[:8], 3: book[:20], 4: book[:12], 5: book[:28]}
+    clients = [Job(1, book, params), *(Job(uid, [*head, uid, 1, 2, 3], params, 9) for uid, head in heads.items())]
+    # And again: whoever was locked or stored in the wrong place now reads it.
+    again = [Job(uid + 10, [*head, uid, 1, 2, 3, 4, 5], params, 30) for uid, head in heads.items()]
+    report = serve(policy, [*clients, *again])
+    assert [report.finished[uid].cached_tokens for uid in heads] == [len(head) for head in heads.values()]
+    assert [report.finished[uid + 10].cached_tokens for uid in heads] == [len(head) + 4 for head in heads.values()]
+
+
 def test_longest_prefix_match_serves_the_cached_prompt_before_it_is_evicted() -> None:
     """Two handbooks, asked about in turn, in a pool that holds one: in order of arrival each question evicts the
     other handbook; with the longest prefix first each is computed once."""
