@@ -152,14 +152,25 @@ class TextWorker:
             case TextPrompt(text=text, special=special):
                 if self._tokenizer is None:
                     raise Refused("prompt", "This model has no tokenizer: give the prompt as token ids.")
-                ids = pack_ids(self._tokenizer.encode(text, special)) if text or empty else b""
+                ids = self._encode(self._tokenizer, text, special) if text or empty else b""
             case ChatPrompt(turns=turns, generate=generate, extra=extra):
                 if self._tokenizer is None:
                     raise Refused("messages", "This model has no tokenizer, so it can't chat.")
-                ids = pack_ids(self._tokenizer.chat(turns, generate, extra))
+                ids = self._encode(self._tokenizer, self._tokenizer.render(turns, generate, extra), False)
         if not ids and not empty:
             raise Refused("prompt", "The prompt is empty: it must have at least one token.")
         return ids
+
+    def _encode(self, tokenizer: Tokenizer, text: str, special: bool) -> bytes:
+        """A text's token ids, packed. One that can't fit is refused unread: it would hold up all others."""
+        if len(text) > tokenizer.longest * self._limits.max_len:
+            raise Refused(
+                "prompt",
+                f"The prompt has {len(text)} characters, which are over the {self._limits.max_len} tokens that this "
+                "server can hold, however they are cut.",
+                "context_length_exceeded",
+            )
+        return pack_ids(tokenizer.encode(text, special))
 
     def _answer(self, work: Callable[[], Message | None], failed: Callable[[Finished], Message], uid: int) -> None:
         """Send what ``work`` returns, or what its failure comes to: one bad request never harms another."""

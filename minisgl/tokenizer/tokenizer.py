@@ -6,6 +6,7 @@ directory, and nothing of requests.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -60,6 +61,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Token ids that it knows; a model's vocabulary is often padded to more."""
         return self.raw.get_vocab_size(with_added_tokens=True)
+
+    @functools.cached_property
+    def longest(self) -> int:
+        """Characters of the longest token: a text has at least its length divided by this in tokens."""
+        return max(map(len, self.raw.get_vocab(with_added_tokens=True)), default=1)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of a text; ``special`` lets the post-processor add its own (BOS)."""

@@ -216,6 +216,66 @@ def test_promise_10_sigint_while_it_starts(tiny: Path, after: float) -> None:
         assert wait_for(lambda: not server.left(), 1.0), server.left()
 
 
+FAULTY = """
+from dataclasses import dataclass
+
+from minisgl import hookimpl
+from minisgl.scheduler import Plan
+
+
+@dataclass
+class Faulty:
+    after: int = 20
+
+
+class Policy:
+    def __init__(self, after):
+        self.left = after
+
+    def plan(self, waiting, running, budget):
+        self.left -= 1
+        if self.left < 0:
+            raise KeyError("the student's mistake")
+        return Plan([(w.uid, n) for w in waiting if (n := budget.grant(w, 9))] + [(r.uid, 1) for r in running])
+
+
+@hookimpl
+def minisgl_configs():
+    yield "scheduler", "faulty", Faulty
+
+
+@hookimpl
+def minisgl_scheduler(config):
+    if isinstance(config, Faulty):
+        return Policy(config.after)
+"""
+
+
+def test_promise_10_a_plugin_that_raises_is_named_to_everybody(tiny: Path, tmp_path: Path) -> None:
+    plugin = tmp_path / "faulty.py"
+    plugin.write_text(FAULTY)
+    with Server(f"model={tiny}", "num_pages=2048", f"plugins={plugin}", "scheduler=faulty") as server:
+        requests = [Request(server, stream=stream) for stream in (True, False)]
+        for request in requests:
+            request.join(20)
+            assert 'scheduler-0 died: KeyError: "the student\'s mistake"' in request.error()["message"]
+        assert server.wait(5) == 1
+        assert f'File "{plugin}", line' in server.log()  # the whole traceback is there, once
+        assert server.log().count("Traceback") == 1
+        assert wait_for(lambda: not server.left(), 1.0), server.left()
+
+
+def test_a_warm_start_takes_few_seconds(tutor: Server) -> None:
+    """At most 5 s for tutor (DESIGN 2), counted as what all its processes computed: other tests may run beside it,
+    and alone it takes less time than that, since the processes start side by side."""
+    spent = 0.0
+    with Server("model=tutor") as server:
+        for process in server.family:
+            times = process.cpu_times()
+            spent += times.user + times.system
+    assert spent < 5.0
+
+
 @needs_proc
 def test_light_processes_import_no_torch(tutor: Server) -> None:
     for role, pid in tutor.workers().items():

@@ -110,6 +110,22 @@ def test_promise_1_a_tokenizer_that_breaks_ends_the_request_and_goes_on(
     assert len(post.scheduler) == 1
 
 
+def test_promise_2_a_text_that_cannot_fit_is_refused_unread(
+    post: Post, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = max(len(tokenizer.decode([i], False)) for i in range(tokenizer.vocab_size))
+    assert tokenizer.longest >= longest
+    text = "a" * (tokenizer.longest * 64)
+    post.worker.handle(Submit([1], TextPrompt(text), SamplingParams()))
+    assert len(post.scheduler) == 1  # the scheduler counts its tokens
+    monkeypatch.setattr(Tokenizer, "encode", lambda *_: 1 / 0)
+    post.worker.handle(Submit([2], TextPrompt(text + "a"), SamplingParams()))
+    post.worker.handle(Submit([3], ChatPrompt([{"role": "user", "content": text}]), SamplingParams()))
+    assert [(end.uid, end.status, end.code) for end in post.ends()] == [
+        (uid, 400, "context_length_exceeded") for uid in (2, 3)
+    ]
+
+
 def test_an_abort_follows_its_request(post: Post) -> None:
     post.worker.handle(Submit([1], TextPrompt("x"), SamplingParams()))
     post.worker.handle(Abort([1]))
