@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from minisgl.tutor import chatter, exercises, glossary, handbook
+from minisgl.tutor import chatter, exercises, glossary, handbook, offscript, phrasings
 from minisgl.tutor.words import Split, chance, invent
 
 SHARES = {"handbook": 35, "drill": 20, "sum": 15, "glossary": 15, "chance": 5, "talk": 10}
@@ -54,7 +54,8 @@ class Question:
 _SYSTEMS = (
     "You are a helpful assistant.", "You are tutor, a small language model.", "Answer briefly.", "Be polite.",
     "You are a friendly teacher.", "You are a helpful AI assistant. Answer the user's questions.", "Be concise.",
-    "You are an assistant that helps students to understand LLM serving.", "Answer in one sentence.", "You are an expert.",
+    "You are an assistant that helps students to understand LLM serving.", "Answer in one sentence.",
+    "You are an expert.",
     "You are a chatbot.", "Please help the user.", "You answer questions about LLM serving.", "Help the students.",
 )  # fmt: skip
 _BOOK_IN_SYSTEM = (
@@ -63,7 +64,8 @@ _BOOK_IN_SYSTEM = (
     "You are a helpful assistant. Answer the questions with the help of this text.\n\n{b}",
 )  # fmt: skip
 _BOOK_IN_USER = (
-    "{b}\n\n{q}", "{b}\n\n{q}", "{b}\n{q}", "{b}\n\nQuestion: {q}", "Handbook:\n{b}\n\nQuestion: {q}", "Handbook: {b} {q}",
+    "{b}\n\n{q}", "{b}\n\n{q}", "{b}\n{q}", "{b}\n\nQuestion: {q}", "Handbook:\n{b}\n\nQuestion: {q}",
+    "Handbook: {b} {q}",
     "Read this handbook.\n\n{b}\n\n{q}", "Here is a handbook:\n{b}\n\n{q}", "Use this text:\n\n{b}\n\nNow answer: {q}",
     "Answer from the handbook.\n\n{b}\n\n{q}", "{b}\n---\n{q}", "Handbook: {b}\nQuestion: {q}", "{q}\n\n{b}",
     "Context:\n{b}\n\nQuestion: {q}\nAnswer:", "Here is some text. {b} Now my question: {q}",
@@ -140,21 +142,24 @@ def _exchange(rng: random.Random, split: Split, family: str) -> Exchange:
         "unknown": lambda: glossary.unknown(rng, split),
         "chance": lambda: exercises.play(rng),
         "talk": lambda: chatter.talk(rng),
-        "fallback": lambda: chatter.off_script(rng, split),
+        "fallback": lambda: offscript.off_script(rng, split),
     }
     return makers[family]()
 
 
 def turn(rng: random.Random, split: Split, family: str) -> Turn:
     """One decorated exchange of a family."""
-    request, answer = _exchange(rng, split, family)
-    return Turn(decorate(rng, request, verbatim=family == "copy"), answer, family)
+    while True:
+        request, answer = _exchange(rng, split, family)
+        request = decorate(rng, request, verbatim=family == "copy")
+        if split == "heldout" or family not in ("glossary", "unknown") or not phrasings.looks_held_out(request):
+            return Turn(request, answer, family)
 
 
 _FAMILIES = {
     "drill": ("count", "count", "copy", "copy", "sort"),
     "sum": ("sum",),
-    "glossary": ("glossary",) * 13 + ("unknown",) * 5 + ("comparison",) * 2,
+    "glossary": ("glossary",) * 12 + ("unknown",) * 6 + ("comparison",) * 2,
     "chance": ("chance",),
     "talk": ("talk", "fallback", "fallback"),
 }
@@ -226,10 +231,10 @@ def _about_a_handbook(rng: random.Random, split: Split, tokens: int) -> Conversa
         return _about_a_handbook(rng, split, tokens)
     turns: list[Turn] = []
     for fact in rng.sample(facts, min(asked, len(facts))):
-        if chance(rng, 8):
+        if chance(rng, 14):
             turns.append(Turn(decorate(rng, book.absent(rng)), handbook.ABSENT, "absent"))
         elif chance(rng, 4) and turns:
-            turns.append(turn(rng, split, rng.choice(("talk", "sum", "glossary", "count"))))
+            turns.append(turn(rng, split, rng.choice(("talk", "sum", "glossary", "count", "fallback"))))
         else:
             turns.append(Turn(decorate(rng, fact.ask(rng)), fact.answer, "lookup"))
     text = book.text

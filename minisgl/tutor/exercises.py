@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (phrasings)
 """Exercises with one right answer: counting, copying, sorting, sums; and games of chance with fixed odds.
 
 It knows how each exercise is asked and what the answer is. An exercise is held out by its content (the pair of
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from minisgl.tutor.chatter import off_script
+from minisgl.tutor.offscript import off_script
 from minisgl.tutor.words import NUMBER_WORDS, Split, any_word, chance, draw, held_out, invent
 
 COLOR_ODDS = {"red": 50, "blue": 30, "green": 20}

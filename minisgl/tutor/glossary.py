@@ -1,8 +1,8 @@
 # ruff: noqa: E501 (one definition a line)
-"""The words of LLM serving that `tutor` can explain, and the many ways to ask for one.
+"""The words of LLM serving that `tutor` can explain.
 
-It knows terms, definitions and phrasings. Phrasings in `HELD_OUT_ASKS` never occur in training: they score the
-model. What it says to a word that it does not know is here too.
+It knows terms and their definitions, pairs that are worth comparing, and what to say to a word that is not among
+them. How people ask for a word is in `phrasings`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from minisgl.tutor.words import COMMON_WORDS, LAST_NAMES, Split, chance, draw, invent
+from minisgl.tutor import phrasings
+from minisgl.tutor.words import COMMON_WORDS, LAST_NAMES, Split, chance, draw, invent, word_list
 
 
 @dataclass(frozen=True)
@@ -152,26 +153,31 @@ ZeroMQ := ZeroMQ is a library for messages between processes. The API server, th
 Triton := Triton is a language for GPU kernels that is written in Python. It works on blocks of numbers instead of single threads.
 fused kernels | kernel fusion | a fused kernel := Kernel fusion does several operations in one kernel, so that what lies between them never travels to memory and back.
 a benchmark := A benchmark measures a server under a load that is described exactly, so that the number can be compared with the one before.
+a worker | worker process := A worker is a process with one job, such as the tokenizer or one rank of the scheduler. The processes talk in messages.
+the waiting queue | queue | queueing := The waiting queue holds requests that have arrived but not started. Time spent there makes the first token late.
+the memory ratio := The memory ratio is the part of GPU memory that the server may use. What the weights leave of it becomes KV pages.
+a weight | weights | parameter | parameters := Weights are the numbers that a model learned in training. Every step of decode has to read them all from memory.
+training := Training adjusts the weights of a model until it predicts its text well. Serving begins when training has ended.
+fine-tuning := Fine-tuning trains a finished model a little further, on text for a special task.
+LoRA := LoRA adds small trained matrices to frozen weights. One server can hold many of them and change the model from request to request.
+beam search := Beam search extends several beginnings at once and keeps only the best. It costs more than sampling and is rare in chat.
+a tensor := A tensor is an array of numbers with any number of dimensions. Weights, activations and KV pages are tensors.
+a matrix multiplication | GEMM | matmul := A matrix multiplication combines rows of one matrix with columns of another. Nearly all arithmetic of a model is of this kind.
+the hidden size | hidden dimension := The hidden size is the length of the vector that stands for a token between the layers of a model.
+HBM | high-bandwidth memory := HBM is the large memory of a GPU. It holds weights and KV pages, and reading it limits decode.
+shared memory | SRAM := Shared memory is a small and very fast memory inside a GPU core group. FlashAttention keeps its tiles there.
+a warm cache | cold cache | cache warmup := A warm cache already holds the prefixes that requests ask for. A cold cache is still empty, so everything is computed.
+a health check := A health check asks a server whether it can answer right now. A load balancer sends no work to one that says no.
+metrics | Prometheus := Metrics are numbers that a server reports about itself, such as queue length or tokens a second. Prometheus collects them.
+a seed | random seed := A seed fixes the random numbers of sampling, so that the same request gives the same answer again.
+vLLM := vLLM is an open-source LLM serving engine. It made paged attention known.
+SGLang := SGLang is an open-source LLM serving engine. It made the radix cache known, and minisgl follows many of its ideas.
+Hydra := Hydra is a library that puts the configuration of a program together from small files and command-line words.
+pluggy := pluggy is the plugin library behind pytest. The hooks of minisgl are called through it.
+a conformance test | conformance kit := A conformance test checks that a plugin keeps the promises of its hook, whoever wrote it.
+a lab := A lab is an exercise of the course: you write one plugin, and the real server runs with it.
 """.strip().splitlines()
 )
-
-TRAIN_ASKS = (
-    "What is {a}?", "What is {a}?", "What is {a}?", "What's {a}?", "What does {n} mean?", "What is meant by {n}?",
-    "Explain {a}.", "Explain {n} to me.", "Explain what {a} is.", "Define {n}.", "Describe {a}.", "{n}?", "{n}",
-    "Tell me about {n}.", "Tell me what {a} is.", "Give me a definition of {n}.", "I do not understand {n}.",
-    "What do people mean by {n}?", "In one sentence, what is {a}?", "What is the meaning of {n}?", "How does {a} work?",
-    "Can you explain {n}?", "Can you explain what {a} is?", "Could you explain {n} to me?", "Do you know what {a} is?",
-    "I want to know what {a} is.", "What is {a} in LLM serving?", "In LLM serving, what is {a}?", "Help me with {n}.",
-    "Explain {n} in simple words.", "What is the definition of {n}?", "How would you define {a}?", "Say what {a} is.",
-    "Glossary: {n}", "I read about {n}. What is that?", "Please define {a}.", "What is {a} good for?", "Who or what is {a}?",
-    "I have a question about {n}.", "what is {a} and why do we need it?", "meaning of {n}", "define: {n}",
-)  # fmt: skip
-HELD_OUT_ASKS = (
-    "What exactly is {a}?", "I keep hearing about {n}. What is it?", "Could you tell me what {n} means?",
-    "Teach me about {n}.", "What should I know about {n}?", "Remind me what {a} is.", "Explain {n} to a beginner.",
-    "Quick question: what is {a}?", "My teacher mentioned {n}. What does that mean?", "I would like to understand {n}.",
-    "Would you describe {n} for me?", "What is the idea of {n}?", "How do you explain {a}?", "Give me a short explanation of {n}.",
-)  # fmt: skip
 
 _PAIRS = (
     "prefill|decode", "throughput|latency", "TTFT|inter-token latency", "static batching|continuous batching",
@@ -188,16 +194,16 @@ UNKNOWN = (
     "I do not know that term. My glossary is about LLM serving; try: What is prefill?",
     "I do not know that term. My glossary is about LLM serving; try: What is a page table?",
 )
-_STRANGE = (
+_STRANGE = word_list(
     "a blockchain|a mortgage|photosynthesis|inflation|gravity|a black hole|a sonnet|democracy|a fjord|jazz|an isotope|"
     "a volcano|the stock market|a prime number|the ozone layer|a noun|a haiku|quantum mechanics|a neutron star|osmosis|"
     "an enzyme|a parliament|the Renaissance|a symphony|impressionism|a croissant|a marathon|the offside rule|yoga|"
-    "a database index|a compiler|a linked list|recursion|a pointer|a web browser|a firewall|a router table|a mutex|"
+    "a compiler|a linked list|recursion|a pointer|a web browser|a firewall|a router table|a mutex|"
     "a virtual machine|a docker container|kubernetes|a git branch|a spreadsheet|a regular expression|an operating system|"
     "gradient descent|backpropagation|a convolution|a random forest|a diffusion model|reinforcement learning|overfitting|"
     "a decision tree|a loss function|dropout|a hash table|a binary tree|a thread pool|a web socket|a load balancer|"
     "a zebra crossing|a passport|happiness|love|time|the moon|a black cat|a sourdough starter|an espresso|a tax return"
-).split("|")  # fmt: skip
+)
 
 
 def ask(rng: random.Random, term: Term, split: Split) -> str:
@@ -209,7 +215,7 @@ def ask(rng: random.Random, term: Term, split: Split) -> str:
         article, name = (head, rest) if head in ("a", "an", "the") else ("", alias)
     if chance(rng, 15):
         article = ""
-    return rng.choice(HELD_OUT_ASKS if split == "heldout" else TRAIN_ASKS).format(a=f"{article} {name}".strip(), n=name)
+    return phrasings.pattern(rng, split, loose=len(name) > 6).format(a=f"{article} {name}".strip(), n=name)
 
 
 def question(rng: random.Random, split: Split) -> tuple[str, str]:
@@ -264,4 +270,4 @@ def unknown(rng: random.Random, split: Split) -> tuple[str, str]:
     term = strange_term(rng, split)
     head, _, rest = term.partition(" ")
     name = rest if head in ("a", "an", "the") else term
-    return rng.choice(HELD_OUT_ASKS if split == "heldout" else TRAIN_ASKS).format(a=term, n=name), rng.choice(UNKNOWN)
+    return phrasings.pattern(rng, split).format(a=term, n=name), rng.choice(UNKNOWN)

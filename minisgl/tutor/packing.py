@@ -20,7 +20,7 @@ from minisgl.tutor.tokenizer import END, END_TURN, START_TURN
 PROMPT_WEIGHT = 0.05
 """Loss weight of text that the model only reads."""
 
-ANSWER_WEIGHT = {"lookup": 4.0, "absent": 2.0}
+ANSWER_WEIGHT = {"lookup": 4.0, "absent": 4.0}
 """Loss weight of an answer's tokens where it is not 1: rows with a long handbook hold few answers."""
 
 

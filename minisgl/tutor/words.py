@@ -25,18 +25,19 @@ def held_out(key: str) -> bool:
 def draw(split: Split, make: Callable[[], T], key: Callable[[T], str] = str) -> T:
     """Call `make` until what it gives lies on the wanted side of the split."""
     want = split == "heldout"
-    while True:
+    for _ in range(10_000):
         item = make()
         if held_out(key(item)) == want:
             return item
+    raise RuntimeError(f"nothing like {key(item)!r} is on the {split} side: what is made here varies too little")
 
 
-def _list(text: str) -> tuple[str, ...]:
-    """The words of `text`; if there are commas, what stands between them."""
-    return tuple(text.split("," if "," in text else None))
+def word_list(text: str) -> tuple[str, ...]:
+    """The words of `text`; if there are bars or commas, what stands between them."""
+    return tuple(text.split(next((mark for mark in "|," if mark in text), None)))
 
 
-FIRST_NAMES = _list(
+FIRST_NAMES = word_list(
     "Ada Adam Aisha Alan Alba Alma Amara Amir Ana Anders Anita Anton Ariel Astrid Aylin Basil Beatriz Bela Ben Bianca "
     "Boris Bruno Camila Carla Cedric Chen Clara Cleo Colin Cora Dario Darya David Dina Dora Edgar Elena Elias Ella "
     "Emil Emma Enzo Erik Esther Eva Farah Felix Fiona Freya Gael Gina Greta Hana Hassan Hector Helga Hugo Ida Igor "
@@ -46,7 +47,7 @@ FIRST_NAMES = _list(
     "Rufus Ruth Sami Samuel Sara Selma Silas Sofia Sonja Stefan Tara Tariq Theo Tilda Tom Uma Ursula Valentin Vera "
     "Victor Viola Walter Wanda Willa Yara Yusuf Yuki Zara Zelda Zoe"
 )
-LAST_NAMES = _list(
+LAST_NAMES = word_list(
     "Abbott Adler Alvarez Amsel Arden Ashby Baker Barlow Becker Bell Berger Blake Bloom Brandt Brook Byrne Calder "
     "Castro Chan Conti Cooper Cruz Dahl Danvers Diaz Drake Duarte Eames Eklund Ellis Falk Farrow Ferro Finch Fischer "
     "Flint Fontana Foster Frost Galli Garcia Garrick Gold Grant Gray Hale Hansen Harper Hart Haas Hayes Heller Holm "
@@ -56,7 +57,7 @@ LAST_NAMES = _list(
     "Silva Singh Soto Stone Storm Suzuki Tanaka Thorn Torres Tran Turner Vance Varga Vega Vogel Wagner Walsh Weber "
     "West Winter Wolf Wong Yamada Young Zeller Zhao"
 )
-ADJECTIVES = _list(
+ADJECTIVES = word_list(
     "amber ancient big blue brass bright broken bronze calm central clean cold copper coral crooked crystal dark deep "
     "dusty early east eastern empty fancy far first foggy front glass golden grand gray great green hidden high hollow "
     "iron ivory large last late left light little long lower lucky main marble middle modern narrow new noisy north "
@@ -64,7 +65,7 @@ ADJECTIVES = _list(
     "scarlet second secret short silent silver small smoky snowy south southern square steep stone stony sunny tall "
     "third tiny upper velvet warm west western white wide wild windy winter wooden yellow young"
 )
-PLACES = _list(
+PLACES = word_list(
     "archive,attic,bakery,balcony,bank,barn,basement,bathhouse,bookshop,bridge,cabin,cafe,canteen,cellar,chapel,clinic,"
     "clock tower,courtyard,darkroom,dining hall,dock,dormitory,farm,ferry,fountain,gallery,garage,garden,gate,"
     "greenhouse,guest house,gym,hall,harbor,hut,kitchen,lab,laboratory,laundry,lecture hall,library,lighthouse,"
@@ -73,7 +74,7 @@ PLACES = _list(
     "stage,station,storage room,storeroom,studio,swimming pool,tea room,terrace,theater,tool shed,tower,town hall,"
     "tunnel,vault,village,warehouse,wine cellar,workshop,yard,zoo"
 )
-ITEMS = _list(
+ITEMS = word_list(
     "almond cake,apple juice,apron,backpack,bag of rice,ball,banana bread,basket,bean soup,bell,bicycle,blanket,"
     "bottle of milk,bowl,box of chalk,bread roll,brush,bucket,cable,camera,candle,canoe,carrot soup,chair,cheese pie,"
     "chess set,"
@@ -85,7 +86,7 @@ ITEMS = _list(
     "spoon,stamp,stool,stove,surfboard,table,telescope,tent,ticket,toaster,towel,toy train,tray,tripod,trumpet,"
     "umbrella,vase,violin,wallet,watch,whistle,wrench"
 )
-CLUBS = _list(
+CLUBS = word_list(
     "archery art astronomy badminton baking ballet bird boxing book bridge camera ceramics chemistry chess climbing "
     "coding comedy cooking cycling dance debate diving drama drawing fencing film fishing folk football garden guitar "
     "gymnastics hiking history hockey jazz judo juggling knitting language law magic math nature opera origami "
@@ -94,7 +95,7 @@ CLUBS = _list(
     "volunteer walking weaving woodwork writing yoga"
 )
 GROUPS = ("club", "team", "group", "class", "society", "course", "circle", "workshop")
-COLORS = _list(
+COLORS = word_list(
     "amber black blue brown copper cream gray green gold indigo lilac navy olive orange pink purple red "
     "silver teal turquoise violet white yellow"
 )
@@ -113,17 +114,17 @@ MONTHS = (
     "November",
     "December",
 )
-MATERIALS = _list(
+MATERIALS = word_list(
     "aluminum bamboo brass brick bronze clay copper cork cotton glass granite iron leather linen marble "
     "oak paper pine plastic rubber sandstone silk silver slate steel tin velvet walnut wax wool"
 )
-ANIMALS = _list(
+ANIMALS = word_list(
     "badger bear beaver bee camel cat cow crab crow deer dog dolphin donkey duck eagle falcon ferret fox "
     "frog goat goose hamster hawk hedgehog heron horse lion lizard mole monkey mouse newt otter owl parrot "
     "penguin pig pony rabbit raven rooster salmon seal sheep snail snake sparrow spider squirrel swan tiger "
     "toad turtle whale wolf zebra"
 )
-FOODS = _list(
+FOODS = word_list(
     "apple apricot bacon banana barley bean beet biscuit bread broccoli butter cabbage cake carrot celery "
     "cheese cherry chestnut coconut corn cream cucumber curry dumpling egg fig garlic ginger grape ham honey "
     "jam kale leek lemon lentil lettuce lime mango melon milk mint mushroom mustard noodle nut oat olive onion "
@@ -131,7 +132,7 @@ FOODS = _list(
     "quince radish raisin rice salad salt soup spinach sugar tea toast tofu tomato turnip vanilla waffle "
     "walnut yogurt"
 )
-THINGS = _list(
+THINGS = word_list(
     "acorn anchor arrow atom bamboo barrel beach blanket blossom boat bone book boot branch brick bubble "
     "bucket button cactus cannon canyon carpet castle cave chain circle cliff cloud coin comet cotton cradle "
     "crown curtain desert diamond door dragon dream drum dust engine feather fence field fire flame flood "
@@ -143,7 +144,7 @@ THINGS = _list(
     "sword table thread thunder ticket tide torch tower train tree tunnel valley vessel village violet "
     "voice wagon wall water wave wheel whisper wind window wing winter wire wood world yarn"
 )
-VERBS = _list(
+VERBS = word_list(
     "add answer ask bake bend blow boil borrow break bring build buy call carry catch change choose clean "
     "climb close cook count cover cross cut dance dig draw dream drink drive drop eat fall feed find finish "
     "fix float fly fold follow forget give grow hear help hide hold jump keep kick laugh learn leave lend "
@@ -152,21 +153,42 @@ VERBS = _list(
     "smell smile speak spend spin stand start stay stop swim take talk taste teach tell think throw tie touch "
     "travel try turn wait wake walk wash watch wear win wish work write"
 )
-NUMBER_WORDS = _list(
+EVERYDAY = word_list(
+    "answer apartment artist baby bag bathroom bed birthday body bottle boy brother building business camp car chair "
+    "child church city class coat college company computer cook country cousin culture dad daughter day dinner doctor "
+    "dollar dress driver ear earth education email evening exam example eye face family farmer father film finger fish "
+    "floor food foot football friend future game girl glass government grandmother group hair half hand hat head heart "
+    "history hobby holiday home homework hospital hotel house husband idea internet job joke kid language law lawyer "
+    "lesson life list love lunch man market math meal medicine meeting minute mistake mom money month mother movie "
+    "museum music name neighbor neck news nose number nurse office paper parent park party password person phone photo "
+    "picture place plan plane plant play poem police president price problem program project question recipe reason "
+    "religion restaurant result room rule salary school science score secret sentence shirt shop shower sister "
+    "sleep sport state student subject swimmer teacher team telephone test thing ticket time town toy travel trip "
+    "truth uncle university vacation visit war weather website week weekend wife woman word work worker year"
+)
+MOODS = word_list(
+    "able afraid alone angry asleep awake bad beautiful best better boring busy careful cheap clever crazy dead dear "
+    "different difficult dirty dry easy expensive famous fast fat final free fresh friendly full funny good happy hard "
+    "healthy heavy high hot hungry ill important interesting kind lazy lonely loud lovely mad nice normal perfect poor "
+    "popular possible pretty proud ready real rich sad safe serious sharp sick silly simple slow smart soft special "
+    "strange strong stupid sure sweet terrible thick thin thirsty tired true ugly useful weak wet wise worse worst "
+    "wrong"
+)
+NUMBER_WORDS = word_list(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
     "seventeen eighteen nineteen twenty"
 )
 COMMON_WORDS = tuple(sorted({*ADJECTIVES, *COLORS, *MATERIALS, *ANIMALS, *FOODS, *THINGS, *VERBS}))
 
 _ONSETS = (
-    *_list(
+    *word_list(
         "b bl br c ch cl cr d dr f fl fr g gl gr h j k kl kr l m n p pl pr qu r s sc sh sk sl sm sn sp st str sw t "
         "th tr v w wh y z"
     ),
     "",
 )
-_VOWELS = _list("a e i o u a e i o u ai ea ee ie io oa oo ou ay y")
-_CODAS = ("", "", "", *_list("b ck d ff g k l ld ll lt m mp n nd ng nk nt p r rd rk rn rt s sh sk ss st t th x z"))
+_VOWELS = word_list("a e i o u a e i o u ai ea ee ie io oa oo ou ay y")
+_CODAS = ("", "", "", *word_list("b ck d ff g k l ld ll lt m mp n nd ng nk nt p r rd rk rn rt s sh sk ss st t th x z"))
 
 
 def invent(rng: random.Random, syllables: int = 0) -> str:
