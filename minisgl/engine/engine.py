@@ -81,6 +81,8 @@ class TorchEngine:
         self._inputs = InputBuilder(self.spec, self.device)
         self._last = torch.zeros(self.spec.max_slots + 1, dtype=torch.int64, device=self.device)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        if self._stream is not None:  # weights, pool and tables were made on the default stream
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
         self.graph = host.build("graph", config.graph, device=self.device)
         keys = self.graph.buckets(self.spec.max_slots) if needs.graph else ()
