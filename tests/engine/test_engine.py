@@ -289,12 +289,16 @@ from minisgl.attention import GraphKey
 from minisgl.plugins.attention.torch import Torch, TorchAttention
 
 @dataclass
-class Graphable(Torch):
+class WithGraphs(Torch):
+    pass
+
+@dataclass
+class WithoutGraphs(Torch):
     pass
 
 class Backend(TorchAttention):
     def needs(self):
-        return replace(super().needs(), graph=True)
+        return replace(super().needs(), graph=type(self.config) is WithGraphs)
 
 @dataclass
 class Replay:
@@ -322,12 +326,16 @@ class Runner:
 
 @hookimpl
 def minisgl_configs():
-    yield "attention", "graphable", Graphable
+    yield "attention", "with_graphs", WithGraphs
+    yield "attention", "without_graphs", WithoutGraphs
     yield "graph", "replay", Replay
 
 @hookimpl
 def minisgl_attention(config, device):
-    return Backend(config, device) if type(config) is Graphable else None
+    if type(config) in (WithGraphs, WithoutGraphs):
+        backend = Backend(config, device)
+        backend.config = config
+        return backend
 
 @hookimpl
 def minisgl_graph(config):
@@ -348,12 +356,12 @@ def test_decode_steps_run_in_the_buckets_of_a_graph_runner(path: Path, tmp_path:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 320, n).tolist() for n in (3, 17, 5, 9, 30, 2)]
     params = [SamplingParams(temperature=0.0, max_tokens=m, ignore_eos=True) for m in (12, 3, 9, 7, 5, 10)]
-    with LLM(str(path), overrides=[*words, "attention=graphable"]) as llm:
+    with LLM(str(path), overrides=[*words, "attention=with_graphs"]) as llm:
         outputs = llm.generate(prompts, params)
         assert isinstance(llm.engine, TorchEngine)
         ran = llm.engine.graph.ran  # type: ignore[attr-defined]
     assert set(ran) == {1, 2, 4}  # six rows at once fit no bucket and run eagerly
     Oracle(path).check_all(prompts, [output.token_ids for output in outputs])
-    with LLM(str(path), overrides=[*words, "attention=torch"]) as llm:  # this backend allows no graphs
+    with LLM(str(path), overrides=[*words, "attention=without_graphs"]) as llm:
         llm.generate(prompts[:1], params[:1])
         assert llm.engine.graph.ran == []  # type: ignore[union-attr, attr-defined]
