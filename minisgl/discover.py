@@ -112,6 +112,7 @@ def missing_package(error: ImportError) -> str:
         brought = re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement)[0]).lower()
         if extra and (brought == wanted or brought.startswith(wanted + "-")):
             command = f"pip install 'minisgl[{extra[1]}]'"
+            break
     return f"it needs the package {package!r}, which is not installed. Try: {command}"
 
 
