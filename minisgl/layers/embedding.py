@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minisgl.kernel.linear import linear
 from minisgl.layers.context import Context
 from minisgl.layers.pieces import Piece
 
@@ -63,7 +64,7 @@ class ParallelLMHead(_VocabRows):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [rows, hidden] → logits [rows, vocab] in float32, the same on every rank."""
-        logits = F.linear(hidden, self.weight)
+        logits = linear(hidden, self.weight)
         if self.comm.size > 1:
             logits = self.comm.all_gather(logits, dim=-1)[:, : self.vocab_size]
         return logits.float()

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minisgl.config import ConfigError
+from minisgl.kernel.linear import linear
 from minisgl.layers.context import Context
 from minisgl.layers.pieces import Piece, split_rows
 
@@ -44,7 +44,7 @@ class _Merged(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] → [..., the parts' rows here, in order]."""
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 class LinearColParallelMerged(_Merged):
@@ -104,5 +104,5 @@ class LinearRowParallel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, in / size] → [tokens, out], a partial sum unless ``reduce``."""
-        x = F.linear(x, self.weight, self.bias if self.comm.rank == 0 else None)
+        x = linear(x, self.weight, self.bias if self.comm.rank == 0 else None)
         return self.comm.all_reduce(x) if self.reduce else x

@@ -12,10 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.engine import noise
-from minisgl.kernel import activation, align, indices, norm, rope, routing
+from minisgl.kernel import activation, align, indices, linear, norm, rope, routing
 from minisgl.kernel.triton import activation as triton_activation
 from minisgl.kernel.triton import align as triton_align
 from minisgl.kernel.triton import indices as triton_indices
+from minisgl.kernel.triton import linear as triton_linear
 from minisgl.kernel.triton import norm as triton_norm
 from minisgl.kernel.triton import rope as triton_rope
 from minisgl.kernel.triton import routing as triton_routing
@@ -54,6 +55,15 @@ def assert_close(out: Tensor, expected: Tensor) -> None:
 def on_cpu(*tensors: Tensor) -> list[Tensor]:
     """Copies: the twins on a CPU are plain torch, the reference also for what runs on a GPU."""
     return [t.cpu().clone() for t in tensors]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("out", "inner"), [(1, 16), (70, 512), (2100, 96), (33, 1500)])
+def test_one_row_linear(out: int, inner: int, bias: bool, random: Random) -> None:
+    x, weight = random(1, inner), random(out, inner) * inner**-0.5
+    b = random(out) if bias else None
+    exact = linear.linear(*(t.double() for t in on_cpu(x, weight)), None if b is None else b.cpu().double())
+    assert_close(triton_linear.one_row_linear(x, weight, b).cpu(), exact)
 
 
 @pytest.mark.parametrize(("rows", "dim"), [(1, 64), (5, 96), (3, 1000), (2, 5120)])
