@@ -52,6 +52,7 @@ BUILTINS = (
     "minisgl.plugins.moe.triton",
     "minisgl.plugins.graph.none",
     "minisgl.plugins.graph.cuda",
+    "minisgl.plugins.graph.simulated",
     "minisgl.plugins.communicator.torch",
     "minisgl.plugins.observer.metrics",
     "minisgl.plugins.models.llama",

@@ -24,7 +24,14 @@ def page_indices(
         from minisgl.kernel.triton import indices as triton
 
         triton.page_indices(table, slots, kv_len, page_size, indptr, indices, last_page_len)
-        return
+    else:
+        page_indices_torch(table, slots, kv_len, page_size, indptr, indices, last_page_len)
+
+
+def page_indices_torch(
+    table: Tensor, slots: Tensor, kv_len: Tensor, page_size: int, indptr: Tensor, indices: Tensor, last_page_len: Tensor
+) -> None:
+    """`page_indices` in plain torch."""
     pages = torch.div(kv_len + (page_size - 1), page_size, rounding_mode="floor")
     indptr[0] = 0
     torch.cumsum(pages, 0, dtype=torch.int32, out=indptr[1:])

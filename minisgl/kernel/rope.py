@@ -57,6 +57,20 @@ def norm_rope_store(
         from minisgl.kernel.triton import rope as triton
 
         return triton.norm_rope_store(qkv, q_heads, kv_heads, norm, cos_sin, pool, layer, where)
+    return norm_rope_store_torch(qkv, q_heads, kv_heads, norm, cos_sin, pool, layer, where)
+
+
+def norm_rope_store_torch(
+    qkv: Tensor,
+    q_heads: int,
+    kv_heads: int,
+    norm: QKNorm | None,
+    cos_sin: Tensor,
+    pool: KVPool,
+    layer: int,
+    where: Tensor,
+) -> Tensor:
+    """`norm_rope_store` in plain torch."""
     tokens, head_dim = qkv.shape[0], cos_sin.shape[-1]
     heads = qkv.view(tokens, q_heads + 2 * kv_heads, head_dim)
     qk, v = heads[:, : q_heads + kv_heads], heads[:, q_heads + kv_heads :]

@@ -18,6 +18,11 @@ def softmax_topk(logits: Tensor, k: int, renormalise: bool) -> tuple[Tensor, Ten
         from minisgl.kernel.triton import routing as triton
 
         return triton.softmax_topk(logits, k, renormalise)
+    return softmax_topk_torch(logits, k, renormalise)
+
+
+def softmax_topk_torch(logits: Tensor, k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+    """`softmax_topk` in plain torch."""
     weights, ids = logits.softmax(dim=-1, dtype=torch.float32).topk(k, dim=-1)
     if renormalise:
         weights = weights / weights.sum(dim=-1, keepdim=True)

@@ -15,6 +15,7 @@ import torch
 
 from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
 from minisgl.hooks import hookimpl
+from minisgl.kernel.launch import one_launch
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool
@@ -48,7 +49,8 @@ class TorchAttention:
         self.groups: dict[int, list[Group]] = {}  # by window
 
     def needs(self) -> AttnNeeds:
-        return AttnNeeds()
+        # On a CPU a planned call counts as one launch; on a GPU its kernels depend on the lengths.
+        return AttnNeeds(graph=self.device.type == "cpu")
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
         self.pool = pool
@@ -114,6 +116,7 @@ class TorchAttention:
             a = b
         return ranges
 
+    @one_launch
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         keys, values = self.pool.layer(layer.index)
         shape = (layer.kv_heads, layer.q_heads // layer.kv_heads, layer.head_dim)

@@ -106,7 +106,8 @@ class TritonAttention:
         n = batch.num_decode
         if n:
             splits = self.kernels.decode_splits(n, heads.kv_heads, self.programs)
-            self.kernels.decode(q[:n], out[:n], pages, heads, splits, self.partial if splits > 1 else None)
+            tile = self.kernels.decode_tile(heads.group, heads.head_dim, q.dtype)
+            self.kernels.decode(q[:n], out[:n], pages, heads, splits, self.partial if splits > 1 else None, tile)
         if self.extend is not None:
             q_indptr, tiles = self.extend
             rows = pages._replace(slots=batch.slots[n:], kv_len=batch.kv_len[n:])

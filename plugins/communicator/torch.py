@@ -16,6 +16,7 @@ import torch
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
 from minisgl.hooks import hookimpl
+from minisgl.kernel.launch import one_launch
 
 
 @dataclass
@@ -48,6 +49,7 @@ class TorchCommunicator:
         else:
             self._group = dist.ProcessGroupGloo(dist.PrefixStore("gloo", self._store), rank, size, timeout)
 
+    @one_launch
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         if self._group is not None:
             self._group.allreduce([x]).wait()
@@ -60,6 +62,7 @@ class TorchCommunicator:
 
         return add_rms_norm(self.all_reduce(x), residual, weight, eps)
 
+    @one_launch
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
         if self._group is None:
             return x

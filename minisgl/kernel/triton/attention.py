@@ -239,10 +239,10 @@ def decode_splits(rows: int, kv_heads: int, programs: int) -> int:
     return 1 << (wanted.bit_length() - 1)
 
 
-def decode(q: Tensor, out: Tensor, pages: Pages, heads: Heads, splits: int, partial: Tensor | None) -> None:
+def decode(q: Tensor, out: Tensor, pages: Pages, heads: Heads, splits: int, partial: Tensor | None, tile: Tile) -> None:
     """q, out [rows, q_heads, head_dim], one query a row. ``partial``: float32 scratch of at least
     rows · q_heads · splits · (head_dim + 1) elements; None where ``splits`` is 1."""
-    rows, tile = q.shape[0], decode_tile(heads.group, heads.head_dim, q.dtype)
+    rows = q.shape[0]
     scratch = out if partial is None else partial
     tops = scratch if partial is None else partial[rows * heads.q_heads * splits * heads.head_dim :]
     block_d = _block_d(heads)

@@ -13,4 +13,4 @@ GPU = Path(__file__).parents[2] / "gpu"
 
 
 def test_attention_agrees_with_softmax_under_the_interpreter() -> None:
-    run_interpreted(GPU / "test_triton_attention.py")
+    run_interpreted(GPU / "test_triton_attention.py", GPU / "test_triton_engine.py")

@@ -1,0 +1,300 @@
+"""``python -m minisgl.bench kernels``: what each kernel reaches on this GPU, beside its torch twin and a library's.
+
+For each shape: microseconds, GB/s or TFLOP/s, and the share of the chip's limit: bytes that must move, or operations
+that must be done, counted once. Attention and expert backends are all those that are loaded and serve here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from minisgl.compose import plain_errors
+from minisgl.config import ConfigError
+from minisgl.engine import noise
+
+BANDWIDTH = 4.3e12  # bytes/s: a large device-to-device copy on an H200, bytes read plus bytes written
+COMPUTE = 790e12  # FLOP/s: a large bf16 matrix product on an H200
+BF16 = torch.bfloat16
+VOCABULARY = 151_936  # Qwen3's
+
+
+@dataclass
+class Case:
+    """One kernel on one shape: the least it must move and compute, and the versions of it, by name."""
+
+    kernel: str
+    shape: str
+    bytes: float
+    flops: float = 0.0
+    versions: dict[str, Callable[[], Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """``us`` is None where the version failed; ``note`` says how."""
+
+    kernel: str
+    shape: str
+    version: str
+    us: float | None
+    gb_s: float | None = None
+    tflop_s: float | None = None
+    share: float | None = None
+    note: str = ""
+
+
+def main(argv: Sequence[str]) -> None:
+    with plain_errors("minisgl.bench"):
+        args = parser().parse_args(argv)
+        if not torch.cuda.is_available():
+            raise ConfigError("kernels are measured on a GPU, and torch finds no CUDA device here.")
+        results = []
+        for case in cases(args.only):
+            results += measure(case)
+            for line in results[-len(case.versions) :]:
+                print(f"{line.kernel} {line.shape} {line.version}: {line.us or line.note}", flush=True)
+        show(results)
+        if args.json is not None:
+            device = torch.cuda.get_device_name()
+            report = {"device": device, "torch": torch.__version__, "results": [asdict(line) for line in results]}
+            args.json.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="python -m minisgl.bench kernels", description=__doc__)
+    p.add_argument("--only", nargs="+", default=[], help="kernels whose name begins with one of these words")
+    p.add_argument("--json", type=Path, help="write the numbers to this file")
+    return p
+
+
+def cases(only: Sequence[str] = ()) -> Iterator[Case]:
+    """Every case, made when it is asked for: its tensors live no longer than it is measured."""
+    from minisgl.bench import backends
+
+    groups: tuple[tuple[str, Callable[[], Iterable[Case]]], ...] = (
+        ("add_rms_norm", norms),
+        ("silu_and_mul", activations),
+        ("norm_rope_store", ropes),
+        ("page_indices", indices),
+        ("gumbel_argmax", draws),
+        ("softmax_topk", routes),
+        ("decode", backends.decodes),
+        ("extend", backends.extends),
+        ("experts", backends.experts),
+    )
+    for name, make in groups:
+        if not only or any(name.startswith(word) for word in only):
+            yield from make()
+
+
+# ---- measuring ---------------------------------------------------------------------------------------------
+
+
+def time_us(run: Callable[[], Any]) -> float:
+    """Median microseconds of a call: ten of them in a CUDA graph, or one at a time where it waits for the device."""
+    with torch.inference_mode():
+        run()  # compiles, plans
+        torch.cuda.synchronize()
+        again, calls = run, 1
+        if not waits(run):
+            graph, calls = torch.cuda.CUDAGraph(), 10
+            with torch.cuda.graph(graph):
+                for _ in range(calls):
+                    run()
+            again = graph.replay
+        times = []
+        for i in range(23):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            again()
+            end.record()
+            end.synchronize()
+            if i >= 3:
+                times.append(begin.elapsed_time(end) * 1000 / calls)
+        return statistics.median(times)
+
+
+def waits(run: Callable[[], Any]) -> bool:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    except RuntimeError:
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return False
+
+
+def measure(case: Case) -> list[Measured]:
+    lines = []
+    for version, run in case.versions.items():
+        try:
+            us = time_us(run)
+        except Exception as error:  # another library's kernels may refuse a shape: say so and go on
+            lines.append(
+                Measured(case.kernel, case.shape, version, None, note=f"{type(error).__name__}: {error}"[:200])
+            )
+            continue
+        seconds = us / 1e6
+        moving, computing = case.bytes / BANDWIDTH, case.flops / COMPUTE
+        gb_s = case.bytes / seconds / 1e9 if moving >= computing else None
+        tflop_s = case.flops / seconds / 1e12 if moving < computing else None
+        lines.append(Measured(case.kernel, case.shape, version, us, gb_s, tflop_s, max(moving, computing) / seconds))
+    return lines
+
+
+def show(results: Sequence[Measured]) -> None:
+    table = Table("kernel", "shape", "version", title=torch.cuda.get_device_name())
+    for name in ("µs", "GB/s", "TFLOP/s", "of the limit"):
+        table.add_column(name, justify="right")
+    for i, line in enumerate(results):
+        new = i == 0 or (line.kernel, line.shape) != (results[i - 1].kernel, results[i - 1].shape)
+        numbers = [
+            "failed" if line.us is None else f"{line.us:.1f}",
+            "" if line.gb_s is None else f"{line.gb_s:.0f}",
+            "" if line.tflop_s is None else f"{line.tflop_s:.0f}",
+            "" if line.share is None else f"{line.share:.0%}",
+        ]
+        table.add_row(*(line.kernel, line.shape) if new else ("", ""), line.version, *numbers)
+    console = Console(width=120)
+    console.print(table)
+    for line in results:
+        if line.note:
+            console.print(f"{line.kernel} {line.shape} {line.version}: {line.note}", markup=False)
+
+
+# ---- cases -------------------------------------------------------------------------------------------------
+
+
+def random(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.randn(shape, device="cuda", dtype=dtype)
+
+
+def library(path: str) -> Callable[..., Any] | None:
+    """A function of a package that may not be installed here: ``package.module:function``."""
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+
+
+def norms() -> Iterator[Case]:
+    from minisgl.kernel.triton import norm as kernel
+
+    theirs = library("flashinfer.norm:fused_add_rmsnorm")
+    for rows in (1, 64, 8192):
+        for dim in (1024, 5120):
+            x, residual, weight = random(rows, dim), random(rows, dim), random(dim)
+
+            case = Case("add_rms_norm", f"{rows} x {dim}", 4 * x.nbytes)
+            case.versions["torch"] = partial(norm_twin, x, residual, weight)
+            case.versions["triton"] = partial(kernel.add_rms_norm, x, residual, weight, 1e-6)
+            if theirs is not None:
+                case.versions["flashinfer"] = partial(theirs, x, residual, weight, 1e-6)
+            yield case
+
+
+def norm_twin(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
+    return torch.nn.functional.rms_norm(x.add_(residual), weight.shape, weight, 1e-6)
+
+
+def activations() -> Iterator[Case]:
+    from minisgl.kernel.triton import activation as kernel
+
+    theirs = library("flashinfer.activation:silu_and_mul")
+    for rows in (1, 64, 8192):
+        x = random(rows, 2 * 3072)
+        case = Case("silu_and_mul", f"{rows} x 3072", 1.5 * x.nbytes)
+        case.versions["torch"] = partial(silu_twin, x)
+        case.versions["triton"] = partial(kernel.silu_and_mul, x)
+        if theirs is not None:
+            case.versions["flashinfer"] = partial(theirs, x)
+        yield case
+
+
+def silu_twin(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate).mul_(up)
+
+
+def ropes() -> Iterator[Case]:
+    from minisgl.kernel import rope
+    from minisgl.kernel.triton import rope as kernel
+    from minisgl.kvcache.pool import KVPool
+
+    q_heads, kv_heads, dim = 16, 8, 128
+    norm = rope.QKNorm(random(dim), random(dim), 1e-6)
+    for tokens in (1, 64, 8192):
+        qkv, cos_sin = random(tokens, (q_heads + 2 * kv_heads) * dim), random(tokens, dim, dtype=torch.float32)
+        pool = KVPool(1, tokens // 16 + 2, 16, kv_heads, dim, BF16, torch.device("cuda"))
+        where = torch.randperm((tokens // 16 + 2) * 16, device="cuda")[:tokens]
+        args = (qkv, q_heads, kv_heads, norm, cos_sin, pool, 0, where)
+        case = Case("norm_rope_store", f"{tokens} tokens, 16/8 heads", 2 * qkv.nbytes + cos_sin.nbytes)
+        case.versions["torch"] = partial(rope.norm_rope_store_torch, *args)
+        case.versions["triton"] = partial(kernel.norm_rope_store, *args)
+        yield case
+
+
+def indices() -> Iterator[Case]:
+    from minisgl.kernel import indices as flat
+    from minisgl.kernel.triton import indices as kernel
+
+    for rows, length, page in ((64, 1024, 16), (256, 1024, 16), (64, 4096, 1)):
+        columns = length // page
+        table = torch.randint(0, 1 << 20, (rows + 1, columns), dtype=torch.int32, device="cuda")
+        slots = torch.randperm(rows, device="cuda").int()
+        kv_len = torch.full((rows,), length, dtype=torch.int32, device="cuda")
+        outs = [torch.empty(n, dtype=torch.int32, device="cuda") for n in (rows + 1, rows * columns, rows)]
+        case = Case("page_indices", f"{rows} x {length}, page {page}", 8 * rows * columns)
+        case.versions["torch"] = partial(flat.page_indices_torch, table, slots, kv_len, page, *outs)
+        case.versions["triton"] = partial(kernel.page_indices, table, slots, kv_len, page, *outs)
+        yield case
+
+
+def draws() -> Iterator[Case]:
+    from minisgl.kernel.triton import sampling as kernel
+
+    theirs = library("flashinfer.sampling:sampling_from_logits")
+    hashes = noise.token_hashes(VOCABULARY, torch.device("cuda"))
+    for rows in (1, 64, 256):
+        logits = random(rows, VOCABULARY, dtype=torch.float32)
+        temperature = torch.full((rows,), 0.6, device="cuda")
+        keys = torch.randint(-(1 << 31), (1 << 31) - 1, (rows, 2), dtype=torch.int32, device="cuda")
+        args = (logits, temperature, keys, torch.arange(rows, dtype=torch.int32, device="cuda"), hashes)
+        case = Case("gumbel_argmax", f"{rows} x {VOCABULARY}", logits.nbytes)
+        case.versions["torch"] = partial(draw_twin, *args)
+        case.versions["triton"] = partial(kernel.gumbel_argmax, *args)
+        case.versions["argmax alone (torch)"] = partial(logits.argmax, dim=1)
+        if theirs is not None:
+            case.versions["flashinfer"] = partial(theirs, logits)
+        yield case
+
+
+def draw_twin(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor, hashes: Tensor) -> Tensor:
+    return noise.gumbel(keys, positions, hashes).add_(logits / temperature[:, None]).argmax(dim=1)
+
+
+def routes() -> Iterator[Case]:
+    from minisgl.kernel import routing
+    from minisgl.kernel.triton import routing as kernel
+
+    for tokens in (1, 64, 8192):
+        logits = random(tokens, 128)
+        case = Case("softmax_topk", f"{tokens} x 128, top 8", logits.nbytes + 64 * tokens)
+        case.versions["torch"] = partial(routing.softmax_topk_torch, logits, 8, True)
+        case.versions["triton"] = partial(kernel.softmax_topk, logits, 8, True)
+        yield case

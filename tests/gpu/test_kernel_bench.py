@@ -1,0 +1,35 @@
+"""The kernel benchmark runs: every version of a kernel is timed, and no share of the limit is beyond the chip's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from minisgl.bench import kernels
+
+
+def test_every_version_is_timed(tmp_path: Path, compiled: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    if not compiled:
+        pytest.skip("needs a CUDA device")
+    report = tmp_path / "kernels.json"
+    kernels.main(["--only", "add_rms_norm", "softmax_topk", "--json", str(report)])
+    results = json.loads(report.read_text("utf-8"))["results"]
+    assert {line["kernel"] for line in results} == {"add_rms_norm", "softmax_topk"}
+    assert {line["version"] for line in results} >= {"torch", "triton"}
+    assert all(line["us"] > 0 for line in results if line["version"] in ("torch", "triton"))
+    large = [line for line in results if line["shape"].startswith("8192")]
+    assert large
+    assert all(line["share"] < 3.0 for line in large if line["share"] is not None)  # caches help, but not that much
+    assert "of the limit" in capsys.readouterr().out
+
+
+def test_a_version_that_waits_for_the_device_is_timed_too(compiled: bool) -> None:
+    if not compiled:
+        pytest.skip("needs a CUDA device")
+    x = torch.ones(1000, device="cuda")
+    assert kernels.waits(lambda: x.sum().item())
+    assert not kernels.waits(lambda: x + 1)
+    assert kernels.time_us(lambda: x.sum().item()) > 0

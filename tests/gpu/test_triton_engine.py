@@ -1,0 +1,84 @@
+"""The Triton plugins and kernels in the engine: promise 8 against transformers in float64, with and without graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from minisgl import LLM, SamplingParams
+from minisgl.testing.checkpoints import tiny_checkpoint
+from minisgl.testing.oracle import Oracle
+
+pytest.importorskip("transformers", reason="transformers writes the checkpoints and is the oracle")
+
+MODELS = ("qwen3", "llama", "qwen3_moe")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> dict[str, Path]:
+    return {name: tiny_checkpoint(name, tmp_path_factory.mktemp(name)) for name in MODELS}
+
+
+def prompts(count: int) -> list[list[int]]:
+    """Half of them share 35 tokens."""
+    rng = np.random.default_rng(0)
+    shared = rng.integers(3, 320, 35).tolist()
+    return [(shared if i % 2 else []) + rng.integers(3, 320, 1 + 3 * i).tolist() for i in range(count)]
+
+
+def options(device: torch.device, *more: str) -> list[str]:
+    fixed = ["attention=triton", "moe=triton", "dtype=float32", "num_pages=1024", "max_running_requests=40"]
+    return [*fixed, f"device={device.type}", *more]
+
+
+@pytest.mark.parametrize("graph", ["none", "cuda"])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("model", MODELS)
+def test_promise_8_greedy_tokens_are_transformers_with_triton(
+    model: str, page_size: int, graph: str, checkpoints: dict[str, Path], device: torch.device, compiled: bool
+) -> None:
+    if not compiled and (graph, page_size) != ("none", 16):
+        pytest.skip("too slow for the interpreter" if graph == "none" else "needs a CUDA device: CUDA graphs")
+    count, tokens = (24, 16) if compiled else (3, 3)
+    words = options(device, f"graph={graph}", f"page_size={page_size}", "max_prefill_tokens=48")
+    asked, greedy = prompts(count), SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    with LLM(str(checkpoints[model]), overrides=words) as llm:
+        outputs = [output.token_ids for output in llm.generate(asked, greedy)]
+        llm.scheduler.check_idle()
+    assert all(len(output) == tokens for output in outputs)
+    Oracle(checkpoints[model]).check_all(asked, outputs)
+
+
+def test_what_triton_launches_is_replayed_by_graph_simulated(
+    checkpoints: dict[str, Path], device: torch.device, compiled: bool
+) -> None:
+    """torch does not see a Triton kernel: without `one_launch` a tape would leave it out."""
+    if compiled:
+        pytest.skip("graph=simulated runs on a CPU")
+    asked, greedy = prompts(2), SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    words = options(device, "graph=simulated", "graph.max_rows=2")
+    with LLM(str(checkpoints["qwen3_moe"]), overrides=words) as llm:
+        outputs = [output.token_ids for output in llm.generate(asked, greedy)]
+        graph = llm.engine.graph  # type: ignore[attr-defined]
+        names = [operation.name for operation in next(iter(graph.tapes.values())).operations]
+        assert graph.replays == 2
+    assert names.count("TritonAttention.forward") == names.count("TritonMoe.forward") == 2
+    Oracle(checkpoints["qwen3_moe"]).check_all(asked, outputs)
+
+
+def test_seeded_draws_on_the_gpu_do_not_depend_on_the_batch(
+    checkpoints: dict[str, Path], device: torch.device, compiled: bool
+) -> None:
+    if not compiled:
+        pytest.skip("needs a CUDA device: on a CPU the sampler is plain torch")
+    asked = prompts(16)
+    for extra in ({}, {"top_k": 40, "top_p": 0.9}):
+        drawn = SamplingParams(temperature=0.9, seed=11, max_tokens=12, ignore_eos=True, **extra)  # type: ignore[arg-type]
+        with LLM(str(checkpoints["qwen3"]), overrides=options(device, "graph=cuda")) as llm:
+            together = [output.token_ids for output in llm.generate(asked, drawn)]
+            alone = [llm.generate([prompt], drawn)[0].token_ids for prompt in asked[:4]]
+        assert together[:4] == alone
+        assert len({tuple(output) for output in together}) > 8

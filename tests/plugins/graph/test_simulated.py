@@ -1,0 +1,96 @@
+"""graph=simulated in the engine: the same tokens as without graphs, exact counts, and refusals that name the rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minisgl import LLM, SamplingParams
+from minisgl.attention import GraphKey
+from minisgl.config import ConfigError
+from minisgl.plugins.graph.simulated import Simulated, SimulatedRunner, minisgl_graph
+from minisgl.testing.checkpoints import tiny_checkpoint
+
+PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5] * 4, [3] * 30, [4], list(range(3, 50))]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("qwen3", tmp_path_factory.mktemp("qwen3"))
+
+
+def generate(model: Path, params: SamplingParams, *overrides: str) -> tuple[list[list[int]], Any]:
+    words = ["attention=torch", "moe=torch", "device=cpu", "num_pages=64", "max_running_requests=4", *overrides]
+    with LLM(str(model), overrides=words) as llm:
+        outputs = llm.generate(PROMPTS, params)
+        graph = getattr(llm.engine, "graph", None)
+        counts = (graph.operations, graph.replays, graph.padded_rows) if isinstance(graph, SimulatedRunner) else None
+        return [list(output.token_ids) for output in outputs], counts
+
+
+@pytest.mark.parametrize("cache", ["radix", "naive"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True),
+        SamplingParams(max_tokens=9, temperature=1.0, top_k=20, seed=7, ignore_eos=True),
+    ],
+    ids=["greedy", "sampled"],
+)
+def test_graph_simulated_gives_what_no_graph_gives(checkpoint: Path, params: SamplingParams, cache: str) -> None:
+    plain, _ = generate(checkpoint, params, "graph=none", f"cache={cache}")
+    replayed, counts = generate(checkpoint, params, "graph=simulated", f"cache={cache}")
+    assert replayed == plain
+    operations, replays, _ = counts
+    assert set(operations) == {GraphKey(1), GraphKey(2), GraphKey(4)}
+    assert len(set(operations.values())) == 1
+    assert replays > 0
+
+
+def test_every_decode_step_is_one_replay_and_padding_is_counted(checkpoint: Path) -> None:
+    """Three prompts at once, then 8 steps of three decode rows in a bucket of four: the prefill is not a replay."""
+    words = ["attention=torch", "device=cpu", "num_pages=64", "max_running_requests=4", "graph=simulated"]
+    with LLM(str(checkpoint), overrides=words) as llm:
+        llm.generate(PROMPTS[:3], SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True))
+        graph: Any = llm.engine.graph  # type: ignore[attr-defined]
+        assert graph.replays == 8
+        assert graph.padded_rows == 8
+
+
+def test_collectives_are_recorded_as_launches(checkpoint: Path) -> None:
+    greedy = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+    plain, _ = generate(checkpoint, greedy, "graph=none")
+    replayed, _ = generate(checkpoint, greedy, "graph=simulated", "tp=2")
+    assert replayed == plain
+
+
+def test_a_host_read_in_a_backend_is_refused_at_start(tmp_path: Path) -> None:
+    """moe=torch reads on the host how many tokens each expert got: a CUDA graph could not record it either."""
+    model = tiny_checkpoint("qwen3_moe", tmp_path)
+    with pytest.raises(ConfigError, match=r"(?s)graph=simulated.*\[(dynamic-shape|host-read)\].*plugins/moe/torch\.py"):
+        generate(model, SamplingParams(max_tokens=2), "graph=simulated")
+
+
+def test_pick_takes_the_smallest_bucket_that_holds_the_rows() -> None:
+    runner = SimulatedRunner(Simulated(max_rows=6))
+    keys = runner.buckets(100)
+    assert [key.rows for key in keys] == [1, 2, 4, 6]
+    assert [key.rows for key in runner.buckets(1)] == [1]
+    assert [key.rows for key in runner.buckets(4)] == [1, 2, 4]
+    assert runner.pick(1, 1, True) is None  # nothing recorded yet
+    runner.capture(keys, lambda key: torch.zeros(key.rows), lambda x: x + 1)
+    assert [runner.pick(rows, 1, True) for rows in (1, 2, 3, 5, 6, 7)] == [*map(GraphKey, (1, 2, 4, 6, 6)), None]
+    assert runner.padded_rows == 2
+    assert runner.pick(2, 1, False) is None  # a prefill chunk among the rows
+    assert runner.pick(2, 4, True) is None
+    runner.close()
+    assert runner.pick(1, 1, True) is None
+
+
+def test_a_gpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match="graph=cuda"):
+        minisgl_graph(Simulated(), torch.device("cuda"))
+    assert minisgl_graph(object(), torch.device("cpu")) is None
