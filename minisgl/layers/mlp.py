@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from minisgl.config import ConfigError
 from minisgl.kernel.activation import gelu_and_mul, silu_and_mul
 from minisgl.layers.context import Context
 from minisgl.layers.linear import LinearColParallelMerged, LinearRowParallel
+
+CPU_ROWS = 1024
+"""Tokens that a CPU computes at a time, so that the widest activations stay in its cache (a fifth of the time of 8192
+tokens went into fetching fresh memory for them)."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu_and_mul,
@@ -39,4 +44,6 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden], partial."""
+        if x.device.type == "cpu" and len(x) > CPU_ROWS:
+            return torch.cat([self.forward(rows) for rows in x.split(CPU_ROWS)])
         return self.down_proj(self.act(self.gate_up_proj(x)))

@@ -37,15 +37,15 @@ def test_work_grows_with_what_rows_read_not_with_the_longest() -> None:
     """Padding: no group gathers more than twice what its blocks see, whatever the lengths."""
     backend = TorchAttention(Torch(), CPU)
     run_case(backend, replace(CASES[0], rows=((1000, 1), *[(20 + i, 1) for i in range(30)])))
-    gathered = sum(group.seen[:, :, 0].numel() for group in backend.groups[-1])
-    seen = sum(int(group.seen.sum()) for group in backend.groups[-1])
+    gathered = sum(group.seen[:, :, 0].numel() for group in backend.plans[-1].groups)
+    seen = sum(int(group.seen.sum()) for group in backend.plans[-1].groups)
     assert gathered < 2 * seen
 
 
 def test_a_window_reads_only_its_pages() -> None:
     backend = TorchAttention(Torch(), CPU)
     run_case(backend, AttentionCase(((1000, 1),), page_size=16, window=40))
-    (group,) = backend.groups[40]
+    (group,) = backend.plans[40].groups
     assert len(group.pages) <= 4
 
 
