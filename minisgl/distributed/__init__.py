@@ -20,9 +20,7 @@ class Communicator(Protocol):
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over ranks. The result may be another tensor than x; x may be clobbered."""
 
-    def all_reduce_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
+    def all_reduce_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """All-reduce x, add residual, RMS-normalise with weight: (normalised, new residual)."""
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
