@@ -241,7 +241,7 @@ def _about_a_handbook(rng: random.Random, split: Split, tokens: int) -> Conversa
     if len(text) < 400 and chance(rng, 30):
         text = text.replace("\n", " ")
     if chance(rng, 40):
-        system = rng.choice(_BOOK_IN_SYSTEM).format(b=text)
+        system: str | None = rng.choice(_BOOK_IN_SYSTEM).format(b=text)
     else:
         system = _system(rng) if chance(rng, 50) else None
         turns[0] = Turn(rng.choice(_BOOK_IN_USER).format(b=text, q=turns[0].user), turns[0].answer, turns[0].family)

@@ -113,6 +113,7 @@ def write(
     seen: dict[str, list[Fact]] = {}
     size = measure(title) + 1
     kinds = KINDS if chance(rng, 70) else tuple(rng.sample(KINDS, rng.randint(2, 10)))
+    stated: tuple[Fact, ...]
     while True:
         if chance(rng, 4) and lines:
             line, stated = rng.choice(_FILLER), ()

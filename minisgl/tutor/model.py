@@ -106,7 +106,7 @@ def _packed_attention(
 AttentionInterface.register("tutor_packed", _packed_attention)
 
 
-def _dense_mixture(self: nn.Module, hidden: Tensor) -> Tensor:
+def _dense_mixture(self: Any, hidden: Tensor) -> Tensor:
     """Run every expert on every token and weigh them by the router: for small experts faster than to sort tokens.
 
     Also leaves `self.balance`, which is 1 when the experts are used evenly (Switch Transformers, arXiv:2101.03961).

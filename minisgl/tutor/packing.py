@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -24,12 +24,15 @@ ANSWER_WEIGHT = {"lookup": 4.0, "absent": 4.0}
 """Loss weight of an answer's tokens where it is not 1: rows with a long handbook hold few answers."""
 
 
-class Rows(NamedTuple):
+Array = TypeVar("Array")
+
+
+class Rows(NamedTuple, Generic[Array]):
     """Some rows of `length` tokens. A token's weight is for predicting it; attention stays in a document."""
 
-    tokens: np.ndarray  # int16 [rows, length]
-    weights: np.ndarray  # float16 [rows, length]
-    documents: np.ndarray  # int16 [rows, length], counts up in each row
+    tokens: Array  # int16 [rows, length]
+    weights: Array  # float16 [rows, length]
+    documents: Array  # int16 [rows, length], counts up in each row
 
 
 def _interleaved() -> tuple[str, ...]:
@@ -70,7 +73,7 @@ class Packer:
         self.seed = seed
         self.length = length
 
-    def rows(self, first: int, count: int) -> Rows:
+    def rows(self, first: int, count: int) -> Rows[np.ndarray]:
         """The rows `first` to `first + count - 1`."""
         rows = [self.row(first + i) for i in range(count)]
         return Rows(*(np.stack(arrays) for arrays in zip(*rows, strict=True)))

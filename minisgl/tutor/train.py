@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ class Batches(Dataset):
     def __len__(self) -> int:
         return 10**9
 
-    def __getitem__(self, index: int) -> Rows:
+    def __getitem__(self, index: int) -> Rows[Tensor]:
         options = self.options
         if self.packer is None:
             self.packer = Packer(options.tokenizer / "tokenizer.json", options.seed, options.length)
@@ -49,15 +50,15 @@ class Batches(Dataset):
         return Rows(*(torch.from_numpy(array) for array in rows))
 
 
-def batches(options: argparse.Namespace, start: int) -> Iterator[Rows]:
+def batches(options: argparse.Namespace, start: int) -> Iterator[Rows[Tensor]]:
     """Batches from number `start` on, written ahead by `options.workers` processes."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    ahead = {"prefetch_factor": 8, "multiprocessing_context": "spawn"} if options.workers else {}
+    ahead: dict[str, Any] = {"prefetch_factor": 8, "multiprocessing_context": "spawn"} if options.workers else {}
     data = Batches(options, start)
     return iter(DataLoader(data, batch_size=None, sampler=itertools.count(), num_workers=options.workers, **ahead))
 
 
-def token_losses(hidden: Tensor, head: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+def token_losses(hidden: Tensor, head: Tensor, rows: Rows[Tensor]) -> tuple[Tensor, Tensor]:
     """Loss and weight of each token but the first: both [rows, length - 1]."""
     logits = F.linear(hidden[:, :-1], head).float()
     targets = rows.tokens[:, 1:].long()
@@ -124,7 +125,7 @@ class Trainer:
             return self.step / self.options.steps
         return self.seconds / (60 * self.options.minutes)
 
-    def train_step(self, rows: Rows) -> tuple[Tensor, Tensor]:
+    def train_step(self, rows: Rows[Tensor]) -> tuple[Tensor, Tensor]:
         """One update. Returns each row's mean loss on answers, and the weighted mean loss, both on the device."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.progress(), self.options.rate)
