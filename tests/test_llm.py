@@ -17,9 +17,11 @@ import transformers
 
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
-from minisgl.core import EngineDead, Refused
+from minisgl.core import EngineDead, Finished, Logprobs, Output, Refused
 from minisgl.engine import followers
+from minisgl.llm import _Batch
 from minisgl.testing.checkpoints import tiny_checkpoint
+from minisgl.tokenizer.detokenizer import Detokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 OPTIONS = ["device=cpu", "num_pages=512", "page_size=4"]
@@ -130,6 +132,20 @@ def test_a_stop_string_over_a_token_border_is_cut(llm: LLM) -> None:
     assert whole.logprobs is not None
     chosen = [entry.chosen for entry in whole.logprobs]
     assert [entry.chosen for entry in output.logprobs] == pytest.approx(chosen[: len(output.token_ids)])
+
+
+def test_tokens_that_come_with_the_end_of_a_stop_string_are_dropped(llm: LLM) -> None:
+    """A scheduler may hand out two steps' tokens at once."""
+    assert llm.tokenizer is not None
+    ids = llm.tokenizer.encode("xyz", special=False)
+    batch = _Batch(Detokenizer(llm.tokenizer), [[5]], [SamplingParams(max_tokens=9, stop=("y",), logprobs=0)])
+    batch.expect(7, 0, 0)
+    entries = {i: (-float(i), (), ()) for i in range(len(ids))}
+    assert batch.take(Output([7] * len(ids), ids, [], entries)) == [7]
+    assert batch.take(Output([], [], [Finished(7, "abort")])) == []
+    choice = batch.outputs[0].choices[0]
+    assert (choice.text, choice.finish_reason, choice.token_ids) == ("x", "stop", ids[:2])
+    assert choice.logprobs == [Logprobs(0.0), Logprobs(-1.0)]
 
 
 def chr_of(llm: LLM, token: int) -> str:

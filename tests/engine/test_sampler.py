@@ -160,7 +160,8 @@ def test_a_request_in_another_slot_after_retraction_draws_the_same() -> None:
     whole = [draw(first, logits, [0], [3 + i])[0][0] for i, logits in enumerate(steps)]
 
     second = Sampler(4, VOCAB, CPU)
-    second.seat([Seat(3, 9, params, 1, np.array([9], np.int32), np.array([8, 8], np.int32))])  # leaves traces
+    others = np.arange(0, VOCAB, 2, dtype=np.int32)
+    second.seat([Seat(3, 9, params, 1, others, others + 1)])  # leaves traces of every token
     draw(second, steps[0], [3], [3])
     second.seat([Seat(3, 1, params, 77, prompt, np.array(whole[:4], np.int32))])  # resumed at its fifth token
     resumed = [draw(second, steps[i], [3], [3 + i])[0][0] for i in range(4, 8)]

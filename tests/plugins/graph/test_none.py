@@ -1,0 +1,23 @@
+"""graph=none: it wants nothing, and says so when it is asked for more."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minisgl.engine.graph import GraphKey
+from minisgl.host import Host
+
+
+def test_none_records_nothing() -> None:
+    host = Host.load()
+    config = host.compose(["graph=none"])
+    runner = host.build("graph", config.graph, device=torch.device("cpu"))
+    assert tuple(runner.buckets(256)) == ()
+    runner.capture((), lambda key: None, lambda inputs: torch.empty(0))
+    assert runner.pick(1, 1, True) is None
+    with pytest.raises(ValueError, match="graph=none records nothing"):
+        runner.capture([GraphKey(1)], lambda key: None, lambda inputs: torch.empty(0))
+    with pytest.raises(ValueError, match="no recording of"):
+        runner.run(GraphKey(1))
+    runner.close()
