@@ -50,7 +50,7 @@ class LayerSpec:
     kv_heads: int
     head_dim: int
     scale: float
-    window: int = -1
+    window: int = -1  # positions that a query sees, its own included; -1: all
     soft_cap: float = 0.0
 
 

@@ -107,6 +107,12 @@ def test_missing_and_unknown_tensors_are_named(path: Path, host: Host) -> None:
     assert "also has model.layers.0.extra.weight" in str(error.value)
 
 
+def test_an_unknown_tensor_alone_is_an_error(path: Path, host: Host) -> None:
+    edit(path, model__layers__2__input_layernorm__weight=torch.zeros(64))
+    with pytest.raises(ConfigError, match=r"it also has model\.layers\.2\.input_layernorm\.weight"):
+        PagedModel(path, host=host)
+
+
 def test_a_tensor_of_another_shape_is_named(path: Path, host: Host) -> None:
     edit(path, model__layers__0__mlp__up_proj__weight=torch.zeros(96, 63))
     with pytest.raises(ConfigError, match=r"model\.layers\.0\.mlp\.up_proj\.weight has shape \[96, 63\].*\[96, 64\]"):
