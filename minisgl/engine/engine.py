@@ -73,7 +73,7 @@ class TorchEngine:
             page_size=config.page_size,
             num_pages=pages,
             max_slots=config.max_running_requests,
-            max_len=min(max_len, pages * config.page_size + 1),  # the last token has no KV
+            max_len=max_len,
             vocab_size=model_config.vocab_size,
         )
         self.ctx.pool = KVPool(shape[0], pages + 1, *shape[1:], self.dtype, self.device, needs.layout)

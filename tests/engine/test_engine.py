@@ -13,7 +13,7 @@ import torch
 
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
-from minisgl.core import EngineDead, Seat, Step
+from minisgl.core import EngineDead, Refused, Seat, Step
 from minisgl.engine import memory, setup
 from minisgl.engine.build import LeaderEngine, build_engine, follow
 from minisgl.engine.engine import TorchEngine
@@ -140,10 +140,13 @@ def test_the_pool_is_no_larger_than_its_requests_could_fill(host: Host, path: Pa
     engine.close()
 
 
-def test_a_small_pool_shortens_what_a_request_may_be(host: Host, path: Path) -> None:
-    engine = engine_of(host, path, "num_pages=3", "page_size=16")
-    assert engine.spec.max_len == 3 * 16 + 1  # the last token's KV is never stored
-    engine.close()
+def test_a_small_pool_is_a_reason_to_refuse_a_request_not_to_start(path: Path) -> None:
+    with LLM(str(path), overrides=["device=cpu", "num_pages=3", "page_size=16"]) as llm:
+        assert llm.engine.spec.max_len == 512
+        fits = SamplingParams(max_tokens=9, ignore_eos=True)
+        assert len(llm.generate([[5] * 40], fits)[0].token_ids) == 9  # the last token's KV is never stored
+        with pytest.raises(Refused, match="over the 49 that the KV pool can hold"):
+            llm.generate([[5] * 41], fits)
 
 
 def test_cpu_memory_bounds_the_pool(host: Host, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
