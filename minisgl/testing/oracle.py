@@ -13,17 +13,25 @@ __all__ = ["Oracle", "check_greedy"]
 
 
 class Oracle:
-    """A checkpoint as transformers computes it in float64."""
+    """A checkpoint as transformers computes it: in float64 unless ``dtype`` names another of torch's."""
 
-    def __init__(self, model_dir: str | Path):
+    def __init__(self, model_dir: str | Path, dtype: str = "float64"):
         import torch
         import transformers
 
+        self.dtype = getattr(torch, dtype)
         # Experts one by one: the grouped product that transformers prefers has no float64.
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=torch.float64, experts_implementation="eager"
+            model_dir, dtype=self.dtype, experts_implementation="eager"
         )
         self.model = model.eval()
+
+    def logits(self, ids: Any) -> Any:
+        """A tensor [len(ids), vocab]: row i scores the token after ``ids[: i + 1]``."""
+        import torch
+
+        with torch.inference_mode():
+            return self.model(torch.as_tensor(ids, dtype=torch.long)[None], use_cache=False).logits[0]
 
     def check(self, prompt_ids: Sequence[int], output_ids: Sequence[int], eps: float = 1e-4) -> None:
         """Raise AssertionError, naming the first token that is not within ``eps`` of its position's maximum."""
@@ -40,7 +48,7 @@ class Oracle:
         ids = torch.tensor([row + [0] * (longest - len(row)) for row in given])
         with torch.inference_mode():
             logits = self.model(ids, use_cache=False).logits
-        assert logits.dtype == torch.float64
+        assert logits.dtype == self.dtype
         for row, prompt, output in zip(logits, prompts, outputs, strict=True):
             _check(row[len(prompt) - 1 :], prompt, output, eps)
 

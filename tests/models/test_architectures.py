@@ -11,8 +11,8 @@ import torch
 
 from minisgl.host import Host
 from minisgl.testing.checkpoints import tiny_checkpoint
+from minisgl.testing.oracle import Oracle
 from minisgl.testing.paged import PagedModel
-from minisgl.testing.reference import Reference
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -60,7 +60,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """A checkpoint, three sequences, and transformers' logits for them."""
     architecture, overrides = CASES[request.param]
     path = tiny_checkpoint(architecture, tmp_path_factory.mktemp(request.param), **overrides)
-    reference = Reference(path, torch.float32)
+    reference = Oracle(path, "float32")
     generator = torch.Generator().manual_seed(1)
     ids = [torch.randint(0, 320, (n,), generator=generator) for n in LENGTHS]
     return path, ids, [reference.logits(sequence) for sequence in ids]
@@ -100,8 +100,8 @@ def test_bfloat16_is_near_float32(tmp_path: Path, host: Host) -> None:
     """The same weights in bf16: activations round, nothing else differs (a wrong norm or rotation is far off)."""
     path = tiny_checkpoint("qwen3", tmp_path)
     ids = torch.arange(3, 43)
-    want = Reference(path, torch.bfloat16).logits(ids).float()
-    exact = Reference(path).logits(ids).float()
+    want = Oracle(path, "bfloat16").logits(ids).float()
+    exact = Oracle(path).logits(ids).float()
     model = PagedModel(path, dtype=torch.bfloat16, max_len=48, slots=1, host=host)
     (got,) = model.run([(0, 0, ids)])
     assert (got - exact).abs().mean() < 1.5 * (want - exact).abs().mean()
