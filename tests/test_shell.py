@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from minisgl.shell import Chat, ChatError
-from minisgl.testing.serving import Server
+from minisgl.testing.serving import Server, patience
 
 SHELL = [sys.executable, "-m", "minisgl.shell"]
 
@@ -29,7 +29,7 @@ def server() -> Iterator[Server]:
 
 
 def pipe(text: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*SHELL, *words], input=text, capture_output=True, text=True, timeout=60)
+    return subprocess.run([*SHELL, *words], input=text, capture_output=True, text=True, timeout=patience(60))
 
 
 def test_lines_from_a_pipe_are_answered(server: Server) -> None:
@@ -59,7 +59,7 @@ def test_an_answer_that_is_cut_short_is_kept_as_far_as_it_came(server: Server) -
     said = next(pieces) + next(pieces) + next(pieces)
     pieces.close()
     assert chat.turns[-1] == {"role": "assistant", "content": said}
-    deadline = time.monotonic() + 1.0
+    deadline = time.monotonic() + patience(1.0)
     while not server.idle_pool() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert server.idle_pool()
@@ -101,7 +101,7 @@ class Terminal:
 
     def expect(self, what: str, timeout: float = 30.0) -> str:
         """Read until the pattern comes; what was seen with it."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + patience(timeout)
         while (match := re.search(what, self.seen)) is None:
             left = deadline - time.monotonic()
             assert left > 0, f"waited for {what!r}, saw {self.seen!r}"
@@ -154,7 +154,7 @@ def test_its_own_server_ends_with_it(tmp_path: Path) -> None:
         family = psutil.Process(terminal.process.pid).children(recursive=True)
         assert len(family) >= 4
         terminal.process.send_signal(signal.SIGKILL)
-        deadline = time.monotonic() + 2.0
+        deadline = time.monotonic() + patience(2.0)
         while (left := [p for p in family if runs(p)]) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert left == []

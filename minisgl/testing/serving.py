@@ -9,6 +9,7 @@ import contextlib
 import os
 import queue
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,13 +18,19 @@ import threading
 import time
 import urllib.request
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 
 import psutil
 
-__all__ = ["Server"]
+__all__ = ["Server", "patience"]
 
 _SAMPLE = re.compile(r"^(\w+)(\{.*\})? (\S+)$", re.MULTILINE)
+
+
+def patience(seconds: float) -> float:
+    """``seconds`` on a machine with a core to spare; longer by as much as this one is overloaded."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 class Server:
@@ -33,6 +40,7 @@ class Server:
     """
 
     def __init__(self, *words: str, wait: bool = True, timeout: float = 90.0, env: Mapping[str, str] | None = None):
+        self.folder = Path(tempfile.mkdtemp(prefix="minisgl-test-"))  # the server's own place for temporary files
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close()
         command = [sys.executable, "-m", "minisgl", "device=cpu", "server.port=0", *words]
         self.started = time.monotonic()
@@ -41,11 +49,12 @@ class Server:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self.folder), **(env or {})},
             start_new_session=True,
         )
         self.url = ""
-        self.family: list[psutil.Process] = []  # every process of it that was seen
+        self.family: list[psutil.Process] = []  # its processes when they were looked at last
+        self.things: set[str] = set()  # the sockets and shared memory that they had then
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         if wait:
@@ -112,20 +121,27 @@ class Server:
     # ---- ending it -----------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Remember the processes that it has now, so that `left` can tell which of them are still there."""
+        """Remember its processes, sockets and shared memory, so that `left` can tell which of them are still there."""
         with contextlib.suppress(psutil.NoSuchProcess):
             launcher = psutil.Process(self.process.pid)
             self.family = [launcher, *launcher.children(recursive=True)]
+        for process in self.family:
+            with contextlib.suppress(psutil.Error, OSError):
+                self.things |= {str(c.laddr) for c in process.net_connections("unix") if c.laddr}
+                self.things |= {m.path for m in process.memory_maps() if m.path.startswith("/dev/shm/")}
 
-    def left(self) -> list[psutil.Process]:
-        """Its processes that still run."""
+    def left(self) -> list[str]:
+        """What is still there of it: processes, sockets, shared memory, temporary files."""
 
         def alive(process: psutil.Process) -> bool:
             with contextlib.suppress(psutil.NoSuchProcess):
                 return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
             return False
 
-        return [process for process in self.family if alive(process)]
+        sockets = Path("/proc/net/unix")
+        bound = set(sockets.read_text().split()) if sockets.exists() else set()
+        things = {thing for thing in self.things if thing in bound or os.path.exists(thing)}
+        return [*map(str, filter(alive, self.family)), *sorted(things), *map(str, self.folder.iterdir())]
 
     def wait(self, timeout: float) -> int:
         """Its exit status. Raises subprocess.TimeoutExpired."""
@@ -138,10 +154,11 @@ class Server:
             self.process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(5)
-        for process in self.left():
+        for process in self.family:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+                process.kill()  # a process id that was given to another process since is not touched
         self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
         if self.process.stdout is not None:
             self.process.stdout.close()
         self._stderr.close()

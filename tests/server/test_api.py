@@ -102,13 +102,15 @@ def test_chat_limits(client: openai.OpenAI, limit: str) -> None:
     assert answer.usage.completion_tokens == 2
 
 
+def repeated(word: str, times: int) -> list[Any]:
+    return [{"role": "user", "content": word * times}]
+
+
 def test_chat_without_a_limit_may_use_the_whole_context(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
-    long: Any = [{"role": "user", "content": "seven " * 2048}]
-    many = len(tokenizer.chat(long)) - 2028
-    long[0]["content"] = "seven " * (2048 - many)
-    answer = chat(client, messages=long, extra_body={"ignore_eos": True})
+    words = next(n for n in range(2048, 0, -1) if len(tokenizer.chat(repeated("seven ", n))) < 2030)
+    answer = chat(client, messages=repeated("seven ", words), extra_body={"ignore_eos": True})
     assert answer.usage is not None
-    assert 1900 < answer.usage.prompt_tokens < 2048
+    assert 2000 < answer.usage.prompt_tokens < 2048
     assert answer.usage.total_tokens == 2048
     assert answer.choices[0].finish_reason == "length"
 
@@ -182,11 +184,25 @@ def test_sampling_parameters_reach_the_sampler(client: openai.OpenAI) -> None:
         sampled = complete(client, "Count to ten: one", max_tokens=10, temperature=1.5, extra_body=narrow)
         assert sampled.choices[0].text == greedy
     assert complete(client, "Count to ten: one", max_tokens=10, temperature=1.5, top_p=1e-6).choices[0].text == greedy
-    body = {"ignore_eos": True, "repetition_penalty": 1.9}
-    plain = complete(client, "Once", max_tokens=40, extra_body={"ignore_eos": True, "return_token_ids": True})
-    spread = complete(client, "Once", max_tokens=40, extra_body={**body, "return_token_ids": True})
-    kinds = [len(set(a.choices[0].model_extra["token_ids"])) for a in (plain, spread)]  # type: ignore[index]
-    assert kinds[1] > kinds[0]
+
+
+def test_penalties_reach_the_sampler(client: openai.OpenAI) -> None:
+    """Two tokens are all that can come. What a penalty does to them shows, whatever the model thinks of them."""
+
+    def counts(pair: tuple[int, int], **penalty: float) -> list[int]:
+        more = {"ignore_eos": True, "return_token_ids": True, **penalty}
+        bias = {str(token): 100.0 for token in pair}
+        (choice,) = complete(client, "Once", max_tokens=40, logit_bias=bias, extra_body=more).choices
+        ids = choice.model_extra["token_ids"]  # type: ignore[index]
+        return sorted(ids.count(token) for token in pair)
+
+    pairs = [(100 + i, 300 + 7 * i) for i in range(6)]
+    uneven = [pair for pair in pairs if counts(pair)[0] < 5]
+    assert uneven  # without a penalty, one of the two takes over
+    for pair in uneven[:2]:
+        assert counts(pair, frequency_penalty=2.0)[0] >= 5
+        assert counts(pair, repetition_penalty=2.0)[0] >= 1
+        assert counts(pair, presence_penalty=2.0)[0] >= counts(pair)[0]
 
 
 def test_logit_bias_and_stop_token_ids(client: openai.OpenAI, tokenizer: Tokenizer) -> None:

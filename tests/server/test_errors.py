@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from minisgl.testing.serving import Server
+from minisgl.testing.serving import Server, patience
 
 USER = [{"role": "user", "content": "Hi"}]
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
@@ -21,7 +22,6 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     # promise 2: refused before it is queued
     "empty prompt": (PLAIN, {"prompt": ""}, "prompt"),
     "no token ids": (PLAIN, {"prompt": []}, "prompt"),
-    "one empty prompt of two": (PLAIN, {"prompt": ["a", ""]}, "prompt"),
     "no messages": (CHAT, {"messages": []}, "messages"),
     "one token too long": (PLAIN, {"prompt": [5] * (LONGEST - 15), "max_tokens": 16}, "max_tokens"),
     "prompt too long": (PLAIN, {"prompt": [5] * LONGEST, "max_tokens": 1}, "prompt"),
@@ -139,6 +139,16 @@ def test_promise_2_bad_requests_are_refused_by_name(tutor: Server, stream: bool)
 def test_what_asks_for_nothing_passes(tutor: Server) -> None:
     answer = httpx.post(f"{tutor.url}{PLAIN}", json={"prompt": "Hi", "max_tokens": 1, **NEUTRAL}, timeout=60)
     assert answer.status_code == 200, answer.text
+
+
+def test_promise_2_one_bad_prompt_of_two_refuses_both(tutor: Server) -> None:
+    for stream in (False, True):
+        body = {"prompt": ["a", ""], "max_tokens": 500, "ignore_eos": True, "stream": stream}
+        assert error_of(httpx.post(f"{tutor.url}{PLAIN}", json=body, timeout=60), 400)["param"] == "prompt"
+    deadline = time.monotonic() + patience(1.0)
+    while not tutor.idle_pool() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert tutor.idle_pool()
 
 
 def test_a_refusal_says_what_would_fit(tutor: Server) -> None:
