@@ -206,13 +206,9 @@ class Scheduler:
 
     def _plan(self, views: list[Running]) -> Sequence[tuple[int, int]]:
         """The rows of the next step: those that were left out for too long, then the policy's."""
-        budget = StepBudget(
-            tokens=self.max_prefill_tokens,
-            rows=self.memory.ledger.slots.free,
-            pages=self.memory.available,
-            reserve=self.slots.growth(Memory.LOOKAHEAD) if self.waiting else 0,
-            cost=self._cost,
-        )
+        if self._make_way():
+            views = self.slots.views(self.next_step)
+        budget = self._budget(Memory.LOOKAHEAD if self.waiting else 0)
         forced = self._starved(views, budget)
         if forced:
             taken = {uid for uid, _ in forced}
@@ -223,16 +219,39 @@ class Scheduler:
         plan = self.policy.plan(WaitingView(len(queue), self._viewer(queue, views)), views, budget)
         if not isinstance(plan, Plan):
             raise PolicyError(f"plan() returned a {type(plan).__name__}; it must return a Plan(rows, retract)")
-        for uid in plan.retract:
+        rows = [*forced, *plan.rows] if forced else plan.rows
+        if plan.retract:
+            rows = self._carry_out(plan.retract, rows)
+        if not rows and not self.flights:
+            # Nothing is in flight, so waiting would change nothing: the oldest goes on.
+            rows = self._oldest()
+        return rows
+
+    def _budget(self, ahead: int) -> StepBudget:
+        """All that a step may take; ``ahead`` tokens of each running request are kept from those that wait."""
+        return StepBudget(
+            tokens=self.max_prefill_tokens,
+            rows=self.memory.ledger.slots.free,
+            pages=self.memory.available,
+            reserve=self.slots.growth(ahead) if ahead else 0,
+            cost=self._cost,
+        )
+
+    def _carry_out(self, retract: Sequence[int], rows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Retract what the policy wants to, and return what still fits of its rows: what is retracted goes into the
+        cache, so another's prompt may have less left to compute, and pages that could be evicted may be in use."""
+        for uid in retract:
             req = self.open.get(uid)
             if req is None or req.slot < 0:
                 raise PolicyError(f"the plan retracts request {uid}, which does not run")
+            if any(uid == other for other, _ in rows):
+                raise PolicyError(f"the plan retracts request {uid} and has a row for it too")
             self._retract(req)
-        rows = [*forced, *plan.rows] if forced else plan.rows
-        if not rows and not self.flights:
-            # Nothing is in flight, so waiting would change nothing: the oldest goes on.
-            rows = self._oldest(views, StepBudget(budget.tokens, budget.rows, budget.pages, 0, self._cost))
-        return rows
+        budget = self._budget(0)
+        views: dict[int, Running | Waiting] = {v.uid: v for v in self.slots.views(self.next_step)}
+        wanted = dict(rows)
+        views |= {req.uid: self._view(req) for req in self.waiting if req.uid in wanted}
+        return [(uid, n) for uid, want in rows if (n := budget.grant(views[uid], want) if uid in views else want)]
 
     def _cost(self, uid: int) -> Cost:
         return self.memory.cost(self.open[uid])
@@ -260,32 +279,47 @@ class Scheduler:
 
         return view_of
 
+    def _late(self) -> Req | None:
+        """The oldest waiting request, if it was left out for ``starvation_steps`` steps."""
+        first = self.waiting[0] if self.waiting else None
+        return first if first is not None and self.next_step - first.queued >= self.starvation_steps else None
+
+    def _make_way(self) -> bool:
+        """Whether a running request was retracted for a late one that does not fit: the youngest of the younger ones.
+        Behind older ones it is only late, not starved."""
+        req = self._late()
+        if req is None or self.memory.settling or self._budget(Memory.LOOKAHEAD).grant(self._view(req), 1):
+            return False
+        youngest = max(self.slots.reqs, key=attrgetter("arrival"), default=None)
+        if youngest is None or youngest.arrival < req.arrival:
+            return False
+        self._retract(youngest)
+        return True
+
     def _starved(self, views: list[Running], budget: StepBudget) -> list[tuple[int, int]]:
-        """Promise 6: whoever was left out for ``starvation_steps`` steps takes part in this one. A waiting request may
-        take the place of younger ones, never of older ones: behind those it is only late, not starved."""
-        limit = self.starvation_steps
-        rows = [(v.uid, n) for v in views if v.skipped >= limit and (n := budget.grant(v, v.left or 1))]
-        if self.waiting and self.next_step - self.waiting[0].queued >= limit:
-            req = self.waiting[0]
-            view = self._viewer(self.waiting, views)(0)
+        """Promise 6: whoever was left out for ``starvation_steps`` steps takes part in this one."""
+        rows = [(v.uid, n) for v in views if v.skipped >= self.starvation_steps and (n := budget.grant(v, v.left or 1))]
+        req = self._late()
+        if req is not None:
+            view = self._view(req)
             if n := budget.grant(view, view.length - view.cached):
                 return [*rows, (req.uid, n)]
             budget.rows = 0  # it is next: nobody else is seated before it
-            youngest = max(self.slots.reqs, key=attrgetter("arrival"), default=None)
-            if youngest is not None and youngest.arrival > req.arrival and not self.memory.settling:
-                self._retract(youngest)
-                views[:] = [v for v in views if v.uid != youngest.uid]
-                return [(uid, n) for uid, n in rows if uid != youngest.uid]
         return rows
 
-    def _oldest(self, views: list[Running], budget: StepBudget) -> list[tuple[int, int]]:
-        for view in views:
+    def _oldest(self) -> list[tuple[int, int]]:
+        budget = self._budget(0)  # whatever the policy was granted: it did not use it
+        for view in self.slots.views(self.next_step):
             if n := budget.grant(view, view.left or 1):
                 return [(view.uid, n)]
-        waiting = self._viewer(self.waiting, [])(0) if self.waiting else None
+        waiting = self._view(self.waiting[0]) if self.waiting else None
         if waiting is not None and (n := budget.grant(waiting, waiting.length - waiting.cached)):
             return [(waiting.uid, n)]
         return []
+
+    def _view(self, req: Req) -> Waiting:
+        """A waiting request on its own."""
+        return self._viewer([req], [])(0)
 
     # ---- the step --------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from minisgl.hooks import hookimpl
 from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.ledger import LedgerError
 from minisgl.scheduler.memory import Memory
-from minisgl.testing import SimEngine
+from minisgl.testing import SimEngine, expected_output
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.workloads import POLICIES
 
@@ -300,6 +300,57 @@ def test_promise_6_a_request_gets_its_turn_although_newer_ones_fill_every_slot(o
 def test_promise_6_a_policy_that_plans_nothing_stops_nobody() -> None:
     report = make(Idle(), starvation_steps=3).run([job(uid) for uid in (1, 2, 3)])
     assert sorted(report.finished) == [1, 2, 3]
+
+
+class Wasteful:
+    """A policy that asks for everything and uses nothing of it."""
+
+    def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
+        for w in waiting:
+            budget.grant(w, w.length)
+        for r in running:
+            budget.grant(r, r.left or 1)
+        return Plan(())
+
+
+def test_promise_6_a_policy_that_is_granted_everything_and_plans_nothing_stops_nobody() -> None:
+    report = make(Wasteful(), starvation_steps=3, max_prefill_tokens=16).run([job(uid, 20) for uid in (1, 2, 3)])
+    assert sorted(report.finished) == [1, 2, 3]
+
+
+class Fickle:
+    """A policy that puts the youngest request back into the queue once, and plans what it was granted besides."""
+
+    def __init__(self, turn: int):
+        self.turns = turn
+
+    def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
+        self.turns -= 1
+        back = [running[-1].uid] if self.turns == 0 else []
+        rows = [(r.uid, n) for r in running if r.uid not in back and (n := budget.grant(r, r.left or 1))]
+        rows += [(w.uid, n) for w in waiting if (n := budget.grant(w, w.length - w.cached))]
+        return Plan(rows, back)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_promise_5_what_a_plan_retracts_may_be_what_another_of_its_rows_begins_with(overlap: bool) -> None:
+    """The retracted request's answer goes into the cache, and less is left to compute of a prompt that contains it."""
+    older, younger = job(1, 9, 20), job(2, 9, 20)
+    answer = expected_output(younger.ask, SPEC.vocab_size).tokens
+    turn = Job(3, [*younger.prompt, *answer[:6], 1, 2], younger.params, arrive=7)
+    report = make(Fickle(8), overlap=overlap).run([older, younger, turn])
+    assert report.counts.seats == {1: 1, 2: 2, 3: 1}
+
+
+@pytest.mark.parametrize("num_pages", [12, 14, 16, 18])
+def test_promise_5_what_a_plan_retracts_may_lock_pages_that_another_of_its_rows_was_to_get(num_pages: int) -> None:
+    """The retracted request had computed again what the cache holds: that is in use until the step in flight is read,
+    so the new prompt, which would have filled the pool to the last page, does not fit any more."""
+    with tight():
+        drive = make(Fickle(16), spec=pool(num_pages))
+        drive.run([job(1, 9, 8)])
+        again = Job(3, job(1).prompt, SamplingParams(max_tokens=12, temperature=0.0))
+        drive.run([job(2, 9, 12), again, job(4, 4 * num_pages - 35, 4, arrive=7)])
 
 
 # ---- 7: the other ranks ------------------------------------------------------------------------------
