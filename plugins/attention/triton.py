@@ -16,10 +16,10 @@ from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, 
 from minisgl.core import I32
 from minisgl.hooks import hookimpl
 from minisgl.kernel.launch import one_launch
-from minisgl.kvcache.pool import KVPool
 
 if TYPE_CHECKING:
     from minisgl.kernel.triton.attention import Heads, Tile
+    from minisgl.kvcache.pool import KVPool
 
 
 @dataclass

@@ -147,8 +147,10 @@ def assert_close(out: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_agrees_with_softmax_in_float64(
-    name: str, dtype: torch.dtype, device: torch.device, generator: torch.Generator
+    name: str, dtype: torch.dtype, device: torch.device, generator: torch.Generator, compiled: bool
 ) -> None:
+    if not compiled and dtype == torch.float16 and name not in ("decode", "mixed", "mixed, page 64, head 128"):
+        pytest.skip("seen in float32: the interpreter is slow")
     setup = Setup(CASES[name], dtype, device, generator)
     assert_close(setup.run(backend(setup.case, device)), setup.reference())
 

@@ -19,7 +19,8 @@ MODELS = ("qwen3", "llama", "qwen3_moe")
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> dict[str, Path]:
-    return {name: tiny_checkpoint(name, tmp_path_factory.mktemp(name)) for name in MODELS}
+    names = MODELS if device.type == "cuda" else MODELS[-1:]
+    return {name: tiny_checkpoint(name, tmp_path_factory.mktemp(name)) for name in names}
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -40,7 +41,7 @@ def options(device: torch.device, *more: str) -> list[str]:
 def test_promise_8_greedy_tokens_are_transformers_with_triton(
     model: str, page_size: int, graph: str, checkpoints: dict[str, Path], device: torch.device, compiled: bool
 ) -> None:
-    if not compiled and (graph, page_size) != ("none", 16):
+    if not compiled and (model, graph, page_size) != ("qwen3_moe", "none", 16):
         pytest.skip("too slow for the interpreter" if graph == "none" else "needs a CUDA device: CUDA graphs")
     count, tokens = (24, 16) if compiled else (3, 3)
     words = options(device, f"graph={graph}", f"page_size={page_size}", "max_prefill_tokens=48")
@@ -58,8 +59,8 @@ def test_what_triton_launches_is_replayed_by_graph_simulated(
     """torch does not see a Triton kernel: without `one_launch` a tape would leave it out."""
     if compiled:
         pytest.skip("graph=simulated runs on a CPU")
-    asked, greedy = prompts(2), SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
-    words = options(device, "graph=simulated", "graph.max_rows=2")
+    asked, greedy = prompts(1), SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    words = options(device, "graph=simulated", "graph.max_rows=1")
     with LLM(str(checkpoints["qwen3_moe"]), overrides=words) as llm:
         outputs = [output.token_ids for output in llm.generate(asked, greedy)]
         graph = llm.engine.graph  # type: ignore[attr-defined]

@@ -218,16 +218,18 @@ class Tile(NamedTuple):
 
 def decode_tile(group: int, head_dim: int, dtype: torch.dtype) -> Tile:
     m = max(16, triton.next_power_of_2(group))  # tl.dot's least
-    wide = head_dim > 128 or dtype == torch.float32
-    # A page number is loaded a stage before the keys that it points to: of four stages, two hold keys and values.
-    return Tile(m, 32 if wide else 64, 4, 3 if wide else 4)
+    if dtype == torch.float32:  # no tensor cores: small tiles, or registers spill
+        return Tile(m, 16, 8, 1)
+    # A page number is loaded stages before the keys that it points to. One block of keys and values in flight for
+    # each program is enough: several programs share a multiprocessor.
+    return Tile(m, 32 if head_dim > 128 else 64, 4, 3)
 
 
 def extend_tile(longest: int, head_dim: int, dtype: torch.dtype) -> Tile:
     """``longest``: packed queries (tokens · group) of the longest row."""
     m = min(128, max(16, triton.next_power_of_2(longest)))
     if dtype == torch.float32:  # no tensor cores: small tiles, or registers spill
-        return Tile(min(m, 32), 32, 4, 1)
+        return Tile(min(m, 32), 16, 8, 1)
     if head_dim > 128:
         return Tile(min(m, 64), 32, 4, 2)
     return Tile(m, 64, 8 if m == 128 else 4, 3)
