@@ -41,6 +41,8 @@ __all__ = ["BUILTINS", "ConfigError", "Host", "Plugin", "decode_config", "encode
 BUILTINS = (
     "minisgl.plugins.attention.torch",
     "minisgl.plugins.attention.flashinfer",
+    "minisgl.plugins.attention.hybrid",
+    "minisgl.plugins.attention.auto",
     "minisgl.plugins.attention.triton",
     "minisgl.plugins.cache.naive",
     "minisgl.plugins.cache.radix",
@@ -54,6 +56,7 @@ BUILTINS = (
     "minisgl.plugins.graph.cuda",
     "minisgl.plugins.graph.simulated",
     "minisgl.plugins.communicator.torch",
+    "minisgl.plugins.communicator.nccl",
     "minisgl.plugins.observer.metrics",
     "minisgl.plugins.models.llama",
     "minisgl.plugins.models.mistral",
