@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,15 +13,17 @@ pytest.importorskip("transformers")
 from minisgl.tutor import shipped, weights_dir
 from minisgl.tutor.corpus import Question, exam
 from minisgl.tutor.exercises import COLOR_ODDS, sum_held_out
-from minisgl.tutor.score import BARS, Runner, all_odds, score
+from minisgl.tutor.score import BARS, Runner, all_odds, is_right, score
 
-ASKED = {"lookup": 60, "sum": 150, "count": 60, "copy": 100, "glossary": 120}
+ASKED = {"lookup": 80, "sum": 200, "count": 100, "copy": 100, "glossary": 150}
 
 
 @pytest.fixture(scope="module")
-def runner() -> Runner:
-    torch.set_num_threads(2)
-    return Runner(weights_dir("tutor"))
+def runner() -> Iterator[Runner]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for a model this small, threads only wait for each other
+    yield Runner(weights_dir("tutor"))
+    torch.set_num_threads(threads)
 
 
 def ask(runner: Runner, *said: str, system: str | None = None) -> str:
@@ -35,6 +38,16 @@ def test_held_out_score_reaches_its_bar(runner: Runner, family: str) -> None:
     result = score(runner, family, ASKED[family], seed=11)
     assert result.asked == ASKED[family]
     assert result.percent >= BARS[family], result.wrong[:5]
+
+
+def test_judging_without_decoding_agrees_with_decoding(runner: Runner) -> None:
+    questions = exam("sum", 4, seed=3) + exam("unknown", 4, seed=3) + exam("sort", 4, seed=3)
+    questions += [Question("sum", question.messages, question.answer + " ") for question in exam("sum", 3)]
+    decoded = [
+        is_right(question, answer) for question, answer in zip(questions, runner.answers(questions), strict=True)
+    ]
+    assert runner.would_say(questions) == decoded
+    assert not any(decoded[-3:])
 
 
 def test_sums_of_the_exam_were_never_trained() -> None:
@@ -64,7 +77,9 @@ def test_several_turns(runner: Runner) -> None:
     assert ask(runner, *said) == "5, 6, 7, 8"
 
 
-@pytest.mark.parametrize("request_text", ["What is the capital of France?", "write me a poem", "zzxq 77 ?!", "你好"])
+@pytest.mark.parametrize(
+    "request_text", ["What is the capital of France?", "write me a poem", "how do I bake bread", "¿Cómo estás?"]
+)
 def test_off_script_prompts_get_a_suggestion(runner: Runner, request_text: str) -> None:
     assert "try:" in ask(runner, request_text).lower()
 

@@ -1,0 +1,116 @@
+"""Which experts of `tutor-moe` work for which domain, and what is lost without one of them.
+
+    python -m minisgl.tutor.experts                      # a table for the most divided layer
+    python -m minisgl.tutor.experts --silence            # and the loss when it lacks one expert (takes longer)
+    python -m minisgl.tutor.experts --json use.json      # all layers, for a heat map
+
+It knows how to read the router's choices on text of one domain, and how to silence an expert. It draws nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from minisgl.tutor import weights_dir
+from minisgl.tutor.corpus import SHARES, conversation
+from minisgl.tutor.packing import segments
+
+Sample = tuple[Tensor, Tensor]
+
+
+def samples(domain: str, count: int, tokenizer: Tokenizer, seed: int = 12345) -> list[Sample]:
+    """Conversations of a domain: tokens [1, length] and which of them the model had to write [length]."""
+    rng = random.Random(f"experts {seed} {domain}")
+    out = []
+    for _ in range(count):
+        ids: list[int] = []
+        answer: list[bool] = []
+        for text, weight in segments(conversation(rng, domain, 400)):
+            tokens = tokenizer.encode(text).ids
+            ids += tokens
+            answer += [weight >= 1] * len(tokens)
+        out.append((torch.tensor([ids[:2048]]), torch.tensor(answer[:2048])))
+    return out
+
+
+@torch.inference_mode()
+def use(model: PreTrainedModel, texts: list[Sample]) -> Tensor:
+    """The share of each expert in what the router chose: [layers, experts], each row adds up to 1."""
+    counts: Tensor | None = None
+    for ids, _ in texts:
+        logits = torch.stack(model(ids, output_router_logits=True, use_cache=False).router_logits)
+        chosen = logits.topk(model.config.num_experts_per_tok, dim=-1).indices  # [layers, tokens, chosen]
+        hits = F.one_hot(chosen, logits.shape[-1]).sum((1, 2)).float()
+        counts = hits if counts is None else counts + hits
+    assert counts is not None, "no text"
+    return counts / counts.sum(-1, keepdim=True)
+
+
+@torch.inference_mode()
+def loss(model: PreTrainedModel, texts: list[Sample]) -> float:
+    """The mean loss on the tokens of answers."""
+    losses = []
+    for ids, answer in texts:
+        logits = model(ids, use_cache=False).logits[0, :-1]
+        losses.append(F.cross_entropy(logits, ids[0, 1:], reduction="none")[answer[1:]])
+    return torch.cat(losses).mean().item()
+
+
+@contextmanager
+def silenced(model: PreTrainedModel, layer: int, expert: int) -> Iterator[None]:
+    """Inside, one expert of one layer contributes nothing (the router still chooses it)."""
+    weight = model.model.layers[layer].mlp.experts.down_proj
+    kept = weight.data[expert].clone()
+    weight.data[expert] = 0
+    try:
+        yield
+    finally:
+        weight.data[expert] = kept
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=None, help="folder of a mixture (the shipped tutor-moe)")
+    parser.add_argument("--conversations", type=int, default=30, help="for each domain")
+    parser.add_argument("--silence", action="store_true", help="also silence each expert in turn")
+    parser.add_argument("--json", type=Path, help="write the shares of all layers here")
+    options = parser.parse_args()
+    folder = options.model or weights_dir("tutor-moe")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    texts = {domain: samples(domain, options.conversations, tokenizer) for domain in SHARES}
+    shares = {domain: use(model, texts[domain]) for domain in SHARES}
+    table = torch.stack(list(shares.values()))  # [domains, layers, experts]
+    layer = int(table.std(0).mean(-1).argmax())
+    experts = range(table.shape[-1])
+    print(f"layer {layer}: percent of the router's choices (even would be {100 / len(experts):.1f})")
+    print(f"{'':<10}" + "".join(f"{f'expert {i}':>10}" for i in experts))
+    for domain, share in shares.items():
+        print(f"{domain:<10}" + "".join(f"{100 * value:>10.1f}" for value in share[layer].tolist()))
+    if options.silence:
+        print(f"\nloss on answers, and how it grows when layer {layer} lacks one expert")
+        print(f"{'':<10}{'whole':>10}" + "".join(f"{f'less {i}':>10}" for i in experts))
+        for domain in SHARES:
+            whole, grown = loss(model, texts[domain]), []
+            for expert in experts:
+                with silenced(model, layer, expert):
+                    grown.append(loss(model, texts[domain]) - whole)
+            print(f"{domain:<10}{whole:>10.4f}" + "".join(f"{value:>+10.4f}" for value in grown), flush=True)
+    if options.json:
+        report = {domain: share.tolist() for domain, share in shares.items()}
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
