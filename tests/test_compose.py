@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from minisgl.compose import as_yaml, run_cli, split_plugins
 from minisgl.config import GROUPS, Config, ConfigError, ServerConfig
 from minisgl.host import Host
-from minisgl.options import presets
+from minisgl.options import default_choice, presets
 
 PLUGIN = """
 from dataclasses import dataclass, field
@@ -81,14 +81,8 @@ def refused(host: Host, *words: str) -> str:
 def test_without_words_every_group_has_its_default_and_every_value_the_dataclass_has(host: Host) -> None:
     config = host.compose()
     names = {group: host.name_of(group, getattr(config, group)) for group in GROUPS}
-    assert names == {
-        "attention": "torch",
-        "cache": "radix",
-        "scheduler": "prefill_first",
-        "moe": "torch",
-        "graph": "none",
-        "communicator": "torch",
-    }
+    assert names == {group: default_choice(group) for group in GROUPS}
+    assert (names["cache"], names["scheduler"]) == ("radix", "prefill_first")
     plain = Config(**{group: getattr(config, group) for group in GROUPS})
     assert config == plain
     assert type(config) is Config
@@ -296,7 +290,7 @@ def test_each_stage_switches_one_idea_on(host: Host) -> None:
         {"page_size", "num_pages"},
         {"cache=naive", "cache=radix", "order"},
         {"scheduler=prefill_first", "scheduler=mixed", "max_prefill_tokens"},
-        {"overlap"},
+        {"overlap", "graph=none", "graph=simulated"},
     ]
     assert all(s["page_size"] * s["num_pages"] == 8192 for s in stages)  # type: ignore[operator]
 
