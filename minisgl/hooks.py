@@ -61,13 +61,13 @@ def minisgl_scheduler(config: Any) -> SchedulerPolicy | None:
 
 
 @hookspec(firstresult=True)
-def minisgl_moe(config: Any, device: torch.device) -> MoeBackend | None:
-    """Make what multiplies tokens with their experts. Called for models that have experts."""
+def minisgl_moe(config: Any, device: torch.device, build: Callable[[str], MoeBackend]) -> MoeBackend | None:
+    """Make what multiplies tokens with their experts; ``build`` as above. Called for models that have experts."""
 
 
 @hookspec(firstresult=True)
-def minisgl_graph(config: Any, device: torch.device) -> GraphRunner | None:
-    """Make what records a decode step once and replays it."""
+def minisgl_graph(config: Any, device: torch.device, build: Callable[[str], GraphRunner]) -> GraphRunner | None:
+    """Make what records a decode step once and replays it; ``build`` as above."""
 
 
 @hookspec(firstresult=True)

@@ -51,9 +51,11 @@ BUILTINS = (
     "minisgl.plugins.scheduler.decode_first",
     "minisgl.plugins.scheduler.mixed",
     "minisgl.plugins.moe.torch",
+    "minisgl.plugins.moe.auto",
     "minisgl.plugins.moe.triton",
     "minisgl.plugins.graph.none",
     "minisgl.plugins.graph.cuda",
+    "minisgl.plugins.graph.auto",
     "minisgl.plugins.graph.simulated",
     "minisgl.plugins.communicator.torch",
     "minisgl.plugins.communicator.nccl",
@@ -191,7 +193,7 @@ class Host:
         Raises `ConfigError` where none of them does, or where a package that it needs is missing.
         """
         caller = getattr(self.hook, f"minisgl_{group}")
-        if group == "attention":
+        if caller.spec is not None and "build" in caller.spec.argnames:
             kwargs.setdefault("build", lambda name: self.build(group, self.make(group, name), **kwargs))
         try:
             made = caller(config=config, **kwargs)

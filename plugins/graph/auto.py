@@ -1,0 +1,31 @@
+"""`graph=auto`: CUDA graphs on a GPU, none on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minisgl.hooks import hookimpl
+
+if TYPE_CHECKING:
+    from minisgl.engine.graph import GraphRunner
+
+
+@dataclass
+class Auto:
+    """``cuda`` on a GPU, ``none`` on a CPU."""
+
+
+@hookimpl
+def minisgl_configs() -> Iterable[tuple[str, str, type]]:
+    yield "graph", "auto", Auto
+
+
+@hookimpl
+def minisgl_graph(config: Any, device: torch.device, build: Callable[[str], GraphRunner]) -> GraphRunner | None:
+    if not isinstance(config, Auto):
+        return None
+    return build("cuda" if device.type == "cuda" else "none")

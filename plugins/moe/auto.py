@@ -1,0 +1,33 @@
+"""`moe=auto`: our grouped Triton kernels on a GPU, the loop over experts on a CPU or without Triton."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minisgl.hooks import hookimpl
+
+if TYPE_CHECKING:
+    from minisgl.moe import MoeBackend
+
+
+@dataclass
+class Auto:
+    """``triton`` on a GPU, ``torch`` elsewhere."""
+
+
+@hookimpl
+def minisgl_configs() -> Iterable[tuple[str, str, type]]:
+    yield "moe", "auto", Auto
+
+
+@hookimpl
+def minisgl_moe(config: Any, device: torch.device, build: Callable[[str], MoeBackend]) -> MoeBackend | None:
+    if not isinstance(config, Auto):
+        return None
+    fused = device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    return build("triton" if fused else "torch")
