@@ -87,7 +87,8 @@ class SimEngine:
 
     ``requests`` maps uid to what its client asked; it is looked up when a step seats the uid, so it may grow.
     ``depth`` is how many steps may be unread: 2 with overlap, 1 without. ``dies_at``: launching the step of that
-    number raises `EngineDead`, as a device error would. Raises `SimViolation` where a step breaks a rule.
+    number raises `EngineDead`, as a device error would; with ``dies_late``, reading it does. Raises `SimViolation`
+    where a step breaks a rule.
     """
 
     def __init__(
@@ -98,8 +99,10 @@ class SimEngine:
         eos_ids: Collection[int] = (),
         depth: int = 2,
         dies_at: int | None = None,
+        dies_late: bool = False,
     ):
-        self.spec, self.requests, self.depth, self.dies_at = spec, requests, depth, dies_at
+        self.spec, self.requests, self.depth = spec, requests, depth
+        self.dies_at, self.dies_late = dies_at, dies_late
         self.eos_ids = frozenset(eos_ids)
         self.counts = SimCounts()
         self.closed = False
@@ -123,8 +126,8 @@ class SimEngine:
     def launch(self, step: Step) -> None:
         """Queue a step. Only its number is looked at now; the rest when its result is asked for."""
         self._alive()
-        if step.id == self.dies_at:
-            raise EngineDead(f"the simulated device failed at step {step.id}")
+        if step.id == self.dies_at and not self.dies_late:
+            raise EngineDead(f"the simulated device failed at the launch of step {step.id}")
         if step.id != self._next_id:
             raise SimViolation("step-id", f"step {self._next_id} was due", step=step.id)
         if len(self._unread) >= self.depth:
@@ -140,6 +143,8 @@ class SimEngine:
             raise SimViolation("unread-steps", "a result was asked for, but every launched step was read")
         launched = self._unread.popleft()
         step = launched.step
+        if step.id == self.dies_at:
+            raise EngineDead(f"the simulated device failed in step {step.id}")
         if digest(step) != launched.digest:
             text = "the step was changed after its launch: one of its arrays is a view of the scheduler's state"
             raise SimViolation("step-changed", text, step=step.id)

@@ -59,10 +59,11 @@ def test_promise_1_one_reply_whenever_a_client_hangs_up(policy: str, overlap: bo
             assert sorted(report.finished) == [1, 2, 3]
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_promise_1_one_reply_whenever_the_engine_dies(overlap: bool) -> None:
+def test_promise_1_one_reply_whenever_the_engine_dies(overlap: bool, late: bool) -> None:
     for step in range(12):
-        drive = make(overlap=overlap, engine=partial(SimEngine, dies_at=step), spec=pool(12, slots=2))
+        drive = make(overlap=overlap, engine=partial(SimEngine, dies_at=step, dies_late=late), spec=pool(12, slots=2))
         with pytest.raises(EngineDead):
             drive.run([job(1), job(2), job(3, 14, arrive=2)])
         was_open = drive.report.tokens.keys() - drive.report.finished.keys()
