@@ -86,9 +86,8 @@ class SimEngine:
     """An engine whose tokens are hashes of their prefixes.
 
     ``requests`` maps uid to what its client asked; it is looked up when a step seats the uid, so it may grow.
-    ``depth`` is how many steps may be unread: 2 with overlap, 1 without. ``dies_at``: launching the step of that
-    number raises `EngineDead`, as a device error would; with ``dies_late``, reading it does. Raises `SimViolation`
-    where a step breaks a rule.
+    ``depth`` is how many steps may be unread: 2 with overlap, 1 without. Launching step ``dies_at`` raises
+    `EngineDead` (with ``dies_late``, reading it does). Raises `SimViolation` where a step breaks a rule.
     """
 
     def __init__(
@@ -312,7 +311,7 @@ class SimEngine:
             thief = f"row {row.index} (request {row.seat.uid})"
             text = f"its table names the page since step {since}, but {thief} was given it and writes it"
             raise SimViolation("page-given-back", text, **other.at(step, page=page, position=theirs * size))
-        text = f"writes a page that row {other.index} (request {other.seat.uid}) has in its table too"
+        text = f"writes a page that row {other.index} (request {other.seat.uid}) has too"
         raise SimViolation("page-shared", text, **row.at(step, page=page, position=column * size))
 
     def _check_row(self, step: int, row: _Row, read: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minisgl.core import PENDING, EngineDead, EngineSpec, SamplingParams, Seat, Step
-from minisgl.testing import RULES, Ask, SimEngine, SimViolation, expected_output
+from minisgl.testing import RULES, Ask, SimCounts, SimEngine, SimViolation, expected_output
 from minisgl.testing.truth import Truth
 
 SPEC = EngineSpec(page_size=4, num_pages=8, max_slots=3, max_len=16, vocab_size=100)
@@ -396,6 +396,5 @@ def test_a_row_after_the_last_token_was_read_is_found_and_one_in_flight_is_not()
 def test_counts_tell_prompt_output_and_recomputed_positions_apart() -> None:
     sim = engine()
     run(sim, A_PREFILL, A_DECODE)
-    assert (sim.counts.steps, sim.counts.rows, sim.counts.tokens, sim.counts.prompt_tokens) == (2, 2, 7, 6)
-    assert sim.counts.computed_by == {A: 7}
-    assert (sim.counts.max_rows, sim.counts.max_tokens, sim.counts.seats) == (1, 6, {A: 1})
+    counts = SimCounts(steps=2, rows=2, tokens=7, prompt_tokens=6, max_rows=1, max_tokens=6)
+    assert sim.counts == replace(counts, seats={A: 1}, computed_by={A: 7})

@@ -1,0 +1,157 @@
+"""Promise 5 of DESIGN.md: admission counts whole pages, eviction comes before retraction, the youngest goes first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import patch
+
+import pluggy
+import pytest
+
+from minisgl import hooks
+from minisgl.core import EngineSpec, Req, SamplingParams
+from minisgl.hooks import hookimpl
+from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
+from minisgl.scheduler.memory import Memory
+from minisgl.testing import expected_output
+from minisgl.testing.drive import Drive, Job, make_plugin
+from minisgl.testing.workloads import POLICIES
+
+SPEC = EngineSpec(page_size=4, num_pages=30, max_slots=4, max_len=120, vocab_size=50)
+
+
+def make(
+    policy: str | SchedulerPolicy = "mixed", cache: str = "radix", spec: EngineSpec = SPEC, **options: Any
+) -> Drive:
+    chosen = make_plugin("scheduler", policy) if isinstance(policy, str) else policy
+    return Drive(spec, make_plugin("cache", cache, page_size=spec.page_size), chosen, **options)
+
+
+def job(uid: int, length: int = 9, answer: int = 8, first: int | None = None, **more: Any) -> Job:
+    """A greedy request; those with one ``first`` token begin alike."""
+    start = uid * 7 if first is None else first
+    prompt = [(start + i * i) % SPEC.vocab_size for i in range(length)]
+    return Job(uid, prompt, SamplingParams(max_tokens=answer, temperature=0.0), **more)
+
+
+def pool(num_pages: int, page_size: int = 4, slots: int = 4) -> EngineSpec:
+    return EngineSpec(page_size, num_pages, slots, max_len=num_pages * page_size, vocab_size=SPEC.vocab_size)
+
+
+def tight() -> Any:
+    """Admission leaves no room for what runs: decode runs out of pages."""
+    return patch.object(Memory, "LOOKAHEAD", 0)
+
+
+def test_promise_5_admission_counts_whole_pages() -> None:
+    # 5 tokens are 2 pages: in 3 pages of 4 tokens there is room for 12 tokens, and for one such request.
+    with tight():
+        report = make(spec=pool(3), cache="naive").run([job(1, 5, 3), job(2, 5, 3)])
+    assert report.counts.max_rows == 1
+    assert report.retractions == 0
+
+
+class Journal:
+    """An observer that writes down who was retracted, and who was running and waiting then."""
+
+    def __init__(self) -> None:
+        self.open: list[int] = []
+        self.retracted: list[int] = []
+        self.running: set[int] = set()
+        manager = pluggy.PluginManager(hooks.PROJECT)
+        manager.add_hookspecs(hooks)
+        manager.register(self)
+        self.hook = manager.hook
+
+    @hookimpl
+    def minisgl_request_added(self, req: Req) -> None:
+        self.open.append(req.uid)
+
+    @hookimpl
+    def minisgl_prefix_matched(self, req: Req) -> None:
+        self.running.add(req.uid)
+
+    @hookimpl
+    def minisgl_request_retracted(self, req: Req) -> None:
+        self.running.remove(req.uid)
+        assert all(self.open.index(uid) < self.open.index(req.uid) for uid in self.running), "not the youngest"
+        self.retracted.append(req.uid)
+
+    @hookimpl
+    def minisgl_request_finished(self, req: Req) -> None:
+        self.running.discard(req.uid)
+
+
+@pytest.mark.parametrize("cache", ["naive", "radix"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_promise_5_the_youngest_is_retracted_and_goes_on_where_it_was(policy: str, cache: str) -> None:
+    journal = Journal()
+    with tight():
+        drive = make(policy, cache=cache, spec=pool(9), hook=journal.hook)
+        report = drive.run([job(uid, 5, 24) for uid in (1, 2, 3, 4)])
+    assert report.retractions == len(journal.retracted) > 0
+    assert 1 not in journal.retracted
+    assert all(end.output_tokens == 24 for end in report.finished.values())
+    ends = [report.first_token[uid] for uid in (1, 2, 3, 4)]
+    assert ends == sorted(ends)
+
+
+def test_promise_5_what_the_cache_holds_is_evicted_before_anyone_is_retracted() -> None:
+    with tight():
+        drive = make(spec=pool(14))
+        drive.run([job(1, 25, 4)])
+        assert drive.cache.held >= 6
+        report = drive.run([job(2, 5, 20), job(3, 5, 20)])
+    assert report.retractions == 0
+
+
+@pytest.mark.parametrize(("page_size", "length"), [(1, 12), (4, 13), (12, 13)])
+def test_promise_5_a_fully_cached_prompt_computes_one_token(page_size: int, length: int) -> None:
+    drive = make(spec=pool(-(-40 // page_size), page_size))
+    drive.run([job(1, length, 3, first=3)])
+    before = drive.engine.counts.prompt_tokens
+    report = drive.run([job(2, length, 3, first=3)])
+    assert report.counts.prompt_tokens - before == 1
+    assert report.finished[2].cached_tokens == length - 1
+
+
+def test_promise_5_one_request_may_use_the_whole_pool() -> None:
+    with tight():
+        report = make(spec=pool(5)).run([job(1, 2, 18), job(2, 2, 18)])
+    assert report.finished[2].output_tokens == 18
+
+
+class Fickle:
+    """A policy that puts the youngest request back into the queue once, and plans what it was granted besides."""
+
+    def __init__(self, turn: int):
+        self.turns = turn
+
+    def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
+        self.turns -= 1
+        back = [running[-1].uid] if self.turns == 0 else []
+        rows = [(r.uid, n) for r in running if r.uid not in back and (n := budget.grant(r, r.left or 1))]
+        rows += [(w.uid, n) for w in waiting if (n := budget.grant(w, w.length - w.cached))]
+        return Plan(rows, back)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_promise_5_what_a_plan_retracts_may_be_what_another_of_its_rows_begins_with(overlap: bool) -> None:
+    """The retracted request's answer goes into the cache, and less is left to compute of a prompt that contains it."""
+    older, younger = job(1, 9, 20), job(2, 9, 20)
+    answer = expected_output(younger.ask, SPEC.vocab_size).tokens
+    turn = Job(3, [*younger.prompt, *answer[:6], 1, 2], younger.params, arrive=7)
+    report = make(Fickle(8), overlap=overlap).run([older, younger, turn])
+    assert report.counts.seats == {1: 1, 2: 2, 3: 1}
+
+
+@pytest.mark.parametrize("num_pages", [12, 14, 16, 18])
+def test_promise_5_what_a_plan_retracts_may_lock_pages_that_another_of_its_rows_was_to_get(num_pages: int) -> None:
+    """The retracted request had computed again what the cache holds: that is in use until the step in flight is read,
+    so the new prompt, which would have filled the pool to the last page, does not fit any more."""
+    with tight():
+        drive = make(Fickle(16), spec=pool(num_pages))
+        drive.run([job(1, 9, 8)])
+        again = Job(3, job(1).prompt, SamplingParams(max_tokens=12, temperature=0.0))
+        drive.run([job(2, 9, 12), again, job(4, 4 * num_pages - 35, 4, arrive=7)])
