@@ -210,9 +210,7 @@ class SimEngine:
             taken.add(slot)
             truth = self._truths.setdefault(uid, Truth(ask, self.spec.vocab_size))
             self._check_history(step, seat, truth)
-            for other, occupant in enumerate(self._seats):
-                if occupant is not None and occupant.uid == uid:
-                    self._seats[other] = None
+            self._seats = [None if o is not None and o.uid == uid else o for o in self._seats]
             self._seats[slot] = _Occupant(self._serial, uid)
             self._serial += 1
             self._table[slot] = -1

@@ -243,7 +243,7 @@ def test_random_workloads_find_the_planted_bug_too(what: str) -> None:
     runs = 0
 
     @settings(
-        max_examples=400,
+        max_examples=1500,
         deadline=None,
         database=None,
         derandomize=True,

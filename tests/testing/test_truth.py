@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl.core import SamplingParams
@@ -12,6 +12,7 @@ from minisgl.testing.truth import Ask, Truth, expected_output, prefix_hashes
 TOKENS = st.lists(st.integers(0, 5), min_size=1, max_size=30)
 
 
+@settings(deadline=None)
 @given(TOKENS, TOKENS)
 def test_two_prefixes_have_one_hash_only_if_they_are_equal(a: list[int], b: list[int]) -> None:
     for i, x in enumerate(prefix_hashes(a)):
@@ -19,6 +20,7 @@ def test_two_prefixes_have_one_hash_only_if_they_are_equal(a: list[int], b: list
             assert (x == y) == (a[:i] == b[:j])
 
 
+@settings(deadline=None)
 @given(TOKENS, st.integers(1, 30))
 def test_tokens_grown_one_by_one_hash_as_a_whole_prompt_does(prompt: list[int], more: int) -> None:
     truth = Truth(Ask(prompt, SamplingParams(max_tokens=more)), vocab_size=50)
@@ -27,6 +29,7 @@ def test_tokens_grown_one_by_one_hash_as_a_whole_prompt_does(prompt: list[int], 
     np.testing.assert_array_equal(truth.hashes[: truth.known + 1], prefix_hashes(truth.tokens[: truth.known]))
 
 
+@settings(deadline=None)
 @given(TOKENS, st.integers(1, 10), st.integers(1, 10))
 def test_an_answer_goes_on_where_a_shorter_one_stopped(prompt: list[int], first: int, more: int) -> None:
     whole = expected_output(Ask(prompt, SamplingParams(max_tokens=first + more)), 50)

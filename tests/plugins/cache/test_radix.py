@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -75,7 +75,9 @@ class Radix(RuleBasedStateMachine):
 
 
 TestRadix = Radix.TestCase
-TestRadix.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+TestRadix.settings = settings(
+    max_examples=120, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 def key(*ids: int) -> Key:
