@@ -40,6 +40,7 @@ __all__ = ["BUILTINS", "ConfigError", "Host", "Plugin", "decode_config", "encode
 
 BUILTINS = (
     "minisgl.plugins.attention.torch",
+    "minisgl.plugins.attention.sparse",
     "minisgl.plugins.attention.flashinfer",
     "minisgl.plugins.attention.hybrid",
     "minisgl.plugins.attention.auto",

@@ -7,7 +7,7 @@ one launch. ``plan`` runs once a step on the compute stream, never inside a grap
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from minisgl.core import I32
@@ -70,6 +70,18 @@ class AttnBatch:
     slots: Tensor  # [rows] int32
     table: Tensor  # [slots + 1, max_pages] int32, the live table
     key: GraphKey | None = None  # set: the tensors above are the bucket's static buffers
+
+    def part(self, first: int, last: int) -> AttnBatch:
+        """Rows ``first`` to ``last`` as a batch of their own, on the same tensors. Decode rows have one query token."""
+        return replace(
+            self,
+            num_decode=max(0, min(self.num_decode, last) - first),
+            q_indptr_host=self.q_indptr_host[first : last + 1] - self.q_indptr_host[first],
+            kv_len_host=self.kv_len_host[first:last],
+            q_indptr=self.q_indptr[first : last + 1] - self.q_indptr[first] if first else self.q_indptr[: last + 1],
+            kv_len=self.kv_len[first:last],
+            slots=self.slots[first:last],
+        )
 
 
 class AttentionBackend(Protocol):

@@ -1,7 +1,8 @@
 """`attention=auto`: the backend that was measured to be the fastest here, by device, dtype and head size.
 
 On an H200 (docs/benchmarks): FlashInfer is fastest at prefill, our Triton kernels at decode, so a GPU gets the two
-together; Triton alone where FlashInfer is not installed or does not know the dtype or head size; torch on a CPU.
+together; Triton alone where FlashInfer is not installed or does not know the dtype or head size. A CPU gets sparse,
+which reads KV once, in float32, and torch for other dtypes.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def minisgl_attention(
 ) -> AutoBackend | None:
     if not isinstance(config, Auto):
         return None
-    names = ["torch"]
+    names = ["sparse", "torch"]
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
         names = ["triton"]
         if importlib.util.find_spec("flashinfer") is not None:

@@ -6,7 +6,7 @@ Knows no backend: both are made by name, so any two that agree on the pool's lay
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,8 +68,8 @@ class HybridBackend:
         elif n == 0:
             self.prefill.plan(batch)
         else:
-            self.decode.plan(_rows_of(batch, 0, n))
-            self.prefill.plan(_rows_of(batch, n, rows))
+            self.decode.plan(batch.part(0, n))
+            self.prefill.plan(batch.part(n, rows))
 
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """q, out [tokens, q_heads, head_dim]."""
@@ -87,19 +87,6 @@ def _both(a: Any, b: Any) -> Any:
     if a is None or b is None:
         return b if a is None else a
     return tuple(x for x in a if x in b)
-
-
-def _rows_of(batch: AttnBatch, first: int, last: int) -> AttnBatch:
-    """Rows ``first`` to ``last`` of a batch, as a batch of their own. A decode row has one token."""
-    return replace(
-        batch,
-        num_decode=max(0, min(batch.num_decode, last) - first),
-        q_indptr_host=batch.q_indptr_host[first : last + 1] - batch.q_indptr_host[first],
-        kv_len_host=batch.kv_len_host[first:last],
-        q_indptr=batch.q_indptr[first : last + 1] - first if first else batch.q_indptr[: last + 1],
-        kv_len=batch.kv_len[first:last],
-        slots=batch.slots[first:last],
-    )
 
 
 @hookimpl

@@ -54,10 +54,10 @@ def test_hybrid_refuses_where_a_part_can_not_serve() -> None:
     assert "CUDA" in backend.needs().refuse
 
 
-def test_auto_is_torch_on_a_cpu() -> None:
+def test_auto_is_sparse_on_a_cpu() -> None:
     backend = Host.load().build("attention", Auto(), device=CPU)
     assert isinstance(backend, AutoBackend)
     assert not backend.needs().refuse
     got, want = run_case(backend, CASES[0])
     torch.testing.assert_close(got, want, atol=2e-6, rtol=2e-6)
-    assert backend.chosen == "torch"
+    assert backend.chosen == "sparse"

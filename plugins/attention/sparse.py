@@ -1,0 +1,162 @@
+"""`attention=sparse`: decode on a CPU that reads keys and values where they lie in their pages, without a gather.
+
+A decode row's scores are a product of two dense matrices, wanted only where the row's page table says so: a sampled
+product (SDDMM). Its output is a sum of the values of a bag of positions, weighted: torch's embedding bag. Each byte of
+KV is read once, and on a CPU that is what decode costs. Prefill chunks go to another backend.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
+from minisgl.hooks import hookimpl
+from minisgl.kernel.launch import one_launch
+
+if TYPE_CHECKING:
+    from minisgl.kvcache.pool import KVPool
+
+MOST = 1 << 22
+"""Scores computed in one call: about 80 MiB of indices and weights."""
+
+
+@dataclass
+class Sparse:
+    """Decode rows read their pages in place: for a CPU, in float32."""
+
+    prefill: str = "torch"
+    """Name of the backend for prefill chunks."""
+
+
+class Group(NamedTuple):
+    """Rows of similar length, padded to the longest's. A bag is one query head of one row."""
+
+    rows: torch.Tensor  # [rows] which rows of q and out
+    scores: torch.Tensor  # sparse CSR [bags, positions in the pool · kv_heads]: where keys are wanted
+    ends: torch.Tensor  # [bags + 1] where each bag's positions end
+    padding: torch.Tensor | None  # [bags, length] bool; None: all rows are equally long
+
+
+class SparseAttention:
+    """See `minisgl.attention.AttentionBackend` for what is asked for and when."""
+
+    def __init__(self, prefill: AttentionBackend, device: torch.device):
+        self.prefill, self.device = prefill, device
+        self.groups: dict[int, list[Group]] = {}  # by window
+        self.decode = self.rows = 0
+
+    def needs(self) -> AttnNeeds:
+        prefill = self.prefill.needs()
+        refuse = "" if self.device.type == "cpu" else "it is for CPUs; use attention=auto."
+        if prefill.layout != "NHD":
+            refuse = f"its prefill backend wants {prefill.layout} pages, it needs NHD."
+        return AttnNeeds(
+            prefill.page_sizes,
+            kv_dtypes=(torch.float32,),
+            workspace=prefill.workspace,
+            graph=True,
+            refuse=refuse or prefill.refuse,
+        )
+
+    def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
+        self.prefill.bind(pool, layers, ())
+        self.page_size = pool.page_size
+        self.heads = {layer.window: (layer.q_heads, layer.kv_heads) for layer in layers}
+        # [pages · page_size · kv_heads, head_dim]: one row for each position and kv head.
+        self.flat = {layer.index: [x.flatten(0, 2) for x in pool.layer(layer.index)] for layer in layers}
+
+    def plan(self, batch: AttnBatch) -> None:
+        """Find for each decode row which rows of the flat pool it reads."""
+        self.decode, self.rows = batch.num_decode, len(batch.kv_len_host)
+        if self.decode < self.rows:
+            self.prefill.plan(batch.part(self.decode, self.rows))
+        if self.decode:
+            self.groups = {window: list(self._plan_window(batch, window)) for window in self.heads}
+
+    def _plan_window(self, batch: AttnBatch, window: int) -> Iterator[Group]:
+        q_heads, kv_heads = self.heads[window]
+        seen = batch.kv_len_host[: self.decode].astype(np.int64)
+        if window >= 0:
+            seen = np.minimum(seen, window)
+        order = np.argsort(-seen, kind="stable")
+        kv_head = torch.arange(q_heads) // (q_heads // kv_heads)
+        for a, b in _cut(seen[order], q_heads):
+            rows = torch.from_numpy(order[a:b])
+            count = torch.from_numpy(seen[order[a:b]])[:, None]
+            length, bags = int(count[0]), (b - a) * q_heads
+            end = batch.kv_len.index_select(0, rows).long()[:, None]
+            # Padding reads the row's own last position again: a neighbour's NaN must not leak in as 0 * NaN.
+            at = torch.minimum(end - count + torch.arange(length), end - 1)
+            slots = batch.slots.index_select(0, rows).long()[:, None]
+            column = torch.div(at, self.page_size, rounding_mode="floor")
+            where = batch.table[slots, column].long() * self.page_size + (at - column * self.page_size)
+            reads = (where[:, None] * kv_heads + kv_head[:, None]).flatten()
+            ends = torch.arange(bags + 1) * length
+            scores = _csr(ends, reads, len(next(iter(self.flat.values()))[0]))
+            alike = int(count[-1]) == length
+            padding = None if alike else (torch.arange(length) >= count).repeat_interleave(q_heads, 0)
+            yield Group(rows, scores, ends, padding)
+
+    @one_launch
+    def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """q, out [tokens, q_heads, head_dim]."""
+        keys, values = self.flat[layer.index]
+        for group in self.groups[layer.window] if self.decode else ():
+            x = q.index_select(0, group.rows).flatten(0, 1)
+            bags = x.shape[0]
+            # Written over the scores of the layer before, which beta=0 multiplies away.
+            torch.sparse.sampled_addmm(group.scores, x, keys.t(), beta=0.0, alpha=layer.scale, out=group.scores)
+            scores = group.scores.values().view(bags, -1)
+            if layer.soft_cap:
+                scores = (scores / layer.soft_cap).tanh_().mul_(layer.soft_cap)
+            if group.padding is not None:
+                scores = scores.masked_fill(group.padding, -torch.inf)
+            y = torch.nn.functional.embedding_bag(
+                group.scores.col_indices(),
+                values,
+                group.ends,
+                mode="sum",
+                per_sample_weights=scores.softmax(1).flatten(),
+                include_last_offset=True,
+            )
+            out.index_copy_(0, group.rows, y.view(-1, layer.q_heads, layer.head_dim))
+        if self.decode < self.rows:
+            self.prefill.forward(layer, q[self.decode :], out[self.decode :])
+        return out
+
+
+def _cut(lengths: np.ndarray, q_heads: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows, whose ``lengths`` fall, such that none is padded by more than a third."""
+    a = 0
+    while a < len(lengths):
+        fit = max(1, MOST // (int(lengths[a]) * q_heads))
+        b = a + int(np.count_nonzero(lengths[a : a + fit] * 4 >= lengths[a] * 3))
+        yield a, b
+        a = b
+
+
+def _csr(ends: torch.Tensor, reads: torch.Tensor, columns: int) -> torch.Tensor:
+    """A sparse matrix of zeros with the rows that ``ends`` delimits in ``reads``, which need not be sorted."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+        return torch.sparse_csr_tensor(
+            ends, reads, torch.zeros(len(reads)), size=(len(ends) - 1, columns), check_invariants=False
+        )
+
+
+@hookimpl
+def minisgl_configs() -> Iterable[tuple[str, str, type]]:
+    yield "attention", "sparse", Sparse
+
+
+@hookimpl
+def minisgl_attention(
+    config: Any, device: torch.device, build: Callable[[str], AttentionBackend]
+) -> SparseAttention | None:
+    return SparseAttention(build(config.prefill), device) if isinstance(config, Sparse) else None
