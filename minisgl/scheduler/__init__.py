@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.ledger import LedgerError, PageLedger
-from minisgl.scheduler.scheduler import PolicyError, Scheduler
+from minisgl.scheduler.planner import PolicyError
+from minisgl.scheduler.scheduler import Scheduler
 
 __all__ = [
     "Budget",

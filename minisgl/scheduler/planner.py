@@ -1,0 +1,199 @@
+"""From requests to the rows of the next step: what a policy is shown, what it may not do, and what it must not forget.
+
+Knows who waits and who runs, and asks `Memory` what they cost. It decides and retracts; it seats nobody and builds no
+step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Protocol
+
+import numpy as np
+
+from minisgl.core import Req
+from minisgl.scheduler.base import Plan, Running, SchedulerPolicy, Waiting
+from minisgl.scheduler.budget import Cost, StepBudget, WaitingView
+from minisgl.scheduler.memory import Memory
+
+
+class PolicyError(RuntimeError):
+    """A policy answered with a plan that can't be carried out. Says what was wrong with it."""
+
+
+class Requests(Protocol):
+    """Who is open, as the scheduler keeps it."""
+
+    open: dict[int, Req]
+    waiting: list[Req]  # by arrival
+    next_step: int
+
+    def retract(self, req: Req) -> None:
+        """Take a running request's slot and pages and put it back into the queue."""
+
+
+class Planner:
+    """Asks the policy, and sees to promises 5 and 6 whatever it answers."""
+
+    def __init__(
+        self,
+        requests: Requests,
+        policy: SchedulerPolicy,
+        memory: Memory,
+        max_prefill_tokens: int,
+        starvation_steps: int,
+    ):
+        self.requests, self.policy, self.memory, self.slots = requests, policy, memory, memory.slots
+        self.max_prefill_tokens, self.starvation_steps = max_prefill_tokens, starvation_steps
+
+    def rows(self, views: list[Running], in_flight: bool) -> Sequence[tuple[int, int]]:
+        """The rows of the next step: those that were left out for too long, then the policy's."""
+        if self._make_way():
+            views = self.slots.views(self.requests.next_step)
+        budget = self._budget(Memory.LOOKAHEAD if self.requests.waiting else 0)
+        forced = self._starved(views, budget)
+        if forced:
+            taken = {uid for uid, _ in forced}
+            views = [v for v in views if v.uid not in taken]
+            queue = [req for req in self.requests.waiting if req.uid not in taken]
+        else:
+            queue = self.requests.waiting
+        plan = self.policy.plan(WaitingView(len(queue), self._viewer(queue, views)), views, budget)
+        if not isinstance(plan, Plan):
+            raise PolicyError(f"plan() returned a {type(plan).__name__}; it must return a Plan(rows, retract)")
+        rows = [*forced, *plan.rows] if forced else plan.rows
+        if plan.retract:
+            rows = self._carry_out(plan.retract, rows)
+        if not rows and not in_flight:
+            # Nothing is in flight, so waiting would change nothing: the oldest goes on.
+            rows = self._oldest()
+        return rows
+
+    def _budget(self, ahead: int) -> StepBudget:
+        """All that a step may take; ``ahead`` tokens of each running request are kept from those that wait."""
+        return StepBudget(
+            tokens=self.max_prefill_tokens,
+            rows=self.memory.ledger.slots.free,
+            pages=self.memory.available,
+            reserve=self.slots.growth(ahead) if ahead else 0,
+            cost=self._cost,
+        )
+
+    def _carry_out(self, retract: Sequence[int], rows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Retract what the policy wants to, and return what still fits of its rows: what is retracted goes into the
+        cache, so another's prompt may have less left to compute, and pages that could be evicted may be in use."""
+        for uid in retract:
+            req = self.requests.open.get(uid)
+            if req is None or req.slot < 0:
+                raise PolicyError(f"the plan retracts request {uid}, which does not run")
+            if any(uid == other for other, _ in rows):
+                raise PolicyError(f"the plan retracts request {uid} and has a row for it too")
+            self.requests.retract(req)
+        budget = self._budget(0)
+        views: dict[int, Running | Waiting] = {v.uid: v for v in self.slots.views(self.requests.next_step)}
+        wanted = dict(rows)
+        views |= {req.uid: self._view(req) for req in self.requests.waiting if req.uid in wanted}
+        return [(uid, n) for uid, want in rows if (n := budget.grant(views[uid], want) if uid in views else want)]
+
+    def _cost(self, uid: int) -> Cost:
+        return self.memory.cost(self.requests.open[uid])
+
+    def _viewer(self, queue: list[Req], views: list[Running]) -> Callable[[int], Waiting]:
+        """Makes the policy's view of ``queue[i]``; asked for in order, so that a twin is always an earlier request."""
+        memory, size, step = self.memory, self.memory.spec.page_size, self.requests.next_step
+        computing: dict[int, int] = {}
+
+        def claim(req: Req, page: int) -> int | None:
+            page_hash = memory.next_page_hash(req, page)
+            return None if page_hash is None else computing.setdefault(page_hash, req.uid)
+
+        for view in views:
+            if view.left:
+                req = self.requests.open[view.uid]
+                claim(req, int(self.slots.computed[req.slot]) // size)
+
+        def view_of(i: int) -> Waiting:
+            req = queue[i]
+            cached = len(memory.match(req).pages)
+            first = claim(req, cached)
+            twin = None if first == req.uid else first
+            return Waiting(req.uid, req.arrival, len(req), cached * size, twin, step - req.queued)
+
+        return view_of
+
+    def _late(self) -> Req | None:
+        """The oldest waiting request, if it was left out for ``starvation_steps`` steps."""
+        first = self.requests.waiting[0] if self.requests.waiting else None
+        return first if first is not None and self.requests.next_step - first.queued >= self.starvation_steps else None
+
+    def _make_way(self) -> bool:
+        """Whether a running request was retracted for a late one that does not fit: the youngest of the younger ones.
+        Behind older ones it is only late, not starved."""
+        req = self._late()
+        if req is None or self.memory.settling or self._budget(Memory.LOOKAHEAD).grant(self._view(req), 1):
+            return False
+        youngest = max(self.slots.reqs, key=attrgetter("arrival"), default=None)
+        if youngest is None or youngest.arrival < req.arrival:
+            return False
+        self.requests.retract(youngest)
+        return True
+
+    def _starved(self, views: list[Running], budget: StepBudget) -> list[tuple[int, int]]:
+        """Promise 6: whoever was left out for ``starvation_steps`` steps takes part in this one."""
+        rows = [(v.uid, n) for v in views if v.skipped >= self.starvation_steps and (n := budget.grant(v, v.left or 1))]
+        req = self._late()
+        if req is not None:
+            view = self._view(req)
+            if n := budget.grant(view, view.length - view.cached):
+                return [*rows, (req.uid, n)]
+            budget.rows = 0  # it is next: nobody else is seated before it
+        return rows
+
+    def _oldest(self) -> list[tuple[int, int]]:
+        budget = self._budget(0)  # whatever the policy was granted: it did not use it
+        for view in self.slots.views(self.requests.next_step):
+            if n := budget.grant(view, view.left or 1):
+                return [(view.uid, n)]
+        waiting = self._view(self.requests.waiting[0]) if self.requests.waiting else None
+        if waiting is not None and (n := budget.grant(waiting, waiting.length - waiting.cached)):
+            return [(waiting.uid, n)]
+        return []
+
+    def _view(self, req: Req) -> Waiting:
+        """A waiting request on its own."""
+        return self._viewer([req], [])(0)
+
+    def check(self, reqs: list[Req], wanted: Sequence[int]) -> None:
+        """Raise `PolicyError` unless the rows fit: the scheduler's own count, whatever the policy was granted."""
+        slots = self.slots
+        if len(set(map(id, reqs))) < len(reqs):
+            twice = {req.uid for req in reqs if sum(r is req for r in reqs) > 1}
+            raise PolicyError(f"the plan names requests {sorted(twice)} more than once")
+        at = np.fromiter((req.slot for req in reqs), np.int32, len(reqs))
+        counts = np.asarray(wanted, np.int32)
+        seated = at >= 0
+        running = at[seated]
+        left = slots.target[running] - slots.computed[running]
+        most = np.ones(len(at), np.int64)
+        most[seated] = np.where(left > 0, left, slots.computed[running] < slots.max_len[running] - 1)
+        pages = len(slots.need_page(running[left <= 0]))
+        for i in np.flatnonzero(~seated).tolist():
+            most[i] = len(reqs[i]) - len(self.memory.match(reqs[i]).pages) * self.memory.spec.page_size
+            pages += self.memory.cost(reqs[i]).pages
+        bad = np.flatnonzero((counts < 1) | (counts > most))
+        if len(bad):
+            i = int(bad[0])
+            raise PolicyError(
+                f"the plan gives request {reqs[i].uid} {int(counts[i])} tokens; it can compute "
+                + (f"1 to {most[i]}" if most[i] else "none: its last token is on the way")
+            )
+        prefill = np.ones(len(at), bool)
+        prefill[seated] = left > 0
+        spent, free = int(counts[prefill].sum()), self.memory.ledger.slots.free
+        if spent > self.max_prefill_tokens:
+            raise PolicyError(f"the plan computes {spent} prompt tokens; a step may compute {self.max_prefill_tokens}")
+        if int((~seated).sum()) > free:
+            raise PolicyError(f"the plan seats {int((~seated).sum())} requests; {free} slots are free")
+        if pages > self.memory.available:
+            raise PolicyError(f"the plan takes {pages} pages; {self.memory.available} are free or evictable")
