@@ -7,6 +7,7 @@ import sys
 
 BENCHMARKS = {
     "offline": "throughput and latency of a list of requests, without a server",
+    "suite": "the design's workloads on named shapes, in one table",
     "kernels": "what each kernel reaches on this GPU, beside its torch twin and a library's",
     "tiles": "which tile shapes are fastest on this GPU",
     "host": "what a scheduling step costs on the host, without a model",

@@ -1,0 +1,41 @@
+"""The suite's rows, on a small model on a CPU; its numbers are for GPUs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from minisgl.bench import suite
+from minisgl.testing.checkpoints import tiny_checkpoint
+
+
+def small(workload: suite.Workload) -> suite.Workload:
+    return replace(workload, count=3, input=(5, 9), output=(1, 1) if workload is suite.PREFILL else (2, 4), shared=0)
+
+
+def test_every_row_is_measured_on_fresh_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tiny_checkpoint("qwen3", tmp_path / "tiny"))
+    known = {small(w): o for w, o in suite.KNOWN["qwen3-0.6b"].items()}
+    monkeypatch.setattr(suite, "KNOWN", {path: known})
+    out = tmp_path / "suite.json"
+    suite.main(["device=cpu", "num_pages=64", "--models", path, "--json", str(out)])
+    report = json.loads(out.read_text())
+    rows = {row["workload"]: row for row in report["rows"]}
+    assert set(rows) == {"start", "offline", "one request", "64 requests", "prefill", "shared prefix"}
+    assert all(row["value"] > 0 for row in rows.values())
+    assert rows["prefill"]["unit"] == "prompt tok/s"
+    for row in report["rows"][1:]:
+        assert row["result"]["requests"] == 3
+        assert row["result"]["cached_tokens"] == 0, "a prompt was served from an earlier run's cache"
+    assert "mini-sglang" in capsys.readouterr().out
+
+
+def test_an_unknown_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        suite.main(["--models", "gpt-5"])
+    assert "qwen3-0.6b" in capsys.readouterr().err
