@@ -98,7 +98,7 @@ def test_words_set_options_and_choose_plugins(host: Host) -> None:
     assert host.compose(["server.port=0", "server.api_key=k", "overlap=off"]).server.port == 0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.text(st.sampled_from("ab /\\'\"=[](){},:$#\u00e9\n\t+~@*"), min_size=1, max_size=8))
 @example("\\")
 @example("it's")
