@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve with the options of the command line until told to end; the exit status."""
+    # Torch's threads on a CPU spin while they wait for each other. Where another program had one of two cores, that
+    # left 7 tokens a second of 170; to wait passively costs nothing that could be measured. Children inherit it.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         # Imported here, so that a child process that imports the main module again gets nothing with it.
         from minisgl.compose import plain_errors, run_cli
 
-    # Torch's threads on a CPU spin while they wait for each other. Where another program has one of two cores, that
-    # made 7 tokens a second of 170; waiting passively costs nothing that could be measured. Children inherit it.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         config = run_cli(sys.argv[1:] if argv is None else argv)
         with plain_errors():
             from minisgl.server.serve import serve
