@@ -7,6 +7,7 @@ which are the scheduler's. Whatever changes on the device changes in the order o
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -123,13 +124,21 @@ class TorchEngine:
         return StepResult(step.id, tokens, step.sample.astype(np.int32), logprobs)
 
     def close(self) -> None:
-        """Drop graphs and link; further launches raise. Closing twice is allowed."""
+        """Drop graphs, link, weights and KV; further launches raise. Closing twice is allowed."""
         if self._closed:
             return
         self._closed = True
         self.graph.close()
         self.comm.close()
         self._unread.clear()
+        self._frames.clear()
+        self.ctx.pool = None
+        for kept in ("model", "attention", "graph", "sampler", "_inputs"):
+            delattr(self, kept)
+        self.ctx.attention = self.ctx.moe = None  # type: ignore[assignment]
+        if self.device.type == "cuda":
+            gc.collect()  # modules and their backends refer to each other
+            torch.cuda.empty_cache()
 
     # ---- one step -------------------------------------------------------------------------------
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -368,3 +370,15 @@ def test_decode_steps_run_in_the_buckets_of_a_graph_runner(path: Path, tmp_path:
     with LLM(str(path), overrides=[*words, "attention=without_graphs"]) as llm:
         llm.generate(prompts[:1], params[:1])
         assert llm.engine.graph.ran == []  # type: ignore[union-attr, attr-defined]
+
+
+def test_a_closed_engine_gives_its_memory_back(host: Host, path: Path) -> None:
+    """Two engines one after the other, each as large as the device allows, must both fit."""
+    engine = engine_of(host, path, "num_pages=16", "max_running_requests=2")
+    kept = [weakref.ref(thing) for thing in (engine.ctx.pool, engine.model, engine.attention)]
+    engine.close()
+    engine.close()
+    gc.collect()
+    assert [ref() for ref in kept] == [None, None, None]
+    with pytest.raises(EngineDead, match="closed"):
+        engine.launch(None)  # type: ignore[arg-type]

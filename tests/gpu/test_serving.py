@@ -1,0 +1,121 @@
+"""What serves on a GPU by default: FlashInfer and Triton together, in CUDA graphs, without waiting for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from minisgl import LLM, SamplingParams
+from minisgl.core import Step, StepResult
+from minisgl.engine.build import build_engine, build_scheduler
+from minisgl.host import Host
+from minisgl.testing.attention import CASES, AttentionCase, run_case
+from minisgl.testing.oracle import Oracle
+from minisgl.tutor import weights_dir
+
+# FlashInfer compiles a window or a soft cap for a minute: those cases are the Triton backend's.
+SERVED = [
+    replace(case, dtype=torch.bfloat16, head_dim=head_dim)
+    for case in dict.fromkeys(replace(c, dtype=torch.bfloat16) for c in CASES if c.window < 0 and not c.soft_cap)
+    for head_dim in (64, 128)
+]
+QUESTIONS = ("What is a radix cache?", "What is 17 + 25?", "Count from 3 to 9.", "Hello!")
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0, logprobs=0)
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("needs a CUDA device")
+
+
+def asked(llm: LLM, count: int) -> list[list[int]]:
+    texts = [f"<|im_start|>user\n{QUESTIONS[i % 4]}<|im_end|>\n<|im_start|>assistant\n" for i in range(count)]
+    return [llm.tokenizer.encode(text) for text in texts]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["flashinfer", "hybrid", "auto"])
+@pytest.mark.parametrize("case", dict.fromkeys(SERVED), ids=str)
+def test_attention_agrees_with_softmax_in_float64(name: str, case: AttentionCase, device: torch.device) -> None:
+    pytest.importorskip("flashinfer", reason="FlashInfer is not installed here")
+    host = Host.load()
+    got, want = run_case(host.build("attention", host.make("attention", name), device=device), case, device)
+    torch.testing.assert_close(got.cpu(), want.cpu(), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("words", [(), ("page_size=1", "scheduler=mixed", "max_prefill_tokens=16"), ("overlap=false",)])
+@pytest.mark.parametrize("graph", ["cuda", "none"])
+def test_promise_8_greedy_tokens_in_bfloat16(words: tuple[str, ...], graph: str) -> None:
+    """Each token is within twice what batch 1 and batch 64 differ by of the maximum that transformers finds."""
+    path = weights_dir("tutor")
+    options = ["dtype=bfloat16", "device=cuda", "num_pages=8192", f"graph={graph}", *words]
+    with LLM(str(path), overrides=options) as llm:
+        prompts = asked(llm, 64)
+        alone = [llm.generate([prompt], GREEDY)[0] for prompt in prompts[:4]]
+        batch = llm.generate(prompts, GREEDY)
+        llm.scheduler.check_idle()
+    spread = 0.0
+    for one, many in zip(alone, batch[:4], strict=True):
+        for a, b in zip(one.logprobs or (), many.logprobs or (), strict=False):
+            spread = max(spread, abs(a.chosen - b.chosen))
+    assert spread < 0.2, "batch 1 and batch 64 differ by more than bfloat16 explains"
+    Oracle(path).check_all(prompts, [output.token_ids for output in batch], eps=max(2 * spread, 0.02))
+
+
+class Unwaiting:
+    """An engine in whose launches a wait for the device is an error."""
+
+    def __init__(self, engine):  # type: ignore[no-untyped-def]
+        self.engine, self.spec, self.eos_ids = engine, engine.spec, engine.eos_ids
+        self.forbid = False
+
+    @contextmanager
+    def forbidden(self) -> Iterator[None]:
+        torch.cuda.set_sync_debug_mode("error" if self.forbid else "default")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def launch(self, step: Step) -> None:
+        with self.forbidden():
+            self.engine.launch(step)
+
+    def result(self) -> StepResult:
+        return self.engine.result()
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+@pytest.mark.parametrize("attention", ["auto", "flashinfer", "triton"])
+def test_no_launch_waits_for_the_device(attention: str) -> None:
+    """Mixed batches, seats, draws of every kind: after a first round, in which libraries set themselves up."""
+    host = Host.load()
+    words = [f"attention={attention}", "device=cuda", "dtype=bfloat16", "num_pages=4096", "scheduler=mixed"]
+    config = host.compose(["model=tutor", "max_prefill_tokens=64", *words])
+    engine = Unwaiting(build_engine(config, host))
+    try:
+        scheduler = build_scheduler(config, host, engine)  # type: ignore[arg-type]
+        kinds = (
+            {"temperature": 0.0},
+            {"temperature": 0.7, "top_p": 0.9},
+            {"temperature": 0.7, "top_k": 5, "min_p": 0.1},
+            {"temperature": 0.0, "repetition_penalty": 1.3, "logit_bias": {5: 2.0}, "logprobs": 3},
+        )
+        uid = 0
+        for engine.forbid in (False, True):
+            for _ in range(3):
+                for kind in kinds:
+                    params = SamplingParams(max_tokens=12, ignore_eos=True, seed=1, **kind)  # type: ignore[arg-type]
+                    scheduler.add(uid, [(7 * uid + j) % 2000 for j in range(20 + 9 * (uid % 7))], params)
+                    uid += 1
+            while scheduler.has_work:
+                scheduler.step()
+        scheduler.check_idle()
+    finally:
+        engine.close()
