@@ -1,13 +1,48 @@
-"""A linear layer's product: torch's, and on a GPU a kernel of our own for a single row, which torch's serves badly."""
+"""A linear layer's product: torch's; on a GPU a kernel of our own for a single row, which torch's serves badly; on a
+CPU oneDNN's over a packed copy of a small matrix, which for few rows is twice as fast as BLAS over the plain one."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minisgl.kernel.launch import one_launch
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [..., in], weight [out, in], bias [out] → [..., out]."""
+PACKED_BYTES = 8 << 20
+"""Larger matrices are not packed: they wait for memory however they lie in it, and a copy of them would hurt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight in the layout that oneDNN reads fastest. Torch knows its shape, and no memory of it."""
+
+    weight: Tensor
+
+
+def pack(weight: Tensor) -> Packed | None:
+    """A packed copy of weight [out, in]; None where there is no use in one."""
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.nbytes > PACKED_BYTES:
+        return None
+    if weight.numel() == 0 or not torch.backends.mkldnn.is_available():
+        return None
+    usual_rows = 32
+    return Packed(torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), usual_rows))
+
+
+@one_launch
+def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
+    """x [..., in] → [..., out]."""
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed.weight, bias, "none", [], "")
+    return out
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Packed | None = None) -> Tensor:
+    """x [..., in], weight [out, in], bias [out] → [..., out]. ``packed`` is what `pack` made of the weight."""
+    if packed is not None:
+        return packed_linear(x, packed, bias)
     if x.is_cuda and x.dim() == 2 and x.shape[0] == 1 and weight.is_contiguous() and x.stride(1) == 1:
         from minisgl.kernel.triton import linear as triton
 

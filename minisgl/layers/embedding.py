@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minisgl.kernel.linear import linear
+from minisgl.kernel.linear import Packed, linear, pack
 from minisgl.layers.context import Context
 from minisgl.layers.pieces import Piece
 
@@ -58,13 +58,17 @@ class ParallelLMHead(_VocabRows):
             nn.Module.__init__(self)
             self.vocab_size, self.comm, self.start, self.weight = vocab_size, ctx.comm, tied.start, tied.weight
         self.tied = tied is not None
+        self.packed: Packed | None = None
 
     def pieces(self, prefix: str, names: frozenset[str] | None) -> Iterator[Piece]:
         return iter(()) if self.tied else super().pieces(prefix, names)
 
+    def after_load(self) -> None:
+        self.packed = pack(self.weight)
+
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [rows, hidden] → logits [rows, vocab] in float32, the same on every rank."""
-        logits = linear(hidden, self.weight)
+        logits = linear(hidden, self.weight, packed=self.packed)
         if self.comm.size > 1:
             logits = self.comm.all_gather(logits, dim=-1)[:, : self.vocab_size]
         return logits.float()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from minisgl.config import ConfigError
-from minisgl.kernel.linear import linear
+from minisgl.kernel.linear import Packed, linear, pack
 from minisgl.layers.context import Context
 from minisgl.layers.pieces import Piece, split_rows
 
@@ -30,6 +30,7 @@ class _Merged(nn.Module):
         rows = sum(here for *_, here in parts)
         self.weight = _parameter(ctx, rows, in_size)
         self.bias = _parameter(ctx, rows) if bias else None
+        self.packed: Packed | None = None
 
     def pieces(self, prefix: str, names: frozenset[str] | None) -> Iterator[Piece]:
         beside = prefix[:-1].rpartition(".")[0]
@@ -42,9 +43,12 @@ class _Merged(nn.Module):
                 yield Piece.part(f"{full}.bias", (total,), 0, start, self.bias[rows])
             begin += here
 
+    def after_load(self) -> None:
+        self.packed = pack(self.weight)
+
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] → [..., the parts' rows here, in order]."""
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, self.packed)
 
 
 class LinearColParallelMerged(_Merged):
@@ -95,6 +99,7 @@ class LinearRowParallel(nn.Module):
         self.in_size = in_size
         self.weight = _parameter(ctx, out_size, split_rows(in_size, ctx.comm.size, "row-parallel inputs"))
         self.bias = _parameter(ctx, out_size) if bias else None
+        self.packed: Packed | None = None
 
     def pieces(self, prefix: str, names: frozenset[str] | None) -> Iterator[Piece]:
         out_size, here = self.weight.shape
@@ -102,7 +107,10 @@ class LinearRowParallel(nn.Module):
         if self.bias is not None:
             yield Piece.whole(f"{prefix}bias", self.bias)
 
+    def after_load(self) -> None:
+        self.packed = pack(self.weight)
+
     def forward(self, x: Tensor) -> Tensor:
         """x [tokens, in / size] → [tokens, out], a partial sum unless ``reduce``."""
-        x = linear(x, self.weight, self.bias if self.comm.rank == 0 else None)
+        x = linear(x, self.weight, self.bias if self.comm.rank == 0 else None, self.packed)
         return self.comm.all_reduce(x) if self.reduce else x
