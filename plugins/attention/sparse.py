@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MOST = 1 << 22
 """Scores computed in one call: about 80 MiB of indices and weights."""
+PADDING = 4096
+"""Scores of padding that cost about as much as another call."""
 
 
 @dataclass
@@ -37,10 +39,17 @@ class Sparse:
 class Group(NamedTuple):
     """Rows of similar length, padded to the longest's. A bag is one query head of one row."""
 
-    rows: torch.Tensor  # [rows] which rows of q and out
     scores: torch.Tensor  # sparse CSR [bags, positions in the pool · kv_heads]: where keys are wanted
+    reads: torch.Tensor  # [bags · length] the same positions, bag after bag
     ends: torch.Tensor  # [bags + 1] where each bag's positions end
     padding: torch.Tensor | None  # [bags, length] bool; None: all rows are equally long
+
+
+class Plan(NamedTuple):
+    """One step, for all layers with the same window: ``order`` [decode rows] says which row is in which place."""
+
+    order: torch.Tensor
+    groups: list[Group]
 
 
 class SparseAttention:
@@ -48,7 +57,7 @@ class SparseAttention:
 
     def __init__(self, prefill: AttentionBackend, device: torch.device):
         self.prefill, self.device = prefill, device
-        self.groups: dict[int, list[Group]] = {}  # by window
+        self.plans: dict[int, Plan] = {}  # by window
         self.decode = self.rows = 0
 
     def needs(self) -> AttnNeeds:
@@ -70,6 +79,7 @@ class SparseAttention:
         self.heads = {layer.window: (layer.q_heads, layer.kv_heads) for layer in layers}
         # [pages · page_size · kv_heads, head_dim]: one row for each position and kv head.
         self.flat = {layer.index: [x.flatten(0, 2) for x in pool.layer(layer.index)] for layer in layers}
+        self.positions = len(self.flat[layers[0].index][0])
 
     def plan(self, batch: AttnBatch) -> None:
         """Find for each decode row which rows of the flat pool it reads."""
@@ -77,66 +87,79 @@ class SparseAttention:
         if self.decode < self.rows:
             self.prefill.plan(batch.part(self.decode, self.rows))
         if self.decode:
-            self.groups = {window: list(self._plan_window(batch, window)) for window in self.heads}
+            self.plans = {window: self._plan_window(batch, window) for window in self.heads}
 
-    def _plan_window(self, batch: AttnBatch, window: int) -> Iterator[Group]:
+    def _plan_window(self, batch: AttnBatch, window: int) -> Plan:
         q_heads, kv_heads = self.heads[window]
         seen = batch.kv_len_host[: self.decode].astype(np.int64)
         if window >= 0:
             seen = np.minimum(seen, window)
-        order = np.argsort(-seen, kind="stable")
-        kv_head = torch.arange(q_heads) // (q_heads // kv_heads)
-        for a, b in _cut(seen[order], q_heads):
-            rows = torch.from_numpy(order[a:b])
-            count = torch.from_numpy(seen[order[a:b]])[:, None]
-            length, bags = int(count[0]), (b - a) * q_heads
-            end = batch.kv_len.index_select(0, rows).long()[:, None]
-            # Padding reads the row's own last position again: a neighbour's NaN must not leak in as 0 * NaN.
-            at = torch.minimum(end - count + torch.arange(length), end - 1)
-            slots = batch.slots.index_select(0, rows).long()[:, None]
-            column = torch.div(at, self.page_size, rounding_mode="floor")
-            where = batch.table[slots, column].long() * self.page_size + (at - column * self.page_size)
-            reads = (where[:, None] * kv_heads + kv_head[:, None]).flatten()
+        by_length = np.argsort(-seen, kind="stable")
+        seen = seen[by_length]
+        order, counts = torch.from_numpy(by_length), torch.from_numpy(seen)[:, None]
+        # Padding reads the row's own last position again: a neighbour's NaN must not leak in as 0 * NaN.
+        end = batch.kv_len.index_select(0, order).long()[:, None]
+        place = torch.arange(int(seen[0]))
+        at = torch.minimum(end - counts + place, end - 1)
+        column = torch.div(at, self.page_size, rounding_mode="floor")
+        slots = batch.slots.index_select(0, order).long()[:, None]
+        where = batch.table[slots, column].long() * self.page_size + (at - column * self.page_size)
+        reads = where[:, None] * kv_heads + (torch.arange(q_heads) // (q_heads // kv_heads))[:, None]
+        groups = []
+        for a, b in _cut(seen, q_heads):
+            length, bags = int(seen[a]), (b - a) * q_heads
+            own = reads[a:b, :, :length].flatten()
             ends = torch.arange(bags + 1) * length
-            scores = _csr(ends, reads, len(next(iter(self.flat.values()))[0]))
-            alike = int(count[-1]) == length
-            padding = None if alike else (torch.arange(length) >= count).repeat_interleave(q_heads, 0)
-            yield Group(rows, scores, ends, padding)
+            padding = None
+            if seen[b - 1] < length:
+                padding = (place[:length] >= counts[a:b]).repeat_interleave(q_heads, 0)
+            groups.append(Group(_csr(ends, own, self.positions), own, ends, padding))
+        return Plan(order, groups)
 
     @one_launch
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """q, out [tokens, q_heads, head_dim]."""
-        keys, values = self.flat[layer.index]
-        for group in self.groups[layer.window] if self.decode else ():
-            x = q.index_select(0, group.rows).flatten(0, 1)
-            bags = x.shape[0]
-            # Written over the scores of the layer before, which beta=0 multiplies away.
-            torch.sparse.sampled_addmm(group.scores, x, keys.t(), beta=0.0, alpha=layer.scale, out=group.scores)
-            scores = group.scores.values().view(bags, -1)
-            if layer.soft_cap:
-                scores = (scores / layer.soft_cap).tanh_().mul_(layer.soft_cap)
-            if group.padding is not None:
-                scores = scores.masked_fill(group.padding, -torch.inf)
-            y = torch.nn.functional.embedding_bag(
-                group.scores.col_indices(),
-                values,
-                group.ends,
-                mode="sum",
-                per_sample_weights=scores.softmax(1).flatten(),
-                include_last_offset=True,
-            )
-            out.index_copy_(0, group.rows, y.view(-1, layer.q_heads, layer.head_dim))
+        if self.decode:
+            order, groups = self.plans[layer.window]
+            bags = q.index_select(0, order).flatten(0, 1)
+            done, a = [], 0
+            for group in groups:
+                b = a + len(group.ends) - 1
+                done.append(self._attend(layer, bags[a:b], group))
+                a = b
+            y = torch.cat(done) if len(done) > 1 else done[0]
+            out.index_copy_(0, order, y.view(-1, layer.q_heads, layer.head_dim))
         if self.decode < self.rows:
             self.prefill.forward(layer, q[self.decode :], out[self.decode :])
         return out
 
+    def _attend(self, layer: LayerSpec, bags: torch.Tensor, group: Group) -> torch.Tensor:
+        """bags [bags, head_dim] → [bags, head_dim]."""
+        keys, values = self.flat[layer.index]
+        # Written over the scores of the layer before, which beta=0 multiplies away.
+        torch.sparse.sampled_addmm(group.scores, bags, keys.t(), beta=0.0, alpha=layer.scale, out=group.scores)
+        scores = group.scores.values().view(len(bags), -1)
+        if layer.soft_cap:
+            scores = (scores / layer.soft_cap).tanh_().mul_(layer.soft_cap)
+        if group.padding is not None:
+            scores = scores.masked_fill(group.padding, -torch.inf)
+        return torch.nn.functional.embedding_bag(
+            group.reads,
+            values,
+            group.ends,
+            mode="sum",
+            per_sample_weights=scores.softmax(1).flatten(),
+            include_last_offset=True,
+        )
+
 
 def _cut(lengths: np.ndarray, q_heads: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows, whose ``lengths`` fall, such that none is padded by more than a third."""
+    """Ranges of rows, whose ``lengths`` fall: a range ends where its padding would cost more than another range."""
     a = 0
     while a < len(lengths):
         fit = max(1, MOST // (int(lengths[a]) * q_heads))
-        b = a + int(np.count_nonzero(lengths[a : a + fit] * 4 >= lengths[a] * 3))
+        padding = np.cumsum(lengths[a] - lengths[a : a + fit]) * q_heads
+        b = a + int(np.count_nonzero(padding <= PADDING))
         yield a, b
         a = b
 

@@ -31,19 +31,20 @@ def test_rows_of_very_different_lengths(window: int, monkeypatch: pytest.MonkeyP
     """Many groups, with padding and without, and more than one call for equal lengths."""
     rows = tuple((n, 1) for n in (900, 5, 0, 17, 901, 300, 290, 17, 17, 17, 250, 1, 0))
     for most in (1, 4 * 600, 1 << 22):
-        monkeypatch.setattr(sparse, "MOST", most)
-        got, want = run_case(backend(), AttentionCase(rows, page_size=4, window=window))
-        torch.testing.assert_close(got, want, atol=2e-6, rtol=2e-6)
+        for padding in (0, 1000, 1 << 22):
+            monkeypatch.setattr(sparse, "MOST", most)
+            monkeypatch.setattr(sparse, "PADDING", padding)
+            got, want = run_case(backend(), AttentionCase(rows, page_size=4, window=window))
+            torch.testing.assert_close(got, want, atol=2e-6, rtol=2e-6)
 
 
-def test_padding_is_at_most_a_third() -> None:
+def test_padding_costs_no_more_than_the_calls_it_saves() -> None:
     made = backend()
     run_case(made, replace(CASES[0], rows=((1000, 1), *[(20 + 7 * i, 1) for i in range(60)])))
-    groups = made.groups[-1]
-    read = sum(len(group.scores.values()) for group in groups)
-    padding = sum(int(group.padding.sum()) for group in groups if group.padding is not None)
-    assert 0 < padding < read / 4
-    assert len(groups) < 12
+    groups = made.plans[-1].groups
+    padding = [int(group.padding.sum()) for group in groups if group.padding is not None]
+    assert 0 < max(padding) <= sparse.PADDING
+    assert 1 < len(groups) < 10
 
 
 def test_what_it_needs_and_refuses() -> None:
