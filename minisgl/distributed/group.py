@@ -1,0 +1,89 @@
+"""Collectives through a process group of torch.distributed: gloo between CPUs, NCCL between GPUs.
+
+It makes its process group object itself, from an address, and registers it nowhere: a process may hold several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from minisgl.config import ConfigError
+from minisgl.kernel.launch import one_launch
+
+
+class GroupCommunicator:
+    """See `minisgl.distributed.Communicator`. ``timeout`` is in seconds. At size 1 nothing is sent."""
+
+    def __init__(self, timeout: float, rank: int, size: int, address: str, device: torch.device):
+        self.rank, self.size, self.device = rank, size, device
+        self._group: Any = None
+        self._exchanges = 0
+        if size == 1:
+            return
+        dist = torch.distributed
+        limit = timedelta(seconds=timeout)
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigError(f"tp={size} needs rank 0's address as host:port, got {address!r}.")
+        self._store = dist.TCPStore(host, int(port), size, is_master=rank == 0, timeout=limit)
+        if device.type == "cuda":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = limit
+            self._group = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", self._store), rank, size, options)
+        else:
+            self._group = dist.ProcessGroupGloo(dist.PrefixStore("gloo", self._store), rank, size, limit)
+
+    @one_launch
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        if self._group is not None:
+            self._group.allreduce([x]).wait()
+        return x
+
+    def all_reduce_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        from minisgl.kernel.norm import add_rms_norm
+
+        return add_rms_norm(self.all_reduce(x), residual, weight, eps)
+
+    @one_launch
+    def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        if self._group is None:
+            return x
+        dim %= x.dim()
+        x = x.contiguous()
+        parts = torch.empty((self.size * x.shape[0], *x.shape[1:]), dtype=x.dtype, device=x.device)
+        self._group._allgather_base(parts, x).wait()
+        return parts.view(self.size, *x.shape).movedim(0, dim).flatten(dim, dim + 1)
+
+    def broadcast(self, x: torch.Tensor, src: int = 0) -> torch.Tensor:
+        if self._group is not None:
+            options = torch.distributed.BroadcastOptions()
+            options.rootRank = src
+            self._group.broadcast([x], options).wait()
+        return x
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        if self._group is None:
+            return [data]
+        turn, self._exchanges = self._exchanges, self._exchanges + 1
+        self._store.set(f"exchange/{turn}/{self.rank}", data)  # type: ignore[arg-type]
+        return [self._store.get(f"exchange/{turn}/{rank}") for rank in range(self.size)]
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        yield
+
+    def close(self, abort: bool = False) -> None:
+        group, self._group = self._group, None
+        if group is None:
+            return
+        if abort:
+            group.abort()
+        else:
+            group.shutdown()
