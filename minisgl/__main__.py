@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
+from types import FrameType
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -12,6 +19,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Torch's threads on a CPU spin while they wait for each other. Where another program had one of two cores, that
     # left 7 tokens a second of 170; to wait passively costs nothing that could be measured. Children inherit it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        # Until the launcher takes over there is nothing to end, and an exception could be lost inside an import.
+        signal.signal(signal.SIGINT, _leave)
     try:
         # Imported here, so that a child process that imports the main module again gets nothing with it.
         from minisgl.compose import plain_errors, run_cli

@@ -125,6 +125,7 @@ def test_nothing_is_dropped_and_each_senders_order_is_kept(
         late = Push(context, addresses.api)
         for i in range(count):
             late.send(Abort([i]))
+        late.close(linger=60.0)  # a sender that goes at once takes along what has not left yet
 
     thread = threading.Thread(target=send)
     thread.start()
