@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Torch's threads on a CPU spin while they wait for each other. Where another program had one of two cores, that
     # left 7 tokens a second of 170; to wait passively costs nothing that could be measured. Children inherit it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    if threading.current_thread() is threading.main_thread():
         # Until the launcher takes over there is nothing to end, and an exception could be lost inside an import.
         signal.signal(signal.SIGINT, _leave)
     try:

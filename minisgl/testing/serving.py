@@ -43,6 +43,9 @@ class Server:
         self.folder = Path(tempfile.mkdtemp(prefix="minisgl-test-"))  # the server's own place for temporary files
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close()
         command = [sys.executable, "-m", "minisgl", "device=cpu", "server.port=0", *words]
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            # Tests that a shell started in the background ignore Ctrl-C, and a child would from its first moment.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         self.started = time.monotonic()
         self.process = subprocess.Popen(
             command,
