@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import torch
 from minisgl.core import EngineDead, EngineSpec, Step, StepResult
 from minisgl.engine.build import LeaderEngine, build_engine, follow
 from minisgl.host import Host, decode_config, encode_config, plugins_of
+from minisgl.utils.ports import free_port
 
 if TYPE_CHECKING:
     from minisgl.config import Config
@@ -38,7 +38,7 @@ def start_engine(config: Config, host: Host) -> TorchEngine | RankedEngine:
     """Rank 0's engine in this process, and ``config.tp - 1`` followers beside it. Close it to end them."""
     if config.tp == 1:
         return build_engine(config, host)
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     threads = torch.get_num_threads()
     followers = Followers(encode_config(config, host), config.tp, address)
     try:
@@ -146,13 +146,6 @@ class Followers:
     def _ended(self) -> str:
         ended = [(rank, p.returncode) for rank, p in enumerate(self._processes, 1) if p.poll() is not None]
         return ", ".join(f"rank {rank} ended with status {status}" for rank, status in ended)
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
 
 
 def _reader(stream: BinaryIO) -> Callable[[], bytes | None]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from minisgl.message import Addresses
 from minisgl.server.child import Failed, Ready, child_main, read_report
 from minisgl.server.compute import run_rank
 from minisgl.server.text import run_text
+from minisgl.utils.ports import free_port
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """What the launcher handles, and its children leave to it."""
@@ -72,7 +72,7 @@ class Crew:
 
     def start(self, addresses: Addresses, model: str, config: bytes, tp: int) -> None:
         """Start them all; the ranks first, which take longest. ``model`` is a directory, ``config`` encoded."""
-        rendezvous = f"127.0.0.1:{_free_port()}" if tp > 1 else ""
+        rendezvous = f"127.0.0.1:{free_port()}" if tp > 1 else ""
         resource_tracker.ensure_running()  # it unblocks the signals, which the children must inherit blocked
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
@@ -119,10 +119,3 @@ class Crew:
         """Close the pipes; after `kill`, when nobody watches them any more."""
         for worker in self.workers:
             worker.pipe.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -5,7 +5,6 @@ The page table is shuffled, so that pages which follow each other in a request d
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +22,7 @@ from minisgl.layers import Context
 from minisgl.layers.pieces import Source
 from minisgl.models.config import ModelConfig
 from minisgl.models.weights import Checkpoint
+from minisgl.utils.ports import free_port
 
 __all__ = ["PagedModel", "Row", "free_port", "run_ranks"]
 
@@ -103,14 +103,6 @@ class PagedModel:
 
 def _make(host: Host, group: str, **kwargs: Any) -> Any:
     return host.build(group, host.make(group, "torch"), **kwargs)
-
-
-def free_port() -> int:
-    """A TCP port of this machine that nobody listens on right now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
 
 
 def run_ranks(size: int, work: Callable[[Communicator], T], host: Host | None = None) -> list[T]:

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from minisgl.testing.paged import free_port
+from minisgl.utils.ports import free_port
 
 RANK = """
 import sys, torch

@@ -5,43 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
 from minisgl.core import EngineDead, EngineSpec, Refused, SamplingParams, Step, StepResult
 from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.ledger import LedgerError
-from minisgl.scheduler.memory import Memory
 from minisgl.testing import SimEngine
-from minisgl.testing.drive import Drive, Job, make_plugin
+from minisgl.testing.drive import Job, make_plugin
+from minisgl.testing.small import job, make, pool, tight
 from minisgl.testing.workloads import POLICIES
-
-SPEC = EngineSpec(page_size=4, num_pages=30, max_slots=4, max_len=120, vocab_size=50)
-
-
-def make(
-    policy: str | SchedulerPolicy = "mixed", cache: str = "radix", spec: EngineSpec = SPEC, **options: Any
-) -> Drive:
-    chosen = make_plugin("scheduler", policy) if isinstance(policy, str) else policy
-    return Drive(spec, make_plugin("cache", cache, page_size=spec.page_size), chosen, **options)
-
-
-def job(uid: int, length: int = 9, answer: int = 8, first: int | None = None, **more: Any) -> Job:
-    """A greedy request; those with one ``first`` token begin alike."""
-    start = uid * 7 if first is None else first
-    prompt = [(start + i * i) % SPEC.vocab_size for i in range(length)]
-    return Job(uid, prompt, SamplingParams(max_tokens=answer, temperature=0.0), **more)
-
-
-def pool(num_pages: int, page_size: int = 4, slots: int = 4) -> EngineSpec:
-    return EngineSpec(page_size, num_pages, slots, max_len=num_pages * page_size, vocab_size=SPEC.vocab_size)
-
-
-def tight() -> Any:
-    """Admission leaves no room for what runs: decode runs out of pages."""
-    return patch.object(Memory, "LOOKAHEAD", 0)
-
 
 # ---- 1: one final reply ------------------------------------------------------------------------------
 

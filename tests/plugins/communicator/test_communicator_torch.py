@@ -15,7 +15,8 @@ from minisgl.distributed import Communicator
 from minisgl.host import Host
 from minisgl.kernel.norm import add_rms_norm
 from minisgl.plugins.communicator.torch import Torch, TorchCommunicator
-from minisgl.testing.paged import free_port, run_ranks
+from minisgl.testing.paged import run_ranks
+from minisgl.utils.ports import free_port
 
 CPU = torch.device("cpu")
 
