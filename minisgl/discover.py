@@ -126,7 +126,10 @@ def near(word: str, words: Iterable[str]) -> str:
 
 
 def hook_classes(module: ModuleType) -> list[type]:
-    """Classes of the module that have hooks as methods: each host makes its own object of them, to keep state in."""
+    """Classes of the module that have hooks as methods: each host makes its own object of them, to keep state in. None
+    where the module makes them itself, in `minisgl_observer`."""
+    if hasattr(getattr(module, "minisgl_observer", None), MARK):
+        return []
     own = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
     return [c for c in own if any(hasattr(getattr(c, n, None), MARK) for n in dir(c))]
 
@@ -138,7 +141,7 @@ def instance(cls: type, label: str) -> object:
     except TypeError as error:
         raise ConfigError(
             f"{label}: {cls.__name__} has hooks as methods, so each host makes one {cls.__name__}() without arguments, "
-            f"and that failed: {error}."
+            f"and that failed: {error}. One that needs arguments is returned by the hook minisgl_observer."
         ) from error
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import torch
 
     from minisgl.attention import AttentionBackend
-    from minisgl.core import I32, Req, Step, StepResult
+    from minisgl.config import Config
+    from minisgl.core import I32, EngineSpec, Req, Step, StepResult
     from minisgl.distributed import Communicator
     from minisgl.engine.graph import GraphRunner
     from minisgl.kvcache import PrefixCache
@@ -79,6 +80,13 @@ def minisgl_communicator(config: Any, rank: int, size: int, address: str, device
 def minisgl_models() -> Mapping[str, type]:
     """Map architecture names, as ``config.json`` has them, to model classes. Every plugin's mapping counts."""
     raise NotImplementedError
+
+
+@hookspec
+def minisgl_observer(config: Config, spec: EngineSpec) -> object | None:
+    """Make an observer that needs options, or the engine's sizes: an object with the hooks below as methods, which
+    listens until `minisgl_closed`. None: it is off, and costs nothing. Every plugin is asked, just before the scheduler
+    is built, in rank 0's process or ``LLM``'s. A module that has this hook makes its objects itself: no host does."""
 
 
 # ---- observers: a request ------------------------------------------------------------------------
@@ -147,3 +155,11 @@ def minisgl_step_finished(result: StepResult, reqs: Sequence[Req | None], now: f
 def minisgl_metrics() -> str:
     """Somebody reads ``/metrics``: return what was counted so far, in Prometheus' text format."""
     raise NotImplementedError
+
+
+# ---- observers: the end ------------------------------------------------------------------------------------
+
+
+@hookspec
+def minisgl_closed() -> None:
+    """The scheduler has ended, well or badly, and nothing more will be heard: write out and close what is open."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pluggy
@@ -35,6 +35,9 @@ from minisgl.discover import (
     near,
 )
 from minisgl.utils.lazy import lazy
+
+if TYPE_CHECKING:
+    from minisgl.core import EngineSpec
 
 __all__ = ["BUILTINS", "ConfigError", "Host", "Plugin", "decode_config", "encode_config", "plugins_of"]
 
@@ -93,6 +96,7 @@ class Host:
         """What ``plugins=`` named, as a child process must be told it: absolute paths and module names."""
         self.configs: dict[str, dict[str, type]] = {group: {} for group in GROUPS}
         self._owners: dict[tuple[str, str], str] = {}
+        self._made: list[object] | None = None  # observers; None: no scheduler was built, or it has ended
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
         if os.environ.get("MINISGL_TRACE_HOOKS", "0") not in ("", "0"):
@@ -210,6 +214,33 @@ class Host:
                 f"`if isinstance(config, {type(config).__name__}): return …`."
             )
         return made
+
+    def observe(self, config: Config, spec: EngineSpec) -> None:
+        """Let the observers listen that plugins make for a scheduler (`minisgl_observer`). One scheduler at a time:
+        an earlier one's are closed first. Raises `ConfigError`."""
+        self.close()
+        self._made = []
+        try:
+            made = self.hook.minisgl_observer(config=config, spec=spec)
+        except ImportError as error:
+            raise ConfigError(f"An observer can't be made: {missing_package(error)}") from error
+        for observer in made:
+            label = f"The observer {type(observer).__name__}"
+            if not check_hooks(observer, label):
+                raise ConfigError(f"{label}, which a minisgl_observer hook returned, has no method with @hookimpl.")
+            self._manager.register(observer)
+            self._made.append(observer)
+
+    def close(self) -> None:
+        """The scheduler has ended: tell the observers, and forget those that were made for it. Twice is allowed."""
+        if self._made is None:
+            return
+        made, self._made = self._made, None
+        try:
+            self.hook.minisgl_closed()
+        finally:
+            for observer in made:
+                self._manager.unregister(observer)
 
     def make(self, group: str, name: str) -> Any:
         """A config object of that name with its default values. Raises `ConfigError` for an unknown name."""

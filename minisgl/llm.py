@@ -98,7 +98,10 @@ class LLM:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self.engine.close()
+                try:
+                    self.host.close()
+                finally:
+                    self.engine.close()
 
     # ---- asking ---------------------------------------------------------------------------------
 

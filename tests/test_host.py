@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from minisgl.config import GROUPS, Config
-from minisgl.core import Req, SamplingParams
+from minisgl.core import EngineSpec, Req, SamplingParams
 from minisgl.host import BUILTINS, ConfigError, Host, decode_config, encode_config, plugins_of
 from minisgl.plugins.__main__ import main
 
@@ -379,6 +379,53 @@ def test_a_value_that_a_factory_refuses_is_named(write: Write) -> None:
     host = Host.load([str(path)])
     with pytest.raises(ConfigError, match="cache=mine: size must be even"):
         host.build("cache", host.make("cache", "mine"), page_size=1)
+
+
+COUNTER = """
+from minisgl import hookimpl
+
+class Counter:
+    def __init__(self, pages):
+        self.pages, self.said = pages, []
+    @hookimpl
+    def minisgl_pages_evicted(self, step):
+        self.said.append(step)
+    @hookimpl
+    def minisgl_closed(self):
+        self.said.append("closed")
+
+made = []
+
+@hookimpl
+def minisgl_observer(config, spec):
+    if config.seed:
+        made.append(Counter(spec.num_pages))
+        return made[-1]
+"""
+
+
+def test_an_observer_with_options_listens_from_the_start_of_a_scheduler_to_its_end(write: Write) -> None:
+    host = Host.load([str(write(COUNTER))])
+    made = host.plugins[-1].module.made
+    spec = EngineSpec(page_size=4, num_pages=7, max_slots=1, max_len=8, vocab_size=9)
+    host.observe(Config(seed=0), spec)
+    host.hook.minisgl_pages_evicted(step=1, pages=None)
+    assert made == []  # off: nothing was made
+    host.observe(Config(seed=1), spec)
+    host.hook.minisgl_pages_evicted(step=2, pages=None)
+    host.observe(Config(seed=1), spec)  # another scheduler: the first one's observer has ended
+    host.hook.minisgl_pages_evicted(step=3, pages=None)
+    host.close()
+    host.close()
+    host.hook.minisgl_pages_evicted(step=4, pages=None)
+    assert [(each.pages, each.said) for each in made] == [(7, [2, "closed"]), (7, [3, "closed"])]
+
+
+def test_what_is_no_observer_is_refused(write: Write) -> None:
+    body = "from minisgl import hookimpl\n\n@hookimpl\ndef minisgl_observer():\n    return 3\n"
+    host = Host.load([str(write(body))])
+    with pytest.raises(ConfigError, match="The observer int, which a minisgl_observer hook returned, has no method"):
+        host.observe(Config(), EngineSpec(4, 7, 1, 8, 9))
 
 
 def test_trace_prints_each_hook_call(mine: Path) -> None:

@@ -54,9 +54,11 @@ class RankZeroEngine(Engine, Protocol):
 def build_scheduler(
     config: Config, host: Host, engine: RankZeroEngine, clock: Callable[[], float] = time.monotonic
 ) -> Scheduler:
-    """Rank 0's scheduler over ``engine``, with the cache and the policy that the config names."""
+    """Rank 0's scheduler over ``engine``, with the cache and the policy that the config names. Its observers listen
+    until ``host.close()``."""
     from minisgl.scheduler.scheduler import Scheduler
 
+    host.observe(config, engine.spec)
     return Scheduler(
         engine,
         host.build("cache", config.cache, page_size=engine.spec.page_size),

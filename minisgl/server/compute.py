@@ -88,7 +88,10 @@ def _lead(
     gc.collect()
     gc.freeze()  # what is here now stays: no collection needs to look at it again
     report.send(ready)
-    loop.run()
+    try:
+        loop.run()
+    finally:
+        host.close()
     send(END)
 
 
