@@ -43,6 +43,7 @@ __all__ = ["BUILTINS", "ConfigError", "Host", "Plugin", "decode_config", "encode
 
 BUILTINS = (
     "minisgl.plugins.attention.torch",
+    "minisgl.plugins.attention.paged",
     "minisgl.plugins.attention.sparse",
     "minisgl.plugins.attention.flashinfer",
     "minisgl.plugins.attention.hybrid",

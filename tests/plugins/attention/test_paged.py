@@ -1,0 +1,46 @@
+"""attention=paged against dense attention in float64, and its count: positions read are the sum of the lengths."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from minisgl import LLM, SamplingParams
+from minisgl.plugins.attention.paged import PagedAttention, Plugin
+from minisgl.testing.attention import CASES, AttentionCase, run_case
+
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_agrees_with_dense_attention(case: AttentionCase) -> None:
+    got, want = run_case(PagedAttention(), case)
+    torch.testing.assert_close(got, want, atol=TOLERANCE[case.dtype], rtol=TOLERANCE[case.dtype])
+
+
+def test_positions_read_are_the_sum_of_the_lengths_and_padding_would_read_more() -> None:
+    backend = PagedAttention()
+    run_case(backend, replace(CASES[0], rows=((1000, 1), (3, 1), (20, 1), (0, 40))))
+    assert backend.positions_read == 1001 + 4 + 21 + 40
+    assert backend.positions_padded == 4 * 1001
+
+
+def test_in_the_engine_it_answers_as_torch_does_and_reads_each_rows_length_once_a_layer() -> None:
+    prompts = ["Count from 5 to 9.", "What is a radix cache?", "Count from 5 to 30.", "What is 12 + 30?"]
+    params = SamplingParams(max_tokens=12, temperature=0.0)
+    words = ["device=cpu", "graph=none", "page_size=16", "max_prefill_tokens=24"]
+    with LLM("tutor", overrides=[*words, "attention=torch"]) as llm:
+        expected = [output.token_ids for output in llm.generate(prompts, params)]
+    with LLM("tutor", overrides=[*words, "attention=paged"]) as llm:
+        lengths: list[int] = []
+        engine: Any = llm.engine
+        real = engine.launch
+        engine.launch = lambda step: (lengths.extend((step.starts + step.counts).tolist()), real(step))
+        assert [output.token_ids for output in llm.generate(prompts, params)] == expected
+        (plugin,) = [p for p in llm.host._manager.get_plugins() if type(p) is Plugin]
+        assert plugin.backends[0].positions_read == 6 * sum(lengths)
+        assert plugin.backends[0].positions_padded > plugin.backends[0].positions_read
+        assert f"minisgl_paged_positions_read_total {6 * sum(lengths)}\n" in plugin.minisgl_metrics()
