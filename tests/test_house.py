@@ -129,7 +129,7 @@ def test_the_wheel_holds_every_file_and_works(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("minisgl-*.whl")
     inside = set(zipfile.ZipFile(wheel).namelist())
     places = {"minisgl": "minisgl", "plugins": "minisgl/plugins", "conf": "minisgl/conf"}
-    kinds = {".py", ".yaml", ".json", ".safetensors", ".typed", ".jinja", ".toml"}
+    kinds = {".py", ".yaml", ".json", ".safetensors", ".typed", ".jinja", ".toml", ".cpp", ".cu"}
     expected = {
         f"{place}/{path.relative_to(tree / folder).as_posix()}"
         for folder, place in places.items()

@@ -233,6 +233,7 @@ def silu_twin(x: Tensor) -> Tensor:
 
 def ropes() -> Iterator[Case]:
     from minisgl.kernel import rope
+    from minisgl.kernel.cpp import rope as cpp
     from minisgl.kernel.triton import rope as kernel
     from minisgl.kvcache.pool import KVPool
 
@@ -246,6 +247,7 @@ def ropes() -> Iterator[Case]:
         case = Case("norm_rope_store", f"{tokens} tokens, 16/8 heads", 2 * qkv.nbytes + cos_sin.nbytes)
         case.versions["torch"] = partial(rope.norm_rope_store_torch, *args)
         case.versions["triton"] = partial(kernel.norm_rope_store, *args)
+        case.versions["CUDA C++"] = partial(cpp.norm_rope_store, *args)
         yield case
 
 

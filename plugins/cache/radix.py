@@ -16,6 +16,7 @@ import numpy as np
 
 from minisgl.core import I32, I64
 from minisgl.hooks import hookimpl
+from minisgl.kernel.compare import CommonPages, common_pages, pick_common_pages
 from minisgl.kvcache import Inserted, Key, Match
 
 _NONE = np.empty(0, np.int32)
@@ -24,6 +25,10 @@ _NONE = np.empty(0, np.int32)
 @dataclass
 class Radix:
     """Share the KV of equal prefixes through a radix tree; evict the least recently used."""
+
+    compare: str = "auto"
+    """How token ids are compared: ``numpy``, ``cpp`` (C++, compiled in some seconds at the first start on a machine;
+    needs ``minisgl[cpp]`` and a compiler), or ``auto``: C++ where it can be had, else numpy."""
 
 
 class Node:
@@ -58,8 +63,9 @@ class RadixCache:
 
     reuses = True
 
-    def __init__(self, page_size: int):
+    def __init__(self, page_size: int, common_pages: CommonPages = common_pages):
         self.page_size = page_size
+        self.common_pages = common_pages
         self.roots: dict[Hashable, Node] = {}
         self.evictable = 0
         self.held = 0
@@ -238,10 +244,7 @@ class RadixCache:
 
     def _common(self, a: I64, b: I64) -> int:
         """Whole pages that a and b have in common at their start."""
-        n = min(len(a), len(b))
-        differs = a[:n] != b[:n]
-        first = int(differs.argmax()) if n else 0
-        return (first if n and differs[first] else n) // self.page_size
+        return self.common_pages(a, b, self.page_size)
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents before children."""
@@ -287,4 +290,4 @@ def minisgl_configs() -> Any:
 
 @hookimpl
 def minisgl_cache(config: Any, page_size: int) -> RadixCache | None:
-    return RadixCache(page_size) if isinstance(config, Radix) else None
+    return RadixCache(page_size, pick_common_pages(config.compare)) if isinstance(config, Radix) else None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from minisgl.engine import noise
 from minisgl.kernel import activation, align, indices, linear, norm, rope, routing
+from minisgl.kernel.cpp import rope as cpp_rope
 from minisgl.kernel.triton import activation as triton_activation
 from minisgl.kernel.triton import align as triton_align
 from minisgl.kernel.triton import indices as triton_indices
@@ -105,14 +106,26 @@ def test_activations(act: str, rows: int, dim: int, random: Random) -> None:
     assert_close(out.cpu(), expected)
 
 
+@pytest.mark.parametrize("road", ["triton", "cpp"])
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("normed", [True, False], ids=["QK-norm", "no norm"])
 @pytest.mark.parametrize(
     ("q_heads", "kv_heads", "head_dim", "page_size"), [(4, 2, 64, 16), (3, 1, 80, 1), (16, 8, 128, 64), (1, 1, 16, 5)]
 )
 def test_norm_rope_store(
-    q_heads: int, kv_heads: int, head_dim: int, page_size: int, normed: bool, layout: str, random: Random
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    normed: bool,
+    layout: str,
+    road: str,
+    random: Random,
+    compiled: bool,
 ) -> None:
+    if road == "cpp" and not compiled:
+        pytest.skip("CUDA C++ needs a CUDA device")
+    run = {"triton": triton_rope, "cpp": cpp_rope}[road].norm_rope_store
     tokens, pages, device = 5, 4, random.device
     qkv = random(tokens, (q_heads + 2 * kv_heads) * head_dim)
     weights = rope.QKNorm(random(head_dim), random(head_dim), 1e-6) if normed else None
@@ -125,7 +138,7 @@ def test_norm_rope_store(
         return KVPool(2, pages, page_size, kv_heads, head_dim, dtype, device, layout)  # type: ignore[arg-type]
 
     here = pool(random.dtype, device)
-    q = triton_rope.norm_rope_store(qkv, q_heads, kv_heads, weights, cos_sin, here, 1, where)
+    q = run(qkv, q_heads, kv_heads, weights, cos_sin, here, 1, where)
     there = pool(torch.float64, torch.device("cpu"))
     wide = None if weights is None else rope.QKNorm(weights.q.cpu().double(), weights.k.cpu().double(), 1e-6)
     cpu = on_cpu(qkv.double(), cos_sin, where)

@@ -1,0 +1,48 @@
+"""Kernels in C++ and CUDA C++, compiled on the machine that uses them, when they are first wanted.
+
+The other road beside `minisgl.kernel.triton`. apache-tvm-ffi runs the compiler, keeps what it made (in
+~/.cache/tvm-ffi, or TVM_FFI_CACHE_DIR) by a hash of the source, and passes arrays and tensors without copying them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from minisgl.config import ConfigError
+
+HERE = Path(__file__).parent
+
+
+def load(name: str) -> Any:
+    """The module in ``name`` (a .cpp or .cu file of this folder); what it exports are its attributes.
+
+    Seconds the first time on a machine, milliseconds later. Raises `ConfigError` where the package or a compiler is
+    missing, or the compiler fails.
+    """
+    try:
+        from tvm_ffi import cpp
+    except ImportError as error:
+        raise ConfigError(
+            f"{name} is C++, which apache-tvm-ffi compiles, and that is not installed here ({error}): "
+            "pip install 'minisgl[cpp]'."
+        ) from error
+    cuda = name.endswith(".cu")
+    for tool in (os.environ.get("CXX", "c++"), "ninja", *(["nvcc"] if cuda else [])):
+        if _find(tool) is None:
+            raise ConfigError(f"{name} is C++, and the {tool} that compiles it is not installed here.")
+    source = {"cuda_files" if cuda else "cpp_files": [str(HERE / name)]}
+    try:
+        return cpp.load(f"minisgl_{Path(name).stem}", extra_cflags=["-O3"], **source)
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"{name} could not be compiled here: {error}") from error
+
+
+def _find(tool: str) -> str | None:
+    """On the path, or in CUDA's own folder."""
+    homes = [Path(os.environ[name]) / "bin" for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *map(str, homes), "/usr/local/cuda/bin"])
+    return shutil.which(tool, path=path)

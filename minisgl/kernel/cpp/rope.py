@@ -1,0 +1,43 @@
+"""QK-norm, rotation and the store of keys and values in one launch, in CUDA C++ (`rope.cu`): one warp a head.
+
+The plain twin, with what it takes and returns, is in `minisgl.kernel.rope`. The engine runs the Triton kernel, which
+needs no compiler of its own; docs/benchmarks/cpp.md has both roads side by side.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from minisgl.kernel.cpp import load
+
+if TYPE_CHECKING:
+    from minisgl.kernel.rope import QKNorm
+    from minisgl.kvcache.pool import KVPool
+
+
+@functools.cache
+def _compiled() -> Any:
+    return load("rope.cu").norm_rope_store
+
+
+def norm_rope_store(
+    qkv: Tensor,
+    q_heads: int,
+    kv_heads: int,
+    norm: QKNorm | None,
+    cos_sin: Tensor,
+    pool: KVPool,
+    layer: int,
+    where: Tensor,
+) -> Tensor:
+    """`minisgl.kernel.rope.norm_rope_store`. Raises ConfigError where it can't be compiled."""
+    tokens, head_dim = cos_sin.shape
+    k, v = pool.layer(layer)
+    q = torch.empty((tokens, q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    q_weight, k_weight, eps = (None, None, 0.0) if norm is None else norm
+    _compiled()(qkv, q, k, v, q_weight, k_weight, cos_sin, where, eps)
+    return q
