@@ -1,6 +1,6 @@
 """Runs requests through a scheduler and takes the times: of the run, of each token, of what lay between two tokens.
 
-Knows a scheduler and an engine, and neither files nor tables. All requests arrive at once.
+Knows a scheduler and an engine, and neither files nor tables. Requests come at once, or each before a turn of its own.
 """
 
 from __future__ import annotations
@@ -79,20 +79,29 @@ def run(
     params: Callable[[int], SamplingParams],
     *,
     first_uid: int = 0,
+    arrive: Callable[[int], int] = lambda i: 0,
     seen: Callable[[int], None] = lambda tokens: None,
 ) -> tuple[Result, dict[int, list[int]]]:
     """Serve all requests; ``params(i)`` are request i's. Returns the times, and each request's tokens by its index.
 
-    ``seen`` is called after each turn with the number of tokens that came. Raises RuntimeError where a request ends
-    in an error.
+    Request i comes before turn ``arrive(i)`` of the scheduler (which must not fall with i), or earlier if there is
+    nothing else to do. ``seen`` is called after each turn with the number of tokens that came. Raises RuntimeError
+    where a request ends in an error.
     """
     before, steps, computed = scheduler.stats(), meter.steps, meter.computed
     turns: list[tuple[float, int, Output]] = []
+    came: dict[int, float] = {}
+    turn = 0
     start = time.perf_counter()
-    for i, ask in enumerate(asks):
-        scheduler.add(first_uid + i, ask.prompt, params(i))
-    while scheduler.has_work:
+    while len(came) < len(asks) or scheduler.has_work:
+        if not scheduler.has_work:
+            turn = max(turn, arrive(len(came)))
+        while len(came) < len(asks) and arrive(len(came)) <= turn:
+            i = len(came)
+            came[first_uid + i] = time.perf_counter()
+            scheduler.add(first_uid + i, asks[i].prompt, params(i))
         out = scheduler.step()
+        turn += 1
         if out:
             turns.append((time.perf_counter(), meter.read, out))
             seen(len(out.uids))
@@ -112,7 +121,7 @@ def run(
                 between.append(now - last[uid][0])
                 worst = max(worst, done - last[uid][1])
             else:
-                first.append(now - start)
+                first.append(now - came[uid])
             last[uid] = (now, done)
     after = scheduler.stats()
     prompt = sum(len(ask.prompt) for ask in asks)

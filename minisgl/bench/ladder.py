@@ -1,0 +1,103 @@
+"""The ladder of stages as a picture: one small chart a count, one bar a stage, the stage that moved it most in colour.
+
+Writes SVG by hand. Knows a list of `Stage`; its colours follow the page that holds it, or the reader's system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from minisgl.bench.stages import Stage
+
+WIDE, HIGH, BAR, GAP, TOP, LEFT = 310, 190, 34, 8, 40, 6
+
+
+class Chart(NamedTuple):
+    """One count over the stages; ``moved`` are the stages that moved it."""
+
+    title: str
+    moved: tuple[int, ...]
+    value: Callable[[Stage], float | None]
+    show: Callable[[float], str] = "{:,.0f}".format
+
+
+CHARTS = (
+    Chart("tokens computed", (1, 5), lambda s: s.computed),
+    Chart("steps", (2, 3, 4), lambda s: s.steps),
+    Chart("requests in the largest step", (2, 4), lambda s: s.most_running),
+    Chart("worst gap, tokens", (4, 6), lambda s: s.worst_gap),
+    Chart("host waits a step", (7,), lambda s: s.waits_a_step, "{:.2f}".format),
+    Chart("launches of a decode step", (7,), lambda s: s.launches),
+)
+
+STYLE = """\
+.ladder { font: 12px system-ui, sans-serif; color: #222; }
+.ladder text { fill: var(--md-default-fg-color, currentColor); }
+.ladder .bar { fill: var(--md-default-fg-color--lighter, #b8b8b8); }
+.ladder .moved { fill: var(--md-accent-fg-color, #4051b5); }
+.ladder .title { font-weight: 600; }
+.ladder .small { font-size: 11px; }
+@media (prefers-color-scheme: dark) { .ladder { color: #ddd; } }
+"""
+
+
+def draw(stages: Sequence[Stage], without_cache: int, columns: int = 2) -> str:
+    """All charts as one SVG. Words say what no KV cache would cost: drawn, it would flatten the others."""
+    width, height = columns * WIDE, -(-len(CHARTS) // columns) * HIGH + 24
+    parts = [_open(width, height, _words(stages, without_cache)), f"<style>{STYLE}</style>"]
+    for i, chart in enumerate(CHARTS):
+        at = f'x="{i % columns * WIDE}" y="{i // columns * HIGH}" width="{WIDE}" height="{HIGH}"'
+        parts.append(f"<svg {at}>{_bars(chart, stages)}</svg>")
+    note = f"Coloured: what the stage moved. Without a KV cache, {without_cache:,} tokens would be computed."
+    parts += [f'<text class="small" x="{LEFT}" y="{height - 6}">{note}</text>', "</svg>"]
+    return "\n".join(parts) + "\n"
+
+
+def panels(stages: Sequence[Stage]) -> str:
+    """HTML for a page: the charts side by side, or below each other where the screen is narrow."""
+    charts = "\n".join(f"{_open(WIDE, HIGH, _told(chart, stages))}{_bars(chart, stages)}</svg>" for chart in CHARTS)
+    row = "display: flex; flex-wrap: wrap; gap: 0.5rem 1.5rem"
+    return f'<style>{STYLE}</style>\n<div style="{row}">\n{charts}\n</div>\n'
+
+
+def _open(width: int, height: int, words: str) -> str:
+    """The opening tag of a picture; ``words`` are for someone who does not see it."""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="ladder" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{words}" style="flex: 1 1 {WIDE}px; width: 100%; max-width: {width * 1.1:.0f}px">'
+    )
+
+
+def _bars(chart: Chart, stages: Sequence[Stage]) -> str:
+    values = [chart.value(stage) for stage in stages]
+    most = max([v for v in values if v is not None], default=0) or 1
+    floor = HIGH - 34
+    parts = [f'<text class="title" x="{LEFT}" y="14">{chart.title}</text>']
+    for i, (stage, value) in enumerate(zip(stages, values, strict=True)):
+        x = LEFT + i * (BAR + GAP)
+        middle = x + BAR / 2
+        parts.append(f'<text class="small" x="{middle}" y="{floor + 15}" text-anchor="middle">{stage.number}</text>')
+        if value is None:
+            continue
+        tall = max(1.0, (floor - TOP) * value / most)
+        written = chart.show(value)
+        kind = "bar moved" if stage.number in chart.moved else "bar"
+        parts.append(
+            f'<rect class="{kind}" x="{x}" y="{floor - tall:.1f}" width="{BAR}" height="{tall:.1f}">'
+            f"<title>stage {stage.number}, {stage.what}: {written}</title></rect>"
+            f'<text class="small" x="{middle}" y="{floor - tall - 4:.1f}" text-anchor="middle">{written}</text>'
+        )
+    return "".join(parts)
+
+
+def _told(chart: Chart, stages: Sequence[Stage]) -> str:
+    values = [chart.value(stage) for stage in stages]
+    told = ", ".join("not known" if v is None else chart.show(v) for v in values)
+    return f"{chart.title[0].upper()}{chart.title[1:]}, stages 1 to {len(values)}: {told}."
+
+
+def _words(stages: Sequence[Stage], without_cache: int) -> str:
+    charts = " ".join(_told(chart, stages) for chart in CHARTS)
+    return f"{charts} Without a KV cache {without_cache:,} tokens would be computed."

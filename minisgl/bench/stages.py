@@ -1,0 +1,239 @@
+"""``python -m minisgl.bench stages``: one workload through ``stage=1`` … ``stage=7``, and what each stage bought.
+
+Each stage is the real scheduler and engine in this process, one idea further than the stage before. Counts come first:
+they are exact, and the same on every machine. Seconds stand beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from minisgl.bench.course import Arrival, without_cache, workload
+from minisgl.bench.ladder import draw
+from minisgl.bench.measure import Meter, run
+from minisgl.bench.workload import Ask
+from minisgl.compose import plain_errors
+from minisgl.config import Config
+from minisgl.core import EngineSpec, SamplingParams, Step, StepResult
+from minisgl.engine.build import RankZeroEngine, build_scheduler
+from minisgl.host import Host
+from minisgl.testing.null import NullEngine
+
+STAGES = {
+    1: "KV cache",
+    2: "batches of 16, static",
+    3: "continuous batching",
+    4: "pages of 16 tokens",
+    5: "radix cache, longest prefix first",
+    6: "chunks of 128 in mixed batches",
+    7: "overlap and graphs",
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one stage came to. All but ``seconds`` are exact counts."""
+
+    number: int
+    what: str
+    computed: int
+    """Tokens that went through the model."""
+    prefilled: int
+    """Of them, tokens of prompts."""
+    steps: int
+    most_running: int
+    """Requests in the largest step."""
+    worst_gap: int
+    """The most tokens that were computed between two tokens of one request."""
+    waits: int
+    """Results that were asked for while nothing was queued behind them: the device then waits for the host."""
+    decode_steps: int
+    """Steps of decode rows alone; with graphs, each is a replay."""
+    launches: int | None
+    """What the host launches for one of them. On a CPU: the operations of the model, or their replay, which counts as
+    one; on a GPU: every kernel and graph, those of inputs and sampling too. None where nothing recorded them."""
+    seconds: float | None
+
+    @property
+    def waits_a_step(self) -> float:
+        return self.waits / self.steps
+
+
+ROWS: tuple[tuple[str, Callable[[Stage], str], tuple[int, ...]], ...] = (
+    ("tokens computed", lambda s: f"{s.computed:,}", (1, 5)),
+    ("prefilled tokens", lambda s: f"{s.prefilled:,}", (5,)),
+    ("steps", lambda s: f"{s.steps:,}", (2, 3, 4)),
+    ("most running", lambda s: f"{s.most_running}", (2, 4)),
+    ("worst gap", lambda s: f"{s.worst_gap:,}", (6,)),
+    ("waits a step", lambda s: f"{s.waits_a_step:.2f}", (7,)),
+    ("launches", lambda s: "" if s.launches is None else f"{s.launches:,}", (7,)),
+    ("seconds", lambda s: "" if s.seconds is None else f"{s.seconds:.2f}", ()),
+)
+"""The table: a count, how it is written, and the stages that are there to move it."""
+
+
+class Watch(Meter):
+    """A `Meter` that also sees how large steps are, and whether the device had more to do when a result was read."""
+
+    def __init__(self, engine: RankZeroEngine):
+        super().__init__(engine)
+        self.most_rows = self.prefilled = self.decode_steps = self.waits = self._unread = 0
+
+    def launch(self, step: Step) -> None:
+        self.most_rows = max(self.most_rows, step.rows)
+        self.prefilled += len(step.tokens) - step.num_decode
+        self.decode_steps += step.num_decode == step.rows
+        self._unread += 1
+        super().launch(step)
+
+    def result(self) -> StepResult:
+        self.waits += self._unread == 1
+        self._unread -= 1
+        return super().result()
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m minisgl.bench stages", description=__doc__)
+    parser.add_argument("options", nargs="*", metavar="key=value", help="minisgl's options, for every stage")
+    parser.add_argument("--counts", action="store_true", help="counts alone, over an engine without a model")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the counts as SVG")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    args = parser.parse_intermixed_args(argv)
+    with plain_errors("minisgl.bench"):
+        report = count(args.options) if args.counts else measure(args.options)
+    show(report)
+    stages = [Stage(**stage) for stage in report["stages"]]
+    if args.plot:
+        args.plot.write_text(draw(stages, report["without_cache"]), encoding="utf-8")
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def count(options: Sequence[str] = ()) -> dict[str, Any]:
+    """All stages over an engine that computes nothing: the same counts in seconds, since they do not depend on which
+    tokens are sampled. What only an engine knows is None."""
+    host, arrivals = Host.load(light=True), workload()
+    stages = []
+    for number in STAGES:
+        config = host.compose([f"stage={number}", *options])
+        assert config.num_pages is not None and config.max_seq_len is not None  # every stage says so
+        spec = EngineSpec(config.page_size, config.num_pages, config.max_running_requests, config.max_seq_len, 2048)
+        stage, _ = serve(config, host, NullEngine(spec), arrivals, number)
+        stages.append(replace(stage, seconds=None))
+    return _report(options, {}, arrivals, stages)
+
+
+def measure(options: Sequence[str] = ()) -> dict[str, Any]:
+    """All stages, one after another, on the real engine; a report that JSON can hold."""
+    from minisgl.bench.launches import launches_of
+    from minisgl.bench.offline import machine
+    from minisgl.engine.followers import start_engine
+
+    host, arrivals = Host.load(), workload()
+    stages, answers = [], []
+    for number in STAGES:
+        config = compose(host, number, options)
+        engine = start_engine(config, host)
+        try:
+            _warm(config, host, engine)
+            stage, tokens = serve(config, host, engine, arrivals, number)
+            eager, replayed = launches_of(engine, config, host)
+            where = machine(str(engine.device), str(engine.dtype).removeprefix("torch."))
+        finally:
+            engine.close()
+        stages.append(replace(stage, launches=replayed or eager))
+        answers.append(tokens)
+    if eager is not None:  # on a CPU: what was recorded for the last stage, the others do one by one
+        stages[:-1] = [replace(stage, launches=eager) for stage in stages[:-1]]
+    same = sum(len(set(map(tuple, each))) == 1 for each in zip(*answers, strict=True))
+    return _report(options, where, arrivals, stages) | {"same_answers": same}
+
+
+def _report(
+    options: Sequence[str], where: dict[str, Any], arrivals: Sequence[Arrival], stages: Sequence[Stage]
+) -> dict[str, Any]:
+    return {
+        "options": list(options),
+        "machine": where,
+        "requests": len(arrivals),
+        "without_cache": without_cache([arrival.ask for arrival in arrivals]),
+        "stages": [asdict(stage) for stage in stages],
+    }
+
+
+def _warm(config: Config, host: Host, engine: RankZeroEngine) -> None:
+    """A short run, in which libraries set themselves up."""
+    params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    meter = Meter(engine)
+    run(build_scheduler(config, host, meter), meter, [Ask([1] * 32, 4)], lambda i: params)
+
+
+def compose(host: Host, number: int, options: Sequence[str] = ()) -> Config:
+    """The options of a stage; on a GPU, the graphs of the last one are CUDA's."""
+    config = host.compose([f"stage={number}", *options])
+    if number == 7 and config.device != "cpu" and not any(word.startswith("graph=") for word in options):
+        import torch
+
+        if torch.cuda.is_available():
+            return host.compose([f"stage={number}", "graph=cuda", *options])
+    return config
+
+
+def serve(
+    config: Config, host: Host, engine: RankZeroEngine, arrivals: Sequence[Arrival], number: int
+) -> tuple[Stage, list[list[int]]]:
+    """Run the workload on a stage's engine; its counts, and each request's answer."""
+    watch = Watch(engine)
+    scheduler = build_scheduler(config, host, watch)
+    params = [SamplingParams(max_tokens=a.ask.output, temperature=0.0, ignore_eos=True) for a in arrivals]
+    asks = [arrival.ask for arrival in arrivals]
+    result, tokens = run(scheduler, watch, asks, params.__getitem__, arrive=lambda i: arrivals[i].step)
+    stage = Stage(
+        number=number,
+        what=STAGES[number],
+        computed=result.computed_tokens,
+        prefilled=watch.prefilled,
+        steps=result.steps,
+        most_running=watch.most_rows,
+        worst_gap=result.worst_gap_tokens,
+        waits=watch.waits,
+        decode_steps=watch.decode_steps,
+        launches=None,
+        seconds=result.seconds,
+    )
+    return stage, [tokens[i] for i in range(len(asks))]
+
+
+def show(report: dict[str, Any]) -> None:
+    """The stages side by side; what a stage moved most stands out."""
+    stages = [Stage(**stage) for stage in report["stages"]]
+    m = report["machine"]
+    table = Table(title=f"{report['requests']} requests" + (f" on {m['device']} ({m['dtype']})" if m else ""))
+    table.add_column("stage")
+    for stage in stages:
+        table.add_column(str(stage.number), justify="right")
+    for name, value, moved in ROWS:
+        cells = [value(stage) for stage in stages]
+        if not any(cells):
+            continue
+        table.add_row(
+            name, *(f"[bold]{c}[/bold]" if s.number in moved else c for s, c in zip(stages, cells, strict=True))
+        )
+    console = Console()
+    console.print(table)
+    for stage in stages:
+        console.print(f"  {stage.number}  {stage.what}", highlight=False)
+    console.print(
+        "worst gap: in tokens; waits: of the device for the host; launches: of one decode step.\n"
+        f"Without a KV cache, {report['without_cache']:,} tokens would be computed (on paper)."
+    )
+    if "same_answers" in report:
+        console.print(f"{report['same_answers']} of {report['requests']} answers are the same tokens in all stages.")
