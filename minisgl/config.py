@@ -76,6 +76,8 @@ class Config:
     """Prepare the next step on the host while the device computes this one."""
     starvation_steps: int = 512
     """A request that a policy left out for so many steps is put into the next plan by the scheduler itself."""
+    trace: str = ""
+    """The file to which every scheduling event is written, as JSON lines; empty: none."""
     plugins: list[str] = field(default_factory=list)
     """Python files or module names with plugins of your own."""
 

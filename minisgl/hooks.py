@@ -11,6 +11,7 @@ arguments, so that what an observer counts belongs to one engine.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 PROJECT = "minisgl"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+def printed() -> bool:
+    """Whether each hook call is printed: ``MINISGL_TRACE_HOOKS=1``."""
+    return os.environ.get("MINISGL_TRACE_HOOKS", "0") not in ("", "0")
+
 
 # ---- options: called in every process, before the config is composed or decoded ------------------
 
@@ -121,8 +128,9 @@ def minisgl_pages_allocated(step: int, owners: I32, pages: I32) -> None:
 
 
 @hookspec
-def minisgl_pages_cached(step: int, req: Req, pages: I32) -> None:
-    """The cache now owns ``pages``, which were the request's."""
+def minisgl_pages_cached(step: int, req: Req, pages: I32, start: int, held: I32) -> None:
+    """The cache now owns ``pages``, which were the request's. ``held`` is what it holds of the request's pages from
+    number ``start`` on, all locked for it: where those are not ``pages``, the request's own are given back."""
 
 
 @hookspec
@@ -135,7 +143,19 @@ def minisgl_pages_freed(step: int, owner: int, pages: I32) -> None:
     """The request ``owner`` gave back ``pages``; they are free once every step up to ``step`` was read."""
 
 
+@hookspec
+def minisgl_pages_counted(step: int, free: int, cached: int, evictable: int, retiring: int) -> None:
+    """The scheduler has done a turn, and ``step`` would be next: how many pages are free, the cache's, of those in
+    nobody's use, and retiring. The others are owned by requests."""
+
+
 # ---- observers: a step -------------------------------------------------------------------------------
+
+
+@hookspec
+def minisgl_batch_planned(step: int, rows: Sequence[tuple[int, int]]) -> None:
+    """A plan was accepted: (uid, tokens) of each row. Next its requests take slots and pages; then
+    `minisgl_batch_scheduled` follows."""
 
 
 @hookspec

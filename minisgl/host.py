@@ -65,6 +65,7 @@ BUILTINS = (
     "minisgl.plugins.communicator.torch",
     "minisgl.plugins.communicator.nccl",
     "minisgl.plugins.observer.metrics",
+    "minisgl.plugins.observer.trace",
     "minisgl.plugins.models.llama",
     "minisgl.plugins.models.mistral",
     "minisgl.plugins.models.qwen2",
@@ -100,7 +101,7 @@ class Host:
         self._made: list[object] | None = None  # observers; None: no scheduler was built, or it has ended
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
-        if os.environ.get("MINISGL_TRACE_HOOKS", "0") not in ("", "0"):
+        if hooks.printed():
             self._manager.add_hookcall_monitoring(_print_call, _print_result)
 
     @classmethod

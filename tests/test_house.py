@@ -28,7 +28,7 @@ LAYERS = (
     {"models", "tutor"},
     {"engine"},
     {"scheduler"},
-    {"tokenizer", "server", "llm", "bench", "lab", "testing", "shell", "demo", "__main__"},
+    {"tokenizer", "server", "llm", "bench", "lab", "testing", "trace", "shell", "demo", "__main__"},
 )
 
 

@@ -96,11 +96,13 @@ def decodes() -> Iterator[Case]:
     yield attention_case("decode", "16/8, 128 x 100…989", uneven, (16, 8, 128), 16)
     yield attention_case("decode", "16/8, 64 x 1024, page 1", [(1, 1024)] * 64, (16, 8, 128), 1)
     yield attention_case("decode", "16/8, 64 x 1024, page 64", [(1, 1024)] * 64, (16, 8, 128), 64)
+    yield attention_case("decode", "16/8, 64 x 1024, page 128", [(1, 1024)] * 64, (16, 8, 128), 128)
 
 
 def extends() -> Iterator[Case]:
     for name, heads in HEADS.items():
         yield attention_case("extend", f"{name}, 8 x 1024", [(1024, 1024)] * 8, heads, 16)
+    yield attention_case("extend", "16/8, 8 x 1024, page 128", [(1024, 1024)] * 8, (16, 8, 128), 128)
     yield attention_case("extend", "16/8, 8192", [(8192, 8192)], (16, 8, 128), 16)
     yield attention_case("extend", "16/8, 2048 behind 6144", [(2048, 8192)], (16, 8, 128), 16)
     yield attention_case("extend", "16/8, 128 x 64 behind 2048", [(64, 2112)] * 128, (16, 8, 128), 16)

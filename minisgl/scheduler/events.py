@@ -1,7 +1,10 @@
-"""The observer hooks as methods that cost nothing where nobody listens."""
+"""The observer hooks as methods that cost nothing where nobody listens, and little where somebody does: listeners are
+called as plain functions, without pluggy in between."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from minisgl import hooks
@@ -27,11 +30,27 @@ def _nothing(*_: Any) -> None:
 
 
 def _positional(caller: Any, name: str) -> Any:
-    spec = getattr(hooks, f"minisgl_{name}")
-    names = spec.__code__.co_varnames[: spec.__code__.co_argcount]
+    names = list(inspect.signature(getattr(hooks, f"minisgl_{name}")).parameters)
+    impls = caller.get_hookimpls()
+    if hooks.printed() or any(impl.wrapper or impl.hookwrapper for impl in impls):
+        return lambda *args: caller(**dict(zip(names, args, strict=True)))
+    calls = [(impl.function, [names.index(argument) for argument in impl.argnames]) for impl in reversed(impls)]
+    return _one(*calls[0]) if len(calls) == 1 else _each([_one(*call) for call in calls])
+
+
+def _one(function: Callable[..., Any], wanted: Sequence[int]) -> Callable[..., None]:
+    """``function`` with those of the arguments that it asks for."""
 
     def call(*args: Any) -> None:
-        caller(**dict(zip(names, args, strict=True)))
+        function(*[args[i] for i in wanted])
+
+    return call
+
+
+def _each(calls: Sequence[Callable[..., None]]) -> Callable[..., None]:
+    def call(*args: Any) -> None:
+        for one in calls:
+            one(*args)
 
     return call
 
@@ -45,6 +64,8 @@ OBSERVERS = (
     "pages_cached",
     "pages_evicted",
     "pages_freed",
+    "pages_counted",
+    "batch_planned",
     "batch_scheduled",
     "step_finished",
 )

@@ -152,7 +152,7 @@ class Memory:
         mine = mine[: len(held)]
         new = held == mine
         self.ledger.adopt(mine[new], req.uid)
-        self.events.pages_cached(self.launched, req, mine[new])
+        self.events.pages_cached(self.launched, req, mine[new], start, held)
         self.cache.lock(handle)
         self.ledger.use(held)
         self.cache.unlock(req.handle)
@@ -180,8 +180,8 @@ class Memory:
         self.done(self.read)
 
     def _give(self, uid: int, pages: I32, slots: I32 | None = None) -> None:
+        self.events.pages_freed(self.launched, uid, pages)  # told first: an observer hears what the ledger may refuse
         self.ledger.give(pages, uid, self.launched, slots)
-        self.events.pages_freed(self.launched, uid, pages)
 
     def done(self, step: int) -> None:
         """The result of ``step`` was read: what waited for it is free."""

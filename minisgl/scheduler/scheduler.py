@@ -153,6 +153,9 @@ class Scheduler:
             self._read()
             if not launched:
                 break
+        if "pages_counted" in self.events.wants:
+            ledger, cache = self.memory.ledger, self.memory.cache
+            self.events.pages_counted(self.next_step, ledger.free, cache.held, cache.evictable, ledger.retiring)
         if not self.open and not self.flights and not self._idle:
             self._idle = True
             self.memory.ledger.check_idle(self.memory.cache.held)
@@ -208,6 +211,7 @@ class Scheduler:
         if None in reqs:
             raise PolicyError(f"the plan names request {uids[reqs.index(None)]}, which is not open")
         self.planner.check(reqs, wanted)  # type: ignore[arg-type]
+        self.events.batch_planned(self.next_step, rows)
         seated = [req for req in reqs if req.slot < 0]  # type: ignore[union-attr]
         if seated:
             self._seat(seated)  # type: ignore[arg-type]
