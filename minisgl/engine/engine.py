@@ -20,7 +20,8 @@ from minisgl.attention import AttentionBackend
 from minisgl.config import Config
 from minisgl.core import EngineDead, EngineSpec, Step, StepResult
 from minisgl.engine import setup
-from minisgl.engine.inputs import Choices, Frame, InputBuilder, Tokens
+from minisgl.engine.graph import StaticInputs
+from minisgl.engine.inputs import Choices, InputBuilder, Tokens
 from minisgl.engine.memory import size_pool
 from minisgl.engine.sampler import Sampled, SamplePlan, Sampler, read_logprobs
 from minisgl.engine.transfer import Download
@@ -88,7 +89,7 @@ class TorchEngine:
         self.graph = host.build("graph", config.graph, device=self.device)
         keys = self.graph.buckets(self.spec.max_slots) if needs.graph else ()
         self.attention.bind(self.ctx.pool, layers, keys)
-        self._frames: dict[Any, Frame] = {}
+        self._frames: dict[Any, StaticInputs] = {}
         with self._computing():
             self.graph.capture(keys, self._frame, self._forward_frame)
 
@@ -195,14 +196,17 @@ class TorchEngine:
 
     # ---- graphs ---------------------------------------------------------------------------------
 
-    def _frame(self, key: Any) -> Frame:
+    def _frame(self, key: Any) -> StaticInputs:
         """The static inputs of a bucket, filled with padding and planned for."""
-        frame = self._inputs.frame(key)
+        own = getattr(self.graph, "frame", None)
+        frame: StaticInputs = (
+            own(key, self.spec, self._inputs.table, self.device) if own is not None else self._inputs.frame(key)
+        )
         self._frames[key] = frame
         self.attention.plan(frame.fill(None))
         return frame
 
-    def _forward_frame(self, frame: Frame) -> Tensor:
+    def _forward_frame(self, frame: StaticInputs) -> Tensor:
         """What a graph records: from ids to logits float32 [bucket rows, vocab], on static buffers only."""
         return self.model.logits(self.model.forward(*self._resolve(frame.tokens)))
 

@@ -5,16 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from minisgl.attention import GraphKey
+from minisgl.attention import AttnBatch, GraphKey
+from minisgl.core import I32
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["GraphKey", "GraphRunner"]
+    from minisgl.engine.inputs import Tokens
+
+__all__ = ["GraphKey", "GraphRunner", "StaticInputs"]
+
+
+class StaticInputs(Protocol):
+    """The inputs of one bucket: tensors that stay where they are, since a recording reads them there."""
+
+    @property
+    def tokens(self) -> Tokens:
+        """What the model's forward pass takes: ``packed`` [4 or more, rows] int32: ids (or PENDING), positions, places
+        in the pool, slots."""
+
+    def fill(self, packed: I32 | None) -> AttnBatch:
+        """Take over a step's rows: ids, positions, places, slots and KV lengths, int32 [5, rows] on the host, at most
+        as many as the bucket has. The others (None: all) are padding, which computes position 0 of the scratch slot,
+        with its KV in the scratch page. Returns the bucket's rows as what attention is to plan."""
 
 
 class GraphRunner(Protocol):
-    """Records and replays decode steps by batch-size bucket."""
+    """Records and replays decode steps by batch-size bucket. One that has a method ``frame(key, spec, table, device)``
+    makes each bucket's `StaticInputs` itself; for the others the engine does."""
 
     def buckets(self, max_rows: int) -> Sequence[GraphKey]:
         """The buckets it wants for at most ``max_rows`` decode rows; none: every step runs eagerly."""

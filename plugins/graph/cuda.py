@@ -6,16 +6,18 @@ kernels on the same addresses, so inputs are copied into static buffers and a st
 
 from __future__ import annotations
 
-import gc
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from minisgl.attention import GraphKey
 from minisgl.hooks import hookimpl
+
+if TYPE_CHECKING:
+    from minisgl.engine.record import Recording
 
 
 @dataclass
@@ -31,7 +33,7 @@ class CudaGraphRunner:
 
     def __init__(self, config: CudaGraph, device: torch.device):
         self.config, self.device = config, device
-        self._graphs: dict[GraphKey, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._graphs: dict[GraphKey, Recording] = {}
         self._sizes: list[int] = []
 
     def buckets(self, max_rows: int) -> Sequence[GraphKey]:
@@ -47,23 +49,11 @@ class CudaGraphRunner:
         forward: Callable[[Any], torch.Tensor],
     ) -> None:
         """Record ``forward`` for each key, after one run that is not recorded: libraries set themselves up in it."""
-        if not keys:
-            return
-        pool: Any = None
-        gc.collect()
-        gc.disable()  # a tensor collected during a capture would be freed inside it
-        try:
-            for key in sorted(keys, reverse=True):
-                inputs = build(key)
-                forward(inputs)
-                torch.cuda.current_stream(self.device).synchronize()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream(self.device)):
-                    out = forward(inputs)
-                pool = pool or graph.pool()
-                self._graphs[key] = (graph, out)
-        finally:
-            gc.enable()
+        from minisgl.engine.record import Recorder
+
+        recorder = Recorder(self.device)
+        for key in sorted(keys, reverse=True):
+            self._graphs[key] = recorder.record(forward, build(key))
         self._sizes = sorted(key.rows for key in self._graphs)
 
     def pick(self, rows: int, q_len: int, uniform: bool) -> GraphKey | None:
@@ -74,9 +64,7 @@ class CudaGraphRunner:
 
     def run(self, key: GraphKey) -> torch.Tensor:
         """Replay; the result is the recorded output buffer, overwritten by the next replay of any bucket."""
-        graph, out = self._graphs[key]
-        graph.replay()
-        return out
+        return self._graphs[key].replay()
 
     def close(self) -> None:
         self._graphs.clear()
