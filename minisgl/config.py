@@ -52,6 +52,8 @@ class Config:
     """A model that ships with minisgl, a directory, or a Hugging Face id."""
     load: str = "auto"
     """``auto`` reads safetensors; ``dummy`` fills the shapes of config.json with random weights."""
+    architecture: str | None = None
+    """The model class that computes it, by the name its plugin gives it; by default the one that config.json names."""
     dtype: str = "auto"
     """``float32``, ``bfloat16``, ``float16``; ``auto``: float32 on a CPU, the checkpoint's on a GPU."""
     device: str = "auto"

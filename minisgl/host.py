@@ -58,6 +58,7 @@ BUILTINS = (
     "minisgl.plugins.moe.torch",
     "minisgl.plugins.moe.auto",
     "minisgl.plugins.moe.triton",
+    "minisgl.plugins.moe.grouped",
     "minisgl.plugins.graph.none",
     "minisgl.plugins.graph.cuda",
     "minisgl.plugins.graph.auto",
@@ -74,6 +75,7 @@ BUILTINS = (
     "minisgl.plugins.models.qwen3",
     "minisgl.plugins.models.qwen3_moe",
 )
+    "minisgl.plugins.models.qwen3_plain",
 MODELS = "minisgl.plugins.models."
 
 

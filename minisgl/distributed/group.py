@@ -21,6 +21,8 @@ class GroupCommunicator:
 
     def __init__(self, timeout: float, rank: int, size: int, address: str, device: torch.device):
         self.rank, self.size, self.device = rank, size, device
+        self.sent_bytes = 0
+        """What `send` was given so far."""
         self._group: Any = None
         self._exchanges = 0
         if size == 1:
@@ -67,6 +69,16 @@ class GroupCommunicator:
             options.rootRank = src
             self._group.broadcast([x], options).wait()
         return x
+
+    def send(self, x: torch.Tensor, to: int) -> torch.distributed.Work:
+        """Begin to send contiguous x to rank ``to``, and return at once. It leaves only when that rank receives: until
+        ``wait()`` on what is returned comes back, x must not change. ``wait`` raises RuntimeError after ``timeout``."""
+        self.sent_bytes += x.nbytes
+        return self._group.send([x], to, 0)
+
+    def receive(self, x: torch.Tensor, source: int) -> torch.distributed.Work:
+        """Begin to receive into contiguous x what rank ``source`` sends next; it is there after ``wait()``."""
+        return self._group.recv([x], source, 0)
 
     def exchange(self, data: bytes) -> list[bytes]:
         if self._group is None:

@@ -6,6 +6,7 @@ Every contradiction between options, model and machine is found here, before a r
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ import torch
 
 from minisgl.attention import AttentionBackend
 from minisgl.config import Config, ConfigError
+from minisgl.discover import near
 from minisgl.layers.context import Context
 from minisgl.models.config import ModelConfig, read_json
 from minisgl.models.decoder import Model
@@ -64,6 +66,8 @@ def read_model(config: Config) -> tuple[Path, ModelConfig]:
     """The model's directory (or a named shape's file) and what its config.json says, checked against ``tp``."""
     path = resolve_model(config.model)
     model = ModelConfig.from_dir(path)
+    if config.architecture is not None:
+        model = replace(model, architecture=config.architecture)
     heads, kv_heads, tp = model.num_attention_heads, model.num_key_value_heads, config.tp
     if heads % tp or (kv_heads % tp and tp % kv_heads):
         good = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
@@ -104,9 +108,10 @@ def build_model(config: Config, host: Host, path: Path, model: ModelConfig, ctx:
     """The model with this rank's weights in it."""
     classes = host.models()
     if model.architecture not in classes:
-        raise ConfigError(
-            f"{config.model} is a {model.architecture}, which no plugin models. Known: {', '.join(sorted(classes))}."
-        )
+        known = f"{near(model.architecture, classes)} Known: {', '.join(sorted(classes))}."
+        if config.architecture is not None:
+            raise ConfigError(f"architecture={config.architecture}: no plugin has a model class of that name{known}")
+        raise ConfigError(f"{config.model} is a {model.architecture}, which no plugin models{known}")
     try:
         built: Model = classes[model.architecture](model, ctx)
     except ValueError as error:

@@ -62,19 +62,23 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A causal language model. Subclasses override `attention` and `mlp`."""
+    """A causal language model. Subclasses override `attention` and `mlp`, or the whole `block`."""
 
     def __init__(self, config: ModelConfig, ctx: Context):
         super().__init__()
         self.config, self.ctx = config, ctx
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx)
         self.rope = RoPE(config.rope, config.head_dim, config.max_len, ctx.device)
-        attention = [self.attention(i) for i in range(config.num_hidden_layers)]
-        self.specs = [layer.spec for layer in attention]
-        self.layers = nn.ModuleList(DecoderLayer(a, self.mlp(i), config, ctx) for i, a in enumerate(attention))
+        blocks = [self.block(i) for i in range(config.num_hidden_layers)]
+        self.specs: list[LayerSpec] = [block.self_attn.spec for block in blocks]
+        self.layers = nn.ModuleList(blocks)
         self.norm = RMSNormFused(config.hidden_size, config.rms_norm_eps, ctx)
         tied = self.embed_tokens if config.tie_word_embeddings else None
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, ctx, tied=tied)
+
+    def block(self, index: int) -> Any:
+        """Layer ``index``: called as a `DecoderLayer` is, and its ``self_attn`` has a ``spec``."""
+        return DecoderLayer(self.attention(index), self.mlp(index), self.config, self.ctx)
 
     def attention(self, index: int, **options: Any) -> AttentionLayer:
         """The attention of layer ``index``; ``options`` are AttentionLayer's, with ``attention_bias`` as default."""

@@ -6,9 +6,8 @@ The page table is shuffled, so that pages which follow each other in a request d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,20 +20,18 @@ from minisgl.kvcache.pool import KVPool
 from minisgl.layers import Context
 from minisgl.layers.pieces import Source
 from minisgl.models.config import ModelConfig
+from minisgl.models.decoder import Model
 from minisgl.models.weights import Checkpoint
-from minisgl.utils.ports import free_port
 
-__all__ = ["PagedModel", "Row", "free_port", "run_ranks"]
+__all__ = ["PagedModel", "Row"]
 
 Row = tuple[int, int, Sequence[int]]
 """(slot, first position, token ids): what one row of a step computes."""
 
-T = TypeVar("T")
-
 
 class PagedModel:
     """One rank of a model with ``slots`` sequences of at most ``max_len`` tokens; plugins are the torch ones unless
-    given."""
+    given, and ``model`` is the class that config.json names."""
 
     def __init__(
         self,
@@ -49,6 +46,7 @@ class PagedModel:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         host: Host | None = None,
+        model: Callable[[ModelConfig, Context], Model] | None = None,
     ):
         host = host or Host.load()
         device = torch.device(device)
@@ -57,7 +55,7 @@ class PagedModel:
         self.attention: AttentionBackend = attention or _make(host, "attention", device=device)
         moe = _make(host, "moe", device=device) if self.config.num_experts else None
         ctx = Context(comm, self.attention, moe, device, dtype)
-        self.model = host.models()[self.config.architecture](self.config, ctx)
+        self.model: Model = (model or host.models()[self.config.architecture])(self.config, ctx)
         self.bytes_read = 0
         if source is not None:
             self.model.load(source)
@@ -103,19 +101,3 @@ class PagedModel:
 
 def _make(host: Host, group: str, **kwargs: Any) -> Any:
     return host.build(group, host.make(group, "torch"), **kwargs)
-
-
-def run_ranks(size: int, work: Callable[[Communicator], T], host: Host | None = None) -> list[T]:
-    """``work(communicator)`` in ``size`` threads, each a rank over gloo; the results in rank order."""
-    host = host or Host.load()
-    address = f"127.0.0.1:{free_port()}"
-
-    def one(rank: int) -> T:
-        comm = _make(host, "communicator", rank=rank, size=size, address=address, device=torch.device("cpu"))
-        try:
-            return work(comm)
-        finally:
-            comm.close()
-
-    with ThreadPoolExecutor(size) as threads:
-        return list(threads.map(one, range(size)))

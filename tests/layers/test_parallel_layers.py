@@ -29,7 +29,7 @@ from minisgl.plugins.attention.torch import Torch, TorchAttention
 from minisgl.plugins.communicator.torch import Torch as TorchLink
 from minisgl.plugins.communicator.torch import TorchCommunicator
 from minisgl.plugins.moe.torch import TorchMoe
-from minisgl.testing.paged import run_ranks
+from minisgl.testing.ranks import run_ranks
 
 CPU = torch.device("cpu")
 NEAR = {"atol": 1e-5, "rtol": 1e-5}

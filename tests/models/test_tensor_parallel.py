@@ -13,7 +13,8 @@ from minisgl.distributed import Communicator
 from minisgl.host import Host
 from minisgl.models.weights import Dummy
 from minisgl.testing.checkpoints import tiny_checkpoint
-from minisgl.testing.paged import PagedModel, run_ranks
+from minisgl.testing.paged import PagedModel
+from minisgl.testing.ranks import run_ranks
 
 CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
     "llama-biases": (2, "llama", {"attention_bias": True, "mlp_bias": True}),

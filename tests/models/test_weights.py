@@ -14,7 +14,8 @@ from minisgl.distributed import Communicator
 from minisgl.host import Host
 from minisgl.models.weights import Checkpoint, Dummy
 from minisgl.testing.checkpoints import tiny_checkpoint
-from minisgl.testing.paged import PagedModel, run_ranks
+from minisgl.testing.paged import PagedModel
+from minisgl.testing.ranks import run_ranks
 
 IDS = torch.arange(10, 30)
 

@@ -1,0 +1,58 @@
+"""architecture=Qwen3Plain: what Qwen3 computes, with two all-reduces a block between ranks and nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from minisgl import LLM, SamplingParams
+from minisgl.config import ConfigError
+from minisgl.distributed import Communicator
+from minisgl.host import Host
+from minisgl.plugins.models.qwen3_plain import Qwen3Plain
+from minisgl.testing.model import Exchanged, ModelConformance
+from minisgl.testing.paged import PagedModel
+from minisgl.testing.ranks import run_ranks
+
+
+class TestQwen3Plain(ModelConformance):
+    architecture = "qwen3"
+
+    def make(self) -> type:
+        return Qwen3Plain
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_block_exchanges_two_sums_of_its_tokens(size: int, tmp_path: Path) -> None:
+    path = TestQwen3Plain().checkpoint(tmp_path)
+    host, tokens = Host.load(), 9
+
+    def work(comm: Communicator) -> Exchanged:
+        exchanged = Exchanged(comm)
+        model = PagedModel(path, comm=exchanged, model=Qwen3Plain, host=host)
+        model.run([(0, 0, list(range(tokens)))])
+        return exchanged
+
+    for exchanged in run_ranks(size, work):
+        layers, hidden = 2, 64
+        # One more sum after the embedding, and at the end each rank has scored its part of the vocabulary.
+        assert Counter(exchanged.calls) == {"all_reduce": 2 * layers + 1, "all_gather": 1}
+        assert exchanged.bytes["all_reduce"] == (2 * layers + 1) * tokens * hidden * 4
+
+
+def test_tutor_says_the_same_in_the_engine() -> None:
+    params = SamplingParams(max_tokens=8, temperature=0.0)
+    prompts = ["What is 17 + 25?", "What is a radix cache?"]
+    with LLM("tutor", overrides=["device=cpu"]) as llm:
+        want = [output.token_ids for output in llm.generate(prompts, params)]
+    with LLM("tutor", overrides=["device=cpu", "architecture=Qwen3Plain"]) as llm:
+        assert isinstance(llm.engine.model, Qwen3Plain)  # type: ignore[union-attr]
+        assert [output.token_ids for output in llm.generate(prompts, params)] == want
+
+
+def test_an_unknown_architecture_is_refused_by_name() -> None:
+    message = r"architecture=Qwen3Plane: no plugin has a model class of that name. Did you mean Qwen3Plain\? Known: Ll"
+    with pytest.raises(ConfigError, match=message):
+        LLM("tutor", overrides=["device=cpu", "architecture=Qwen3Plane"])
