@@ -56,9 +56,9 @@ BUILTINS = (
     "minisgl.plugins.scheduler.decode_first",
     "minisgl.plugins.scheduler.mixed",
     "minisgl.plugins.moe.torch",
+    "minisgl.plugins.moe.grouped",
     "minisgl.plugins.moe.auto",
     "minisgl.plugins.moe.triton",
-    "minisgl.plugins.moe.grouped",
     "minisgl.plugins.graph.none",
     "minisgl.plugins.graph.cuda",
     "minisgl.plugins.graph.auto",
@@ -73,9 +73,9 @@ BUILTINS = (
     "minisgl.plugins.models.mistral",
     "minisgl.plugins.models.qwen2",
     "minisgl.plugins.models.qwen3",
+    "minisgl.plugins.models.qwen3_plain",
     "minisgl.plugins.models.qwen3_moe",
 )
-    "minisgl.plugins.models.qwen3_plain",
 MODELS = "minisgl.plugins.models."
 
 
