@@ -22,10 +22,11 @@ __all__ = ["AttentionBackend", "AttnBatch", "AttnNeeds", "GraphKey", "LayerSpec"
 
 
 class GraphKey(NamedTuple):
-    """A bucket of the graph runner: ``rows`` decode rows of ``q_len`` tokens each."""
+    """A bucket of the graph runner: ``rows`` decode rows of ``q_len`` tokens each; ``shared``: that share a prefix."""
 
     rows: int
     q_len: int = 1
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class AttnNeeds:
     workspace: int = 0  # bytes
     phases: frozenset[str] = frozenset({"decode", "extend"})
     graph: bool = False  # a decode step can be recorded and replayed
+    shared: bool = False  # decode reads a prefix that all rows share once: AttnBatch.shared is looked at
     refuse: str = ""
 
 
@@ -70,6 +72,7 @@ class AttnBatch:
     slots: Tensor  # [rows] int32
     table: Tensor  # [slots + 1, max_pages] int32, the live table
     key: GraphKey | None = None  # set: the tensors above are the bucket's static buffers
+    shared: Tensor | None = None  # [1] int32, where it pays: leading positions that all decode rows have in one place
 
     def part(self, first: int, last: int) -> AttnBatch:
         """Rows ``first`` to ``last`` as a batch of their own, on the same tensors. Decode rows have one query token."""

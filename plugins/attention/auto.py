@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,9 +38,7 @@ class AutoBackend:
         """The last candidate takes what the others can't; room is set aside for any of them."""
         needs = [backend.needs() for _, backend in self._candidates]
         last = needs[-1]
-        return AttnNeeds(
-            last.page_sizes, last.layout, last.kv_dtypes, max(n.workspace for n in needs), last.phases, last.graph
-        )
+        return replace(last, workspace=max(n.workspace for n in needs))
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
         for name, backend in self._candidates:

@@ -54,6 +54,7 @@ class HybridBackend:
             workspace=prefill.workspace + decode.workspace,
             phases=frozenset({"decode", "extend"}),
             graph=decode.graph,
+            shared=decode.shared,
             refuse=refuse,
         )
 

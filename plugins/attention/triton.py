@@ -61,7 +61,7 @@ class TritonAttention:
             dtypes += (torch.bfloat16,)  # the interpreter's tl.dot is wrong in it
             if self.device.type != "cuda":
                 refuse = "it needs a CUDA device. On a CPU use attention=torch (or TRITON_INTERPRET=1, which is slow)."
-        return AttnNeeds(kv_dtypes=dtypes, graph=True, refuse=refuse)
+        return AttnNeeds(kv_dtypes=dtypes, graph=True, shared=True, refuse=refuse)
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
         self.pool = pool
@@ -107,7 +107,15 @@ class TritonAttention:
         if n:
             splits = self.kernels.decode_splits(n, heads.kv_heads, self.programs)
             tile = self.kernels.decode_tile(heads.group, heads.head_dim, q.dtype)
-            self.kernels.decode(q[:n], out[:n], pages, heads, splits, self.partial if splits > 1 else None, tile)
+            partial = self.partial if splits > 1 else None
+            shared, shares = batch.shared, 0
+            if heads.window >= 0:  # what a row sees begins somewhere else in each
+                shared = None
+            if shared is not None:
+                shares = self.kernels.shared_splits(n, heads, q.dtype, self.programs)
+                size = n * heads.q_heads * (splits + shares) * (heads.head_dim + 1)
+                partial = torch.empty(size, dtype=torch.float32, device=q.device)
+            self.kernels.decode(q[:n], out[:n], pages, heads, splits, partial, tile, shared, shares)
         if self.extend is not None:
             q_indptr, tiles = self.extend
             rows = pages._replace(slots=batch.slots[n:], kv_len=batch.kv_len[n:])

@@ -165,6 +165,38 @@ def test_agrees_at_the_sizes_that_are_served(
     assert_close(setup.run(backend(setup.case, device)), setup.reference())
 
 
+SHARED = {
+    "one block": (Case([(1, 70), (1, 129), (1, 65), (1, 200)]), 64),
+    "not split": (Case([(1, 170), (1, 129), (1, 145), (1, 200)], programs=1), 128),
+    "in shares": (Case([(1, 301), (1, 370)], programs=64), 288),
+    "page 24, 3 heads a group": (Case([(1, 100), (1, 97)], q_heads=3, kv_heads=1, page_size=24), 96),
+    "more rows than a tile": (Case([(1, 40 + i) for i in range(70)], q_heads=4, kv_heads=1, head_dim=16), 32),
+    "soft cap": (Case([(1, 70), (1, 80)], soft_cap=2.0), 64),
+    "a window": (Case([(1, 70), (1, 80)], window=20), 64),
+    "nothing": (Case([(1, 70), (1, 16)]), 0),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_prefix_that_all_rows_share(
+    name: str, dtype: torch.dtype, device: torch.device, generator: torch.Generator, compiled: bool
+) -> None:
+    """Its pages are read through the first row only: the others' entries in the table are left pointing nowhere."""
+    if not compiled and dtype == torch.float16:
+        pytest.skip("seen in float32: the interpreter is slow")
+    case, tokens = SHARED[name]
+    setup = Setup(case, dtype, device, generator)
+    for kv in setup.rows_kv[1:]:
+        kv[:, :tokens] = setup.rows_kv[0][:, :tokens]
+    pages, first, *others = tokens // case.page_size, *setup.slots.tolist()
+    if case.window < 0:
+        setup.batch.table[others, :pages] = setup.pool.num_pages + 1000
+    else:
+        setup.batch.table[others, :pages] = setup.batch.table[first, :pages]
+    setup.batch = replace(setup.batch, shared=torch.tensor([tokens], dtype=torch.int32, device=device))
+    assert_close(setup.run(backend(case, device)), setup.reference())
+
+
 def test_agrees_with_the_torch_plugin(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> None:
     setup = Setup(CASES["mixed"], dtype, device, generator)
     for memory in (setup.k, setup.v):  # attention=torch needs a pool of numbers, as the engine's is

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
+
 BLOCK = 1024
 
 
@@ -26,7 +28,12 @@ def gate(x, ACT: tl.constexpr):
 
 
 @triton.jit
-def act_and_mul_kernel(x, out, stride_x, DIM: tl.constexpr, ACT: tl.constexpr, BLOCK: tl.constexpr):
+def act_and_mul_kernel(
+    x, out, stride_x, DIM: tl.constexpr, ACT: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False
+):
+    if EARLY:
+        start_next()
+        wait_for_previous()
     row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = i < DIM
     gated = gate(tl.load(x + row * stride_x + i, mask=real, other=0.0).to(tl.float32), ACT)
@@ -48,6 +55,6 @@ def _launch(x: Tensor, act: str) -> Tensor:
     rows = x if x.dim() == 2 else x.view(-1, 2 * dim)
     block = min(BLOCK, triton.next_power_of_2(dim))
     act_and_mul_kernel[(rows.shape[0], triton.cdiv(dim, block))](
-        rows, out, rows.stride(0), DIM=dim, ACT=act, BLOCK=block, num_warps=4
+        rows, out, rows.stride(0), DIM=dim, ACT=act, BLOCK=block, num_warps=4, **starts_early(x)
     )
     return out

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -70,64 +72,127 @@ def attend(
 
 @triton.jit(do_not_specialize_on_alignment=["slots", "kv_len"])
 def decode_kernel(
-    q, k, v, out, partial, partial_top, table, slots, kv_len, scale,
+    q, k, v, out, partial, partial_top, table, slots, kv_len, shared, scale,
     stride_q_row, stride_q_head, stride_out_row, stride_out_head,
     stride_page, stride_token, stride_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
-    SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    SPLITS: tl.constexpr, PARTS: tl.constexpr, SHARED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
-    """One program: one row, one KV head, one of SPLITS shares of the row's KV. Its one query sees all of it."""
-    row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """One program: one row, one KV head, one of SPLITS shares of the row's KV. Its one query sees all of it.
+
+    With SHARED, the first ``shared`` positions are left to `shared_kernel`. PARTS: all shares of a row, those too.
+    """
+    head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)  # heads of a page lie together: so read
+    if EARLY:
+        start_next()
+        wait_for_previous()
     length = tl.load(kv_len + row)
     first = tl.maximum(length - WINDOW, 0) if WINDOW >= 0 else 0
+    if SHARED:
+        first = tl.load(shared)
     # In whole blocks, from the lengths on the device: a recorded launch serves whatever lengths come.
     share = tl.cdiv(tl.cdiv(length - first, BLOCK_N), SPLITS) * BLOCK_N
     begin = first + split * share
     end = tl.minimum(begin + share, length)
+    m = tl.arange(0, BLOCK_M)
+    place = ((row * tl.num_programs(0) + head) * GROUP + m) * PARTS + split
     if begin < end:
-        m, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+        d = tl.arange(0, BLOCK_D)
         query_head = head * GROUP + m
         real = (m[:, None] < GROUP) & (d[None, :] < HEAD_DIM)
         q_at = q + row.to(tl.int64) * stride_q_row + query_head[:, None] * stride_q_head + d[None, :]
         queries = tl.load(q_at, mask=real, other=0.0)
         position = tl.full([BLOCK_M], 0, tl.int32) + (length - 1)
         row_table = table + tl.load(slots + row).to(tl.int64) * stride_table
+        k_head, v_head = k + head * stride_head, v + head * stride_head
+        middle = begin + (end - begin) // BLOCK_N * BLOCK_N
         acc, top, total = attend(
-            queries, position, k + head * stride_head, v + head * stride_head, row_table, begin, end,
-            stride_page, stride_token, scale,
+            queries, position, k_head, v_head, row_table, begin, middle, stride_page, stride_token, scale,
             tl.zeros([BLOCK_M, BLOCK_D], tl.float32), tl.full([BLOCK_M], float("-inf"), tl.float32),
-            tl.zeros([BLOCK_M], tl.float32),
-            PAGE, HEAD_DIM, WINDOW, SOFT_CAP, True, BLOCK_N,
+            tl.zeros([BLOCK_M], tl.float32), PAGE, HEAD_DIM, WINDOW, SOFT_CAP, False, BLOCK_N,
+        )  # fmt: skip
+        acc, top, total = attend(
+            queries, position, k_head, v_head, row_table, middle, end, stride_page, stride_token, scale,
+            acc, top, total, PAGE, HEAD_DIM, WINDOW, SOFT_CAP, True, BLOCK_N,
         )  # fmt: skip
         acc = acc / total[:, None]
-        if SPLITS == 1:
+        if PARTS == 1:
             out_at = out + row.to(tl.int64) * stride_out_row + query_head[:, None] * stride_out_head + d[None, :]
             tl.store(out_at, acc.to(out.dtype.element_ty), mask=real)
         else:
-            place = ((row * tl.num_programs(1) + head) * GROUP + m) * SPLITS + split
             tl.store(partial + place[:, None] * HEAD_DIM + d[None, :], acc, mask=real)
             tl.store(partial_top + place, top + tl.log2(total), mask=m < GROUP)
+    elif PARTS > 1:
+        tl.store(partial_top + place, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=m < GROUP)
 
 
-@triton.jit(do_not_specialize_on_alignment=["kv_len"])
-def combine_kernel(
-    partial, partial_top, out, kv_len, stride_out_row, stride_out_head,
-    HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+@triton.jit(do_not_specialize_on_alignment=["slots", "shared"])
+def shared_kernel(
+    q, k, v, partial, partial_top, table, slots, shared, rows, scale,
+    stride_q_row, stride_q_head, stride_page, stride_token, stride_head, stride_table,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, SOFT_CAP: tl.constexpr,
+    OTHERS: tl.constexpr, SHARES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
-    """One program: one row, one query head. Adds up the shares, each by the weight that its sum of exponents gives."""
+    """The positions that all rows have in the same pages, read once for a tile of rows instead of once for each.
+
+    One program: one KV head, one tile of the rows' queries, one of SHARES shares; a row's first OTHERS parts are
+    `decode_kernel`'s. Ye et al., Cascade Inference, 2024; Juravsky et al., Hydragen, 2024.
+    """
+    head, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if EARLY:
+        start_next()
+        wait_for_previous()
+    length = tl.load(shared)
+    share = tl.cdiv(tl.cdiv(length, BLOCK_N), SHARES) * BLOCK_N
+    begin = split * share
+    end = tl.minimum(begin + share, length)
+    m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    row, query_head = m // GROUP, head * GROUP + m % GROUP
+    place = (row * tl.num_programs(0) * GROUP + query_head) * (OTHERS + SHARES) + OTHERS + split
+    if begin < end:
+        d = tl.arange(0, BLOCK_D)
+        real = (row[:, None] < rows) & (d[None, :] < HEAD_DIM)
+        q_at = q + row.to(tl.int64)[:, None] * stride_q_row + query_head[:, None] * stride_q_head + d[None, :]
+        queries = tl.load(q_at, mask=real, other=0.0)
+        row_table = table + tl.load(slots).to(tl.int64) * stride_table  # the first row's pages are everyone's
+        k_head, v_head = k + head * stride_head, v + head * stride_head
+        middle = begin + (end - begin) // BLOCK_N * BLOCK_N
+        position = tl.full([BLOCK_M], 0, tl.int32) + length
+        acc, top, total = attend(
+            queries, position, k_head, v_head, row_table, begin, middle, stride_page, stride_token, scale,
+            tl.zeros([BLOCK_M, BLOCK_D], tl.float32), tl.full([BLOCK_M], float("-inf"), tl.float32),
+            tl.zeros([BLOCK_M], tl.float32), PAGE, HEAD_DIM, -1, SOFT_CAP, False, BLOCK_N,
+        )  # fmt: skip
+        acc, top, total = attend(
+            queries, position, k_head, v_head, row_table, middle, end, stride_page, stride_token, scale,
+            acc, top, total, PAGE, HEAD_DIM, -1, SOFT_CAP, True, BLOCK_N,
+        )  # fmt: skip
+        tl.store(partial + place.to(tl.int64)[:, None] * HEAD_DIM + d[None, :], acc / total[:, None], mask=real)
+        tl.store(partial_top + place, top + tl.log2(total), mask=row < rows)
+    else:
+        tl.store(partial_top + place, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=row < rows)
+
+
+@triton.jit
+def combine_kernel(
+    partial, partial_top, out, stride_out_row, stride_out_head,
+    HEAD_DIM: tl.constexpr, PARTS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr,
+    EARLY: tl.constexpr = False,
+):  # fmt: skip
+    """One program: one row, one query head. Adds up the parts, each by the weight that its sum of exponents gives."""
     row, head = tl.program_id(0), tl.program_id(1)
-    length = tl.load(kv_len + row)
-    if WINDOW >= 0:
-        length = tl.minimum(length, WINDOW)
-    share = tl.cdiv(tl.cdiv(length, BLOCK_N), SPLITS) * BLOCK_N
-    split, d = tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)
-    used = split * share < length  # the others wrote nothing
-    place = (row * tl.num_programs(1) + head) * SPLITS + split
-    top = tl.load(partial_top + place, mask=used, other=float("-inf"))
+    if EARLY:
+        start_next()
+        wait_for_previous()
+    part, d = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_D)
+    place = (row * tl.num_programs(1) + head) * PARTS + part
+    top = tl.load(partial_top + place, mask=part < PARTS, other=float("-inf"))
     weights = tl.exp2(top - tl.max(top, 0))
     weights = weights / tl.sum(weights, 0)
-    real = used[:, None] & (d[None, :] < HEAD_DIM)
-    parts = tl.load(partial + place[:, None] * HEAD_DIM + d[None, :], mask=real, other=0.0)
+    real = (top[:, None] > float("-inf")) & (d[None, :] < HEAD_DIM)  # the others wrote nothing
+    parts = tl.load(partial + place.to(tl.int64)[:, None] * HEAD_DIM + d[None, :], mask=real, other=0.0)
     out_at = out + row.to(tl.int64) * stride_out_row + head * stride_out_head + d
     tl.store(out_at, tl.sum(parts * weights[:, None], 0).to(out.dtype.element_ty), mask=d < HEAD_DIM)
 
@@ -220,9 +285,13 @@ def decode_tile(group: int, head_dim: int, dtype: torch.dtype) -> Tile:
     m = max(16, triton.next_power_of_2(group))  # tl.dot's least
     if dtype == torch.float32:  # no tensor cores: small tiles, or registers spill
         return Tile(m, 16, 8, 1)
-    # A page number is loaded stages before the keys that it points to. One block of keys and values in flight for
-    # each program is enough: several programs share a multiprocessor.
-    return Tile(m, 32 if head_dim > 128 else 64, 4, 3)
+    # One block of keys and values in flight for each program is enough: several programs share a multiprocessor.
+    return Tile(m, 32 if head_dim > 128 else 64, 4, 2)
+
+
+def shared_tile(queries: int, head_dim: int, dtype: torch.dtype) -> Tile:
+    """``queries``: packed ones of all rows, which stand in tiles as a long prompt's do."""
+    return extend_tile(queries, head_dim, dtype)
 
 
 def extend_tile(longest: int, head_dim: int, dtype: torch.dtype) -> Tile:
@@ -241,24 +310,47 @@ def decode_splits(rows: int, kv_heads: int, programs: int) -> int:
     return 1 << (wanted.bit_length() - 1)
 
 
-def decode(q: Tensor, out: Tensor, pages: Pages, heads: Heads, splits: int, partial: Tensor | None, tile: Tile) -> None:
+def shared_splits(rows: int, heads: Heads, dtype: torch.dtype, programs: int) -> int:
+    """Into how many shares a prefix that ``rows`` rows have in common is cut. A program has many queries, so there are
+    half as many programs; and each share is a part of every row to be added up, so there are 8 at most."""
+    tile = shared_tile(rows * heads.group, heads.head_dim, dtype)
+    return min(8, decode_splits(triton.cdiv(rows * heads.group, tile.m), heads.kv_heads, programs // 2))
+
+
+def decode(
+    q: Tensor, out: Tensor, pages: Pages, heads: Heads, splits: int, partial: Tensor | None, tile: Tile,
+    shared: Tensor | None = None, shares: int = 0,
+) -> None:  # fmt: skip
     """q, out [rows, q_heads, head_dim], one query a row. ``partial``: float32 scratch of at least
-    rows · q_heads · splits · (head_dim + 1) elements; None where ``splits`` is 1."""
-    rows = q.shape[0]
+    rows · q_heads · (splits + shares) · (head_dim + 1) elements; None where there is one part.
+
+    ``shared`` int32 [1]: how many leading positions all rows have in the same pages; they are read in ``shares``.
+    """
+    rows, parts = q.shape[0], splits + shares
     scratch = out if partial is None else partial
-    tops = scratch if partial is None else partial[rows * heads.q_heads * splits * heads.head_dim :]
-    block_d = _block_d(heads)
-    decode_kernel[(rows, heads.kv_heads, splits)](
-        q, pages.k, pages.v, out, scratch, tops, pages.table, pages.slots, pages.kv_len, _scale(heads),
+    tops = scratch if partial is None else partial[rows * heads.q_heads * parts * heads.head_dim :]
+    block_d, early = _block_d(heads), starts_early(q)
+    if shared is not None:
+        wide = shared_tile(rows * heads.group, heads.head_dim, q.dtype)
+        shared_kernel[(heads.kv_heads, triton.cdiv(rows * heads.group, wide.m), shares)](
+            q, pages.k, pages.v, scratch, tops, pages.table, pages.slots, shared, rows, _scale(heads),
+            *q.stride()[:2], *pages.k.stride()[:3], pages.table.stride(0),
+            GROUP=heads.group, HEAD_DIM=heads.head_dim, PAGE=pages.k.shape[1], SOFT_CAP=heads.soft_cap,
+            OTHERS=splits, SHARES=shares, BLOCK_M=wide.m, BLOCK_N=wide.n, BLOCK_D=block_d,
+            num_warps=wide.warps, num_stages=wide.stages, **early,
+        )  # fmt: skip
+    decode_kernel[(heads.kv_heads, rows, splits)](
+        q, pages.k, pages.v, out, scratch, tops, pages.table, pages.slots, pages.kv_len,
+        pages.kv_len if shared is None else shared, _scale(heads),
         *q.stride()[:2], *out.stride()[:2], *pages.k.stride()[:3], pages.table.stride(0),
         GROUP=heads.group, HEAD_DIM=heads.head_dim, PAGE=pages.k.shape[1], WINDOW=heads.window,
-        SOFT_CAP=heads.soft_cap, SPLITS=splits, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_D=block_d,
-        num_warps=tile.warps, num_stages=tile.stages,
+        SOFT_CAP=heads.soft_cap, SPLITS=splits, PARTS=parts, SHARED=shared is not None,
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_D=block_d, num_warps=tile.warps, num_stages=tile.stages, **early,
     )  # fmt: skip
-    if splits > 1:
+    if parts > 1:
         combine_kernel[(rows, heads.q_heads)](
-            scratch, tops, out, pages.kv_len, *out.stride()[:2], HEAD_DIM=heads.head_dim, WINDOW=heads.window,
-            SPLITS=splits, BLOCK_N=tile.n, BLOCK_D=block_d, num_warps=4,
+            scratch, tops, out, *out.stride()[:2], HEAD_DIM=heads.head_dim, PARTS=parts,
+            BLOCK_P=triton.next_power_of_2(parts), BLOCK_D=block_d, num_warps=4, **early,
         )  # fmt: skip
 
 

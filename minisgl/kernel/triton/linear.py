@@ -11,24 +11,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
+
 
 @triton.jit
 def one_row_kernel(
-    x, weight, bias, y, OUT, IN, HAS_BIAS: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
-):
-    """Each program has ``ROWS`` rows of the weight and goes along them ``COLS`` columns at a time."""
+    x, weight, bias, y, OUT, IN, HAS_BIAS: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    EARLY: tl.constexpr = False,
+):  # fmt: skip
+    """Each program has ``ROWS`` rows of the weight and goes along them ``COLS`` columns at a time, one step ahead: the
+    first weights are on their way before x is written."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, COLS)
+    inside = (row < OUT)[:, None]
     weight += row[:, None].to(tl.int64) * IN + col[None, :]
+    ahead = tl.load(weight, mask=inside if EVEN else inside & (col < IN)[None, :], other=0.0)
+    if EARLY:
+        start_next()
+        wait_for_previous()
     total = tl.zeros([ROWS, COLS], tl.float32)
     for start in range(0, IN, COLS):
+        b = ahead
+        ahead = tl.load(weight + start + COLS, mask=inside & (start + COLS + col < IN)[None, :], other=0.0)
         if EVEN:
             a = tl.load(x + start + col)
-            b = tl.load(weight + start, mask=row[:, None] < OUT, other=0.0)
         else:
-            real = start + col < IN
-            a = tl.load(x + start + col, mask=real, other=0.0)
-            b = tl.load(weight + start, mask=(row[:, None] < OUT) & real[None, :], other=0.0)
+            a = tl.load(x + start + col, mask=start + col < IN, other=0.0)
         total += b.to(tl.float32) * a.to(tl.float32)[None, :]
     out = tl.sum(total, axis=1)  # once, at the end: a sum across threads is dear
     if HAS_BIAS:
@@ -43,16 +51,7 @@ def one_row_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     step = min(step, triton.next_power_of_2(cols))
     y = torch.empty((1, rows), dtype=x.dtype, device=x.device)
     one_row_kernel[(triton.cdiv(rows, tile),)](
-        x,
-        weight,
-        bias,
-        y,
-        rows,
-        cols,
-        HAS_BIAS=bias is not None,
-        EVEN=cols % step == 0,
-        ROWS=tile,
-        COLS=step,
-        num_warps=warps,
-    )
+        x, weight, bias, y, rows, cols, HAS_BIAS=bias is not None, EVEN=cols % step == 0, ROWS=tile, COLS=step,
+        num_warps=warps, **starts_early(x),
+    )  # fmt: skip
     return y

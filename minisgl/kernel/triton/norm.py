@@ -10,15 +10,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
+
 
 @triton.jit
 def rms_norm_kernel(
     x, residual, weight, out, stride_x, stride_residual, eps,
-    DIM: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,
+    DIM: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     real = i < DIM
+    by = tl.load(weight + i, mask=real, other=0.0).to(tl.float32)
+    if EARLY:
+        start_next()
+        wait_for_previous()
     value = tl.load(x + row * stride_x + i, mask=real, other=0.0)
     if ADD:
         value = (value.to(tl.float32) + tl.load(residual + row * stride_residual + i, mask=real, other=0.0)).to(
@@ -27,7 +33,7 @@ def rms_norm_kernel(
         tl.store(x + row * stride_x + i, value, mask=real)
     wide = value.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / DIM + eps)
-    scaled = wide * scale * tl.load(weight + i, mask=real, other=0.0).to(tl.float32)
+    scaled = wide * scale * by
     tl.store(out + row * DIM + i, scaled.to(out.dtype.element_ty), mask=real)
 
 
@@ -49,5 +55,6 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
     rms_norm_kernel[(rows.shape[0],)](
         rows, added, weight, out, rows.stride(0), added.stride(0), eps,
         DIM=dim, ADD=residual is not None, BLOCK=block, num_warps=min(16, max(1, block // 512)),
+        **starts_early(x),
     )  # fmt: skip
     return out

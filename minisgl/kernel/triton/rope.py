@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
+
 if TYPE_CHECKING:
     from minisgl.kernel.rope import QKNorm
     from minisgl.kvcache.pool import KVPool
@@ -23,8 +25,11 @@ def norm_rope_store_kernel(
     qkv, q_out, k_pool, v_pool, q_weight, k_weight, cos_sin, where, eps,
     stride_qkv, stride_page, stride_token, stride_head,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
+    if EARLY:
+        start_next()
+        wait_for_previous()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
     i = tl.arange(0, BLOCK_HALF)[None, :]
@@ -82,5 +87,6 @@ def norm_rope_store(
         qkv, q, k, v, q_weight, k_weight, cos_sin, where, eps, qkv.stride(0), *k.stride()[:3],
         Q_HEADS=q_heads, KV_HEADS=kv_heads, HALF=head_dim // 2, PAGE=pool.page_size, NORM=norm is not None,
         BLOCK_H=block, BLOCK_HALF=triton.next_power_of_2(head_dim // 2), num_warps=2,
+        **starts_early(qkv),
     )  # fmt: skip
     return q
