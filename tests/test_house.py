@@ -109,7 +109,7 @@ def test_dependencies_point_one_way() -> None:
 def test_the_wheel_holds_every_file_and_works(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     skip = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pt", "*.bin")
-    for folder in ("minisgl", "plugins", "conf"):
+    for folder in ("minisgl", "plugins", "conf", "chapters"):
         shutil.copytree(ROOT / folder, tree / folder, ignore=skip)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
@@ -129,6 +129,7 @@ def test_the_wheel_holds_every_file_and_works(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("minisgl-*.whl")
     inside = set(zipfile.ZipFile(wheel).namelist())
     places = {"minisgl": "minisgl", "plugins": "minisgl/plugins", "conf": "minisgl/conf"}
+    places["chapters"] = "minisgl/chapters"
     kinds = {".py", ".yaml", ".json", ".safetensors", ".typed", ".jinja", ".toml", ".cpp", ".cu"}
     expected = {
         f"{place}/{path.relative_to(tree / folder).as_posix()}"

@@ -36,19 +36,29 @@ def patience(seconds: float) -> float:
 class Server:
     """A server on a free port; use it as a context manager. Raises RuntimeError where it does not come up.
 
-    ``words`` are options as on the command line. ``wait=False`` does not wait for it to be ready.
+    ``words`` are options as on the command line. ``wait=False`` does not wait for it to be ready. ``attached``: it
+    ends with this process, however that ends.
     """
 
-    def __init__(self, *words: str, wait: bool = True, timeout: float = 90.0, env: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        *words: str,
+        wait: bool = True,
+        timeout: float = 90.0,
+        env: Mapping[str, str] | None = None,
+        attached: bool = False,
+    ):
         self.folder = Path(tempfile.mkdtemp(prefix="minisgl-test-"))  # the server's own place for temporary files
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close()
-        command = [sys.executable, "-m", "minisgl", "device=cpu", "server.port=0", *words]
+        module = "minisgl.server.attached" if attached else "minisgl"
+        command = [sys.executable, "-m", module, "device=cpu", "server.port=0", *words]
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             # Tests that a shell started in the background ignore Ctrl-C, and a child would from its first moment.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self.started = time.monotonic()
         self.process = subprocess.Popen(
             command,
+            stdin=subprocess.PIPE if attached else None,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,
@@ -162,6 +172,7 @@ class Server:
                 process.kill()  # a process id that was given to another process since is not touched
         self.process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
         self._stderr.close()

@@ -1,0 +1,11 @@
+"""The course's labs: skeletons generated from the shipped plugins, and the grader of what a student makes of them.
+
+``python -m minisgl.lab`` is the command. A lab is described in ``chapters/*/<lab>.toml`` and graded by the gates in
+``minisgl/lab/gates/<lab>.py``; docs/labs.md says how to write one.
+"""
+
+from __future__ import annotations
+
+from minisgl.lab.gate import Broken, Gate, Invalid, Student, search
+
+__all__ = ["Broken", "Gate", "Invalid", "Student", "search"]

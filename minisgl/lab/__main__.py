@@ -1,0 +1,179 @@
+"""``python -m minisgl.lab``: begin a lab, grade it, get a hint.
+
+Only words and files here; what they mean is `minisgl.lab.folder`'s and `minisgl.lab.grader`'s business.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from minisgl.compose import plain_errors
+from minisgl.config import ConfigError
+from minisgl.lab.catalog import Lab, find, labs
+from minisgl.lab.folder import Folder
+from minisgl.lab.grader import fingerprint, grade
+from minisgl.lab.skeleton import MARK, solution
+from minisgl.lab.verdict import Verdict
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status: 0, 1 where a gate is red, 2 where the command makes no sense."""
+    options = _parser().parse_args(argv)
+    with plain_errors("minisgl.lab"):
+        folder = Folder(Path(options.dir))
+        if options.command in ("list", "status"):
+            return _list(folder, options.command == "status")
+        return COMMANDS[options.command](find(options.name), folder, options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m minisgl.lab", description="The labs of the course.")
+    parser.set_defaults(dir=".")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def add(name: str, text: str, lab: bool = True) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("--dir", default=".", help="your folder (default: the current one)")
+        if lab:
+            command.add_argument("name", metavar="NAME", help="the lab")
+        return command
+
+    add("list", "all labs", lab=False)
+    add("status", "your results", lab=False)
+    add("start", "write a lab's skeleton into your folder, never over your work")
+    test = add("test", "grade your file")
+    test.add_argument("path", nargs="?", help="the file to grade (default: my_NAME.py in your folder)")
+    test.add_argument("--seed", type=int, help="repeat the random workloads of an earlier run")
+    test.add_argument("--gate", action="append", default=[], help="try this gate alone")
+    test.add_argument("--replay", metavar="FILE", help="try one workload again; what your code prints is shown")
+    add("hint", "one more hint").add_argument("part", nargs="?", help="the part (default: the first not done)")
+    add("diff", "your file beside the reference").add_argument("path", nargs="?", help="the file")
+    return parser
+
+
+# ---- the commands --------------------------------------------------------------------------------------
+
+
+def _list(folder: Folder, status: bool) -> int:
+    known = folder.recall()
+    for lab in labs():
+        done = known.get(lab.lab, {})
+        print(f"{lab.lab:<9} {lab.hook or 'any hook':<13} {_progress(done) if status else lab.title}")
+    return 0
+
+
+def _progress(done: dict[str, Any]) -> str:
+    if "gates" not in done:
+        return "not graded yet"
+    path = Path(done["path"])
+    if not path.exists():
+        return f"{len(done['green'])} of {len(done['gates'])} gates green, but {path} is gone"
+    changed = "" if fingerprint(path) == done["sha256"] else " (the file has changed since)"
+    red = [gate for gate in done["gates"] if gate not in done["green"]]
+    return f"{len(done['green'])} of {len(done['gates'])} gates green{', next: ' + red[0] if red else ''}{changed}"
+
+
+def _start(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
+    for path in folder.start(lab):
+        print(f"wrote {path}")
+    print(lab.says)
+    for part in lab.parts:
+        print(f"  {part.name}: {part.says}")
+    print(f"Grade it: python -m minisgl.lab test {lab.lab}")
+    return 0
+
+
+def _test(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
+    path = folder.find(lab, options.path)
+    only, replay = options.gate, None
+    if options.replay:
+        only, replay = _read_workload(lab, Path(options.replay))
+
+    def tell(verdict: Verdict) -> None:
+        print(verdict.line(), flush=True)
+        if verdict.tried and not verdict.green:
+            print("\n".join(verdict.explain(lab, _again(lab, folder, options, verdict, report_seed[0]))), flush=True)
+
+    import random
+
+    seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
+    report_seed = [seed]
+    print(f"lab {lab.lab}: {path.resolve()}, sha256 {fingerprint(path)[:12]}, seed {seed}", flush=True)
+    try:
+        report = grade(lab, path, seed=seed, only=only, replay=replay, tell=tell)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if not only:
+        folder.remember_report(report, [verdict.gate for verdict in report.verdicts])
+    green = sum(verdict.green for verdict in report.verdicts)
+    print(
+        f"{green} of {len(report.verdicts)} gates green" + (": the lab is done." if report.passed and not only else ".")
+    )
+    return 0 if report.passed else 1
+
+
+def _again(lab: Lab, folder: Folder, options: argparse.Namespace, verdict: Verdict, seed: int) -> str:
+    """The command that shows a failure again."""
+    words = ["python -m minisgl.lab test", lab.lab, *([options.path] if options.path else [])]
+    if options.dir != ".":
+        words += ["--dir", options.dir]
+    if verdict.workload is None:
+        return " ".join([*words, "--gate", verdict.gate, "--seed", str(seed)])
+    kept = folder.keep_workload(lab, verdict.gate, verdict.workload)
+    return " ".join([*words, "--replay", os.path.relpath(kept)])
+
+
+def _read_workload(lab: Lab, path: Path) -> tuple[list[str], Any]:
+    try:
+        kept = json.loads(path.read_text("utf-8"))
+        name, gate, workload = kept["lab"], kept["gate"], kept["workload"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"--replay {path}: this is not a workload that `test` wrote ({error}).") from error
+    if name != lab.lab:
+        raise ConfigError(f"--replay {path}: this is a workload of lab {name}.")
+    return [gate], workload
+
+
+def _hint(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
+    if not lab.parts:
+        raise ConfigError(f"Lab {lab.lab} has no parts, and no hints: its text in the course says what to do.")
+    known = folder.recall().get(lab.lab, {})
+    part = next(
+        (part for part in lab.parts if part.name.rpartition(".")[2] == (options.part or "").rpartition(".")[2]), None
+    )
+    if options.part and part is None:
+        raise ConfigError(f"Lab {lab.lab} has no part {options.part!r}: {', '.join(p.name for p in lab.parts)}.")
+    if part is None:
+        done = {gate.part for gate in lab.gates if gate.name in known.get("green", ())}
+        part = next((part for part in lab.parts if part.name not in done), lab.parts[-1])
+    given = min(known.get("hints", {}).get(part.name, 0) + 1, len(part.hints))
+    folder.remember(lab, hints={**known.get("hints", {}), part.name: given})
+    for number, hint in enumerate(part.hints[:given], 1):
+        print(f"{part.name}, hint {number} of {len(part.hints)}: {hint}")
+    if given == len(part.hints):
+        print(f"That was the last one. The solution beside your file: python -m minisgl.lab diff {lab.lab}")
+    return 0
+
+
+def _diff(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
+    if not lab.plugin:
+        raise ConfigError(f"Lab {lab.lab} has no reference to compare with.")
+    path = folder.find(lab, options.path)
+    mine = [line for line in path.read_text("utf-8").splitlines() if not MARK.match(line)]
+    theirs = [line for line in solution(lab).splitlines() if not MARK.match(line)]
+    for line in difflib.unified_diff(mine, theirs, str(path), f"{lab.plugin} (renamed)", lineterm=""):
+        print(line)
+    return 0
+
+
+COMMANDS = {"start": _start, "test": _test, "hint": _hint, "diff": _diff}
+
+if __name__ == "__main__":
+    sys.exit(main())

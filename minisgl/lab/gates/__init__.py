@@ -1,0 +1,1 @@
+"""What is particular to each lab, one module a lab: ``GATES``, in the order in which they are tried."""

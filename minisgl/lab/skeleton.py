@@ -1,0 +1,211 @@
+"""From a shipped plugin to what a student starts with: the code between ``# lab:`` marks gives way to a TODO.
+
+    # lab: policy.plan          where a part begins; whole functions, or statements inside one
+    # 1. Running first: …       stays, as the student's guide
+    # lab: end
+
+Signature, docstring and numbered comments stay; names change by token, never in text. Knows Python's text and a lab's
+description; whether the result can be solved is for the tests to say.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import io
+import re
+import textwrap
+import tokenize
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from minisgl import __version__
+from minisgl.lab.catalog import Lab
+
+_BEGIN = re.compile(r"\s*# lab: (?!end$)(\S+)$")
+_END = re.compile(r"\s*# lab: end$")
+_NUMBERED = re.compile(r"\s*# \d+\. ")
+_COMMENT = re.compile(r"\s*#")
+MARK = re.compile(r"^# minisgl lab (\S+), skeleton (\w+)", re.MULTILINE)
+"""The version line of a student's file: the lab, and a digest of the skeleton that it began as."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """Lines ``[first, last]`` (from 1) between two marks, which stand just outside."""
+
+    part: str
+    first: int
+    last: int
+
+
+def source(lab: Lab) -> str:
+    """The reference's text."""
+    spec = importlib.util.find_spec(lab.plugin or "")
+    assert spec is not None, f"lab {lab.lab}: there is no module {lab.plugin}"
+    assert spec.origin is not None
+    return Path(spec.origin).read_text("utf-8")
+
+
+def regions(text: str) -> list[Region]:
+    """The marked regions, in order. Raises ValueError where marks don't pair."""
+    found: list[Region] = []
+    open_at: tuple[str, int] | None = None
+    for number, line in enumerate(text.splitlines(), 1):
+        if begins := _BEGIN.match(line):
+            if open_at:
+                raise ValueError(f"line {number}: part {begins[1]} begins inside {open_at[0]}")
+            open_at = begins[1], number + 1
+        elif _END.match(line):
+            if not open_at:
+                raise ValueError(f"line {number}: `# lab: end`, and no part is open")
+            found.append(Region(open_at[0], open_at[1], number - 1))
+            open_at = None
+    if open_at:
+        raise ValueError(f"part {open_at[0]} has no `# lab: end`")
+    return found
+
+
+def skeleton(lab: Lab, solved: Collection[str] = ()) -> str:
+    """What ``start`` writes. The parts named in ``solved`` keep the reference's code."""
+    text = source(lab)
+    body = _cut(text, [region for region in regions(text) if region.part not in solved])
+    lines = [line for line in body.splitlines() if not (_BEGIN.match(line) or _END.match(line))]
+    body = _rename(_tidy(lines), lab)
+    return _head(lab, text) + _without_docstring(body)
+
+
+def solution(lab: Lab) -> str:
+    """The reference as a student would have written it: every part solved."""
+    return skeleton(lab, [part.name for part in lab.parts])
+
+
+def version(lab: Lab) -> str:
+    """A digest of all that the skeleton is made of."""
+    return _digest(lab, source(lab))
+
+
+def _digest(lab: Lab, text: str) -> str:
+    said = repr((text, lab.renames, lab.choice, lab.name, lab.title))
+    return hashlib.sha256(said.encode()).hexdigest()[:10]
+
+
+def _head(lab: Lab, text: str) -> str:
+    words = " ".join([f"plugins={lab.file}", *lab.words])
+    return (
+        f'"""Lab {lab.lab}: {lab.title}.\n\n'
+        f"Grade it:  python -m minisgl.lab test {lab.lab}     (`hint {lab.lab}` for a hint)\n"
+        f'Serve it:  python -m minisgl {words}\n"""\n\n'
+        f"# minisgl lab {lab.lab}, skeleton {_digest(lab, text)} (minisgl {__version__})\n"
+    )
+
+
+def _without_docstring(body: str) -> str:
+    first = ast.parse(body).body[0]
+    assert isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant), "the plugin has no docstring"
+    return "\n".join(body.splitlines()[first.end_lineno or 0 :]) + "\n"
+
+
+# ---- cutting parts out -------------------------------------------------------------------------------
+
+
+def _cut(text: str, cuts: Sequence[Region]) -> str:
+    lines = text.splitlines()
+    tree = ast.parse(text)
+    for region in reversed(cuts):
+        nodes = list(_inside(tree, region))
+        if not nodes:
+            raise ValueError(f"part {region.part} holds no statement")
+        if all(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in nodes):
+            for node in reversed(nodes):
+                _cut_function(lines, node, region.part)  # type: ignore[arg-type]
+        else:
+            indent = " " * nodes[0].col_offset
+            lines[region.first - 1 : region.last] = _todo(lines[region.first - 1 : region.last], region.part, indent)
+    return "\n".join(lines) + "\n"
+
+
+def _inside(node: ast.AST, region: Region) -> Iterator[ast.stmt]:
+    """The outermost statements between the marks."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            first = min([child.lineno, *(d.lineno for d in getattr(child, "decorator_list", ()))])
+            if region.first <= first and (child.end_lineno or 0) <= region.last:
+                if isinstance(child, ast.ClassDef):
+                    yield from _inside(child, region)
+                else:
+                    yield child
+                continue
+        yield from _inside(child, region)
+
+
+def _cut_function(lines: list[str], node: ast.FunctionDef | ast.AsyncFunctionDef, part: str) -> None:
+    body = node.body
+    documented = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+    if documented and len(body) == 1:
+        return  # nothing but a docstring
+    indent = " " * body[0].col_offset
+    # The signature may end lines before its first statement, with comments between.
+    first = (body[0].end_lineno or 0) if documented else _signature_end(lines, node)
+    last = node.end_lineno or 0
+    lines[first:last] = _todo(lines[first:last], part, indent)
+
+
+def _signature_end(lines: list[str], node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The last line of the signature: comments between it and the first statement belong to the body."""
+    last = node.body[0].lineno - 1
+    while _COMMENT.match(lines[last - 1]) or not lines[last - 1].strip():
+        last -= 1
+    return last
+
+
+def _todo(lines: Sequence[str], part: str, indent: str) -> list[str]:
+    """The TODO, the numbered comments of ``lines``, and the exception that says it is not done."""
+    kept: list[str] = []
+    inside = False
+    for line in lines:
+        inside = bool(_NUMBERED.match(line)) or (inside and bool(_COMMENT.match(line)))
+        if inside:
+            kept.append(indent + line.strip())
+    return [f"{indent}# TODO {part}", *kept, f"{indent}raise NotImplementedError"]
+
+
+def _tidy(lines: Sequence[str]) -> str:
+    """At most one blank line inside a block, two between; none where a mark stood first in a block."""
+    tidy: list[str] = []
+    blank = 0
+    for line in lines:
+        if not line.strip():
+            blank += 1
+            continue
+        opens = bool(tidy) and tidy[-1].rstrip().endswith((":", "(", "[", "{")) and line.startswith(" ")
+        allowed = 0 if opens else 2 if not line.startswith(" ") else 1
+        tidy += [""] * min(blank, allowed) + [line]
+        blank = 0
+    return "\n".join(tidy) + "\n"
+
+
+# ---- names ---------------------------------------------------------------------------------------------
+
+
+def _rename(text: str, lab: Lab) -> str:
+    """New names, token by token; of the texts only one that is the plugin's name and nothing else."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.JoinedStr):
+            for name in ast.walk(node):
+                if isinstance(name, ast.Name) and name.id in lab.renames:
+                    raise ValueError(f"line {node.lineno}: {name.id} is to be renamed and stands in an f-string")
+    lines = text.splitlines(keepends=True)
+    for token in reversed(list(tokenize.generate_tokens(io.StringIO(text).readline))):
+        new = None
+        if token.type == tokenize.NAME:
+            new = lab.renames.get(token.string)
+        elif token.type == tokenize.STRING and lab.choice and token.string == f'"{lab.choice}"':
+            new = f'"{lab.name}"'
+        if new is not None:
+            (row, start), (_, end) = token.start, token.end
+            line = lines[row - 1]
+            lines[row - 1] = line[:start] + new + line[end:]
+    return textwrap.dedent("".join(lines))

@@ -1,0 +1,110 @@
+"""What a gate came to, as data and as the few lines that a student reads."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from minisgl.lab.catalog import Lab
+from minisgl.lab.gate import Broken
+
+__all__ = ["Report", "Verdict"]
+
+LINES = 15
+"""A failure is told in at most so many."""
+_WIDTH = 110
+
+
+@dataclass
+class Verdict:
+    """One gate's result. ``cause`` is empty where it is green; ``tried`` is False where an earlier red one stopped
+    the grading. ``note`` is what a green gate counted."""
+
+    gate: str
+    says: str
+    part: str | None = None
+    tried: bool = True
+    seconds: float = 0.0
+    note: str = ""
+    cause: str = ""
+    promise: str = ""
+    seen: str = ""
+    step: int | None = None
+    request: int | None = None
+    page: int | None = None
+    show: str = ""
+    workload: Any = None
+
+    @property
+    def green(self) -> bool:
+        return self.tried and not self.cause
+
+    def blame(self, broken: Broken) -> Verdict:
+        """Take over what ``broken`` says."""
+        self.cause, self.promise, self.seen = broken.cause, broken.promise, broken.seen
+        self.step, self.request, self.page = broken.step, broken.request, broken.page
+        self.show, self.workload = broken.show, broken.workload
+        return self
+
+    def line(self) -> str:
+        """The gate in one line."""
+        mark = "ok  " if self.green else "RED " if self.tried else "  - "
+        seconds = f"{self.seconds:5.1f} s" if self.tried else "not tried"
+        return f"  {mark} {self.gate:<13} {self.note or self.says}  ({seconds.strip()})"
+
+    def explain(self, lab: Lab, again: str) -> list[str]:
+        """Why it is red, in at most `LINES` lines; ``again`` is the command that shows it again."""
+        places = {"step": self.step, "request": self.request, "page": self.page}
+        where = ", ".join(f"{name} {value}" for name, value in places.items() if value is not None)
+        lines = [
+            *_field("Promise", self.promise, 2),
+            *_field("Seen", self.seen, 4),
+            *(_field("Where", where, 1) if where else ()),
+            *_field("Why", lab.why(self.cause), 3),
+        ]
+        tail = _field("Again", again, 1) if again else []
+        shown = self.show.splitlines()
+        room = LINES - len(lines) - len(tail) - 1
+        if shown:
+            if len(shown) > room:
+                shown = [*shown[: room - 1], f"… {len(shown) - room + 1} lines more"]
+            lines.append("Smallest workload found that shows it:")
+            lines += ["  " + textwrap.shorten(line, _WIDTH, placeholder=" …") if len(line) > _WIDTH else "  " + line
+                      for line in shown]  # fmt: skip
+        return ["    " + line for line in [*lines, *tail]]
+
+    def encode(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+def _field(name: str, text: str, most: int) -> list[str]:
+    """``text`` wrapped behind its name."""
+    width = 9
+    lines = textwrap.wrap(
+        " ".join(text.split()), _WIDTH - width, max_lines=most, placeholder=" …", break_long_words=False
+    )
+    return [(f"{name + ':':<{width}}" if i == 0 else " " * width) + line for i, line in enumerate(lines or [""])]
+
+
+@dataclass
+class Report:
+    """What a file came to: which file it was, and each gate's verdict."""
+
+    lab: Lab
+    path: str
+    sha256: str
+    seed: int
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Every gate was tried and is green. A report without gates is none."""
+        return bool(self.verdicts) and all(verdict.green for verdict in self.verdicts)
+
+    @property
+    def red(self) -> Iterator[Verdict]:
+        """Those that were tried and failed."""
+        return (verdict for verdict in self.verdicts if verdict.tried and not verdict.green)

@@ -1,0 +1,15 @@
+# causes: empty
+"""Seats a batch only when nobody runs, and forgets that somebody must then compute."""
+
+from minisgl.scheduler import Plan
+
+
+class MyPolicy:
+    def plan(self, waiting, running, budget):
+        if running:
+            return Plan([])
+        rows = []
+        for w in waiting:
+            if n := budget.grant(w, w.length - w.cached):
+                rows.append((w.uid, n))
+        return Plan(rows)

@@ -1,0 +1,177 @@
+"""The grader, graded: for every lab the reference passes, so does a correct solution of another structure, the
+skeleton fails, each part turns its own gate green, and each seeded wrong solution is caught for what is wrong with it.
+
+Seeded solutions are ``solutions/<lab>/right_*.py`` and ``wrong_<cause>_*.py``: whole files, or (without ``@hookimpl``)
+only what differs from the reference as a student would have it, the classes renamed: each function and method takes
+the place of the one of that name, and what is new is added. A wrong one says ``# causes: a, b`` in its first lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from minisgl.lab.catalog import CAUSES, Lab, labs
+from minisgl.lab.grader import Nursery, grade
+from minisgl.lab.skeleton import skeleton, solution
+from minisgl.lab.verdict import LINES, Report, Verdict
+
+FOLDER = Path(__file__).parent / "solutions"
+LABS = {lab.lab: lab for lab in labs()}
+
+
+def files(lab: Lab, kind: str) -> list[Path]:
+    """``right`` or ``wrong`` ones."""
+    return sorted((FOLDER / lab.lab).glob(f"{kind}_*.py"))
+
+
+def causes(file: Path) -> set[str]:
+    """What a wrong solution may be caught with: ``# causes: a, b`` in its first lines."""
+    found = re.search(r"^# causes: (.+)$", file.read_text("utf-8"), re.MULTILINE)
+    assert found is not None, f"{file}: its first lines must say `# causes: …`"
+    return {cause.strip() for cause in found[1].split(",")}
+
+
+def write(lab: Lab, file: Path, folder: Path) -> Path:
+    """The solution as a student's file in ``folder``."""
+    text = file.read_text("utf-8")
+    path = folder / lab.file
+    path.write_text(text if "@hookimpl" in text or not lab.plugin else lay_over(solution(lab), text), "utf-8")
+    return path
+
+
+def lay_over(base: str, patch: str) -> str:
+    """``base`` with the functions, methods and classes of ``patch`` in place of those of the same name."""
+    below = ast.parse(base)
+    for node in ast.parse(patch).body:
+        if isinstance(node, ast.Expr | ast.ImportFrom | ast.Import):  # its docstring; imports go below the base's
+            if not isinstance(node, ast.Expr):
+                below.body.insert(2, node)
+            continue
+        theirs = next((n for n in below.body if _name(n) == _name(node) and _name(n)), None)
+        if theirs is None:
+            below.body.insert(_after_imports(below), node)
+        elif isinstance(node, ast.ClassDef) and isinstance(theirs, ast.ClassDef):
+            for part in node.body:
+                same = next((i for i, n in enumerate(theirs.body) if _name(n) == _name(part) and _name(n)), None)
+                if same is None:
+                    theirs.body.append(part)
+                else:
+                    theirs.body[same] = part
+        else:
+            below.body[below.body.index(theirs)] = node
+    return ast.unparse(below) + "\n"
+
+
+def _name(node: ast.stmt) -> str | None:
+    return getattr(node, "name", None)
+
+
+def _after_imports(tree: ast.Module) -> int:
+    return 1 + max(i for i, node in enumerate(tree.body) if isinstance(node, ast.Import | ast.ImportFrom))
+
+
+# ---- the tests -------------------------------------------------------------------------------------------
+
+
+def seeded(kind: str) -> list[tuple[str, str]]:
+    return [(name, file.stem) for name, lab in LABS.items() for file in files(lab, kind)]
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Callable[[Lab], Nursery]]:
+    """One process to fork from for all labs that need torch, and one for the others."""
+    open_ones: dict[bool, Nursery] = {}
+
+    def of(lab: Lab) -> Nursery:
+        return open_ones.setdefault(lab.torch, open_ones.get(lab.torch) or Nursery(lab.torch))
+
+    yield of
+    for one in open_ones.values():
+        one.close()
+
+
+def told(report: Report) -> str:
+    """What a student would read."""
+    lines = []
+    for verdict in report.verdicts:
+        lines += [verdict.line(), *(verdict.explain(report.lab, "again") if verdict in report.red else [])]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_a_lab_has_gates_hints_another_solution_and_five_wrong_ones(name: str) -> None:
+    lab = LABS[name]
+    names = [gate.name for gate in lab.gates]
+    assert len(set(names)) == len(names) > 0
+    assert {gate.part for gate in lab.gates} - {None} == {part.name for part in lab.parts}
+    assert all(len(part.hints) >= 2 for part in lab.parts)
+    assert len(files(lab, "right")) >= 1
+    assert len(files(lab, "wrong")) >= 5
+    for file in files(lab, "wrong"):
+        assert causes(file) <= set(lab.causes) | set(CAUSES), file
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_the_reference_passes(name: str, tmp_path: Path, nursery: Callable[[Lab], Nursery]) -> None:
+    """Every gate, the server's too. A lab without a shipped plugin is shown a right solution."""
+    lab = LABS[name]
+    path = tmp_path / lab.file
+    if lab.plugin:
+        path.write_text(solution(lab))
+    else:
+        path = write(lab, files(lab, "right")[0], tmp_path)
+    report = grade(lab, path, nursery=nursery(lab))
+    assert report.passed, told(report)
+
+
+@pytest.mark.parametrize(("name", "file"), seeded("right"))
+def test_a_right_solution_of_another_structure_passes(
+    name: str, file: str, tmp_path: Path, nursery: Callable[[Lab], Nursery]
+) -> None:
+    lab = LABS[name]
+    report = grade(lab, write(lab, FOLDER / name / f"{file}.py", tmp_path), serve=False, nursery=nursery(lab))
+    tried = [verdict for verdict in report.verdicts if verdict.tried]
+    assert all(verdict.green for verdict in tried), told(report)
+    assert len(tried) == 1 + sum(not gate.served for gate in lab.gates)
+
+
+@pytest.mark.parametrize("name", [name for name, lab in LABS.items() if lab.plugin])
+def test_the_skeleton_fails_and_solving_part_k_turns_exactly_gate_k_green(
+    name: str, tmp_path: Path, nursery: Callable[[Lab], Nursery]
+) -> None:
+    lab = LABS[name]
+    graded = [gate for gate in lab.gates if gate.part]
+    for solved in range(len(lab.parts)):
+        done = [part.name for part in lab.parts[:solved]]
+        path = tmp_path / lab.file
+        path.write_text(skeleton(lab, done))
+        report = grade(lab, path, only=[gate.name for gate in graded], nursery=nursery(lab))
+        for gate, verdict in zip(graded, report.verdicts, strict=True):
+            assert verdict.green == (gate.part in done), f"with {done} solved:\n{told(report)}"
+            assert verdict.green or verdict.cause == "unfinished", told(report)
+        assert not report.passed
+
+
+@pytest.mark.parametrize(("name", "file"), seeded("wrong"))
+def test_a_wrong_solution_is_caught_for_what_is_wrong_with_it(
+    name: str, file: str, tmp_path: Path, nursery: Callable[[Lab], Nursery]
+) -> None:
+    lab, seed = LABS[name], FOLDER / name / f"{file}.py"
+    report = grade(lab, write(lab, seed, tmp_path), stop=True, serve=False, nursery=nursery(lab))
+    (red,) = list(report.red) or [None]
+    assert red is not None, f"not caught:\n{told(report)}"
+    assert red.cause in causes(seed), told(report)
+    check_diagnosis(lab, red)
+
+
+def check_diagnosis(lab: Lab, red: Verdict) -> None:
+    """It fits a screen, and says what should hold, what was seen, and why."""
+    lines = red.explain(lab, "again")
+    assert len(lines) <= LINES
+    assert red.promise and red.seen and lab.why(red.cause)
+    assert red.workload is None or red.show, "a workload that nobody can read"
