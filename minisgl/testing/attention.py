@@ -122,3 +122,61 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, layer: LayerSpec) -> Tensor:
     if layer.window >= 0:
         seen &= key > position - layer.window
     return torch.einsum("hnl,lhd->nhd", scores.masked_fill(~seen, float("-inf")).softmax(-1), v)
+
+
+class AttentionConformance:
+    """What every attention backend must do. Subclass it in a test file, name it ``Test…`` and say how to make yours."""
+
+    device: torch.device | str = "cpu"
+    cases = CASES
+    """Leave out what yours refuses, beside the page sizes and dtypes that its ``needs()`` rule out."""
+    tolerance = 1e-5
+    """Greatest difference in float32; in bfloat16 it is 2e-2."""
+
+    def make(self) -> AttentionBackend:
+        """Your backend, fresh."""
+        raise NotImplementedError
+
+    def claimed(self) -> list[AttentionCase]:
+        """The cases that the backend's own ``needs()`` allow."""
+        needs = self.make().needs()
+        sizes, dtypes = needs.page_sizes, needs.kv_dtypes
+        found = [case for case in self.cases if sizes is None or case.page_size in sizes]
+        found = [case for case in found if dtypes is None or case.dtype in dtypes]
+        assert found, f"there is no case for pages of {sizes} and {dtypes}: set `cases`"
+        return found
+
+    def agree(self, backend: AttentionBackend, case: AttentionCase, seed: int = 0) -> None:
+        """Raise AssertionError where the backend's answer is not dense attention's."""
+        got, want = run_case(backend, case, self.device, seed)
+        eps = 2e-2 if case.dtype == torch.bfloat16 else self.tolerance
+        assert got.shape == want.shape, f"{case}: the result is {list(got.shape)}, and should be {list(want.shape)}"
+        wrong = (~torch.isclose(got, want, atol=eps, rtol=eps)).flatten(1).any(1)
+        if wrong.any():
+            token = int(wrong.nonzero()[0])
+            at, off = _whose(case, token), float((got - want)[token].abs().max())
+            raise AssertionError(f"{case}: {at} is off by {off:.3g}; {int(wrong.sum())} of {len(wrong)} tokens are")
+
+    def test_it_agrees_with_dense_attention(self) -> None:
+        for case in self.claimed():
+            self.agree(self.make(), case)
+
+    def test_the_smallest_batches(self) -> None:
+        """One row: alone, behind a cached prefix, at the edges of a page."""
+        plain = self.claimed()[0]
+        for before, count in ((0, 1), (0, 2), (1, 1), (15, 1), (16, 1), (17, 1), (15, 2), (16, 2), (40, 5)):
+            self.agree(self.make(), replace(plain, rows=((before, count),)))
+
+    def test_a_step_does_not_remember_the_one_before(self) -> None:
+        backend, plain = self.make(), self.claimed()[0]
+        for seed, rows in enumerate([((90, 1), (0, 60)), ((3, 1),), ((7, 1), (30, 1), (0, 9)), ((90, 1), (0, 60))]):
+            self.agree(backend, replace(plain, rows=rows), seed)
+
+
+def _whose(case: AttentionCase, token: int) -> str:
+    """A token of a case, in words."""
+    for row, (before, count) in enumerate(case.rows):
+        if token < count:
+            return f"query {token} of row {row} ({before} positions before, {count} computed)"
+        token -= count
+    raise IndexError(token)

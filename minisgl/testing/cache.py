@@ -6,6 +6,7 @@ everything to answer anything. Knows `minisgl.kvcache` and no cache plugin: whoe
 
 from __future__ import annotations
 
+import random
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 from minisgl.core import I32
 from minisgl.kvcache import Key, Match, PrefixCache
 
-__all__ = ["CacheModel", "CachePair", "Prefix"]
+__all__ = ["CacheConformance", "CacheModel", "CachePair", "Prefix"]
 
 
 class Prefix(NamedTuple):
@@ -179,3 +180,101 @@ class CachePair:
             f"evictable: {self.cache.evictable}, not {self.model.evictable}"
         )
         self.cache.check()
+
+
+class CacheConformance:
+    """What every prefix cache must do. Subclass it in a test file, name it ``Test…`` and say how to make yours. A cache
+    that holds nothing (``reuses = False``) is only asked whether it says so everywhere."""
+
+    page_sizes: Sequence[int] = (1, 2, 3)
+    lru = True
+    """Whether the least recently used pages must go first; without, any order that keeps prefixes whole."""
+    lives = 150
+    """Random lives, of growing length."""
+
+    def make(self, page_size: int) -> PrefixCache:
+        """Your cache, empty."""
+        raise NotImplementedError
+
+    def pair(self, page_size: int, num_pages: int = 1000) -> CachePair | None:
+        """The cache beside its model; None for one that holds nothing."""
+        cache = self.make(page_size)
+        return CachePair(cache, page_size, num_pages, self.lru) if cache.reuses else None
+
+    def test_a_cache_that_holds_nothing_says_so(self) -> None:
+        cache = self.make(2)
+        assert (cache.held, cache.evictable, len(cache.evict(3))) == (0, 0, 0), "an empty cache holds something"
+        key = Key(None, np.arange(4))
+        assert len(cache.match(key).pages) == 0, "an empty cache finds a prefix"
+        inserted = cache.insert(None, key, 0, np.asarray([3, 4], np.int32))
+        assert cache.held == len(inserted.pages) == (2 if cache.reuses else 0), "`reuses` is not what it does"
+
+    def test_a_prefix_is_found_in_whole_pages(self) -> None:
+        for size in self.page_sizes:
+            if (pair := self.pair(size)) is not None:
+                ids = list(range(4 * size))
+                pair.insert(None, pair.key(ids))
+                for n in range(len(ids) + 1):
+                    pair.match(pair.key([*ids[:n], 99, 98, 97]))
+
+    def test_namespaces_share_nothing(self) -> None:
+        if (pair := self.pair(1)) is not None:
+            pair.insert(None, pair.key([1, 2, 3], "adapter"))
+            pair.match(pair.key([1, 2, 3]))
+            pair.match(pair.key([1, 2, 3], "adapter"))
+
+    def test_what_two_computed_is_kept_once(self) -> None:
+        if (pair := self.pair(1)) is not None:
+            pair.insert(None, pair.key([1, 2, 3]))
+            pair.insert(None, pair.key([1, 2, 4, 5]))
+            pair.match(pair.key([1, 2, 4, 5]))
+
+    def test_locked_pages_stay_and_the_rest_can_be_had(self) -> None:
+        if (pair := self.pair(1)) is not None:
+            pair.insert(None, pair.key([1, 2, 3, 4]))
+            pair.insert(None, pair.key([1, 2, 7]))
+            first, second = pair.lock(pair.key([1, 2, 3])), pair.lock(pair.key([1, 9]))
+            pair.evict(9)
+            pair.unlock(first)
+            pair.evict(9)
+            pair.unlock(second)
+            pair.evict(9)
+
+    def test_any_life_gives_the_same_answers_as_a_dictionary(self) -> None:
+        for seed in range(self.lives):
+            rng = random.Random(seed)
+            pair = self.pair(rng.choice(self.page_sizes), rng.randint(1, 30))
+            if pair is not None:
+                _live(pair, rng, 2 + seed // 4)
+
+
+def _live(pair: CachePair, rng: random.Random, events: int) -> None:
+    """Requests that match, lock, insert below what they locked, leave, and a pool that runs out; at last all leave."""
+    locked: list[tuple[Any, Prefix]] = []
+
+    def ids(most: int = 14) -> list[int]:
+        return [rng.randint(0, 1) for _ in range(rng.randint(0, most))]
+
+    for _ in range(events):
+        key = pair.key(ids(), rng.choice([None, None, None, "adapter"]))
+        event = rng.choice(["match", "lock", "insert", "grow", "unlock", "evict"])
+        if event == "match":
+            pair.match(key)
+        elif event == "lock":
+            locked.append(pair.lock(key))
+        elif event == "insert":
+            pair.insert(None, key)
+        elif event == "evict":
+            pair.evict(rng.randint(1, 8))
+        elif locked:
+            base = locked.pop(rng.randrange(len(locked)))
+            longer = None
+            if event == "grow":
+                longer = pair.insert(base, pair.key([*base[1].ids, *ids(6)], base[1].namespace), lock=True)
+                locked.append(longer or base)
+            if event == "unlock" or longer is not None:
+                pair.unlock(base)
+    for each in locked:
+        pair.unlock(each)
+    pair.evict(len(pair.model.pages))
+    assert pair.cache.held == 0, f"nobody uses anything, and {pair.cache.held} pages can't be evicted"

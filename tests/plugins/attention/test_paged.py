@@ -5,20 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-import torch
-
 from minisgl import LLM, SamplingParams
 from minisgl.plugins.attention.paged import PagedAttention, Plugin
-from minisgl.testing.attention import CASES, AttentionCase, run_case
-
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+from minisgl.testing.attention import CASES, AttentionConformance, run_case
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_agrees_with_dense_attention(case: AttentionCase) -> None:
-    got, want = run_case(PagedAttention(), case)
-    torch.testing.assert_close(got, want, atol=TOLERANCE[case.dtype], rtol=TOLERANCE[case.dtype])
+class TestPaged(AttentionConformance):
+    def make(self) -> PagedAttention:
+        return PagedAttention()
 
 
 def test_positions_read_are_the_sum_of_the_lengths_and_padding_would_read_more() -> None:
