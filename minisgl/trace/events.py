@@ -124,6 +124,12 @@ class Done(Event, tag="step"):
     gained: list[int] | None = None
 
 
+class Unread(Event):
+    """At the end of the trace: the result of this launched step was never read. ``sums`` as in `Done`."""
+
+    sums: int
+
+
 class Pool(Event):
     """What the scheduler's books say after a turn, in pages; written when it differs from the last."""
 
@@ -147,7 +153,22 @@ class End(Event):
 
 
 Line = (
-    Header | Add | Match | Admit | Allocate | Evict | Plan | Batch | Cache | Free | Retract | Done | Pool | Finish | End
+    Header
+    | Add
+    | Match
+    | Admit
+    | Allocate
+    | Evict
+    | Plan
+    | Batch
+    | Cache
+    | Free
+    | Retract
+    | Done
+    | Unread
+    | Pool
+    | Finish
+    | End
 )
 
 encoder = msgspec.json.Encoder()

@@ -173,6 +173,8 @@ class Recorder:
     def minisgl_closed(self) -> None:
         if self._planned:
             self._put(ev.Plan(step=self._next, rows=list(self._planned)))
+        for step in self._unread.values():
+            self._put(ev.Unread(step=step.id, sums=checksum(step)))
         self._put(ev.End(step=self._next))
         self._finish()
 

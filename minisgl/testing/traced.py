@@ -1,0 +1,40 @@
+"""A drive whose every event is recorded: what a person looks at, or the trace checker judges.
+
+Knows `Drive` and the recorder; what is in the trace is `minisgl.trace`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pluggy
+
+from minisgl import hooks
+from minisgl.config import Config
+from minisgl.core import EngineSpec
+from minisgl.kvcache import PrefixCache
+from minisgl.scheduler.base import SchedulerPolicy
+from minisgl.testing.drive import Drive
+
+__all__ = ["traced"]
+
+
+@contextmanager
+def traced(
+    path: str | Path, spec: EngineSpec, cache: PrefixCache, policy: SchedulerPolicy, **options: Any
+) -> Iterator[Drive]:
+    """A `Drive` that writes its trace to ``path``, whole when the context ends, however it ends."""
+    known = {key: value for key, value in options.items() if key in Config.__dataclass_fields__}
+    config = Config(trace=str(path), model="simulated", page_size=spec.page_size, **known)
+    recorder = import_module("minisgl.plugins.observer.trace").minisgl_observer(config, spec)
+    manager = pluggy.PluginManager(hooks.PROJECT)
+    manager.add_hookspecs(hooks)
+    manager.register(recorder)
+    try:
+        yield Drive(spec, cache, policy, hook=manager.hook, **options)
+    finally:
+        recorder.minisgl_closed()

@@ -1,0 +1,200 @@
+"""The trace checker: right runs pass, whatever they are; every planted bug is found, by its rule and where it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl.core import EngineSpec
+from minisgl.scheduler.base import Budget, Plan, Running, Waiting
+from minisgl.testing.drive import make_plugin
+from minisgl.testing.planted import PLANTED, planted
+from minisgl.testing.small import SPEC, job, tight
+from minisgl.testing.traced import traced
+from minisgl.trace.check import check
+from minisgl.trace.read import TraceError, read
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_the_planted_bug_is_found_in_the_trace_and_the_healthy_run_passes(what: str, tmp_path: Path) -> None:
+    bug = PLANTED[what]
+    with planted():
+        bug.run(tmp_path / "healthy.jsonl")
+    assert check(read(tmp_path / "healthy.jsonl")) is None
+    with planted(bug.plant), pytest.raises(AssertionError, match=bug.oracle):
+        bug.run(tmp_path / "bug.jsonl")
+    found = check(read(tmp_path / "bug.jsonl"))
+    assert found is not None
+    print(found)
+    assert found.rule == bug.rule
+    assert found.step is not None and found.line > 1
+    assert len(str(found).splitlines()) <= 4
+
+
+# ---- one event changed: the rules that no planted bug breaks -------------------------------------------------
+
+Lines = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> Lines:
+    """A right run with chunks, shared prefixes, retractions and evictions."""
+    path = tmp_path_factory.mktemp("trace") / "run.jsonl"
+    spec = EngineSpec(page_size=4, num_pages=14, max_slots=3, max_len=40, vocab_size=50)
+    cache, policy = make_plugin("cache", "radix", page_size=4), make_plugin("scheduler", "mixed")
+    clients = [job(u, 14, 12, first=u % 2, arrive=u) for u in range(1, 8)]
+    with tight(), traced(path, spec, cache, policy, max_prefill_tokens=6) as drive:
+        report = drive.run(clients)
+    assert report.retractions and report.cached_tokens
+    assert check(read(path)) is None
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def first(lines: Lines, kind: str, want: Callable[[dict[str, Any]], Any] = lambda _: True) -> dict[str, Any]:
+    return next(line for line in lines if line["event"] == kind and want(line))
+
+
+def longer_than_the_pool(lines: Lines) -> None:
+    first(lines, "add")["max_tokens"] = 60
+
+
+def the_oldest_is_retracted(lines: Lines) -> None:
+    at = lines.index(first(lines, "batch", lambda b: len(b["uids"]) > 1))
+    lines.insert(at + 1, {"event": "retract", "step": lines[at]["step"], "uid": min(lines[at]["uids"])})
+
+
+def seated_before_one_that_waits_long(lines: Lines) -> None:
+    lines[0]["options"]["starvation_steps"] = 2
+    add = first(lines, "add", lambda a: a["uid"] == 1)
+    lines.insert(1, {**add, "uid": 99})
+
+
+def a_position_twice(lines: Lines) -> None:
+    first(lines, "batch", lambda b: b["decode"])["starts"][0] -= 1
+
+
+def a_chunk_that_samples(lines: Lines) -> None:
+    batch = first(lines, "batch", lambda b: 0 in b["sample"])
+    batch["sample"][batch["sample"].index(0)] = 1
+
+
+def anothers_prefix(lines: Lines) -> None:
+    """The request that matches has another prompt than the one whose pages they are."""
+    uid = first(lines, "match", lambda m: m["pages"])["uid"]
+    first(lines, "add", lambda a: a["uid"] == uid)["prompt"][0] += 1
+
+
+def a_token_is_lost(lines: Lines) -> None:
+    done = first(lines, "step", lambda d: d["gained"] is None)
+    done["gained"] = [0] * len(done["tokens"])
+
+
+def two_pages_in_the_wrong_order(lines: Lines) -> None:
+    """Both are the request's own, so that only what is read there can tell."""
+    batch = first(lines, "batch", lambda b: b["decode"] and b["starts"][0] >= 12)
+    slot = batch["slots"][0]
+    writes = [line["table"] for line in lines[: lines.index(batch)] if line["event"] == "batch"]
+    pages = {c: p for table in writes for s, c, p in zip(*table, strict=True) if s == slot}
+    for more, what in zip(([slot, slot], [0, 1], [pages[1], pages[0]]), batch["table"], strict=True):
+        what.extend(more)
+
+
+def a_page_that_another_has(lines: Lines) -> None:
+    """A table write names the page of the row beside it."""
+    batch = first(lines, "batch", lambda b: len(set(b["table"][0])) > 1)
+    batch["table"][2][-1] = batch["table"][2][0]
+
+
+def an_answer_too_short(lines: Lines) -> None:
+    uid = first(lines, "finish", lambda f: f["reason"] == "length")["uid"]
+    first(lines, "add", lambda a: a["uid"] == uid)["max_tokens"] += 1
+
+
+def two_replies(lines: Lines) -> None:
+    at = lines.index(first(lines, "finish"))
+    lines.insert(at, lines[at])
+
+
+def a_third_step_in_flight(lines: Lines) -> None:
+    lines[0]["options"]["overlap"] = False
+
+
+def a_step_is_left_out(lines: Lines) -> None:
+    at = lines.index(first(lines, "batch", lambda b: b["step"] == 5))
+    lines[at]["step"] = 6
+
+
+def evicted_in_use(lines: Lines) -> None:
+    at = lines.index(first(lines, "match", lambda m: m["pages"]))
+    lines.insert(at + 1, {"event": "evict", "step": lines[at]["step"], "pages": lines[at]["pages"][-1:]})
+
+
+DOCTORED: dict[Callable[[Lines], None], str] = {
+    longer_than_the_pool: "refused",
+    the_oldest_is_retracted: "retraction",
+    seated_before_one_that_waits_long: "starved",
+    a_position_twice: "row",
+    a_chunk_that_samples: "row",
+    anothers_prefix: "prefix",
+    a_token_is_lost: "late-token",
+    a_page_that_another_has: "owner",
+    two_pages_in_the_wrong_order: "prefix",
+    an_answer_too_short: "reply",
+    two_replies: "reply",
+    a_third_step_in_flight: "stream",
+    a_step_is_left_out: "stream",
+    evicted_in_use: "owner",
+}
+
+
+@pytest.mark.parametrize("doctor", DOCTORED, ids=lambda d: d.__name__)
+def test_one_event_changed_is_found(doctor: Callable[[Lines], None], lines: Lines, tmp_path: Path) -> None:
+    changed = json.loads(json.dumps(lines))
+    doctor(changed)
+    path = tmp_path / "changed.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in changed))
+    found = check(read(path))
+    print(found)
+    assert found is not None
+    assert found.rule == DOCTORED[doctor]
+
+
+class Unfair:
+    """Request 1 gets no row while another runs."""
+
+    def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
+        rows = [(r.uid, n) for r in running if r.uid != 1 or len(running) == 1 if (n := budget.grant(r, r.left or 1))]
+        return Plan(rows + [(w.uid, n) for w in waiting if (n := budget.grant(w, w.length - w.cached))])
+
+
+def test_a_request_that_is_left_out_while_it_runs_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    clients = [job(1, 9, 8), job(2, 9, 50)]
+    with traced(path, SPEC, make_plugin("cache", "naive", page_size=4), Unfair(), starvation_steps=512) as drive:
+        drive.run(clients)
+    assert check(read(path)) is None  # nobody promised less
+    path.write_text(path.read_text().replace('"starvation_steps":512', '"starvation_steps":9'))
+    found = check(read(path))
+    assert found is not None
+    assert (found.rule, found.uid) == ("starved", 1)
+
+
+def test_what_is_no_trace_is_refused_and_a_half_written_line_is_left_out(lines: Lines, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    path.write_text(text[:-20])
+    trace = read(path)
+    assert not trace.whole
+    assert len(trace.events) == len(lines) - 2
+    for content, said in (
+        ("", "first line must be a header"),
+        ("hello\n", "line 1 is not an event"),
+        (text.replace('"version": 1', '"version": 7'), "has format 7"),
+    ):
+        path.write_text(content)
+        with pytest.raises(TraceError, match=said):
+            read(path)
