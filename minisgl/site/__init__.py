@@ -1,0 +1,1 @@
+"""What the documentation's build adds to mkdocs: chapters, quoted code, terms."""

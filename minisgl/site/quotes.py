@@ -1,0 +1,100 @@
+"""Code that a page quotes from the source, by symbol: it can't drift, and a symbol that is gone is an error.
+
+    ```python quote="plugins/scheduler/mixed.py::MixedPolicy.plan"
+    ```
+
+Knows Python's syntax trees and fences, and nothing of mkdocs. ``lab:`` markers are left out of what is shown.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from minisgl.site import blocks
+
+MOST_LINES = 40
+"""What one quote may show: a reader does not read more in one go."""
+_MARKER = re.compile(r"^\s*# lab: ")
+
+
+class QuoteError(ValueError):
+    """A page quotes what is not there, or too much."""
+
+
+class Quote(NamedTuple):
+    """A piece of a file: ``text`` as shown, ``first`` its first line in the file (from 1)."""
+
+    path: str
+    symbol: str
+    first: int
+    text: str
+
+
+def find(root: Path, target: str, lines: str | None = None) -> Quote:
+    """``path`` or ``path::symbol`` (``Class.method``, a function, a constant); ``lines`` counts from the symbol's first
+    line, or the file's. Raises `QuoteError`."""
+    path, _, symbol = target.partition("::")
+    file = root / path
+    if not file.is_file():
+        raise QuoteError(f"{target}: there is no file {path}")
+    source = file.read_text(encoding="utf-8").splitlines()
+    first, last = _span(file, symbol) if symbol else (1, len(source))
+    if lines:
+        start, _, end = lines.partition("-")
+        if not 1 <= int(start) <= int(end) <= last - first + 1:
+            raise QuoteError(f'{target}: it has {last - first + 1} lines, and lines="{lines}" are asked for')
+        first, last = first + int(start) - 1, first + int(end) - 1
+    shown = [line for line in source[first - 1 : last] if not _MARKER.match(line)]
+    while shown and not shown[-1].strip():
+        shown.pop()
+    if len(shown) > MOST_LINES:
+        raise QuoteError(f'{target}: {len(shown)} lines; at most {MOST_LINES}: choose some with lines="a-b"')
+    return Quote(path, symbol, first, textwrap.dedent("\n".join(shown)))
+
+
+def _span(file: Path, symbol: str) -> tuple[int, int]:
+    """First and last line of a symbol, decorators included."""
+    body: list[ast.stmt] = ast.parse(file.read_text(encoding="utf-8")).body
+    node: ast.stmt | None = None
+    for name in symbol.split("."):
+        node = next((each for each in body if name in _names(each)), None)
+        if node is None:
+            known = ", ".join(sorted(n for each in body for n in _names(each)))
+            raise QuoteError(f"{file.name}::{symbol}: there is no {name}; there are {known or 'no names'}")
+        body = getattr(node, "body", [])
+    assert node is not None
+    decorators = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(each.lineno for each in decorators)]), node.end_lineno or node.lineno
+
+
+def _names(node: ast.stmt) -> list[str]:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return [node.name]
+    if isinstance(node, ast.AnnAssign):
+        return [node.target.id] if isinstance(node.target, ast.Name) else []
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return []
+
+
+def quoted_files(markdown: str) -> set[str]:
+    """The files that a page quotes from."""
+    return {b.options["quote"].partition("::")[0] for b in blocks.blocks(markdown) if "quote" in b.options}
+
+
+def expand(block: blocks.Block, root: Path, link: Callable[[Quote], str]) -> str:
+    """A block with what it quotes filled in, followed by the HTML that ``link`` makes of it; another as it is."""
+    if "quote" not in block.options:
+        return block.raw
+    if block.code.strip():
+        raise QuoteError(f"{block.options['quote']}: a block that quotes stays empty, and this one has code in it")
+    unknown = block.options.keys() - {"quote", "lines"}
+    if unknown:
+        raise QuoteError(f"{block.options['quote']}: a quote takes lines=, not {', '.join(sorted(unknown))}")
+    quote = find(root, block.options["quote"], block.options.get("lines"))
+    return textwrap.indent(f"```{block.language}\n{quote.text}\n```\n{link(quote)}", block.indent)
