@@ -54,6 +54,8 @@ class Config:
     """``auto`` reads safetensors; ``dummy`` fills the shapes of config.json with random weights."""
     architecture: str | None = None
     """The model class that computes it, by the name its plugin gives it; by default the one that config.json names."""
+    knock_out: str | None = None
+    """An expert that contributes nothing, to see what it was for: ``3`` in every layer, ``5:3`` in layer 5 alone."""
     dtype: str = "auto"
     """``float32``, ``bfloat16``, ``float16``; ``auto``: float32 on a CPU, the checkpoint's on a GPU."""
     device: str = "auto"

@@ -18,6 +18,7 @@ from minisgl.discover import near
 from minisgl.layers.context import Context
 from minisgl.models.config import ModelConfig, read_json
 from minisgl.models.decoder import Model
+from minisgl.models.knockout import knock_out
 from minisgl.models.resolve import resolve_model
 from minisgl.models.weights import Checkpoint, Dummy
 
@@ -122,3 +123,5 @@ def build_model(config: Config, host: Host, path: Path, model: ModelConfig, ctx:
         with Checkpoint(path) as weights:
             built.load(weights)
     return built
+    if config.knock_out is not None:
+        knock_out(built, config.knock_out)

@@ -40,6 +40,8 @@ class MoELayer(nn.Module):
         self.moe, self.comm, self.reduce = ctx.moe, ctx.comm, reduce and ctx.comm.size > 1
         self.inner_size, self.num_experts, self.top_k, self.act = inner_size, num_experts, top_k, act
         self.renormalise = renormalise
+        self.silenced: int | None = None
+        """An expert that contributes nothing, as if its last matrix were zeros; set before the weights are loaded."""
         inner = split_rows(inner_size, ctx.comm.size, "expert size (moe_intermediate_size)")
 
         def empty(*shape: int) -> nn.Parameter:
@@ -74,6 +76,8 @@ class MoELayer(nn.Module):
         """Hand the weights to the backend, which may keep them in a form of its own."""
         assert self.gate_up is not None
         assert self.down is not None
+        if self.silenced is not None:
+            self.down[self.silenced] = 0
         self.experts = self.moe.load(self.gate_up, self.down, range(self.num_experts), self.act)
         self.gate_up = self.down = None
 

@@ -2,9 +2,11 @@
 
     python -m minisgl.tutor.experts                      # a table for the most divided layer
     python -m minisgl.tutor.experts --silence            # and the loss when it lacks one expert (takes longer)
-    python -m minisgl.tutor.experts --json use.json      # all layers, for a heat map
+    python -m minisgl.tutor.experts --json use.json      # all layers
+    python -m minisgl.tutor.experts --svg experts.svg    # all layers, as a heat map
 
-It knows how to read the router's choices on text of one domain, and how to silence an expert. It draws nothing.
+It knows how to read the router's choices on text of one domain, and how to silence an expert; `heatmap` draws. To ask a
+model that lacks an expert, serve it: ``python -m minisgl model=tutor-moe knock_out=5:3``.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from minisgl.tutor import weights_dir
 from minisgl.tutor.corpus import SHARES, conversation
+from minisgl.tutor.heatmap import draw
 from minisgl.tutor.packing import segments
 
 Sample = tuple[Tensor, Tensor]
@@ -85,6 +88,7 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=30, help="for each domain")
     parser.add_argument("--silence", action="store_true", help="also silence each expert in turn")
     parser.add_argument("--json", type=Path, help="write the shares of all layers here")
+    parser.add_argument("--svg", type=Path, help="draw the shares of all layers here")
     options = parser.parse_args()
     folder = options.model or weights_dir("tutor-moe")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -107,8 +111,10 @@ def main() -> None:
                 with silenced(model, layer, expert):
                     grown.append(loss(model, texts[domain]) - whole)
             print(f"{domain:<10}{whole:>10.4f}" + "".join(f"{value:>+10.4f}" for value in grown), flush=True)
+    report = {domain: share.tolist() for domain, share in shares.items()}
+    if options.svg:
+        options.svg.write_text(draw(report))
     if options.json:
-        report = {domain: share.tolist() for domain, share in shares.items()}
         options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 

@@ -1,0 +1,81 @@
+"""Which experts work for which domain, as a picture: one map a layer, a row a domain, a column an expert.
+
+Writes SVG by hand from shares that `minisgl.tutor.experts` measured; its colours follow the page that holds it, or the
+reader's system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+__all__ = ["draw"]
+
+CELL, GAP, LEFT, TOP, LINE = 26, 24, 74, 22, 18
+
+STYLE = """\
+.heat { font: 12px system-ui, sans-serif; color: #222; }
+.heat text { fill: var(--md-default-fg-color, currentColor); }
+.heat .cell { fill: var(--md-accent-fg-color, #4051b5); stroke: var(--md-default-fg-color--lightest, #8884); }
+.heat .title { font-weight: 600; }
+.heat .small { font-size: 11px; }
+@media (prefers-color-scheme: dark) { .heat { color: #ddd; } .heat .cell { fill: var(--md-accent-fg-color, #8c9eff); } }
+"""
+
+
+def draw(shares: Mapping[str, Sequence[Sequence[float]]], layers: Sequence[int] | None = None, columns: int = 2) -> str:
+    """``shares[domain][layer][expert]``, each layer's adding up to 1, as one SVG; ``layers``: all of them, or these.
+
+    A cell's colour is as strong as its share; white is none, full is the greatest of the picture.
+    """
+    domains = list(shares)
+    shown = list(range(len(shares[domains[0]]))) if layers is None else list(layers)
+    experts = len(shares[domains[0]][0])
+    most = max(shares[domain][layer][e] for domain in domains for layer in shown for e in range(experts))
+    columns = min(columns, len(shown))
+    wide, high = experts * CELL + GAP, len(domains) * CELL + TOP + LINE + GAP
+    width, height = LEFT + columns * wide - GAP + 2, -(-len(shown) // columns) * high + LINE
+    words = escape(_words(shares, shown), quote=True)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="heat" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{words}" style="width: 100%; max-width: {width * 1.2:.0f}px">',
+        f"<style>{STYLE}</style>",
+    ]
+    for i, layer in enumerate(shown):
+        x, y = LEFT + i % columns * wide, i // columns * high
+        parts.append(f'<text class="title" x="{x}" y="{y + 14}">layer {layer}</text>')
+        if i % columns == 0:
+            parts += [
+                f'<text x="{LEFT - 6}" y="{y + TOP + row * CELL + 17}" text-anchor="end">{escape(domain)}</text>'
+                for row, domain in enumerate(domains)
+            ]
+        parts += [
+            f'<text class="small" x="{x + e * CELL + CELL / 2}" y="{y + TOP + len(domains) * CELL + 13}" '
+            f'text-anchor="middle">{e}</text>'
+            for e in range(experts)
+        ]
+        for row, domain in enumerate(domains):
+            for e, share in enumerate(shares[domain][layer]):
+                told = f"layer {layer}, expert {e}: {100 * share:.1f} % of the choices for {domain}"
+                parts.append(
+                    f'<rect class="cell" data-layer="{layer}" data-domain="{escape(domain, quote=True)}" '
+                    f'data-expert="{e}" data-share="{share:.4f}" x="{x + e * CELL}" y="{y + TOP + row * CELL}" '
+                    f'width="{CELL}" height="{CELL}" fill-opacity="{share / most:.3f}">'
+                    f"<title>{escape(told)}</title></rect>"
+                )
+    note = f"Strongest: {100 * most:.0f} % of a domain's choices. Even would be {100 / experts:.1f} %."
+    parts += [f'<text class="small" x="2" y="{height - 5}">{note}</text>', "</svg>"]
+    return "\n".join(parts) + "\n"
+
+
+def _words(shares: Mapping[str, Sequence[Sequence[float]]], layers: Sequence[int]) -> str:
+    """The picture for someone who does not see it: each layer's busiest expert of each domain."""
+    told = []
+    for layer in layers:
+        busiest = []
+        for domain, rows in shares.items():
+            row = rows[layer]
+            e = max(range(len(row)), key=row.__getitem__)
+            busiest.append(f"{domain} {e} ({100 * row[e]:.0f} %)")
+        told.append(f"layer {layer}: {', '.join(busiest)}")
+    return f"Heat map of experts by domain. The busiest expert of each domain: {'; '.join(told)}."
