@@ -47,6 +47,8 @@ BUILTINS = (
     "minisgl.plugins.attention.sparse",
     "minisgl.plugins.attention.flashinfer",
     "minisgl.plugins.attention.hybrid",
+    "minisgl.plugins.attention.flash_attn",
+    "minisgl.plugins.attention.trtllm",
     "minisgl.plugins.attention.auto",
     "minisgl.plugins.attention.triton",
     "minisgl.plugins.cache.naive",

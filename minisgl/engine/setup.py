@@ -93,9 +93,15 @@ def build_attention(config: Config, host: Host, device: torch.device, dtype: tor
     """The attention backend, asked whether it can serve these pages and this dtype here."""
     backend: AttentionBackend = host.build("attention", config.attention, device=device)
     needs = backend.needs()
-    what = f"attention={host.name_of('attention', config.attention)}"
+    name = host.name_of("attention", config.attention)
+    what = f"attention={name}"
     if needs.refuse:
         raise ConfigError(f"{what} can't serve here: {needs.refuse}")
+    if "extend" not in needs.phases:
+        raise ConfigError(
+            f"{what} computes decode rows only, and no prompts: use attention=hybrid attention.decode={name} "
+            "attention.prefill=flashinfer (or another backend)."
+        )
     if needs.page_sizes is not None and config.page_size not in needs.page_sizes:
         good = ", ".join(map(str, needs.page_sizes))
         raise ConfigError(f"{what} can't serve page_size={config.page_size}: use page_size={good}.")

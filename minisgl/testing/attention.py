@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from minisgl.attention import AttentionBackend, AttnBatch, LayerSpec
 from minisgl.kvcache.pool import KVPool
 
-__all__ = ["CASES", "AttentionCase", "run_case"]
+__all__ = ["CASES", "AttentionCase", "AttentionConformance", "Laid", "lay_out", "run_case"]
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,37 @@ CASES: tuple[AttentionCase, ...] = (
 """What a backend without limits must pass; one with limits (``needs()``) passes those it claims."""
 
 
+@dataclass(frozen=True)
+class Laid:
+    """A case on a device: what a backend is bound to and asked, and what dense attention says to it."""
+
+    pool: KVPool
+    layers: tuple[LayerSpec, LayerSpec]  # the case's is the second
+    batch: AttnBatch
+    q: Tensor  # [tokens, q_heads, head_dim]
+    want: Tensor  # like q, float64 on the CPU
+
+    def forward(self, backend: AttentionBackend) -> Tensor:
+        """The answer of a backend that was bound and has planned: like q, float64 on the CPU. It writes every row."""
+        out = torch.full_like(self.q, float("nan"))
+        return backend.forward(self.layers[1], self.q, out).cpu().double()
+
+
 def run_case(
     backend: AttentionBackend, case: AttentionCase, device: torch.device | str = "cpu", seed: int = 0
 ) -> tuple[Tensor, Tensor]:
     """What ``backend`` computes for one step, and what dense attention does: both [tokens, q_heads, head_dim] in
     float64 on the CPU. Pages that belong to no row hold NaN, and must not be seen."""
+    laid = lay_out(case, backend.needs().layout, device, seed)
+    backend.bind(laid.pool, laid.layers, [])
+    backend.plan(laid.batch)
+    return laid.forward(backend), laid.want
+
+
+def lay_out(
+    case: AttentionCase, layout: Literal["NHD", "HND"] = "NHD", device: torch.device | str = "cpu", seed: int = 0
+) -> Laid:
+    """Random keys, values and queries for a case, its pages shuffled over a pool."""
     generator = torch.Generator().manual_seed(seed)
     device = torch.device(device)
     layer = LayerSpec(
@@ -75,8 +102,7 @@ def run_case(
         return torch.randn(shape, generator=generator).to(case.dtype)
 
     # The pool: page numbers are drawn from twice as many, the others are poisoned.
-    needs = backend.needs()
-    pool = KVPool(2, 2 * used + 1, case.page_size, case.kv_heads, case.head_dim, case.dtype, device, needs.layout)
+    pool = KVPool(2, 2 * used + 1, case.page_size, case.kv_heads, case.head_dim, case.dtype, device, layout)
     for buffer in pool.layer(1):
         buffer.fill_(float("nan"))
     numbers = iter(torch.randperm(2 * used, generator=generator).tolist())
@@ -95,18 +121,15 @@ def run_case(
 
     q = randn(int(counts.sum()), case.q_heads, case.head_dim)
     indptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    decode = int((counts == 1).sum())
-    backend.bind(pool, [replace(layer, index=0, window=-1, soft_cap=0.0), layer], [])
-    indptr_device, kv_len_device = torch.from_numpy(indptr).to(device), torch.from_numpy(kv_len).to(device)
+    on_device = (torch.from_numpy(x).to(device) for x in (indptr, kv_len))
     rows = slot_of.to(device, torch.int32)
-    backend.plan(AttnBatch(decode, indptr, kv_len, indptr_device, kv_len_device, rows, table.to(device)))
-    out = torch.full(q.shape, float("nan"), dtype=case.dtype, device=device)
-    got = backend.forward(layer, q.to(device), out)
+    batch = AttnBatch(int((counts == 1).sum()), indptr, kv_len, *on_device, rows, table.to(device))
     want = [
-        _dense(q[a:b], k, v, layer)
+        _dense(q[a:b].to(device), k.to(device), v.to(device), layer).cpu()
         for a, b, k, v in zip(indptr[:-1].tolist(), indptr[1:].tolist(), keys, values, strict=True)
     ]
-    return got.cpu().double(), torch.cat(want)
+    layers = (replace(layer, index=0, window=-1, soft_cap=0.0), layer)
+    return Laid(pool, layers, batch, q.to(device), torch.cat(want))
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, layer: LayerSpec) -> Tensor:
@@ -116,7 +139,7 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, layer: LayerSpec) -> Tensor:
     scores = torch.einsum("nhd,lhd->hnl", q.double(), k) * layer.scale
     if layer.soft_cap:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
-    key = torch.arange(len(k))
+    key = torch.arange(len(k), device=k.device)
     position = key[len(k) - len(q) :, None]
     seen = key <= position
     if layer.window >= 0:

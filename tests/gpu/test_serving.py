@@ -23,6 +23,7 @@ SERVED = [
     for case in dict.fromkeys(replace(c, dtype=torch.bfloat16) for c in CASES if c.window < 0 and not c.soft_cap)
     for head_dim in (64, 128)
 ]
+TRTLLM = ("attention=hybrid", "attention.decode=trtllm")
 QUESTIONS = ("What is a radix cache?", "What is 17 + 25?", "Count from 3 to 9.", "Hello!")
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, logprobs=0)
 
@@ -31,6 +32,13 @@ GREEDY = SamplingParams(max_tokens=24, temperature=0.0, logprobs=0)
 def on_a_gpu(device: torch.device) -> None:
     if device.type != "cuda":
         pytest.skip("needs a CUDA device")
+
+
+def needs_packages(words: tuple[str, ...]) -> None:
+    if words == TRTLLM:
+        pytest.importorskip("flashinfer", reason="FlashInfer is not installed here")
+    if words == ("attention=flash_attn",):
+        pytest.importorskip("flash_attn.cute", reason="FlashAttention 4 is not installed here")
 
 
 def asked(llm: LLM, count: int) -> list[list[int]]:
@@ -47,10 +55,21 @@ def test_attention_agrees_with_softmax_in_float64(name: str, case: AttentionCase
     torch.testing.assert_close(got.cpu(), want.cpu(), atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("words", [(), ("page_size=1", "scheduler=mixed", "max_prefill_tokens=16"), ("overlap=false",)])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("page_size=1", "scheduler=mixed", "max_prefill_tokens=16"),
+        ("overlap=false",),
+        ("attention=flash_attn",),
+        TRTLLM,
+    ],
+    ids=" ".join,
+)
 @pytest.mark.parametrize("graph", ["cuda", "none"])
 def test_promise_8_greedy_tokens_in_bfloat16(words: tuple[str, ...], graph: str) -> None:
     """Each token is within twice what batch 1 and batch 64 differ by of the maximum that transformers finds."""
+    needs_packages(words)
     path = weights_dir("tutor")
     options = ["dtype=bfloat16", "device=cuda", "num_pages=8192", f"graph={graph}", *words]
     with LLM(str(path), overrides=options) as llm:
@@ -92,11 +111,16 @@ class Unwaiting:
         self.engine.close()
 
 
-@pytest.mark.parametrize("attention", ["auto", "flashinfer", "triton"])
-def test_no_launch_waits_for_the_device(attention: str) -> None:
+@pytest.mark.parametrize(
+    "attention",
+    [("attention=auto",), ("attention=flashinfer",), ("attention=triton",), ("attention=flash_attn",), TRTLLM],
+    ids=" ".join,
+)
+def test_no_launch_waits_for_the_device(attention: tuple[str, ...]) -> None:
     """Mixed batches, seats, draws of every kind: after a first round, in which libraries set themselves up."""
+    needs_packages(attention)
     host = Host.load()
-    words = [f"attention={attention}", "device=cuda", "dtype=bfloat16", "num_pages=4096", "scheduler=mixed"]
+    words = [*attention, "device=cuda", "dtype=bfloat16", "num_pages=4096", "scheduler=mixed"]
     config = host.compose(["model=tutor", "max_prefill_tokens=64", *words])
     engine = Unwaiting(build_engine(config, host))
     try:

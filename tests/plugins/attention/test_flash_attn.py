@@ -1,0 +1,277 @@
+"""attention=flash_attn without a GPU: which package is chosen, what is refused, and how each of the three is called.
+
+The packages are stand-ins with the real functions' arguments, which compute in plain torch what those document.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minisgl.attention import GraphKey
+from minisgl.attention.tables import RowTables
+from minisgl.config import ConfigError
+from minisgl.engine.setup import build_attention
+from minisgl.host import Host
+from minisgl.plugins.attention import flash_attn
+from minisgl.plugins.attention.flash_attn import RELEASES, FlashAttention, choose
+from minisgl.testing.attention import AttentionCase, lay_out, run_case
+
+CPU = torch.device("cpu")
+HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
+MIXED = AttentionCase(((37, 1), (0, 1), (300, 1), (0, 40), (21, 19), (260, 3)), dtype=torch.float16)
+CASES = (
+    MIXED,
+    replace(MIXED, rows=MIXED.rows[:3], window=10),
+    replace(MIXED, rows=MIXED.rows[3:], q_heads=6, kv_heads=3),
+    replace(MIXED, window=10),
+    replace(MIXED, soft_cap=2.0),
+)
+
+
+def paged(
+    q: torch.Tensor,
+    pages: tuple[torch.Tensor, torch.Tensor],
+    table: torch.Tensor,
+    kv_len: torch.Tensor,
+    starts: torch.Tensor | None,
+    scale: float,
+    causal: bool,
+    window: tuple[int, int],
+    cap: float,
+) -> torch.Tensor:
+    """What the packages compute: queries at the end of their row's keys; (-1, -1) is no window."""
+    flat = q.flatten(0, 1) if starts is None else q
+    ends = range(0, len(flat) + 1, q.shape[1]) if starts is None else starts.tolist()
+    out = torch.empty_like(flat)
+    for row, (a, b) in enumerate(itertools.pairwise(ends)):
+        length = int(kv_len[row])
+        used = table[row, : -(-length // pages[0].shape[1])].long()
+        k, v = (x[used].flatten(0, 1)[:length].double() for x in pages)
+        k, v = (x.repeat_interleave(q.shape[-2] // k.shape[1], dim=1) for x in (k, v))
+        scores = torch.einsum("nhd,lhd->hnl", flat[a:b].double(), k) * scale
+        scores = cap * torch.tanh(scores / cap) if cap else scores
+        at, key = torch.arange(length - (b - a), length)[:, None], torch.arange(length)
+        hidden = (key > at) & (causal or window[1] == 0)
+        hidden |= (key < at - window[0]) & (window[0] >= 0)
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        out[a:b] = torch.einsum("hnl,lhd->nhd", weights, v).to(q.dtype)
+    return out.view(q.shape)
+
+
+def package_4() -> dict[str, Any]:
+    def _flash_attn_fwd(
+        q, k, v, *, cu_seqlens_q, seqused_k, max_seqlen_k, page_table, softmax_scale, causal, softcap,
+        window_size_left, window_size_right, num_splits, out,
+    ) -> None:  # type: ignore[no-untyped-def]  # fmt: skip
+        assert {t.dtype for t in (seqused_k, page_table)} == {torch.int32}
+        assert num_splits == 1 and max_seqlen_k >= int(seqused_k.max()) and softcap != 0.0
+        window = (-1, -1) if window_size_left is None else (window_size_left, window_size_right)
+        options = (softmax_scale, causal, window, softcap or 0.0)
+        out.copy_(paged(q, (k, v), page_table, seqused_k, cu_seqlens_q, *options))
+
+    return {"flash_attn": {}, "flash_attn.cute": {}, "flash_attn.cute.interface": {"_flash_attn_fwd": _flash_attn_fwd}}
+
+
+def package_3() -> dict[str, Any]:
+    def flash_attn_with_kvcache(
+        q, k_cache, v_cache, *, cache_seqlens, page_table, cu_seqlens_q, max_seqlen_q, softmax_scale, causal,
+        window_size, softcap, num_splits,
+    ) -> torch.Tensor:  # type: ignore[no-untyped-def]  # fmt: skip
+        assert {t.dtype for t in (cache_seqlens, page_table)} == {torch.int32}
+        assert max_seqlen_q == (1 if cu_seqlens_q is None else int(cu_seqlens_q.diff().max()))
+        options = (softmax_scale, causal, window_size, softcap)
+        return paged(q, (k_cache, v_cache), page_table, cache_seqlens, cu_seqlens_q, *options)
+
+    return {"flash_attn_interface": {"flash_attn_with_kvcache": flash_attn_with_kvcache}}
+
+
+def package_2() -> dict[str, Any]:
+    def flash_attn_with_kvcache(
+        q, k_cache, v_cache, *, cache_seqlens, block_table, softmax_scale, causal, window_size, softcap, num_splits
+    ) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        options = (softmax_scale, causal, window_size, softcap)
+        return paged(q, (k_cache, v_cache), block_table, cache_seqlens, None, *options)
+
+    def flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *, block_table, softmax_scale, causal,
+        window_size, softcap,
+    ) -> torch.Tensor:  # type: ignore[no-untyped-def]  # fmt: skip
+        assert {t.dtype for t in (cu_seqlens_q, cu_seqlens_k, block_table)} == {torch.int32}
+        assert (max_seqlen_q, max_seqlen_k) == (int(cu_seqlens_q.diff().max()), int(cu_seqlens_k.diff().max()))
+        options = (softmax_scale, causal, window_size, softcap)
+        return paged(q, (k, v), block_table, cu_seqlens_k.diff(), cu_seqlens_q, *options)
+
+    functions = {"flash_attn_with_kvcache": flash_attn_with_kvcache, "flash_attn_varlen_func": flash_attn_varlen_func}
+    return {"flash_attn_2_cuda": {}, "flash_attn": functions}
+
+
+STAND_INS: dict[int, Callable[[], dict[str, Any]]] = {4: package_4, 3: package_3, 2: package_2}
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Put stand-ins for these versions into sys.modules, and let the others be missing."""
+
+    def put(*versions: int) -> None:
+        names = [name for package in STAND_INS.values() for name in package()]
+        for name in names:
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        found = {name: functions for v in versions for name, functions in STAND_INS[v]().items()}
+        for name, functions in found.items():
+            module = ModuleType(name)
+            module.__dict__.update(functions)
+            monkeypatch.setitem(sys.modules, name, module)
+        there = {RELEASES[v].module for v in versions}
+        monkeypatch.setattr(flash_attn, "installed", lambda v: RELEASES[v].module in there)
+
+    return put
+
+
+# ---- computing ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("version", RELEASES)
+def test_each_package_is_asked_for_what_attention_is(
+    version: int, case: AttentionCase, install: Callable[..., None]
+) -> None:
+    install(version)
+    backend = FlashAttention(CPU, version, flash_attn.KERNELS[version]())
+    for page_size in RELEASES[version].page_sizes or (1, 16, 64):
+        got, want = run_case(backend, replace(case, page_size=page_size))
+        torch.testing.assert_close(got, want, atol=4e-3, rtol=4e-3)
+
+
+def test_a_bucket_keeps_its_memory_and_is_planned_for_any_length(install: Callable[..., None]) -> None:
+    """What a graph has recorded is read again at its replay: the page table must lie where it lay, whatever came."""
+    install(4)
+    backend = FlashAttention(CPU, 4, flash_attn.KERNELS[4]())
+    laid = lay_out(replace(MIXED, rows=((37, 1), (300, 1), (5, 1))))
+    backend.bind(laid.pool, laid.layers, [GraphKey(3), GraphKey(8)])
+    padding = replace(
+        laid.batch, kv_len_host=np.ones(3, np.int32), slots=torch.full((3,), 5, dtype=torch.int32), key=GraphKey(3)
+    )
+    backend.plan(padding)
+    recorded = backend._decode
+    assert recorded is not None and recorded.starts is None
+    assert recorded.kv_most == laid.batch.table.shape[1] * 16  # not the one position that padding has
+    backend.plan(replace(laid.batch, key=GraphKey(3)))
+    assert backend._decode is not None
+    assert backend._decode.table.data_ptr() == recorded.table.data_ptr()
+    assert backend._decode.table.shape == recorded.table.shape
+    torch.testing.assert_close(laid.forward(backend), laid.want, atol=4e-3, rtol=4e-3)
+
+
+def test_splits_are_told_and_never_depend_on_a_lucky_first_length(install: Callable[..., None]) -> None:
+    backend = FlashAttention(CPU, 4, None)
+    laid = lay_out(MIXED)
+    backend.bind(laid.pool, laid.layers, [])
+    assert backend._splits(1, 16384) == 1  # Hopper's kernel can't split
+    backend._processors = 148
+    assert backend._splits(1, 16384) == 74  # two KV heads
+    assert backend._splits(1, 300) == 3  # no more than there are tiles
+    assert backend._splits(256, 16384) == 1
+    assert FlashAttention(CPU, 3, None)._splits(1, 16384) == 0
+
+
+def test_row_tables_are_as_wide_as_the_longest_row() -> None:
+    laid = lay_out(MIXED)
+    tables = RowTables(16, [])
+    assert tables.gather(laid.batch, 0, 2).shape == (2, 3)
+    assert tables.gather(laid.batch, 0, 3).shape == (3, 19)
+    assert tables.longest(laid.batch, 3, 6) == 263
+    assert torch.equal(tables.gather(laid.batch, 2, 3)[0], laid.batch.table[laid.batch.slots[2], :19])
+
+
+# ---- choosing and refusing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "capability", "version"),
+    [
+        ((4, 3, 2), None, HOPPER, 4),
+        ((3, 2), None, HOPPER, 3),
+        ((2,), None, HOPPER, 2),
+        ((4, 3, 2), None, AMPERE, 2),
+        ((4, 3, 2), 3, HOPPER, 3),
+        ((4, 2), 2, (10, 0), 2),
+        ((4,), None, (10, 3), 4),
+    ],
+)
+def test_the_newest_installed_that_runs_here(
+    there: tuple[int, ...], wanted: int | None, capability: tuple[int, int], version: int, install: Callable[..., None]
+) -> None:
+    install(*there)
+    assert choose(wanted, capability) == (version, "")
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "capability", "words"),
+    [
+        ((), None, HOPPER, ("no FlashAttention is installed", "pip install 'minisgl[gpu]'")),
+        ((), None, AMPERE, ("no FlashAttention is installed", "pip install flash-attn")),
+        ((4,), 3, HOPPER, ("FlashAttention 3 is not installed", "hopper/")),
+        ((4, 2), 4, AMPERE, ("reads pages on Hopper and Blackwell", "8.0", "attention=triton")),
+        ((4,), None, AMPERE, ("FlashAttention 4 reads pages on Hopper", "8.0")),
+        ((2,), None, TURING, ("reads pages on Ampere and later", "7.5")),
+    ],
+)
+def test_says_what_is_missing(
+    there: tuple[int, ...],
+    wanted: int | None,
+    capability: tuple[int, int],
+    words: tuple[str, ...],
+    install: Callable[..., None],
+) -> None:
+    install(*there)
+    _, refuse = choose(wanted, capability)
+    assert all(word in refuse for word in words), refuse
+
+
+def test_what_is_installed_is_found_without_importing_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("flash_attn", "flash_attn.cute", "flash_attn_interface", "flash_attn_2_cuda"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert [v for v in RELEASES if flash_attn.installed(v)] == []
+    (tmp_path / "flash_attn" / "cute").mkdir(parents=True)  # as flash-attn-4 installs it: no package above
+    (tmp_path / "flash_attn" / "cute" / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("flash_attn", "flash_attn.cute"):
+        monkeypatch.delitem(sys.modules, name)
+    assert [v for v in RELEASES if flash_attn.installed(v)] == [4]
+    monkeypatch.delitem(sys.modules, "flash_attn")
+
+
+def test_version_2_refuses_small_pages_when_the_engine_is_built(
+    install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: AMPERE)
+    host, cuda = Host.load(), torch.device("cuda")
+    with pytest.raises(ConfigError, match="can't serve page_size=16: use page_size=256, 512, 1024"):
+        build_attention(host.compose(["attention=flash_attn"]), host, cuda, torch.bfloat16)
+    words = ["attention=flash_attn", "page_size=256"]
+    backend = build_attention(host.compose(words), host, cuda, torch.bfloat16)
+    assert isinstance(backend, FlashAttention) and backend.version == 2
+    with pytest.raises(ConfigError, match="can't serve dtype=float32: use dtype=bfloat16, float16"):
+        build_attention(host.compose(words), host, cuda, torch.float32)
+
+
+def test_refuses_what_it_can_not_compute() -> None:
+    host = Host.load()
+    with pytest.raises(ConfigError, match=r"needs a CUDA device; attention=torch runs anywhere"):
+        build_attention(host.compose(["attention=flash_attn"]), host, CPU, torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"attention.version=5: FlashAttention 4, 3 and 2 are known"):
+        host.compose(["attention=flash_attn", "attention.version=5"])
+    laid = lay_out(replace(MIXED, head_dim=80))
+    with pytest.raises(ConfigError, match="serves heads of 64, 128, 256; this model's are of 80"):
+        FlashAttention(CPU, 4, None).bind(laid.pool, laid.layers, [])
