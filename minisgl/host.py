@@ -21,6 +21,7 @@ import msgspec
 import pluggy
 
 from minisgl import hooks
+from minisgl.calls import Calls, count_methods, counted_class, counting
 from minisgl.config import GROUPS, Config, ConfigError
 from minisgl.discover import (
     HOOKS,
@@ -46,9 +47,9 @@ BUILTINS = (
     "minisgl.plugins.attention.paged",
     "minisgl.plugins.attention.sparse",
     "minisgl.plugins.attention.flashinfer",
-    "minisgl.plugins.attention.hybrid",
     "minisgl.plugins.attention.flash_attn",
     "minisgl.plugins.attention.trtllm",
+    "minisgl.plugins.attention.hybrid",
     "minisgl.plugins.attention.auto",
     "minisgl.plugins.attention.triton",
     "minisgl.plugins.cache.naive",
@@ -103,6 +104,8 @@ class Host:
         self.given: list[str] = []
         """What ``plugins=`` named, as a child process must be told it: absolute paths and module names."""
         self.configs: dict[str, dict[str, type]] = {group: {} for group in GROUPS}
+        self.calls: dict[str, Calls] = {}
+        """By name, the plugins that are not built in, and how often each of their hooks and methods was called."""
         self._owners: dict[tuple[str, str], str] = {}
         self._made: list[object] | None = None  # observers; None: no scheduler was built, or it has ended
         self._manager = pluggy.PluginManager(hooks.PROJECT)
@@ -189,7 +192,19 @@ class Host:
         digest = module.__dict__.get("__sha256__") or hashlib.sha256(path.read_bytes()).hexdigest()
         plugin = Plugin(module.__name__, source, path, module, tuple(sorted(found)), tuple(options), digest)
         self.plugins.append(plugin)
+        if source != "built-in":
+            self.calls[plugin.name] = Calls()
+            for part in parts:
+                self._count_hooks(part, self.calls[plugin.name])
         return plugin
+
+    def _count_hooks(self, part: object, calls: Calls) -> None:
+        for caller in self._manager.get_hookcallers(part) or ():
+            for implementation in caller.get_hookimpls():
+                if implementation.plugin is part:
+                    implementation.function = counting(  # type: ignore[misc]
+                        implementation.function, calls, caller.name
+                    )
 
     def _claim(self, what: tuple[str, str], who: str) -> None:
         owner = self._owners.setdefault(what, who)
@@ -221,6 +236,9 @@ class Host:
                 f"a {type(config).__name__} (registered by {who}). It needs a hook that does "
                 f"`if isinstance(config, {type(config).__name__}): return …`."
             )
+        calls = self.calls.get(type(config).__module__)
+        if calls is not None:
+            count_methods(made, calls)
         return made
 
     def observe(self, config: Config, spec: EngineSpec) -> None:
@@ -238,6 +256,9 @@ class Host:
                 raise ConfigError(f"{label}, which a minisgl_observer hook returned, has no method with @hookimpl.")
             self._manager.register(observer)
             self._made.append(observer)
+            calls = self.calls.get(type(observer).__module__)
+            if calls is not None:
+                self._count_hooks(observer, calls)
 
     def close(self) -> None:
         """The scheduler has ended: tell the observers, and forget those that were made for it. Twice is allowed."""
@@ -281,10 +302,20 @@ class Host:
         for implementation in self._manager.hook.minisgl_models.get_hookimpls():
             others = [p for p in self._manager.get_plugins() if p is not implementation.plugin]
             for mapping in self._manager.subset_hook_caller("minisgl_models", others)():
-                for name in mapping:
+                for name, model in mapping.items():
                     self._claim(("models", name), implementation.plugin_name)
-                found.update(mapping)
+                    calls = self.calls.get(model.__module__)
+                    found[name] = model if calls is None else counted_class(model, calls)
         return found
+
+    def called(self) -> list[tuple[str, str, str, str, int]]:
+        """For each plugin that is not built in: its name, path and SHA-256, what was called of it, and how often."""
+        known = {plugin.name: plugin for plugin in self.plugins}
+        return [
+            (name, str(known[name].path), known[name].sha256, call, times)
+            for name, calls in self.calls.items()
+            for call, times in sorted(calls.copy().items())
+        ]
 
     def compose(self, overrides: Sequence[str] = ()) -> Config:
         """The options that the words ``key=value`` describe, over the defaults. Raises `ConfigError`."""

@@ -157,11 +157,12 @@ def grade(
             if not verdict.tried:
                 pass
             elif gate.served:
+                begun = time.monotonic()
                 if served is None:
                     from minisgl.lab.served import Served
 
                     served = stack.enter_context(Served(lab, path, report.sha256))
-                verdict = _beside_the_server(gate, served, lab, path)
+                verdict = _beside_the_server(gate, served, lab, path, begun)
             else:
                 verdict = nursery.run(lab, path, gate, seed, replay)
             report.verdicts.append(verdict)
@@ -169,8 +170,8 @@ def grade(
     return report
 
 
-def _beside_the_server(gate: Gate, served: Any, lab: Lab, path: Path) -> Verdict:
-    verdict, begun = Verdict(gate.name, gate.says, gate.part), time.monotonic()
+def _beside_the_server(gate: Gate, served: Any, lab: Lab, path: Path, begun: float) -> Verdict:
+    verdict = Verdict(gate.name, gate.says, gate.part)
     try:
         verdict.note = served.run(gate) or ""
     except Exception as error:

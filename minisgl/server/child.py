@@ -26,6 +26,8 @@ from minisgl.core import EngineSpec
 PATIENCE = 0.2
 """Seconds between a failure and its traceback. Where it is only the echo of another process' death, the launcher has
 ended this one by then, and that death stands alone in the log."""
+CALLS_SECONDS = 0.25
+"""How old a child's counts of calls may be."""
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True):
@@ -43,20 +45,43 @@ class Failed(msgspec.Struct, tag=True, array_like=True):
     options: bool = False
 
 
+class Called(msgspec.Struct, tag=True, array_like=True):
+    """How often a child has called plugins so far: each as name, path, SHA-256, what was called, times."""
+
+    calls: list[tuple[str, str, str, str, int]]
+
+
+News = Ready | Failed | Called
+
+
 class Report:
     """A child's line to the launcher."""
 
     def __init__(self, pipe: Connection):
         self._pipe = pipe
+        self._lock = threading.Lock()
 
-    def send(self, news: Ready | Failed) -> None:
-        with contextlib.suppress(OSError):  # the launcher is gone, and so will we be
+    def send(self, news: News) -> None:
+        with self._lock, contextlib.suppress(OSError):  # the launcher is gone, and so will we be
             self._pipe.send_bytes(msgspec.msgpack.encode(news))
 
+    def keep_sending(self, calls: Callable[[], list[tuple[str, str, str, str, int]]]) -> None:
+        """From now on, tell of ``calls()`` whenever it has changed, within `CALLS_SECONDS`."""
 
-def read_report(pipe: Connection) -> Ready | Failed | None:
+        def tell() -> None:
+            told = calls()
+            while True:
+                time.sleep(CALLS_SECONDS)
+                if (now := calls()) != told:
+                    self.send(Called(now))
+                    told = now
+
+        threading.Thread(target=tell, name="calls", daemon=True).start()
+
+
+def read_report(pipe: Connection) -> News | None:
     """The launcher's end: the next news that is here already, or None. Raises EOFError where the child hung up."""
-    return msgspec.msgpack.decode(pipe.recv_bytes(), type=Ready | Failed) if pipe.poll() else None
+    return msgspec.msgpack.decode(pipe.recv_bytes(), type=News) if pipe.poll() else None
 
 
 def child_main(role: str, body: Callable[..., None], pipe: Connection, *args: Any) -> None:

@@ -50,6 +50,8 @@ def run_rank(report: Report, addresses: Addresses, encoded: bytes, rank: int, re
     config = decode_config(encoded, host)
     context = zmq.Context()
     engine = build_engine(config, host, rank, config.tp, rendezvous)
+    if host.calls:
+        report.keep_sending(host.called)
     ready = Ready([(plugin.name, str(plugin.path), plugin.sha256) for plugin in host.plugins], engine.spec)
     if rank == 0:
         _lead(report, ready, addresses, context, config, host, engine)

@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from minisgl.message import Addresses
-from minisgl.server.child import Failed, Ready, child_main, read_report
+from minisgl.server.child import Called, Failed, Ready, child_main, read_report
 from minisgl.server.compute import run_rank
 from minisgl.server.text import run_text
 from minisgl.utils.ports import free_port
@@ -34,16 +34,20 @@ class Worker:
     pipe: Connection
     ready: Ready | None = None
     failed: Failed | None = None
+    called: Called | None = None
     hung_up: bool = False
 
     def listen(self) -> None:
         """Take in what it has said since."""
         try:
             while not self.hung_up and (news := read_report(self.pipe)) is not None:
-                if isinstance(news, Ready):
-                    self.ready = news
-                else:
-                    self.failed = news
+                match news:
+                    case Ready():
+                        self.ready = news
+                    case Called():
+                        self.called = news
+                    case _:
+                        self.failed = news
         except (EOFError, OSError):
             self.hung_up = True
 

@@ -66,7 +66,7 @@ class Launcher:
             for descriptor in (worker.pipe.fileno(), worker.process.sentinel):
                 loop.add_reader(descriptor, self._on_news, worker, descriptor)
         self._dispatcher = Dispatcher(self._addresses, self._config.server.max_queued)
-        self._metrics = Metrics()
+        self._metrics = Metrics(self._calls)
         self._serve_http()
         try:
             status = await self._starting()
@@ -84,6 +84,13 @@ class Launcher:
         if descriptor == worker.process.sentinel or worker.hung_up:
             asyncio.get_running_loop().remove_reader(descriptor)
         self._events.put_nowait(_Event("news", worker))
+
+    def _calls(self) -> Iterator[tuple[str, str, str, str, str, int]]:
+        """How often each process has called plugins that are not built in."""
+        yield from (("api", *call) for call in self._host.called())
+        for worker in self._crew.workers:
+            if worker.called is not None:
+                yield from ((worker.role, *call) for call in worker.called.calls)
 
     def _serve_http(self) -> None:
         server = self._config.server

@@ -5,7 +5,7 @@ The scheduler is asked at each scrape, so what is read is current. Every server 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -20,9 +20,11 @@ _NOW = ("waiting", "running", "unread_steps", "pages")
 
 
 class Metrics:
-    """What one API server counts."""
+    """What one API server counts. ``calls`` tells how often plugins were called: process, plugin, path, SHA-256, what
+    was called, and how often."""
 
-    def __init__(self) -> None:
+    def __init__(self, calls: Callable[[], Iterable[tuple[str, str, str, str, str, int]]] = tuple):
+        self._calls = calls
         self._registry = CollectorRegistry()
         self.requests = Counter(
             "minisgl_http_requests", "HTTP requests answered", ["route", "status"], registry=self._registry
@@ -48,6 +50,7 @@ class Metrics:
         self._open.set(dispatcher.open)
         scheduler = CollectorRegistry()
         scheduler.register(_Counts(stats))
+        scheduler.register(_PluginCalls(self._calls()))
         return generate_latest(self._registry) + generate_latest(scheduler) + stats.text.encode()
 
 
@@ -77,3 +80,17 @@ class _Counts(Collector):
         for name, value in self._stats.values.items():
             family = GaugeMetricFamily if name.startswith(_NOW) else CounterMetricFamily
             yield family(f"minisgl_scheduler_{name}", name.replace("_", " "), value=value)
+
+
+class _PluginCalls(Collector):
+    """How often each process has called the plugins that are not built in."""
+
+    def __init__(self, calls: Iterable[tuple[str, str, str, str, str, int]]):
+        self._calls = calls
+
+    def collect(self) -> Iterable[Metric]:
+        labels = ["process", "plugin", "path", "sha256", "call"]
+        family = CounterMetricFamily("minisgl_plugin_calls", "Calls of a plugin's hooks and methods", labels=labels)
+        for *labelled, times in self._calls:
+            family.add_metric(labelled, times)  # type: ignore[arg-type]
+        yield family

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minisgl.lab.gate import Broken, Gate, Student, search
+from minisgl.lab.served import facts
 from minisgl.lab.sim import random_workload, shipped_cache, show, simulate
 from minisgl.scheduler import Plan, Running, Waiting
 from minisgl.scheduler.budget import StepBudget
@@ -184,4 +185,7 @@ def run_plan(student: Student, workload: dict[str, Any]) -> None:
     simulate(workload, cache, judge)
 
 
-GATES = (Gate("plan", "each step has the rows that it should", search(make, run_plan, show=show), part="policy.plan"),)
+GATES = (
+    Gate("plan", "each step has the rows that it should", search(make, run_plan, show=show), part="policy.plan"),
+    facts(["plan"]),
+)

@@ -1,0 +1,113 @@
+"""Counting what is called of a plugin: its hooks, its objects' methods, its models; never of a built-in one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minisgl.calls import Calls, count_methods, counted_class
+from minisgl.host import Host
+
+FILE = '''
+from dataclasses import dataclass
+
+from minisgl import hookimpl
+from minisgl.scheduler import Plan
+
+
+@dataclass
+class Mine:
+    """Mine."""
+
+
+class Slotted:
+    __slots__ = ("plans",)
+
+    def __init__(self):
+        self.plans = 0
+
+    def plan(self, waiting, running, budget):
+        self.plans += 1
+        return self.helped()
+
+    def helped(self):
+        return Plan([])
+
+
+class Model:
+    def forward(self, x):
+        return x
+
+
+class Watching:
+    @hookimpl
+    def minisgl_pages_evicted(self, pages):
+        pass
+
+
+@hookimpl
+def minisgl_configs():
+    yield "scheduler", "mine", Mine
+
+
+@hookimpl
+def minisgl_scheduler(config):
+    return Slotted() if isinstance(config, Mine) else None
+
+
+@hookimpl
+def minisgl_models():
+    return {"MineForCausalLM": Model}
+'''
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    path = tmp_path / "mine.py"
+    path.write_text(FILE)
+    return Host.load([str(path)])
+
+
+def test_hooks_methods_and_models_of_a_given_plugin_are_counted(host: Host) -> None:
+    policy = host.build("scheduler", host.make("scheduler", "mine"))
+    for _ in range(3):
+        policy.plan([], [], None)
+    assert policy.plans == 3
+    model = host.models()["MineForCausalLM"]
+    assert model().forward(7) == 7
+    host.hook.minisgl_pages_evicted(step=0, pages=())
+    plugin = host.plugins[-1]
+    calls = {call: times for name, path, sha256, call, times in host.called()}
+    assert {(name, path, sha) for name, path, sha, *_ in host.called()} == {
+        (plugin.name, str(plugin.path), plugin.sha256)
+    }
+    assert calls == {
+        "minisgl_scheduler": 1, "plan": 3, "helped": 3, "minisgl_models": 1, "forward": 1, "minisgl_pages_evicted": 1,
+    }  # fmt: skip
+
+
+def test_built_in_plugins_are_neither_counted_nor_wrapped() -> None:
+    host = Host.load()
+    policy = host.build("scheduler", host.make("scheduler", "mixed"))
+    assert type(policy).__mro__[1] is object
+    assert host.called() == []
+
+
+def test_two_hosts_count_for_themselves(host: Host) -> None:
+    other = Host.load(host.given)
+    for one, times in ((host, 2), (other, 5)):
+        policy = one.build("scheduler", one.make("scheduler", "mine"))
+        for _ in range(times):
+            policy.plan([], [], None)
+    assert [{c: n for *_, c, n in one.called()}["plan"] for one in (host, other)] == [2, 5]
+
+
+def test_a_class_that_cannot_change_is_left_alone() -> None:
+    calls = Calls()
+    count_methods((1, 2), calls)
+    assert not calls
+    kind = counted_class(type("Kind", (), {"act": lambda self: 3, "_own": lambda self: 4}), calls)
+    assert kind().act() == 3
+    assert kind()._own() == 4
+    assert calls == {"act": 1}
