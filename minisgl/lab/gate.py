@@ -25,7 +25,7 @@ UNIT_SECONDS = 10.0
 """How long a gate may take before its process is killed."""
 SHRINK_SECONDS = 2.0
 """How long a search makes a failing workload smaller."""
-TRY_SECONDS = 2.0
+TRY_SECONDS = 1.0
 """How much of a processor one workload of a search may take before it counts as hanging (waiting: twice as long)."""
 
 
@@ -146,7 +146,7 @@ def search(
         except Broken as broken:
             return broken
         except Hangs:
-            return Broken("hangs", "It comes back.", f"It was still busy after {TRY_SECONDS:.0f} s with one workload.")
+            return Broken("hangs", "It comes back.", f"It was still busy with one workload after {TRY_SECONDS:.0f} s.")
         except Invalid:
             return None
         except Exception as error:

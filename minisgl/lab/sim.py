@@ -11,17 +11,30 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from minisgl.core import EngineSpec, SamplingParams
+import pluggy
+
+from minisgl import hooks
+from minisgl.core import EngineSpec, Req, SamplingParams, Step
 from minisgl.kvcache import PrefixCache
 from minisgl.lab.gate import Broken, Invalid
 from minisgl.scheduler.planner import PolicyError
 from minisgl.testing.drive import Drive, Job, Report, make_plugin
 from minisgl.testing.violation import SimViolation
 
-__all__ = ["jobs_of", "least_prefill", "random_workload", "shipped_cache", "show", "simulate", "spec_of", "translate"]
+__all__ = [
+    "Gaps",
+    "jobs_of",
+    "least_prefill",
+    "random_workload",
+    "shipped_cache",
+    "show",
+    "simulate",
+    "spec_of",
+    "translate",
+]
 
 VOCAB = 50_000
 
@@ -119,6 +132,33 @@ def _of_the_drive(error: BaseException) -> bool:
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     return last is None or str(last.tb_frame.f_globals.get("__name__", "")).startswith("minisgl.")
+
+
+class Gaps:
+    """An observer of waiting, in tokens: between two tokens of an answer, ``worst`` tokens were computed for everybody.
+    ``Drive(…, hook=gaps.relay)``; exact without overlap."""
+
+    def __init__(self) -> None:
+        self.worst = self.computed = 0
+        self._last: dict[int, int] = {}  # uid -> computed when it gained its last token
+        self._manager = pluggy.PluginManager(hooks.PROJECT)
+        self._manager.add_hookspecs(hooks)
+        self._manager.register(self)
+
+    @property
+    def relay(self) -> Any:
+        return self._manager.hook
+
+    @hooks.hookimpl
+    def minisgl_batch_scheduled(self, step: Step) -> None:
+        self.computed += len(step.tokens)
+
+    @hooks.hookimpl
+    def minisgl_step_finished(self, reqs: Sequence[Req | None]) -> None:
+        for req in reqs:
+            if req is not None:
+                self.worst = max(self.worst, self.computed - self._last.get(req.uid, self.computed))
+                self._last[req.uid] = self.computed
 
 
 def shipped_cache(name: str, page_size: int) -> PrefixCache:

@@ -6,11 +6,13 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from minisgl.lab.gate import Broken, Gate, Student, search
+from minisgl.lab.conform import conformance, greedy
+from minisgl.lab.gate import Broken, Gate, Invalid, Student, search
 from minisgl.lab.served import facts
-from minisgl.lab.sim import random_workload, shipped_cache, show, simulate
+from minisgl.lab.sim import Gaps, random_workload, shipped_cache, show, simulate
 from minisgl.scheduler import Plan, Running, Waiting
 from minisgl.scheduler.budget import StepBudget
+from minisgl.testing.drive import make_plugin
 
 ORDERS = ("fcfs", "lpm")
 
@@ -185,7 +187,69 @@ def run_plan(student: Student, workload: dict[str, Any]) -> None:
     simulate(workload, cache, judge)
 
 
+def make_long(rng: random.Random, size: int) -> dict[str, Any]:
+    """Answers run when a prompt of many chunks comes, and another one behind it."""
+    chunk = rng.choice([4, 6, 8, 16])
+    jobs = [{"id": i + 1, "stem": 0, "shared": 0, "own": rng.randint(1, 4), "answer": rng.randint(8, 30),
+             "arrive": i % 3} for i in range(1 + min(size, 4))]  # fmt: skip
+    jobs.append(
+        {"id": 8, "stem": 0, "shared": 0, "own": chunk * rng.randint(2, 8), "answer": 2, "arrive": rng.randint(3, 6)}
+    )
+    jobs.append({"id": 9, "stem": 0, "shared": 0, "own": rng.randint(1, 3 * chunk), "answer": 4, "arrive": 7})
+    return {"page_size": 4, "pages": 200, "slots": 8, "chunk": chunk, "jobs": jobs, "order": "fcfs", "cache": "naive"}
+
+
+def run_gap(student: Student, workload: dict[str, Any]) -> None:
+    """The pool holds all: every answer gains a token in every step, and no step is longer than a chunk."""
+    policy = student.make(student.config(order="fcfs"))
+    running = len(workload["jobs"])
+    if workload["chunk"] <= running or workload["slots"] < running or workload["pages"] < 200:
+        raise Invalid
+    gaps, chunk = Gaps(), workload["chunk"]
+    simulate(workload, shipped_cache("naive", workload["page_size"]), policy, overlap=False, hook=gaps.relay)
+    if gaps.worst > chunk:
+        promise = f"Between two tokens of an answer at most a chunk of {chunk} tokens is computed."
+        raise Broken("decodes-late", promise, f"{gaps.worst} tokens were, and the pool had room for all.")
+
+
+def count_gap(student: Student) -> str:
+    """The course's picture: sixteen answers run when a prompt of 1,200 tokens comes. The worst gap, in tokens."""
+    rng, chunk = student.random, 128
+    jobs = [{"id": i + 1, "stem": 0, "shared": 0, "own": rng.randint(4, 40), "answer": rng.randint(40, 80), "arrive": i}
+            for i in range(15)]  # fmt: skip
+    jobs.append({"id": 99, "stem": 0, "shared": 0, "own": 1200, "answer": 8, "arrive": 20})
+    workload = {"page_size": 16, "pages": 400, "slots": 16, "chunk": chunk, "jobs": jobs}
+    gaps = {}
+    for name, policy in (("prefill_first", make_plugin("scheduler", "prefill_first")), ("yours", student.make())):
+        meter = Gaps()
+        simulate(workload, shipped_cache("naive", 16), policy, overlap=False, hook=meter.relay)
+        gaps[name] = meter.worst
+    if gaps["yours"] > chunk:
+        promise = f"The worst gap is one chunk: {chunk} tokens."
+        raise Broken("decodes-late", promise, f"It is {gaps['yours']} tokens.", workload=workload, show=show(workload))
+    return f"worst gap {gaps['yours']} tokens; {gaps['prefill_first']} with prefill_first"
+
+
+def policy_kit() -> type:
+    from minisgl.testing.policy import PolicyConformance
+
+    return PolicyConformance
+
+
+def waits(text: str) -> str | None:
+    """Causes of what the kit and the scheduler say."""
+    if "asked twice" in text:
+        return "impure"
+    if "empty plans" in text or "stuck" in text:
+        return "empty"
+    return "ignores-grant" if "the plan" in text else None
+
+
 GATES = (
     Gate("plan", "each step has the rows that it should", search(make, run_plan, show=show), part="policy.plan"),
+    conformance(policy_kit, lambda student: student.make(), causes=waits, runs=12),
+    Gate("promises", "no answer waits for a prompt", search(make_long, run_gap, tries=20, seconds=1.0, show=show)),
+    Gate("counts", "the worst gap is one chunk", count_gap),
+    greedy(["scheduler=prefill_first"], ["max_prefill_tokens=32"]),
     facts(["plan"]),
 )
