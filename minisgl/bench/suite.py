@@ -97,6 +97,11 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of lengths and tokens (default 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
     args = parser.parse_intermixed_args(argv)
+    args.options += [word for word in args.only or () if "=" in word]  # --only takes what stands behind it
+    args.only = [word for word in args.only or () if "=" not in word]
+    names = {workload.name for known in KNOWN.values() for workload in known}
+    if unknown := set(args.only) - names:
+        parser.error(f"there is no workload {', '.join(sorted(unknown))}: use {', '.join(sorted(names))}")
     rows: list[Row] = []
     where: dict[str, Any] = {}
     with plain_errors("minisgl.bench"):

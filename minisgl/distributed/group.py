@@ -43,7 +43,7 @@ class GroupCommunicator:
     @one_launch
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         if self._group is not None:
-            self._group.allreduce([x]).wait()
+            _wait(self._group.allreduce([x], _ordered(torch.distributed.AllreduceOptions())))
         return x
 
     def all_reduce_norm(
@@ -60,14 +60,14 @@ class GroupCommunicator:
         dim %= x.dim()
         x = x.contiguous()
         parts = torch.empty((self.size * x.shape[0], *x.shape[1:]), dtype=x.dtype, device=x.device)
-        self._group._allgather_base(parts, x).wait()
+        _wait(self._group._allgather_base(parts, x, _ordered(torch.distributed.distributed_c10d.AllgatherOptions())))
         return parts.view(self.size, *x.shape).movedim(0, dim).flatten(dim, dim + 1)
 
     def broadcast(self, x: torch.Tensor, src: int = 0) -> torch.Tensor:
         if self._group is not None:
-            options = torch.distributed.BroadcastOptions()
+            options = _ordered(torch.distributed.BroadcastOptions())
             options.rootRank = src
-            self._group.broadcast([x], options).wait()
+            _wait(self._group.broadcast([x], options))
         return x
 
     def send(self, x: torch.Tensor, to: int) -> torch.distributed.Work:
@@ -99,3 +99,15 @@ class GroupCommunicator:
             group.abort()
         else:
             group.shutdown()
+
+
+def _ordered(options: Any) -> Any:
+    """The options of a collective that NCCL runs on the caller's stream: a stream of its own costs two waits."""
+    options.asyncOp = False
+    return options
+
+
+def _wait(work: torch.distributed.Work | None) -> None:
+    """On a CPU until it is done; on a GPU the stream's order says all. Some versions return nothing there."""
+    if work is not None:
+        work.wait()

@@ -39,3 +39,16 @@ def test_an_unknown_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit, match="2"):
         suite.main(["--models", "gpt-5"])
     assert "qwen3-0.6b" in capsys.readouterr().err
+
+
+def test_an_unknown_workload_is_refused_and_options_may_stand_behind_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(suite, "measure", lambda *words: asked.append(words) or ([], {}))
+    monkeypatch.setattr(suite, "show", lambda *_: None)
+    suite.main(["--models", "qwen3-0.6b", "--only", "one request", "tp=2", "communicator=nccl"])
+    assert asked == [("qwen3-0.6b", ["tp=2", "communicator=nccl"], ["one request"], 0)]
+    with pytest.raises(SystemExit, match="2"):
+        suite.main(["--only", "one requst"])
+    assert "there is no workload one requst: use 64 decoding, 64 requests, offline" in capsys.readouterr().err

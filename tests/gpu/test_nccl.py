@@ -1,4 +1,4 @@
-"""communicator=torch over NCCL, between two GPUs: a process each, and no default process group."""
+"""Both communicators between GPUs: a process for each rank, no default process group, and a race that must not show."""
 
 from __future__ import annotations
 
@@ -10,49 +10,167 @@ import torch
 
 from minisgl.utils.ports import free_port
 
-RANK = """
-import sys, torch
+# Options of communicator=nccl; None is communicator=torch. Sizes are such that every road is taken.
+ROADS = {
+    "torch": None,
+    "nccl": {"one_shot_bytes": 64 * 2048, "two_shot_bytes": 1024 * 2048},
+    "one-shot alone": {"one_shot_bytes": 64 * 2048, "two_shot_bytes": 0},
+    "two-shot alone": {"one_shot_bytes": 0, "two_shot_bytes": 1024 * 2048},
+}
+
+SETUP = """
+import random, sys, time, torch
+from minisgl.host import Host
 from minisgl.kernel.norm import add_rms_norm
-from minisgl.plugins.communicator.torch import Torch, TorchCommunicator
-rank, address = int(sys.argv[1]), sys.argv[2]
+rank, size, address, options = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], eval(sys.argv[4])
 device = torch.device("cuda", rank)
 torch.cuda.set_device(device)
-comm = TorchCommunicator(Torch(timeout=60), rank, 2, address, device)
-every = [torch.arange(6, device=device, dtype=torch.bfloat16).view(2, 3) + 10 * r for r in range(2)]
-with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream(device)):
-    assert torch.equal(comm.all_reduce(every[rank].clone()), every[0] + every[1])
-    assert torch.equal(comm.all_gather(every[rank]), torch.cat(every, dim=-1))
-    assert torch.equal(comm.all_gather(every[rank], dim=0), torch.cat(every, dim=0))
-    assert torch.equal(comm.broadcast(every[rank].clone(), src=1), every[1])
-    residual, weight = torch.ones_like(every[0]), torch.ones(3, device=device, dtype=torch.bfloat16)
-    got = comm.all_reduce_norm(every[rank].clone(), residual.clone(), weight, 1e-6)
-    want = add_rms_norm(every[0] + every[1], residual, weight, 1e-6)
-    assert all(torch.equal(a, b) for a, b in zip(got, want))
-    graph, x = torch.cuda.CUDAGraph(), every[rank].clone()
-    comm.all_reduce(x.clone())
-    torch.cuda.synchronize()
-    with comm.capturing(), torch.cuda.graph(graph):
-        y = comm.all_reduce(x.clone())
-    for _ in range(3):
-        graph.replay()
-        torch.cuda.synchronize()
-        assert torch.equal(y, every[0] + every[1])
-assert comm.exchange(b"%d" % rank) == [b"0", b"1"]
+host = Host.load()
+config = host.make("communicator", "torch" if options is None else "nccl")
+config.timeout = 60
+for name, value in (options or {}).items():
+    setattr(config, name, value)
+def link(address):
+    return host.build("communicator", config, rank=rank, size=size, address=address, device=device)
+comm = link(address)
+DIM = 1024
+stream = torch.cuda.Stream(device)
+torch.cuda.set_stream(stream)
+torch.set_grad_enabled(False)
+
+def part(i, r, rows, dtype=torch.bfloat16, dim=DIM):
+    "Rank r's part of message i: whole numbers, of which eight add up exactly in bfloat16."
+    x = torch.arange(rows * dim, device=device, dtype=torch.int64).view(rows, dim)
+    return ((x * 7 + i * 13 + r * 29 + x // dim) % 32 - 16).to(dtype)
+
+def total(i, rows, dtype=torch.bfloat16, dim=DIM):
+    return sum(part(i, r, rows, torch.float32, dim) for r in range(size)).to(dtype)
+"""
+
+COLLECTIVES = """
+for i, (rows, dim, dtype) in enumerate([
+    (1, DIM, torch.bfloat16), (64, DIM, torch.bfloat16), (65, DIM, torch.bfloat16), (1024, DIM, torch.bfloat16),
+    (1025, DIM, torch.bfloat16), (3, DIM, torch.float32), (3, DIM, torch.float16), (2, 3, torch.bfloat16),
+    (1, 8, torch.bfloat16), (5, 2048, torch.bfloat16), (1, 5, torch.int64),
+]):
+    mine, want = part(i, rank, rows, dtype, dim), total(i, rows, dtype, dim)
+    assert torch.equal(comm.all_reduce(mine.clone()), want), (rows, dim, dtype)
+    every = [part(i, r, rows, dtype, dim) for r in range(size)]
+    assert torch.equal(comm.all_gather(mine), torch.cat(every, dim=-1))
+    assert torch.equal(comm.all_gather(mine, dim=0), torch.cat(every, dim=0))
+    assert torch.equal(comm.broadcast(mine.clone(), src=size - 1), every[-1])
+    if dtype.is_floating_point:
+        residual = part(i + 100, 0, rows, dtype, dim)
+        weight = part(i + 200, 0, 1, dtype, dim)[0]
+        kept = residual.clone()
+        out, new = comm.all_reduce_norm(mine.clone(), residual, weight, 1e-6)
+        wanted = add_rms_norm(want.clone(), kept, weight, 1e-6)
+        assert torch.equal(new, wanted[1]), (rows, dim, dtype)
+        torch.testing.assert_close(out, wanted[0])
+        assert new.untyped_storage().data_ptr() != comm.all_reduce(mine.clone()).untyped_storage().data_ptr()
+        assert torch.equal(new, wanted[1]), "the sum lies where the next one is written"
+assert comm.exchange(b"%d" % rank) == [b"%d" % r for r in range(size)]
+second = link(sys.argv[5])  # two engines side by side
+for i in range(20):
+    for j, one in enumerate((comm, second)):
+        assert torch.equal(one.all_reduce(part(i + j, rank, 1 + i)), total(i + j, 1 + i))
+second.close()
+assert torch.equal(comm.all_reduce(part(3, rank, 2)), total(3, 2))
 assert not torch.distributed.is_initialized()
-del graph, y
+comm.close()
+print("ok")
+"""
+
+RACES = """
+# Nobody waits for the device, ranks stall at random, and lengths change: what is overwritten too soon is a wrong sum.
+wrong = torch.zeros((), dtype=torch.int64, device=device)
+lengths, stalls = random.Random(1), random.Random(rank)
+messages = [lengths.choice((1, 1, 2, 7, 64, 65, 300)) for _ in range(1500)]
+parts = {rows: [part(i, rank, rows) for i in range(4)] for rows in set(messages)}
+totals = {rows: [total(i, rows) for i in range(4)] for rows in set(messages)}
+zeros = {rows: torch.zeros(rows, DIM, dtype=torch.bfloat16, device=device) for rows in set(messages)}
+ones = torch.ones(DIM, dtype=torch.bfloat16, device=device)
+
+def message(i, rows):
+    x = parts[rows][i % 4].clone()
+    got = comm.all_reduce(x) if i % 3 else comm.all_reduce_norm(x, zeros[rows], ones, 1e-6)[1]
+    wrong.add_((got != totals[rows][i % 4]).sum())
+
+for rows in sorted(set(messages)):  # what sets itself up
+    message(0, rows), message(1, rows)
+torch.cuda.synchronize()
+for i, rows in enumerate(messages):
+    if stalls.random() < 0.1:
+        torch.cuda._sleep(stalls.randrange(200_000))
+    message(i, rows)
+torch.cuda.synchronize()
+assert wrong.item() == 0, f"{wrong.item()} elements of eager sums"
+
+# The same in graphs of odd length, so that a replay begins where the one before did not.
+graphs = []
+for k in range(3):
+    graph = torch.cuda.CUDAGraph()
+    with comm.capturing(), torch.cuda.graph(graph, stream=stream):
+        for i in range(5 + k):
+            message(i, (1, 7, 64, 300)[(i + k) % 4])
+    graphs.append(graph)
+for i in range(600):
+    if stalls.random() < 0.1:
+        torch.cuda._sleep(stalls.randrange(400_000))
+    graphs[lengths.randrange(3)].replay()
+    if i % 5 == 0:
+        message(i, 64)
+torch.cuda.synchronize()
+assert wrong.item() == 0, f"{wrong.item()} elements of sums in graphs"
+graphs.clear()
+del graph
 comm.close()
 print("ok")
 """
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_collectives_over_nccl() -> None:
-    address = f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-c", RANK]
-    ranks = [subprocess.Popen([*command, str(r), address], stdout=subprocess.PIPE, text=True) for r in range(2)]
+def together(size: int, script: str, options: dict[str, int] | None) -> None:
+    """Run the script in a process for each rank; raises where one does not say ok."""
+    if torch.cuda.device_count() < size:
+        pytest.skip(f"needs {size} CUDA devices")
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    words = [str(size), addresses[0], repr(options), addresses[1]]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SETUP + script, str(rank), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
     try:
-        assert [rank.communicate(timeout=180)[0].strip() for rank in ranks] == ["ok", "ok"]
+        said = [rank.communicate(timeout=120) for rank in ranks]
+        assert [out.strip() for out, _ in said] == ["ok"] * size, "\n".join(err[-3000:] for _, err in said)
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("road", ROADS)
+def test_collectives(size: int, road: str) -> None:
+    together(size, COLLECTIVES, ROADS[road])
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("road", ["nccl", "torch"])
+def test_no_message_is_overwritten_before_it_was_read(size: int, road: str) -> None:
+    together(size, RACES, ROADS[road])
+
+
+def test_on_a_cpu_it_says_what_to_use() -> None:
+    from minisgl.config import ConfigError
+    from minisgl.host import Host
+
+    host = Host.load()
+    with pytest.raises(ConfigError, match="on a CPU use communicator=torch"):
+        host.build(
+            "communicator", host.make("communicator", "nccl"), rank=0, size=2, address="", device=torch.device("cpu")
+        )

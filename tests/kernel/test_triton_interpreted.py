@@ -13,7 +13,7 @@ GPU = Path(__file__).parents[1] / "gpu"
 
 
 def test_kernels_agree_with_their_twins_under_the_interpreter() -> None:
-    run_interpreted(GPU / "test_triton_kernels.py")
+    run_interpreted(GPU / "test_triton_kernels.py", GPU / "test_reduce.py")
 
 
 def test_a_failing_kernel_test_is_not_passed_over(tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""``python -m minisgl.bench link``: what the sum over ranks costs between the GPUs of this machine, by rows and road.
+
+One call is what a decoder does twice a layer: sum over ranks, add the residual, RMSNorm. Calls stand in a CUDA graph,
+one process for each rank. The numbers say up to which size `communicator=nccl` should take which road.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minisgl.config import ConfigError
+from minisgl.host import Host
+from minisgl.utils.ports import free_port
+
+ROADS: dict[str, tuple[str, dict[str, int]]] = {
+    "NCCL": ("torch", {}),
+    "one-shot": ("nccl", {"one_shot_bytes": 16 << 20, "two_shot_bytes": 0}),
+    "two-shot": ("nccl", {"one_shot_bytes": 0, "two_shot_bytes": 64 << 20}),
+}
+ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+CALLS = 20
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m minisgl.bench link", description=__doc__)
+    parser.add_argument("--size", type=int, default=torch.cuda.device_count(), help="ranks (default: all GPUs)")
+    parser.add_argument("--hidden", type=int, default=5120, help="elements of a row, bfloat16 (default 5120)")
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to this file")
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--addresses", nargs="+", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if not 2 <= args.size <= torch.cuda.device_count():
+        raise SystemExit(f"minisgl.bench link: {args.size} ranks need as many GPUs, 2 at least; torch finds "
+                         f"{torch.cuda.device_count()}.")  # fmt: skip
+    if args.rank:
+        measure(args)
+        return
+    args.addresses = [f"127.0.0.1:{free_port()}" for _ in ROADS]
+    words = [*argv, "--size", str(args.size), "--addresses", *args.addresses]
+    command = [sys.executable, "-c", "import sys; from minisgl.bench.link import main; main(sys.argv[1:])", *words]
+    others = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(1, args.size)]
+    try:
+        times = measure(args)
+    finally:
+        for process in others:
+            process.wait(60)
+    show(times, args)
+    if args.json:
+        where = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "size": args.size}
+        args.json.write_text(json.dumps({**where, "hidden": args.hidden, "us": times}, indent=2) + "\n", "utf-8")
+
+
+def measure(args: argparse.Namespace) -> dict[str, list[float | None]]:
+    """Microseconds of a call by road and rows; None where the road can't be had. Every rank must call it."""
+    host, device = Host.load(), torch.device("cuda", args.rank)
+    torch.cuda.set_device(device)
+    times: dict[str, list[float | None]] = {}
+    with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream(device)):
+        for address, (road, (name, options)) in zip(args.addresses, ROADS.items(), strict=True):
+            config: Any = host.make("communicator", name)
+            for option, value in options.items():
+                setattr(config, option, value)
+            build = {"rank": args.rank, "size": args.size, "address": address, "device": device}
+            try:
+                comm = host.build("communicator", config, **build)
+            except ConfigError as error:
+                print(f"{road}: {error}", file=sys.stderr)
+                times[road] = [None] * len(args.rows)
+                continue
+            times[road] = [_one(comm, rows, args.hidden, device) for rows in args.rows]
+            comm.close()
+    return times
+
+
+def _one(comm: Any, rows: int, hidden: int, device: torch.device) -> float:
+    weight = torch.ones(hidden, dtype=torch.bfloat16, device=device)
+    residual = torch.zeros(rows, hidden, dtype=torch.bfloat16, device=device)
+    x = torch.randn(rows, hidden, device=device).bfloat16()
+
+    def call() -> None:
+        comm.all_reduce_norm(x, residual, weight, 1e-6)
+
+    return time_together(call, CALLS)
+
+
+def time_together(call: Callable[[], Any], calls: int) -> float:
+    """Median microseconds of a call, ``calls`` of them in a graph; all ranks in step, as the calls themselves are."""
+    call()
+    torch.cuda.current_stream().synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        for _ in range(calls):
+            call()
+    times = []
+    for _ in range(33):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1000 / calls)
+    return statistics.median(times[3:])
+
+
+def show(times: dict[str, list[float | None]], args: argparse.Namespace) -> None:
+    print(f"{args.size} x {torch.cuda.get_device_name()}: sum + residual + norm of rows of {args.hidden} bfloat16, µs")
+    print("rows".rjust(8) + "".join(road.rjust(12) for road in times))
+    for i, rows in enumerate(args.rows):
+        cells = ["–" if column[i] is None else f"{column[i]:.1f}" for column in times.values()]
+        print(f"{rows:8}" + "".join(cell.rjust(12) for cell in cells))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,114 @@
+"""Several GPUs serve as one does: promise 8 at tp 2 and 4, a server that streams, and promise 10 when a rank dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minisgl import LLM, SamplingParams
+from minisgl.testing.checkpoints import tiny_checkpoint
+from minisgl.testing.oracle import Oracle
+from minisgl.testing.serving import Server
+from minisgl.tutor import weights_dir
+
+pytest.importorskip("transformers", reason="transformers writes the checkpoints and is the oracle")
+QUESTIONS = ("What is a radix cache?", "What is 17 + 25?", "Count from 3 to 9.", "Hello!")
+
+
+@pytest.fixture(autouse=True)
+def enough_gpus(request: pytest.FixtureRequest) -> None:
+    tp = request.node.callspec.params.get("tp", 2) if hasattr(request.node, "callspec") else 2
+    if torch.cuda.device_count() < tp:
+        pytest.skip(f"needs {tp} CUDA devices")
+
+
+@pytest.mark.parametrize("graph", ["cuda", "none"])
+@pytest.mark.parametrize("communicator", ["nccl", "torch"])
+@pytest.mark.parametrize(("model", "tp"), [("qwen3", 2), ("qwen3", 4), ("qwen3_moe", 2)])
+def test_promise_8_greedy_tokens_in_float32_on_several_gpus(
+    model: str, tp: int, communicator: str, graph: str, tmp_path: Path
+) -> None:
+    if graph == "none" and (model, tp) != ("qwen3", 2):
+        pytest.skip("once is enough without graphs")
+    path = tiny_checkpoint(model, tmp_path)
+    rng = np.random.default_rng(0)
+    shared = rng.integers(3, 320, 35).tolist()
+    prompts = [(shared if i % 2 else []) + rng.integers(3, 320, 1 + 3 * i).tolist() for i in range(24)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    words = ["dtype=float32", "attention=triton", "num_pages=1024", "max_running_requests=40", "max_prefill_tokens=48"]
+    with LLM(str(path), overrides=[*words, f"tp={tp}", f"communicator={communicator}", f"graph={graph}"]) as llm:
+        outputs = [output.token_ids for output in llm.generate(prompts, greedy)]
+        llm.scheduler.check_idle()
+    Oracle(path).check_all(prompts, outputs)
+
+
+@pytest.mark.parametrize("communicator", ["nccl", "torch"])
+@pytest.mark.parametrize("tp", [2, 4])
+def test_promise_8_greedy_tokens_in_bfloat16_on_several_gpus(tp: int, communicator: str) -> None:
+    """Each token is within twice what batch 1 and batch 64 differ by of the maximum that transformers finds."""
+    path = weights_dir("tutor")
+    words = ["dtype=bfloat16", "num_pages=8192", f"tp={tp}", f"communicator={communicator}", "graph=cuda"]
+    greedy = SamplingParams(max_tokens=24, temperature=0.0, logprobs=0)
+    with LLM(str(path), overrides=words) as llm:
+        texts = [f"<|im_start|>user\n{QUESTIONS[i % 4]}<|im_end|>\n<|im_start|>assistant\n" for i in range(64)]
+        prompts = [llm.tokenizer.encode(text) for text in texts]  # type: ignore[union-attr]
+        alone = [llm.generate([prompt], greedy)[0] for prompt in prompts[:4]]
+        batch = llm.generate(prompts, greedy)
+        llm.scheduler.check_idle()
+    spread = 0.0
+    for one, many in zip(alone, batch[:4], strict=True):
+        for a, b in zip(one.logprobs or (), many.logprobs or (), strict=False):
+            spread = max(spread, abs(a.chosen - b.chosen))
+    assert spread < 0.2, "batch 1 and batch 64 differ by more than bfloat16 explains"
+    Oracle(path).check_all(prompts, [output.token_ids for output in batch], eps=max(2 * spread, 0.02))
+
+
+def words_of(server: Server, **more: Any) -> Any:
+    openai = pytest.importorskip("openai", reason="the client is the test")
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    messages = [{"role": "user", "content": "What is tensor parallelism?"}]
+    return client.chat.completions.create(model="tutor", messages=messages, temperature=0, stream=True, **more)
+
+
+def test_two_gpus_serve_and_the_openai_client_streams() -> None:
+    """The line of the README, and then promise 10: a killed rank ends the server while another waits for it."""
+    pytest.importorskip("flashinfer", reason="FlashInfer is not installed here")
+    with Server("device=cuda", "attention=flashinfer", "cache=radix", "tp=2", "communicator=nccl") as server:
+        pieces = [event.choices[0].delta.content or "" for event in words_of(server) if event.choices]
+        assert len(pieces) > 5
+        assert "GPU" in "".join(pieces) or "rank" in "".join(pieces), "".join(pieces)
+
+        broken: list[BaseException] = []
+        began = threading.Event()
+
+        def long_answer() -> None:
+            try:
+                for _ in words_of(server, max_tokens=1500, extra_body={"ignore_eos": True}):
+                    began.set()
+            except BaseException as error:
+                broken.append(error)
+
+        thread = threading.Thread(target=long_answer, daemon=True)
+        thread.start()
+        assert began.wait(20)
+        server.look()
+        died = time.monotonic()
+        os.kill(server.workers()["scheduler-1"], signal.SIGKILL)
+        assert server.wait(20) == 1
+        thread.join(10)
+        assert broken, "the client was not told"
+        assert time.monotonic() - died < 15
+        assert "scheduler-1 died: it was killed by SIGKILL" in server.log()
+        for _ in range(50):
+            if not (left := server.left()):
+                break
+            time.sleep(0.1)
+        assert left == []
