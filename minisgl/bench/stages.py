@@ -103,12 +103,13 @@ class Watch(Meter):
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m minisgl.bench stages", description=__doc__)
     parser.add_argument("options", nargs="*", metavar="key=value", help="minisgl's options, for every stage")
+    parser.add_argument("--only", nargs="+", type=int, choices=list(STAGES), metavar="STAGE", help="not all seven")
     parser.add_argument("--counts", action="store_true", help="counts alone, over an engine without a model")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the counts as SVG")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
     args = parser.parse_intermixed_args(argv)
     with plain_errors("minisgl.bench"):
-        report = count(args.options) if args.counts else measure(args.options)
+        report = (count if args.counts else measure)(args.options, args.only or list(STAGES))
     show(report)
     stages = [Stage(**stage) for stage in report["stages"]]
     if args.plot:
@@ -117,12 +118,12 @@ def main(argv: Sequence[str]) -> None:
         args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
-def count(options: Sequence[str] = ()) -> dict[str, Any]:
-    """All stages over an engine that computes nothing: the same counts in seconds, since they do not depend on which
+def count(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES)) -> dict[str, Any]:
+    """The stages over an engine that computes nothing: the same counts in seconds, since they do not depend on which
     tokens are sampled. What only an engine knows is None."""
     host, arrivals = Host.load(light=True), workload()
     stages = []
-    for number in STAGES:
+    for number in numbers:
         config = host.compose([f"stage={number}", *options])
         assert config.num_pages is not None and config.max_seq_len is not None  # every stage says so
         spec = EngineSpec(config.page_size, config.num_pages, config.max_running_requests, config.max_seq_len, 2048)
@@ -131,15 +132,15 @@ def count(options: Sequence[str] = ()) -> dict[str, Any]:
     return _report(options, {}, arrivals, stages)
 
 
-def measure(options: Sequence[str] = ()) -> dict[str, Any]:
-    """All stages, one after another, on the real engine; a report that JSON can hold."""
+def measure(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES)) -> dict[str, Any]:
+    """The stages, one after another, on the real engine; a report that JSON can hold."""
     from minisgl.bench.launches import launches_of
     from minisgl.bench.offline import machine
     from minisgl.engine.followers import start_engine
 
     host, arrivals = Host.load(), workload()
     stages, answers = [], []
-    for number in STAGES:
+    for number in numbers:
         config = compose(host, number, options)
         engine = start_engine(config, host)
         try:
@@ -231,6 +232,8 @@ def show(report: dict[str, Any]) -> None:
     console.print(table)
     for stage in stages:
         console.print(f"  {stage.number}  {stage.what}", highlight=False)
+    if report["options"]:
+        console.print(f"  with {' '.join(report['options'])}", highlight=False)
     console.print(
         "worst gap: in tokens; waits: of the device for the host; launches: of one decode step.\n"
         f"Without a KV cache, {report['without_cache']:,} tokens would be computed (on paper)."

@@ -75,8 +75,9 @@ def prose(markdown: str) -> str:
 
 
 def say_what_is_skipped(block: Block) -> str:
-    """``skip="reason"`` as a title that the reader sees."""
+    """A block with ``skip="reason"``, followed by a line in which the reader sees the reason; another as it is."""
     if "skip" not in block.options:
         return block.raw
     head, rest = block.raw.split("\n", 1)
-    return f'{_OPTION.sub("", head).rstrip()} title="Not run by the tests: {block.options["skip"]}"\n{rest}'
+    reason = f'<p class="quoted">not run by the tests: {block.options["skip"]}</p>'
+    return f"{_OPTION.sub('', head).rstrip()}\n{rest}\n\n{block.indent}{reason}\n"

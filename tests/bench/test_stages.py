@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -99,11 +98,9 @@ def test_every_gain_that_the_course_promises(found: dict[int, Stage], arrivals: 
 
 
 @pytest.fixture(scope="module")
-def report() -> Iterator[dict[str, Any]]:
+def report() -> dict[str, Any]:
     """Stages 6 and 7 on the real engine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench, "STAGES", {n: STAGES[n] for n in (6, 7)})
-        yield bench.measure(["device=cpu"])
+    return bench.measure(["device=cpu"], (6, 7))
 
 
 def test_the_real_engine_counts_the_same(report: dict[str, Any]) -> None:
@@ -128,7 +125,7 @@ def test_the_command_prints_writes_and_draws(
         "stages": stages,
         "same_answers": 43,
     }
-    monkeypatch.setattr(bench, "measure", lambda options: {**report, "options": options})
+    monkeypatch.setattr(bench, "measure", lambda options, numbers: {**report, "options": options})
     svg, out = tmp_path / "out.svg", tmp_path / "out.json"
     bench.main(["device=cpu", "--plot", str(svg), "--json", str(out)])
     printed = capsys.readouterr().out
@@ -139,6 +136,19 @@ def test_the_command_prints_writes_and_draws(
     bars = [node for node in root.iter() if node.tag.endswith("rect")]
     assert len(bars) == len(CHARTS) * len(STAGES)
     assert "Worst gap, tokens, stages 1 to 7: 1, 4, 1,604, 5,196, 1,211, 128, 128." in root.attrib["aria-label"]
+
+
+def test_a_policy_of_ones_own_in_one_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the course begins with: one line of a policy, and the worst gap falls."""
+    source = (Path(__file__).parents[2] / "chapters" / "00_start" / "mine.py").read_text(encoding="utf-8")
+    before, after = "prompts or answers", "answers + prompts"
+    assert source.count(before) == 1
+    gaps = []
+    for name, text in (("before.py", source), ("after.py", source.replace(before, after))):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        report = bench.count([f"plugins={tmp_path / name}", "scheduler=mine"], [6])
+        gaps += [stage["worst_gap"] for stage in report["stages"]]
+    assert gaps == [2_124, 128]
 
 
 def test_what_nothing_recorded_is_not_drawn(found: dict[int, Stage]) -> None:

@@ -1,0 +1,33 @@
+"""My first policy: who computes in the next step?"""
+
+from dataclasses import dataclass
+
+from minisgl import hookimpl
+from minisgl.scheduler import Plan
+
+
+@dataclass
+class Mine:
+    """My policy."""
+
+
+class MyPolicy:
+    def plan(self, waiting, running, budget):
+        answers = [(r.uid, 1) for r in running if not r.left and budget.grant(r, 1)]
+        prompts = [(r.uid, n) for r in running if r.left and (n := budget.grant(r, r.left))]
+        for w in waiting:
+            if not (n := budget.grant(w, w.length - w.cached)):
+                break
+            prompts.append((w.uid, n))
+        return Plan(prompts or answers)
+
+
+@hookimpl
+def minisgl_configs():
+    yield "scheduler", "mine", Mine
+
+
+@hookimpl
+def minisgl_scheduler(config):
+    if isinstance(config, Mine):
+        return MyPolicy()
