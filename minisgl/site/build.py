@@ -36,10 +36,10 @@ def on_startup(**_: Any) -> None:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The course's navigation, from the folders there are: a chapter's index first, then its other pages."""
+    """The course's navigation: its overview, then the folders there are: a chapter's index first, its other pages."""
     for entry in config.nav or []:
         if isinstance(entry, dict) and "Course" in entry:
-            entry["Course"] = [page for page, _ in course(ROOT) if page != START]
+            entry["Course"] = ["course.md", *(page for page, _ in course(ROOT) if page != START)]
     return config
 
 
