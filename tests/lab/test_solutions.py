@@ -1,9 +1,9 @@
 """The grader, graded: for every lab the reference passes, so does a correct solution of another structure, the
 skeleton fails, each part turns its own gate green, and each seeded wrong solution is caught for what is wrong with it.
 
-Seeded solutions are ``solutions/<lab>/right_*.py`` and ``wrong_<cause>_*.py``: whole files, or (without ``@hookimpl``)
-only what differs from the reference as a student would have it, the classes renamed: each function and method takes
-the place of the one of that name, and what is new is added. A wrong one says ``# causes: a, b`` in its first lines.
+Seeded solutions are ``solutions/<lab>/right_*.py`` and ``wrong_<cause>_*.py``: whole files, or (where they don't import
+hookimpl) only what differs from the reference as a student would have it, the classes renamed: each function and method
+takes the place of the one of that name, and what is new is added. A wrong one says ``# causes: a, b`` at its beginning.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def write(lab: Lab, file: Path, folder: Path) -> Path:
     """The solution as a student's file in ``folder``."""
     text = file.read_text("utf-8")
     path = folder / lab.file
-    path.write_text(text if "@hookimpl" in text or not lab.plugin else lay_over(solution(lab), text), "utf-8")
+    path.write_text(text if "import hookimpl" in text or not lab.plugin else lay_over(solution(lab), text), "utf-8")
     return path
 
 

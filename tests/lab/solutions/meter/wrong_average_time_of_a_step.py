@@ -1,0 +1,26 @@
+# causes: average
+"""A gap is the time since the last step that gave anybody a token: the batch's gap, not the request's."""
+
+
+class MyMeter:
+    def __init__(self) -> None:
+        self.arrived = {}
+        self.tokens = {}
+        self.steps = {}
+        self.last = 0.0
+        self.ended = deque(maxlen=KEPT)
+
+    @hookimpl
+    def minisgl_step_finished(self, reqs, now):
+        gained = [req.uid for req in reqs if req is not None]
+        for uid in gained:
+            if self.tokens[uid]:
+                self.steps.setdefault(uid, []).append(now - self.last)
+            self.tokens[uid].append(now)
+        if gained:
+            self.last = now
+
+    def timing(self, uid):
+        times = self.tokens[uid]
+        gaps = tuple(self.steps.pop(uid, []))
+        return Timing(uid, times[0] - self.arrived[uid] if times else None, gaps)

@@ -1,0 +1,21 @@
+# causes: discarded, keeps
+"""Remembers whom each step served, and gives them all a token: also those whose token was thrown away."""
+
+
+class MyMeter:
+    @hookimpl
+    def minisgl_batch_scheduled(self, step, reqs):
+        self.__dict__.setdefault("rows", {})[step.id] = [r for r, ok in zip(reqs, step.sample) if ok]
+
+    @hookimpl
+    def minisgl_step_finished(self, result, now):
+        for req in self.rows.pop(result.id):
+            self.tokens.setdefault(req.uid, []).append(now)
+
+    @hookimpl
+    def minisgl_request_finished(self, req):
+        self.ended.append(self.timing(req.uid))
+
+    @hookimpl
+    def minisgl_closed(self):
+        self.tokens.clear()
