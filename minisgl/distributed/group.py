@@ -25,20 +25,23 @@ class GroupCommunicator:
         """What `send` was given so far."""
         self._group: Any = None
         self._exchanges = 0
-        if size == 1:
-            return
+        if size > 1:
+            self._connect(timedelta(seconds=timeout), address)
+
+    def _connect(self, limit: timedelta, address: str) -> None:
         dist = torch.distributed
-        limit = timedelta(seconds=timeout)
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
-            raise ConfigError(f"tp={size} needs rank 0's address as host:port, got {address!r}.")
-        self._store = dist.TCPStore(host, int(port), size, is_master=rank == 0, timeout=limit)
-        if device.type == "cuda":
+            raise ConfigError(f"tp={self.size} needs rank 0's address as host:port, got {address!r}.")
+        self._store = dist.TCPStore(host, int(port), self.size, is_master=self.rank == 0, timeout=limit)
+        if self.device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = limit
-            self._group = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", self._store), rank, size, options)
+            store = dist.PrefixStore("nccl", self._store)
+            self._group = dist.ProcessGroupNCCL(store, self.rank, self.size, options)
         else:
-            self._group = dist.ProcessGroupGloo(dist.PrefixStore("gloo", self._store), rank, size, limit)
+            store = dist.PrefixStore("gloo", self._store)
+            self._group = dist.ProcessGroupGloo(store, self.rank, self.size, limit)
 
     @one_launch
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:

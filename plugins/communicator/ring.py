@@ -37,7 +37,7 @@ class RingCommunicator(GroupCommunicator):
 
     def __init__(self, config: Ring, rank: int, size: int, address: str, device: torch.device):
         if size > 1 and device.type != "cpu":
-            raise ConfigError("communicator=ring links CPUs; between GPUs use communicator=torch, or nccl.")
+            raise ConfigError("This ring links CPUs; between GPUs use communicator=torch, or nccl.")
         super().__init__(config.timeout, rank, size, address, device)
 
     # lab: ring.swap

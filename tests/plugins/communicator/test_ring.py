@@ -72,7 +72,7 @@ def test_two_ranks_answer_as_one() -> None:
 
 
 def test_gpus_are_refused() -> None:
-    with pytest.raises(ConfigError, match="communicator=ring links CPUs; between GPUs use communicator=torch"):
+    with pytest.raises(ConfigError, match="This ring links CPUs; between GPUs use communicator=torch"):
         RingCommunicator(Ring(), 0, 2, "localhost:1", torch.device("cuda"))
 
 

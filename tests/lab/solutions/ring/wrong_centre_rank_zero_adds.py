@@ -1,0 +1,20 @@
+# causes: centre
+"""Rank 0 collects, adds and hands out: few lines, and all bytes pass one rank."""
+
+import torch
+
+
+class MyCommunicator:
+    def all_reduce(self, x):
+        whole = x.contiguous()
+        if self.rank:
+            self.send(whole, 0).wait()
+            self.receive(whole, 0).wait()
+            return whole
+        for other in range(1, self.size):
+            arrived = torch.empty_like(whole)
+            self.receive(arrived, other).wait()
+            whole += arrived
+        for other in range(1, self.size):
+            self.send(whole, other).wait()
+        return whole

@@ -1,0 +1,13 @@
+# causes: order
+"""Begins with its own chunk, and so completes its right neighbour's."""
+
+import torch
+
+
+class MyCommunicator:
+    def reduce_scatter(self, chunks):
+        for step in range(self.size - 1):
+            incoming = chunks[(self.rank - step - 1) % self.size]
+            arrived = torch.empty_like(incoming)
+            self.swap(chunks[(self.rank - step) % self.size], arrived)
+            incoming += arrived

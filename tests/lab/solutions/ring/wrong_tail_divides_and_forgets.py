@@ -1,0 +1,14 @@
+# causes: tail
+"""Chunks of length // size elements: what does not divide is nobody's."""
+
+
+class MyCommunicator:
+    def all_reduce(self, x):
+        if self.size == 1:
+            return x
+        whole = x.contiguous()
+        each = whole.numel() // self.size
+        chunks = [whole.view(-1)[i * each : (i + 1) * each] for i in range(self.size)]
+        self.reduce_scatter(chunks)
+        self.circulate(chunks)
+        return whole

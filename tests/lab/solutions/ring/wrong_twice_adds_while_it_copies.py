@@ -1,0 +1,13 @@
+# causes: twice
+"""The second way round is the first one again, additions and all."""
+
+import torch
+
+
+class MyCommunicator:
+    def circulate(self, chunks):
+        for step in range(self.size - 1):
+            incoming = chunks[(self.rank - step - 1) % self.size]
+            arrived = torch.empty_like(incoming)
+            self.swap(chunks[(self.rank - step) % self.size], arrived)
+            incoming += arrived
