@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from minisgl.attention import AttentionBackend
+from minisgl.attention import AttentionBackend, AttnBatch
 from minisgl.config import Config
 from minisgl.core import EngineDead, EngineSpec, Step, StepResult
 from minisgl.engine import setup
@@ -88,6 +88,8 @@ class TorchEngine:
 
         self.graph = host.build("graph", config.graph, device=self.device)
         keys = self.graph.buckets(self.spec.max_slots) if needs.graph else ()
+        if needs.shared:  # few buckets of that kind: a row of padding costs less than a recording
+            keys = [*keys, *(key._replace(shared=True) for key in keys if key.rows % 32 == 0)]
         self.attention.bind(self.ctx.pool, layers, keys)
         self._frames: dict[Any, StaticInputs] = {}
         with self._computing():
@@ -177,15 +179,13 @@ class TorchEngine:
         self._unread.append(_Launched(step, plan, Download([t for t in sampled if t is not None])))
 
     def _forward(self, step: Step, plan: SamplePlan | None) -> tuple[Tensor, Choices] | None:
-        """Run the step operation by operation; logits float32 [sampled rows, vocab], None where nobody samples."""
+        """Run the step operation by operation; logits [sampled rows, vocab], None where nobody samples."""
         tokens, batch = self._inputs.build(step)
         self.attention.plan(batch)
-        hidden = self.model.forward(*self._resolve(tokens))
-        if plan is None:
-            return None
-        choices = self._inputs.choices(step, plan, batch)
-        rows = hidden if choices.last is None else hidden.index_select(0, choices.last)
-        return self.model.logits(rows), choices
+        choices = None if plan is None else self._inputs.choices(step, plan, batch)
+        # Where nobody samples, KV is all that is wanted: any one token will do for the rest.
+        hidden = self.model.forward(*self._resolve(tokens), batch.q_indptr[:1] if choices is None else choices.last)
+        return None if choices is None else (self.model.logits(hidden), choices)
 
     def _resolve(self, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
         """Ids, positions and places, int64 [tokens]; each PENDING id replaced by what its slot sampled last."""
@@ -203,17 +203,22 @@ class TorchEngine:
             own(key, self.spec, self._inputs.table, self.device) if own is not None else self._inputs.frame(key)
         )
         self._frames[key] = frame
-        self.attention.plan(frame.fill(None))
+        self._plan(frame.fill(None), key)
         return frame
 
+    def _plan(self, batch: AttnBatch, key: Any) -> None:
+        """Plan for a bucket; one for rows with a shared prefix finds its length in a buffer of its own."""
+        self.attention.plan(replace(batch, shared=self._inputs.shared) if key.shared else batch)
+
     def _forward_frame(self, frame: StaticInputs) -> Tensor:
-        """What a graph records: from ids to logits float32 [bucket rows, vocab], on static buffers only."""
+        """What a graph records: from ids to logits [bucket rows, vocab], on static buffers only."""
         return self.model.logits(self.model.forward(*self._resolve(frame.tokens)))
 
     def _replay(self, step: Step, key: Any, plan: SamplePlan | None) -> tuple[Tensor, Choices] | None:
         """Run a decode step by replaying its bucket; returns what `_forward` does."""
-        frame = self._frames[key]
-        batch = frame.fill(self._inputs.decode_rows(step))
-        self.attention.plan(batch)
+        if self._inputs.share(step):
+            key = min((k for k in self._frames if k.shared and k.rows >= step.rows), default=key)
+        batch = self._frames[key].fill(self._inputs.decode_rows(step))
+        self._plan(batch, key)
         logits = self.graph.run(key)
         return None if plan is None else (logits[: step.rows], self._inputs.choices(step, plan, batch))

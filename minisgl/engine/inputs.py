@@ -17,6 +17,10 @@ from minisgl.core import I32, PENDING, EngineSpec, Step
 from minisgl.engine.sampler import SamplePlan
 from minisgl.engine.transfer import Uploader
 
+SHARING = 1 << 15
+"""Tokens that need not be read again (the prefix that all rows share, times the rows but one) from which on it pays to
+read them apart: on an H200 that costs about what reading so many tokens of eight KV heads does."""
+
 
 class Tokens(NamedTuple):
     """What the model's forward pass takes, on the device."""
@@ -77,6 +81,7 @@ class InputBuilder:
             self.table = self.table.to(device)
         self._indptr_host = np.arange(spec.max_slots + 2, dtype=np.int32)
         self._indptr = torch.from_numpy(self._indptr_host).to(device)
+        self.shared = torch.zeros(1, dtype=torch.int32, device=device)  # what the last `share` found
 
     def frame(self, key: GraphKey) -> Frame:
         """Static buffers for a graph bucket."""
@@ -93,6 +98,29 @@ class InputBuilder:
             places = slots * np.int32(self._host.shape[1]) + columns
             at, values = self.upload([places, self._host[slots, columns]])
             self.table.view(-1).index_copy_(0, at.long(), values)
+
+    def share(self, step: Step) -> bool:
+        """Whether it pays to read apart what all rows of a decode step have in common; `shared` then says how much.
+
+        A page has one content, so where two rows have the same page in a column, all before it are alike.
+        """
+        size = self.spec.page_size
+        low, high = 0, int(step.starts.min()) // size  # the token that is computed now is each row's own
+        if high * size * (step.rows - 1) < SHARING:
+            return False
+        probe = -(-SHARING // (size * (step.rows - 1)))  # so many pages at least
+        while low < high:
+            column = self._host[step.slots, probe - 1]
+            if (column == column[0]).all():
+                low = probe
+            elif low == 0:
+                return False
+            else:
+                high = probe - 1
+            probe = (low + high + 1) // 2
+        (length,) = self.upload([np.array([low * size], np.int32)])
+        self.shared.copy_(length)
+        return True
 
     def where(self, slots: I32, positions: I32) -> I32:
         """The place in the pool of each position, both int32 [tokens]."""
@@ -119,7 +147,8 @@ class InputBuilder:
             host = self.decode_rows(step)
             (packed,) = self.upload([host])
             indptr_host, indptr = self._indptr_host[: rows + 1], self._indptr[: rows + 1]
-            batch = AttnBatch(rows, indptr_host, host[4], indptr, packed[4], packed[3], self.table)
+            shared = self.shared if self.share(step) else None
+            batch = AttnBatch(rows, indptr_host, host[4], indptr, packed[4], packed[3], self.table, shared=shared)
             return Tokens(packed, pending), batch
         indptr_host = np.zeros(rows + 1, np.int32)
         np.cumsum(step.counts, out=indptr_host[1:])

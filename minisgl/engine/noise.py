@@ -67,12 +67,21 @@ def gumbel(keys: Tensor, positions: Tensor, hashes: Tensor) -> Tensor:
 def draw(logits: Tensor, temperature: Tensor | None, keys: Tensor, positions: Tensor, hashes: Tensor) -> Tensor:
     """argmax(logits / temperature + noise), int64 [rows]; the other arguments are `gumbel`'s.
 
-    logits float32 [rows, vocab]; temperature float32 [rows], above 0 (None: 1). On a GPU the noise is made while the
-    logits are read, once, and never stored; of equal ones that kernel takes the smallest token id.
+    logits [rows, vocab], of which float32 is made; temperature float32 [rows], above 0 (None: 1). On a GPU the noise
+    is made while the logits are read, once, and never stored; of equal ones that kernel takes the smallest token id.
     """
     if logits.is_cuda:
         from minisgl.kernel.triton.sampling import gumbel_argmax
 
         return gumbel_argmax(logits, temperature, keys, positions, hashes)
-    scaled = logits if temperature is None else logits / temperature[:, None]
+    scaled = logits.float() if temperature is None else logits.float() / temperature[:, None]
     return gumbel(keys, positions, hashes).add_(scaled).argmax(dim=1)
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """The likeliest token of each row, int64 [rows], as `draw` would choose it without noise."""
+    if logits.is_cuda:
+        from minisgl.kernel.triton.sampling import gumbel_argmax
+
+        return gumbel_argmax(logits, None, None, None, None)
+    return logits.argmax(dim=1)

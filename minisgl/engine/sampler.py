@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minisgl.core import I32, I64, Logprobs, SamplingParams, Seat
 from minisgl.engine import filters
-from minisgl.engine.noise import draw, seed_key, token_hashes
+from minisgl.engine.noise import argmax, draw, seed_key, token_hashes
 from minisgl.engine.transfer import Uploader
 
 Reals = npt.NDArray[np.float32]
@@ -114,11 +114,13 @@ class Sampler:
     ) -> Sampled:
         """Choose a token for each row.
 
-        ``logits`` float32 [rows, vocab] (may be overwritten); ``slots`` and ``positions`` (of the token being chosen)
-        int32 [rows]; ``groups`` is ``plan.rows`` on the device.
+        ``logits`` [rows, vocab] in the model's dtype (may be overwritten); ``slots`` and ``positions`` (of the token
+        being chosen) int32 [rows]; ``groups`` is ``plan.rows`` on the device.
         """
         if not plan.flags:
-            return Sampled(logits.argmax(dim=1))
+            return Sampled(argmax(logits))
+        if plan.flags & ~RANDOM:  # what changes logits, or reports them, does so in float32
+            logits = logits.float()
         raw = _take(logits, groups.get(LOGPROBS)).clone() if plan.flags & LOGPROBS else None
         if plan.flags & BIAS:
             logits = self._add_bias(logits, slots, groups.get(BIAS))
@@ -127,7 +129,7 @@ class Sampler:
         if plan.flags & RANDOM:
             tokens = self._draw(logits, slots, positions, plan, groups)
         else:
-            tokens = logits.argmax(dim=1)
+            tokens = argmax(logits)
         if plan.flags & PENALTY:
             self._count(tokens, slots, groups.get(PENALTY))
         if raw is None:
@@ -230,7 +232,7 @@ class Sampler:
         keys = self._table[:, :2].index_select(0, _take(slots, rows))
         scale = None if scaled else _take(temperature, rows)
         drawn = draw(_take(logits, rows), scale, keys, _take(positions, rows), self._hashes)
-        return drawn if rows is None else logits.argmax(dim=1).index_copy_(0, rows.long(), drawn)
+        return drawn if rows is None else argmax(logits).index_copy_(0, rows.long(), drawn)
 
 
 def _take(x: Tensor, rows: Tensor | None) -> Tensor:

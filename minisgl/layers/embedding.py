@@ -67,8 +67,8 @@ class ParallelLMHead(_VocabRows):
         self.packed = pack(self.weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [rows, hidden] → logits [rows, vocab] in float32, the same on every rank."""
+        """hidden [rows, hidden] → logits [rows, vocab], the same on every rank."""
         logits = linear(hidden, self.weight, packed=self.packed)
         if self.comm.size > 1:
             logits = self.comm.all_gather(logits, dim=-1)[:, : self.vocab_size]
-        return logits.float()
+        return logits

@@ -37,12 +37,13 @@ class Model(Protocol):
     def load(self, source: Source) -> None:
         """Fill the weights. Raises ConfigError that names tensors which are missing, unknown or mis-shaped."""
 
-    def forward(self, tokens: Tensor, positions: Tensor, where: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, where: Tensor, rows: Tensor | None = None) -> Tensor:
         """tokens, positions, where [n] int32 or int64 → hidden [n, hidden]. ``where`` is page·page_size + offset of
-        each token's KV; the attention backend has been planned for the same rows."""
+        each token's KV; the attention backend has been planned for the same rows. ``rows`` int32 or int64 [m]: the
+        tokens whose hidden states are wanted, [m, hidden]; all tokens' KV is stored nevertheless."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [rows, hidden], the rows that sample → [rows, vocab] in float32, the same on every rank."""
+        """hidden [rows, hidden], the rows that sample → [rows, vocab], the same on every rank."""
 
 
 class DecoderLayer(nn.Module):
@@ -55,9 +56,15 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNormFused(config.hidden_size, config.rms_norm_eps, ctx)
         self.mlp = mlp
 
-    def forward(self, x: Tensor, residual: Tensor | None, cos_sin: Tensor, where: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, residual: Tensor | None, cos_sin: Tensor, where: Tensor, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x, residual [n, hidden] → both [n, hidden], or [m, hidden] of the tokens ``rows`` [m] only."""
         x, residual = self.input_layernorm(x, residual)
-        x, residual = self.post_attention_layernorm(self.self_attn(x, cos_sin, where), residual)
+        x = self.self_attn(x, cos_sin, where)
+        if rows is not None:
+            x, residual = x.index_select(0, rows), residual.index_select(0, rows)
+        x, residual = self.post_attention_layernorm(x, residual)
         return self.mlp(x), residual
 
 
@@ -103,13 +110,18 @@ class Decoder(nn.Module):
     def load(self, source: Source) -> None:
         load_weights(self, source, tied={"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head.tied else {})
 
-    def forward(self, tokens: Tensor, positions: Tensor, where: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, where: Tensor, rows: Tensor | None = None) -> Tensor:
         x = self.embed_tokens(tokens)
         cos_sin, where = self.rope(positions), where.long()
         residual = None
-        for layer in self.layers:
+        *layers, last = self.layers
+        for layer in layers:
             x, residual = layer(x, residual, cos_sin, where)
-        return self.norm(x, residual)[0]
+        if rows is None or not isinstance(last, DecoderLayer):
+            x = self.norm(*last(x, residual, cos_sin, where))[0]
+            return x if rows is None else x.index_select(0, rows)
+        # Of the last layer's feed-forward nobody reads more than these rows: of a prompt, one token.
+        return self.norm(*last(x, residual, cos_sin, where, rows))[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.lm_head(hidden)

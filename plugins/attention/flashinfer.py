@@ -14,6 +14,7 @@ import torch
 
 from minisgl.attention import AttnBatch, AttnNeeds, GraphKey, LayerSpec
 from minisgl.hooks import hookimpl
+from minisgl.kernel.indices import page_indices
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool
@@ -137,13 +138,10 @@ class FlashInferBackend:
         counts = (lengths + (size - 1)) // size
         indptr = torch.zeros(len(counts) + 1, dtype=torch.int32)
         torch.cumsum(counts, 0, dtype=torch.int32, out=indptr[1:])
-        total = int(indptr[-1])
-        ends = indptr[1:].pin_memory().to(self.device, non_blocking=True)
-        at = torch.arange(total, dtype=torch.int32, device=self.device)
-        row = torch.searchsorted(ends, at, right=True)
-        before = ends.index_select(0, (row - 1).clamp_(min=0)) * (row > 0)
-        column = at - before
-        indices = batch.table[batch.slots[first:last].index_select(0, row).long(), column.long()]
+        indices = torch.empty(int(indptr[-1]), dtype=torch.int32, device=self.device)
+        ends = torch.empty(len(indptr) + len(counts), dtype=torch.int32, device=self.device)
+        rows = (batch.slots[first:last], batch.kv_len[first:last])
+        page_indices(batch.table, *rows, size, ends[: len(indptr)], indices, ends[len(indptr) :])
         return indptr, indices, lengths - (counts - 1) * size
 
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

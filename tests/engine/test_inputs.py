@@ -8,6 +8,7 @@ import torch
 
 from minisgl.attention import GraphKey
 from minisgl.core import I32, PENDING, EngineSpec, Step
+from minisgl.engine import inputs
 from minisgl.engine.inputs import InputBuilder
 from minisgl.engine.sampler import SamplePlan
 
@@ -96,7 +97,7 @@ def test_a_frame_keeps_its_buffers_and_pads_with_the_scratch_slot() -> None:
         builder.write_table(step)
         batch = frame.fill(builder.decode_rows(step))
         assert frame.tokens.packed.data_ptr() == address
-        assert batch.key == (4, 1)
+        assert batch.key == GraphKey(4)
         assert batch.num_decode == 4
         padding = 4 - n
         assert batch.slots.tolist() == [*slots.tolist(), *[spec.max_slots] * padding]
@@ -104,3 +105,37 @@ def test_a_frame_keeps_its_buffers_and_pads_with_the_scratch_slot() -> None:
         scratch = spec.num_pages * spec.page_size
         assert frame.tokens.packed[2].tolist() == [page * 4 + 2 for page in range(n)] + [scratch] * padding
         assert batch.q_indptr.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("common", "starts", "found"),
+    [
+        ([3, 3, 3], [50, 50, 50], 12),  # three pages of four tokens
+        ([3, 2, 3], [50, 50, 50], 8),  # the rows with the least in common
+        ([3, 3, 3], [50, 50, 9], 8),  # the token that a row computes now is its own
+        ([0, 0, 0], [50, 50, 50], 0),
+        ([1, 1, 1], [50, 50, 50], 0),  # too little to pay
+        ([12, 12, 12], [49, 50, 51], 48),
+        ([9], [50], 0),  # one row
+    ],
+)
+def test_a_prefix_that_all_rows_share(
+    common: list[int], starts: list[int], found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``common[i]`` pages of row i are the first row's."""
+    monkeypatch.setattr(inputs, "SHARING", 16)
+    spec = EngineSpec(4, 400, 8, 60, 99)
+    builder, rows, columns = InputBuilder(spec, CPU), len(common), 15
+    slots = np.arange(rows, dtype=np.int32) + 2
+    pages = np.arange(rows * columns, dtype=np.int32).reshape(rows, columns)
+    for row, count in enumerate(common):
+        pages[row, :count] = pages[0, :count]
+    table = (np.repeat(slots, columns), np.tile(np.arange(columns, dtype=np.int32), rows), pages.ravel())
+    one, every = np.ones(rows, np.int32), np.ones(rows, bool)
+    step = Step(0, slots, i32(*starts), one, rows, every, np.full(rows, PENDING, np.int32), table)
+    builder.write_table(step)
+    assert builder.share(step) == (found > 0)
+    batch = builder.build(step)[1]
+    assert (batch.shared is not None) == (found > 0)
+    if batch.shared is not None:
+        assert batch.shared.tolist() == [found]

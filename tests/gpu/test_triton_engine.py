@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from minisgl import LLM, SamplingParams
+from minisgl.engine import inputs
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.oracle import Oracle
 
@@ -51,6 +52,30 @@ def test_promise_8_greedy_tokens_are_transformers_with_triton(
         llm.scheduler.check_idle()
     assert all(len(output) == tokens for output in outputs)
     Oracle(checkpoints[model]).check_all(asked, outputs)
+
+
+@pytest.mark.parametrize("graph", ["none", "cuda"])
+def test_promise_8_where_all_rows_share_a_prefix(
+    graph: str, checkpoints: dict[str, Path], device: torch.device, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled and graph == "cuda":
+        pytest.skip("needs a CUDA device: CUDA graphs")
+    monkeypatch.setattr(inputs, "SHARING", 1)
+    apart, share = [], inputs.InputBuilder.share
+    monkeypatch.setattr(inputs.InputBuilder, "share", lambda *args: apart.append(share(*args)) or apart[-1])
+    count, tokens = (24, 16) if compiled else (2, 3)
+    rng = np.random.default_rng(3)
+    shared = rng.integers(3, 320, 100).tolist()
+    asked = [shared + rng.integers(3, 320, 1 + 3 * i).tolist() for i in range(count)]
+    words = options(device, f"graph={graph}", "page_size=16")
+    greedy = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    model = checkpoints[MODELS[0] if compiled else MODELS[-1]]
+    with LLM(str(model), overrides=words) as llm:
+        outputs = [output.token_ids for output in llm.generate(asked, greedy)]
+        if graph == "cuda":
+            assert any(key.shared for key in llm.engine._frames)  # type: ignore[attr-defined]
+    assert sum(apart) >= tokens - 1
+    Oracle(model).check_all(asked, outputs)
 
 
 def test_what_triton_launches_is_replayed_by_graph_simulated(

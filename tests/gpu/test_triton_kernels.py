@@ -271,6 +271,17 @@ def test_gumbel_noise_is_the_twins(device: torch.device, generator: torch.Genera
     torch.testing.assert_close(out, twin, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize("vocab", [7, 5000])
+def test_argmax(vocab: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> None:
+    """Of equal ones the first, in every dtype that logits come in."""
+    logits = torch.randn(4, vocab, generator=generator, device=device).to(dtype)
+    logits[1, 3:6] = 9.0
+    logits[2] = float("-inf")
+    logits[2, vocab - 1] = -7.0
+    tokens = triton_sampling.gumbel_argmax(logits, None, None, None, None)
+    assert tokens.tolist() == logits.float().argmax(dim=1).tolist()
+
+
 def test_gumbel_argmax_of_rows_that_allow_one_token(device: torch.device) -> None:
     logits = torch.full((2, 5000), float("-inf"), device=device)
     logits[0, 4999], logits[1, 17] = -3.0, 100.0

@@ -7,7 +7,10 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots", "kv_len", "indptr", "indices", "last_page_len"])
+@triton.jit(
+    do_not_specialize=["rows", "stride_table"],
+    do_not_specialize_on_alignment=["slots", "kv_len", "indptr", "indices", "last_page_len"],
+)
 def page_indices_kernel(
     table, slots, kv_len, indptr, indices, last_page_len, rows, stride_table,
     PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -32,7 +35,8 @@ def page_indices(
     table: Tensor, slots: Tensor, kv_len: Tensor, page_size: int, indptr: Tensor, indices: Tensor, last_page_len: Tensor
 ) -> None:
     rows = len(slots)
+    wide = max(256, triton.next_power_of_2(rows))  # one compiled kernel for nearly all steps
     page_indices_kernel[(rows,)](
         table, slots, kv_len, indptr, indices, last_page_len, rows, table.stride(0),
-        PAGE=page_size, ROWS=triton.next_power_of_2(rows), BLOCK=1024, num_warps=4,
+        PAGE=page_size, ROWS=wide, BLOCK=1024, num_warps=4,
     )  # fmt: skip

@@ -11,6 +11,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
+
 BLOCK = 2048
 GOLDEN = tl.constexpr(0x9E3779B9 - (1 << 32))
 
@@ -55,22 +57,28 @@ def log1p(x):
 @triton.jit(do_not_specialize_on_alignment=["temperature", "keys", "positions"])
 def gumbel_argmax_kernel(
     logits, temperature, keys, positions, hashes, best, best_token, vocab, share, stride_logits, stride_temperature,
-    SCALED: tl.constexpr, BLOCK: tl.constexpr, INTERPRETED: tl.constexpr,
+    NOISY: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr, INTERPRETED: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """One program: one row, one share of the vocabulary."""
     row, split = tl.program_id(0), tl.program_id(1)
-    low, odd = row_numbers(keys + 2 * row, positions + row)
+    if EARLY:
+        start_next()
+        wait_for_previous()
+    if NOISY:
+        low, odd = row_numbers(keys + 2 * row, positions + row)
     row_logits = logits + row.to(tl.int64) * stride_logits
     top = tl.full([], float("-inf"), tl.float32)
     token = tl.full([], 0, tl.int32) + split * share
     end = tl.minimum(split * share + share, vocab)
     for start in range(split * share, end, BLOCK):
         i = start + tl.arange(0, BLOCK)
-        value = tl.load(row_logits + i, mask=i < end, other=float("-inf"))
+        value = tl.load(row_logits + i, mask=i < end, other=float("-inf")).to(tl.float32)
         if SCALED:
             value = tl.div_rn(value, tl.load(temperature + row * stride_temperature))
-        noisy = value + gumbel(tl.load(hashes + i, mask=i < end, other=0), low, odd, INTERPRETED)
-        block_top, which = tl.max(noisy, 0, return_indices=True)
+        if NOISY:
+            value += gumbel(tl.load(hashes + i, mask=i < end, other=0), low, odd, INTERPRETED)
+        block_top, which = tl.max(value, 0, return_indices=True)
         token = tl.where(block_top > top, start + which, token)  # of equals, the first
         top = tl.maximum(top, block_top)
     tl.store(best + row * tl.num_programs(1) + split, top)
@@ -78,15 +86,19 @@ def gumbel_argmax_kernel(
 
 
 @triton.jit
-def best_kernel(best, best_token, out, SPLITS: tl.constexpr):
+def best_kernel(best, best_token, out, SPLITS: tl.constexpr, EARLY: tl.constexpr = False):
+    if EARLY:
+        start_next()
+        wait_for_previous()
     row, split = tl.program_id(0), tl.arange(0, SPLITS)
     which = tl.argmax(tl.load(best + row * SPLITS + split), 0)
     tl.store(out + row, tl.load(best_token + row * SPLITS + which).to(tl.int64))
 
 
 def gumbel_argmax(
-    logits: Tensor, temperature: Tensor | None, keys: Tensor, positions: Tensor, hashes: Tensor
+    logits: Tensor, temperature: Tensor | None, keys: Tensor | None, positions: Tensor | None, hashes: Tensor | None
 ) -> Tensor:
+    """Without ``keys``, ``positions`` and ``hashes``: no noise."""
     rows, vocab = logits.shape
     # Enough programs to fill a GPU, none of them without work, and the same cut whatever the batch.
     splits = triton.next_power_of_2(min(32, triton.cdiv(vocab, 2 * BLOCK)))
@@ -94,11 +106,12 @@ def gumbel_argmax(
     best = torch.empty((rows, splits), dtype=torch.float32, device=logits.device)
     best_token = torch.empty((rows, splits), dtype=torch.int32, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    scaled = keys if temperature is None else temperature
+    early = starts_early(logits)
     gumbel_argmax_kernel[(rows, splits)](
-        logits, scaled, keys.contiguous(), positions, hashes, best, best_token,
-        vocab, share, logits.stride(0), scaled.stride(0), SCALED=temperature is not None,
-        BLOCK=min(BLOCK, triton.next_power_of_2(share)), INTERPRETED=not logits.is_cuda, num_warps=4,
+        logits, temperature, None if keys is None else keys.contiguous(), positions, hashes, best, best_token,
+        vocab, share, logits.stride(0), 0 if temperature is None else temperature.stride(0),
+        NOISY=keys is not None, SCALED=temperature is not None,
+        BLOCK=min(BLOCK, triton.next_power_of_2(share)), INTERPRETED=not logits.is_cuda, num_warps=4, **early,
     )  # fmt: skip
-    best_kernel[(rows,)](best, best_token, out, SPLITS=splits, num_warps=1)
+    best_kernel[(rows,)](best, best_token, out, SPLITS=splits, num_warps=1, **early)
     return out
