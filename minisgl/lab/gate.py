@@ -170,6 +170,8 @@ def search(
         if found is None:
             return f"{tried or 1} workloads"
         broken, cause = found, found.cause
+        if cause == "unfinished":  # whatever is tried
+            raise broken
         if student.replay is None:
 
             def still(smaller: Any) -> Broken | None:

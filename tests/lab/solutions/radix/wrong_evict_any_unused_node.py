@@ -1,0 +1,19 @@
+# causes: evict-middle
+"""Takes the oldest unused node, whether or not anything is behind it."""
+
+
+class MyCache:
+    def evict(self, pages):
+        gone = []
+        unused = sorted((n for n in self.nodes() if n.users == 0), key=lambda n: n.stamp)
+        for node in unused:
+            if sum(map(len, gone)) >= pages:
+                break
+            gone.append(node.pages)
+            del node.parent.children[self._page(node.ids, 0)]
+            self._nodes -= 1
+            self._offer(node.parent)
+        freed = np.concatenate(gone) if gone else _NONE
+        self.held -= len(freed)
+        self.evictable -= len(freed)
+        return freed

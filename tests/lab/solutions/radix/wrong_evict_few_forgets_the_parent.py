@@ -1,0 +1,25 @@
+# causes: evict-few, counts, evict-order
+"""A parent that lost its last child is never offered: its pages stay for ever."""
+
+
+class MyCache:
+    def evict(self, pages):
+        gone = []
+        while pages > 0 and self._heap:
+            stamp, _, node = heapq.heappop(self._heap)
+            if stamp != node.stamp or not self._is_candidate(node):
+                continue
+            keep = max(len(node.pages) - pages, 0)
+            gone.append(node.pages[keep:])
+            pages -= len(gone[-1])
+            if keep:
+                node.ids, node.pages = node.ids[: keep * self.page_size], node.pages[:keep]
+                self._offer(node)
+                continue
+            del node.parent.children[self._page(node.ids, 0)]
+            node.parent = None
+            self._nodes -= 1
+        freed = np.concatenate(gone) if gone else _NONE
+        self.held -= len(freed)
+        self.evictable -= len(freed)
+        return freed

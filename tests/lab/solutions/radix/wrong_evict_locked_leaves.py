@@ -1,0 +1,21 @@
+# causes: evict-locked
+"""Asks the heap who is old, and not the tree who is in use."""
+
+
+class MyCache:
+    def evict(self, pages):
+        gone = []
+        while pages > 0:
+            leaves = [n for n in self.nodes() if n.is_leaf]
+            if not leaves:
+                break
+            node = min(leaves, key=lambda n: n.stamp)
+            gone.append(node.pages)
+            pages -= len(node.pages)
+            del node.parent.children[self._page(node.ids, 0)]
+            self._nodes -= 1
+            self._offer(node.parent)
+        freed = np.concatenate(gone) if gone else _NONE
+        self.held -= len(freed)
+        self.evictable -= len(freed)
+        return freed

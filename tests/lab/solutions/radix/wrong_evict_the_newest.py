@@ -1,0 +1,25 @@
+# causes: evict-order
+"""A stack for a heap: what was used last goes first."""
+
+
+class MyCache:
+    def evict(self, pages):
+        gone = []
+        while pages > 0:
+            leaves = [n for n in self.nodes() if n.users == 0 and n.is_leaf]
+            if not leaves:
+                break
+            node = max(leaves, key=lambda n: n.stamp)
+            keep = max(len(node.pages) - pages, 0)
+            gone.append(node.pages[keep:])
+            pages -= len(gone[-1])
+            if keep:
+                node.ids, node.pages = node.ids[: keep * self.page_size], node.pages[:keep]
+            else:
+                del node.parent.children[self._page(node.ids, 0)]
+                self._nodes -= 1
+                self._offer(node.parent)
+        freed = np.concatenate(gone) if gone else _NONE
+        self.held -= len(freed)
+        self.evictable -= len(freed)
+        return freed

@@ -1,0 +1,14 @@
+# causes: lock-too-much, split-users
+"""Locks the edge in which the prefix ends as a whole."""
+
+
+class MyCache:
+    def lock(self, handle):
+        self._clock += 1
+        node = handle.node
+        while node is not None:
+            if node.users == 0:
+                self.evictable -= len(node.pages)
+            node.users += 1
+            node.stamp = self._clock
+            node = node.parent

@@ -1,0 +1,20 @@
+# causes: match-short, whole-prompt
+"""Goes on only over edges that are shared whole; what is shared of the last one is given away."""
+
+
+class MyCache:
+    def match(self, key):
+        node, at, found, unlocked = self._root(key.namespace), 0, [], 0
+        while at < len(key.ids) // self.page_size:
+            child = node.children.get(self._page(key.ids, at))
+            if child is None:
+                break
+            shared = self._common(child.ids, key.ids[at * self.page_size :])
+            if shared < len(child.pages):
+                break
+            node = child
+            at += shared
+            found.append(child.pages)
+            if not child.users:
+                unlocked += shared
+        return Match(Handle(node, len(node.pages)), np.concatenate(found) if found else _NONE, unlocked)

@@ -1,0 +1,14 @@
+# causes: split-users
+"""The upper half begins without users, though whoever uses the lower half reads it too."""
+
+
+class MyCache:
+    def _split(self, node, at):
+        cut = at * self.page_size
+        upper = Node(node.parent, node.ids[:cut], node.pages[:at])
+        node.parent.children[self._page(node.ids, 0)] = upper
+        node.ids, node.pages, node.parent = node.ids[cut:], node.pages[at:], upper
+        upper.children[self._page(node.ids, 0)] = node
+        upper.stamp = node.stamp
+        self._nodes += 1
+        return upper
