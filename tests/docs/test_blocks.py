@@ -1,0 +1,138 @@
+"""What pages tell a reader to type works. Blocks that a page runs itself (``exec=``) are the site's test's; the others
+run here, page by page, in a folder of their own. A block with ``skip="reason"`` is not run, and the page says why.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minisgl.compose import split_plugins
+from minisgl.host import Host
+from minisgl.lab import catalog
+from minisgl.site.__main__ import course
+from minisgl.site.blocks import Block, blocks
+
+ROOT = Path(__file__).resolve().parents[2]
+README = "README.md"
+PAGES = [README, "docs/plugins.md", "docs/reference/http-api.md", *(path for path, _ in course(ROOT))]
+MADE_UP = "my_cache.py"
+"""A file that the README names as one of the reader's own."""
+
+LABS = ("meter", "ledger", "policy", "radix", "paged", "replay", "shard", "ring", "experts", "capstone")
+
+
+def to_run(page: str) -> list[Block]:
+    """The blocks of a page that its reader would run, and that the page does not run itself."""
+    found = blocks((ROOT / page).read_text(encoding="utf-8"))
+    return [b for b in found if b.language in ("bash", "python") and not {"exec", "quote"} & b.options.keys()]
+
+
+def commands(block: Block) -> list[str]:
+    """The lines of a bash block: continued ones joined, comments and environment taken off, ``a && b`` apart."""
+    lines = block.code.replace("\\\n", " ").splitlines()
+    bare = [re.sub(r"\s+#.*", "", line).strip() for line in lines]
+    parts = [part.strip() for line in bare for part in line.split(" && ")]
+    return [re.sub(r"^([A-Z_]+=\S+ )+", "", part) for part in parts if part and not part.startswith("#")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a page's commands run: the chapters are there, and this interpreter's programs."""
+    (tmp_path / "chapters").symlink_to(ROOT / "chapters")
+    counting = next(b.code for b in to_run("docs/plugins.md") if b.options.get("title") == "counting.py")
+    (tmp_path / MADE_UP).write_text(counting.replace("counting", "mine"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+def compose(words: list[str]) -> None:
+    """What the server would do with its command line before it starts anything."""
+    named, rest = split_plugins([word for word in words if word not in ("--help", "--cfg", "job")])
+    Host.load(named, light=True).compose(rest)
+
+
+def check_lab(words: list[str]) -> None:
+    """The command and the lab are there; what they do is the labs' tests'."""
+    assert words[0] in ("list", "start", "test", "hint", "status", "diff")
+    if words[1:] and words[1] not in {lab.lab for lab in catalog.labs()}:
+        assert words[1] in LABS, f"there is no lab {words[1]}"
+        pytest.xfail(f"the lab {words[1]} is not there yet")
+
+
+def run(command: str, folder: Path) -> None:
+    done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if to_run(page)])
+def test_the_blocks_of_a_page_run(page: str, folder: Path) -> None:
+    python = ""
+    for block in to_run(page):
+        if "skip" in block.options:
+            assert len(block.options["skip"]) > 10, f"{page}:{block.line}: say why it is not run"
+        elif title := block.options.get("title"):
+            (folder / title).write_text(block.code, encoding="utf-8")
+        elif block.language == "python":
+            python += block.code
+        else:
+            for command in commands(block):
+                words = command.split()
+                if words[:3] == ["python", "-m", "minisgl"]:
+                    compose(words[3:])
+                elif words[:3] == ["python", "-m", "minisgl.lab"]:
+                    check_lab(words[3:])
+                elif words != ["source", ".venv/bin/activate"]:  # this interpreter's environment is active
+                    run(command, folder)
+    if python:
+        (folder / "page.py").write_text(python, encoding="utf-8")
+        run("python page.py", folder)
+
+
+def test_the_python_of_the_readme_says_something_sensible() -> None:
+    code = next(b.code for b in to_run(README) if b.language == "python" and "title" not in b.options)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "radix" in result.stdout
+
+
+def test_the_plugins_of_the_pages_work_in_the_engine(tmp_path: Path) -> None:
+    from minisgl import LLM, SamplingParams
+
+    for page in (README, "docs/plugins.md"):
+        for block in to_run(page):
+            if "title" in block.options:
+                (tmp_path / block.options["title"]).write_text(block.code, encoding="utf-8")
+    prompts = ["What is a radix cache?", "Count from 5 to 9.", "What is 12 + 30?"]
+    params = SamplingParams(max_tokens=8, temperature=0.0)
+    with LLM("tutor", overrides=["device=cpu"]) as llm:
+        expected = [output.token_ids for output in llm.generate(prompts, params)]
+    words = [f"plugins=[{tmp_path}/shortest.py,{tmp_path}/counting.py,{tmp_path}/meter.py]"]
+    words += ["scheduler=shortest", "cache=counting", "cache.report_every=2", "page_size=4", "device=cpu"]
+    with LLM("tutor", overrides=words) as llm:
+        assert [output.token_ids for output in llm.generate(prompts, params)] == expected
+        meter = next(p for p in llm.host._manager.get_plugins() if type(p).__name__ == "Meter")
+        assert meter.steps > 0
+
+
+def test_make_targets_and_files_that_pages_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in [README, "CONTRIBUTING.md", *(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").glob("**/*.md"))]:
+        text = (ROOT / page).read_text("utf-8")
+        for target in re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE):
+            assert target in targets, f"{page}: make {target}"
+        if page.startswith("docs/"):
+            continue  # the site's build checks its links
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+            assert (ROOT / page).parent.joinpath(link).exists(), f"{page}: {link}"
+
+
+def test_commands_are_told_apart() -> None:
+    block = Block("bash", {}, "A=1 python -m x \\\n  y  # why\n# a comment\nb && c\n", 1, "", "")
+    assert commands(block) == ["python -m x    y", "b", "c"]
