@@ -22,6 +22,7 @@ from minisgl.layers.pieces import Source
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Model
 from minisgl.models.weights import Checkpoint
+from minisgl.moe import MoeBackend
 
 __all__ = ["PagedModel", "Row"]
 
@@ -42,6 +43,7 @@ class PagedModel:
         slots: int = 4,
         comm: Communicator | None = None,
         attention: AttentionBackend | None = None,
+        moe: MoeBackend | None = None,
         source: Source | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -53,7 +55,8 @@ class PagedModel:
         self.config = ModelConfig.from_dir(path)
         comm = comm or _make(host, "communicator", rank=0, size=1, address="", device=device)
         self.attention: AttentionBackend = attention or _make(host, "attention", device=device)
-        moe = _make(host, "moe", device=device) if self.config.num_experts else None
+        if moe is None and self.config.num_experts:
+            moe = _make(host, "moe", device=device)
         ctx = Context(comm, self.attention, moe, device, dtype)
         self.model: Model = (model or host.models()[self.config.architecture])(self.config, ctx)
         self.bytes_read = 0

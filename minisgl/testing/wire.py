@@ -62,6 +62,10 @@ class _Message:
         self.wire._wait(self)
         return True
 
+    def is_completed(self) -> bool:
+        """Whether it has met the other end; if so, that counts as waiting."""
+        return self.met is not None and self.wait()
+
     def __str__(self) -> str:
         verb = f"for rank {self.other} to receive" if self.sends else f"for what rank {self.other} sends"
         return f"rank {self.rank} waits {verb}"

@@ -1,0 +1,16 @@
+# causes: mixed
+"""Cuts the pairs by count, as they came."""
+
+import torch
+
+
+class MyMoe:
+    def sort(self, expert, experts):
+        order = torch.arange(len(expert))[(expert >= 0) & (expert < experts)]
+        pairs, counts, begin = [], [], 0
+        for count in torch.bincount(expert[order], minlength=experts).tolist():
+            padding = -count % self.block
+            pairs += [order[begin : begin + count], order.new_full((padding,), len(expert))]
+            counts.append(count + padding)
+            begin += count
+        return torch.cat(pairs), counts

@@ -1,0 +1,12 @@
+# causes: overwrites
+"""out[tokens] = rows: where a token stands twice in the index, one of its rows stays."""
+
+
+class MyMoe:
+    def scatter(self, rows, pairs, scale, out):
+        real = pairs < scale.numel()
+        rows, pairs = rows[real], pairs[real]
+        rows = rows * scale.flatten()[pairs].unsqueeze(1).to(rows.dtype)
+        out.zero_()
+        out[pairs // scale.shape[1]] = rows
+        return out

@@ -1,0 +1,15 @@
+# causes: padding, mixed
+"""Pads the end of the whole list, so that a block may hold two experts' rows."""
+
+import torch
+
+
+class MyMoe:
+    def sort(self, expert, experts):
+        ours = (expert >= 0) & (expert < experts)
+        order = expert.argsort(stable=True)
+        order = order[ours[order]]
+        counts = torch.bincount(expert[ours], minlength=experts).tolist()
+        padding = -len(order) % self.block
+        counts[-1] += padding
+        return torch.cat((order, order.new_full((padding,), len(expert)))), counts
