@@ -2,7 +2,7 @@
 # make serve   serve it on port 1919; ARGS="model=... tp=2" adds options
 # make test    lint, types and tests                       make lint    the first two alone
 # make docs    the documentation, into site/               make bench   the offline benchmark
-# make reference (the pages in docs/reference/), make format, make clean
+# make reference (docs/reference/ and the labs' skeletons), make format, make clean
 #
 # PYTHON=python3.12 picks the interpreter. On Linux, the default torch is gigabytes of CUDA: README.md says how to get
 # the CPU build (PIP_ARGS="--index-url ...").
@@ -43,6 +43,7 @@ docs: $(TOOLS)
 
 reference: $(BASE)
 	$(BIN)/python -m minisgl.reference docs/reference
+	$(BIN)/python -m minisgl.lab.generate
 
 format: $(TOOLS)
 	$(BIN)/ruff check --fix .

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -221,7 +222,7 @@ def _quiet(live: Callable[[list[list[Any]]], None], events: list[list[Any]]) -> 
 def make_cache(student: Student, page_size: int) -> Any:
     """The student's cache. If its options still have the reference's ``compare``: without C++."""
     schema = student.host.schema("cache", student.lab.name)
-    options = {"compare": "numpy"} if "compare" in schema.__dataclass_fields__ else {}
+    options = {"compare": "numpy"} if "compare" in [f.name for f in fields(schema)] else {}
     return student.make(student.config(**options), page_size=page_size)
 
 
@@ -257,7 +258,8 @@ def make_split(rng: random.Random, size: int) -> dict[str, Any]:
 
 
 def make_lock(rng: random.Random, size: int, evict: bool = False) -> dict[str, Any]:
-    page, locked = rng.choice([1, 1, 2, 3]), []
+    page = rng.choice([1, 1, 2, 3])
+    locked: list[int] = []
     events: list[list[Any]] = []
     for i in range(3 + min(size, 22)):
         kinds = ["insert", "insert", "lock", "match"] + ["unlock", "grow"] * bool(locked) + ["evict"] * evict
