@@ -183,7 +183,7 @@ def checksum(step: Step) -> int:
     """Of a step's arrays as they are now: that a launched step does not change is for the reader to see."""
     total = 0
     for array in (step.slots, step.starts, step.counts, step.sample, step.tokens, *step.table):
-        total = crc32(np.ascontiguousarray(array), total)
+        total = crc32(np.ascontiguousarray(array).data, total)
     return total
 
 

@@ -1,0 +1,12 @@
+"""Pictures of a trace, as SVG: each mark carries the event that it stands for in its data attributes."""
+
+from __future__ import annotations
+
+from minisgl.trace.draw.gap import gap
+from minisgl.trace.draw.pages import pages
+from minisgl.trace.draw.staircase import staircase
+from minisgl.trace.draw.svg import figure
+from minisgl.trace.draw.timeline import timeline, timelines
+from minisgl.trace.draw.tree import tree
+
+__all__ = ["figure", "gap", "pages", "staircase", "timeline", "timelines", "tree"]

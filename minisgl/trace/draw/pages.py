@@ -1,0 +1,82 @@
+"""The page map at a step: every page of the pool, and whose it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minisgl.trace.draw.svg import HUES, Picture
+from minisgl.trace.history import state_at
+from minisgl.trace.read import Trace
+from minisgl.trace.state import CACHE, FREE, RETIRING, State
+
+__all__ = ["pages"]
+
+WIDTH = 640
+
+
+def pages(trace: Trace, step: int, tables: bool = False, title: str = "") -> str:
+    """SVG of the pool after ``step``; ``tables`` draws the running requests' page tables above it."""
+    state = state_at(trace, step)
+    pic = Picture("pages", f"{title or 'Page map'} after step {step}")
+    free, retiring, cached = state.count(FREE), state.count(RETIRING), state.count(CACHE)
+    used = int(((state.owner == CACHE) & (state.users > 0)).sum())
+    items = [("free", f"free: {free}"), ("q0", f"a request's, by colour: {int((state.owner >= 0).sum())}")]
+    items += [("cache used", f"cached, in use: {used}"), ("cache", f"cached, evictable: {cached - used}")]
+    items += [("retire", f"retiring: {retiring}")]
+    y = pic.legend(0, 10, items, WIDTH) + 6
+    if tables:
+        y = _tables(pic, state, y)
+    _pool(pic, state, y)
+    pic.desc = (
+        f"After step {step}, of {state.spec.num_pages} pages {free} are free, {int((state.owner >= 0).sum())} are "
+        f"owned by requests, {cached} by the cache, of which {used} are in use, and {retiring} retire."
+    )
+    return pic.render()
+
+
+def _tables(pic: Picture, state: State, y: float) -> float:
+    """One line a running request: which page of the pool holds which of its pages."""
+    longest = max((int((state.table[req.slot] >= 0).sum()) for req in state.running.values()), default=1)
+    cell = min(max((WIDTH - 90) / max(longest, 1), 8.0), 24.0)
+    pic.text(0, y + 10, "page tables", "strong")
+    y += 18
+    for req in state.running.values():
+        pic.dot(6, y + 10, 5, f"q{req.uid % HUES}")
+        pic.text(16, y + 14, f"request {req.uid}")
+        row = state.table[req.slot]
+        for column, page in enumerate(row[row >= 0].tolist()):
+            tip = f"request {req.uid}, tokens from {column * state.spec.page_size} on: page {page}"
+            _page(pic, state, page, 90 + column * cell, y, cell, tip, kind="entry", uid=req.uid, column=column)
+        y += cell + 6
+    pic.text(0, y + 14, "the pool", "strong")
+    return y + 22
+
+
+def _pool(pic: Picture, state: State, y: float) -> None:
+    count = state.spec.num_pages
+    columns = next((n for n in (16, 20, 32, 40, 64) if count <= n * 10), 80)
+    cell = WIDTH / columns
+    for page in range(count):
+        tip = f"page {page}: {_words(state, page)}"
+        _page(pic, state, page, page % columns * cell, y + page // columns * cell, cell, tip, kind="page")
+
+
+def _page(pic: Picture, state: State, page: int, x: float, y: float, cell: float, tip: str, **data: Any) -> None:
+    owner, users = int(state.owner[page]), int(state.users[page])
+    named = {FREE: "free", RETIRING: "retire", CACHE: "cache used" if users else "cache"}
+    cls = named.get(owner, f"q{owner % HUES}")
+    gap = 1.0 if cell > 8 else 0.5
+    size = cell - 2 * gap
+    pic.rect(x + gap, y + gap, size, size, cls, fade=None if owner != CACHE or users else 0.6, tip=tip,
+             page=page, owner=owner, users=users, **data)  # fmt: skip
+    if owner == RETIRING and size >= 8:
+        pic.path([(x + gap + 2, y + gap + size - 2), (x + gap + size - 2, y + gap + 2)], "hatch")
+    if size >= 15:
+        pic.text(x + cell / 2, y + cell / 2 + 3.5, page, "small soft mid" if owner == FREE else "small on mid")
+
+
+def _words(state: State, page: int) -> str:
+    owner, users = int(state.owner[page]), int(state.users[page])
+    if owner == CACHE:
+        return f"the cache's, {users} user{'s' if users != 1 else ''}"
+    return {FREE: "free", RETIRING: "retiring: a launched step may still touch it"}.get(owner, f"request {owner}'s")

@@ -1,0 +1,52 @@
+"""Traces of real schedulers without a model: any workload, on the simulated engine, with any cache and policy.
+
+What pictures and tests are made from where the tokens' meaning does not matter. Every run is judged as it goes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from minisgl.core import EngineSpec, SamplingParams
+from minisgl.testing.drive import Job, make_plugin
+from minisgl.testing.traced import traced
+from minisgl.trace.read import Trace, read
+
+__all__ = ["greedy", "simulate"]
+
+
+def simulate(
+    jobs: Sequence[Job],
+    *,
+    policy: str = "mixed",
+    cache: str = "radix",
+    page_size: int = 16,
+    num_pages: int = 64,
+    max_running_requests: int = 16,
+    max_len: int | None = None,
+    name: str = "run",
+    **options: Any,
+) -> Trace:
+    """The trace of ``jobs``; ``options`` are `Drive`'s (``overlap``, ``max_prefill_tokens``, …). ``max_len`` is by
+    default the pool's size in tokens."""
+    spec = EngineSpec(
+        page_size=page_size,
+        num_pages=num_pages,
+        max_slots=max_running_requests,
+        max_len=max_len or num_pages * page_size,
+        vocab_size=max((max(job.prompt) for job in jobs), default=0) + 2,
+    )
+    made = make_plugin("cache", cache, page_size=page_size), make_plugin("scheduler", policy)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name}.jsonl"
+        with traced(path, spec, *made, thorough=False, **options) as drive:
+            drive.run(jobs)
+        return read(path)
+
+
+def greedy(uid: int, prompt: Sequence[int], answer: int, arrive: int = 0) -> Job:
+    """A request whose answer has exactly ``answer`` tokens."""
+    return Job(uid, list(prompt), SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True), arrive)

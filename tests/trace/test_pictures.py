@@ -1,0 +1,244 @@
+"""Pictures and the viewer: their marks are the trace's events, no more and no less; nothing in them needs a network."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl.testing.drive import Job
+from minisgl.testing.small import job, tight
+from minisgl.trace import events as ev
+from minisgl.trace.__main__ import main
+from minisgl.trace.chrome import chrome
+from minisgl.trace.draw import gap, pages, staircase, timeline, timelines, tree
+from minisgl.trace.history import gaps, state_at, turns
+from minisgl.trace.read import Trace, TraceError
+from minisgl.trace.simulate import simulate
+from minisgl.trace.summary import summarize
+from minisgl.trace.view import difference, page, run_data
+
+Marks = list[dict[str, str]]
+
+
+def clients() -> list[Job]:
+    """Two families of prompts, one prompt that leaves the first after a page, and a client that hangs up."""
+    family = [job(u, 14 + u % 3, 12, first=u % 2, arrive=2 * u) for u in range(1, 9)]
+    stem = list(family[1].prompt)
+    return [*family, job(9, 9, 8, abort=3), Job(10, [*stem[:4], *[7] * 9], family[0].params, arrive=3)]
+
+
+@pytest.fixture(scope="module")
+def run() -> Trace:
+    with tight():
+        return simulate(clients(), page_size=4, num_pages=16, max_running_requests=3, max_prefill_tokens=8, max_len=60)
+
+
+@pytest.fixture(scope="module")
+def other() -> Trace:
+    with tight():
+        return simulate(
+            clients(), policy="prefill_first", page_size=4, num_pages=16, max_running_requests=3, max_len=60
+        )
+
+
+def marks(svg: str, *kinds: str) -> Marks:
+    """The ``data-`` attributes of an SVG's marks, of these kinds."""
+    root = ET.fromstring(svg)
+    found = [{k.removeprefix("data-"): v for k, v in e.attrib.items() if k.startswith("data-")} for e in root.iter()]
+    return [mark for mark in found if mark.get("kind") in kinds]
+
+
+def of(trace: Trace, kind: type[Any]) -> list[Any]:
+    return [event for event in trace if isinstance(event, kind)]
+
+
+def test_the_run_has_what_the_pictures_show(run: Trace) -> None:
+    s = summarize(run)
+    assert s.retractions and s.cached and s.evicted and s.splits and s.discarded
+    assert s.prefill + s.decode == sum(sum(batch.counts) for batch in of(run, ev.Batch))
+    assert s.worst is not None
+    assert s.worst.tokens == max(gap.tokens for gap in gaps(run))
+
+
+def test_a_timeline_has_a_mark_for_each_row_and_each_retraction(run: Trace) -> None:
+    svg = timeline(run)
+    rows = Counter()
+    for batch in of(run, ev.Batch):
+        for i, uid in enumerate(batch.uids):
+            kind = "decode" if i < batch.decode else "prefill"
+            rows[batch.step, uid, kind, batch.starts[i], batch.counts[i]] += 1
+    drawn = Counter(
+        (int(m["step"]), int(m["uid"]), m["kind"], int(m["start"]), int(m["count"]))
+        for m in marks(svg, "prefill", "decode")
+    )
+    assert drawn == rows
+    assert Counter((int(m["step"]), int(m["uid"])) for m in marks(svg, "retract")) == Counter(
+        (event.step, event.uid) for event in of(run, ev.Retract)
+    )
+    work = Counter[int]()
+    for m in marks(svg, "work-prefill", "work-decode"):
+        work[int(m["step"])] += int(m["tokens"])
+    assert work == {batch.step: sum(batch.counts) for batch in of(run, ev.Batch)}
+    cached = sum(int(m["count"]) for m in marks(svg, "cached"))
+    assert cached == sum(len(event.pages) * 4 for event in of(run, ev.Match))
+    some = {int(m["step"]) for m in marks(timeline(run, range(3, 9)), "prefill", "decode")}
+    assert some == set(range(3, 9))
+
+
+def test_two_timelines_share_their_columns(run: Trace, other: Trace) -> None:
+    svg = timelines([("mixed", run), ("prefill first", other)])
+    assert len(marks(svg, "prefill", "decode")) == sum(len(b.uids) for t in (run, other) for b in of(t, ev.Batch))
+    assert "mixed" in svg and "prefill first" in svg
+
+
+@pytest.mark.parametrize("part", [0.2, 0.5, 0.8])
+def test_a_tree_and_a_page_map_show_the_state_after_a_step(run: Trace, part: float) -> None:
+    step = int(part * len(of(run, ev.Batch)))
+    state = state_at(run, step)
+    svg = tree(run, step)
+    shown = {tuple(map(int, m["pages"].split())): (int(m["users"]), int(m["depth"])) for m in marks(svg, "node")}
+    hidden = {int(page) for m in marks(svg, "more") for page in m["pages"].split()}
+    for node in state.tree.nodes():
+        if not hidden.intersection(node.pages):
+            assert shown.pop(tuple(node.pages)) == (node.users, node.depth)
+    assert not shown
+    users = {int(m["uid"]): int(m["page"]) for m in marks(svg, "user")}
+    assert users == {req.uid: req.shared[-1] for req in state.running.values() if req.shared}
+    pool = marks(pages(run, step), "page")
+    assert [int(m["owner"]) for m in pool] == state.owner.tolist()
+    assert [int(m["users"]) for m in pool] == state.users.tolist()
+    entries = marks(pages(run, step, tables=True), "entry")
+    for req in state.running.values():
+        row = [int(m["page"]) for m in entries if int(m["uid"]) == req.uid]
+        assert row == state.table[req.slot][: len(row)].tolist()
+        assert len(row) == -(-req.computed // 4) or req.computed < req.target
+
+
+def test_a_staircase_is_one_requests_rows(run: Trace) -> None:
+    rows = [(turn.step, row.start, row.count) for turn, _ in turns(run) for row in turn.rows if row.uid == 3]
+    drawn = [(int(m["step"]), int(m["start"]), int(m["count"])) for m in marks(staircase(run, 3), "prefill", "decode")]
+    assert drawn == rows
+    with pytest.raises(TraceError, match="no row of request 77"):
+        staircase(run, 77)
+
+
+def test_the_worst_gap_is_marked(run: Trace, other: Trace) -> None:
+    worst = [m["tokens"] for m in marks(gap([("chunks", run), ("whole", other)]), "worst")]
+    assert worst == [str(summarize(t).worst.tokens) for t in (run, other)]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [timeline, lambda t: tree(t, 9), lambda t: pages(t, 9, True), lambda t: staircase(t, 2), lambda t: gap([("a", t)])],
+)
+def test_each_picture_has_words_and_both_themes_and_no_script(draw: Callable[[Trace], str], run: Trace) -> None:
+    svg = draw(run)
+    root = ET.fromstring(svg)
+    assert root.get("role") == "img"
+    title, desc = root[0], root[1]
+    assert root.get("aria-labelledby") == f"{title.get('id')} {desc.get('id')}"
+    assert title.text and desc.text and any(c.isdigit() for c in desc.text)
+    assert "prefers-color-scheme:dark" in svg and '[data-md-color-scheme="slate"]' in svg
+    assert "<script" not in svg and "href" not in svg
+    assert draw(run) == svg  # the same each time, so that a page that holds it does not change
+    left, top, width, height = map(float, root.get("viewBox", "").split())
+    for e in root.iter():
+        if e.tag.endswith("rect"):
+            assert left <= float(e.get("x", 0)) and float(e.get("x", 0)) + float(e.get("width", 0)) <= left + width
+            assert top <= float(e.get("y", 0)) and float(e.get("y", 0)) + float(e.get("height", 0)) <= top + height
+
+
+def test_an_empty_run_can_be_drawn() -> None:
+    empty = simulate([], num_pages=4)
+    assert ET.fromstring(timeline(empty)).get("role") == "img"
+    assert run_data(empty)["steps"] == []
+
+
+def test_the_viewers_data_lead_to_the_state_of_every_step(run: Trace) -> None:
+    data = json.loads(json.dumps(run_data(run)))
+    owner, users = [-1] * 16, [0] * 16
+    tables: dict[int, list[int]] = {}
+    for step, (turn, state) in zip(data["steps"], turns(run), strict=True):
+        for i, value in step.get("p", []):
+            owner[i] = value
+        for i, value in step.get("u", []):
+            users[i] = value
+        tables |= dict(step.get("t", []))
+        assert (owner, users) == (state.owner.tolist(), state.users.tolist())
+        for req in state.running.values():
+            assert tables[req.uid] == [p for p in state.table[req.slot].tolist() if p >= 0]
+        assert [row[:3] for row in step["r"]] == [[r.uid, r.start, r.count] for r in turn.rows]
+        tree = data["trees"][step["n"]]
+        assert [(n[1], n[2]) for n in tree] == [(n.pages, n.users) for n in state.tree.nodes()]
+
+
+def test_the_page_holds_everything(run: Trace, other: Trace) -> None:
+    html = page([run, other], "</script><script>alert(1)//")
+    assert not re.search(r"(src|href)=[\"'](?!data:)", html)
+    assert "http" not in html.replace("http://www.w3.org/2000/svg", "")
+    assert html.count("<script") == 2
+    (embedded,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', html, re.DOTALL)
+    data = json.loads(embedded)
+    assert [len(r["steps"]) for r in data["runs"]] == [len(of(t, ev.Batch)) for t in (run, other)]
+    assert data["difference"] == difference(run, other)
+
+
+def test_two_runs_differ_first_where_they_do(run: Trace, other: Trace) -> None:
+    assert difference(run, run) is None
+    found = difference(run, other)
+    assert found is not None
+    ones, twos = ([sorted((r.uid, r.start, r.count) for r in turn.rows) for turn, _ in turns(t)] for t in (run, other))
+    assert ones[: found["step"]] == twos[: found["step"]]
+    assert ones[found["step"]] != twos[found["step"]]
+
+
+def test_the_chrome_format_has_each_step_and_row(run: Trace) -> None:
+    found = chrome(run)["traceEvents"]
+    assert all({"ph", "pid", "name"} <= event.keys() for event in found)
+    spans = [event for event in found if event["ph"] == "X"]
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in spans)
+    rows = [event for event in spans if event["name"] in ("prefill", "decode")]
+    assert len(rows) == sum(len(batch.uids) for batch in of(run, ev.Batch))
+    assert sum("rows" in event["args"] for event in spans) == len(of(run, ev.Batch))
+    assert sum(event["name"] == "retract" for event in found) == len(of(run, ev.Retract))
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from minisgl.testing.planted import PLANTED, planted
+
+    bug = PLANTED["duplicates freed before remap"]
+    good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
+    with planted():
+        bug.run(good)
+    with planted(bug.plant), pytest.raises(AssertionError):
+        bug.run(bad)
+    html, out = tmp_path / "run.html", tmp_path / "run.json"
+    assert main([str(good), "--html", str(html), "--chrome", str(out)]) == 0
+    assert "Every promise that a trace can show was kept." in capsys.readouterr().out
+    assert html.stat().st_size > 10_000
+    assert json.loads(out.read_text())["traceEvents"]
+    assert main([str(bad), str(good)]) == 1
+    said = capsys.readouterr().out
+    assert "promise 4 is broken at step 1, request 2, page 3" in said
+    assert "They differ first at step" in said
+    svg = tmp_path / "picture.svg"
+    for picture in ("timeline", "tree", "pages", "tables", "staircase", "gap"):
+        assert main([str(good), "--draw", picture, "-o", str(svg)]) == 0
+        assert "data-kind" in svg.read_text()
+    assert main([str(good), "--draw", "timeline", "--steps", "2:4"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("</svg>")
+    for words, message in (
+        (["--draw", "tree", "--step", "400"], "has no step 400: its last one is 15."),
+        (["--draw", "timeline", "--steps", "9"], "--steps 9: write it as A:B"),
+        (["--html", str(tmp_path / "no" / "x.html")], "No such file or directory"),
+        ([str(good), str(good)], "3 files were given"),
+    ):
+        assert main([str(good), *words]) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
