@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl import LLM, SamplingParams
 from minisgl.host import Host
+from minisgl.lab.gates.ledger import BUGS, STRUCK, Struck
+from minisgl.lab.observed import run, watch
 from minisgl.plugins.observer.auditor import RULES, Auditor
 from minisgl.testing.drive import Drive, Job
+from minisgl.testing.planted import Hasty
 from minisgl.testing.small import job, make, pool, tight
 from minisgl.testing.workloads import jobs, setups
 
@@ -102,3 +106,22 @@ def test_it_works_in_the_engine_and_its_metrics_can_be_read() -> None:
     assert samples["minisgl_audit_open_requests",] == 0
     assert samples["minisgl_audit_pages", "requests"] == 0
     assert samples["minisgl_audit_pages", "cache"] == len(auditor.owner) > 0
+
+
+# ---- what is planted is found ------------------------------------------------------------------------------
+
+FOUND_AS = {"leak": "leak", "twice": "owner", "in-flight": "in-flight", "table": "table", "reply": "reply"}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found_by_its_rule_where_it_strikes(bug: str) -> None:
+    workload, struck, host = STRUCK[bug](), Struck(), Host()
+    host.add(NAME)  # alone: the built-in observers trust the scheduler
+    drive = watch({**workload, "policy": "mixed"}, host)
+    drive.scheduler.planner.policy = Hasty()
+    with tight(), BUGS[bug](struck), contextlib.suppress(AssertionError):
+        run(drive, workload)
+    auditor = auditor_of(host)
+    first = auditor.findings[0]
+    assert first.rule == FOUND_AS[bug]
+    assert (first.uid, first.page) in struck.places

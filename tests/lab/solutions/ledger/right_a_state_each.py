@@ -1,0 +1,103 @@
+"""A state for each page instead of an owner, arrays for tables, and one place where all transitions are checked."""
+
+from collections import defaultdict
+from typing import NamedTuple
+
+from minisgl import hookimpl
+
+FREE, HELD, SHARED = "free", "held", "shared"
+
+
+class Note(NamedTuple):
+    rule: str
+    step: int
+    uid: int | None
+    page: int | None
+    text: str
+
+
+class Page:
+    def __init__(self):
+        self.state, self.by, self.busy = FREE, None, -1
+
+
+class Inspector:
+    def __init__(self):
+        self.findings = []
+        self._pages = defaultdict(Page)
+        self._rows = {}
+        self._open = {}
+        self._newest = self._oldest_unread = -1
+
+    def _complain(self, rule, uid, page, text):
+        self.findings.append(Note(rule, self._newest, uid, page, text))
+
+    def _change(self, number, before, after, uid=None):
+        page = self._pages[number]
+        if (page.state, page.by) != before:
+            self._complain("transition", before[1], number, f"page {number} is {page.state}, by {page.by}")
+            return page
+        page.state, page.by = after, uid
+        return page
+
+    @hookimpl
+    def minisgl_request_added(self, req):
+        self._open[req.uid] = 0
+
+    @hookimpl
+    def minisgl_pages_allocated(self, owners, pages):
+        for uid, number in zip(owners, pages, strict=True):
+            page = self._change(int(number), (FREE, None), HELD, int(uid))
+            if page.busy >= self._oldest_unread and page.busy >= 0:
+                self._complain("early", int(uid), int(number), f"page {number} may still be written by {page.busy}")
+
+    @hookimpl
+    def minisgl_pages_cached(self, req, pages):
+        for number in pages:
+            self._change(int(number), (HELD, req.uid), SHARED)
+
+    @hookimpl
+    def minisgl_pages_evicted(self, pages):
+        for number in pages:
+            self._change(int(number), (SHARED, None), FREE)
+
+    @hookimpl
+    def minisgl_pages_freed(self, owner, pages):
+        for number in pages:
+            self._change(int(number), (HELD, owner), FREE).busy = self._newest
+
+    @hookimpl
+    def minisgl_batch_scheduled(self, step, reqs):
+        for seat in step.seats:
+            self._rows[seat.slot] = {}
+        for slot, column, page in zip(*step.table, strict=True):
+            self._rows[int(slot)][int(column)] = int(page)
+        for req, slot in zip(reqs, step.slots, strict=True):
+            for number in set(self._rows[int(slot)].values()):
+                page = self._pages[number]
+                if page.state == FREE or page.by not in (None, req.uid):
+                    self._complain("stale", req.uid, number, f"request {req.uid} reads page {number}")
+        if self._oldest_unread < 0:
+            self._oldest_unread = step.id
+        self._newest = step.id
+
+    @hookimpl
+    def minisgl_step_finished(self, result):
+        self._oldest_unread = result.id + 1
+
+    def _check_empty(self, uid):
+        for number, page in self._pages.items():
+            if page.by == uid:
+                self._complain("kept", uid, number, f"request {uid} is gone, and keeps page {number}")
+                page.state, page.by = FREE, None
+
+    @hookimpl
+    def minisgl_request_retracted(self, req):
+        self._check_empty(req.uid)
+
+    @hookimpl
+    def minisgl_request_finished(self, req):
+        if self._open.pop(req.uid, None) is None:
+            self._complain("again", req.uid, None, f"request {req.uid} was answered before")
+        if req.reason != "error":
+            self._check_empty(req.uid)

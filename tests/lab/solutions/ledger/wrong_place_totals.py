@@ -1,0 +1,55 @@
+# causes: misses-twice, place
+"""How many pages are taken, in all: whose they are is not kept."""
+
+from typing import NamedTuple
+
+from minisgl import hookimpl
+
+
+class Finding(NamedTuple):
+    rule: str
+    step: int
+    uid: int | None
+    page: int | None
+    text: str
+
+
+class Totals:
+    def __init__(self):
+        self.findings = []
+        self.taken = self.cached = 0
+        self.open = set()
+
+    def check(self):
+        if self.taken < 0 or self.cached < 0:
+            self.findings.append(Finding("total", 0, None, None, "more pages were given back than taken"))
+
+    @hookimpl
+    def minisgl_request_added(self, req):
+        self.open.add(req.uid)
+
+    @hookimpl
+    def minisgl_pages_allocated(self, owners, pages):
+        self.taken += len(pages)
+
+    @hookimpl
+    def minisgl_pages_cached(self, req, pages):
+        self.taken -= len(pages)
+        self.cached += len(pages)
+        self.check()
+
+    @hookimpl
+    def minisgl_pages_evicted(self, pages):
+        self.cached -= len(pages)
+        self.check()
+
+    @hookimpl
+    def minisgl_pages_freed(self, owner, pages):
+        self.taken -= len(pages)
+        self.check()
+
+    @hookimpl
+    def minisgl_request_finished(self, req):
+        self.open.remove(req.uid)
+        if not self.open and self.taken and req.reason != "error":
+            self.findings.append(Finding("total", 0, None, None, f"{self.taken} pages are missing"))
