@@ -121,9 +121,9 @@ def lay_out(
 
     q = randn(int(counts.sum()), case.q_heads, case.head_dim)
     indptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    on_device = (torch.from_numpy(x).to(device) for x in (indptr, kv_len))
+    starts, lengths = torch.from_numpy(indptr).to(device), torch.from_numpy(kv_len).to(device)
     rows = slot_of.to(device, torch.int32)
-    batch = AttnBatch(int((counts == 1).sum()), indptr, kv_len, *on_device, rows, table.to(device))
+    batch = AttnBatch(int((counts == 1).sum()), indptr, kv_len, starts, lengths, rows, table.to(device))
     want = [
         _dense(q[a:b].to(device), k.to(device), v.to(device), layer).cpu()
         for a, b, k, v in zip(indptr[:-1].tolist(), indptr[1:].tolist(), keys, values, strict=True)

@@ -1,8 +1,8 @@
 """`attention=auto`: the backend that was measured to be the fastest here, by device, dtype and head size.
 
-On an H200 (docs/benchmarks): FlashInfer is fastest at prefill, our Triton kernels at decode, so a GPU gets the two
-together; Triton alone where FlashInfer is not installed or does not know the dtype or head size. A CPU gets sparse,
-which reads KV once, in float32, and torch for other dtypes.
+On an H200 (docs/benchmarks/attention.md): FlashInfer is fastest at prefill when the host's time counts too, our Triton
+kernels at decode, so a GPU gets the two together; Triton alone where FlashInfer is not installed or does not know the
+dtype or head size. A CPU gets sparse, which reads KV once, in float32, and torch for other dtypes.
 """
 
 from __future__ import annotations

@@ -45,10 +45,16 @@ class Release(NamedTuple):
     page_sizes: tuple[int, ...] | None = None
 
 
-# Version 4 takes other heads too, and was seen to compute NaN for 80. Version 2's pages may be any multiple of 256;
-# larger ones than these waste more of a page than they save.
+# Version 4 (4.0.0b36 on Hopper) also computes heads of 80 and 96 over pages, and wrongly. Version 2's pages may be any
+# multiple of 256; larger ones than these waste more of a page than they save.
 RELEASES = {
-    4: Release("flash_attn.cute", (9, 10, 11), "Hopper and Blackwell", "pip install 'minisgl[gpu]'", (64, 128, 256)),
+    4: Release(
+        "flash_attn.cute",
+        (9, 10, 11),
+        "Hopper and Blackwell",
+        "pip install 'minisgl[gpu]'",
+        (32, 64, 128, 256),
+    ),
     3: Release(
         "flash_attn_interface",
         (9,),

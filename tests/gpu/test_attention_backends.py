@@ -5,6 +5,7 @@ Over page sizes, query heads to a KV head, chunk boundaries, cached prefixes and
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -42,8 +43,21 @@ def cases(name: str) -> Iterator[AttentionCase]:
         yield replace(BASE, soft_cap=2.0)
         yield replace(BASE, window=100, soft_cap=2.0, page_size=128)
         yield replace(BASE, q_heads=6, kv_heads=2)
-        yield from (replace(BASE, head_dim=dim) for dim in (64, 256))
+        yield from (replace(BASE, head_dim=dim) for dim in (32, 256))
         yield replace(BASE, dtype=torch.float16)
+
+
+@functools.cache
+def compile_xqa() -> None:
+    """What the cases of trtllm need, at once: one after another they would take some minutes."""
+    from flashinfer.jit.core import build_jit_specs
+    from flashinfer.jit.xqa import gen_xqa_module
+
+    wanted = {
+        (case.dtype, case.dtype, case.page_size, case.head_dim, case.q_heads // case.kv_heads, case.window >= 0)
+        for case in cases("trtllm")
+    }
+    build_jit_specs([gen_xqa_module(*options, torch.bfloat16) for options in sorted(wanted, key=str)])
 
 
 def made(name: str, device: torch.device) -> AttentionBackend:
@@ -51,6 +65,8 @@ def made(name: str, device: torch.device) -> AttentionBackend:
     if device.type != "cuda":
         pytest.skip("needs a CUDA device")
     pytest.importorskip(PACKAGES[name], reason=f"attention={name} needs a package that is not installed here")
+    if name == "trtllm":
+        compile_xqa()
     host = Host.load()
     config = Hybrid(prefill="triton", decode=name) if name == "trtllm" else host.make("attention", name)
     backend: AttentionBackend = host.build("attention", config, device=device)

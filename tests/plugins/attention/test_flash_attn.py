@@ -273,5 +273,5 @@ def test_refuses_what_it_can_not_compute() -> None:
     with pytest.raises(ConfigError, match=r"attention.version=5: FlashAttention 4, 3 and 2 are known"):
         host.compose(["attention=flash_attn", "attention.version=5"])
     laid = lay_out(replace(MIXED, head_dim=80))
-    with pytest.raises(ConfigError, match="serves heads of 64, 128, 256; this model's are of 80"):
+    with pytest.raises(ConfigError, match="serves heads of 32, 64, 128, 256; this model's are of 80"):
         FlashAttention(CPU, 4, None).bind(laid.pool, laid.layers, [])
