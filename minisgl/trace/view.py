@@ -12,6 +12,9 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
+
+from minisgl.core import I32, EngineSpec
 from minisgl.trace import events as ev
 from minisgl.trace.check import check
 from minisgl.trace.draw.svg import theme
@@ -50,8 +53,7 @@ def run_data(trace: Trace) -> dict[str, Any]:
     """A trace as the page's script wants it."""
     requests: dict[int, dict[str, Any]] = {}
     steps: list[dict[str, Any]] = []
-    trees: list[Any] = []
-    books = _Books()
+    trees, books = _Trees(), _Books(trace.spec)
     splits = 0
     for turn, state in turns(trace):
         for event in turn.events:
@@ -59,9 +61,6 @@ def run_data(trace: Trace) -> dict[str, Any]:
                 requests[event.uid] = {"prompt": len(event.prompt), "most": event.max_tokens, "added": event.step}
             elif isinstance(event, ev.Finish):
                 requests[event.uid] |= {"ended": event.step, "reason": event.reason}
-        nodes = _nodes(state)
-        if not trees or trees[-1] != nodes:
-            trees.append(nodes)
         said = _said(turn, state.tree.splits - splits, trace.spec.page_size)
         splits = state.tree.splits
         steps.append(
@@ -72,7 +71,7 @@ def run_data(trace: Trace) -> dict[str, Any]:
                 "w": turn.waiting,
                 "e": said,
                 "q": [state.count(FREE), state.count(CACHE), state.evictable, state.count(RETIRING)],
-                "n": len(trees) - 1,
+                "n": trees.add(state),
                 **books.changes(state),
             }
         )  # fmt: skip
@@ -83,7 +82,8 @@ def run_data(trace: Trace) -> dict[str, Any]:
         "options": _options(trace),
         "requests": requests,
         "steps": steps,
-        "trees": trees,
+        "trees": trees.trees,
+        "lists": trees.lists,
         "violation": violation
         and {
             "step": violation.step,
@@ -104,47 +104,66 @@ def _options(trace: Trace) -> str:
 
 
 class _Books:
-    """What changed since the step before: owners and users of pages, page tables of requests."""
+    """What changed since the step before: owners and users of pages (``p`` and ``u``: [page, value]), page tables of
+    requests (``t``: [uid, entries kept, entries after them], or [uid] where it has none any more)."""
 
-    def __init__(self) -> None:
-        self.owner: dict[int, int] = {}
-        self.users: dict[int, int] = {}
+    def __init__(self, spec: EngineSpec) -> None:
+        self.owner: I32 = np.full(spec.num_pages, FREE, np.int32)
+        self.users: I32 = np.zeros(spec.num_pages, np.int32)
         self.tables: dict[int, list[int]] = {}
 
     def changes(self, state: State) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for name, old, new in (("p", self.owner, state.owner), ("u", self.users, state.users)):
-            rest = FREE if name == "p" else 0
-            now = {i: v for i, v in enumerate(new.tolist()) if v != rest}
-            changed = [[i, now.get(i, rest)] for i in sorted(old.keys() | now.keys()) if old.get(i) != now.get(i)]
-            old.clear()
-            old.update(now)
-            if changed:
-                out[name] = changed
-        tables = {}
-        for req in state.running.values():
-            row = state.table[req.slot]
-            tables[req.uid] = row[row >= 0].tolist()
-        gone = [[uid, None] for uid in self.tables if uid not in tables]
-        fresh = [[uid, pages] for uid, pages in tables.items() if self.tables.get(uid) != pages]
-        self.tables = tables
-        if gone or fresh:
-            out["t"] = [*gone, *fresh]
+            changed = np.flatnonzero(old != new)
+            if len(changed):
+                out[name] = np.stack((changed, new[changed]), axis=1).tolist()
+                old[:] = new
+        tables = {req.uid: state.table[req.slot] for req in state.running.values()}
+        moved: list[list[Any]] = [[uid] for uid in self.tables if uid not in tables]
+        now = {uid: row[row >= 0].tolist() for uid, row in tables.items()}
+        for uid, row in now.items():
+            before = self.tables.get(uid, [])
+            if row != before:
+                keep = next((i for i, (a, b) in enumerate(zip(row, before)) if a != b), min(len(row), len(before)))
+                moved.append([uid, keep, row[keep:]])
+        self.tables = now
+        if moved:
+            out["t"] = moved
         return out
 
 
-def _nodes(state: State) -> list[list[Any]]:
-    """[parent's index or -1, pages, users, step of last use, requests whose prefix ends here], parents first."""
-    ends: dict[int, list[int]] = {}
-    for req in state.running.values():
-        if req.shared:
-            ends.setdefault(req.shared[-1], []).append(req.uid)
-    index: dict[int, int] = {}
-    out: list[list[Any]] = []
-    for node in state.tree.nodes():
-        index[id(node)] = len(out)
-        out.append([_parent(node, index), list(node.pages), node.users, node.step, ends.get(node.pages[-1], [])])
-    return out
+class _Trees:
+    """Every tree that was seen, each list of pages once: a node is [parent's index or -1, number of its list of pages,
+    users, step of last use, requests whose prefix ends there]."""
+
+    def __init__(self) -> None:
+        self.trees: list[list[list[Any]]] = []
+        self.lists: list[list[int]] = []
+        self._numbers: dict[tuple[int, ...], int] = {}
+
+    def add(self, state: State) -> int:
+        """The number of the tree as it is now."""
+        ends: dict[int, list[int]] = {}
+        for req in state.running.values():
+            if req.shared:
+                ends.setdefault(req.shared[-1], []).append(req.uid)
+        index: dict[int, int] = {}
+        nodes: list[list[Any]] = []
+        for node in state.tree.nodes():
+            index[id(node)] = len(nodes)
+            above, last = _parent(node, index), node.pages[-1]
+            nodes.append([above, self._list(node.pages), node.users, node.step, ends.get(last, [])])
+        if not self.trees or self.trees[-1] != nodes:
+            self.trees.append(nodes)
+        return len(self.trees) - 1
+
+    def _list(self, pages: list[int]) -> int:
+        key = tuple(pages)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.lists)
+            self.lists.append(list(pages))
+        return self._numbers[key]
 
 
 def _parent(node: Node, index: dict[int, int]) -> int:

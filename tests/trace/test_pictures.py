@@ -170,13 +170,14 @@ def test_the_viewers_data_lead_to_the_state_of_every_step(run: Trace) -> None:
             owner[i] = value
         for i, value in step.get("u", []):
             users[i] = value
-        tables |= dict(step.get("t", []))
+        for uid, *moved in step.get("t", []):
+            tables[uid] = tables.get(uid, [])[: moved[0]] + moved[1] if moved else []
         assert (owner, users) == (state.owner.tolist(), state.users.tolist())
         for req in state.running.values():
             assert tables[req.uid] == [p for p in state.table[req.slot].tolist() if p >= 0]
         assert [row[:3] for row in step["r"]] == [[r.uid, r.start, r.count] for r in turn.rows]
         tree = data["trees"][step["n"]]
-        assert [(n[1], n[2]) for n in tree] == [(n.pages, n.users) for n in state.tree.nodes()]
+        assert [(data["lists"][n[1]], n[2]) for n in tree] == [(n.pages, n.users) for n in state.tree.nodes()]
 
 
 def test_the_page_holds_everything(run: Trace, other: Trace) -> None:

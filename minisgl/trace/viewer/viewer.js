@@ -67,7 +67,8 @@
         const s = this.steps[++this.now];
         for (const [page, owner] of s.p || []) this.owner[page] = owner;
         for (const [page, users] of s.u || []) this.users[page] = users;
-        for (const [uid, pages] of s.t || []) if (pages) this.tables.set(uid, pages); else this.tables.delete(uid);
+        for (const [uid, keep, more] of s.t || [])
+          if (more) this.tables.set(uid, [...(this.tables.get(uid) || []).slice(0, keep), ...more]); else this.tables.delete(uid);
       }
     }
     draw() {
@@ -170,7 +171,7 @@
 
     tree(s) {
       const { body, title } = this.panel.tree;
-      const nodes = this.trees[s.n], depth = [], children = nodes.map(() => []), roots = [];
+      const nodes = this.trees[s.n].map(([parent, list, ...rest]) => [parent, this.lists[list], ...rest]), depth = [], children = nodes.map(() => []), roots = [];
       let deepest = 1, held = 0;
       nodes.forEach(([parent, pages], i) => {
         depth[i] = parent < 0 ? 0 : depth[parent] + nodes[parent][1].length;
