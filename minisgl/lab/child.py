@@ -24,6 +24,7 @@ from typing import IO, Any
 
 import psutil
 
+from minisgl.config import GROUPS
 from minisgl.lab.blame import ReferenceTaken, blame
 from minisgl.lab.catalog import Lab, find
 from minisgl.lab.gate import Broken, Gate, Hangs, Student
@@ -58,15 +59,18 @@ def load(student: Student) -> None:
     plugin, lab = student.plugin, student.lab
     assert plugin is not None
     promise = "minisgl finds the plugin in the file."
-    if lab.words:
+    if lab.hook in GROUPS:
         if f"minisgl_{lab.hook}" not in plugin.hooks:
             raise Broken("loads", promise, f"There is no @hookimpl minisgl_{lab.hook} in it: nothing would build it.")
         names = [name for group, name, _ in plugin.options if group == lab.hook]
         if lab.name not in names:
             seen = f"minisgl_configs yields {names or 'no choice'} for the group {lab.hook!r}, and not {lab.name!r}."
             raise Broken("loads", promise, seen)
-    elif lab.hook == "models" and "minisgl_models" not in plugin.hooks:
-        raise Broken("loads", promise, "There is no @hookimpl minisgl_models in it.")
+    elif lab.hook == "models":
+        names = list(student.host.models()) if "minisgl_models" in plugin.hooks else []
+        if lab.name not in names:
+            seen = f"minisgl_models returns {names or 'no class'}, and not {lab.name!r}."
+            raise Broken("loads", promise, seen if names else "There is no @hookimpl minisgl_models in it.")
 
 
 LOADS = Gate("loads", "the file loads, and minisgl finds the plugin in it", load)
@@ -81,7 +85,7 @@ def try_gate(lab: Lab, gate: Gate, asked: dict[str, Any], tell: Callable[[dict[s
         seed=asked["seed"],
         gate=gate.name,
         replay=asked.get("replay"),
-        deadline=time.monotonic() + gate.limit,
+        deadline=time.monotonic() + asked["limit"],
         doing=lambda workload: tell({"doing": workload}),
     )
     if lab.forbidden:
@@ -141,10 +145,10 @@ def _serve(asked: dict[str, Any], answers: IO[str]) -> None:
         if select.select([0], [], [], 0.005)[0] and not os.read(0, 1):  # the grader is gone
             _kill_all()
             os._exit(1)
-    _kill_all()
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:  # what was killed and had no other parent
-            pass
+    with contextlib.suppress(ChildProcessError):  # until nobody is left
+        while True:
+            _kill_all()
+            os.waitpid(-1, 0)
     answers.write(json.dumps({"late": late, "status": os.waitstatus_to_exitcode(ended[1])}) + "\n")
     answers.flush()
 

@@ -22,11 +22,13 @@ from minisgl.lab.shrink import smallest
 __all__ = ["Broken", "Gate", "Hangs", "Invalid", "Student", "search"]
 
 UNIT_SECONDS = 10.0
-"""How long a gate may take before its process is killed."""
+"""How long a gate may take before its process is killed, on a machine with a core to spare."""
 SHRINK_SECONDS = 2.0
 """How long a search makes a failing workload smaller."""
 TRY_SECONDS = 1.0
-"""How much of a processor one workload of a search may take before it counts as hanging (waiting: twice as long)."""
+"""How long one workload of a search may compute before it counts as hanging."""
+WAIT_SECONDS = 5.0
+"""How long it may take by the clock: it may wait for something, or the machine may be busy with others."""
 
 
 class Broken(Exception):  # noqa: N818 - a verdict
@@ -54,6 +56,10 @@ class Broken(Exception):  # noqa: N818 - a verdict
 
 class Invalid(Exception):  # noqa: N818
     """A workload makes no sense (a shrunk one may not): try another."""
+
+
+class MissingClient(Exception):  # noqa: N818 - nothing is wrong with the student's file
+    """What the server is asked with is not installed. Says how to install it."""
 
 
 class Hangs(BaseException):
@@ -141,12 +147,12 @@ def search(
     def attempt(student: Student, workload: Any) -> Broken | None:
         student.doing(workload)
         try:
-            with alarm(min(TRY_SECONDS, max(student.left / 2 - 0.5, 0.1))):
+            with alarm(TRY_SECONDS, max(min(WAIT_SECONDS, student.left - 1.0), 0.1)):
                 run(student, workload)
         except Broken as broken:
             return broken
         except Hangs:
-            return Broken("hangs", "It comes back.", f"It was still busy with one workload after {TRY_SECONDS:.0f} s.")
+            return Broken("hangs", "It comes back.", "One workload kept it busy, or waiting, for seconds.")
         except Invalid:
             return None
         except Exception as error:
@@ -162,17 +168,18 @@ def search(
         workload: Any = student.replay
         if student.replay is not None:
             found = attempt(student, workload)
-        tried = 0
+        begun, tried = started, 0
         while student.replay is None and found is None and tried < tries and time.monotonic() - started < seconds:
             tried += 1
-            workload = make(rng, tried)
+            workload, begun = make(rng, tried), time.monotonic()
             found = attempt(student, workload)
         if found is None:
             return f"{tried or 1} workloads"
         broken, cause = found, found.cause
         if cause == "unfinished":  # whatever is tried
             raise broken
-        if student.replay is None:
+        waits = cause == "hangs" and time.monotonic() - begun > WAIT_SECONDS / 2  # each smaller one would, too
+        if student.replay is None and not waits:
 
             def still(smaller: Any) -> Broken | None:
                 again = attempt(student, smaller)
@@ -187,17 +194,16 @@ def search(
 
 
 @contextlib.contextmanager
-def alarm(seconds: float) -> Iterator[None]:
-    """Raise `Hangs` in the main thread's Python code after ``seconds`` of computing, or twice as long of waiting."""
+def alarm(computing: float, waiting: float) -> Iterator[None]:
+    """Raise `Hangs` in the main thread's Python code after so many seconds of processor time, or of the clock's."""
 
     def ring(number: int, frame: Any) -> None:
         raise Hangs
 
-    # Processor time, since the machine may be busy with others; and the clock's, for what waits.
-    timers = {signal.SIGPROF: (signal.ITIMER_PROF, seconds), signal.SIGALRM: (signal.ITIMER_REAL, 2 * seconds)}
+    timers = {signal.SIGPROF: (signal.ITIMER_PROF, computing), signal.SIGALRM: (signal.ITIMER_REAL, waiting)}
     before = {number: signal.signal(number, ring) for number in timers}
-    for timer, patience in timers.values():
-        signal.setitimer(timer, patience)
+    for timer, seconds in timers.values():
+        signal.setitimer(timer, seconds)
     try:
         yield
     finally:

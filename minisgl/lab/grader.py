@@ -19,11 +19,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from minisgl.config import ConfigError
 from minisgl.lab.blame import blame
 from minisgl.lab.catalog import Lab
 from minisgl.lab.child import LOADS
-from minisgl.lab.gate import Broken, Gate, Student
+from minisgl.lab.gate import Broken, Gate, MissingClient, Student
 from minisgl.lab.verdict import Report, Verdict
+from minisgl.testing.serving import patience
 
 __all__ = ["Nursery", "grade"]
 
@@ -68,7 +70,8 @@ class Nursery:
 
     def run(self, lab: Lab, path: Path, gate: Gate, seed: int, replay: Any = None) -> Verdict:
         """What the gate says of the file."""
-        asked = {"lab": lab.lab, "path": str(path), "gate": gate.name, "seed": seed, "limit": gate.limit}
+        limit = patience(gate.limit)
+        asked = {"lab": lab.lab, "path": str(path), "gate": gate.name, "seed": seed, "limit": limit}
         asked |= {"replay": replay, "loud": replay is not None}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asked).encode() + b"\n")
@@ -76,7 +79,7 @@ class Nursery:
         begun = time.monotonic()
         verdict: Verdict | None = None
         doing: Any = None
-        for news in self._lines(gate.limit + SLACK):
+        for news in self._lines(limit + SLACK):
             if "doing" in news:
                 doing = news["doing"]
             elif "verdict" in news:
@@ -174,6 +177,8 @@ def _beside_the_server(gate: Gate, served: Any, lab: Lab, path: Path, begun: flo
     verdict = Verdict(gate.name, gate.says, gate.part)
     try:
         verdict.note = served.run(gate) or ""
+    except MissingClient as error:
+        raise ConfigError(str(error)) from error
     except Exception as error:
         verdict.blame(blame(Student(lab, path), error))
     verdict.seconds = time.monotonic() - begun

@@ -14,9 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from minisgl.config import ConfigError
 from minisgl.lab.catalog import Lab
-from minisgl.lab.gate import Broken, Gate
+from minisgl.lab.gate import Broken, Gate, MissingClient
 from minisgl.testing.serving import Server, patience
 
 __all__ = ["QUESTIONS", "Served", "facts"]
@@ -85,7 +84,7 @@ class Served:
         try:
             import openai
         except ImportError as error:
-            raise ConfigError("The server is graded with the openai client: pip install 'minisgl[lab]'") from error
+            raise MissingClient("The server is graded with the openai client: pip install 'minisgl[lab]'") from error
         assert self.server is not None
         seconds = patience(ANSWER_SECONDS)
         return openai.OpenAI(base_url=f"{self.server.url}/v1", api_key="none", max_retries=0, timeout=seconds)
