@@ -22,6 +22,7 @@ def simulate(
     jobs: Sequence[Job],
     *,
     policy: str = "mixed",
+    order: str = "fcfs",
     cache: str = "radix",
     page_size: int = 16,
     num_pages: int = 64,
@@ -39,7 +40,8 @@ def simulate(
         max_len=max_len or num_pages * page_size,
         vocab_size=max((max(job.prompt) for job in jobs), default=0) + 2,
     )
-    made = make_plugin("cache", cache, page_size=page_size), make_plugin("scheduler", policy)
+    ordered = {} if policy == "static" else {"order": order}
+    made = make_plugin("cache", cache, page_size=page_size), make_plugin("scheduler", policy, **ordered)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.jsonl"
         with traced(path, spec, *made, thorough=False, **options) as drive:

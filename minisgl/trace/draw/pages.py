@@ -66,6 +66,8 @@ def _page(pic: Picture, state: State, page: int, x: float, y: float, cell: float
     named = {FREE: "free", RETIRING: "retire", CACHE: "cache used" if users else "cache"}
     cls = named.get(owner, f"q{owner % HUES}")
     gap = 1.0 if cell > 8 else 0.5
+    if cell <= 12:
+        cls += " tiny"
     size = cell - 2 * gap
     pic.rect(x + gap, y + gap, size, size, cls, fade=None if owner != CACHE or users else 0.6, tip=tip,
              page=page, owner=owner, users=users, **data)  # fmt: skip

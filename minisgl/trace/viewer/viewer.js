@@ -244,8 +244,8 @@
       for (let page = 0; page < shown; page++) {
         const owner = this.owner[page], users = this.users[page], x = page % columns * cell, y = Math.floor(page / columns) * cell;
         const cls = owner === FREE ? "free" : owner === RETIRING ? "retire" : owner === CACHE ? (users ? "cache used" : "cache") : hue(owner);
-        const gap = cell > 9 ? 1.5 : 0.75;
-        const e = el(svg, "rect", { class: cls + (this.mine.has(page) ? " focus" : ""), x: x + gap, y: y + gap, width: cell - 2 * gap,
+        const gap = cell > 9 ? 1.5 : 0.75, tiny = cell <= 12 ? " tiny" : "";
+        const e = el(svg, "rect", { class: cls + tiny + (this.mine.has(page) ? " focus" : ""), x: x + gap, y: y + gap, width: cell - 2 * gap,
           height: cell - 2 * gap, rx: 2, opacity: owner === CACHE && !users ? 0.5 : undefined, "data-page": page, "data-owner": owner });
         if (this.violation && this.violation.page === page && this.violation.step === s.s) e.setAttribute("class", "bad");
         tip(e, `page ${page}: ` + (owner === FREE ? "free" : owner === RETIRING ? "retiring: a launched step may still touch it"
