@@ -1,0 +1,12 @@
+# causes: prefix
+"""Reads what this step computes, as a model without a cache would."""
+
+
+class MyAttention:
+    def plan(self, batch):
+        ends = batch.q_indptr_host.tolist()
+        self.rows = []
+        for r in range(len(ends) - 1):
+            count = ends[r + 1] - ends[r]
+            self.rows.append(Row(ends[r], ends[r + 1], self.places(batch.table[batch.slots[r]], count)))
+        self.padded = 0
