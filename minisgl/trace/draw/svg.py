@@ -6,6 +6,7 @@ description that say what it shows. Where it stands inside a page, the page's ow
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from html import escape
 from zlib import crc32
@@ -18,6 +19,8 @@ HUES = 8
 """Colours for requests, used in turns."""
 LINE = 16
 """Height of a line of text."""
+LEAST = 560
+"""Width below which a picture in a figure does not shrink: its words could not be read."""
 
 _LIGHT = {
     "ink": "#1f2430", "soft": "#6b7280", "line": "#d5d9e0", "paper": "#ffffff", "well": "#f3f4f6",
@@ -161,6 +164,9 @@ class Picture:
 def figure(svg: str, caption: str = "") -> str:
     """A picture in a box of its own, in which a wide one scrolls on a narrow screen."""
     words = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    wide = re.search(r' width="(\d+)"', svg)
+    if wide is not None:
+        svg = svg.replace("<svg ", f'<svg style="min-width:{min(int(wide[1]), LEAST)}px" ', 1)
     return f'<figure class="mg-figure" style="overflow-x:auto;margin:1em 0">{svg}{words}</figure>'
 
 

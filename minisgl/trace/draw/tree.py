@@ -118,7 +118,8 @@ def _axis(pic: Picture, most: int, unit: float, y: float, page_size: int) -> Non
     for at in range(0, most + 1, every):
         pic.path([(at * unit, y), (at * unit, y + 4)], "line")
         pic.text(at * unit, y + 16, f"{at * page_size:,}", "small soft mid" if at else "small soft")
-    pic.text(most * unit, y + 30, "tokens of prefix", "small soft end")
+    pic.text(most * unit if most * unit > 100 else 0, y + 30, "tokens of prefix", "small soft end" if most * unit > 100
+             else "small soft")  # fmt: skip
 
 
 def _words(nodes: list[Node], step: int, page_size: int) -> str:
