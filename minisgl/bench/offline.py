@@ -80,6 +80,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             result, tokens = run(scheduler, meter, asks, params, first_uid=1, seen=bar.update)
         device, dtype = str(engine.device), str(engine.dtype).removeprefix("torch.")
     finally:
+        host.close()
         engine.close()
     reference = None
     if args.compare:

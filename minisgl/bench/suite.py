@@ -133,6 +133,7 @@ def measure(
             result = _run(scheduler, meter, workload, seed + 1000 * number)
             rows.append(Row(model, workload.name, workload.unit, _value(workload, result), others, result))
     finally:
+        host.close()
         engine.close()
     return rows, where
 

@@ -17,8 +17,11 @@ from minisgl.host import Host
 from minisgl.plugins.observer.trace import Recorder, header
 from minisgl.scheduler.events import OBSERVERS
 from minisgl.testing.drive import Drive, make_plugin
-from minisgl.testing.small import SPEC, job
+from minisgl.testing.small import SPEC, job, tight
 from minisgl.trace import events as ev
+from minisgl.trace.check import check
+from minisgl.trace.read import read
+from minisgl.trace.summary import summarize
 
 
 def recorded(path: Path, spec: EngineSpec = SPEC, **options: Any) -> tuple[Host, Drive]:
@@ -93,6 +96,32 @@ def test_options_are_in_the_header_and_the_key_is_not() -> None:
     assert '"overlap":false' in text
     assert '"cache":{"type":"Radix"' in text
     assert "secret" not in text
+
+
+def test_the_trace_of_a_real_run_keeps_every_promise(tmp_path: Path) -> None:
+    """The embedded model with everything that ends a request or puts it off: stop strings, several choices, penalties,
+    a pool that runs out of pages."""
+    path = tmp_path / "run.jsonl"
+    options = [f"trace={path}", "num_pages=12", "scheduler=mixed", "max_prefill_tokens=16", "max_running_requests=6"]
+    prompts = ["A page holds sixteen tokens, and has one owner. What is a page?"] * 3 + ["Count from 3 to 9.", "radix"]
+    params = [
+        SamplingParams(max_tokens=90, temperature=0.8, seed=7, n=2, ignore_eos=True),
+        SamplingParams(max_tokens=60, temperature=0.0, presence_penalty=0.5, ignore_eos=True),
+        SamplingParams(max_tokens=60, temperature=0.0, stop=("page",)),
+        SamplingParams(max_tokens=40, temperature=0.0),
+        SamplingParams(max_tokens=70, temperature=0.0, ignore_eos=True, logprobs=1),
+    ]
+    with tight(), LLM("tutor", overrides=options) as llm:
+        outputs = llm.generate(prompts, params)
+    trace = read(path)
+    assert trace.whole
+    assert check(trace) is None
+    s = summarize(trace)
+    assert (s.requests, sum(s.ends.values())) == (6, 6)
+    assert s.retractions > 0 and s.cached > 0
+    assert s.output >= sum(len(c.token_ids) for o in outputs for c in o.choices)
+    tokens = [t for event in trace if isinstance(event, ev.Done) for t in event.tokens]
+    assert set(outputs[3].token_ids) <= set(tokens)
 
 
 class Calls:
