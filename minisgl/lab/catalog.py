@@ -72,6 +72,8 @@ class Lab:
     @property
     def words(self) -> list[str]:
         """The options that put the student's plugin, once loaded, to work."""
+        if self.hook == "models":
+            return [f"architecture={self.name}"]
         return [f"{self.hook}={self.name}"] if self.hook in GROUPS else []
 
     @property

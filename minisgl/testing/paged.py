@@ -21,7 +21,7 @@ from minisgl.layers import Context
 from minisgl.layers.pieces import Source
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Model
-from minisgl.models.weights import Checkpoint
+from minisgl.models.weights import Checkpoint, Dummy
 from minisgl.moe import MoeBackend
 
 __all__ = ["PagedModel", "Row"]
@@ -32,11 +32,11 @@ Row = tuple[int, int, Sequence[int]]
 
 class PagedModel:
     """One rank of a model with ``slots`` sequences of at most ``max_len`` tokens; plugins are the torch ones unless
-    given, and ``model`` is the class that config.json names."""
+    given, and ``model`` is the class that config.json names. A config without a directory has random weights."""
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Path | ModelConfig,
         *,
         page_size: int = 16,
         max_len: int = 128,
@@ -52,7 +52,7 @@ class PagedModel:
     ):
         host = host or Host.load()
         device = torch.device(device)
-        self.config = ModelConfig.from_dir(path)
+        self.config = path if isinstance(path, ModelConfig) else ModelConfig.from_dir(path)
         comm = comm or _make(host, "communicator", rank=0, size=1, address="", device=device)
         self.attention: AttentionBackend = attention or _make(host, "attention", device=device)
         if moe is None and self.config.num_experts:
@@ -60,8 +60,8 @@ class PagedModel:
         ctx = Context(comm, self.attention, moe, device, dtype)
         self.model: Model = (model or host.models()[self.config.architecture])(self.config, ctx)
         self.bytes_read = 0
-        if source is not None:
-            self.model.load(source)
+        if source is not None or isinstance(path, ModelConfig):
+            self.model.load(source or Dummy())
         else:
             with Checkpoint(path) as checkpoint:
                 self.model.load(checkpoint)

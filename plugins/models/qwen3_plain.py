@@ -39,7 +39,7 @@ class Attention(nn.Module):
         self.qkv_proj = LinearQKVMerged(config.hidden_size, heads, kv_heads, dim, ctx, bias=config.attention_bias)
         # 2. Cut by its inputs, which are this rank's heads: every rank has a part of the sum.
         self.o_proj = LinearRowParallel(heads * dim, config.hidden_size, ctx, bias=config.attention_bias)
-        # 3. Norms of a head, which is whole on its rank: every rank has the weights.
+        # 3. q_norm and k_norm: norms of a head, which is whole on its rank, so every rank has the weights.
         self.q_norm = RMSNorm(dim, config.rms_norm_eps, ctx)
         self.k_norm = RMSNorm(dim, config.rms_norm_eps, ctx)
         # 4. What the pool and the backend see is the heads of this rank, not the model's.
@@ -92,6 +92,7 @@ class Block(nn.Module):
     # lab: shard.block
     def __init__(self, index: int, config: ModelConfig, ctx: Context):
         super().__init__()
+        # 1. Under the checkpoint's names: input_layernorm, self_attn, post_attention_layernorm, mlp.
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx)
         self.self_attn = Attention(index, config, ctx)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx)
@@ -100,7 +101,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, residual: None, cos_sin: Tensor, where: Tensor) -> tuple[Tensor, None]:
         """x [tokens, hidden] is the whole residual stream, the same on every rank, before and after; ``residual`` is
         None, for blocks that leave sums to their successor."""
-        # 1. Every rank has the whole stream, so it is added once, to what was summed over the ranks already.
+        # 2. Every rank has the whole stream, so it is added once, to what was summed over the ranks already.
         x = x + self.self_attn(self.input_layernorm(x), cos_sin, where)
         return x + self.mlp(self.post_attention_layernorm(x)), None
 

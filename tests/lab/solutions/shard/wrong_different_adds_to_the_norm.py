@@ -1,0 +1,10 @@
+# causes: different
+"""The norm's result is what attention is added to: the stream is lost."""
+
+
+class Block:
+    def forward(self, x, residual, cos_sin, where):
+        x = self.input_layernorm(x)
+        x = x + self.self_attn(x, cos_sin, where)
+        x = self.post_attention_layernorm(x)
+        return x + self.mlp(x), None

@@ -1,0 +1,18 @@
+# causes: names, whole
+"""torch.nn.Linear for the last matrix: whole on every rank, and nobody loads it."""
+
+import torch
+
+from minisgl.layers import silu_and_mul
+
+
+class MLP:
+    def __init__(self, config, ctx):
+        super().__init__()
+        self.comm, hidden, inner = ctx.comm, config.hidden_size, config.intermediate_size
+        self.gate_up_proj = LinearColParallelMerged(hidden, (inner, inner), ("gate_proj", "up_proj"), ctx)
+        self.down_proj = torch.nn.Linear(inner, hidden, bias=False)
+
+    def forward(self, x):
+        inner = silu_and_mul(self.gate_up_proj(x))
+        return self.down_proj(self.comm.all_gather(inner) if self.comm.size > 1 else inner)

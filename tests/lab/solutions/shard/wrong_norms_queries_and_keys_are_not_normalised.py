@@ -1,0 +1,16 @@
+# causes: norms
+"""Rotates queries and keys as Llama does; their norms are loaded and not used."""
+
+import torch
+
+from minisgl.kernel.rope import norm_rope_store
+
+
+class Attention:
+    def forward(self, x, cos_sin, where):
+        spec = self.spec
+        qkv = self.qkv_proj(x)
+        q = norm_rope_store(qkv, spec.q_heads, spec.kv_heads, None, cos_sin, self.ctx.pool, spec.index, where)
+        out = torch.empty(q.shape, dtype=q.dtype)
+        self.ctx.attention.forward(spec, q, out)
+        return self.o_proj(out.flatten(1))

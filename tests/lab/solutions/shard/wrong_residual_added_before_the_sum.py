@@ -1,0 +1,17 @@
+# causes: residual
+"""Adds the stream to its own part, then sums: every rank's copy of the stream is counted."""
+
+
+class Block:
+    def __init__(self, index, config, ctx):
+        super().__init__()
+        self.comm = ctx.comm
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx)
+        self.self_attn = Attention(index, config, ctx)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx)
+        self.mlp = MLP(config, ctx)
+        self.self_attn.o_proj.reduce = self.mlp.down_proj.reduce = False
+
+    def forward(self, x, residual, cos_sin, where):
+        x = self.comm.all_reduce(x + self.self_attn(self.input_layernorm(x), cos_sin, where))
+        return self.comm.all_reduce(x + self.mlp(self.post_attention_layernorm(x))), None
