@@ -37,7 +37,12 @@ class Nursery:
     """A process that forks one for each gate. Use it as a context manager. ``torch``: import that first."""
 
     def __init__(self, torch: bool = False):
-        modules = ["numpy", "minisgl.testing.drive", "minisgl.testing.cache", *(["torch"] if torch else [])]
+        modules = [
+            "numpy",
+            "minisgl.testing.drive",
+            "minisgl.testing.cache",
+            *(["torch", "minisgl.llm"] if torch else []),
+        ]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "minisgl.lab.child", *modules],
             stdin=subprocess.PIPE,

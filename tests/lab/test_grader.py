@@ -9,14 +9,15 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
 
 from minisgl.lab import grader
+from minisgl.lab.__main__ import main
 from minisgl.lab.catalog import Lab, find, labs, read
 from minisgl.lab.child import LOADS
 from minisgl.lab.gate import Broken, Gate, Invalid, Student, alarm, search
@@ -338,60 +339,76 @@ def test_a_verdict_is_at_most_fifteen_lines() -> None:
 # ---- the command -------------------------------------------------------------------------------------------
 
 
-def lab(*words: str, at: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "minisgl.lab", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=at, check=False)
+class Said(NamedTuple):
+    """What a command came to."""
+
+    status: int
+    out: str
+    err: str
 
 
-def test_a_first_hour_with_the_command(tmp_path: Path) -> None:
-    said = lab("start", "radix", at=tmp_path)
-    assert said.returncode == 0 and "my_radix.py" in said.stdout and "radix.match" in said.stdout
-    again = lab("start", "radix", at=tmp_path)
-    assert again.returncode == 2 and "is there already" in again.stderr
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """The command, in the folder of a student."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Said:
+        try:
+            status = main(words)
+        except SystemExit as error:
+            status = error.code  # type: ignore[assignment]
+        return Said(status, *capfd.readouterr())
+
+    return run
+
+
+def test_a_first_hour_with_the_command(lab: Callable[..., Said], tmp_path: Path) -> None:
+    said = lab("start", "radix")
+    assert said.status == 0 and "my_radix.py" in said.out and "radix.match" in said.out
+    again = lab("start", "radix")
+    assert again.status == 2 and "is there already" in again.err
     gates = [word for gate in ("loads", "match", "split") for word in ("--gate", gate)]
-    red = lab("test", "radix", *gates, at=tmp_path)
-    assert red.returncode == 1
-    assert "Still to write" in red.stdout and str(tmp_path / "my_radix.py") in red.stdout and "sha256" in red.stdout
-    hints = [lab("hint", "radix", at=tmp_path).stdout for _ in range(2)]
+    red = lab("test", "radix", *gates)
+    assert red.status == 1
+    assert "Still to write" in red.out and str(tmp_path / "my_radix.py") in red.out and "sha256" in red.out
+    hints = [lab("hint", "radix").out for _ in range(2)]
     assert hints[0].startswith("radix.match, hint 1 of 3") and hints[1].startswith(hints[0])
     assert hints[1].count("hint") == 2
-    assert "+" in lab("diff", "radix", at=tmp_path).stdout
+    assert "+" in lab("diff", "radix").out
 
     (tmp_path / "my_radix.py").write_text(solution(find("radix")))
-    assert lab("diff", "radix", at=tmp_path).stdout == ""
-    green = lab("test", "radix", *gates, at=tmp_path)
-    assert green.returncode == 0 and "3 of 3 gates green" in green.stdout and "done" not in green.stdout
+    assert lab("diff", "radix").out == ""
+    green = lab("test", "radix", *gates)
+    assert green.status == 0 and "3 of 3 gates green" in green.out and "done" not in green.out
 
 
-def test_a_failure_is_replayed_from_the_line_that_it_prints(tmp_path: Path) -> None:
+def test_a_failure_is_replayed_from_the_line_that_it_prints(lab: Callable[..., Said], tmp_path: Path) -> None:
     path = policy(tmp_path, "print('here I am')\nreturn Plan([])")
-    said = lab("test", "policy", "--seed", "7", at=tmp_path)
-    assert said.returncode == 1 and "here I am" not in said.stdout + said.stderr
-    again = next(line.split("Again:")[1].split() for line in said.stdout.splitlines() if "Again:" in line)
+    said = lab("test", "policy", "--seed", "7")
+    assert said.status == 1 and "here I am" not in said.out + said.err
+    again = next(line.split("Again:")[1].split() for line in said.out.splitlines() if "Again:" in line)
     assert again[:5] == ["python", "-m", "minisgl.lab", "test", "policy"]
-    replayed = lab(*again[3:], at=tmp_path)
-    assert replayed.returncode == 1 and "here I am" in replayed.stderr
+    replayed = lab(*again[3:])
+    assert replayed.status == 1 and "here I am" in replayed.err
     for field in ("Promise:", "Seen:", "Where:", "Why:"):
-        line = next(line for line in said.stdout.splitlines() if field in line)
-        assert line in replayed.stdout
-    status = lab("status", at=tmp_path).stdout
-    assert "1 of 7 gates green, next: plan" in status
+        line = next(line for line in said.out.splitlines() if field in line)
+        assert line in replayed.out
+    assert "1 of 7 gates green, next: plan" in lab("status").out
     path.write_text(path.read_text() + "\n")
-    assert "the file has changed since" in lab("status", at=tmp_path).stdout
+    assert "the file has changed since" in lab("status").out
 
 
-def test_wrong_words_are_answered_for_people(tmp_path: Path) -> None:
+def test_wrong_words_are_answered_for_people(lab: Callable[..., Said]) -> None:
     for words, said in (
         (["start", "polcy"], "Did you mean policy?"),
         (["test", "policy"], "Begin with `python -m minisgl.lab start policy`"),
         (["test", "policy", "nowhere.py"], "there is no such file"),
         (["hint", "policy", "policy.nothing"], "has no part"),
     ):
-        result = lab(*words, at=tmp_path)
-        assert result.returncode == 2 and said in result.stderr, result.stderr
-        assert "Traceback" not in result.stderr
-    listed = lab("list", at=tmp_path)
-    assert [line.split()[0] for line in listed.stdout.splitlines()] == [lab.lab for lab in labs()]
+        result = lab(*words)
+        assert result.status == 2 and said in result.err
+        assert "Traceback" not in result.err
+    assert [line.split()[0] for line in lab("list").out.splitlines()] == [one.lab for one in labs()]
 
 
 def test_a_description_that_can_not_be_one_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -83,16 +83,10 @@ def seeded(kind: str) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Callable[[Lab], Nursery]]:
-    """One process to fork from for all labs that need torch, and one for the others."""
-    open_ones: dict[bool, Nursery] = {}
-
-    def of(lab: Lab) -> Nursery:
-        return open_ones.setdefault(lab.torch, open_ones.get(lab.torch) or Nursery(lab.torch))
-
-    yield of
-    for one in open_ones.values():
-        one.close()
+def nursery() -> Iterator[Nursery]:
+    """One process to fork from for all labs. It has torch already, which a student's has only where a lab needs it."""
+    with Nursery(torch=True) as nursery:
+        yield nursery
 
 
 def told(report: Report) -> str:
@@ -117,7 +111,7 @@ def test_a_lab_has_gates_hints_another_solution_and_five_wrong_ones(name: str) -
 
 
 @pytest.mark.parametrize("name", LABS)
-def test_the_reference_passes(name: str, tmp_path: Path, nursery: Callable[[Lab], Nursery]) -> None:
+def test_the_reference_passes(name: str, tmp_path: Path, nursery: Nursery) -> None:
     """Every gate, the server's too. A lab without a shipped plugin is shown a right solution."""
     lab = LABS[name]
     path = tmp_path / lab.file
@@ -125,16 +119,14 @@ def test_the_reference_passes(name: str, tmp_path: Path, nursery: Callable[[Lab]
         path.write_text(solution(lab))
     else:
         path = write(lab, files(lab, "right")[0], tmp_path)
-    report = grade(lab, path, nursery=nursery(lab))
+    report = grade(lab, path, nursery=nursery)
     assert report.passed, told(report)
 
 
 @pytest.mark.parametrize(("name", "file"), seeded("right"))
-def test_a_right_solution_of_another_structure_passes(
-    name: str, file: str, tmp_path: Path, nursery: Callable[[Lab], Nursery]
-) -> None:
+def test_a_right_solution_of_another_structure_passes(name: str, file: str, tmp_path: Path, nursery: Nursery) -> None:
     lab = LABS[name]
-    report = grade(lab, write(lab, FOLDER / name / f"{file}.py", tmp_path), serve=False, nursery=nursery(lab))
+    report = grade(lab, write(lab, FOLDER / name / f"{file}.py", tmp_path), serve=False, nursery=nursery)
     tried = [verdict for verdict in report.verdicts if verdict.tried]
     assert all(verdict.green for verdict in tried), told(report)
     assert len(tried) == 1 + sum(not gate.served for gate in lab.gates)
@@ -142,7 +134,7 @@ def test_a_right_solution_of_another_structure_passes(
 
 @pytest.mark.parametrize("name", [name for name, lab in LABS.items() if lab.plugin])
 def test_the_skeleton_fails_and_solving_part_k_turns_exactly_gate_k_green(
-    name: str, tmp_path: Path, nursery: Callable[[Lab], Nursery]
+    name: str, tmp_path: Path, nursery: Nursery
 ) -> None:
     lab = LABS[name]
     graded = [gate for gate in lab.gates if gate.part]
@@ -150,7 +142,7 @@ def test_the_skeleton_fails_and_solving_part_k_turns_exactly_gate_k_green(
         done = [part.name for part in lab.parts[:solved]]
         path = tmp_path / lab.file
         path.write_text(skeleton(lab, done))
-        report = grade(lab, path, only=[gate.name for gate in graded], nursery=nursery(lab))
+        report = grade(lab, path, only=[gate.name for gate in graded], nursery=nursery)
         for gate, verdict in zip(graded, report.verdicts, strict=True):
             assert verdict.green == (gate.part in done), f"with {done} solved:\n{told(report)}"
             assert verdict.green or verdict.cause == "unfinished", told(report)
@@ -159,10 +151,10 @@ def test_the_skeleton_fails_and_solving_part_k_turns_exactly_gate_k_green(
 
 @pytest.mark.parametrize(("name", "file"), seeded("wrong"))
 def test_a_wrong_solution_is_caught_for_what_is_wrong_with_it(
-    name: str, file: str, tmp_path: Path, nursery: Callable[[Lab], Nursery]
+    name: str, file: str, tmp_path: Path, nursery: Nursery
 ) -> None:
     lab, seed = LABS[name], FOLDER / name / f"{file}.py"
-    report = grade(lab, write(lab, seed, tmp_path), stop=True, serve=False, nursery=nursery(lab))
+    report = grade(lab, write(lab, seed, tmp_path), stop=True, serve=False, nursery=nursery)
     (red,) = list(report.red) or [None]
     assert red is not None, f"not caught:\n{told(report)}"
     assert red.cause in causes(seed), told(report)

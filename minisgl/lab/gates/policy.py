@@ -267,9 +267,14 @@ def waits(text: str) -> str | None:
 
 
 GATES = (
-    Gate("plan", "each step has the rows that it should", search(make, run_plan, show=show), part="policy.plan"),
+    Gate(
+        "plan",
+        "each step has the rows that it should",
+        search(make, run_plan, seconds=1.0, show=show),
+        part="policy.plan",
+    ),
     conformance(policy_kit, lambda student: student.make(), causes=waits, runs=12),
-    Gate("promises", "no answer waits for a prompt", search(make_long, run_gap, tries=20, seconds=1.0, show=show)),
+    Gate("promises", "no answer waits for a prompt", search(make_long, run_gap, tries=20, seconds=0.8, show=show)),
     Gate("counts", "the worst gap is one chunk, and nothing shared is computed twice", count),
     greedy(["scheduler=prefill_first"], ["max_prefill_tokens=32"]),
     facts(["plan"]),
