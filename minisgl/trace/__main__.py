@@ -14,9 +14,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from minisgl.config import ConfigError
+from minisgl.models.resolve import resolve_model
+from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.trace.check import check
 from minisgl.trace.chrome import chrome
 from minisgl.trace.draw import gap, pages, staircase, timeline, timelines, tree
+from minisgl.trace.draw.tree import Text
 from minisgl.trace.history import turns
 from minisgl.trace.read import Trace, TraceError, read
 from minisgl.trace.summary import show, summarize
@@ -37,6 +41,9 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--step", type=int, metavar="N", help="of tree, pages and tables (default: the one in the middle)")
     p.add_argument("--steps", metavar="A:B", help="of the timeline: from A up to, not including, B")
+    p.add_argument(
+        "--text", action="store_true", help="let the tree say what its tokens say: needs the model's tokenizer"
+    )
     p.add_argument("--request", type=int, metavar="UID", help="of the staircase (default: the first)")
     return p
 
@@ -49,18 +56,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if len(args.traces) > 2:
             raise TraceError(f"{len(args.traces)} files were given: one run can be looked at, or two side by side.")
         traces = [read(path) for path in args.traces]
-        drawn = draw(args, traces) if args.draw else ""
+        text = decoder(traces[0]) if args.text else None
+        drawn = draw(args, traces, text) if args.draw else ""
         if args.html:
-            args.html.write_text(page(traces), encoding="utf-8")
+            args.html.write_text(page(traces, text), encoding="utf-8")
         if args.chrome:
             args.chrome.write_text(json.dumps(chrome(traces[0])), encoding="utf-8")
         if drawn and args.output:
             args.output.write_text(drawn + "\n", encoding="utf-8")
-    except (TraceError, OSError) as error:
+    except (TraceError, ConfigError, OSError) as error:
         err.print(f"minisgl.trace: {escape(str(error))}", style="red", soft_wrap=True, highlight=False)
         return 2
-    if drawn and not args.output:
-        print(drawn)
+    if drawn:
+        if not args.output:
+            print(drawn)
         return 0
     return report(traces, out)
 
@@ -86,7 +95,18 @@ def report(traces: Sequence[Trace], out: Console) -> int:
     return broken
 
 
-def draw(args: argparse.Namespace, traces: Sequence[Trace]) -> str:
+def decoder(trace: Trace) -> Text:
+    """How to read a trace's tokens. Raises `TraceError` or `ConfigError`."""
+    model = str(trace.header.options.get("model"))
+    if model == "simulated":
+        raise TraceError(f"{trace.name} is of the simulated engine, whose tokens say nothing: leave --text out.")
+    tokenizer = Tokenizer.from_dir(resolve_model(model))
+    if tokenizer is None:
+        raise TraceError(f"{model} has no tokenizer: leave --text out.")
+    return tokenizer.decode
+
+
+def draw(args: argparse.Namespace, traces: Sequence[Trace], text: Text | None) -> str:
     """The picture that the arguments ask for. Raises `TraceError`."""
     trace, named = traces[0], [(each.name, each) for each in traces]
     if args.draw == "timeline":
@@ -101,7 +121,7 @@ def draw(args: argparse.Namespace, traces: Sequence[Trace]) -> str:
         return staircase(trace, uids[0] if args.request is None else args.request)
     count = sum(1 for _ in turns(trace))
     step = count // 2 if args.step is None else args.step
-    return tree(trace, step) if args.draw == "tree" else pages(trace, step, tables=args.draw == "tables")
+    return tree(trace, step, text) if args.draw == "tree" else pages(trace, step, tables=args.draw == "tables")
 
 
 def _range(text: str | None) -> range | None:

@@ -74,6 +74,7 @@ class State:
         self.users: I32 = np.zeros(spec.num_pages, np.int32)
         self.table: I32 = np.full((spec.max_slots, -(-spec.max_len // spec.page_size)), -1, np.int32)
         self.tree = PageTree()
+        self.source: dict[int, tuple[int, int]] = {}  # cached page -> whose page it was, and which of its pages
         self.unread: deque[Launch] = deque()
         self.retiring: deque[tuple[int, list[int]]] = deque()
         self.launched = self.read = -1
@@ -101,6 +102,14 @@ class State:
     def waiting(self) -> list[Request]:
         """Requests without a slot, by arrival."""
         return [req for req in self.open.values() if req.slot < 0]
+
+    def tokens(self, pages: Sequence[int]) -> list[int]:
+        """The token ids whose KV these pages of the cache hold."""
+        size, out = self.spec.page_size, list[int]()
+        for page in pages:
+            uid, i = self.source[page]
+            out += self.requests[uid].tokens[i * size : (i + 1) * size]
+        return out
 
     def apply(self, event: ev.Line) -> None:
         """Let it happen."""
@@ -205,6 +214,7 @@ class State:
     def _cache(self, event: ev.Cache) -> None:
         req, fresh = self.requests[event.uid], set(event.pages)
         self.owner[event.pages] = CACHE
+        self.source |= {page: (req.uid, i) for i, page in enumerate(event.held, event.start) if page in fresh}
         before = _last(req.shared)
         run: list[int] = []
         below = before

@@ -18,6 +18,7 @@ from minisgl.core import I32, EngineSpec
 from minisgl.trace import events as ev
 from minisgl.trace.check import check
 from minisgl.trace.draw.svg import theme
+from minisgl.trace.draw.tree import Text
 from minisgl.trace.history import Turn, turns
 from minisgl.trace.read import Trace
 from minisgl.trace.state import CACHE, FREE, RETIRING, State
@@ -26,10 +27,11 @@ from minisgl.trace.tree import Node
 __all__ = ["difference", "page", "run_data"]
 
 
-def page(runs: Sequence[Trace], title: str = "") -> str:
-    """The HTML of one run, or of two and where they first differ."""
+def page(runs: Sequence[Trace], text: Text | None = None, title: str = "") -> str:
+    """The HTML of one run, or of two and where they first differ. With ``text`` (a tokenizer's ``decode``) the tree's
+    nodes say what they hold."""
     here = files("minisgl.trace") / "viewer"
-    data: dict[str, Any] = {"runs": [run_data(trace) for trace in runs]}
+    data: dict[str, Any] = {"runs": [run_data(trace, text) for trace in runs]}
     if len(runs) == 2:
         data["difference"] = difference(*runs)
     parts = {
@@ -49,11 +51,11 @@ def embed(data: Any) -> str:
     return json.dumps(data, separators=(",", ":")).replace("</", "<\\/").replace("<!--", "<\\!--")
 
 
-def run_data(trace: Trace) -> dict[str, Any]:
+def run_data(trace: Trace, text: Text | None = None) -> dict[str, Any]:
     """A trace as the page's script wants it."""
     requests: dict[int, dict[str, Any]] = {}
     steps: list[dict[str, Any]] = []
-    trees, books = _Trees(), _Books(trace.spec)
+    trees, books = _Trees(text), _Books(trace.spec)
     splits = 0
     for turn, state in turns(trace):
         for event in turn.events:
@@ -84,6 +86,7 @@ def run_data(trace: Trace) -> dict[str, Any]:
         "steps": steps,
         "trees": trees.trees,
         "lists": trees.lists,
+        "texts": trees.texts,
         "violation": violation
         and {
             "step": violation.step,
@@ -134,13 +137,14 @@ class _Books:
 
 
 class _Trees:
-    """Every tree that was seen, each list of pages once: a node is [parent's index or -1, number of its list of pages,
-    users, step of last use, requests whose prefix ends there]."""
+    """Every tree that was seen, each list of pages (and its text, if asked for) once: a node is [parent's index or
+    -1, number of its list of pages, users, step of last use, requests whose prefix ends there]."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: Text | None) -> None:
+        self.text, self.texts = text, list[str]()
         self.trees: list[list[list[Any]]] = []
         self.lists: list[list[int]] = []
-        self._numbers: dict[tuple[int, ...], int] = {}
+        self._numbers: dict[tuple[int, ...], int] = {}  # of pages, and of their tokens
 
     def add(self, state: State) -> int:
         """The number of the tree as it is now."""
@@ -153,16 +157,19 @@ class _Trees:
         for node in state.tree.nodes():
             index[id(node)] = len(nodes)
             above, last = _parent(node, index), node.pages[-1]
-            nodes.append([above, self._list(node.pages), node.users, node.step, ends.get(last, [])])
+            nodes.append([above, self._list(node.pages, state), node.users, node.step, ends.get(last, [])])
         if not self.trees or self.trees[-1] != nodes:
             self.trees.append(nodes)
         return len(self.trees) - 1
 
-    def _list(self, pages: list[int]) -> int:
-        key = tuple(pages)
+    def _list(self, pages: list[int], state: State) -> int:
+        tokens = state.tokens(pages) if self.text else []
+        key = (*pages, -1, *tokens)
         if key not in self._numbers:
             self._numbers[key] = len(self.lists)
             self.lists.append(list(pages))
+            if self.text:
+                self.texts.append(self.text(tokens))
         return self._numbers[key]
 
 

@@ -6,7 +6,8 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from html import escape as html_escape
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,25 @@ def test_a_tree_and_a_page_map_show_the_state_after_a_step(run: Trace, part: flo
         assert len(row) == -(-req.computed // 4) or req.computed < req.target
 
 
+def test_a_tree_says_what_its_tokens_say(run: Trace) -> None:
+    step = len(of(run, ev.Batch)) // 2
+    state = state_at(run, step)
+    for node in state.tree.nodes():
+        for req in state.running.values():
+            if node.pages[-1] in req.shared:  # its own prefix, by its own tokens
+                at = req.shared.index(node.pages[0]) * 4
+                assert state.tokens(node.pages) == req.tokens[at : at + 4 * len(node.pages)]
+
+    def text(ids: Sequence[int]) -> str:
+        return "<" + " ".join(map(str, ids)) + ">"
+
+    leaf = next(node for node in state.tree.nodes() if not node.children)
+    assert html_escape(text(state.tokens(leaf.pages))[:20]) in tree(run, step, text)
+    data = run_data(run, text)
+    said = {data["texts"][node[1]] for node in data["trees"][data["steps"][step]["n"]]}
+    assert said == {text(state.tokens(node.pages)) for node in state.tree.nodes()}
+
+
 def test_a_staircase_is_one_requests_rows(run: Trace) -> None:
     rows = [(turn.step, row.start, row.count) for turn, _ in turns(run) for row in turn.rows if row.uid == 3]
     drawn = [(int(m["step"]), int(m["start"]), int(m["count"])) for m in marks(staircase(run, 3), "prefill", "decode")]
@@ -181,7 +201,7 @@ def test_the_viewers_data_lead_to_the_state_of_every_step(run: Trace) -> None:
 
 
 def test_the_page_holds_everything(run: Trace, other: Trace) -> None:
-    html = page([run, other], "</script><script>alert(1)//")
+    html = page([run, other], title="</script><script>alert(1)//")
     assert not re.search(r"(src|href)=[\"'](?!data:)", html)
     assert "http" not in html.replace("http://www.w3.org/2000/svg", "")
     assert html.count("<script") == 2

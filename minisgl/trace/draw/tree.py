@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from minisgl.trace.draw.svg import HUES, Picture
 from minisgl.trace.history import state_at
@@ -17,17 +17,18 @@ INNER, LEAF = 42, 28
 """Height of a line that begins with a node that has children (its words stand below it), and of a leaf's."""
 SHOWN = 5
 """Unused leaves of one node that are drawn; the others, older, are one mark together."""
-Label = Callable[[Node], str]
+Text = Callable[[Sequence[int]], str]
+"""What token ids say."""
 
 
-def tree(trace: Trace, step: int, label: Label | None = None, deepest: int = 0, title: str = "") -> str:
-    """SVG of the tree after ``step``. ``label`` gives a node's words, such as its text; ``deepest`` is the scale in
-    pages, for several pictures with one scale."""
+def tree(trace: Trace, step: int, text: Text | None = None, deepest: int = 0, title: str = "") -> str:
+    """SVG of the tree after ``step``. With ``text`` (a tokenizer's ``decode``) the nodes say what they hold;
+    ``deepest`` is the scale in pages, for several pictures with one scale."""
     state = state_at(trace, step)
     nodes = list(state.tree.nodes())
     pic = Picture("tree", f"{title or 'Radix tree'} after step {step}")
     most = max([deepest, 1, *(node.depth + len(node.pages) for node in nodes)])
-    drawing = _Drawing(pic, state, step, min(max(WIDTH / most, 3.0), 34.0), label)
+    drawing = _Drawing(pic, state, step, min(max(WIDTH / most, 3.0), 34.0), text)
     items = [("cache used", "in use"), ("cache", "in nobody's use: the paler, the longer ago")]
     top = pic.legend(0, 10, [*items, ("q0", "a request, at the end of its prefix")], WIDTH) + 10
     bottom = max(drawing.below(state.tree.root, top), top + LEAF)
@@ -40,8 +41,8 @@ def tree(trace: Trace, step: int, label: Label | None = None, deepest: int = 0, 
 class _Drawing:
     """A tree from left to right, ``unit`` pixels a page: a node's first child stands on its line."""
 
-    def __init__(self, pic: Picture, state: State, step: int, unit: float, label: Label | None):
-        self.pic, self.state, self.step, self.unit, self.label = pic, state, step, unit, label
+    def __init__(self, pic: Picture, state: State, step: int, unit: float, text: Text | None):
+        self.pic, self.state, self.step, self.unit, self.text = pic, state, step, unit, text
         self.ends: dict[int, list[int]] = {}
         for req in state.running.values():
             if req.shared:
@@ -75,7 +76,9 @@ class _Drawing:
         fade = 1.0 if node.users else max(0.28, 0.75 * 0.93**age)
         ago = "now" if not age else f"{age} step{'s' if age > 1 else ''} ago"
         users = f"{node.users} user{'s' if node.users != 1 else ''}"
+        said = self.text(self.state.tokens(node.pages)).replace("\n", " ") if self.text else ""
         tip = f"{len(node.pages)} pages, {users}, last used {ago}: pages {', '.join(map(str, node.pages))}"
+        tip += f'; "{said}"' if said else ""
         data = {"kind": "node", "pages": " ".join(map(str, node.pages)), "users": node.users, "age": age,
                 "depth": node.depth}  # fmt: skip
         pic.rect(
@@ -85,17 +88,19 @@ class _Drawing:
             for i, page in enumerate(node.pages):
                 pic.text(x + (i + 0.5) * unit, y + BOX / 2 + 4, page, "small on mid" if fade > 0.5 else "small mid")
         ends = self.ends.get(node.pages[-1], [])[:8]
-        words = (users if node.users else f"used {ago}") + (f" · {self.label(node)}" if self.label else "")
+        words = users if node.users else f"used {ago}"
         if not node.children:
             self.chips(ends, node, x + w + 11, y + BOX / 2)
+            words += f" · {_cut(said, 60)}" if said else ""
             pic.text(x + w + 7 + len(ends) * 19, y + BOX / 2 + 4, words, "small soft")
             return
         room = w - 8 - 17 * len(ends)
         self.chips(ends, node, x + w - 10 - 17 * (len(ends) - 1), y + BOX + 4)
         short = f"{node.users} u." if node.users else f"{age} ago"
-        pic.text(
-            x + 4, y + BOX + 12, next((each for each in (words, short) if len(each) * 5.4 < room), ""), "small soft"
-        )
+        left = int(room / 5.4) - len(words) - 3
+        longer = [f"{words} · {_cut(said, left)}"] if said and left > 4 else []
+        fits = (each for each in (*longer, words, short) if len(each) * 5.4 < room)
+        pic.text(x + 4, y + BOX + 12, next(fits, ""), "small soft")
 
     def chips(self, uids: list[int], node: Node, x: float, y: float) -> None:
         """The requests whose prefix ends with ``node``."""
@@ -111,6 +116,10 @@ class _Drawing:
                       pages=" ".join(str(page) for node in nodes for page in node.pages))  # fmt: skip
         words = f"and {len(nodes)} older leaves with {count} pages, in nobody's use"
         self.pic.text(x + max(self.unit, 6) + 6, y + BOX / 2 + 4, words, "small soft")
+
+
+def _cut(words: str, most: int) -> str:
+    return words if len(words) <= most else words[: max(most - 1, 0)] + "…"
 
 
 def _axis(pic: Picture, most: int, unit: float, y: float, page_size: int) -> None:

@@ -171,7 +171,7 @@
 
     tree(s) {
       const { body, title } = this.panel.tree;
-      const nodes = this.trees[s.n].map(([parent, list, ...rest]) => [parent, this.lists[list], ...rest]), depth = [], children = nodes.map(() => []), roots = [];
+      const nodes = this.trees[s.n].map(([parent, list, ...rest]) => [parent, this.lists[list], ...rest, this.texts[list] || ""]), depth = [], children = nodes.map(() => []), roots = [];
       let deepest = 1, held = 0;
       nodes.forEach(([parent, pages], i) => {
         depth[i] = parent < 0 ? 0 : depth[parent] + nodes[parent][1].length;
@@ -200,8 +200,7 @@
       lay(roots);
       const svg = this.canvas(body, wide, y + 16, "Radix tree at this step");
       el(svg, "path", { class: "edge", d: `M1 2V${y - 4}` });
-      const text = new Map();
-      nodes.forEach(([parent, pages, users, used, ends], i) => {
+      nodes.forEach(([parent, pages, users, used, ends, words], i) => {
         if (place[i] === undefined) return;
         const x = 2 + depth[i] * unit, w = pages.length * unit, age = Math.max(0, s.s - used);
         if (parent >= 0 && place[parent] !== place[i])
@@ -211,7 +210,7 @@
           width: Math.max(w - 2, 1.5), height: box, rx: 3, opacity: users ? 1 : Math.max(0.28, 0.75 * 0.93 ** age).toFixed(2),
           "data-pages": pages.join(" "), "data-users": users });
         tip(e, `${plural(pages.length, "page")}: ${pages.join(", ")}; ${plural(users, "user")}; last used ` +
-          (age ? `${plural(age, "step")} ago` : "now"));
+          (age ? `${plural(age, "step")} ago` : "now") + (words ? `\n“${words}”` : ""));
         if (unit >= 16) pages.forEach((page, k) => el(svg, "text", { class: "on mid", x: x + (k + 0.5) * unit, y: place[i] + 12.5, "pointer-events": "none" }, page));
         const leaf = !children[i].length;
         ends.slice(0, 6).forEach((uid, k) => {
@@ -223,7 +222,7 @@
           follow(g, uid);
         });
         if (leaf) el(svg, "text", { class: "soft", x: x + w + 6 + 19 * Math.min(ends.length, 6), y: place[i] + 13 },
-          users ? plural(users, "user") : age ? `${age} ago` : "just now");
+          (users ? plural(users, "user") : age ? `${age} ago` : "just now") + (words ? ` · ${words.replace(/\s+/g, " ")}` : ""));
       });
       for (const [old, top] of more) {
         const x = 2 + depth[old[0]] * unit;
