@@ -153,6 +153,10 @@ class _Recorder(TorchDispatchMode):
         self.made: list[tuple[weakref.ref[Tensor], str, str]] = []
         self.seeing = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and torch's compiler would take a second to import
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not self.seeing:

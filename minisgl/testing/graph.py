@@ -154,7 +154,10 @@ class GraphRig:
         if self.forwards != self._recorded:
             raise GraphFault("eager", "the forward pass was called again", step=step, bucket=key.rows)
         pool = self.pool[: len(self.truth)].cpu().numpy()
-        for place in np.flatnonzero(pool != self.truth)[:1].tolist():
+        wrong = np.flatnonzero(pool != self.truth)
+        for row in np.flatnonzero(np.isin(packed[2], wrong))[:1].tolist():
+            raise GraphFault("answer", f"row {row}'s KV is not in its place", step=step, bucket=key.rows)
+        for place in wrong[:1].tolist():
             page = place // self.spec.page_size
             raise GraphFault("padding-page", f"page {page} was overwritten", step=step, bucket=key.rows)
         want = [float(self.truth[self._places(slot)].sum()) for slot in range(rows)]
@@ -189,13 +192,16 @@ class GraphRig:
                 raise GraphFault("rows", text, step=step, bucket=bucket)
         scratch = self.spec.num_pages * self.spec.page_size
         for row in range(n, bucket):
-            if now[2, row] < scratch:
-                text = f"padding row {row} writes to page {now[2, row] // self.spec.page_size}"
+            slot, place = int(now[3, row]), int(now[2, row])
+            if n and slot < self.spec.max_slots and slot not in packed[3]:
+                text = f"padding row {row} is a row of slot {slot}, which is not in this step"
+                raise GraphFault("stale", text, step=step, bucket=bucket)
+            if place < scratch:
+                text = f"padding row {row} writes to page {place // self.spec.page_size}"
                 raise GraphFault("padding-page", text, step=step, bucket=bucket)
-            if now[3, row] != self.spec.max_slots or now[1, row] != 0:
-                text = f"padding row {row} is position {now[1, row]} of slot {now[3, row]}"
-                rule = "stale" if self.steps and now[3, row] < self.spec.max_slots else "padding-row"
-                raise GraphFault(rule, text, step=step, bucket=bucket)
+            if slot != self.spec.max_slots or now[1, row] != 0:
+                text = f"padding row {row} is position {now[1, row]} of slot {slot}"
+                raise GraphFault("padding-row", text, step=step, bucket=bucket)
             if now[4, row] != 1 or batch.kv_len_host[row] != 1:
                 length = max(int(now[4, row]), int(batch.kv_len_host[row]))
                 raise GraphFault("stale", f"padding row {row} reads {length} positions", step=step, bucket=bucket)
