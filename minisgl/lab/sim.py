@@ -189,8 +189,8 @@ def least_prefill(jobs: list[Job], page_size: int) -> int:
 
 def show(workload: Mapping[str, Any]) -> str:
     """The workload in a few lines."""
-    head = f"{workload['pages']} pages of {workload['page_size']} tokens, {workload['slots']} slots"
-    lines = [head + (f", {workload['chunk']} tokens a step" if "chunk" in workload else "")]
+    head = f"pages: {workload['pages']} of {workload['page_size']} tokens, slots: {workload['slots']}"
+    lines = [head + (f", tokens a step: {workload['chunk']}" if "chunk" in workload else "")]
     for job in workload["jobs"]:
         shared = f"{job['shared']} shared (stem {job['stem']}) + " if job["shared"] else ""
         left = f", hangs up after {job['abort']} steps" if "abort" in job else ""

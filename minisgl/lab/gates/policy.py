@@ -34,7 +34,8 @@ class Recorded:
 
     def grant(self, who: Waiting | Running, want: int) -> int:
         got = self._budget.grant(who, want)
-        self.asked[who.uid] = (want, got)
+        wanted, granted = self.asked.get(who.uid, (0, 0))
+        self.asked[who.uid] = (wanted + want, granted + got)
         return got
 
 
@@ -165,8 +166,9 @@ class _Step:
                 cause = "order" if other and a not in self.asked else "skips"
                 raise self.broken(cause, "Nobody is overtaken by one that came later.", seen, a)
         budget = copy(self.fresh)
-        for uid, n in self.rows.items():
-            budget.grant(self.views[uid], n)
+        for uid in self.asked:  # in the order in which they asked
+            if uid in self.rows:
+                budget.grant(self.views[uid], self.rows[uid])
         for w in self.queue:
             got = self.rows.get(w.uid)
             if got is None or got < w.length - w.cached:

@@ -35,8 +35,6 @@ class Life:
         self.free = list(range(POOL))
         self.event = 0
         self.gained = 0  # pages that got their first user by the last lock
-        self.ends: set[Prefix] = set()  # where a path ended or parted so far
-        self.split = False  # whether the event cut an edge in two, in a tree
 
     def broken(self, cause: str, promise: str, seen: str, page: int | None = None) -> Broken:
         return Broken(cause, promise, seen, step=self.event, page=page)
@@ -44,7 +42,7 @@ class Life:
     def live(self, events: list[list[Any]]) -> None:
         """All events, each judged."""
         for self.event, (kind, *args) in enumerate(events, 1):
-            act, self.split = getattr(self, kind), False
+            act = getattr(self, kind)
             try:
                 act(*args)
                 self.counts(kind)
@@ -60,14 +58,8 @@ class Life:
     def cause(self, kind: str) -> str:
         """What an event that went wrong is blamed on, where nothing better is known."""
         if self.part == "lock":
-            return "split-users" if self.split else "lock-path"
+            return "lock-path"
         return "split-links" if self.part == "split" else "counts"
-
-    def ends_at(self, prefix: Prefix) -> None:
-        """A path ends or parts here: new, if that is inside an edge."""
-        if prefix.ids and prefix not in self.ends:
-            self.ends.add(prefix)
-            self.split = True
 
     # ---- events ------------------------------------------------------------------------------------------
 
@@ -115,8 +107,6 @@ class Life:
         if want > len(self.free):
             raise Invalid
         mine, self.free = self.free[:want], self.free[want:]
-        self.ends_at(self.model.match(prefix))
-        self.ends.add(prefix)
         inserted = self.cache.insert(base[0] if base else None, key, start, np.asarray(mine, np.int32))
         held = self.model.insert(prefix, start, mine)
         if list(inserted.pages) != held:
@@ -131,7 +121,6 @@ class Life:
             raise Invalid
         handle, prefix = self.match(ids)
         self.gained = sum(self.model.pages[part].users == 0 for part in self.model.path(prefix))
-        self.ends_at(prefix)
         self.cache.lock(handle)
         self.model.lock(prefix)
         self.held[name] = handle, prefix
@@ -212,7 +201,9 @@ def run_life(part: str) -> Callable[[Student, dict[str, Any]], None]:
         except Broken as broken:
             if broken.cause == "evict-order" and _lives(live, [e for e in workload["events"] if e[0] != "match"]):
                 broken.cause = "match-writes"  # all is well where nobody only looks
-            if broken.cause == "split-users" and not _lives(live, _no_split(size)):
+            if broken.cause == "lock-path" and _lives(live, _no_split(size)):
+                broken.cause = "split-users"  # all is well where nothing is split
+            elif broken.cause == "split-users" and not _lives(live, _no_split(size)):
                 broken.cause = "lock-path"
             raise
 
@@ -260,8 +251,10 @@ def make_match(rng: random.Random, size: int) -> dict[str, Any]:
         stored.append(ids)
         events.append(["insert", ids])
         for _ in range(2):
-            known = rng.choice(stored)
-            events.append(["match", [*known[: rng.randint(0, len(known))], *_ids(rng, 2 * page)]])
+            known, other = rng.choice(stored), rng.choice(stored)
+            cut, on = rng.randint(0, len(known)), rng.randint(0, len(other)) // page * page
+            events.append(["match", [*known[:cut], *_ids(rng, 2 * page)]])
+            events.append(["match", [*known[: cut // page * page], *other[on:]]])
         events.append(["match", rng.choice(stored)])
     return {"page_size": page, "events": events}
 
