@@ -20,7 +20,8 @@ from minisgl.site.blocks import Block, blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 README = "README.md"
-PAGES = [README, "docs/plugins.md", "docs/reference/http-api.md", *(path for path, _ in course(ROOT))]
+DOCS = ("plugins", "testing", "reference/http-api")
+PAGES = [README, *(f"docs/{name}.md" for name in DOCS), *(path for path, _ in course(ROOT))]
 MADE_UP = "my_cache.py"
 """A file that the README names as one of the reader's own."""
 
