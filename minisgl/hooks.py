@@ -79,8 +79,11 @@ def minisgl_graph(config: Any, device: torch.device, build: Callable[[str], Grap
 
 
 @hookspec(firstresult=True)
-def minisgl_communicator(config: Any, rank: int, size: int, address: str, device: torch.device) -> Communicator | None:
-    """Make the link between the ranks; ``address`` is ``host:port`` of rank 0's rendezvous. Also called at size 1."""
+def minisgl_communicator(
+    config: Any, rank: int, size: int, address: str, device: torch.device, build: Callable[[str], Communicator]
+) -> Communicator | None:
+    """Make the link between the ranks; ``address`` is ``host:port`` of rank 0's rendezvous; ``build`` as above. Also
+    called at size 1."""
 
 
 @hookspec

@@ -67,6 +67,7 @@ BUILTINS = (
     "minisgl.plugins.graph.auto",
     "minisgl.plugins.graph.simulated",
     "minisgl.plugins.graph.replay",
+    "minisgl.plugins.communicator.auto",
     "minisgl.plugins.communicator.torch",
     "minisgl.plugins.communicator.nccl",
     "minisgl.plugins.communicator.ring",

@@ -6,8 +6,12 @@ is also what a CPU runs; neither waits for the device nor allocates.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def page_indices(

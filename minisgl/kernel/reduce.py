@@ -6,22 +6,26 @@ laid out, and the plain torch version of what a rank computes from them; the lau
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
-from minisgl.kernel.norm import add_rms_norm
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TURNS = 3
 """Messages that a place of a mailbox holds one after another: one being read, one that a faster peer may already push,
 and one being emptied for the message after that."""
 
-EMPTY = {torch.int16: -(1 << 15), torch.int32: -(1 << 31)}
-"""What stands in a mailbox where nothing has come yet: the bits of -0.0, for which 0.0 is sent."""
+EMPTY = {2: -(1 << 15), 4: -0x7FFF8000}
+"""What stands in a mailbox where nothing has come yet, as bits, by an element's bytes: in two bytes -0.0, in four the
+same twice, which is a float32 of 5e-41. For these, 0 is sent."""
 
-BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
+
+def bits_of(dtype: torch.dtype) -> torch.dtype | None:
+    """The integers in which elements of ``dtype`` are sent; None for what can't be sent."""
+    return {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}.get(dtype)
 
 
 class Mailboxes(NamedTuple):
@@ -53,31 +57,35 @@ class Mailboxes(NamedTuple):
         )
 
 
-def make_mailboxes(
-    allocate: Callable[[tuple[int, ...], torch.dtype], Sequence[Tensor]],
-    meet: Callable[[], Any],
-    rank: int,
-    size: int,
-    rows: int,
-    like: Tensor,
-) -> Mailboxes:
-    """Empty mailboxes for up to ``rows`` rows as those of ``like`` [·, dim].
+def mailbox_bytes(message: int, size: int) -> int:
+    """What a rank's mailboxes take, for messages of up to so many bytes among ``size`` ranks."""
+    return message * TURNS * size
 
-    ``allocate(shape, dtype)`` returns a tensor on each rank that all ranks can write; ``meet()`` returns when every
-    rank has called it: nobody may push into a box that its owner has not emptied.
-    """
-    bits = BITS[like.dtype]
-    boxes = tuple(allocate((rows, TURNS, size, like.shape[1]), bits))
-    boxes[rank].fill_(EMPTY[bits])
-    turns = torch.zeros(rows, dtype=torch.int32, device=like.device)
-    if like.is_cuda:
-        torch.cuda.synchronize(like.device)
-    meet()
-    return Mailboxes(rank, boxes, turns, like.dtype)
+
+def empty(part: Tensor) -> None:
+    """Make the bytes of a rank's mailboxes empty."""
+    part.view(torch.int16).fill_(EMPTY[2])
+
+
+def cut_mailboxes(parts: Sequence[Tensor], rank: int, like: Tensor) -> Mailboxes | None:
+    """Mailboxes for rows as those of ``like`` [·, dim], as many as ``parts`` hold: the bytes of each rank, all of them
+    empty. None for what can't be summed through mailboxes."""
+    bits = bits_of(like.dtype)
+    if like.dim() != 2 or bits is None:
+        return None
+    size, dim = len(parts), like.shape[1]
+    each = mailbox_bytes(dim * like.element_size(), size)
+    rows = parts[0].nbytes // each
+    if rows == 0:
+        return None
+    boxes = tuple(part[: rows * each].view(bits).view(rows, TURNS, size, dim) for part in parts)
+    return Mailboxes(rank, boxes, torch.zeros(rows, dtype=torch.int32, device=like.device), like.dtype)
 
 
 def sum_add_norm(parts: Sequence[Tensor], residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """What `minisgl.kernel.triton.reduce.all_reduce_norm` computes, from every rank's x [rows, dim] in rank order."""
+    from minisgl.kernel.norm import add_rms_norm
+
     total = parts[0].float()
     for part in (*parts[1:], residual):
         total = total + part.float()

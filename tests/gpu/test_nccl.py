@@ -129,28 +129,35 @@ print("ok")
 """
 
 
-def together(size: int, script: str, options: dict[str, int] | None) -> None:
-    """Run the script in a process for each rank; raises where one does not say ok."""
-    if torch.cuda.device_count() < size:
-        pytest.skip(f"needs {size} CUDA devices")
-    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-    words = [str(size), addresses[0], repr(options), addresses[1]]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", SETUP + script, str(rank), *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
+def second_address(first: str) -> str:
+    """Where a script makes another link: the same for all ranks of ``first``."""
+    return f"127.0.0.1:{int(first.rpartition(':')[2]) + 1}"
+
+
+def start(rank: int, size: int, address: str, script: str, options: dict[str, int] | None) -> subprocess.Popen[str]:
+    words = [str(rank), str(size), address, repr(options), second_address(address)]
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def all_say_ok(processes: list[subprocess.Popen[str]]) -> None:
+    """Raises where one does not."""
     try:
-        said = [rank.communicate(timeout=120) for rank in ranks]
-        assert [out.strip() for out, _ in said] == ["ok"] * size, "\n".join(err[-3000:] for _, err in said)
+        said = [process.communicate(timeout=120) for process in processes]
+        assert [out.strip() for out, _ in said] == ["ok"] * len(processes), "\n".join(err[-3000:] for _, err in said)
     finally:
-        for process in ranks:
+        for process in processes:
             process.kill()
             process.wait()
+
+
+def together(size: int, script: str, options: dict[str, int] | None) -> None:
+    """Run the script in a process for each rank."""
+    if torch.cuda.device_count() < size:
+        pytest.skip(f"needs {size} CUDA devices")
+    address = f"127.0.0.1:{free_port()}"
+    all_say_ok([start(rank, size, address, SETUP + script, options) for rank in range(size)])
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -165,12 +172,23 @@ def test_no_message_is_overwritten_before_it_was_read(size: int, road: str) -> N
     together(size, RACES, ROADS[road])
 
 
-def test_on_a_cpu_it_says_what_to_use() -> None:
-    from minisgl.config import ConfigError
-    from minisgl.host import Host
+USE = """
+for i in range(6):
+    assert torch.equal(comm.all_reduce(part(i, rank, 1 + 60 * i)), total(i, 1 + 60 * i))
+comm.close()
+"""
 
-    host = Host.load()
-    with pytest.raises(ConfigError, match="on a CPU use communicator=torch"):
-        host.build(
-            "communicator", host.make("communicator", "nccl"), rank=0, size=2, address="", device=torch.device("cpu")
-        )
+
+@pytest.mark.parametrize("road", ["nccl", "torch"])
+def test_a_process_that_had_another_engine_before_meets_one_that_had_none(road: str) -> None:
+    """``LLM`` after ``LLM``: rank 0 is the same process, the other ranks are new ones."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 CUDA devices")
+    first, second = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    again = f"comm = link({second!r})\n{USE}print('ok')"
+    processes = [
+        start(0, 2, first, SETUP + USE + again, ROADS[road]),
+        start(1, 2, first, SETUP + USE + "print('ok')", ROADS[road]),
+        start(1, 2, second, SETUP + USE + "print('ok')", ROADS[road]),
+    ]
+    all_say_ok(processes)

@@ -9,17 +9,22 @@ pytest.importorskip("triton", reason="Triton is not installed here")
 
 from torch import Tensor
 
-from minisgl.kernel.reduce import EMPTY, TURNS, Mailboxes, make_mailboxes, sum_add_norm
+from minisgl.kernel.reduce import EMPTY, TURNS, Mailboxes, bits_of, cut_mailboxes, empty, mailbox_bytes, sum_add_norm
 from minisgl.kernel.triton import reduce as triton_reduce
 
 ROWS = 4
 
 
 def mailboxes(rank: int, size: int, like: Tensor) -> Mailboxes:
-    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
-        return [torch.full(shape, EMPTY[dtype], dtype=dtype, device=like.device) for _ in range(size)]
-
-    return make_mailboxes(allocate, lambda: None, rank, size, ROWS, like)
+    parts = [torch.zeros(mailbox_bytes(ROWS * like[:1].nbytes, size), dtype=torch.uint8, device=like.device)] * size
+    parts = [part.clone() for part in parts]
+    for part in parts:
+        empty(part)
+    boxes = cut_mailboxes(parts, rank, like)
+    assert boxes is not None
+    assert boxes.rows == ROWS
+    assert is_empty(boxes.boxes[rank])
+    return boxes
 
 
 def push(boxes: Mailboxes, sender: int, x: Tensor, turns: list[int]) -> None:
@@ -27,11 +32,12 @@ def push(boxes: Mailboxes, sender: int, x: Tensor, turns: list[int]) -> None:
     for row, turn in zip(range(len(x)), turns, strict=False):
         place = boxes.boxes[boxes.rank][row, turn % TURNS, sender]
         assert is_empty(place), f"row {row}, message {turn}: pushed where something still stands"
-        place.copy_(torch.where(x[row] == 0, 0.0, x[row]).view(place.dtype))
+        bits = x[row].view(place.dtype)
+        place.copy_(torch.where(bits == EMPTY[place.element_size()], 0, bits))
 
 
 def is_empty(place: Tensor) -> bool:
-    return bool((place == EMPTY[place.dtype]).all())
+    return bool((place == EMPTY[place.element_size()]).all())
 
 
 @pytest.mark.parametrize(("size", "dim"), [(2, 64), (4, 96)])
@@ -49,6 +55,8 @@ def test_rows_are_summed_in_rank_order_added_and_normalised(
     turns = [[sum(n > row for n in lengths[:i]) for row in range(ROWS)] for i in range(len(lengths) + 1)]
     for parts in messages:
         parts[:, :, 3] = -0.0
+        bits = parts.view(bits_of(dtype))
+        bits[:, :, 5] = EMPTY[bits.element_size()]
     for other in others[::2]:
         push(boxes, other, messages[0][other], turns[0])
     for i, parts in enumerate(messages):
@@ -65,9 +73,9 @@ def test_rows_are_summed_in_rank_order_added_and_normalised(
         for other in others:  # what the others got
             for row in range(lengths[i]):
                 got = boxes.boxes[other][row, turns[i][row] % TURNS, rank]
-                assert torch.equal(got.view(dtype), parts[rank, row])
-                assert not (got == EMPTY[got.dtype]).any()
-                got.fill_(EMPTY[got.dtype])
+                torch.testing.assert_close(got.view(dtype), parts[rank, row], rtol=0, atol=1e-38)
+                assert not (got == EMPTY[got.element_size()]).any()
+                got.fill_(EMPTY[got.element_size()])
         assert boxes.turns.tolist() == [turn % TURNS for turn in turns[i + 1]]
 
 
@@ -86,3 +94,10 @@ def test_what_does_not_fit_is_told(device: torch.device) -> None:
     assert boxes.fits(fits) and boxes.fits(fits[:1])
     for x in (fits.half(), fits[:0], fits[:, :32], fits.view(-1), fits.T, torch.empty(ROWS + 1, 64, device=device)):
         assert not boxes.fits(x)
+
+
+def test_what_mailboxes_can_not_hold(device: torch.device) -> None:
+    part = torch.zeros(mailbox_bytes(64, 2), dtype=torch.uint8, device=device)
+    for x in (torch.empty(1, 33), torch.empty(1, 16).double(), torch.empty(16), torch.empty(1, 16).long()):
+        assert cut_mailboxes([part, part], 0, x.to(device)) is None
+    assert cut_mailboxes([part, part], 0, torch.empty(1, 16, device=device)) is not None

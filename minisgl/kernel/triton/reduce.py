@@ -37,7 +37,7 @@ def all_reduce_kernel(
     value = tl.load(x + row * stride_x + i, mask=real, other=0.0)
     dtype = value.dtype
     bits = value.to(boxes[RANK].dtype.element_ty, bitcast=True)
-    bits = tl.where(bits == NOTHING, 0, bits)  # -0.0 means that nothing came
+    bits = tl.where(bits == NOTHING, 0, bits)  # that would mean that nothing came
     turn = tl.load(turns + row)
     place = (row * TURNS + turn % TURNS) * SIZE * DIM + i
     for peer in tl.static_range(SIZE):
@@ -95,6 +95,6 @@ def _launch(
     block = triton.next_power_of_2(mailboxes.dim)
     all_reduce_kernel[(x.shape[0],)](
         x, residual, weight, out, mailboxes.boxes, mailboxes.turns, x.stride(0), residual.stride(0), eps,
-        RANK=mailboxes.rank, SIZE=len(mailboxes.boxes), TURNS=TURNS, NOTHING=EMPTY[mailboxes.boxes[0].dtype],
+        RANK=mailboxes.rank, SIZE=len(mailboxes.boxes), TURNS=TURNS, NOTHING=EMPTY[x.element_size()],
         DIM=mailboxes.dim, NORM=norm, BLOCK=block, num_warps=min(16, max(1, block // 256)), **starts_early(x),
     )  # fmt: skip
