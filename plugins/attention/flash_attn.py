@@ -85,7 +85,8 @@ class Rows(NamedTuple):
     kv_starts: torch.Tensor | None = None  # of their keys, as if these lay in one array; for FlashAttention 2
 
 
-Kernel = Callable[[LayerSpec, torch.Tensor, torch.Tensor, torch.Tensor, Rows, torch.Tensor], None]
+if TYPE_CHECKING:
+    Kernel = Callable[[LayerSpec, torch.Tensor, torch.Tensor, torch.Tensor, Rows, torch.Tensor], None]
 
 
 class FlashAttention:
