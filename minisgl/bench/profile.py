@@ -44,13 +44,15 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Report:
-    """Milliseconds of one decode step of ``rows`` requests; ``host`` does not count waiting for the device."""
+    """Milliseconds of one decode step of ``rows`` requests; ``host`` does not count waiting for the device, and
+    ``launch`` is the engine's part of it."""
 
     rows: int
     steps: int
     step_p50: float
     host_p50: float
     host_p99: float
+    launch_p50: float
     idle_share: float
     timeline: Timeline
 
@@ -61,13 +63,15 @@ class Watched:
     def __init__(self, engine: Engine):
         self._engine, self.spec = engine, engine.spec
         self.eos_ids: frozenset[int] = getattr(engine, "eos_ids", frozenset())
-        self.waited = 0.0
+        self.waited = self.launching = 0.0
 
     def launch(self, step: Step) -> None:
         torch.cuda.set_sync_debug_mode("error")
+        begin = time.perf_counter()
         try:
             self._engine.launch(step)
         finally:
+            self.launching += time.perf_counter() - begin
             torch.cuda.set_sync_debug_mode("default")
 
     def result(self) -> StepResult:
@@ -120,7 +124,7 @@ def measure(scheduler: Scheduler, watched: Watched, rows: int, prompt: int, step
     while scheduler.stats()["output_tokens"] < rows:
         scheduler.step()
     turns(scheduler, watched, warm)
-    whole, host = turns(scheduler, watched, steps)
+    whole, host, launch = turns(scheduler, watched, steps)
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         turns(scheduler, watched, steps)
         torch.cuda.synchronize()
@@ -134,8 +138,9 @@ def measure(scheduler: Scheduler, watched: Watched, rows: int, prompt: int, step
         scheduler.abort(uid)
     while scheduler.has_work:
         scheduler.step()
-    p50, p99 = np.percentile(host, (50, 99))
-    return Report(rows, steps, float(np.median(whole)), float(p50), float(p99), line.idle / line.span, line)
+    p50, p99 = np.percentile(host, (50, 99)).tolist()
+    medians = float(np.median(whole)), p50, p99, float(np.median(launch))
+    return Report(rows, steps, *medians, line.idle / line.span, line)
 
 
 def prompt_steps(scheduler: Scheduler, tokens: int) -> int:
@@ -143,16 +148,17 @@ def prompt_steps(scheduler: Scheduler, tokens: int) -> int:
     return 2 + tokens // scheduler.planner.max_prefill_tokens
 
 
-def turns(scheduler: Scheduler, watched: Watched, steps: int) -> tuple[list[float], list[float]]:
-    """Milliseconds of each of the next turns: in all, and without waiting."""
-    whole, host = [], []
+def turns(scheduler: Scheduler, watched: Watched, steps: int) -> tuple[list[float], list[float], list[float]]:
+    """Milliseconds of each of the next turns: in all, without waiting, and of that in the engine's launch."""
+    whole, host, launch = [], [], []
     for _ in range(steps):
-        begin, waited = time.perf_counter(), watched.waited
+        begin, waited, launching = time.perf_counter(), watched.waited, watched.launching
         scheduler.step()
         took = time.perf_counter() - begin
         whole.append(took * 1e3)
         host.append((took - (watched.waited - waited)) * 1e3)
-    return whole, host
+        launch.append((watched.launching - launching) * 1e3)
+    return whole, host, launch
 
 
 def timeline(events: Iterable[tuple[str, float, float]]) -> Timeline:
@@ -177,6 +183,7 @@ def show(report: Report, title: str) -> None:
     table.add_column("", justify="right")
     table.add_row("step, p50", f"{report.step_p50:.2f} ms")
     table.add_row("of it the host works, p50 / p99", f"{report.host_p50:.2f} / {report.host_p99:.2f} ms")
+    table.add_row("of that it launches, p50", f"{report.launch_p50:.2f} ms")
     table.add_row("the device is idle", f"{report.idle_share:.1%}")
     kernels = Table()
     kernels.add_column("on the device")

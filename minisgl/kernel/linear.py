@@ -1,6 +1,6 @@
-"""A linear layer's product: torch's; on a GPU a kernel of our own for a single row, which torch's serves badly, and
-cuBLASLt's for few; on a CPU oneDNN's over a packed copy of a small matrix, which for few rows is twice as fast as BLAS
-over the plain one."""
+"""A linear layer's product: torch's; on a GPU kernels of our own for one row and, where the matrix is small, for few,
+which torch's serve badly, and cuBLASLt's where it is not; on a CPU oneDNN's over a packed copy of a small matrix, which
+for few rows is twice as fast as BLAS over the plain one."""
 
 from __future__ import annotations
 
@@ -48,13 +48,21 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Packed
     """x [..., in], weight [out, in], bias [out] → [..., out]. ``packed`` is what `pack` made of the weight."""
     if packed is not None:
         return packed_linear(x, packed, bias)
-    if x.is_cuda and x.dim() == 2 and x.shape[0] == 1 and weight.is_contiguous() and x.stride(1) == 1:
-        from minisgl.kernel.triton import linear as triton
-
-        return triton.one_row_linear(x, weight, bias)
-    if x.is_cuda and x.dim() == 2 and bias is None and x.shape[0] <= FEW_ROWS:
-        bias = _zeros(weight.shape[0], weight.dtype, weight.device)  # torch goes to cuBLASLt where there is a bias
+    if x.is_cuda and x.dim() == 2 and x.shape[0] <= FEW_ROWS:
+        return _few_rows(x, weight, bias)
     return F.linear(x, weight, bias)
+
+
+def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    from minisgl.kernel.triton import linear as triton
+
+    if x.stride(1) == 1 and weight.is_contiguous():
+        if x.shape[0] == 1:
+            return triton.one_row_linear(x, weight, bias)
+        if triton.serves_few_rows(x, weight):
+            return triton.few_rows_linear(x, weight, bias)
+    # Torch goes to cuBLASLt where there is a bias.
+    return F.linear(x, weight, _zeros(weight.shape[0], weight.dtype, weight.device) if bias is None else bias)
 
 
 @functools.cache

@@ -71,8 +71,8 @@ class TritonAttention:
             )
             for layer in layers
         }
-        # Where KV is split, rows · kv_heads · splits stays below `programs`, so this is enough for any batch.
-        size = max(self.programs * h.group * (h.head_dim + 1) for h in self.layers.values())
+        # Where KV is split, rows · kv_heads · splits stays within 4 · `programs`, so this is enough for any batch.
+        size = max(4 * self.programs * h.group * (h.head_dim + 1) for h in self.layers.values())
         self.partial = torch.empty(size, dtype=torch.float32, device=self.device)
 
     def plan(self, batch: AttnBatch) -> None:
@@ -106,7 +106,7 @@ class TritonAttention:
         n = batch.num_decode
         if n:
             splits = self.kernels.decode_splits(n, heads.kv_heads, self.programs)
-            tile = self.kernels.decode_tile(heads.group, heads.head_dim, q.dtype)
+            tile = self.kernels.decode_tile(heads.group, heads.head_dim, q.dtype, splits)
             partial = self.partial if splits > 1 else None
             shared, shares = batch.shared, 0
             if heads.window >= 0:  # what a row sees begins somewhere else in each

@@ -67,6 +67,20 @@ def test_one_row_linear(out: int, inner: int, bias: bool, random: Random) -> Non
     assert_close(triton_linear.one_row_linear(x, weight, b).cpu(), exact)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("rows", "out", "inner"), [(2, 64, 256), (5, 128, 512), (33, 2112, 256), (64, 4160, 256)])
+def test_few_rows_linear(rows: int, out: int, inner: int, bias: bool, random: Random, compiled: bool) -> None:
+    if not compiled and out > 128:
+        pytest.skip("too large for the interpreter")
+    if compiled and random.dtype == torch.float32:
+        pytest.skip("serves half precision only: tiles of float32 do not fit into shared memory")
+    weight, b = random(out, inner) / inner**0.5, random(out) if bias else None
+    x = random(rows, 2 * inner)[:, :inner]  # rows that do not lie one after another
+    y = triton_linear.few_rows_linear(x, weight, b)
+    wide = [None if t is None else t.cpu().double() for t in (x, weight, b)]
+    assert_close(y.cpu(), torch.nn.functional.linear(*wide))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("rows", "dim"), [(1, 64), (5, 96), (3, 1000), (2, 5120)])
 def test_rms_norm(rows: int, dim: int, random: Random) -> None:
     x, weight = random(rows, dim), random(dim)

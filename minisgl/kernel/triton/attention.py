@@ -281,12 +281,15 @@ class Tile(NamedTuple):
     stages: int
 
 
-def decode_tile(group: int, head_dim: int, dtype: torch.dtype) -> Tile:
+def decode_tile(group: int, head_dim: int, dtype: torch.dtype, splits: int = 1) -> Tile:
     m = max(16, triton.next_power_of_2(group))  # tl.dot's least
     if dtype == torch.float32:  # no tensor cores: small tiles, or registers spill
         return Tile(m, 16, 8, 1)
     # One block of keys and values in flight for each program is enough: several programs share a multiprocessor.
-    return Tile(m, 32 if head_dim > 128 else 64, 4, 2)
+    if head_dim > 128 or m > 16:
+        return Tile(m, 32, 4, 2)
+    # Short shares are over after a block or two: then more warps that share its work, else more programs.
+    return Tile(m, 64, 4, 2) if splits >= 8 else Tile(m, 64, 2, 3)
 
 
 def shared_tile(queries: int, head_dim: int, dtype: torch.dtype) -> Tile:
@@ -305,9 +308,12 @@ def extend_tile(longest: int, head_dim: int, dtype: torch.dtype) -> Tile:
 
 
 def decode_splits(rows: int, kv_heads: int, programs: int) -> int:
-    """Into how many shares each row's KV is cut so that about ``programs`` programs are launched: a power of two."""
+    """Into how many shares each row's KV is cut so that about ``programs`` programs are launched: a power of two.
+
+    At least two until there are twice as many anyway: rows are of unequal length, and the last ones would run alone.
+    """
     wanted = max(1, min(64, programs // (rows * kv_heads)))
-    return 1 << (wanted.bit_length() - 1)
+    return max(1 << (wanted.bit_length() - 1), 2 if rows * kv_heads <= 2 * programs else 1)
 
 
 def shared_splits(rows: int, heads: Heads, dtype: torch.dtype, programs: int) -> int:

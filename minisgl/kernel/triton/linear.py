@@ -1,7 +1,7 @@
-"""A matrix times one row in Triton: what a decode step of one request spends its time on.
+"""A matrix times one row, or times few, in Triton: what decode steps of a small model spend their time on.
 
-Nothing is computed twice here and every weight is read once, so the time is bytes over bandwidth; the tiles are those
-that came nearest to it on an H200 (docs/benchmarks). The plain twin is in `minisgl.kernel.linear`.
+Every weight is read once, so the time is bytes over bandwidth, and what it takes to begin and to end; the tiles are
+those that came nearest to it on an H200 (docs/benchmarks). The plain twin is in `minisgl.kernel.linear`.
 """
 
 from __future__ import annotations
@@ -53,5 +53,46 @@ def one_row_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     one_row_kernel[(triton.cdiv(rows, tile),)](
         x, weight, bias, y, rows, cols, HAS_BIAS=bias is not None, EVEN=cols % step == 0, ROWS=tile, COLS=step,
         num_warps=warps, **starts_early(x),
+    )  # fmt: skip
+    return y
+
+
+@triton.jit(do_not_specialize=["rows"])
+def few_rows_kernel(
+    x, weight, bias, y, rows, OUT, IN, stride_x, HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr = False,
+):  # fmt: skip
+    """One program: all rows of x, ``BLOCK_N`` rows of the weight. OUT and IN are whole numbers of blocks."""
+    m, n, k = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    if EARLY:
+        start_next()
+        wait_for_previous()
+    x_at = x + m[:, None] * stride_x + k[None, :]
+    weight_at = weight + n[None, :].to(tl.int64) * IN + k[:, None]
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, IN, BLOCK_K):
+        a = tl.load(x_at + start, mask=m[:, None] < rows, other=0.0)
+        total = tl.dot(a, tl.load(weight_at + start), total, input_precision="ieee")
+    if HAS_BIAS:
+        total += tl.load(bias + n).to(tl.float32)[None, :]
+    tl.store(y + m[:, None] * OUT + n[None, :], total.to(y.dtype.element_ty), mask=m[:, None] < rows)
+
+
+def serves_few_rows(x: Tensor, weight: Tensor) -> bool:
+    """Whether `few_rows_linear` takes these, and was faster than cuBLASLt: a small matrix, of half precision."""
+    out, inner = weight.shape
+    return x.shape[0] <= 64 and weight.nbytes <= 13 << 20 and out % 64 == 0 and inner % 256 == 0 and x.itemsize == 2
+
+
+def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [rows, in], at most 64 rows → [rows, out]; see `serves_few_rows`."""
+    rows, (out, inner) = x.shape[0], weight.shape
+    # So that about as many programs run as there are multiprocessors.
+    tile, step = (16, 256) if out <= 2048 else (32, 256) if out <= 4096 else (64, 128)
+    y = torch.empty((rows, out), dtype=x.dtype, device=x.device)
+    few_rows_kernel[(out // tile,)](
+        x, weight, bias, y, rows, out, inner, x.stride(0), HAS_BIAS=bias is not None,
+        BLOCK_M=max(16, triton.next_power_of_2(rows)), BLOCK_N=tile, BLOCK_K=step, num_warps=4, num_stages=4,
+        **starts_early(x),
     )  # fmt: skip
     return y

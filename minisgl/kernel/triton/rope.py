@@ -82,11 +82,11 @@ def norm_rope_store(
     q = torch.empty((tokens, q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     q_weight, k_weight, eps = (q, q, 0.0) if norm is None else norm
     heads = q_heads + 2 * kv_heads
-    block = min(8, triton.next_power_of_2(heads))
+    block = min(16, triton.next_power_of_2(heads))
     norm_rope_store_kernel[(tokens, triton.cdiv(heads, block))](
         qkv, q, k, v, q_weight, k_weight, cos_sin, where, eps, qkv.stride(0), *k.stride()[:3],
         Q_HEADS=q_heads, KV_HEADS=kv_heads, HALF=head_dim // 2, PAGE=pool.page_size, NORM=norm is not None,
-        BLOCK_H=block, BLOCK_HALF=triton.next_power_of_2(head_dim // 2), num_warps=2,
+        BLOCK_H=block, BLOCK_HALF=triton.next_power_of_2(head_dim // 2), num_warps=2 if tokens > 1024 else 4,
         **starts_early(qkv),
     )  # fmt: skip
     return q
