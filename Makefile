@@ -38,7 +38,7 @@ lint: $(TOOLS) types
 	$(BIN)/mypy
 
 docs: $(TOOLS)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The documentation is in site/index.html."
 
 reference: $(BASE)

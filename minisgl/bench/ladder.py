@@ -45,9 +45,10 @@ STYLE = """\
 
 def draw(stages: Sequence[Stage], without_cache: int, columns: int = 2) -> str:
     """All charts as one SVG. Words say what no KV cache would cost: drawn, it would flatten the others."""
-    width, height = columns * WIDE, -(-len(CHARTS) // columns) * HIGH + 24
+    charts = _known(stages)
+    width, height = columns * WIDE, -(-len(charts) // columns) * HIGH + 24
     parts = [_open(width, height, _words(stages, without_cache)), f"<style>{STYLE}</style>"]
-    for i, chart in enumerate(CHARTS):
+    for i, chart in enumerate(charts):
         at = f'x="{i % columns * WIDE}" y="{i // columns * HIGH}" width="{WIDE}" height="{HIGH}"'
         parts.append(f"<svg {at}>{_bars(chart, stages)}</svg>")
     note = f"Coloured: what the stage moved. Without a KV cache, {without_cache:,} tokens would be computed."
@@ -57,9 +58,16 @@ def draw(stages: Sequence[Stage], without_cache: int, columns: int = 2) -> str:
 
 def panels(stages: Sequence[Stage]) -> str:
     """HTML for a page: the charts side by side, or below each other where the screen is narrow."""
-    charts = "\n".join(f"{_open(WIDE, HIGH, _told(chart, stages))}{_bars(chart, stages)}</svg>" for chart in CHARTS)
+    charts = "\n".join(
+        f"{_open(WIDE, HIGH, _told(chart, stages))}{_bars(chart, stages)}</svg>" for chart in _known(stages)
+    )
     row = "display: flex; flex-wrap: wrap; gap: 0.5rem 1.5rem"
     return f'<style>{STYLE}</style>\n<div style="{row}">\n{charts}\n</div>\n'
+
+
+def _known(stages: Sequence[Stage]) -> list[Chart]:
+    """The counts that these stages have."""
+    return [chart for chart in CHARTS if any(chart.value(stage) is not None for stage in stages)]
 
 
 def _open(width: int, height: int, words: str) -> str:
@@ -99,5 +107,5 @@ def _told(chart: Chart, stages: Sequence[Stage]) -> str:
 
 
 def _words(stages: Sequence[Stage], without_cache: int) -> str:
-    charts = " ".join(_told(chart, stages) for chart in CHARTS)
+    charts = " ".join(_told(chart, stages) for chart in _known(stages))
     return f"{charts} Without a KV cache {without_cache:,} tokens would be computed."

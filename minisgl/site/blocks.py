@@ -74,6 +74,11 @@ def prose(markdown: str) -> str:
     return re.sub(r"\{[^}\n]*\}", "", text)
 
 
+def plain_pipes(text: str) -> str:
+    """Code in a table whose pipes are escaped, as other readers of Markdown need it, but Python's shows literally."""
+    return re.sub(r"`[^`\n]+`", lambda match: match[0].replace("\\|", "|"), text)
+
+
 def say_what_is_skipped(block: Block) -> str:
     """A block with ``skip="reason"``, followed by a line in which the reader sees the reason; another as it is."""
     if "skip" not in block.options:

@@ -36,10 +36,15 @@ def on_startup(**_: Any) -> None:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The course's navigation: its overview, then the folders there are: a chapter's index first, its other pages."""
+    """The navigation of what grows: the course (its overview, then each chapter, its index first) and benchmarks."""
+    measured = sorted((ROOT / "docs" / "benchmarks").glob("*.md"), key=lambda p: (p.name != "index.md", p.name))
+    found = {
+        "Course": ["course.md", *(page for page, _ in course(ROOT) if page != START)],
+        "Benchmarks": [page.relative_to(ROOT / "docs").as_posix() for page in measured],
+    }
     for entry in config.nav or []:
-        if isinstance(entry, dict) and "Course" in entry:
-            entry["Course"] = ["course.md", *(page for page, _ in course(ROOT) if page != START)]
+        for section in found.keys() & (entry if isinstance(entry, dict) else {}):
+            entry[section] = found[section]
     return config
 
 
@@ -86,6 +91,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             log.warning(f"{page.file.src_uri}, line {block.line}: {error}")
             return block.raw
 
+    markdown = blocks.map_text(markdown, blocks.plain_pipes)
     markdown = blocks.map_blocks(blocks.map_blocks(markdown, fill), blocks.say_what_is_skipped)
     known = terms.glossary((Path(config.docs_dir) / "glossary.md").read_text(encoding="utf-8"))
     return terms.link_marks(markdown, known, os.path.relpath("glossary.md", Path(page.file.src_uri).parent))

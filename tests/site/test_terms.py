@@ -1,0 +1,72 @@
+"""A term used before its definition is found; the course and its glossary keep the rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from minisgl.site.__main__ import course
+from minisgl.site.terms import check, check_glossary, glossary, link_marks
+
+ROOT = Path(__file__).resolve().parents[2]
+GLOSSARY = """# Glossary
+
+### KV cache
+
+*also: key-value cache*
+
+What is kept.
+
+### page { .everyday }
+
+A piece of memory.
+
+### radix tree
+
+A tree.
+"""
+TERMS = glossary(GLOSSARY)
+
+
+def test_a_glossary_is_read() -> None:
+    assert [(t.name, t.anchor, t.names, t.everyday, t.text) for t in TERMS] == [
+        ("KV cache", "kv-cache", ("kv cache", "key-value cache"), False, "What is kept."),
+        ("page", "page", ("page",), True, "A piece of memory."),
+        ("radix tree", "radix-tree", ("radix tree",), False, "A tree."),
+    ]
+    assert check_glossary(TERMS) == []
+    assert check_glossary(TERMS[::-1]) == ["'page' stands after 'radix tree'", "'kv cache' stands after 'page'"]
+    assert check_glossary([*TERMS, TERMS[-1]]) == ["'radix tree' stands for two terms"]
+
+
+def test_a_term_used_before_its_page_is_found() -> None:
+    early, late = ("1.md", "A KV\ncache helps."), ("2.md", "The **KV cache**{ .term } helps.")
+    (problem,) = check([early, late], TERMS)
+    assert problem.startswith("1.md uses 'KV\\ncache' and 2.md defines it")
+    assert check([late, early], TERMS) == []
+    assert check([("0.md", "Key-value caches."), late], TERMS) != []
+    assert check([("0.md", "A [KV cache](../../glossary.md#kv-cache)."), late], TERMS) == []
+    assert (
+        check([("0.md", "`KV cache`, <!-- KV cache --> a radix-treeish thing\n```\nKV cache\n```\n"), late], TERMS)
+        == []
+    )
+    assert "no page defines it" in check([("0.md", "Radix trees.")], TERMS)[0]
+    assert check([("0.md", "Turn the page.")], TERMS) == []
+
+
+def test_definitions_are_of_terms_and_once() -> None:
+    assert "does not have" in check([("1.md", "**paging**{ .term }")], TERMS)[0]
+    twice = [("1.md", "**KV cache**{ .term }"), ("2.md", "**KV caches**{ .term }")]
+    assert check(twice, TERMS) == ["2.md defines 'KV cache' again; 1.md did before"]
+
+
+def test_definitions_link_to_the_glossary() -> None:
+    page = "The **KV caches**{ .term }.\n\n```text\n**KV cache**{ .term }\n```\n"
+    shown = link_marks(page, TERMS, "../glossary.md")
+    assert "**[KV caches](../glossary.md#kv-cache)**{ .term }" in shown
+    assert "```text\n**KV cache**{ .term }" in shown
+
+
+def test_the_course_defines_its_terms_before_it_uses_them() -> None:
+    terms = glossary((ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"))
+    assert len(terms) > 50
+    assert check_glossary(terms) + check(course(ROOT), terms) == []
