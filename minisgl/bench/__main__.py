@@ -12,6 +12,7 @@ BENCHMARKS = {
     "profile": "whether the device waits for the host while many requests decode, and what it does",
     "suite": "the design's workloads on named shapes, in one table",
     "kernels": "what each kernel reaches on this GPU, beside its torch twin and a library's",
+    "link": "what the sum over ranks costs between GPUs, by rows and road",
     "tiles": "which tile shapes are fastest on this GPU",
     "host": "what a scheduling step costs on the host, without a model",
 }

@@ -39,9 +39,9 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--addresses", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if not 2 <= args.size <= torch.cuda.device_count():
-        raise SystemExit(f"minisgl.bench link: {args.size} ranks need as many GPUs, 2 at least; torch finds "
-                         f"{torch.cuda.device_count()}.")  # fmt: skip
+    found = torch.cuda.device_count()
+    if not 2 <= args.size <= found:
+        parser.error(f"a sum over ranks needs two GPUs at least, and one for each rank; torch finds {found}")
     if args.rank:
         measure(args)
         return
