@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from minisgl.plugins.cache.radix import RadixCache
@@ -52,7 +52,7 @@ def run(path: Path, setup: Setup, clients: list[Job]) -> list[Any]:
     return pictures
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_the_followed_state_is_the_schedulers_and_breaks_no_promise(tmp_path_factory: Any, data: st.DataObject) -> None:
     setup = data.draw(setups())
