@@ -9,6 +9,8 @@ import argparse
 import difflib
 import json
 import os
+import random
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -96,15 +98,13 @@ def _test(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
     if options.replay:
         only, replay = _read_workload(lab, Path(options.replay))
 
+    seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
+
     def tell(verdict: Verdict) -> None:
         print(verdict.line(), flush=True)
         if verdict.tried and not verdict.green:
-            print("\n".join(verdict.explain(lab, _again(lab, folder, options, verdict, report_seed[0]))), flush=True)
+            print("\n".join(verdict.explain(lab, _again(lab, folder, options, verdict, seed))), flush=True)
 
-    import random
-
-    seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
-    report_seed = [seed]
     print(f"lab {lab.lab}: {path.resolve()}, sha256 {fingerprint(path)[:12]}, seed {seed}", flush=True)
     try:
         report = grade(lab, path, seed=seed, only=only, replay=replay, tell=tell)
@@ -121,13 +121,13 @@ def _test(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
 
 def _again(lab: Lab, folder: Folder, options: argparse.Namespace, verdict: Verdict, seed: int) -> str:
     """The command that shows a failure again."""
-    words = ["python -m minisgl.lab test", lab.lab, *([options.path] if options.path else [])]
+    words = ["python", "-m", "minisgl.lab", "test", lab.lab, *([options.path] if options.path else [])]
     if options.dir != ".":
         words += ["--dir", options.dir]
     if verdict.workload is None:
-        return " ".join([*words, "--gate", verdict.gate, "--seed", str(seed)])
+        return shlex.join([*words, "--gate", verdict.gate, "--seed", str(seed)])
     kept = folder.keep_workload(lab, verdict.gate, verdict.workload)
-    return " ".join([*words, "--replay", os.path.relpath(kept)])
+    return shlex.join([*words, "--replay", os.path.relpath(kept)])
 
 
 def _read_workload(lab: Lab, path: Path) -> tuple[list[str], Any]:
@@ -176,4 +176,7 @@ def _diff(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
 COMMANDS = {"start": _start, "test": _test, "hint": _hint, "diff": _diff}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
