@@ -33,6 +33,7 @@ def on_startup(**_: Any) -> None:
     os.chdir(ROOT)
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "100", "TQDM_DISABLE": "1"}
+    os.environ["SHELLOPTS"] = "errexit:pipefail"  # a bash block fails with any of its commands, in a pipe too
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

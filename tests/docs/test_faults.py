@@ -1,0 +1,66 @@
+"""What is wrong on a page fails the site's build: a small site with one fault a page."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FAULTS = {
+    "code": ('```python exec="on" result="text"\nraise ValueError("planted")\n```', "ValueError: planted"),
+    "command": ('```bash exec="on" result="text"\nfalse\necho planted-command\n```', "echo planted-command"),
+    "pipe": ('```bash exec="on" result="text"\n(echo planted-pipe; exit 3) | cat\n```', "unexpected code 3"),
+    "symbol": ('```python quote="minisgl/core.py::Nowhere"\n```', "symbol.md, line 3: core.py::Nowhere"),
+    "file": ('```python quote="minisgl/nowhere.py"\n```', "there is no file minisgl/nowhere.py"),
+    "link": ("[text](nowhere.md)", "'nowhere.md', but the target is not found"),
+    "anchor": ("[text](index.md#nowhere)", "does not contain an anchor '#nowhere'"),
+    "snippet": ('--8<-- "nowhere.txt"', "SnippetMissingError"),
+}
+
+
+def build(folder: Path, pages: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Build a site of these pages with the real options, apart from the navigation."""
+    options, _, _ = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")
+    nav = "".join(f"  - {name}.md\n" for name in ("index", "glossary", *pages))
+    options = options.replace("watch: [chapters, plugins, minisgl]\n", "")
+    (folder / "mkdocs.yml").write_text(f"{options}\nnav:\n{nav}", encoding="utf-8")
+    (folder / "minisgl").symlink_to(ROOT / "minisgl")
+    shutil.copytree(ROOT / "docs" / "assets", folder / "docs" / "assets")
+    for name, text in {"index": "", "glossary": "", **pages}.items():
+        (folder / "docs" / f"{name}.md").write_text(f"# A page\n\n{text}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+    env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_sound_site_is_built(tmp_path: Path) -> None:
+    quote = '```python quote="minisgl/site/quotes.py::MOST_LINES"\n```'
+    done = build(tmp_path, {"sound": f'{quote}\n\n```python exec="on" result="text"\nprint("seen" * 2)\n```'})
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "site" / "sound.html").read_text(encoding="utf-8")
+    assert "seenseen" in page
+    assert 'href="source/minisgl/site/quotes.py.html#__codelineno-0-' in page
+
+
+@pytest.mark.parametrize("fault", [name for name in FAULTS if name != "snippet"])
+def test_a_fault_fails_the_build(fault: str, faulty: subprocess.CompletedProcess[str]) -> None:
+    assert faulty.returncode != 0
+    assert FAULTS[fault][1] in faulty.stderr
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    """All faults that let the build go on to the next page, in one."""
+    return build(tmp_path_factory.mktemp("faults"), {k: text for k, (text, _) in FAULTS.items() if k != "snippet"})
+
+
+def test_a_missing_snippet_fails_the_build(tmp_path: Path) -> None:
+    text, says = FAULTS["snippet"]
+    done = build(tmp_path, {"snippet": text})
+    assert done.returncode != 0
+    assert says in done.stderr
