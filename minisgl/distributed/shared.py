@@ -25,18 +25,20 @@ class SharedMemory:
         self._store = CountedStore(c10d.PrefixStore("shared", store))
         # torch 2.11 and later meet through the store of a registered group, earlier ones through a store by itself.
         self._group = torch.distributed.ProcessGroup(self._store, rank, size)
-        c10d._register_process_group(name, self._group)
+        c10d._register_process_group(name, self._group)  # type: ignore[arg-type]
         if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11):
             c10d._SymmetricMemory.set_group_info(name, rank, size, self._store)
         mine = c10d._SymmetricMemory.empty_strided_p2p((nbytes,), (1,), torch.uint8, device, name)
         link = c10d._SymmetricMemory.rendezvous(mine, name)
-        self.parts = [mine if r == rank else link.get_buffer(r, (nbytes,), torch.uint8) for r in range(size)]
+        self.parts: list[Tensor] = [
+            mine if r == rank else link.get_buffer(r, (nbytes,), torch.uint8) for r in range(size)
+        ]
 
     def close(self) -> None:
         """Give this rank's memory back, once nobody has views of it. A peer that still writes there does no harm: the
         memory lives until all have closed."""
-        self.parts: list[Tensor] = []
-        c10d._unregister_process_group(self.name)
+        self.parts = []
+        c10d._unregister_process_group(self.name)  # type: ignore[arg-type]
 
 
 class CountedStore(torch.distributed.Store):

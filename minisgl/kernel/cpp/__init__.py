@@ -34,7 +34,7 @@ def load(name: str) -> Any:
     for tool in (os.environ.get("CXX", "c++"), "ninja", *(["nvcc"] if cuda else [])):
         if _find(tool) is None:
             raise ConfigError(f"{name} is C++, and the {tool} that compiles it is not installed here.")
-    source = {"cuda_files" if cuda else "cpp_files": [str(HERE / name)]}
+    source: dict[str, Any] = {"cuda_files" if cuda else "cpp_files": [str(HERE / name)]}
     try:
         return cpp.load(f"minisgl_{Path(name).stem}", extra_cflags=["-O3"], **source)
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
