@@ -6,7 +6,7 @@ import linecache
 import traceback
 
 from minisgl.config import ConfigError
-from minisgl.lab.gate import Broken, Student
+from minisgl.lab.gate import Broken, Hangs, Student
 
 
 class ReferenceTaken(ImportError):  # noqa: N818 - a verdict
@@ -25,6 +25,8 @@ def blame(student: Student, error: BaseException) -> Broken:
         return Broken("unfinished", "Every part is written.", f"Still to write: {where}.")
     if isinstance(error, ConfigError):
         return Broken("loads", "minisgl loads the file and finds its plugin.", str(error))
+    if isinstance(error, Hangs):
+        return Broken("hangs", "It comes back.", f"It was stopped after some seconds{', ' + where if where else ''}.")
     if isinstance(error, MemoryError):
         return Broken("memory", "It takes the memory that it needs.", f"It took all that there is, {where}.")
     said = f"{type(error).__name__}: {error}".strip().splitlines()

@@ -80,6 +80,7 @@ def test_an_endless_loop_is_named_with_the_workload_in_ten_seconds(nursery: Nurs
     verdict = try_plan(nursery, policy(tmp_path, "while True: pass"))
     assert time.monotonic() - begun < patience(10)
     assert (verdict.cause, verdict.green) == ("hangs", False)
+    assert "in plan: while True: pass" in verdict.seen
     assert verdict.workload["jobs"] and "request" in verdict.show
 
 
@@ -115,6 +116,12 @@ def test_a_file_that_hangs_when_imported_is_killed(nursery: Nursery, tmp_path: P
 def test_a_process_that_dies_is_named(nursery: Nursery, tmp_path: Path, how: str) -> None:
     verdict = try_plan(nursery, policy(tmp_path, how))
     assert verdict.cause == "dies"
+
+
+@pytest.mark.parametrize("top", ["", "raise SystemExit(0)"])
+def test_a_file_that_exits_ends_its_gate_and_is_named(nursery: Nursery, tmp_path: Path, top: str) -> None:
+    verdict = try_plan(nursery, policy(tmp_path, "raise SystemExit(0)", top))
+    assert verdict.cause == "raises" and "SystemExit" in verdict.seen
 
 
 def test_memory_without_end_is_named(nursery: Nursery, tmp_path: Path) -> None:
