@@ -47,8 +47,8 @@ def page(runs: Sequence[Trace], text: Text | None = None, title: str = "") -> st
 
 
 def embed(data: Any) -> str:
-    """JSON that can stand in a script element: nothing in it ends the element."""
-    return json.dumps(data, separators=(",", ":")).replace("</", "<\\/").replace("<!--", "<\\!--")
+    """JSON that can stand in a script element: no tag begins in it."""
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def run_data(trace: Trace, text: Text | None = None) -> dict[str, Any]:
