@@ -101,7 +101,7 @@ def test_without_a_compiler_auto_is_numpy_and_cpp_names_it(monkeypatch: pytest.M
     pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed here")
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert pick_common_pages("auto") is common_pages
-    with pytest.raises(ConfigError, match="no-such-compiler that compiles it is not installed"):
+    with pytest.raises(ConfigError, match="no-such-compiler, which is needed to compile it, is not on the path"):
         pick_common_pages("cpp")
 
 

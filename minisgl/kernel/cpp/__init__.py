@@ -33,7 +33,7 @@ def load(name: str) -> Any:
     cuda = name.endswith(".cu")
     for tool in (os.environ.get("CXX", "c++"), "ninja", *(["nvcc"] if cuda else [])):
         if _find(tool) is None:
-            raise ConfigError(f"{name} is C++, and the {tool} that compiles it is not installed here.")
+            raise ConfigError(f"{name} is C++, and {tool}, which is needed to compile it, is not on the path.")
     source: dict[str, Any] = {"cuda_files" if cuda else "cpp_files": [str(HERE / name)]}
     try:
         return cpp.load(f"minisgl_{Path(name).stem}", extra_cflags=["-O3"], **source)
