@@ -169,7 +169,8 @@ def grade(
                 if served is None:
                     from minisgl.lab.served import Served
 
-                    served = stack.enter_context(Served(lab, path, report.sha256))
+                    made = getattr(lab.module, "SERVED", Served)
+                    served = stack.enter_context(made(lab, path, report.sha256))
                 verdict = _beside_the_server(gate, served, lab, path, begun)
             else:
                 verdict = nursery.run(lab, path, gate, seed, replay)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,18 +27,35 @@ LABS = {lab.lab: lab for lab in labs()}
 
 def files(lab: Lab, kind: str) -> list[Path]:
     """``right`` or ``wrong`` ones."""
-    return sorted((FOLDER / lab.lab).glob(f"{kind}_*.py"))
+    return sorted(f for f in (FOLDER / lab.lab).glob(f"{kind}_*") if f.suffix == ".py" or f.is_dir())
+
+
+def seed(name: str, stem: str) -> Path:
+    """A seeded solution: a file, or a folder where a lab's work is one."""
+    folder = FOLDER / name / stem
+    return folder if folder.is_dir() else folder.with_suffix(".py")
 
 
 def causes(file: Path) -> set[str]:
     """What a wrong solution may be caught with: ``# causes: a, b`` in its first lines."""
-    found = re.search(r"^# causes: (.+)$", file.read_text("utf-8"), re.MULTILINE)
+    told = file / "causes.txt" if file.is_dir() else file
+    found = re.search(r"^# causes: (.+)$", told.read_text("utf-8"), re.MULTILINE)
     assert found is not None, f"{file}: its first lines must say `# causes: …`"
     return {cause.strip() for cause in found[1].split(",")}
 
 
 def write(lab: Lab, file: Path, folder: Path) -> Path:
-    """The solution as a student's file in ``folder``."""
+    """The solution as a student's file in ``folder``; or as their folder: the skeleton, with the solution's files in
+    place of its own, and without those that it has as ``*.gone``."""
+    if file.is_dir():
+        theirs = folder / lab.file
+        for name, text in lab.module.skeleton().items():
+            (theirs / name).parent.mkdir(parents=True, exist_ok=True)
+            (theirs / name).write_text(text, "utf-8")
+        shutil.copytree(file, theirs, dirs_exist_ok=True, ignore=shutil.ignore_patterns("causes.txt", "*.gone"))
+        for gone in file.rglob("*.gone"):
+            (theirs / gone.relative_to(file)).with_suffix("").unlink()
+        return theirs
     text = file.read_text("utf-8")
     path = folder / lab.file
     path.write_text(text if "import hookimpl" in text or not lab.plugin else lay_over(solution(lab), text), "utf-8")
@@ -126,10 +144,10 @@ def test_the_reference_passes(name: str, tmp_path: Path, nursery: Nursery) -> No
 @pytest.mark.parametrize(("name", "file"), seeded("right"))
 def test_a_right_solution_of_another_structure_passes(name: str, file: str, tmp_path: Path, nursery: Nursery) -> None:
     lab = LABS[name]
-    report = grade(lab, write(lab, FOLDER / name / f"{file}.py", tmp_path), serve=False, nursery=nursery)
+    report = grade(lab, write(lab, seed(name, file), tmp_path), serve=False, nursery=nursery)
     tried = [verdict for verdict in report.verdicts if verdict.tried]
     assert all(verdict.green for verdict in tried), told(report)
-    assert len(tried) == 1 + sum(not gate.served for gate in lab.gates)
+    assert len(tried) == bool(lab.plugin) + sum(not gate.served for gate in lab.gates)
 
 
 @pytest.mark.parametrize("name", [name for name, lab in LABS.items() if lab.plugin])
@@ -153,11 +171,11 @@ def test_the_skeleton_fails_and_solving_part_k_turns_exactly_gate_k_green(
 def test_a_wrong_solution_is_caught_for_what_is_wrong_with_it(
     name: str, file: str, tmp_path: Path, nursery: Nursery
 ) -> None:
-    lab, seed = LABS[name], FOLDER / name / f"{file}.py"
-    report = grade(lab, write(lab, seed, tmp_path), stop=True, serve=False, nursery=nursery)
+    lab, wrong = LABS[name], seed(name, file)
+    report = grade(lab, write(lab, wrong, tmp_path), stop=True, serve=False, nursery=nursery)
     (red,) = list(report.red) or [None]
     assert red is not None, f"not caught:\n{told(report)}"
-    assert red.cause in causes(seed), told(report)
+    assert red.cause in causes(wrong), told(report)
     check_diagnosis(lab, red)
 
 

@@ -1,0 +1,1 @@
+"""Experts that ask who chose them."""

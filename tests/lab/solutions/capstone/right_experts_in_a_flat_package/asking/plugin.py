@@ -1,0 +1,38 @@
+"""`moe=asking`: each expert that was chosen asks which tokens chose it."""
+
+from dataclasses import dataclass
+
+from minisgl import hookimpl
+
+
+@dataclass
+class Asking:
+    """One expert after another."""
+
+
+class AskingMoe:
+    def load(self, gate_up, down, experts, activation):
+        from minisgl.layers.mlp import activation as find
+
+        return gate_up, down, experts, find(activation)
+
+    def forward(self, weights, x, ids, scale, out):
+        gate_up, down, here, act = weights
+        out.zero_()
+        for expert in ids.unique().tolist():
+            if expert in here:
+                tokens, choices = (ids == expert).nonzero(as_tuple=True)
+                answer = act(x[tokens] @ gate_up[expert - here.start].T) @ down[expert - here.start].T
+                out.index_add_(0, tokens, answer * scale[tokens, choices, None].to(answer.dtype))
+        return out
+
+
+@hookimpl
+def minisgl_configs():
+    yield "moe", "asking", Asking
+
+
+@hookimpl
+def minisgl_moe(config):
+    if isinstance(config, Asking):
+        return AskingMoe()
