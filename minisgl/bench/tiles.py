@@ -59,7 +59,7 @@ def decodes() -> Iterator[tuple[str, list[Variant]]]:
         pages = kernel.Pages(*pool.layer(0), batch.table, batch.slots, batch.kv_len)
         heads = kernel.Heads(q_heads, 8, 128, layer.scale, -1, 0.0)
         variants: list[Variant] = []
-        for programs, n, warps, stages in product((264, 528, 1056), (32, 64, 128), (2, 4, 8), (3, 4, 5)):
+        for programs, n, warps, stages in product((264, 528, 1056), (32, 64, 128), (2, 4, 8), (2, 3, 4)):
             splits = kernel.decode_splits(rows, 8, programs)
             partial_sums = random(rows * q_heads * splits * 129, dtype=torch.float32)
             tile = kernel.Tile(16, n, warps, stages)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from minisgl.core import Req
+from minisgl.core import I32, Req
 from minisgl.scheduler.base import Plan, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.budget import Cost, StepBudget, WaitingView
 from minisgl.scheduler.memory import Memory
@@ -20,6 +20,11 @@ from minisgl.scheduler.memory import Memory
 
 class PolicyError(RuntimeError):
     """A policy answered with a plan that can't be carried out. Says what was wrong with it."""
+
+
+def slots_of(reqs: Sequence[Req]) -> I32:
+    """Each request's slot, -1 for one that waits."""
+    return np.array([req.slot for req in reqs], np.int32)
 
 
 class Requests(Protocol):
@@ -164,13 +169,13 @@ class Planner:
         """A waiting request on its own."""
         return self._viewer([req], [])(0)
 
-    def check(self, reqs: list[Req], wanted: Sequence[int]) -> None:
-        """Raise `PolicyError` unless the rows fit: the scheduler's own count, whatever the policy was granted."""
+    def check(self, reqs: list[Req], at: I32, wanted: Sequence[int]) -> None:
+        """Raise `PolicyError` unless the rows fit: the scheduler's own count, whatever the policy was granted. ``at``
+        is `slots_of` them."""
         slots = self.slots
         if len(set(map(id, reqs))) < len(reqs):
             twice = {req.uid for req in reqs if sum(r is req for r in reqs) > 1}
             raise PolicyError(f"the plan names requests {sorted(twice)} more than once")
-        at = np.fromiter((req.slot for req in reqs), np.int32, len(reqs))
         counts = np.asarray(wanted, np.int32)
         seated = at >= 0
         running = at[seated]

@@ -36,7 +36,7 @@ from minisgl.kvcache import PrefixCache
 from minisgl.scheduler.base import SchedulerPolicy
 from minisgl.scheduler.events import Events
 from minisgl.scheduler.memory import Memory
-from minisgl.scheduler.planner import Planner, PolicyError
+from minisgl.scheduler.planner import Planner, PolicyError, slots_of
 
 
 class _Flight(NamedTuple):
@@ -210,12 +210,13 @@ class Scheduler:
         reqs = list(map(self.open.get, uids))
         if None in reqs:
             raise PolicyError(f"the plan names request {uids[reqs.index(None)]}, which is not open")
-        self.planner.check(reqs, wanted)  # type: ignore[arg-type]
+        at = slots_of(reqs)  # type: ignore[arg-type]
+        self.planner.check(reqs, at, wanted)  # type: ignore[arg-type]
         self.events.batch_planned(self.next_step, rows)
-        seated = [req for req in reqs if req.slot < 0]  # type: ignore[union-attr]
+        seated = [reqs[i] for i in np.flatnonzero(at < 0).tolist()]
         if seated:
             self._seat(seated)  # type: ignore[arg-type]
-        at = np.fromiter((req.slot for req in reqs), np.int32, len(reqs))  # type: ignore[union-attr]
+            at = slots_of(reqs)  # type: ignore[arg-type]
         counts = np.asarray(wanted, np.int32)
         decode = slots.computed[at] >= slots.target[at]
         num_decode = int(decode.sum())
@@ -299,15 +300,19 @@ class Scheduler:
         out = self._out
         uids, news = out.uids, out.tokens
         ended: list[tuple[Req, FinishReason]] = []
-        rows = range(len(tokens)) if gained.all() else np.flatnonzero(gained).tolist()
-        for i in rows:
-            req, token = flight.reqs[i], tokens[i]
+        reqs = flight.reqs
+        rows: Sequence[int] = range(len(tokens))
+        if not gained.all():
+            rows = np.flatnonzero(gained).tolist()
+            reqs, tokens = [reqs[i] for i in rows], [tokens[i] for i in rows]
+            at_end = [at_end[i] for i in rows]
+        uids.extend([req.uid for req in reqs])
+        news.extend(tokens)
+        for req, token, last in zip(reqs, tokens, at_end, strict=True):
             req.output.append(token)
-            uids.append(req.uid)
-            news.append(token)
             if token in req.stop_ids:
                 ended.append((req, "stop"))
-            elif at_end[i]:
+            elif last:
                 ended.append((req, "length"))
         if result.logprobs is not None:
             self._add_logprobs(result, rows, len(uids) - len(rows))
