@@ -20,7 +20,7 @@ from minisgl.site.blocks import Block, blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 README = "README.md"
-DOCS = ("plugins", "testing", "reference/http-api")
+DOCS = ("plugins", "testing", "trace", "reference/http-api")
 PAGES = [README, *(f"docs/{name}.md" for name in DOCS), *(path for path, _ in course(ROOT))]
 MADE_UP = "my_cache.py"
 """A file that the README names as one of the reader's own."""
