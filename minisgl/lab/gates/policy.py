@@ -11,7 +11,7 @@ from minisgl.lab.gate import Broken, Gate, Invalid, Student, search
 from minisgl.lab.served import facts
 from minisgl.lab.sim import Gaps, jobs_of, least_prefill, random_workload, shipped_cache, show, simulate
 from minisgl.scheduler import Plan, Running, Waiting
-from minisgl.scheduler.budget import StepBudget
+from minisgl.scheduler.budget import Cost, StepBudget
 from minisgl.testing.drive import make_plugin
 
 ORDERS = ("fcfs", "lpm")
@@ -178,18 +178,44 @@ class _Step:
                     self._wrong_amount(w, w.length - w.cached)
                     if got is None:
                         seen = f"Request {w.uid} waits, would fit, and was not seated."
-                        raise self.broken("idle", "Whoever fits is seated.", seen, w.uid)
+                        twins = any(getattr(self.views[uid], "twin", None) is not None for uid in self.asked)
+                        raise self.broken("twins" if twins else "idle", "Whoever fits is seated.", seen, w.uid)
                 return
 
 
 def make(rng: random.Random, size: int) -> dict[str, Any]:
-    return {**random_workload(rng, size), "order": rng.choice(ORDERS), "cache": rng.choice(["naive", "radix"])}
+    """A workload. Or one step that few workloads come to: more answers run than a step has tokens (the scheduler may
+    seat one beside a policy's rows), or some find no page for their next token (``answers``: how many each needs)."""
+    order = rng.choice(ORDERS)
+    if 2 <= size <= 5:
+        answers = rng.sample([0, 0, 0, 1, 1, 1], 6)
+        return {"answers": answers, "begun": 5, "pages": size % 2, "chunk": rng.randint(1, 3), "order": order}
+    return {**random_workload(rng, size), "order": order, "cache": rng.choice(["naive", "radix"])}
 
 
 def run_plan(student: Student, workload: dict[str, Any]) -> None:
-    cache = shipped_cache(workload["cache"], workload["page_size"])
     judge = Judge(student.make(student.config(order=workload["order"])), workload["order"])
-    simulate(workload, cache, judge, causes=waits)
+    if "answers" in workload:
+        return run_step(judge, workload)
+    simulate(workload, shipped_cache(workload["cache"], workload["page_size"]), judge, causes=waits)
+
+
+def run_step(judge: Judge, workload: dict[str, Any]) -> None:
+    if workload["chunk"] < 1:
+        raise Invalid
+    running = [Running(uid, 0, need, 0, uid) for uid, need in enumerate(workload["answers"], 1)]
+    if workload["begun"]:
+        running.append(Running(len(running) + 1, workload["begun"], 0, 0, len(running) + 1))
+    judge.plan([], running, StepBudget(workload["chunk"], 0, workload["pages"], 0, lambda uid: Cost(0, 0)))
+
+
+def show_plan(workload: dict[str, Any]) -> str:
+    if "answers" not in workload:
+        return show(workload)
+    lines = [f"one step of {workload['chunk']} tokens, free pages: {workload['pages']}"]
+    lines += [f"request {i}: runs, needs {need} pages" for i, need in enumerate(workload["answers"], 1)]
+    begun = f"request {len(lines)}: has {workload['begun']} prompt tokens to compute"
+    return "\n".join([*lines, begun] if workload["begun"] else lines)
 
 
 def make_long(rng: random.Random, size: int) -> dict[str, Any]:
@@ -272,7 +298,7 @@ GATES = (
     Gate(
         "plan",
         "each step has the rows that it should",
-        search(make, run_plan, seconds=1.0, show=show),
+        search(make, run_plan, seconds=1.0, show=show_plan),
         part="policy.plan",
     ),
     conformance(policy_kit, lambda student: student.make(), causes=waits, runs=12),
