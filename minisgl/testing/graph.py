@@ -234,7 +234,7 @@ class GraphConformance:
         return GraphRig(self.make(), max_rows, device=self.device)
 
     def test_buckets_rise_and_stay_within_the_rows_there_can_be(self) -> None:
-        for max_rows in (1, 2, 3, 7, 8, 33):
+        for max_rows in (1, 2, 7, 20):
             self.rig(max_rows)
 
     def test_every_step_gets_the_smallest_bucket_that_holds_it(self) -> None:

@@ -131,22 +131,23 @@ class Auditor:
     @hookimpl
     def minisgl_request_added(self, req: Req) -> None:
         """A request was accepted."""
+        # 1. From now on it has one final reply to come.
         self.open.add(req.uid)
 
     @hookimpl
     def minisgl_request_retracted(self, req: Req) -> None:
         """A request made way for older ones."""
-        # 1. That is no end: it stays open. But its pages must be back.
+        # 2. That is no end: it stays open. But its pages must be back.
         self.leave(req)
 
     @hookimpl
     def minisgl_request_finished(self, req: Req) -> None:
         """A request got its final reply."""
-        # 2. A client may leave before its request had a slot, while a step runs, or after a retraction: one reply each.
+        # 3. A client may leave before its request had a slot, while a step runs, or after a retraction: one reply each.
         if req.uid not in self.open:
             self.find("reply", f"request {req.uid} gets a second final reply", req.uid)
         self.open.discard(req.uid)
-        # 3. Where the engine died, nobody cleans up behind it.
+        # 4. Where the engine died, nobody cleans up behind it.
         if req.reason != "error":
             self.leave(req)
 

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test ledger     (`hint ledger` for a hint)
 Serve it:  python -m minisgl plugins=my_ledger.py
 """
 
-# minisgl lab ledger, skeleton 98a8219b77 (minisgl 0.1.0)
+# minisgl lab ledger, skeleton 7e456b1fc8 (minisgl 0.1.0)
 
 from __future__ import annotations
 
@@ -111,21 +111,22 @@ class MyAuditor:
     def minisgl_request_added(self, req: Req) -> None:
         """A request was accepted."""
         # TODO ledger.requests
+        # 1. From now on it has one final reply to come.
         raise NotImplementedError
 
     @hookimpl
     def minisgl_request_retracted(self, req: Req) -> None:
         """A request made way for older ones."""
         # TODO ledger.requests
-        # 1. That is no end: it stays open. But its pages must be back.
+        # 2. That is no end: it stays open. But its pages must be back.
         raise NotImplementedError
 
     @hookimpl
     def minisgl_request_finished(self, req: Req) -> None:
         """A request got its final reply."""
         # TODO ledger.requests
-        # 2. A client may leave before its request had a slot, while a step runs, or after a retraction: one reply each.
-        # 3. Where the engine died, nobody cleans up behind it.
+        # 3. A client may leave before its request had a slot, while a step runs, or after a retraction: one reply each.
+        # 4. Where the engine died, nobody cleans up behind it.
         raise NotImplementedError
 
     def leave(self, req: Req) -> None:

@@ -26,6 +26,8 @@ from minisgl.testing.small import tight
 
 PAGES = {f"minisgl_pages_{what}" for what in ("allocated", "cached", "evicted", "freed")}
 STEPS = {"minisgl_batch_scheduled", "minisgl_step_finished"}
+SECONDS = 0.5
+"""Of random runs, a gate. What each gate is for comes first, whatever that takes."""
 
 
 @dataclass
@@ -327,7 +329,7 @@ def gate_of(part: str, says: str, bugs: Sequence[str], ready: set[str] | None) -
     def check(student: Student, workload: dict[str, Any]) -> None:
         audit(student, workload, ready)
 
-    return Gate(part, says, search(make, check, show=draw), part=f"ledger.{part}")
+    return Gate(part, says, search(make, check, seconds=SECONDS, show=draw), part=f"ledger.{part}")
 
 
 def silent(student: Student) -> str:
@@ -344,7 +346,7 @@ def silent(student: Student) -> str:
         seen["retractions"] += len(done.made_way)
         seen["shared pages"] += done.drive.report.cached_tokens // workload["page_size"]
 
-    search(make, check, show=draw)(student)
+    search(make, check, seconds=SECONDS, show=draw)(student)
     return f"0 false alarms in {seen['runs']} runs: " + ", ".join(f"{n} {what}" for what, n in [*seen.items()][1:])
 
 
@@ -361,7 +363,7 @@ def five(student: Student) -> str:
         audit(student, workload)
         found.add(workload["bug"])
 
-    search(make, check, show=draw)(student)
+    search(make, check, seconds=SECONDS, show=draw)(student)
     assert student.replay is not None or len(found) == len(BUGS), f"only {found} struck"
     return f"{len(found)} of {len(BUGS)} planted bugs found"
 

@@ -304,7 +304,7 @@ def backend_of(student: Student) -> Any:
 
 
 def _part(name: str, says: str, run: Callable[[Student, dict[str, Any]], None]) -> Gate:
-    return Gate(name, says, search(make, run, seconds=1.0, show=draw), part=f"paged.{name}")
+    return Gate(name, says, search(make, run, seconds=0.5, show=draw), part=f"paged.{name}")
 
 
 GATES: Sequence[Gate] = (

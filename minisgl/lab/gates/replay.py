@@ -197,7 +197,7 @@ def causes(text: str) -> str | None:
 
 
 def _part(name: str, says: str, make: Callable[[random.Random, int], Any], run: Callable[[Student, Any], None]) -> Gate:
-    return Gate(name, says, search(make, run, tries=30, show=draw), part=f"replay.{name}")
+    return Gate(name, says, search(make, run, tries=12, seconds=0.6, show=draw), part=f"replay.{name}")
 
 
 GATES: Sequence[Gate] = (
