@@ -33,7 +33,7 @@ def observer(student: Student, attribute: str, ready: Collection[str] | None = N
         for caller in host._manager.get_hookcallers(found) or ():
             for implementation in caller.get_hookimpls():
                 if caller.name not in ready:
-                    implementation.function = _unless_unfinished(implementation.function)
+                    implementation.function = _unless_unfinished(implementation.function)  # type: ignore[misc]
     return found, host
 
 

@@ -38,7 +38,7 @@ class Watch:
         first, second = (list(plan.rows) for plan in (asked, again))
         assert first == second, f"step {self.steps}: asked twice, it answered {first} and then {second}"
         self.steps += 1
-        ready = [*running, *(w for w in waiting if w.twin is None)]
+        ready: list[Waiting | Running] = [*running, *(w for w in waiting if w.twin is None)]
         self.idle = 0 if first or not any(_fits(fresh, view) for view in ready) else self.idle + 1
         assert self.idle < self.PATIENCE, f"step {self.steps}: {self.idle} empty plans in a row, and there is work"
         return asked

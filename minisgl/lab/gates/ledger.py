@@ -199,12 +199,19 @@ class Audit:
         self.workload, self.struck = workload, Struck()
         self.gone: set[int] = set()  # pages that were evicted
         self.made_way: set[int] = set()
-        self.left: set[int] = set()
         self.drive.look = self.look
-        events = self.drive.scheduler.events
+        events: Any = self.drive.scheduler.events
         evicted, retracted = events.pages_evicted, events.request_retracted
-        events.pages_evicted = lambda step, pages: (self.gone.update(pages.tolist()), evicted(step, pages))
-        events.request_retracted = lambda req, step: (self.made_way.add(req.uid), retracted(req, step))
+
+        def pages_evicted(step: int, pages: Any) -> None:
+            self.gone.update(pages.tolist())
+            evicted(step, pages)
+
+        def request_retracted(req: Req, step: int) -> None:
+            self.made_way.add(req.uid)
+            retracted(req, step)
+
+        events.pages_evicted, events.request_retracted = pages_evicted, request_retracted
 
     @property
     def findings(self) -> list[Any]:

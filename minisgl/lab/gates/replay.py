@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from minisgl.attention import GraphKey
+from minisgl.core import Step
 from minisgl.engine.graph import StaticInputs
 from minisgl.engine.record import Recorder, Recording
 from minisgl.engine.tape import GraphViolation
@@ -169,8 +170,18 @@ def count(student: Student) -> str:
         decode: list[int] = []
         replays: list[int] = []
         launch, run = engine.launch, engine.graph.run
-        engine.launch = lambda step: (decode.append(step.rows) if step.num_decode == step.rows else None, launch(step))
-        engine.graph.run = lambda key: (replays.append(key.rows), run(key))[1]
+
+        def counted_launch(step: Step) -> None:
+            if step.num_decode == step.rows:
+                decode.append(step.rows)
+            launch(step)
+
+        def counted_run(key: GraphKey) -> Tensor:
+            replays.append(key.rows)
+            logits: Tensor = run(key)
+            return logits
+
+        engine.launch, engine.graph.run = counted_launch, counted_run
         params = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in lengths]
         llm.generate([[5 + i, 6, 7] for i in range(6)], params, progress=False)
     if len(replays) != len(decode):
