@@ -24,7 +24,7 @@ from minisgl.trace.read import Trace
 from minisgl.trace.state import CACHE, FREE, RETIRING, State
 from minisgl.trace.tree import Node
 
-__all__ = ["difference", "page", "run_data"]
+__all__ = ["difference", "frame", "page", "run_data"]
 
 
 def page(runs: Sequence[Trace], text: Text | None = None, title: str = "") -> str:
@@ -44,6 +44,12 @@ def page(runs: Sequence[Trace], text: Text | None = None, title: str = "") -> st
     for name, value in parts.items():
         html = html.replace(f"<!-- {name} -->", value)
     return html
+
+
+def frame(html: str, height: int = 720) -> str:
+    """A page inside another one, for the site: ``height`` pixels, and nothing to fetch."""
+    look = f"width:100%;height:{height}px;border:1px solid var(--md-default-fg-color--lightest,#ccc);border-radius:8px"
+    return f'<iframe title="A run, step by step" style="{look}" srcdoc="{escape(html)}"></iframe>'
 
 
 def embed(data: Any) -> str:

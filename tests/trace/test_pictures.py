@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html import escape as html_escape
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from minisgl.trace.history import gaps, state_at, turns
 from minisgl.trace.read import Trace, TraceError
 from minisgl.trace.simulate import simulate
 from minisgl.trace.summary import summarize
-from minisgl.trace.view import difference, page, run_data
+from minisgl.trace.view import difference, frame, page, run_data
 
 Marks = list[dict[str, str]]
 
@@ -211,6 +212,12 @@ def test_the_page_holds_everything(run: Trace, other: Trace) -> None:
     assert [len(r["steps"]) for r in data["runs"]] == [len(of(t, ev.Batch)) for t in (run, other)]
     assert data["runs"][0]["name"] == "</script><script>"
     assert data["difference"]["step"] == difference(run, other)["step"]  # type: ignore[index]
+
+
+def test_a_frame_holds_the_whole_page(run: Trace) -> None:
+    html = page([run])
+    (inside,) = re.findall(r'^<iframe title="[^"]+" style="[^"]+" srcdoc="([^"]*)"></iframe>$', frame(html))
+    assert unescape(inside) == html
 
 
 def test_two_runs_differ_first_where_they_do(run: Trace, other: Trace) -> None:

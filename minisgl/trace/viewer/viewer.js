@@ -6,6 +6,8 @@
   const $ = (id) => document.getElementById(id);
   const hue = (uid) => "q" + (((uid % HUES) + HUES) % HUES);
   const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
+  // In a frame of the site, whose address is not ours to change, and whose colours are ours.
+  const framed = location.protocol === "about:";
   let at = 0, focus = null, timer = null;
 
   function el(parent, tag, attributes, words) {
@@ -302,7 +304,7 @@
   }
   function show(step) {
     at = Math.max(0, Math.min(last, step));
-    location.replace("#" + at);
+    if (!framed) location.replace("#" + at);
     draw();
   }
   function play(on) {
@@ -320,6 +322,12 @@
     if (data.difference) $("differ").addEventListener("click", () => show(data.difference.step));
     else { $("differ").disabled = true; $("differ").textContent = "No difference"; }
   }
+  if (framed) {
+    const page = parent.document.body, match = () => { document.documentElement.dataset.mdColorScheme = page.dataset.mdColorScheme || ""; };
+    $("theme").hidden = true;
+    new MutationObserver(match).observe(page, { attributes: true, attributeFilter: ["data-md-color-scheme"] });
+    match();
+  }
   $("theme").addEventListener("click", () => {
     const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)").matches;
     const now = root.dataset.mdColorScheme || (dark ? "slate" : "default");
@@ -334,7 +342,7 @@
     if (event.key === "Escape") { focus = null; draw(); }
   });
   addEventListener("resize", draw);
-  const asked = parseInt(location.hash.slice(1), 10);
+  const asked = framed ? NaN : parseInt(location.hash.slice(1), 10);
   const start = Number.isNaN(asked) ? (data.difference ? data.difference.step : (runs[0].violation || {}).step || 0) : asked;
   show(start);
 })();
