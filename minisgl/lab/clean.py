@@ -17,7 +17,7 @@ import sysconfig
 import tomllib
 import venv
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
@@ -48,13 +48,15 @@ class Clean:
     dist: str
     tests: Path
 
-    def run(self, *args: str, seconds: float = 60.0, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *args: str, seconds: float = 60.0, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """The environment's Python with ``args``, far from the package's folder. Raises subprocess.TimeoutExpired."""
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
         return subprocess.run(
             [str(self.python), *args],
             cwd=self.tests.parent,
-            env={**kept, **env},
+            env={**kept, **(env or {})},
             capture_output=True,
             text=True,
             timeout=seconds,

@@ -17,7 +17,7 @@ _seen: dict[str, Any] = {"passed": [], "failed": [], "kits": {}}
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     """Which tests are inherited from a kit: defined in minisgl.testing, and not written over."""
     for item in items:
-        function = getattr(item, "function", None)
+        function: Any = getattr(item, "function", None)
         if getattr(function, "__module__", "").startswith("minisgl.testing."):
             _kits[item.nodeid] = function.__qualname__.partition(".")[0]
 

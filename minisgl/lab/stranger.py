@@ -80,7 +80,7 @@ def kit(group: str, name: str) -> dict[str, Any]:
                 more = {"rank": args[0], "size": args[1], "address": args[2], "device": cpu}
             return host.build(group, host.make(group, name), **more)
 
-    passed = []
+    passed: list[str] = []
     for test in sorted(each for each in dir(Kit) if each.startswith("test_")):
         try:
             getattr(Kit(), test)()
@@ -93,8 +93,8 @@ def kit(group: str, name: str) -> dict[str, Any]:
 
 def main(words: list[str]) -> None:
     """One question, one line of JSON behind whatever the plugin prints."""
-    ask = {"found": found, "kit": kit}[words[0]]
-    print("\n" + json.dumps(ask(*words[1:])))
+    told = found(words[1]) if words[0] == "found" else kit(words[1], words[2])
+    print("\n" + json.dumps(told))
 
 
 if __name__ == "__main__":

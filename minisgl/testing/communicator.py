@@ -87,9 +87,11 @@ class CommunicatorConformance:
     def test_all_reduce_is_the_sum(self) -> None:
         for size in self.sizes:
             every = cases(size)
-            got = self.on_ranks(
-                size, lambda c, todo=every: [c.all_reduce(case.parts()[c.rank]).clone() for case in todo]
-            )
+
+            def work(comm: Communicator, todo: Sequence[ReduceCase] = every) -> list[Tensor]:
+                return [comm.all_reduce(case.parts()[comm.rank]).clone() for case in todo]
+
+            got = self.on_ranks(size, work)
             for rank, results in enumerate(got):
                 for case, result in zip(every, results, strict=True):
                     want = torch.stack([part.double() for part in case.parts()]).sum(0)
@@ -103,7 +105,11 @@ class CommunicatorConformance:
         """Ranks that differ in the last bit sample other tokens, sooner or later."""
         for size in self.sizes:
             parts = ReduceCase(size, (64, 33)).parts()
-            got = self.on_ranks(size, lambda c, parts=parts: c.all_reduce(parts[c.rank].clone()).clone())
+
+            def work(comm: Communicator, parts: Sequence[Tensor] = parts) -> Tensor:
+                return comm.all_reduce(parts[comm.rank].clone()).clone()
+
+            got = self.on_ranks(size, work)
             for rank, x in enumerate(got):
                 differ = int((x != got[0]).sum())
                 assert differ == 0, f"{size} ranks: {differ} of {x.numel()} elements of rank {rank} are not rank 0's"

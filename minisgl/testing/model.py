@@ -91,8 +91,8 @@ class ModelConformance:
 
     def reference(self, path: Path, ids: Tensor) -> Tensor:
         """What the logits must be, [len(ids), vocab]: row i scores the token after ``ids[: i + 1]``."""
-        logits: Tensor = Oracle(path, "float32").logits(ids)
-        return logits
+        logits: Tensor = Oracle(path).logits(ids)
+        return logits.float()
 
     @cached_property
     def _folder(self) -> tempfile.TemporaryDirectory[str]:
@@ -157,7 +157,8 @@ class ModelConformance:
 
             for rank, (rows, read) in enumerate(run_ranks(size, work)):
                 self.agree(torch.cat(rows), want, f"rank {rank} of {size}")
-                assert read < alone.bytes_read, f"rank {rank} of {size} read the whole checkpoint"
+                most = alone.bytes_read * (1 + 1 / size) / 2  # norms, and kv heads that the ranks share, are copied
+                assert read < most, f"rank {rank} of {size} read {read} of {alone.bytes_read} bytes: what did it cut?"
 
     def test_a_checkpoint_without_a_tensor_is_refused_by_its_name(self) -> None:
         from safetensors.torch import load_file, save_file

@@ -83,8 +83,8 @@ class Problem(NamedTuple):
             return torch.zeros(self.x.shape[1], dtype=torch.float64)
         gate_up, down = (w[expert - self.here.start].double().cpu() for w in (self.gate_up, self.down))
         gate, up = (gate_up @ self.x[token].double().cpu()).chunk(2)
-        act = {"silu": F.silu, "gelu": F.gelu}[activation]
-        return float(self.scale[token, choice]) * (down @ (act(gate) * up))
+        acted = F.silu(gate) if activation == "silu" else F.gelu(gate)
+        return float(self.scale[token, choice]) * (down @ (acted * up))
 
     def answer(self, activation: str = "silu") -> Tensor:
         """[tokens, hidden] in float64: each token's pairs, added up."""
@@ -104,8 +104,8 @@ def problem(case: MoeCase, device: torch.device | str = "cpu", seed: int = 0) ->
     top_k = min(case.top_k, len(among))
     scale, at = torch.rand(case.tokens, len(among), generator=generator).topk(top_k)
     mine = slice(here.start, here.stop)
-    weights = (w[mine].to(device, case.dtype) for w in (gate_up, down))
-    return Problem(*weights, here, x.to(device, case.dtype), among[at].int().to(device), scale.to(device))
+    gate_up, down, x = (tensor.to(device, case.dtype) for tensor in (gate_up[mine], down[mine], x))
+    return Problem(gate_up, down, here, x, among[at].int().to(device), scale.to(device))
 
 
 class Counts(NamedTuple):

@@ -26,7 +26,7 @@ from minisgl.moe import MoeBackend
 
 __all__ = ["PagedModel", "Row"]
 
-Row = tuple[int, int, Sequence[int]]
+Row = tuple[int, int, Sequence[int] | Tensor]
 """(slot, first position, token ids): what one row of a step computes."""
 
 

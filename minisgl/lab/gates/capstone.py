@@ -181,7 +181,7 @@ def tests(student: Student) -> str:
     words = ("-m", "pytest", "-qx", "-p", "minisgl.lab.probe", "-p", "no:cacheprovider", "--import-mode=importlib")
     try:
         settings = {"MINISGL_PROBE": str(notes), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        ran = env.run(*words, "--rootdir", str(env.tests), str(env.tests), **settings)
+        ran = env.run(*words, "--rootdir", str(env.tests), str(env.tests), env=settings)
     except subprocess.TimeoutExpired as error:
         raise Broken("hangs", promise, "They were not done after 60 s.") from error
     if "No module named pytest" in ran.stderr:

@@ -285,7 +285,7 @@ def check_exchanges(held: list[Collective], sums: int, gathers: int, nbytes: int
 
 def drive(kind: Any, shape: Shape, comm: Any) -> Tensor:
     """A chunk, and a chunk behind it: logits of each position."""
-    options = {"source": Drawn(), "page_size": 4, "max_len": 64, "slots": 1}
+    options: dict[str, Any] = {"source": Drawn(), "page_size": 4, "max_len": 64, "slots": 1}
     model = PagedModel(shape.config, comm=comm, model=kind, host=shipped(), **options)
     ids = torch.arange(7, 7 + shape.tokens + 2) % shape.config.vocab_size
     (a,), (b,) = model.run([(0, 0, ids[: shape.tokens])]), model.run([(0, shape.tokens, ids[shape.tokens :])])
