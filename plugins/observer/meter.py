@@ -84,5 +84,5 @@ def summary(name: str, text: str, values: Sequence[float]) -> Iterator[str]:
     ordered = sorted(values)
     for quantile in (0.5, 0.99, 1.0):
         if ordered:
-            yield f'{name}{{quantile="{quantile}"}} {ordered[int(quantile * (len(ordered) - 1))]!r}\n'
-    yield f"{name}_sum {sum(ordered)!r}\n{name}_count {len(ordered)}\n"
+            yield f'{name}{{quantile="{quantile}"}} {float(ordered[int(quantile * (len(ordered) - 1))])!r}\n'
+    yield f"{name}_sum {float(sum(ordered))!r}\n{name}_count {len(ordered)}\n"

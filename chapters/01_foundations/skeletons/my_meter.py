@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test meter     (`hint meter` for a hint)
 Serve it:  python -m minisgl plugins=my_meter.py
 """
 
-# minisgl lab meter, skeleton 2e7dae5258 (minisgl 0.1.0)
+# minisgl lab meter, skeleton a667de059a (minisgl 0.1.0)
 
 from __future__ import annotations
 
@@ -81,5 +81,5 @@ def summary(name: str, text: str, values: Sequence[float]) -> Iterator[str]:
     ordered = sorted(values)
     for quantile in (0.5, 0.99, 1.0):
         if ordered:
-            yield f'{name}{{quantile="{quantile}"}} {ordered[int(quantile * (len(ordered) - 1))]!r}\n'
-    yield f"{name}_sum {sum(ordered)!r}\n{name}_count {len(ordered)}\n"
+            yield f'{name}{{quantile="{quantile}"}} {float(ordered[int(quantile * (len(ordered) - 1))])!r}\n'
+    yield f"{name}_sum {float(sum(ordered))!r}\n{name}_count {len(ordered)}\n"

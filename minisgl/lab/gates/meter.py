@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import accumulate, pairwise
 from typing import Any
 
-from minisgl.core import Output, Req
+import numpy as np
+
+from minisgl.core import Output, Req, SamplingParams, Step, StepResult
 from minisgl.lab.gate import Broken, Gate, Invalid, Student, search
 from minisgl.lab.observed import observer, run, watch
 from minisgl.lab.served import Served, facts
@@ -21,7 +24,8 @@ POLICIES = ("mixed", "prefill_first", "decode_first", "static")
 class Truth:
     """What each request's timing is, from what its client saw; and what one might have taken for it."""
 
-    def __init__(self, host: Any, workload: dict[str, Any]):
+    def __init__(self, meter: Any, host: Any, workload: dict[str, Any]):
+        self.meter = meter
         self.drive = drive = watch(workload, host)
         scheduler = drive.scheduler
         scheduler.clock = self.now
@@ -76,6 +80,21 @@ class Truth:
         """A turn has ended (the steps count it already): its tokens came in it."""
         for uid in output.uids if output is not None else ():
             self.tokens.setdefault(uid, []).append(self.time(self.drive.report.steps - 1))
+        if hasattr(self.meter, "timing"):
+            for uid in self.drive.scheduler.open:
+                self.ask(uid)
+
+    def ask(self, uid: int) -> None:
+        """The timing so far of a request that goes on; asking changes nothing."""
+        told = self.meter.timing(uid)
+        self.judge(uid, told.ttft, list(told.gaps))
+        try:
+            same = self.meter.timing(uid) == told
+        except LookupError:
+            same = False
+        if not same:
+            promise = "`timing` says how an open request is doing, as often as it is asked."
+            raise Broken("asking", promise, "Asked a second time at once, it did not say the same.", request=uid)
 
     def timing(self, uid: int) -> tuple[float | None, list[float]]:
         """Time to first token, and gaps."""
@@ -154,9 +173,13 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
 def serve(student: Student, workload: dict[str, Any]) -> tuple[Any, Truth]:
     """The student's meter over the workload, with what is true of it."""
     meter, host = observer(student, "ended")
-    truth = Truth(host, workload)
+    truth = Truth(meter, host, workload)
+    before = len(meter.ended)
     with tight() if workload["tight"] else nullcontext():
         run(truth.drive, workload)
+    if before:
+        seen = f"A new meter, before any request, had {before} timings already: an older meter's."
+        raise Broken("shared", "Each server has a meter of its own.", seen)
     return meter, truth
 
 
@@ -175,17 +198,42 @@ def run_clock(student: Student, workload: dict[str, Any]) -> None:
 
 
 def kept(meter: Any) -> int:
-    """How many things its containers hold, beside the timings of the requests that have ended."""
-    held = {name: value for name, value in vars(meter).items() if name != "ended"}
-    return sum(len(value) for value in held.values() if isinstance(value, dict | list | set | tuple))
+    """How many things its containers hold, beside the timings of the requests that have ended. One of a fixed length
+    can't grow."""
+    held = [value for name, value in vars(meter).items() if name != "ended" and getattr(value, "maxlen", None) is None]
+    return sum(len(value) for value in held if isinstance(value, dict | list | set | tuple | deque | np.ndarray))
 
 
 def run_kept(student: Student, workload: dict[str, Any]) -> None:
     """All have ended: nothing of them may stay behind, beside their timings."""
+    before = kept(observer(student, "ended")[0])  # say, a histogram's buckets
     meter, truth = serve(student, workload)
-    if (left := kept(meter)) >= len(truth.arrived):
+    if (left := kept(meter) - before) >= len(truth.arrived):
         seen = f"{len(truth.arrived)} requests have ended, and {left} entries are kept beside their timings."
         raise Broken("keeps", "What is kept does not grow with the requests that were served.", seen)
+
+
+def run_long(student: Student) -> None:
+    """A long life in little time: the hooks alone, one token for each of many requests."""
+    meter, host = observer(student, "ended")
+    hook, zero, one, many = host.hook, np.zeros(1, np.int32), np.ones(1, np.int32), 12_000
+    for uid in range(many):
+        req = Req(uid, zero, SamplingParams(max_tokens=1), uid)
+        step = Step(uid, zero, zero, one, 0, one.astype(bool), zero, (zero, zero, zero))
+        hook.minisgl_request_added(req=req, now=float(uid))
+        hook.minisgl_batch_scheduled(step=step, reqs=[req], now=float(uid))
+        hook.minisgl_step_finished(result=StepResult(uid, zero[None], one), reqs=[req], now=float(uid))
+        hook.minisgl_request_finished(req=req, now=float(uid))
+    if len(meter.ended) >= many:
+        seen = f"{many} requests have ended, and `ended` holds all their timings. KEPT says how many are wanted."
+        raise Broken("keeps", "The oldest timings are forgotten.", seen)
+
+
+def try_kept(student: Student) -> str:
+    said = search(make_kept, run_kept, seconds=0.6, show=show)(student)
+    if student.replay is None:
+        run_long(student)
+    return said
 
 
 def make_kept(rng: random.Random, size: int) -> dict[str, Any]:
@@ -202,8 +250,8 @@ def queue(student: Student) -> str:
     for slots in (2, 1):
         workload = _few(_client(1, 4, 6), _client(2, 4, 6), slots=slots)
         meter, host = observer(student, "ended")
-        truth = Truth(host, workload)
-        truth.time = float  # type: ignore[method-assign]
+        truth = Truth(meter, host, workload)
+        truth.time = float  # type: ignore[method-assign, assignment]
         run(truth.drive, workload)
         timings.append(next((t for t in meter.ended if t.uid == 2), None))
     alone, queued = timings
@@ -232,8 +280,13 @@ def metrics(served: Served) -> str:
 HOOKS = ["minisgl_request_added", "minisgl_step_finished", "minisgl_request_finished"]
 
 GATES = (
-    Gate("clock", "each timing is exact on a virtual clock", search(make, run_clock, show=show), part="meter.clock"),
-    Gate("kept", "nothing stays of who has ended", search(make_kept, run_kept, seconds=1.0, show=show)),
+    Gate(
+        "clock",
+        "each timing is exact on a virtual clock",
+        search(make, run_clock, seconds=1.0, show=show),
+        part="meter.clock",
+    ),
+    Gate("kept", "nothing stays of who has ended", try_kept),
     Gate("queue", "queueing hurts the first token only", queue),
     facts(HOOKS[:2]),
     Gate("metrics", "/metrics shows the timings", metrics, served=True),

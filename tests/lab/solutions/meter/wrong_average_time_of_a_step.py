@@ -22,5 +22,5 @@ class MyMeter:
 
     def timing(self, uid):
         times = self.tokens[uid]
-        gaps = tuple(self.steps.pop(uid, []))
+        gaps = tuple(self.steps.get(uid, []))
         return Timing(uid, times[0] - self.arrived[uid] if times else None, gaps)

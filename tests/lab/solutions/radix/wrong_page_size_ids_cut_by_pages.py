@@ -1,0 +1,29 @@
+# causes: page-size
+"""Cuts as many ids off a leaf as pages: right where a page is one token."""
+
+import heapq
+
+import numpy as np
+
+
+class MyCache:
+    def evict(self, pages):
+        gone = []
+        while pages > 0 and self._heap:
+            stamp, _, node = heapq.heappop(self._heap)
+            if stamp != node.stamp or not self._is_candidate(node):
+                continue
+            keep = max(len(node.pages) - pages, 0)
+            gone.append(node.pages[keep:])
+            pages -= len(gone[-1])
+            self.held -= len(gone[-1])
+            self.evictable -= len(gone[-1])
+            if keep:
+                node.ids, node.pages = node.ids[:keep], node.pages[:keep]
+                self._offer(node)
+                continue
+            del node.parent.children[self._page(node.ids, 0)]
+            self._nodes -= 1
+            parent, node.parent = node.parent, None
+            self._offer(parent)
+        return np.concatenate(gone) if gone else np.empty(0, np.int32)
