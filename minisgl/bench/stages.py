@@ -152,7 +152,8 @@ def measure(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES))
             engine.close()
         stages.append(replace(stage, launches=replayed or eager))
         answers.append(tokens)
-    if eager is not None and replayed is not None:  # on a CPU: what was recorded for the last stage, the others do one by one
+    if eager is not None and replayed is not None:
+        # On a CPU: what was recorded for the last stage, the others do one by one.
         stages[:-1] = [replace(stage, launches=eager) for stage in stages[:-1]]
     same = sum(len(set(map(tuple, each))) == 1 for each in zip(*answers, strict=True))
     return _report(options, where, arrivals, stages) | {"same_answers": same}
