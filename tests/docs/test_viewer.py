@@ -1,0 +1,108 @@
+"""The trace viewer in a browser: what it shows of a step is that step, and its keys and buttons do what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from minisgl.testing.small import job
+from minisgl.trace.history import state_at, turns
+from minisgl.trace.read import Trace
+from minisgl.trace.simulate import simulate
+from minisgl.trace.sliders import page as sliders
+from minisgl.trace.view import difference, frame, page
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+
+def run(policy: str) -> Trace:
+    clients = [job(u, 14 + u % 3, 9, first=u % 2, arrive=2 * u) for u in range(1, 7)]
+    return simulate(clients, policy=policy, page_size=4, num_pages=40, max_running_requests=3, max_prefill_tokens=8)
+
+
+def open_page(browser: Chrome, path: Path, html: str) -> None:
+    path.write_text(html, encoding="utf-8")
+    browser.get(path.as_uri())
+
+
+def text(browser: Chrome, ident: str) -> str:
+    return str(browser.execute_script("return document.getElementById(arguments[0]).textContent", ident))
+
+
+def data(browser: Chrome, name: str) -> list[dict[str, str]]:
+    """The data attributes of the marks that have this one."""
+    script = "return [...document.querySelectorAll(`[data-${arguments[0]}]`)].map(e => ({...e.dataset}))"
+    return browser.execute_script(script, name)  # type: ignore[no-any-return]
+
+
+def quiet(browser: Chrome) -> None:
+    assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+
+
+def test_each_step_is_shown_as_it_was(browser: Chrome, tmp_path: Path) -> None:
+    trace = run("mixed")
+    open_page(browser, tmp_path / "run.html", page([trace]))
+    rows = {turn.step: {(r.uid, r.count) for r in turn.rows} for turn, _ in turns(trace)}
+    script = "const s = document.getElementById('slider'); s.value = arguments[0]; s.dispatchEvent(new Event('input'))"
+    for step in (0, 9, len(rows) - 1, 4):  # forwards and back
+        browser.execute_script(script, step)
+        state = state_at(trace, step)
+        assert [int(mark["owner"]) for mark in data(browser, "page")] == state.owner.tolist()
+        nodes = {(mark["pages"], int(mark["users"])) for mark in data(browser, "pages")}
+        assert nodes == {(" ".join(map(str, node.pages)), node.users) for node in state.tree.nodes()}
+        now = [mark for mark in data(browser, "step") if mark["step"] == str(step)]
+        assert {(int(mark["uid"]), int(mark["count"])) for mark in now} == rows[step]
+    quiet(browser)
+
+
+def test_keys_buttons_and_colours(browser: Chrome, tmp_path: Path) -> None:
+    from selenium.webdriver import Keys
+
+    one, other = run("mixed"), run("prefill_first")
+    open_page(browser, tmp_path / "two.html", page([one, other]))
+    differ = difference(one, other)
+    assert differ is not None
+    assert text(browser, "where").startswith(f"step {differ['step']} of")  # where two runs are opened
+    assert differ["text"] in text(browser, "said")
+    body = browser.find_element("tag name", "body")
+    body.send_keys(Keys.HOME, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT)
+    assert text(browser, "where").startswith("step 1 of")
+    body.send_keys("d")
+    assert text(browser, "where").startswith(f"step {differ['step']} of")
+    browser.execute_script("document.querySelector('.timeline g.hit').dispatchEvent(new MouseEvent('click'))")
+    assert browser.find_elements("css selector", ".pages .focus")
+    body.send_keys(Keys.ESCAPE)
+    assert not browser.find_elements("css selector", ".focus")
+    colour = "return getComputedStyle(document.documentElement).backgroundColor"
+    before = browser.execute_script(colour)
+    browser.find_element("id", "theme").click()
+    assert browser.execute_script(colour) != before
+    quiet(browser)
+
+
+@pytest.mark.parametrize("scheme", ["default", "slate"])
+def test_a_frame_takes_the_colours_of_its_page(browser: Chrome, tmp_path: Path, scheme: str) -> None:
+    html = f'<meta charset="utf-8"><link rel="icon" href="data:,"><body data-md-color-scheme="{scheme}">'
+    open_page(browser, tmp_path / "frame.html", html + frame(page([run("mixed")])))
+    browser.switch_to.frame(browser.find_element("tag name", "iframe"))
+    browser.find_element("id", "next").click()
+    assert text(browser, "where").startswith("step 1 of")
+    colour: Any = browser.execute_script("return getComputedStyle(document.documentElement).backgroundColor")
+    assert colour == {"default": "rgb(255, 255, 255)", "slate": "rgb(30, 33, 41)"}[scheme]
+    browser.switch_to.default_content()
+    quiet(browser)
+
+
+def test_a_slider_changes_its_numbers(browser: Chrome, tmp_path: Path) -> None:
+    open_page(browser, tmp_path / "sliders.html", sliders())
+    numbers = "return [...document.querySelectorAll('[data-kind=page] .mg-number')].map(e => e.textContent)"
+    before = browser.execute_script(numbers)
+    script = "const s = document.getElementById('mg-slider-page'); s.value = s.max; s.dispatchEvent(new Event('input'))"
+    browser.execute_script(script)
+    after = browser.execute_script(numbers)
+    assert before[0] == "16" and after[0] == "4"
+    assert before[1:] != after[1:]
+    quiet(browser)
