@@ -7,7 +7,8 @@ forgotten row or a page that padding overwrote shows in the sum. Knows `minisgl.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -64,15 +65,18 @@ class GraphRig:
         self._held: dict[GraphKey, Tensor] = {}  # each bucket's tokens and batch, as they were first
         self._planned: dict[GraphKey, AttnBatch] = {}
         self._position = torch.arange(page_size * columns, device=self.device)
-        with torch.inference_mode():
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with self._computing():
             self.keys = list(runner.buckets(max_rows))
             self._check_buckets(max_rows)
             runner.capture(self.keys, self._build, self._forward)
+            self.pool.zero_()
         for key in self.keys:
             if key not in self.frames:
                 raise GraphFault("capture", "its inputs were never built", bucket=key.rows)
         self._recorded = self.forwards
-        self.pool.zero_()
 
     def _check_buckets(self, max_rows: int) -> None:
         sizes = [key.rows for key in self.keys]
@@ -82,6 +86,12 @@ class GraphRig:
             raise GraphFault("buckets", f"the buckets are {sizes}; a step has 1 to {max_rows} rows")
 
     # ---- what an engine does ----------------------------------------------------------------------------
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """As an engine does: without autograd, and on a GPU on a stream of its own (CUDA records no other)."""
+        with torch.inference_mode(), torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+            yield
 
     def _build(self, key: GraphKey) -> StaticInputs:
         if key in self.frames:
@@ -125,7 +135,7 @@ class GraphRig:
     def step(self, rows: int) -> None:
         """One decode step of so many rows, in slots 0, 1, …; a slot that is full begins again. Checks everything."""
         packed = self._next_rows(rows)
-        with torch.inference_mode():
+        with self._computing():
             key = self.runner.pick(rows, 1, True)
             self._check_pick(rows, key)
             if key is not None:

@@ -287,7 +287,7 @@ def audit(student: Student, workload: dict[str, Any], ready: set[str] | None = N
         seen = f"{_SAYS[bug]} It happened to request {uid}{'' if page is None else f' and page {page}'}; "
         if done.findings:
             seen += f"it named another place: {getattr(done.findings[0], 'text', done.findings[0])!s:.100}"
-            raise Broken("place", "A finding names the page or the request.", seen, request=uid, page=page)
+            raise Broken("place", "A finding names the page; of a reply, the request.", seen, request=uid, page=page)
         seen += "it found nothing."
         raise Broken(f"misses-{bug}", "The auditor finds every planted bug.", seen, request=uid, page=page)
     return done
