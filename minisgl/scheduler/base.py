@@ -19,7 +19,7 @@ class Waiting(NamedTuple):
     cached: int  # how many of them the cache holds
     twin: int | None  # an earlier request that will compute the same next page: waiting is cheaper
     skipped: int  # steps it was left out
-    priority: int = 0
+    priority: int = 0  # 0 for all today
 
 
 class Running(NamedTuple):
@@ -30,7 +30,7 @@ class Running(NamedTuple):
     new_pages: int  # pages that its next token needs
     skipped: int  # steps it was left out
     seated: int  # order of admission
-    ready: bool = True  # False: its last token must reach the host first (a grammar)
+    ready: bool = True  # for all today; False: its last token must reach the host first (a grammar)
 
 
 class Budget(Protocol):
