@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from minisgl.core import EngineSpec
+from minisgl.core import EngineDead, EngineSpec
 from minisgl.scheduler.base import Budget, Plan, Running, Waiting
+from minisgl.testing import SimEngine
 from minisgl.testing.drive import make_plugin
 from minisgl.testing.planted import PLANTED, planted
 from minisgl.testing.small import SPEC, job, tight
 from minisgl.testing.traced import traced
+from minisgl.trace import events as ev
 from minisgl.trace.check import check
 from minisgl.trace.read import TraceError, read
 
@@ -222,3 +225,20 @@ def test_what_is_no_trace_is_refused_and_a_half_written_line_is_left_out(lines: 
         path.write_text(content)
         with pytest.raises(TraceError, match=said):
             read(path)
+
+
+def test_a_run_whose_engine_died_broke_no_promise(tmp_path: Path) -> None:
+    """Every request got its error; what a dead engine held is not given back any more."""
+    path = tmp_path / "run.jsonl"
+    cache, policy = make_plugin("cache", "radix", page_size=4), make_plugin("scheduler", "mixed")
+    with traced(path, SPEC, cache, policy, engine=partial(SimEngine, dies_at=4)) as drive:
+        for u in range(1, 5):
+            drive.add(job(u, 9, 12))
+        for _ in range(4):
+            drive.step()
+        with pytest.raises(EngineDead):
+            drive.step()
+        drive.fail("the device is gone")
+    trace = read(path)
+    assert check(trace) is None
+    assert {event.reason for event in trace if isinstance(event, ev.Finish)} == {"error"}
