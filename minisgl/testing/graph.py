@@ -195,6 +195,10 @@ class GraphRig:
         step, bucket, n, held = self.steps, key.rows, packed.shape[1], frame.tokens.packed
         if held.shape[1] != bucket or len(batch.kv_len) != bucket or len(batch.kv_len_host) != bucket:
             raise GraphFault("rows", f"the buffers have {held.shape[1]} rows", step=step, bucket=bucket)
+        ends = batch.q_indptr_host.tolist()
+        if batch.num_decode != bucket or ends != list(range(bucket + 1)) or batch.q_indptr.tolist() != ends:
+            text = f"{batch.num_decode} rows are to be planned, with queries {ends}; padding is planned too"
+            raise GraphFault("rows", text, step=step, bucket=bucket)
         now = torch.cat((held[:4], batch.kv_len[None].to(held.dtype))).cpu().numpy()
         for name, row in zip(("ids", "positions", "places", "slots", "lengths"), range(5), strict=True):
             if not np.array_equal(now[row, :n], packed[row]):

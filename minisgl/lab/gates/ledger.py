@@ -59,17 +59,28 @@ def leak(struck: Struck) -> Iterator[None]:
 
 
 @contextmanager
-def twice(struck: Struck) -> Iterator[None]:
-    """A request that leaves gives its last page back a second time."""
-    real = Memory._give
+def twice(struck: Struck, late: bool = False) -> Iterator[None]:
+    """A request that leaves gives its last page back a second time: at once, or when another request has it."""
+    real, real_writes = Memory._give, Memory.table_writes
+    again: dict[int, int] = {}  # page -> who gave it back
 
     def give(self: Memory, uid: int, pages: Any, slots: Any = None) -> None:
         real(self, uid, pages, slots)
         if slots is not None and len(pages):
-            struck.add(uid, int(pages[-1]))
-            real(self, uid, pages[-1:])
+            again[int(pages[-1])] = uid
+            if not late:
+                struck.add(uid, int(pages[-1]))
+                real(self, uid, pages[-1:])
 
-    with patch.object(Memory, "_give", give):
+    def table_writes(self: Memory) -> Any:
+        writes = real_writes(self)
+        for page, uid in again.items():
+            if self.ledger.pages.owner[page] >= 0:
+                struck.add(uid, page)
+                real(self, uid, np.array([page], np.int32))
+        return writes
+
+    with patch.object(Memory, "_give", give), patch.object(Memory, "table_writes", table_writes):
         yield
 
 
@@ -139,7 +150,7 @@ def answered(struck: Struck) -> Iterator[None]:
         yield
 
 
-BUGS: dict[str, Callable[[Struck], Any]] = {
+BUGS: dict[str, Callable[..., Any]] = {
     "leak": leak,
     "twice": twice,
     "in-flight": hasty,
@@ -161,7 +172,7 @@ def _client(number: int, own: int, answer: int, **more: int) -> dict[str, int]:
 
 def _few(*jobs: dict[str, int], **more: Any) -> dict[str, Any]:
     plain = {"page_size": 4, "pages": 30, "slots": 4, "chunk": 8192, "policy": "hasty", "cache": "radix", "overlap": 1}
-    return {**plain, "tight": 1, "dies": 0, "jobs": list(jobs), **more}
+    return {**plain, "tight": 1, "dies": 0, "late": 0, "jobs": list(jobs), **more}
 
 
 HEALTHY: Sequence[Callable[[], dict[str, Any]]] = (
@@ -185,6 +196,11 @@ STRUCK: dict[str, Callable[[], dict[str, Any]]] = {
     "reply": lambda: _few(_client(1, 9, 12, abort=3), _client(2, 9, 12)),
 }
 """A small workload on which each bug strikes."""
+
+
+def late_workload() -> dict[str, Any]:
+    """One on which a page is given back a second time when another request has it."""
+    return _few(_client(1, 9, 3), _client(2, 9, 3, arrive=6), pages=4, slots=1, cache="naive", late=1)
 
 
 class Audit:
@@ -265,7 +281,8 @@ def audit(student: Student, workload: dict[str, Any], ready: set[str] | None = N
     done = Audit(student, workload, ready)
     with ExitStack() as stack:
         stack.enter_context(tight() if workload["tight"] else nullcontext())
-        stack.enter_context(BUGS[bug](done.struck) if bug else nullcontext())
+        late = {"late": True} if bug == "twice" and workload["late"] else {}
+        stack.enter_context(BUGS[bug](done.struck, **late) if bug else nullcontext())
         try:
             run(done.drive, workload)
         except Dead:
@@ -318,7 +335,15 @@ def any_run(rng: random.Random, size: int) -> dict[str, Any]:
             job["abort"] = rng.randint(0, 12)
     more = {"policy": rng.choice(["hasty", "mixed", "prefill_first"]), "cache": rng.choice(["naive", "radix"])}
     dies = rng.randint(1, 8) if rng.random() < 0.1 else 0
-    return {**workload, **more, "overlap": rng.randint(0, 1), "tight": rng.randint(0, 1), "dies": dies, "bug": ""}
+    return {
+        **workload,
+        **more,
+        "overlap": rng.randint(0, 1),
+        "tight": rng.randint(0, 1),
+        "dies": dies,
+        "bug": "",
+        "late": rng.randint(0, 1),
+    }
 
 
 def gate_of(part: str, says: str, bugs: Sequence[str], ready: set[str] | None) -> Gate:
@@ -329,6 +354,8 @@ def gate_of(part: str, says: str, bugs: Sequence[str], ready: set[str] | None) -
             return {**STRUCK[bugs[size - 1]](), "bug": bugs[size - 1]}
         if size <= len(bugs) + len(HEALTHY):
             return {**HEALTHY[size - len(bugs) - 1](), "bug": ""}
+        if size == len(bugs) + len(HEALTHY) + 1 and "twice" in bugs:
+            return {**late_workload(), "bug": "twice"}
         bug = rng.choice(["", *bugs])
         workload = any_run(rng, size)
         return {**workload, "bug": bug, "dies": 0 if bug else workload["dies"]}

@@ -22,6 +22,7 @@ from minisgl.testing.attention import AttentionCase, Laid, lay_out
 
 HEADS = ((2, 2, 8), (4, 2, 16), (4, 1, 8), (6, 3, 16))
 RIGHT = 1e-4  # float32 against float64
+UNWRITTEN = 12345.0
 
 
 def make(rng: random.Random, size: int) -> dict[str, Any]:
@@ -166,9 +167,14 @@ def run_agree(student: Student, workload: dict[str, Any]) -> None:
     laid = lay_out(case_of(workload), seed=workload["seed"])
     backend = bound(student, laid)
     backend.plan(laid.batch)
-    got = laid.forward(backend)
+    out = torch.full_like(laid.q, UNWRITTEN)
+    got = backend.forward(laid.layers[1], laid.q, out).double()
     if got.shape != laid.want.shape:
         raise Broken("answer", "The result has the shape of the queries.", f"It is {list(got.shape)}.")
+    for number, (a, b, row) in enumerate(rows_of(laid)):
+        if bool((got[a:b] == UNWRITTEN).any()):
+            seen = f"In row {number} ({row.length} positions, of which it computes {b - a}) something is not written."
+            raise Broken("unwritten", "Every row of `out` is written: those that decode and those that prefill.", seen)
     wrong = explain(laid, got)
     if wrong is not None:
         raise wrong
