@@ -162,17 +162,17 @@ def run_scatter(student: Student, workload: dict[str, Any]) -> None:
             raise Broken("stale", PROMISE, f"In token {token} is left what stood in `out` before.")
         if float(line[n]) != 0:
             raise Broken("padding", PROMISE, f"Padding was added to token {token}.")
-        for pair in range(n):
-            mine = pair // top_k == token and pair in ours
-            want = float(scale[token, pair % top_k]) if mine else 0.0
+        strangers = [p for p in range(n) if p // top_k != token and abs(float(line[p])) > 1e-5]
+        if strangers:
+            seen = f"Token {token} got the row of pair {strangers[0]}, which is token {strangers[0] // top_k}'s."
+            raise Broken("permutation", PROMISE, seen)
+        for pair in range(token * top_k, (token + 1) * top_k):
+            want = float(scale[token, pair % top_k]) if pair in ours else 0.0
             if abs(float(line[pair]) - want) > 1e-5:
                 raise _misweighed(token, pair, float(line[pair]), want, line, ours, top_k)
 
 
 def _misweighed(token: int, pair: int, got: float, want: float, line: Tensor, ours: list[int], top_k: int) -> Broken:
-    if want == 0:
-        seen = f"Token {token} got the row of pair {pair}, which is token {pair // top_k}'s."
-        return Broken("permutation", PROMISE, seen)
     siblings = [p for p in range(token * top_k, (token + 1) * top_k) if p in ours]
     if got == 0:
         there = [p for p in siblings if float(line[p])]

@@ -1,4 +1,4 @@
-# causes: empty
+# causes: empty, raises
 """torch.unique counts who is there, and leaves out who is not."""
 
 import torch
