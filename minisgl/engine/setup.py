@@ -123,11 +123,11 @@ def build_model(config: Config, host: Host, path: Path, model: ModelConfig, ctx:
         built: Model = classes[model.architecture](model, ctx)
     except ValueError as error:
         raise ConfigError(f"{config.model} can't be built: {error}") from error
+    if config.knock_out is not None:
+        knock_out(built, config.knock_out)
     if config.load == "dummy":
         built.load(Dummy(config.seed))
     else:
         with Checkpoint(path) as weights:
             built.load(weights)
     return built
-    if config.knock_out is not None:
-        knock_out(built, config.knock_out)
