@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minisgl.lab.conform import conformance
 from minisgl.lab.gate import Broken, Gate, Invalid, Student, search
 from minisgl.lab.served import facts
 from minisgl.testing.moe import MoeCase, MoeConformance, Problem, count, problem
@@ -251,22 +252,6 @@ def counts(student: Student) -> str:
     return ", ".join(said)
 
 
-def conformance(student: Student) -> str:
-    """The public kit."""
-
-    class Kit(MoeConformance):
-        def make(self) -> Any:
-            return student.make(device=CPU)
-
-    names = [name for name in dir(Kit) if name.startswith("test_")]
-    for name in names:
-        try:
-            getattr(Kit(), name)()
-        except AssertionError as error:
-            raise Broken("promise", f"{name.removeprefix('test_').replace('_', ' ')}.", str(error)) from error
-    return f"{len(names)} tests of the public kit"
-
-
 def engine(student: Student) -> str:
     """tutor-moe with the student's experts computes what it does with the shipped loop."""
     from minisgl.models.resolve import resolve_model
@@ -293,7 +278,7 @@ GATES = (
          search(make, run_scatter, show=show), part="experts.scatter"),
     Gate("whole", "any routing gives what the definition gives", search(make, run_whole, show=show)),
     Gate("counts", "weights read follow the active experts", counts),
-    Gate("conformance", "the public kit", conformance),
+    conformance(lambda: MoeConformance, lambda student: student.make(device=CPU)),
     Gate("engine", "tutor-moe computes the same with it", engine),
     facts(["forward"]),
 )  # fmt: skip
