@@ -23,8 +23,8 @@ from minisgl.lab.served import facts
 from minisgl.testing.graph import RULES, GraphFault, GraphRig
 
 CPU = torch.device("cpu")
-SERVER = ["attention=torch"]
-"""Attention that can be recorded on a CPU."""
+SERVER = ["attention=torch", "max_running_requests=12"]
+"""Attention that can be recorded on a CPU, and few buckets to record."""
 
 
 class Plain:
@@ -159,7 +159,7 @@ def count(student: Student) -> str:
         recorded.append(len(tape.operations))  # type: ignore[attr-defined]
         return tape
 
-    words = ["device=cpu", "num_pages=128", "max_running_requests=6", *SERVER]
+    words = ["device=cpu", "num_pages=128", *SERVER, "max_running_requests=6"]
     rng = student.random
     lengths = [rng.randint(6, 30) for _ in range(6)]
     with (
