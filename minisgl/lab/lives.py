@@ -49,7 +49,8 @@ class Life:
                 self.cache.check()
             except AssertionError as error:
                 promise = "The cache finds nothing wrong with itself (`check`)."
-                raise self.broken(self.cause(kind), promise, f"After `{kind}`: {error}.") from error
+                cause = "not-offered" if "eviction can't find" in str(error) else self.cause(kind)
+                raise self.broken(cause, promise, f"After `{kind}`: {error}.") from error
 
     def cause(self, kind: str) -> str:
         """What an event that went wrong is blamed on, where nothing better is known."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import accumulate, pairwise
@@ -197,19 +197,23 @@ def run_clock(student: Student, workload: dict[str, Any]) -> None:
         raise Broken("lost", "Every request that ends has one timing.", seen)
 
 
-def kept(meter: Any) -> int:
-    """How many things its containers hold, beside the timings of the requests that have ended. One of a fixed length
-    can't grow."""
-    held = [value for name, value in vars(meter).items() if name != "ended" and getattr(value, "maxlen", None) is None]
-    return sum(len(value) for value in held if isinstance(value, dict | list | set | tuple | deque | np.ndarray))
+def kept(meter: Any) -> Counter[str]:
+    """How many things each of its containers holds, beside the timings of the requests that have ended. One of a fixed
+    length can't grow."""
+    held = {n: value for n, value in vars(meter).items() if n != "ended" and getattr(value, "maxlen", None) is None}
+    kinds = dict | list | set | tuple | deque | np.ndarray
+    return Counter({name: len(value) for name, value in held.items() if isinstance(value, kinds)})
 
 
 def run_kept(student: Student, workload: dict[str, Any]) -> None:
     """All have ended: nothing of them may stay behind, beside their timings."""
     before = kept(observer(student, "ended")[0])  # say, a histogram's buckets
     meter, truth = serve(student, workload)
-    if (left := kept(meter) - before) >= len(truth.arrived):
-        seen = f"{len(truth.arrived)} requests have ended, and {left} entries are kept beside their timings."
+    left, ended = kept(meter) - before, len(truth.arrived)
+    if left.total() >= ended:
+        where = ", ".join(f"{n} in self.{name}" for name, n in left.items())
+        gone = "1 request has ended" if ended == 1 else f"{ended} requests have ended"
+        seen = f"{gone}, and something is still kept: {where}."
         raise Broken("keeps", "What is kept does not grow with the requests that were served.", seen)
 
 

@@ -161,9 +161,12 @@ class _Step:
                 left_out = left_out or w
             elif left_out is not None:
                 a, b = left_out.uid, w.uid
-                other = self.judge.order == "lpm" and w.cached < left_out.cached
-                seen = f"Request {b} was seated, and request {a}, which comes before it, was not."
-                cause = "order" if other and a not in self.asked else "skips"
+                lpm = self.judge.order == "lpm" and w.cached < left_out.cached
+                before = "which comes before it" + (" with order=lpm" if lpm else "")
+                seen = f"Request {b} was seated, and request {a}, {before}, was not."
+                asked = list(self.asked)
+                sooner = a not in asked or (b in asked and asked.index(b) < asked.index(a))
+                cause = "order" if lpm and sooner else "skips"
                 raise self.broken(cause, "Nobody is overtaken by one that came later.", seen, a)
         budget = copy(self.fresh)
         for uid in self.asked:  # in the order in which they asked
@@ -211,7 +214,7 @@ def run_step(judge: Judge, workload: dict[str, Any]) -> None:
 
 def show_plan(workload: dict[str, Any]) -> str:
     if "answers" not in workload:
-        return show(workload)
+        return ("scheduler.order=lpm, " if workload["order"] == "lpm" else "") + show(workload)
     lines = [f"one step of {workload['chunk']} tokens, free pages: {workload['pages']}"]
     lines += [f"request {i}: runs, needs {need} pages" for i, need in enumerate(workload["answers"], 1)]
     begun = f"request {len(lines)}: has {workload['begun']} prompt tokens to compute"

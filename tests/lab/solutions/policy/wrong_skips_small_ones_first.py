@@ -1,4 +1,4 @@
-# causes: skips
+# causes: skips, order
 """A prompt that does not fit is passed over: the step is fuller, and the large prompt starves."""
 
 from minisgl.scheduler import Plan

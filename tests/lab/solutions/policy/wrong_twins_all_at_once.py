@@ -1,4 +1,4 @@
-# causes: twins, order, skips
+# causes: twins, order
 """Walks the queue itself, and does not see that everybody computes the same handbook."""
 
 from minisgl.scheduler import Plan

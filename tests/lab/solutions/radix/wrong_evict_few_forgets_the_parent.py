@@ -1,4 +1,4 @@
-# causes: evict-few, counts, evict-order
+# causes: not-offered, evict-few, evict-order
 """A parent that lost its last child is never offered: its pages stay for ever."""
 
 
