@@ -5,6 +5,7 @@ What each rank loads and what the ranks exchange is seen, so a wrong result can 
 
 from __future__ import annotations
 
+import inspect
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from minisgl.lab.conform import conformance
 from minisgl.lab.gate import Broken, Gate, Student, search
 from minisgl.lab.served import facts
 from minisgl.layers.pieces import Piece
+from minisgl.models.decoder import Decoder
 from minisgl.models.resolve import resolve_model
 from minisgl.testing.meeting import Collective
 from minisgl.testing.model import ModelConformance
@@ -40,7 +42,12 @@ def part(student: Student, name: str) -> Any:
 
 
 def model_class(student: Student) -> Any:
-    return student.host.models()[student.lab.name]
+    """The student's; its block must be its own."""
+    kind = student.host.models()[student.lab.name]
+    if inspect.unwrap(getattr(kind, "block", repr)) is Decoder.block:  # the host may have wrapped it, to count
+        seen = f"{kind.__name__} has the block of minisgl.models.decoder.Decoder."
+        raise Broken("shared", "The block is written from the parallel layers.", seen)
+    return kind
 
 
 # ---- what is the same for every part -------------------------------------------------------------------------
