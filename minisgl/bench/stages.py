@@ -235,8 +235,9 @@ def show(report: dict[str, Any]) -> None:
         console.print(f"  {stage.number}  {stage.what}", highlight=False)
     if report["options"]:
         console.print(f"  with {' '.join(report['options'])}", highlight=False)
+    launched = "; launches: of one decode step" if any(s.launches for s in stages) else ""
     console.print(
-        "worst gap: in tokens; waits: of the device for the host; launches: of one decode step.\n"
+        f"worst gap: in tokens; waits: of the device for the host{launched}.\n"
         f"Without a KV cache, {report['without_cache']:,} tokens would be computed (on paper)."
     )
     if "same_answers" in report:

@@ -86,7 +86,7 @@ def summarize(trace: Trace) -> Summary:
 def show(trace: Trace, s: Summary, console: Console) -> None:
     """Print it."""
     options = trace.header.options
-    named = [f"{key}={_plain(options[key])}" for key in ("model", "cache", "scheduler", "overlap") if key in options]
+    named = [f"{key}={as_typed(options[key])}" for key in ("model", "cache", "scheduler", "overlap") if key in options]
     console.print(f"[bold]{escape(trace.name)}[/bold]  [dim]{escape(' '.join(named))}[/dim]", highlight=False)
     table = Table(show_header=False, box=None)
     table.add_column(style="dim")
@@ -119,8 +119,10 @@ def show(trace: Trace, s: Summary, console: Console) -> None:
     console.print(table)
 
 
-def _plain(value: object) -> str:
-    return str(value["type"]).lower() if isinstance(value, dict) else str(value).lower()
+def as_typed(value: object) -> str:
+    """An option's value as on the command line."""
+    value = value["type"] if isinstance(value, dict) else value
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _at(values: list[float], share: float) -> float:

@@ -22,6 +22,7 @@ from minisgl.trace.draw.tree import Text
 from minisgl.trace.history import Turn, turns
 from minisgl.trace.read import Trace
 from minisgl.trace.state import CACHE, FREE, RETIRING, State
+from minisgl.trace.summary import as_typed
 from minisgl.trace.tree import Node
 
 __all__ = ["difference", "frame", "page", "run_data"]
@@ -107,7 +108,7 @@ def _options(trace: Trace) -> str:
     options = trace.header.options
     names = ("model", "cache", "scheduler", "max_prefill_tokens", "overlap")
     values = {name: options[name] for name in names if name in options}
-    words = [f"{n}={v['type'].lower() if isinstance(v, dict) else str(v).lower()}" for n, v in values.items()]
+    words = [f"{n}={as_typed(v)}" for n, v in values.items()]
     spec = trace.spec
     return " ".join([*words, f"{spec.num_pages} pages of {spec.page_size} tokens, {spec.max_slots} slots"])
 

@@ -48,13 +48,20 @@ def header(config: Config, spec: EngineSpec) -> ev.Header:
     for group in GROUPS:
         value = getattr(config, group)
         if is_dataclass(value) and not isinstance(value, type):
-            options[group] = {"type": type(value).__name__, **asdict(value)}
+            options[group] = {"type": _name(value), **asdict(value)}
     plugins = [
         {"path": word, **({"sha256": hashlib.sha256(Path(word).read_bytes()).hexdigest()} if _is_file(word) else {})}
         for word in config.plugins
     ]
     sizes = {f.name: getattr(spec, f.name) for f in fields(spec)}
     return ev.Header(version=ev.VERSION, minisgl=__version__, spec=sizes, options=options, plugins=plugins)
+
+
+def _name(value: object) -> str:
+    """What the option is called: a plugin that ships is named as its file, another as its class."""
+    kind = type(value)
+    package, _, name = kind.__module__.rpartition(".")
+    return name if package.startswith("minisgl.plugins.") else kind.__name__
 
 
 def _is_file(word: str) -> bool:

@@ -94,7 +94,7 @@ def test_options_are_in_the_header_and_the_key_is_not() -> None:
     config = Host.load(light=True).compose(["cache=radix", "server.api_key=secret", "overlap=false"])
     text = ev.encoder.encode(header(config, SPEC)).decode()
     assert '"overlap":false' in text
-    assert '"cache":{"type":"Radix"' in text
+    assert '"cache":{"type":"radix"' in text
     assert "secret" not in text
 
 
