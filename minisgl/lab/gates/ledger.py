@@ -125,9 +125,11 @@ def unmapped(struck: Struck) -> Iterator[None]:
 
     def build(self: Scheduler, rows: Any) -> Any:
         step, reqs = real_build(self, rows)
+        owner = self.memory.ledger.pages.owner
         for req in reqs:
             for page in stale.get(req.uid, ()):
-                struck.add(req.uid, page)
+                if owner[page] not in (req.uid, CACHE):  # else it has it again, by chance: nobody else's KV is there
+                    struck.add(req.uid, page)
         return step, reqs
 
     with patch.object(Memory, "_insert", insert), patch.object(Scheduler, "_build", build):

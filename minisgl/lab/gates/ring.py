@@ -207,9 +207,11 @@ def all_reduce(student: Student, n: int, length: int, transposed: bool = False) 
             if parts[0].dtype != torch.int64:
                 seen = f"On rank {rank} of {n}, element {first} is made of all parts, but of other elements'."
                 raise Broken("order", promise, seen)
-            if wrong == list(range(first, length)) and all(int(v) == 8**rank for v in x[first:]):
+            laid = torch.arange(length).view(2, -1).t().flatten() if transposed else torch.arange(length)
+            behind = sorted(wrong) == sorted(laid[length - len(wrong) :].tolist())  # in the order of its rows
+            if behind and all(int(x[i]) == 8**rank for i in wrong):
                 of = f"{length} elements, {n} ranks"
-                raise Broken("tail", promise, f"Elements {first} to {length - 1} were not added up ({of}).")
+                raise Broken("tail", promise, f"The last {len(wrong)} elements were not added up ({of}).")
             raise misadded(f"element {first} on rank {rank}", int(x[first]), n, promise)
 
 
