@@ -40,26 +40,8 @@ class GroupCommunicator:
             store = dist.PrefixStore("nccl", self._store)
             self._group = dist.ProcessGroupNCCL(store, self.rank, self.size, options)
         else:
-            self._group = self._connect_gloo(limit)
-
-    def _connect_gloo(self, limit: timedelta) -> Any:
-        """A gloo group. Now and then gloo loses a connection while it makes them, and one rank is told while the others
-        wait; so all tell each other how it went, and try again together."""
-        dist = torch.distributed
-        kind = dist.ProcessGroupGloo
-        waits = [timedelta(seconds=3), timedelta(seconds=10)] if hasattr(kind, "set_timeout") else []
-        for turn, patience in enumerate([*waits, limit]):
-            group, error = None, b""
-            try:
-                store = dist.PrefixStore(f"gloo/{turn}", self._store)
-                group = kind(store, self.rank, self.size, min(patience, limit))
-            except RuntimeError as failure:
-                error = str(failure).encode() or b"unknown"
-            if not any(errors := self.exchange(error)):
-                if waits:
-                    group.set_timeout(limit)  # type: ignore[union-attr]
-                return group
-        raise RuntimeError(f"the ranks can't reach each other: {max(errors).decode()}")
+            store = dist.PrefixStore("gloo", self._store)
+            self._group = dist.ProcessGroupGloo(store, self.rank, self.size, limit)
 
     @one_launch
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -102,7 +84,7 @@ class GroupCommunicator:
         return self._group.recv([x], source, 0)
 
     def exchange(self, data: bytes) -> list[bytes]:
-        if self.size == 1:
+        if self._group is None:
             return [data]
         turn, self._exchanges = self._exchanges, self._exchanges + 1
         self._store.set(f"exchange/{turn}/{self.rank}", data)  # type: ignore[arg-type]
