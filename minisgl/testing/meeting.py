@@ -6,7 +6,6 @@ known at once, and who did what is said. Sums are in rank order, so they are the
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from minisgl.kernel.launch import one_launch
 from minisgl.kernel.norm import add_rms_norm
+from minisgl.testing.threads import Gone, RankThreads
 
 __all__ = ["Collective", "Meeting", "MeetingViolation"]
 
@@ -40,49 +40,21 @@ class Collective:
         return int(self.parts[0].nbytes) if isinstance(self.parts[0], Tensor) else len(self.parts[0])
 
 
-class _Gone(Exception):  # noqa: N818
-    """Another rank has failed: end quietly."""
-
-
-class Meeting:
+class Meeting(RankThreads):
     """``size`` ranks; ``held`` are the collectives that took place, in order."""
 
     def __init__(self, size: int):
-        self.size = size
+        super().__init__(size)
         self.held: list[Collective] = []
-        self._changed = threading.Condition()
         self._come: dict[int, tuple[str, Any]] = {}
-        self._running: set[int] = set()
-        self._errors: list[BaseException] = []
 
     def run(self, work: Callable[[Any], T]) -> list[T]:
         """``work(communicator)`` on each rank; the results in rank order. Raises what the first rank to fail raised,
         `MeetingViolation` among that."""
-        results: dict[int, T] = {}
+        return self._run(lambda rank: work(_Rank(self, rank)))
 
-        def one(rank: int) -> None:
-            try:
-                with torch.inference_mode():
-                    results[rank] = work(_Rank(self, rank))
-            except _Gone:
-                pass
-            except BaseException as error:
-                self._fail(error)
-            finally:
-                with self._changed:
-                    self._running.discard(rank)
-                    self._check(f"rank {rank} is done")
-
-        self._running = set(range(self.size))
-        threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(0.5)  # so that an alarm is heard
-        if self._errors:
-            raise self._errors[0]
-        return [results[rank] for rank in range(self.size)]
+    def _left(self, rank: int) -> None:
+        self._check(f"rank {rank} is done")
 
     def _meet(self, rank: int, kind: str, part: Any) -> Collective:
         kept = part.clone() if isinstance(part, Tensor) else part
@@ -92,7 +64,7 @@ class Meeting:
             self._check()
             while len(self.held) == number:
                 if self._errors:
-                    raise _Gone
+                    raise Gone
                 self._changed.wait(0.5)
             return self.held[number]
 
@@ -117,11 +89,6 @@ class Meeting:
         if not isinstance(part, Tensor):
             return kind
         return f"{kind} of {list(part.shape)} {str(part.dtype).removeprefix('torch.')}"
-
-    def _fail(self, error: BaseException) -> None:
-        with self._changed:
-            self._errors.append(error)
-            self._changed.notify_all()
 
 
 class _Rank:

@@ -8,7 +8,6 @@ the wrong one every time. It stands in for the process group of `minisgl.distrib
 from __future__ import annotations
 
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from minisgl.distributed.group import GroupCommunicator
+from minisgl.testing.threads import Gone, RankThreads
 
 __all__ = ["Wire", "WireViolation"]
 
@@ -41,10 +41,6 @@ class WireViolation(AssertionError):  # noqa: N818 - as the simulated engine's v
     def __init__(self, rule: str, text: str, rank: int | None = None):
         self.rule, self.text, self.rank = rule, text, rank
         super().__init__(f"[{rule}] {text}\n  The rule: {RULES[rule]}")
-
-
-class _Gone(Exception):  # noqa: N818
-    """Another rank has failed: end quietly."""
 
 
 class _Message:
@@ -71,49 +67,21 @@ class _Message:
         return f"rank {self.rank} waits {verb}"
 
 
-class Wire:
+class Wire(RankThreads):
     """``size`` ranks. ``sent[r]`` is what rank r sent, message by message: (to whom, bytes)."""
 
     def __init__(self, size: int):
-        self.size = size
+        super().__init__(size)
         self.sent: list[list[tuple[int, int]]] = [[] for _ in range(size)]
-        self._changed = threading.Condition()
         self._posted: dict[tuple[int, int, bool], deque[_Message]] = {}  # (from, to, sends), not met yet
         self._messages: list[_Message] = []
         self._waiting: dict[int, tuple[_Message, str]] = {}  # rank → what for, and on which line
-        self._running: set[int] = set()
-        self._errors: list[BaseException] = []
 
     def run(self, make: Callable[[int, int], Any], work: Callable[[Any], T]) -> list[T]:
         """``work(make(rank, size))`` on each rank; the results in rank order. Raises what the first rank to fail
         raised, `WireViolation` among that."""
-        results: dict[int, T] = {}
-
-        def one(rank: int) -> None:
-            try:
-                with torch.inference_mode():
-                    results[rank] = work(make(rank, self.size))
-            except _Gone:
-                pass
-            except BaseException as error:
-                self._fail(error)
-            finally:
-                with self._changed:
-                    self._running.discard(rank)
-                    self._check()
-
         with mock.patch.object(GroupCommunicator, "_connect", self._connect):
-            self._running = set(range(self.size))
-            threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(self.size)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(0.5)  # so that an alarm is heard
-        self._check_left()
-        if self._errors:
-            raise self._errors[0]
-        return [results[rank] for rank in range(self.size)]
+            return self._run(lambda rank: work(make(rank, self.size)))
 
     @property
     def _connect(self) -> Any:
@@ -155,7 +123,7 @@ class Wire:
                 self._check()
             while message.met is None:
                 if self._errors:
-                    raise _Gone
+                    raise Gone
                 self._changed.wait(0.5)
             self._waiting.pop(message.rank, None)
             if message.waited:
@@ -167,14 +135,12 @@ class Wire:
                 assert send.before is not None
                 if not torch.equal(send.gone, send.before):
                     self._fail(WireViolation("changed", f"Rank {send.rank}'s message changed on its way.", send.rank))
-                    raise _Gone
+                    raise Gone
             if not message.sends:
                 message.x.copy_(send.gone.view(message.x.shape))
 
-    def _fail(self, error: BaseException) -> None:
-        with self._changed:
-            self._errors.append(error)
-            self._changed.notify_all()
+    def _left(self, rank: int) -> None:
+        self._check()
 
     def _check(self) -> None:
         """Whether everybody who is still there waits for something that has not met anybody."""
@@ -183,7 +149,7 @@ class Wire:
             stand = "; ".join(f"{message} ({line})" for _, (message, line) in sorted(waiting.items()))
             self._fail(WireViolation("deadlock", f"{stand[0].upper()}{stand[1:]}. Nobody else is there."))
 
-    def _check_left(self) -> None:
+    def _ended(self) -> None:
         if self._errors:
             return
         left = next((m for m in self._messages if m.sends and m.met is None), None)
