@@ -4,6 +4,9 @@
     # 1. Running first: …       stays, as the student's guide
     # lab: end
 
+    # lab: omit                 what a student has no use for: in no skeleton and no solution
+    # lab: end
+
 Signature, docstring and numbered comments stay; names change by token, never in text. Knows Python's text and a lab's
 description; whether the result can be solved is for the tests to say.
 """
@@ -24,7 +27,8 @@ from pathlib import Path
 from minisgl import __version__
 from minisgl.lab.catalog import Lab
 
-_BEGIN = re.compile(r"\s*# lab: (?!end$)(\S+)$")
+_BEGIN = re.compile(r"\s*# lab: (?!(?:end|omit)$)(\S+)$")
+_OMIT = re.compile(r"\s*# lab: omit$")
 _END = re.compile(r"\s*# lab: end$")
 _NUMBERED = re.compile(r"\s*# \d+\. ")
 _COMMENT = re.compile(r"\s*#")
@@ -42,11 +46,30 @@ class Region:
 
 
 def source(lab: Lab) -> str:
-    """The reference's text."""
+    """The reference's text, as far as it is the lab's."""
     spec = importlib.util.find_spec(lab.plugin or "")
     assert spec is not None, f"lab {lab.lab}: there is no module {lab.plugin}"
     assert spec.origin is not None
-    return Path(spec.origin).read_text("utf-8")
+    return without_omitted(Path(spec.origin).read_text("utf-8"))
+
+
+def without_omitted(text: str) -> str:
+    """``text`` without what stands between ``# lab: omit`` and ``# lab: end``. Raises ValueError where that is no pair,
+    or holds another mark."""
+    kept: list[str] = []
+    since: int | None = None
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
+        if since is None and _OMIT.match(line):
+            since = number
+        elif since is None:
+            kept.append(line)
+        elif _END.match(line):
+            since = None
+        elif _BEGIN.match(line) or _OMIT.match(line):
+            raise ValueError(f"line {number}: a mark inside the `# lab: omit` of line {since}")
+    if since is not None:
+        raise ValueError(f"line {since}: `# lab: omit` has no `# lab: end`")
+    return "".join(kept)
 
 
 def regions(text: str) -> list[Region]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from minisgl.core import I32, I64
 from minisgl.hooks import hookimpl
-from minisgl.kernel.compare import CommonPages, common_pages, pick_common_pages
+from minisgl.kernel import compare
 from minisgl.kvcache import Inserted, Key, Match
 
 _NONE = np.empty(0, np.int32)
@@ -26,9 +26,11 @@ _NONE = np.empty(0, np.int32)
 class Radix:
     """Share the KV of equal prefixes through a radix tree; evict the least recently used."""
 
+    # lab: omit
     compare: str = "auto"
     """How token ids are compared: ``numpy``, ``cpp`` (C++, compiled in some seconds at the first start on a machine;
     needs ``minisgl[cpp]`` and a compiler), or ``auto``: C++ where it can be had, else numpy."""
+    # lab: end
 
 
 class Node:
@@ -63,9 +65,9 @@ class RadixCache:
 
     reuses = True
 
-    def __init__(self, page_size: int, common_pages: CommonPages = common_pages):
+    def __init__(self, page_size: int):
         self.page_size = page_size
-        self.common_pages = common_pages
+        self.common_pages: compare.CommonPages = compare.common_pages
         self.roots: dict[Hashable, Node] = {}
         self.evictable = 0
         self.held = 0
@@ -290,4 +292,10 @@ def minisgl_configs() -> Any:
 
 @hookimpl
 def minisgl_cache(config: Any, page_size: int) -> RadixCache | None:
-    return RadixCache(page_size, pick_common_pages(config.compare)) if isinstance(config, Radix) else None
+    if not isinstance(config, Radix):
+        return None
+    cache = RadixCache(page_size)
+    # lab: omit
+    cache.common_pages = compare.pick_common_pages(config.compare)
+    # lab: end
+    return cache

@@ -18,7 +18,7 @@ from minisgl.lab import skeleton as skeletons
 from minisgl.lab.catalog import Lab, Part, find, labs
 from minisgl.lab.folder import Folder
 from minisgl.lab.generate import files
-from minisgl.lab.skeleton import regions, skeleton, solution, source
+from minisgl.lab.skeleton import regions, skeleton, solution, source, without_omitted
 
 ROOT = Path(__file__).resolve().parents[2]
 WITH_PLUGIN = [lab.lab for lab in labs() if lab.plugin]
@@ -123,6 +123,16 @@ def test_a_solved_part_keeps_its_code(toy: Lab) -> None:
 def test_marks_that_do_not_pair_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"line|part"):
         regions(text)
+
+
+def test_what_is_omitted_is_in_no_skeleton() -> None:
+    text = "a = 1\n    # lab: omit\n    b = 2\n    # lab: end\n# lab: toy.c\nc = 3\n# lab: end\n"
+    assert without_omitted(text) == "a = 1\n# lab: toy.c\nc = 3\n# lab: end\n"
+    for wrong in ("# lab: omit\nb = 2\n", "# lab: omit\n# lab: toy.c\n# lab: end\n", "# lab: omit\n# lab: omit\n"):
+        with pytest.raises(ValueError, match="lab: omit"):
+            without_omitted(wrong)
+    for made in (skeleton(find("radix")), solution(find("radix"))):
+        assert "lab: omit" not in made and "compare: str" not in made and "pick_common_pages" not in made
 
 
 @pytest.mark.parametrize("name", WITH_PLUGIN)
