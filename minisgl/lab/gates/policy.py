@@ -118,7 +118,7 @@ class _Step:
                 raise self.broken("empty", "A step in which something could be computed is not empty.", seen, first.uid)
 
     def would_fit(self, who: Running | Waiting, budget: StepBudget) -> bool:
-        want = who.length - who.cached if isinstance(who, Waiting) else who.left or 1
+        want = _left(who) if isinstance(who, Waiting) else who.left or 1
         return budget.grant(who, want) > 0
 
     def check_running(self) -> None:
@@ -162,11 +162,13 @@ class _Step:
             elif left_out is not None:
                 a, b = left_out.uid, w.uid
                 lpm = self.judge.order == "lpm" and w.cached < left_out.cached
-                before = "which comes before it" + (" with order=lpm" if lpm else "")
+                # By the other order, and not because it is smaller.
+                fcfs = self.judge.order == "fcfs" and w.cached > left_out.cached and _left(w) >= _left(left_out)
+                before = "which comes before it" + (f" with order={self.judge.order}" if lpm or fcfs else "")
                 seen = f"Request {b} was seated, and request {a}, {before}, was not."
                 asked = list(self.asked)
                 sooner = a not in asked or (b in asked and asked.index(b) < asked.index(a))
-                cause = "order" if lpm and sooner else "skips"
+                cause = "order" if (lpm or fcfs) and sooner else "skips"
                 raise self.broken(cause, "Nobody is overtaken by one that came later.", seen, a)
         budget = copy(self.fresh)
         for uid in self.asked:  # in the order in which they asked
@@ -174,11 +176,11 @@ class _Step:
                 budget.grant(self.views[uid], self.rows[uid])
         for w in self.queue:
             got = self.rows.get(w.uid)
-            if got is None or got < w.length - w.cached:
+            if got is None or got < _left(w):
                 if got is not None and budget.tokens <= 0:
                     return
                 if got is not None or self.would_fit(w, budget):
-                    self._wrong_amount(w, w.length - w.cached)
+                    self._wrong_amount(w, _left(w))
                     if got is None:
                         seen = f"Request {w.uid} waits, would fit, and was not seated."
                         twins = any(getattr(self.views[uid], "twin", None) is not None for uid in self.asked)
@@ -186,13 +188,26 @@ class _Step:
                 return
 
 
+def _left(w: Waiting) -> int:
+    """Tokens that it has to compute."""
+    return w.length - w.cached
+
+
 def make(rng: random.Random, size: int) -> dict[str, Any]:
-    """A workload. Or one step that few workloads come to: more answers run than a step has tokens (the scheduler may
-    seat one beside a policy's rows), or some find no page for their next token (``answers``: how many each needs)."""
+    """A workload. Or one step that few workloads come to: with one slot free, who comes first is not who comes first by
+    the other order (``waiting``: cached tokens and tokens to compute of each); or more answers run than a step has
+    tokens (the scheduler may seat one beside a policy's rows), or some find no page for their next token (``answers``:
+    how many each needs)."""
     order = rng.choice(ORDERS)
-    if 2 <= size <= 5:
+    if 2 <= size <= 3:
+        order = ORDERS[size % 2]
+        cached = sorted(rng.sample(range(1, 40), 3))
+        waiting = [[n, 50 - n if order == "lpm" else 10 + n] for n in cached]
+        return {"answers": [], "begun": 0, "waiting": waiting, "slots": 1, "pages": 0, "chunk": 64, "order": order}
+    if 4 <= size <= 7:
         answers = rng.sample([0, 0, 0, 1, 1, 1], 6)
-        return {"answers": answers, "begun": 5, "pages": size % 2, "chunk": rng.randint(1, 3), "order": order}
+        step = {"answers": answers, "begun": 5, "waiting": [], "slots": 0}
+        return {**step, "pages": size % 2, "chunk": rng.randint(1, 3), "order": order}
     return {**random_workload(rng, size), "order": order, "cache": rng.choice(["naive", "radix"])}
 
 
@@ -204,21 +219,29 @@ def run_plan(student: Student, workload: dict[str, Any]) -> None:
 
 
 def run_step(judge: Judge, workload: dict[str, Any]) -> None:
-    if workload["chunk"] < 1:
+    if workload["chunk"] < 1 or any(len(sizes) != 2 or not sizes[1] for sizes in workload["waiting"]):
         raise Invalid
     running = [Running(uid, 0, need, 0, uid) for uid, need in enumerate(workload["answers"], 1)]
     if workload["begun"]:
         running.append(Running(len(running) + 1, workload["begun"], 0, 0, len(running) + 1))
-    judge.plan([], running, StepBudget(workload["chunk"], 0, workload["pages"], 0, lambda uid: Cost(0, 0)))
+    waiting = [Waiting(uid, uid, cached + left, cached, None, 0)
+               for uid, (cached, left) in enumerate(workload["waiting"], len(running) + 1)]  # fmt: skip
+    free = StepBudget(workload["chunk"], workload["slots"], workload["pages"], 0, lambda uid: Cost(0, 0))
+    judge.plan(waiting, running, free)
 
 
 def show_plan(workload: dict[str, Any]) -> str:
+    order = "scheduler.order=lpm, " if workload["order"] == "lpm" else ""
     if "answers" not in workload:
-        return ("scheduler.order=lpm, " if workload["order"] == "lpm" else "") + show(workload)
-    lines = [f"one step of {workload['chunk']} tokens, free pages: {workload['pages']}"]
+        return order + show(workload)
+    free = f"free pages: {workload['pages']}, free slots: {workload['slots']}"
+    lines = [f"{order}one step of {workload['chunk']} tokens, {free}"]
     lines += [f"request {i}: runs, needs {need} pages" for i, need in enumerate(workload["answers"], 1)]
-    begun = f"request {len(lines)}: has {workload['begun']} prompt tokens to compute"
-    return "\n".join([*lines, begun] if workload["begun"] else lines)
+    if workload["begun"]:
+        lines.append(f"request {len(lines)}: has {workload['begun']} prompt tokens to compute")
+    for cached, left in workload["waiting"]:
+        lines.append(f"request {len(lines)}: waits, {cached} prompt tokens cached, {left} to compute")
+    return "\n".join(lines)
 
 
 def make_long(rng: random.Random, size: int) -> dict[str, Any]:
