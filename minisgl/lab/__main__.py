@@ -72,7 +72,7 @@ def _list(folder: Folder, status: bool) -> int:
 
 
 def _progress(done: dict[str, Any]) -> str:
-    if "gates" not in done:
+    if not {"path", "sha256", "green", "gates"} <= done.keys():
         return "not graded yet"
     path = Path(done["path"])
     if not path.exists():
@@ -166,7 +166,11 @@ def _diff(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
     if not lab.plugin:
         raise ConfigError(f"Lab {lab.lab} has no reference to compare with.")
     path = folder.find(lab, options.path)
-    mine = [line for line in path.read_text("utf-8").splitlines() if not MARK.match(line)]
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} can't be read: {error}") from error
+    mine = [line for line in text.splitlines() if not MARK.match(line)]
     theirs = [line for line in solution(lab).splitlines() if not MARK.match(line)]
     for line in difflib.unified_diff(mine, theirs, str(path), f"{lab.plugin} (renamed)", lineterm=""):
         print(line)
@@ -180,3 +184,6 @@ if __name__ == "__main__":
         sys.exit(main())
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # `… | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

@@ -22,6 +22,10 @@ class Folder:
     """Where a student works."""
 
     def __init__(self, path: Path):
+        try:
+            Path.cwd()
+        except OSError:
+            raise ConfigError("The folder that you are in is gone: go to one that is there, with `cd`.") from None
         if not path.is_dir():
             raise ConfigError(f"--dir {path}: there is no such folder.")
         self.path = path
@@ -40,10 +44,8 @@ class Folder:
         if target.exists():
             raise ConfigError(f"{target} is there already, and your work stays as it is. {self._age(lab, target)}")
         for name, text in files.items():
-            file = self.path / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, "utf-8")
-            written.append(file)
+            written.append(self.path / name)
+            _write(written[-1], text)
         return written
 
     def _age(self, lab: Lab, path: Path) -> str:
@@ -72,18 +74,18 @@ class Folder:
     # ---- what is remembered ------------------------------------------------------------------------------
 
     def recall(self) -> dict[str, Any]:
-        """What is known of each lab, by name."""
+        """What is known of each lab, by name; nothing of what can't be read."""
         try:
             known = json.loads(self._state.read_text("utf-8"))
         except (OSError, ValueError):
             return {}
-        return known if isinstance(known, dict) else {}
+        return {name: of for name, of in known.items() if isinstance(of, dict)} if isinstance(known, dict) else {}
 
     def remember(self, lab: Lab, **what: Any) -> None:
         """Add to what is known of a lab."""
         known = self.recall()
         known[lab.lab] = {**known.get(lab.lab, {}), **what}
-        self._write(self._state, known)
+        _write(self._state, json.dumps(known) + "\n")
 
     def remember_report(self, report: Report, gates: Sequence[str]) -> None:
         """Which of the lab's gates are green in the file that was graded."""
@@ -93,9 +95,16 @@ class Folder:
     def keep_workload(self, lab: Lab, gate: str, workload: Any) -> Path:
         """Write a workload down to be replayed; where it is."""
         path = self.path / MEMORY / f"{lab.lab}-{gate}.json"
-        self._write(path, {"lab": lab.lab, "gate": gate, "workload": workload})
+        _write(path, json.dumps({"lab": lab.lab, "gate": gate, "workload": workload}) + "\n")
         return path
 
-    def _write(self, path: Path, value: Any) -> None:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(value) + "\n", "utf-8")
+
+def _write(path: Path, text: str) -> None:
+    """Raises `ConfigError`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{path} can't be written: {error.strerror}. Work in another folder, or name one with --dir."
+        ) from error

@@ -418,6 +418,27 @@ def test_wrong_words_are_answered_for_people(lab: Callable[..., Said]) -> None:
     assert [line.split()[0] for line in lab("list").out.splitlines()] == [one.lab for one in labs()]
 
 
+def test_a_folder_that_is_gone_or_can_not_be_written_is_answered_for_people(
+    lab: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "hint 1 of 3" in lab("hint", "radix").out  # nothing was started
+    (tmp_path / ".minisgl-lab" / "state.json").write_text('{"radix": 3, "policy": {"gates": ["plan"]}}')
+    assert lab("status").out.count("not graded yet") == len(labs())
+    assert "can't be read" in lab("diff", "radix", ".").err
+    busy = tmp_path / "busy"
+    busy.mkdir()
+    (busy / ".minisgl-lab").write_text("")
+    said = lab("hint", "radix", "--dir", str(busy))
+    assert said.status == 2 and "state.json can't be written" in said.err
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for words in (["list"], ["status"], ["start", "radix"], ["test", "radix"], ["hint", "radix"], ["diff", "radix"]):
+        said = lab(*words)
+        assert said.status == 2 and "The folder that you are in is gone" in said.err, words
+
+
 def test_a_description_that_can_not_be_one_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "odd.toml"
     path.write_text('title = "A"\nsays = "B"\nhok = "cache"\n')
