@@ -27,6 +27,17 @@ SERVER = ["attention=torch", "max_running_requests=12"]
 """Attention that can be recorded on a CPU, and few buckets to record."""
 
 
+class Counted:
+    """A recording that counts its launches, together with others."""
+
+    def __init__(self, recording: Recording, launches: list[Recording]):
+        self.out, self._recording, self._launches = recording.out, recording, launches
+
+    def replay(self) -> Tensor:
+        self._launches.append(self._recording)
+        return self._recording.replay()
+
+
 class Plain:
     """A runner that has everything but what a gate puts in its place: one bucket for each size that is asked for."""
 
@@ -71,7 +82,8 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
 
 def draw(workload: dict[str, Any]) -> str:
     """The workload in a line."""
-    return f"{workload['slots']} slots; decode steps of {', '.join(map(str, workload['steps']))} rows"
+    steps = ", ".join(map(str, workload["steps"]))
+    return f"{workload['slots']} slots; " + (f"decode steps of {steps} rows" if steps else "only recorded, no step")
 
 
 def play(runner: Any, workload: dict[str, Any]) -> GraphRig:
@@ -152,12 +164,13 @@ def count(student: Student) -> str:
     from minisgl import LLM, SamplingParams
 
     recorded: list[int] = []
+    launches: list[Recording] = []
     real = Recorder.record
 
     def record(self: Recorder, forward: Any, inputs: Any) -> Recording:
         tape = real(self, forward, inputs)
         recorded.append(len(tape.operations))  # type: ignore[attr-defined]
-        return tape
+        return Counted(tape, launches)
 
     words = ["device=cpu", "num_pages=128", *SERVER, "max_running_requests=6"]
     rng = student.random
@@ -182,11 +195,15 @@ def count(student: Student) -> str:
             return logits
 
         engine.launch, engine.graph.run = counted_launch, counted_run
+        launches.clear()
         params = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in lengths]
         llm.generate([[5 + i, 6, 7] for i in range(6)], params, progress=False)
     if len(replays) != len(decode):
         seen = f"{len(decode)} decode steps, and {len(replays)} replays."
         raise Broken("eager", "Every decode step is one replay.", seen)
+    if recorded and len(launches) != len(decode):
+        seen = f"{len(decode)} decode steps, and {len(launches)} launches of what was recorded."
+        raise Broken("again" if len(launches) > len(decode) else "eager", "Every decode step is one replay.", seen)
     padded = sum(replays) - sum(decode)
     if padded > sum(decode):
         seen = f"{padded} rows of padding for {sum(decode)} of requests."
