@@ -17,6 +17,7 @@ import numpy as np
 from minisgl.core import I32, EngineSpec
 from minisgl.trace import events as ev
 from minisgl.trace.check import check
+from minisgl.trace.draw.pages import shown, unused
 from minisgl.trace.draw.svg import theme
 from minisgl.trace.draw.tree import Text
 from minisgl.trace.history import Turn, turns
@@ -89,6 +90,8 @@ def run_data(trace: Trace, text: Text | None = None) -> dict[str, Any]:
         "name": trace.name,
         "spec": trace.header.spec,
         "options": _options(trace),
+        "map": shown(trace),
+        "unused": unused(trace),
         "requests": requests,
         "steps": steps,
         "trees": trees.trees,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from minisgl.testing.small import job
+from minisgl.trace.draw.pages import shown
 from minisgl.trace.history import state_at, turns
 from minisgl.trace.read import Trace
 from minisgl.trace.simulate import simulate
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
 
-def run(policy: str) -> Trace:
+def run(policy: str, num_pages: int = 40) -> Trace:
     clients = [job(u, 14 + u % 3, 9, first=u % 2, arrive=2 * u) for u in range(1, 7)]
-    return simulate(clients, policy=policy, page_size=4, num_pages=40, max_running_requests=3, max_prefill_tokens=8)
+    options = {"page_size": 4, "num_pages": num_pages, "max_running_requests": 3, "max_prefill_tokens": 8}
+    return simulate(clients, policy=policy, **options)
 
 
 def open_page(browser: Chrome, path: Path, html: str) -> None:
@@ -55,6 +57,19 @@ def test_each_step_is_shown_as_it_was(browser: Chrome, tmp_path: Path) -> None:
         assert nodes == {(" ".join(map(str, node.pages)), node.users) for node in state.tree.nodes()}
         now = [mark for mark in data(browser, "step") if mark["step"] == str(step)]
         assert {(int(mark["uid"]), int(mark["count"])) for mark in now} == rows[step]
+    quiet(browser)
+
+
+def test_a_large_pools_map_has_the_pages_that_were_used(browser: Chrome, tmp_path: Path) -> None:
+    trace = run("mixed", 5000)
+    open_page(browser, tmp_path / "large.html", page([trace]))
+    state = state_at(trace, 0)
+    used = [int(mark["page"]) for mark in data(browser, "page")]
+    assert 10 < len(used) < 200
+    assert used == shown(trace)
+    assert [int(mark["owner"]) for mark in data(browser, "page")] == state.owner[used].tolist()
+    words = browser.execute_script("return document.querySelector('.pages svg').textContent")
+    assert f"and {5000 - len(used):,} more pages, which this run never used" in words
     quiet(browser)
 
 

@@ -24,6 +24,7 @@ from minisgl.trace.draw import gap, pages, staircase, timeline, timelines, tree
 from minisgl.trace.history import gaps, state_at, turns
 from minisgl.trace.read import Trace, TraceError
 from minisgl.trace.simulate import simulate
+from minisgl.trace.state import FREE
 from minisgl.trace.summary import summarize
 from minisgl.trace.view import difference, frame, page, run_data
 
@@ -122,6 +123,23 @@ def test_a_tree_and_a_page_map_show_the_state_after_a_step(run: Trace, part: flo
         row = [int(m["page"]) for m in entries if int(m["uid"]) == req.uid]
         assert row == state.table[req.slot][: len(row)].tolist()
         assert len(row) == -(-req.computed // 4) or req.computed < req.target
+
+
+def test_a_page_map_of_a_large_pool_has_the_pages_that_were_used_and_counts_the_others() -> None:
+    trace = simulate(clients(), page_size=4, num_pages=5000, max_running_requests=3, max_prefill_tokens=8, max_len=60)
+    used = sorted({page for event in of(trace, ev.Allocate) for page in event.pages})
+    assert 10 < len(used) < 200
+    assert run_data(trace)["map"] == used
+    for turn, state in turns(trace):
+        assert set((state.owner != FREE).nonzero()[0]) <= set(used)
+        if turn.step % 7 == 3:
+            svg = pages(trace, turn.step)
+            found = {int(m["page"]): int(m["owner"]) for m in marks(svg, "page")}
+            assert found == {page: int(state.owner[page]) for page in used}
+            assert f"and {5000 - len(used):,} more pages, which this run never used" in svg
+            assert float(ET.fromstring(svg).get("height", "")) < 600
+    small = simulate(clients(), page_size=4, num_pages=640, max_running_requests=3, max_prefill_tokens=8, max_len=60)
+    assert run_data(small)["map"] == list(range(640)) and not run_data(small)["unused"]
 
 
 def test_a_tree_says_what_its_tokens_say(run: Trace) -> None:

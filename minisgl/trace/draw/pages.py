@@ -1,17 +1,36 @@
-"""The page map at a step: every page of the pool, and whose it is."""
+"""The page map at a step: every page of the pool, or of a large one those that the run used, and whose it is."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from minisgl.trace import events as ev
 from minisgl.trace.draw.svg import HUES, Picture
 from minisgl.trace.history import state_at
 from minisgl.trace.read import Trace
 from minisgl.trace.state import CACHE, FREE, RETIRING, State
 
-__all__ = ["pages"]
+__all__ = ["pages", "shown", "unused"]
 
 WIDTH = 640
+WHOLE = 640
+"""Pages of the largest pool that is shown whole: ten lines."""
+
+
+def shown(trace: Trace) -> list[int]:
+    """The pages on the map, the same at every step: all of a small pool, else those that the run ever named."""
+    if trace.spec.num_pages <= WHOLE:
+        return list(range(trace.spec.num_pages))
+    named: set[int] = set()
+    for event in trace:
+        named.update(event.table[2] if isinstance(event, ev.Batch) else getattr(event, "pages", ()))
+    return sorted(named)
+
+
+def unused(trace: Trace) -> str:
+    """How many pages are not on the map, in words; nothing where all are."""
+    more = trace.spec.num_pages - len(shown(trace))
+    return f"and {more:,} more page{'' if more == 1 else 's'}, which this run never used" if more else ""
 
 
 def pages(trace: Trace, step: int, tables: bool = False, title: str = "") -> str:
@@ -26,7 +45,9 @@ def pages(trace: Trace, step: int, tables: bool = False, title: str = "") -> str
     y = pic.legend(0, 10, items, WIDTH) + 6
     if tables:
         y = _tables(pic, state, y)
-    _pool(pic, state, y)
+    y = _pool(pic, state, shown(trace), y)
+    if words := unused(trace):
+        pic.text(0, y + 14, words, "soft")
     pic.desc = (
         f"After step {step}, of {state.spec.num_pages} pages {free} are free, {int((state.owner >= 0).sum())} are "
         f"owned by requests, {cached} by the cache, of which {used} are in use, and {retiring} retire."
@@ -52,13 +73,14 @@ def _tables(pic: Picture, state: State, y: float) -> float:
     return y + 22
 
 
-def _pool(pic: Picture, state: State, y: float) -> None:
-    count = state.spec.num_pages
-    columns = next((n for n in (16, 20, 32, 40, 64) if count <= n * 10), 80)
+def _pool(pic: Picture, state: State, numbers: list[int], y: float) -> float:
+    """These pages of the pool; the y below them."""
+    columns = next((n for n in (16, 20, 32, 40, 64) if len(numbers) <= n * 10), 80)
     cell = WIDTH / columns
-    for page in range(count):
+    for i, page in enumerate(numbers):
         tip = f"page {page}: {_words(state, page)}"
-        _page(pic, state, page, page % columns * cell, y + page // columns * cell, cell, tip, kind="page")
+        _page(pic, state, page, i % columns * cell, y + i // columns * cell, cell, tip, kind="page")
+    return y + -(-len(numbers) // columns) * cell
 
 
 def _page(pic: Picture, state: State, page: int, x: float, y: float, cell: float, tip: str, **data: Any) -> None:
@@ -73,7 +95,7 @@ def _page(pic: Picture, state: State, page: int, x: float, y: float, cell: float
              page=page, owner=owner, users=users, **data)  # fmt: skip
     if owner == RETIRING and size >= 8:
         pic.path([(x + gap + 2, y + gap + size - 2), (x + gap + size - 2, y + gap + 2)], "hatch")
-    if size >= 15:
+    if size >= 15 and len(str(page)) * 5.6 < cell:
         pic.text(x + cell / 2, y + cell / 2 + 3.5, page, "small soft mid" if owner == FREE else "small on mid")
 
 

@@ -239,11 +239,13 @@
       title.textContent = `Page map: ${free} free, ${count - free - cached - retiring} of requests, ` +
         `${cached} cached (${evictable} evictable), ${retiring} retiring`;
       const wide = Math.max(body.clientWidth, 240);
-      const cell = Math.max(5, Math.min(26, Math.sqrt(wide * 300 / count))), columns = Math.max(1, Math.floor(wide / cell));
-      const shown = Math.min(count, columns * 120);
-      const svg = this.canvas(body, wide, Math.ceil(shown / columns) * cell + (shown < count ? 18 : 2), "Page map at this step");
-      for (let page = 0; page < shown; page++) {
-        const owner = this.owner[page], users = this.users[page], x = page % columns * cell, y = Math.floor(page / columns) * cell;
+      const cell = Math.max(5, Math.min(26, Math.sqrt(wide * 300 / Math.max(this.map.length, 1)))), columns = Math.max(1, Math.floor(wide / cell));
+      const shown = this.map.slice(0, columns * 120), bottom = Math.ceil(shown.length / columns) * cell;
+      const more = shown.length < this.map.length ? `and ${plural(this.map.length - shown.length, "more page")}` : "";
+      const rest = [more, this.unused].filter(Boolean).join(", ");
+      const svg = this.canvas(body, wide, bottom + (rest ? 18 : 2), "Page map at this step");
+      shown.forEach((page, i) => {
+        const owner = this.owner[page], users = this.users[page], x = i % columns * cell, y = Math.floor(i / columns) * cell;
         const cls = owner === FREE ? "free" : owner === RETIRING ? "retire" : owner === CACHE ? (users ? "cache used" : "cache") : hue(owner);
         const gap = cell > 9 ? 1.5 : 0.75, tiny = cell <= 12 ? " tiny" : "";
         const e = el(svg, "rect", { class: cls + tiny + (this.mine.has(page) ? " focus" : ""), x: x + gap, y: y + gap, width: cell - 2 * gap,
@@ -252,10 +254,10 @@
         tip(e, `page ${page}: ` + (owner === FREE ? "free" : owner === RETIRING ? "retiring: a launched step may still touch it"
           : owner === CACHE ? `the cache's, ${plural(users, "user")}` : `request ${owner}'s`));
         if (owner >= 0) follow(e, owner);
-        if (cell >= 19) el(svg, "text", { class: (owner === FREE ? "soft" : "on") + " mid", x: x + cell / 2, y: y + cell / 2 + 4,
+        if (cell >= 19 && `${page}`.length * 5.6 < cell) el(svg, "text", { class: (owner === FREE ? "soft" : "on") + " mid", x: x + cell / 2, y: y + cell / 2 + 4,
           "pointer-events": "none", style: "font-size:10px" }, page);
-      }
-      if (shown < count) el(svg, "text", { class: "soft", x: 0, y: Math.ceil(shown / columns) * cell + 13 }, `and ${count - shown} more pages`);
+      });
+      if (rest) el(svg, "text", { class: "soft", x: 0, y: bottom + 13 }, rest);
     }
 
     events(s) {
