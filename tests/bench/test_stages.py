@@ -18,7 +18,9 @@ from minisgl.bench import stages as bench
 from minisgl.bench.course import HANDBOOK_TOKENS, HANDBOOKS, LONG_TOKENS, Arrival, without_cache, workload
 from minisgl.bench.ladder import CHARTS, draw, panels
 from minisgl.bench.stages import STAGES, Stage
+from minisgl.core import EngineSpec
 from minisgl.host import Host
+from minisgl.testing.null import NullEngine
 
 WITHOUT_CACHE = 440_970
 #           computed prefilled steps running  gap waits decode steps
@@ -41,6 +43,20 @@ def arrivals() -> list[Arrival]:
 @pytest.fixture(scope="module")
 def found() -> dict[int, Stage]:
     return {number: Stage(**stage) for number, stage in zip(STAGES, bench.count()["stages"], strict=True)}
+
+
+@pytest.mark.parametrize("number", [5, 7])
+def test_a_stage_that_is_served_again_on_the_same_engine_starts_with_a_cold_cache(
+    number: int, arrivals: list[Arrival]
+) -> None:
+    host = Host.load(light=True)
+    config = host.compose([f"stage={number}"])
+    assert config.num_pages is not None and config.max_seq_len is not None
+    spec = EngineSpec(config.page_size, config.num_pages, config.max_running_requests, config.max_seq_len, 2048)
+    engine = NullEngine(spec)
+    for _ in range(2):
+        stage, _ = bench.serve(config, host, engine, arrivals, number)
+        assert counts(stage) == GOLDEN[number]
 
 
 def test_all_stages_have_the_same_memory() -> None:
