@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,9 @@ from minisgl.testing.attention import AttentionCase, Laid, lay_out
 
 HEADS = ((2, 2, 8), (4, 2, 16), (4, 1, 8), (6, 3, 16))
 RIGHT = 1e-4  # float32 against float64
-UNWRITTEN = 12345.0
+RIGHT_IN_HALF = 2e-2  # bfloat16 has 8 bits: the answer's own rounding is 4e-3
+LOUD = 8.0  # what scores are scaled by in half precision, so that a rounded one shows
+UNWRITTEN = 12288.0  # in bfloat16 too
 
 
 def make(rng: random.Random, size: int) -> dict[str, Any]:
@@ -34,7 +36,8 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
     ]
     more = {"page_size": rng.choice([1, 2, 4, 16]), "heads": rng.randrange(len(HEADS)), "seed": rng.randrange(1000)}
     window = rng.choice([0, 0, 0, 1, 3, 10]) if size > 6 else 0
-    return {"rows": rows, **more, "window": window, "cap": int(size > 6 and rng.random() < 0.2)}
+    cap, half = int(size > 6 and rng.random() < 0.2), int(size > 8 and rng.random() < 0.2)
+    return {"rows": rows, **more, "window": window, "cap": cap, "half": half}
 
 
 def case_of(workload: dict[str, Any]) -> AttentionCase:
@@ -45,13 +48,15 @@ def case_of(workload: dict[str, Any]) -> AttentionCase:
     rows.sort(key=lambda row: row[1] != 1)  # rows of one token come first
     q, kv, dim = HEADS[workload["heads"]]
     window, cap = workload["window"] or -1, 2.0 * workload["cap"]
-    return AttentionCase(tuple(rows), workload["page_size"], q, kv, dim, window=window, soft_cap=cap)
+    dtype = torch.bfloat16 if workload["half"] else torch.float32
+    return AttentionCase(tuple(rows), workload["page_size"], q, kv, dim, window=window, soft_cap=cap, dtype=dtype)
 
 
 def draw(workload: dict[str, Any]) -> str:
     """The workload in a few lines."""
     q, kv, dim = HEADS[workload["heads"]]
     more = f", window {workload['window']}" * bool(workload["window"]) + ", scores capped at 2" * workload["cap"]
+    more += ", in bfloat16" * workload["half"]
     lines = [f"pages of {workload['page_size']} tokens, {q} query and {kv} key-value heads of {dim}{more}"]
     for before, count in sorted(workload["rows"], key=lambda row: row[1] != 1):
         lines.append(f"a row with {before} positions in the cache that computes {count}")
@@ -81,10 +86,12 @@ class Row:
         widen = (lambda x: x.repeat(1, group, 1)) if repeat else (lambda x: x.repeat_interleave(group, dim=1))
         scores = torch.einsum("qhd,khd->hqk", self.q.double(), widen(k)) * other.get("scale", spec.scale)
         cap = other.get("cap", spec.soft_cap)
-        if cap:
-            scores = cap * torch.tanh(scores / cap)
         if seen is None:
             seen = self.mask(window=other.get("window", spec.window))[:, first:last]
+        if cap:
+            scores = cap * torch.tanh(scores / cap)
+            if other.get("late"):  # minus infinity was there before, and became minus cap
+                scores, seen = scores.masked_fill(~seen, -cap), torch.ones_like(seen)
         if other.get("zeroed"):
             return torch.einsum("hqk,khd->qhd", scores.softmax(-1) * seen, widen(v))
         return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), widen(v))
@@ -119,6 +126,7 @@ class Row:
                 yield "window", self.dense(window=other)
         if spec.soft_cap:
             yield "cap", self.dense(cap=0.0)
+            yield "cap", self.dense(late=True)
 
 
 def rows_of(laid: Laid) -> Iterator[tuple[int, int, Row]]:
@@ -134,22 +142,37 @@ def rows_of(laid: Laid) -> Iterator[tuple[int, int, Row]]:
 
 def explain(laid: Laid, got: Tensor) -> Broken | None:
     """Which row is wrong, and which mistake gives just that answer."""
+    half = laid.q.dtype != torch.float32
+    right = RIGHT_IN_HALF if half else RIGHT
     for number, (a, b, row) in enumerate(rows_of(laid)):
         mine, want = got[a:b], laid.want[a:b]
-        if close(mine, want):
+        if close(mine, want, right):
             continue
         if mine.isnan().any():
             cause, off = "pages", "not a number: it read a page that is nobody's"
         else:
-            likely = (name for name, other in row.mistakes() if close(mine, other))
-            cause, off = next(likely, "answer"), f"off by {(mine - want).abs().max():.2g}"
+            likely = (name for name, other in row.mistakes() if close(mine, other, right))
+            near = half and bool((mine - want).abs().mean() < 0.2)
+            cause = next(likely, "digits" if near else "answer")
+            off = f"off by {(mine - want).abs().max():.2g}"
         seen = f"Row {number} ({row.length} positions, of which it computes {b - a}) is {off}."
         return Broken(cause, "Scattered pages, the same answer as dense attention.", seen)
     return None
 
 
-def close(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(torch.isclose(a, b, atol=RIGHT, rtol=RIGHT).all())
+def close(a: Tensor, b: Tensor, right: float) -> bool:
+    return a.shape == b.shape and bool(torch.isclose(a, b, atol=right, rtol=right).all())
+
+
+def laid_out(workload: dict[str, Any]) -> Laid:
+    """The workload's step. In half precision scores are large, as trained models have them: there a score that was
+    rounded before the softmax is another weight after it."""
+    laid = lay_out(case_of(workload), seed=workload["seed"])
+    if not workload["half"]:
+        return laid
+    loud = replace(laid.layers[1], scale=LOUD * laid.layers[1].scale)
+    laid = replace(laid, layers=(laid.layers[0], loud))
+    return replace(laid, want=torch.cat([row.dense() for _, _, row in rows_of(laid)]))
 
 
 # ---- gates -------------------------------------------------------------------------------------------------
@@ -164,7 +187,7 @@ def bound(student: Student, laid: Laid) -> Any:
 
 def run_agree(student: Student, workload: dict[str, Any]) -> None:
     """The whole backend on one step."""
-    laid = lay_out(case_of(workload), seed=workload["seed"])
+    laid = laid_out(workload)
     backend = bound(student, laid)
     backend.plan(laid.batch)
     out = torch.full_like(laid.q, UNWRITTEN)
@@ -279,7 +302,7 @@ def count(student: Student) -> str:
     """Rows of very different lengths: what is read is the sum of the lengths, not the longest times the rows."""
     rng = student.random
     rows = [[rng.randint(300, 600), 1], *([rng.randint(0, 30), 1] for _ in range(12)), [0, rng.randint(20, 60)]]
-    case = case_of({"rows": rows, "page_size": 16, "heads": 1, "seed": 0, "window": 0, "cap": 0})
+    case = case_of({"rows": rows, "page_size": 16, "heads": 1, "seed": 0, "window": 0, "cap": 0, "half": 0})
     laid = lay_out(case, seed=rng.randrange(1000))
     backend = bound(student, laid)
     backend.plan(laid.batch)

@@ -1,0 +1,13 @@
+# causes: cap
+"""Masks, then caps: minus infinity becomes minus cap, and what is not seen gets weight."""
+
+
+class MyAttention:
+    def attend(self, layer, q, k, v):
+        group = layer.q_heads // layer.kv_heads
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()) * layer.scale
+        scores = scores.masked_fill(~self.seen(len(q), len(k), layer.window, q.device), float("-inf"))
+        if layer.soft_cap:
+            scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), v.float()).to(q.dtype)
