@@ -22,11 +22,23 @@ __all__ = ["AttentionBackend", "AttnBatch", "AttnNeeds", "GraphKey", "LayerSpec"
 
 
 class GraphKey(NamedTuple):
-    """A bucket of the graph runner: ``rows`` decode rows of ``q_len`` tokens each; ``shared``: that share a prefix."""
+    """A bucket of the graph runner: ``rows`` decode rows of ``q_len`` tokens each; ``shared``: that share a prefix.
+
+    With ``q_len`` 0, ``rows`` tokens of whatever rows, prompts among them. Their attention is no part of the recording,
+    which is made in pieces around it, and no backend is told of such a bucket.
+    """
 
     rows: int
     q_len: int = 1
     shared: bool = False
+
+    @property
+    def pieces(self) -> bool:
+        return self.q_len == 0
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * max(1, self.q_len)
 
 
 @dataclass(frozen=True, slots=True)

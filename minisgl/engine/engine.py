@@ -21,8 +21,9 @@ from minisgl.config import Config
 from minisgl.core import EngineDead, EngineSpec, Step, StepResult
 from minisgl.engine import setup
 from minisgl.engine.graph import StaticInputs
-from minisgl.engine.inputs import Choices, InputBuilder, Tokens
+from minisgl.engine.inputs import Choices, Frame, InputBuilder, Tokens
 from minisgl.engine.memory import size_pool
+from minisgl.engine.pieces import PiecedAttention, useful
 from minisgl.engine.sampler import Sampled, SamplePlan, Sampler, read_logprobs
 from minisgl.engine.transfer import Download
 from minisgl.kvcache.pool import KVPool
@@ -87,13 +88,17 @@ class TorchEngine:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
         self.graph = host.build("graph", config.graph, device=self.device)
-        keys = self.graph.buckets(self.spec.max_slots) if needs.graph else ()
+        keys = useful(self.graph.buckets(self.spec.max_slots), config.max_prefill_tokens)
+        decode = [key for key in keys if needs.graph and not key.pieces]
         if needs.shared:  # few buckets of that kind: a row of padding costs less than a recording
-            keys = [*keys, *(key._replace(shared=True) for key in keys if key.rows % 32 == 0)]
-        self.attention.bind(self.ctx.pool, layers, keys)
+            decode += [key._replace(shared=True) for key in decode if key.rows % 32 == 0]
+        self.attention.bind(self.ctx.pool, layers, decode)
+        pieces = [key for key in keys if key.pieces]
+        self._pieced = PiecedAttention(self.attention) if pieces else None
+        self.ctx.attention = self._pieced or self.attention
         self._frames: dict[Any, StaticInputs] = {}
         with self._computing():
-            self.graph.capture(keys, self._frame, self._forward_frame)
+            self.graph.capture([*decode, *pieces], self._frame, self._forward_frame)
 
     # ---- the protocol ---------------------------------------------------------------------------
 
@@ -136,7 +141,7 @@ class TorchEngine:
         self._unread.clear()
         self._frames.clear()
         self.ctx.pool = None
-        for kept in ("model", "attention", "graph", "sampler", "_inputs"):
+        for kept in ("model", "attention", "_pieced", "graph", "sampler", "_inputs"):
             delattr(self, kept)
         self.ctx.attention = self.ctx.moe = None  # type: ignore[assignment]
         if self.device.type == "cuda":
@@ -163,8 +168,7 @@ class TorchEngine:
             self.sampler.seat(step.seats)
         self._inputs.write_table(step)
         plan = self.sampler.plan(step.slots[step.sample]) if step.sample.any() else None
-        key = self.graph.pick(step.rows, 1, step.num_decode == step.rows)
-        ready = self._forward(step, plan) if key is None else self._replay(step, key, plan)
+        ready = self._compute(step, plan)
         if ready is None:
             self._unread.append(_Launched(step, None, Download([])))
             return
@@ -178,8 +182,16 @@ class TorchEngine:
         self._last.index_copy_(0, choices.slots.long(), sampled.tokens)
         self._unread.append(_Launched(step, plan, Download([t for t in sampled if t is not None])))
 
+    def _compute(self, step: Step, plan: SamplePlan | None) -> tuple[Tensor, Choices] | None:
+        """Logits [sampled rows, vocab] and what to choose by, None where nobody samples: in as few launches as it goes."""
+        key = self.graph.pick(step.rows, 1, step.num_decode == step.rows)
+        if key is not None:
+            return self._replay(step, key, plan)
+        key = self.graph.pick(len(step.tokens), 0, False) if self._pieced is not None else None
+        return self._forward(step, plan) if key is None else self._replay_pieces(step, key, plan)
+
     def _forward(self, step: Step, plan: SamplePlan | None) -> tuple[Tensor, Choices] | None:
-        """Run the step operation by operation; logits [sampled rows, vocab], None where nobody samples."""
+        """Run the step operation by operation; returns what `_compute` does."""
         tokens, batch = self._inputs.build(step)
         self.attention.plan(batch)
         choices = None if plan is None else self._inputs.choices(step, plan, batch)
@@ -203,7 +215,8 @@ class TorchEngine:
             own(key, self.spec, self._inputs.table, self.device) if own is not None else self._inputs.frame(key)
         )
         self._frames[key] = frame
-        self._plan(frame.fill(None), key)
+        if not key.pieces:  # of pieces, attention is planned for at each replay
+            self._plan(frame.fill(None), key)
         return frame
 
     def _plan(self, batch: AttnBatch, key: Any) -> None:
@@ -211,14 +224,34 @@ class TorchEngine:
         self.attention.plan(replace(batch, shared=self._inputs.shared) if key.shared else batch)
 
     def _forward_frame(self, frame: StaticInputs) -> Tensor:
-        """What a graph records: from ids to logits [bucket rows, vocab], on static buffers only."""
-        return self.model.logits(self.model.forward(*self._resolve(frame.tokens)))
+        """What a graph records: from ids to logits [bucket rows, vocab], on static buffers only. In pieces, of tokens
+        few of which sample, only to hidden [bucket tokens, hidden]."""
+        if not isinstance(frame, Frame) or not frame.key.pieces:
+            return self.model.logits(self.model.forward(*self._resolve(frame.tokens)))
+        assert self._pieced is not None
+        with self._pieced.holding(0):
+            return self.model.forward(*self._resolve(frame.tokens))
 
     def _replay(self, step: Step, key: Any, plan: SamplePlan | None) -> tuple[Tensor, Choices] | None:
-        """Run a decode step by replaying its bucket; returns what `_forward` does."""
+        """Run a decode step by replaying its bucket; returns what `_compute` does."""
         if self._inputs.share(step):
             key = min((k for k in self._frames if k.shared and k.rows >= step.rows), default=key)
         batch = self._frames[key].fill(self._inputs.decode_rows(step))
         self._plan(batch, key)
         logits = self.graph.run(key)
         return None if plan is None else (logits[: step.rows], self._inputs.choices(step, plan, batch))
+
+    def _replay_pieces(self, step: Step, key: Any, plan: SamplePlan | None) -> tuple[Tensor, Choices] | None:
+        """Run a step of few tokens by replaying what lies between its attention; returns what `_compute` does."""
+        tokens, batch = self._inputs.build(step)
+        self.attention.plan(batch)
+        frame = self._frames[key]
+        assert self._pieced is not None and isinstance(frame, Frame)
+        frame.take(tokens)
+        with self._pieced.holding(len(step.tokens)):
+            hidden = self.graph.run(key)
+        if plan is None:
+            return None
+        choices = self._inputs.choices(step, plan, batch)
+        hidden = hidden[: len(step.tokens)] if choices.last is None else hidden.index_select(0, choices.last)
+        return self.model.logits(hidden), choices

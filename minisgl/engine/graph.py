@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from minisgl.attention import AttnBatch, GraphKey
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from minisgl.engine.inputs import Tokens
 
-__all__ = ["GraphKey", "GraphRunner", "StaticInputs"]
+__all__ = ["Buckets", "GraphKey", "GraphRunner", "StaticInputs"]
 
 
 class StaticInputs(Protocol):
@@ -43,13 +44,30 @@ class GraphRunner(Protocol):
         build: Callable[[GraphKey], Any],
         forward: Callable[[Any], Tensor],
     ) -> None:
-        """For each key, ``build`` its static input buffers and record ``forward`` on them."""
+        """For each key, ``build`` its static input buffers and record ``forward`` on them, in pieces where it says so
+        (`Recorder.record`)."""
 
     def pick(self, rows: int, q_len: int, uniform: bool) -> GraphKey | None:
-        """The smallest captured bucket for a step of ``rows`` rows, or None: run it eagerly."""
+        """The smallest captured bucket for a step of ``rows`` decode rows (``uniform``; others have prompts), or None:
+        run it eagerly. With ``q_len`` 0, for one of ``rows`` tokens, whatever its rows: in pieces, see `GraphKey`."""
 
     def run(self, key: GraphKey) -> Tensor:
         """Replay; the inputs were written into ``build(key)``'s buffers. Returns the recorded output buffer."""
 
     def close(self) -> None:
         """Drop the recordings; called before the communicator closes."""
+
+
+class Buckets:
+    """Recorded buckets, by kind and size."""
+
+    def __init__(self, keys: Iterable[GraphKey] = ()):
+        self._sizes: dict[int, list[int]] = {}
+        for key in sorted(key for key in keys if not key.shared):
+            self._sizes.setdefault(key.q_len, []).append(key.rows)
+
+    def smallest(self, rows: int, q_len: int) -> GraphKey | None:
+        """The smallest that holds ``rows``; None: none does."""
+        sizes = self._sizes.get(q_len, [])
+        i = bisect_left(sizes, rows)
+        return GraphKey(sizes[i], q_len) if i < len(sizes) else None

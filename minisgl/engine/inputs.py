@@ -46,10 +46,11 @@ class Frame:
     """
 
     def __init__(self, key: GraphKey, spec: EngineSpec, table: Tensor, device: torch.device):
-        rows = key.rows * key.q_len
+        rows = key.tokens
         self.key, self._table, self._device = key, table, device
         self._pad = (0, 0, spec.num_pages * spec.page_size, spec.max_slots, 1)
-        self._packed = torch.tensor(self._pad, dtype=torch.int32, device=device)[:, None].repeat(1, rows)
+        padding = torch.tensor(self._pad, dtype=torch.int32, device=device)[:, None]
+        self._packed, self._padding = padding.repeat(1, rows), padding[:4]
         self.tokens = Tokens(self._packed, pending=True)
         self._indptr_host = np.arange(rows + 1, dtype=np.int32)
         self._indptr = torch.arange(rows + 1, dtype=torch.int32, device=device)
@@ -65,6 +66,12 @@ class Frame:
         self._packed.copy_(host, non_blocking=True)
         slots, kv_len = self._packed[3], self._packed[4]
         return AttnBatch(size, self._indptr_host, array[4], self._indptr, kv_len, slots, self._table, self.key)
+
+    def take(self, tokens: Tokens) -> None:
+        """Take over the tokens of whatever rows, which are on the device already, for a bucket of pieces."""
+        n = tokens.packed.shape[1]
+        self._packed[:4, :n] = tokens.packed[:4]
+        self._packed[:4, n:] = self._padding
 
 
 class InputBuilder:

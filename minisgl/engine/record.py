@@ -17,6 +17,7 @@ from torch import Tensor
 
 from minisgl.config import ConfigError
 from minisgl.engine.tape import GraphViolation, record
+from minisgl.kernel.launch import recording
 
 __all__ = ["Recorder", "Recording"]
 
@@ -31,11 +32,32 @@ class Recording(Protocol):
 
 
 class _CudaRecording:
-    def __init__(self, graph: torch.cuda.CUDAGraph, out: Tensor):
-        self.graph, self.out = graph, out
+    """Graphs, and between them calls that are made anew."""
+
+    def __init__(self, pool: Any):
+        self._pool = pool
+        self._launches: list[Callable[[], None]] = []
+        self.out: Tensor
+
+    def begin(self) -> None:
+        """What is launched from here on is recorded."""
+        self._graph = torch.cuda.CUDAGraph()
+        self._graph.capture_begin(pool=self._pool)
+
+    def end(self) -> None:
+        self._graph.capture_end()
+        self._launches.append(self._graph.replay)
+
+    def split(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A call between two graphs: see `minisgl.kernel.launch.between_pieces`."""
+        self.end()
+        function(*args, **kwargs)
+        self._launches.append(partial(function, *args, **kwargs))
+        self.begin()
 
     def replay(self) -> Tensor:
-        self.graph.replay()
+        for launch in self._launches:
+            launch()
         return self.out
 
 
@@ -47,28 +69,32 @@ class Recorder:
         self.device = device
         self._pool: Any = None
 
-    def record(self, forward: Callable[[Any], Tensor], inputs: Any) -> Recording:
+    def record(self, forward: Callable[[Any], Tensor], inputs: Any, *, pieces: bool = False) -> Recording:
         """Run ``forward(inputs)`` and keep its launches. A replay reads the tensors of ``inputs`` where they are now.
+        In ``pieces``, calls marked `minisgl.kernel.launch.between_pieces` are not recorded, but made at each replay.
         Raises `ConfigError` where, on a CPU, it breaks a rule of graphs."""
         if self.device.type == "cuda":
-            return self._record_on_cuda(forward, inputs)
+            return self._record_on_cuda(forward, inputs, pieces)
         try:
-            return record(partial(forward, inputs), inputs)
+            return record(partial(forward, inputs), inputs, pieces=pieces)
         except GraphViolation as error:
             raise ConfigError(
                 f"A step can't be recorded: {error}\n  Use another backend for what stands there, or graph=none."
             ) from error
 
-    def _record_on_cuda(self, forward: Callable[[Any], Tensor], inputs: Any) -> Recording:
-        stream = torch.cuda.current_stream(self.device)
+    def _record_on_cuda(self, forward: Callable[[Any], Tensor], inputs: Any, pieces: bool) -> Recording:
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        recording_ = _CudaRecording(self._pool)
         with _no_collection():
             forward(inputs)  # once unrecorded: libraries set themselves up in it
-            stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
-                out = forward(inputs)
-        self._pool = self._pool or graph.pool()
-        return _CudaRecording(graph, out)
+            torch.cuda.synchronize(self.device)
+            recording_.begin()
+            try:
+                with recording(None, recording_.split if pieces else None):
+                    recording_.out = forward(inputs)
+            finally:
+                recording_.end()
+        return recording_
 
 
 @contextmanager

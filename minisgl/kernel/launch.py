@@ -19,6 +19,7 @@ Recorder = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Called as ``recorder(function, args, kwargs)`` in place of the function; returns what the function returned."""
 
 _recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+_splitter: ContextVar[Recorder | None] = ContextVar("splitter", default=None)
 
 
 def one_launch(function: Callable[P, R]) -> Callable[P, R]:
@@ -26,10 +27,19 @@ def one_launch(function: Callable[P, R]) -> Callable[P, R]:
 
     What the function reads besides its arguments must be what was planned for the step, or static.
     """
+    return _shown_to(_recorder, function)
 
+
+def between_pieces(function: Callable[P, None]) -> Callable[P, None]:
+    """A decorator: where a step is recorded in pieces, one ends before a call of ``function`` and the next begins
+    after it. A replay calls the function again, with the same arguments: it writes into them, and returns nothing."""
+    return _shown_to(_splitter, function)
+
+
+def _shown_to(watcher: ContextVar[Recorder | None], function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        recorder = _recorder.get()
+        recorder = watcher.get()
         if recorder is None:
             return function(*args, **kwargs)
         return recorder(function, args, kwargs)  # type: ignore[no-any-return]
@@ -38,10 +48,12 @@ def one_launch(function: Callable[P, R]) -> Callable[P, R]:
 
 
 @contextmanager
-def recording(recorder: Recorder | None) -> Iterator[None]:
-    """Show marked calls to ``recorder`` (None: to nobody) while the context is entered, in this thread only."""
-    token = _recorder.set(recorder)
+def recording(recorder: Recorder | None, splitter: Recorder | None = None) -> Iterator[None]:
+    """Show calls marked `one_launch` to ``recorder``, and those marked `between_pieces` to ``splitter`` (None: to
+    nobody), while the context is entered, in this thread only."""
+    tokens = _recorder.set(recorder), _splitter.set(splitter)
     try:
         yield
     finally:
-        _recorder.reset(token)
+        _recorder.reset(tokens[0])
+        _splitter.reset(tokens[1])

@@ -57,8 +57,9 @@ class AttentionLayer(nn.Module):
             self.k_norm = RMSNorm(head_dim, qk_norm_eps, ctx)
             self.norm = QKNorm(self.q_norm.weight, self.k_norm.weight, qk_norm_eps)
 
-    def forward(self, x: Tensor, cos_sin: Tensor, where: Tensor) -> Tensor:
-        """x [tokens, hidden], cos_sin [tokens, head_dim] float32, where [tokens] → [tokens, hidden], partial."""
+    def forward(self, x: Tensor, cos_sin: Tensor, where: Tensor, rows: Tensor | None = None) -> Tensor:
+        """x [tokens, hidden], cos_sin [tokens, head_dim] float32, where [tokens] → [tokens, hidden], partial; of the
+        tokens ``rows`` [m] only: [m, hidden]."""
         spec, pool = self.spec, self.ctx.pool
         if pool is None:
             raise RuntimeError("the engine must set Context.pool before the first forward")
@@ -66,4 +67,5 @@ class AttentionLayer(nn.Module):
         q = norm_rope_store(qkv, spec.q_heads, spec.kv_heads, self.norm, cos_sin, pool, spec.index, where)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         self.ctx.attention.forward(spec, q, out)
-        return self.o_proj(out.flatten(1))
+        out = out.flatten(1)
+        return self.o_proj(out if rows is None else out.index_select(0, rows))

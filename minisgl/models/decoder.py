@@ -49,7 +49,7 @@ class Model(Protocol):
 class DecoderLayer(nn.Module):
     """Pre-norm attention and feed-forward. Both return partial sums: the norm that follows reduces them."""
 
-    def __init__(self, attention: nn.Module, mlp: nn.Module, config: ModelConfig, ctx: Context):
+    def __init__(self, attention: AttentionLayer, mlp: nn.Module, config: ModelConfig, ctx: Context):
         super().__init__()
         self.input_layernorm = RMSNormFused(config.hidden_size, config.rms_norm_eps, ctx)
         self.self_attn = attention
@@ -61,9 +61,9 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """x, residual [n, hidden] → both [n, hidden], or [m, hidden] of the tokens ``rows`` [m] only."""
         x, residual = self.input_layernorm(x, residual)
-        x = self.self_attn(x, cos_sin, where)
+        x = self.self_attn(x, cos_sin, where, rows)
         if rows is not None:
-            x, residual = x.index_select(0, rows), residual.index_select(0, rows)
+            residual = residual.index_select(0, rows)
         x, residual = self.post_attention_layernorm(x, residual)
         return self.mlp(x), residual
 
@@ -120,7 +120,7 @@ class Decoder(nn.Module):
         if rows is None or not isinstance(last, DecoderLayer):
             x = self.norm(*last(x, residual, cos_sin, where))[0]
             return x if rows is None else x.index_select(0, rows)
-        # Of the last layer's feed-forward nobody reads more than these rows: of a prompt, one token.
+        # Of what follows the last layer's attention nobody reads more than these rows: of a prompt, one token.
         return self.norm(*last(x, residual, cos_sin, where, rows))[0]
 
     def logits(self, hidden: Tensor) -> Tensor:

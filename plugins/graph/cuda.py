@@ -1,12 +1,12 @@
 """`graph=cuda`: a decode step's launches recorded once for each batch-size bucket, and replayed as one.
 
 Hundreds of kernel launches cost the host milliseconds a step; a replay costs microseconds. A graph replays the same
-kernels on the same addresses, so inputs are copied into static buffers and a step is padded up to its bucket.
+kernels on the same addresses, so inputs are copied into static buffers and a step is padded up to its bucket. Steps
+with prompts, while they are small, are replayed in pieces: one launch for all that lies between two calls of attention.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minisgl.attention import GraphKey
+from minisgl.engine.graph import Buckets
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
@@ -22,10 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class CudaGraph:
-    """CUDA graphs for decode steps, by bucket of rows."""
+    """CUDA graphs for decode steps, by bucket of rows, and for what lies between the attention of other small steps."""
 
     max_rows: int = 256
-    """Decode steps with more rows run operation by operation."""
+    """Decode steps with more rows are not one launch."""
+    max_tokens: int = 1024
+    """Steps with more tokens run operation by operation; 0: all that are not decode steps do."""
+
+    def __post_init__(self) -> None:
+        if self.max_rows < 1 or self.max_tokens < 0:
+            raise ValueError(f"graph.max_rows={self.max_rows} and graph.max_tokens={self.max_tokens}: at least 1 and 0")
 
 
 class CudaGraphRunner:
@@ -34,13 +41,16 @@ class CudaGraphRunner:
     def __init__(self, config: CudaGraph, device: torch.device):
         self.config, self.device = config, device
         self._graphs: dict[GraphKey, Recording] = {}
-        self._sizes: list[int] = []
+        self._buckets = Buckets()
 
     def buckets(self, max_rows: int) -> Sequence[GraphKey]:
-        """1, 2, 4, 8, then multiples of 8 up to 64, of 16 up to 256, of 32 beyond."""
-        top = min(max_rows, self.config.max_rows)
-        sizes = {1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, top + 32, 32)}
-        return [GraphKey(n) for n in sorted({s for s in sizes if s < top} | {top})]
+        """Rows: 1, 2, 4, 8, then multiples of 8 up to 64, of 16 up to 256, of 32 beyond. Tokens: multiples of 16 up to
+        128, of 32 up to 256, of 64 beyond."""
+        top, most = min(max_rows, self.config.max_rows), self.config.max_tokens
+        rows = {1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, top + 32, 32)}
+        tokens = {*range(16, 129, 16), *range(160, 257, 32), *range(320, most + 64, 64)}
+        keys = [GraphKey(n) for n in sorted({n for n in rows if n < top} | {top})]
+        return keys + [GraphKey(n, q_len=0) for n in sorted({n for n in tokens if n < most} | {most} - {0})]
 
     def capture(
         self,
@@ -53,14 +63,11 @@ class CudaGraphRunner:
 
         recorder = Recorder(self.device)
         for key in sorted(keys, reverse=True):
-            self._graphs[key] = recorder.record(forward, build(key))
-        self._sizes = sorted(key.rows for key in self._graphs)
+            self._graphs[key] = recorder.record(forward, build(key), pieces=key.pieces)
+        self._buckets = Buckets(self._graphs)
 
     def pick(self, rows: int, q_len: int, uniform: bool) -> GraphKey | None:
-        """The smallest bucket that holds ``rows`` decode rows."""
-        if not uniform or q_len != 1 or not self._sizes or rows > self._sizes[-1]:
-            return None
-        return GraphKey(self._sizes[bisect_left(self._sizes, rows)])
+        return self._buckets.smallest(rows, q_len) if uniform or q_len == 0 else None
 
     def run(self, key: GraphKey) -> torch.Tensor:
         """Replay; the result is the recorded output buffer, overwritten by the next replay of any bucket."""
@@ -68,7 +75,7 @@ class CudaGraphRunner:
 
     def close(self) -> None:
         self._graphs.clear()
-        self._sizes = []
+        self._buckets = Buckets()
 
 
 @hookimpl

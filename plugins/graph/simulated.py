@@ -6,7 +6,6 @@ replay, where a GPU would give wrong answers in silence. The tape itself is `min
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ import torch
 
 from minisgl.attention import GraphKey
 from minisgl.config import ConfigError
+from minisgl.engine.graph import Buckets
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
@@ -28,6 +28,12 @@ class Simulated:
 
     max_rows: int = 64
     """Decode steps with more rows run operation by operation."""
+    max_tokens: int = 0
+    """Other steps of up to so many tokens are replayed in pieces, between the calls of attention; 0: none."""
+
+    def __post_init__(self) -> None:
+        if self.max_rows < 1 or self.max_tokens < 0:
+            raise ValueError(f"graph.max_rows={self.max_rows} and graph.max_tokens={self.max_tokens}: at least 1 and 0")
 
 
 class SimulatedRunner:
@@ -38,7 +44,7 @@ class SimulatedRunner:
         self.config = config
         self.tapes: dict[GraphKey, Tape] = {}
         self.padded_rows = 0
-        self._sizes: list[int] = []
+        self._buckets = Buckets()
 
     @property
     def operations(self) -> dict[GraphKey, int]:
@@ -49,9 +55,11 @@ class SimulatedRunner:
         return sum(tape.replays for tape in self.tapes.values())
 
     def buckets(self, max_rows: int) -> Sequence[GraphKey]:
-        """Powers of two, and the largest number of rows there can be."""
-        top = min(max_rows, self.config.max_rows)
-        return [GraphKey(1 << i) for i in range((top - 1).bit_length())] + [GraphKey(top)]
+        """Powers of two, and the largest number of rows there can be; of tokens from 16 on."""
+        top, most = min(max_rows, self.config.max_rows), self.config.max_tokens
+        keys = [GraphKey(1 << i) for i in range((top - 1).bit_length())] + [GraphKey(top)]
+        tokens = [16 << i for i in range(most.bit_length()) if 16 << i < most]
+        return keys + [GraphKey(n, q_len=0) for n in [*tokens, most] if n]
 
     def capture(
         self,
@@ -65,20 +73,17 @@ class SimulatedRunner:
         for key in keys:
             inputs = build(key)
             try:
-                self.tapes[key] = record(partial(forward, inputs), inputs)
+                self.tapes[key] = record(partial(forward, inputs), inputs, pieces=key.pieces)
             except GraphViolation as error:
                 raise ConfigError(
-                    f"graph=simulated can't record a step of {key.rows} rows: {error}\n"
+                    f"graph=simulated can't record a step of {key.rows} {'tokens' if key.pieces else 'rows'}: {error}\n"
                     "  Use another backend for what stands there, or graph=none."
                 ) from error
-        self._sizes = sorted(key.rows for key in self.tapes)
+        self._buckets = Buckets(self.tapes)
 
     def pick(self, rows: int, q_len: int, uniform: bool) -> GraphKey | None:
-        """The smallest bucket that holds ``rows`` decode rows."""
-        if not uniform or q_len != 1 or not self._sizes or rows > self._sizes[-1]:
-            return None
-        key = GraphKey(self._sizes[bisect_left(self._sizes, rows)])
-        self.padded_rows += key.rows - rows
+        key = self._buckets.smallest(rows, q_len) if uniform or q_len == 0 else None
+        self.padded_rows += key.rows - rows if key is not None else 0
         return key
 
     def run(self, key: GraphKey) -> torch.Tensor:
@@ -87,7 +92,7 @@ class SimulatedRunner:
 
     def close(self) -> None:
         self.tapes.clear()
-        self._sizes = []
+        self._buckets = Buckets()
 
 
 @hookimpl

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from minisgl.engine.tape import RULES, GraphViolation, record
-from minisgl.kernel.launch import one_launch
+from minisgl.kernel.launch import between_pieces, one_launch
 
 
 @dataclass
@@ -75,6 +76,30 @@ def test_what_a_launch_does_inside_is_its_own() -> None:
     frame.x.fill_(1.0)
     assert tape.replay().tolist() == [[12.0] * 3] * 2
     assert calls[-1] == []
+
+
+def test_what_lies_between_pieces_is_called_anew_and_may_read_on_the_host() -> None:
+    seen: list[int] = []
+
+    @between_pieces
+    def attend(x: Tensor, out: Tensor) -> None:
+        seen.append(len(x.tolist()))
+        out.copy_(x * factor[0])
+
+    def forward(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        attend(x + 1, out)
+        return out + 1
+
+    factor, x = [2], torch.zeros(3)
+    tape = record(partial(forward, x), x, pieces=True)
+    assert tape.replay().tolist() == [3, 3, 3]
+    factor[0] = 5
+    x.fill_(1)
+    assert tape.replay().tolist() == [11, 11, 11]
+    assert len(seen) == 4  # the recording, the check of it, and two replays
+    with pytest.raises(GraphViolation, match="host-read"):  # recorded whole, it is a part like any other
+        record(partial(forward, x), x)
 
 
 def test_without_a_recorder_a_launch_is_a_plain_call() -> None:

@@ -60,10 +60,74 @@ def test_every_decode_step_is_one_replay_and_padding_is_counted(checkpoint: Path
         assert graph.padded_rows == 8
 
 
+PROMPT_WORDS = [
+    [],
+    ["scheduler=mixed", "max_prefill_tokens=16"],
+    ["cache=radix", "page_size=4", "num_pages=100"],
+    ["graph.max_rows=1"],  # decode steps of more rows too
+]
+
+
+@pytest.mark.parametrize("words", PROMPT_WORDS, ids=" ".join)
+def test_steps_with_prompts_replay_what_lies_between_attention(checkpoint: Path, words: list[str]) -> None:
+    params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
+    plain, _ = generate(checkpoint, params, "graph=none", *(word for word in words if "graph" not in word))
+    replayed, counts = generate(checkpoint, params, "graph=simulated", "graph.max_tokens=40", *words)
+    assert replayed == plain
+    operations, replays, _ = counts
+    pieces = [key.rows for key in operations if key.pieces]
+    assert pieces == ([16] if "max_prefill_tokens=16" in words else [16, 32, 40])
+    assert replays > 0
+
+
+def test_every_step_that_fits_is_a_replay(checkpoint: Path) -> None:
+    """A prompt of 30 tokens in a bucket of 32, and 4 decode steps in one of a row; 47 tokens are more than 40."""
+    words = ["attention=torch", "device=cpu", "graph=simulated", "graph.max_tokens=40", "cache=naive"]
+    with LLM(str(checkpoint), overrides=words) as llm:
+        graph: Any = llm.engine.graph  # type: ignore[attr-defined]
+        llm.generate([PROMPTS[2]], SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True))
+        assert (graph.replays, graph.padded_rows) == (5, 2)
+        assert graph.tapes[GraphKey(32, q_len=0)].replays == 1
+        llm.generate([PROMPTS[4]], SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
+        assert graph.replays == 5
+
+
+def test_padding_of_a_replay_in_pieces_may_follow_anything(checkpoint: Path) -> None:
+    """What an earlier, fuller replay left behind does not reach a later one's tokens."""
+    greedy = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
+    words = ["attention=torch", "device=cpu", "cache=naive", "num_pages=64"]
+    with LLM(str(checkpoint), overrides=[*words, "graph=none"]) as llm:
+        plain = [list(llm.generate([prompt], greedy)[0].token_ids) for prompt in PROMPTS]
+    with LLM(str(checkpoint), overrides=[*words, "graph=simulated", "graph.max_tokens=64"]) as llm:
+        for order in ([4, 0, 2, 3, 1], [0, 4, 3, 2, 1]):
+            for i in order:
+                assert list(llm.generate([PROMPTS[i]], greedy)[0].token_ids) == plain[i]
+
+
+def test_a_backend_that_cannot_be_recorded_still_has_pieces(checkpoint: Path) -> None:
+    """attention=paged is a loop of the host over requests: no decode step is a replay, and every prompt is."""
+    greedy = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+    plain, _ = generate(checkpoint, greedy, "graph=none")
+    replayed, (operations, replays, _) = generate(
+        checkpoint, greedy, "graph=simulated", "graph.max_tokens=128", "attention=paged"
+    )
+    assert replayed == plain
+    assert all(key.pieces for key in operations)
+    assert replays > 0
+
+
+@pytest.mark.parametrize("words", [["graph.max_rows=0"], ["graph.max_tokens=-1"]])
+def test_sizes_out_of_range_are_refused(checkpoint: Path, words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="at least 1 and 0"):
+        generate(checkpoint, SamplingParams(max_tokens=2), "graph=simulated", *words)
+
+
 def test_collectives_are_recorded_as_launches(checkpoint: Path) -> None:
     greedy = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
     plain, _ = generate(checkpoint, greedy, "graph=none")
     replayed, _ = generate(checkpoint, greedy, "graph=simulated", "tp=2")
+    assert replayed == plain
+    replayed, _ = generate(checkpoint, greedy, "graph=simulated", "graph.max_tokens=64", "tp=2")
     assert replayed == plain
 
 

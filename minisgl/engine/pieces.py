@@ -1,0 +1,65 @@
+"""Steps with prompts, replayed in pieces: what lies between two calls of attention is recorded, attention is not.
+
+How a prompt's attention is computed is planned anew for each step, down to which kernels are launched, so it can't be
+replayed. Everything else in a layer depends on nothing but the number of tokens. Knows backends, and no step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
+from minisgl.kernel.launch import between_pieces
+
+if TYPE_CHECKING:
+    from minisgl.kvcache.pool import KVPool
+
+__all__ = ["PiecedAttention", "useful"]
+
+
+class PiecedAttention:
+    """A backend as the layers of such a model see it."""
+
+    def __init__(self, backend: AttentionBackend):
+        self.backend = backend
+        self._tokens: int | None = None  # None: no bucket
+
+    @contextmanager
+    def holding(self, tokens: int) -> Iterator[None]:
+        """A bucket is replayed of which the first ``tokens`` are a step's; 0: one is recorded, for no step."""
+        self._tokens = tokens
+        try:
+            yield
+        finally:
+            self._tokens = None
+
+    def needs(self) -> AttnNeeds:
+        return self.backend.needs()
+
+    def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
+        self.backend.bind(pool, layers, keys)
+
+    def plan(self, batch: AttnBatch) -> None:
+        self.backend.plan(batch)
+
+    def forward(self, layer: LayerSpec, q: Tensor, out: Tensor) -> Tensor:
+        if self._tokens is None:
+            return self.backend.forward(layer, q, out)
+        out.zero_()  # nobody writes what padding attends to, and what lay there before may be no number
+        self._attend(layer, q, out)
+        return out
+
+    @between_pieces
+    def _attend(self, layer: LayerSpec, q: Tensor, out: Tensor) -> None:
+        if self._tokens:  # nothing is planned while a bucket is recorded
+            self.backend.forward(layer, q[: self._tokens], out[: self._tokens])
+
+
+def useful(keys: Sequence[GraphKey], most: int) -> list[GraphKey]:
+    """The buckets without those that no step of at most ``most`` tokens needs."""
+    largest = min((key.tokens for key in keys if key.pieces and key.tokens >= most), default=most)
+    return [key for key in keys if not key.pieces or key.tokens <= largest]
