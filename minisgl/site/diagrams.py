@@ -165,16 +165,16 @@ def mask(queries: int = 3, keys: int = 8) -> str:
     """What a chunk's queries see: with the mask in the top left corner, and in the bottom right one."""
     pic = Picture("mask", "The causal mask of a chunk: top left is wrong, bottom right is right")
     pic.desc = f"{queries} queries over {keys} keys; the last query is at the last key."
-    for x0, title, offset in ((0.0, "top left: wrong", 0), (300.0, "bottom right: right", keys - queries)):
-        pic.text(x0, 12, title, "strong")
+    for y0, title, offset in ((0.0, "top left: wrong", 0), (130.0, "bottom right: right", keys - queries)):
+        pic.text(0, y0 + 12, title, "strong")
         for q in range(queries):
             for k in range(keys):
                 seen = k <= q + offset
                 cls = ("bad" if offset == 0 else "cache") if seen else "free"
-                pic.rect(x0 + 26.0 * k, 22 + 26.0 * q, 24, 24, cls, query=q, key=k, seen=int(seen))
-            pic.text(x0 + 26.0 * keys + 6, 38 + 26.0 * q, f"query at {keys - queries + q}", "small soft")
+                pic.rect(26.0 * k, y0 + 22 + 26.0 * q, 24, 24, cls, query=q, key=k, seen=int(seen))
+            pic.text(26.0 * keys + 6, y0 + 38 + 26.0 * q, f"query at {keys - queries + q}", "small soft")
         for k in range(keys):
-            pic.text(x0 + 26.0 * k + 12, 22 + 26.0 * queries + 12, k, "mid small soft")
+            pic.text(26.0 * k + 12, y0 + 34 + 26.0 * queries, k, "mid small soft")
     return figure(pic.render())
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
+from minisgl import LLM, SamplingParams
 from minisgl.bench import stages
+from minisgl.site.diagrams import mask
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,3 +25,19 @@ def test_what_one_line_of_the_first_policy_buys() -> None:
     before = stages.count(words, [6])["stages"][0]["worst_gap"]
     text = (ROOT / "chapters/00_start/index.md").read_text()
     assert f"worst gap fell from {before:,} tokens to 128" in text
+
+
+def test_what_paged_attention_reads() -> None:
+    with LLM("tutor", overrides=["attention=paged", "graph=none", "device=cpu"]) as llm:
+        prompts = [[length] * length for length in (30, 60, 90, 900)]
+        llm.generate(prompts, SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
+        engine: Any = llm.engine
+        layers, backend = len(engine.model.layers), engine.attention
+    text = (ROOT / "chapters/04_attention/index.md").read_text()
+    assert f"4 · 900 + 4 · 901 | {backend.positions_padded // layers:,} |" in text
+    assert f"1,080 + 1,084 | {backend.positions_read // layers:,} |" in text
+
+
+def test_the_wrong_mask_and_the_right_one_are_seen_together_on_a_phone() -> None:
+    found = re.search(r' width="(\d+)"', mask())
+    assert found is not None and int(found[1]) <= 360
