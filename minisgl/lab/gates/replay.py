@@ -167,8 +167,8 @@ def count(student: Student) -> str:
     launches: list[Recording] = []
     real = Recorder.record
 
-    def record(self: Recorder, forward: Any, inputs: Any) -> Recording:
-        tape = real(self, forward, inputs)
+    def record(self: Recorder, forward: Any, inputs: Any, **more: Any) -> Recording:
+        tape = real(self, forward, inputs, **more)
         recorded.append(len(tape.operations))  # type: ignore[attr-defined]
         return Counted(tape, launches)
 
