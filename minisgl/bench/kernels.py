@@ -274,20 +274,23 @@ def draws() -> Iterator[Case]:
     hashes = noise.token_hashes(VOCABULARY, torch.device("cuda"))
     for rows in (1, 64, 256):
         logits = random(rows, VOCABULARY, dtype=torch.float32)
-        temperature = torch.full((rows,), 0.6, device="cuda")
-        keys = torch.randint(-(1 << 31), (1 << 31) - 1, (rows, 2), dtype=torch.int32, device="cuda")
-        args = (logits, temperature, keys, torch.arange(rows, dtype=torch.int32, device="cuda"), hashes)
+        table = torch.randint(-(1 << 31), (1 << 31) - 1, (rows, 3), dtype=torch.int32, device="cuda")
+        table[:, 2].view(torch.float32).fill_(0.6)
+        slots = torch.arange(rows, dtype=torch.int32, device="cuda")
+        args = (logits, table, slots, slots, hashes)
         case = Case("gumbel_argmax", f"{rows} x {VOCABULARY}", logits.nbytes)
         case.versions["torch"] = partial(draw_twin, *args)
-        case.versions["triton"] = partial(kernel.gumbel_argmax, *args)
+        case.versions["triton"] = partial(kernel.gumbel_argmax, *args, scaled=True)
         case.versions["argmax alone (torch)"] = partial(logits.argmax, dim=1)
         if theirs is not None:
             case.versions["flashinfer"] = partial(theirs, logits)
         yield case
 
 
-def draw_twin(logits: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor, hashes: Tensor) -> Tensor:
-    return noise.gumbel(keys, positions, hashes).add_(logits / temperature[:, None]).argmax(dim=1)
+def draw_twin(logits: Tensor, table: Tensor, slots: Tensor, positions: Tensor, hashes: Tensor) -> Tensor:
+    asked = table.index_select(0, slots)
+    scaled = logits / asked[:, 2:3].view(torch.float32)
+    return noise.gumbel(asked[:, :2], positions, hashes).add_(scaled).argmax(dim=1)
 
 
 def routes() -> Iterator[Case]:

@@ -183,7 +183,7 @@ class TorchEngine:
         self._unread.append(_Launched(step, plan, Download([t for t in sampled if t is not None])))
 
     def _compute(self, step: Step, plan: SamplePlan | None) -> tuple[Tensor, Choices] | None:
-        """Logits [sampled rows, vocab] and what to choose by, None where nobody samples: in as few launches as it goes."""
+        """Logits [sampled rows, vocab] and what to choose by, None where nobody samples: in the fewest launches."""
         key = self.graph.pick(step.rows, 1, step.num_decode == step.rows)
         if key is not None:
             return self._replay(step, key, plan)

@@ -64,18 +64,24 @@ def gumbel(keys: Tensor, positions: Tensor, hashes: Tensor) -> Tensor:
     return u.neg_().log1p_().neg_().log_().neg_()
 
 
-def draw(logits: Tensor, temperature: Tensor | None, keys: Tensor, positions: Tensor, hashes: Tensor) -> Tensor:
-    """argmax(logits / temperature + noise), int64 [rows]; the other arguments are `gumbel`'s.
+def draw(
+    logits: Tensor, table: Tensor, slots: Tensor, positions: Tensor, hashes: Tensor, *, scaled: bool = True
+) -> Tensor:
+    """argmax(logits / temperature + noise), int64 [rows].
 
-    logits [rows, vocab], of which float32 is made; temperature float32 [rows], above 0 (None: 1). On a GPU the noise
-    is made while the logits are read, once, and never stored; of equal ones that kernel takes the smallest token id.
+    logits [rows, vocab], of which float32 is made; ``table`` int32 [slots, 3 or more] has each slot's key and, as
+    float32's bits, its temperature, above 0 (unless ``scaled``, it is not looked at); slots int32 [rows]; the others
+    are `gumbel`'s. On a GPU the noise is made while the logits are read, once, and never stored; of equal ones that
+    kernel takes the smallest token id.
     """
     if logits.is_cuda:
         from minisgl.kernel.triton.sampling import gumbel_argmax
 
-        return gumbel_argmax(logits, temperature, keys, positions, hashes)
-    scaled = logits.float() if temperature is None else logits.float() / temperature[:, None]
-    return gumbel(keys, positions, hashes).add_(scaled).argmax(dim=1)
+        return gumbel_argmax(logits, table, slots, positions, hashes, scaled=scaled)
+    asked, logits = table.index_select(0, slots), logits.float()
+    if scaled:
+        logits = logits / asked[:, 2:3].view(torch.float32)
+    return gumbel(asked[:, :2], positions, hashes).add_(logits).argmax(dim=1)
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -83,5 +89,5 @@ def argmax(logits: Tensor) -> Tensor:
     if logits.is_cuda:
         from minisgl.kernel.triton.sampling import gumbel_argmax
 
-        return gumbel_argmax(logits, None, None, None, None)
+        return gumbel_argmax(logits)
     return logits.argmax(dim=1)

@@ -63,7 +63,7 @@ class Sampler:
         self._upload = Uploader(device)
         self._flags = np.zeros(max_slots + 1, np.uint8)
         self._alternatives = np.full(max_slots + 1, -1, np.int32)
-        # One row a slot: seed key (2), top_k; temperature, top_p, min_p, repetition, presence, frequency as float32.
+        # One row a slot: seed key (2); temperature, top_p, min_p, repetition, presence, frequency as float32; top_k.
         self._table = torch.zeros(max_slots + 1, 9, dtype=torch.int32, device=device)
         self._hashes: Tensor | None = None  # from the first random row on
         # From the first penalty on: in the prompt, bool, and times in the output, int32; both [slots, vocab].
@@ -80,8 +80,8 @@ class Sampler:
         for i, seat in enumerate(seats):
             p = seat.params
             ints[i, 0], ints[i, 1] = seed_key(seat.seed)
-            ints[i, 2] = p.top_k if 0 < p.top_k < self.vocab_size else 0
-            reals[i, 3:] = (
+            ints[i, 8] = p.top_k if 0 < p.top_k < self.vocab_size else 0
+            reals[i, 2:8] = (
                 max(p.temperature, COLDEST) if not p.greedy else 1.0,
                 p.top_p,
                 p.min_p,
@@ -190,7 +190,7 @@ class Sampler:
 
     def _reals(self, slots: Tensor) -> Tensor:
         """float32 [6, rows]: temperature, top_p, min_p, repetition, presence, frequency."""
-        return self._table[:, 3:].index_select(0, slots).view(torch.float32).T
+        return self._table[:, 2:8].index_select(0, slots).view(torch.float32).T
 
     def _add_bias(self, logits: Tensor, slots: Tensor, rows: Tensor | None) -> Tensor:
         assert self._bias is not None
@@ -216,12 +216,12 @@ class Sampler:
         """Tokens int64 [rows]: the likeliest for a greedy row, drawn by the Gumbel-max trick for the others."""
         if self._hashes is None:
             self._hashes = token_hashes(self.vocab_size, self.device)
-        temperature, top_p, min_p = self._reals(slots)[:3]
-        scaled = bool(plan.flags & (NARROW | WIDE | MIN_P))  # without a filter, the draw scales as it reads
-        if scaled:
+        filtered = bool(plan.flags & (NARROW | WIDE | MIN_P))  # without a filter, the draw scales as it reads
+        if filtered:
+            temperature, top_p, min_p = self._reals(slots)[:3]
             logits = logits / temperature[:, None]
             threshold = filters.min_p_threshold(logits, min_p)
-            top_k = self._table[:, 2].index_select(0, slots)
+            top_k = self._table[:, 8].index_select(0, slots)
             for group, width in ((NARROW, min(filters.NARROW, self.vocab_size)), (WIDE, self.vocab_size)):
                 if plan.flags & group:
                     rows = groups.get(group)
@@ -229,9 +229,8 @@ class Sampler:
                     threshold = _put(threshold, rows, torch.maximum(part, _take(threshold, rows)))
             filters.keep_from(logits, threshold)
         rows = groups.get(RANDOM)
-        keys = self._table[:, :2].index_select(0, _take(slots, rows))
-        scale = None if scaled else _take(temperature, rows)
-        drawn = draw(_take(logits, rows), scale, keys, _take(positions, rows), self._hashes)
+        who = (_take(slots, rows), _take(positions, rows))
+        drawn = draw(_take(logits, rows), self._table, *who, self._hashes, scaled=not filtered)
         return drawn if rows is None else argmax(logits).index_copy_(0, rows.long(), drawn)
 
 

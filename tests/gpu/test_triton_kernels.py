@@ -251,14 +251,15 @@ def test_gumbel_argmax(
     rows = 3
     logits = torch.randn(rows, vocab, generator=generator, device=device) * 2
     logits[1, ::3] = float("-inf")
-    table = torch.tensor([[0.6, -1.0], [1.0, -1.0], [1.7, -1.0]], device=device)
-    temperature = table[:, 0] if scaled else None  # a column of a table, as the sampler has it
     keys = torch.tensor([noise.seed_key(seed) for seed in (0, 1, -5)], dtype=torch.int32, device=device)
+    temperature = torch.tensor([0.6, 1.0, 1.7], device=device)
+    slots = torch.tensor([4, 0, 2], dtype=torch.int32, device=device)
+    table = torch.full((6, 5), 77, dtype=torch.int32, device=device)
+    table[slots.long(), :3] = torch.cat([keys, temperature.view(torch.int32)[:, None]], dim=1)
     positions = integers(0, 40_000, rows, of=generator)
     hashes = noise.token_hashes(vocab, device)
-    tokens = triton_sampling.gumbel_argmax(logits, temperature, keys, positions, hashes)
-    noisy = noise.gumbel(keys, positions, hashes)
-    expected = noisy + (logits if temperature is None else logits / temperature[:, None])
+    tokens = triton_sampling.gumbel_argmax(logits, table, slots, positions, hashes, scaled=scaled)
+    expected = noise.gumbel(keys, positions, hashes) + (logits / temperature[:, None] if scaled else logits)
     assert tokens.dtype == torch.int64
     assert torch.equal(tokens, expected.argmax(dim=1))
 
@@ -292,14 +293,15 @@ def test_argmax(vocab: int, dtype: torch.dtype, device: torch.device, generator:
     logits[1, 3:6] = 9.0
     logits[2] = float("-inf")
     logits[2, vocab - 1] = -7.0
-    tokens = triton_sampling.gumbel_argmax(logits, None, None, None, None)
+    tokens = triton_sampling.gumbel_argmax(logits)
     assert tokens.tolist() == logits.float().argmax(dim=1).tolist()
 
 
 def test_gumbel_argmax_of_rows_that_allow_one_token(device: torch.device) -> None:
     logits = torch.full((2, 5000), float("-inf"), device=device)
     logits[0, 4999], logits[1, 17] = -3.0, 100.0
-    keys = torch.tensor([[1, 2], [3, 4]], dtype=torch.int32, device=device)
+    table = torch.tensor([[1, 2, 0], [3, 4, 0]], dtype=torch.int32, device=device)
+    slots = torch.tensor([0, 1], dtype=torch.int32, device=device)
     positions = torch.tensor([5, 6], dtype=torch.int32, device=device)
     hashes = noise.token_hashes(5000, device)
-    assert triton_sampling.gumbel_argmax(logits, None, keys, positions, hashes).tolist() == [4999, 17]
+    assert triton_sampling.gumbel_argmax(logits, table, slots, positions, hashes).tolist() == [4999, 17]

@@ -30,7 +30,7 @@ def mix(x):
 
 @triton.jit
 def row_numbers(key, position):
-    """What a row's noise is made from, besides the tokens' hashes."""
+    """What a row's noise is made from, besides the tokens' hashes: two int32 at ``key``, one at ``position``."""
     key0, key1 = tl.load(key), tl.load(key + 1)
     place = mix(tl.load(position) * GOLDEN + key0)
     return mix(place ^ key1), mix(place + key1) | 1
@@ -54,9 +54,9 @@ def log1p(x):
     return tl.where(y == 1.0, x, tl.log(y) * x / tl.where(y == 1.0, 1.0, y - 1.0))
 
 
-@triton.jit(do_not_specialize_on_alignment=["temperature", "keys", "positions"])
+@triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
 def gumbel_argmax_kernel(
-    logits, temperature, keys, positions, hashes, best, best_token, vocab, share, stride_logits, stride_temperature,
+    logits, table, slots, positions, hashes, best, best_token, vocab, share, stride_logits, stride_table,
     NOISY: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr, INTERPRETED: tl.constexpr,
     EARLY: tl.constexpr = False,
 ):  # fmt: skip
@@ -66,7 +66,9 @@ def gumbel_argmax_kernel(
         start_next()
         wait_for_previous()
     if NOISY:
-        low, odd = row_numbers(keys + 2 * row, positions + row)
+        asked = table + tl.load(slots + row) * stride_table
+        low, odd = row_numbers(asked, positions + row)
+        temperature = tl.load(asked + 2).to(tl.float32, bitcast=True)
     row_logits = logits + row.to(tl.int64) * stride_logits
     top = tl.full([], float("-inf"), tl.float32)
     token = tl.full([], 0, tl.int32) + split * share
@@ -75,7 +77,7 @@ def gumbel_argmax_kernel(
         i = start + tl.arange(0, BLOCK)
         value = tl.load(row_logits + i, mask=i < end, other=float("-inf")).to(tl.float32)
         if SCALED:
-            value = tl.div_rn(value, tl.load(temperature + row * stride_temperature))
+            value = tl.div_rn(value, temperature)
         if NOISY:
             value += gumbel(tl.load(hashes + i, mask=i < end, other=0), low, odd, INTERPRETED)
         block_top, which = tl.max(value, 0, return_indices=True)
@@ -96,9 +98,15 @@ def best_kernel(best, best_token, out, SPLITS: tl.constexpr, EARLY: tl.constexpr
 
 
 def gumbel_argmax(
-    logits: Tensor, temperature: Tensor | None, keys: Tensor | None, positions: Tensor | None, hashes: Tensor | None
+    logits: Tensor,
+    table: Tensor | None = None,
+    slots: Tensor | None = None,
+    positions: Tensor | None = None,
+    hashes: Tensor | None = None,
+    *,
+    scaled: bool = False,
 ) -> Tensor:
-    """Without ``keys``, ``positions`` and ``hashes``: no noise."""
+    """`minisgl.engine.noise.draw`; with ``logits`` alone: no noise."""
     rows, vocab = logits.shape
     # Enough programs to fill a GPU, none of them without work, and the same cut whatever the batch.
     splits = triton.next_power_of_2(min(32, triton.cdiv(vocab, 2 * BLOCK)))
@@ -108,9 +116,9 @@ def gumbel_argmax(
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     early = starts_early(logits)
     gumbel_argmax_kernel[(rows, splits)](
-        logits, temperature, None if keys is None else keys.contiguous(), positions, hashes, best, best_token,
-        vocab, share, logits.stride(0), 0 if temperature is None else temperature.stride(0),
-        NOISY=keys is not None, SCALED=temperature is not None,
+        logits, table, slots, positions, hashes, best, best_token,
+        vocab, share, logits.stride(0), 0 if table is None else table.stride(0),
+        NOISY=table is not None, SCALED=scaled,
         BLOCK=min(BLOCK, triton.next_power_of_2(share)), INTERPRETED=not logits.is_cuda, num_warps=4, **early,
     )  # fmt: skip
     best_kernel[(rows,)](best, best_token, out, SPLITS=splits, num_warps=1, **early)
