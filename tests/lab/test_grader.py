@@ -454,3 +454,16 @@ def test_gates_are_given_their_names_once() -> None:
         names = [gate.name for gate in one.gates]
         assert "loads" not in names and len(set(names)) == len(names), one.lab
         assert all(isinstance(gate, Gate) for gate in one.gates)
+
+
+@pytest.mark.parametrize("name", ["paged", "replay", "ring", "experts"])
+def test_what_ships_for_the_labs_hook_is_not_the_students_own_work(name: str) -> None:
+    """A backend that ships computes what the lab asks for, so none that runs here may be taken instead."""
+    import minisgl.plugins as plugins
+
+    lab = find(name)
+    [folder] = plugins.__path__
+    shipped = {f"minisgl.plugins.{lab.hook}.{file.stem}" for file in Path(folder, str(lab.hook)).glob("[a-z]*.py")}
+    elsewhere = {f"minisgl.plugins.attention.{gpu}" for gpu in ("flash_attn", "flashinfer", "trtllm")}
+    nothing = {f"minisgl.plugins.{lab.hook}.{other}" for other in ("auto", "none")}  # do none of it themselves
+    assert shipped - elsewhere - nothing <= set(lab.forbidden)
