@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 from minisgl import LLM, SamplingParams
 from minisgl.bench import stages
 from minisgl.site.diagrams import mask
@@ -41,3 +44,23 @@ def test_what_paged_attention_reads() -> None:
 def test_the_wrong_mask_and_the_right_one_are_seen_together_on_a_phone() -> None:
     found = re.search(r' width="(\d+)"', mask())
     assert found is not None and int(found[1]) <= 360
+
+
+def test_which_experts_the_subjects_choose() -> None:
+    pytest.importorskip("transformers")
+    from tokenizers import Tokenizer
+    from transformers import AutoModelForCausalLM
+
+    from minisgl.tutor import experts, weights_dir
+
+    folder = weights_dir("tutor-moe")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    last = {
+        subject: experts.use(model, experts.samples(subject, 3, tokenizer))[5]
+        for subject in ("sum", "glossary", "drill")
+    }
+    assert last["sum"][[0, 5]].sum() > 0.5
+    assert last["glossary"][[6, 3]].sum() > 0.5
+    assert 0.22 < last["glossary"][3] < 0.25
+    assert max(last["sum"][3], last["drill"][3]) <= 0.125
