@@ -66,7 +66,7 @@ $(BASE): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV): some minutes the first time."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(PIP_ARGS) torch
-	$(PIP) -e .
+	$(PIP) -e '.[lab]'
 	@touch $@
 
 $(TOOLS): $(BASE)

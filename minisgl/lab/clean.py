@@ -110,8 +110,8 @@ def _install(source: Path, places: Path, at: Path, python: Path) -> str:
     if built.returncode:
         last = [line for line in built.stderr.splitlines() if line.strip()][-1:]
         if f"No module named '{backend.partition('.')[0]}'" in built.stderr:
-            what = "pip install 'minisgl[lab]'" if backend.startswith("setuptools") else "pip install it"
-            raise ConfigError(f"The package is built by {backend}, which is not installed: {what}.")
+            missing = backend.partition(".")[0]
+            raise ConfigError(f"The package is built by {backend}, which is not installed: pip install {missing}")
         raise NotBuilt(f"{backend} can't build it: {''.join(last)}")
     (wheel,) = (at / "wheel").glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from minisgl.config import ConfigError
 from minisgl.lab.blame import blame
 from minisgl.lab.catalog import Lab
 from minisgl.lab.child import LOADS
@@ -183,8 +182,8 @@ def _beside_the_server(gate: Gate, served: Any, lab: Lab, path: Path, begun: flo
     verdict = Verdict(gate.name, gate.says, gate.part)
     try:
         verdict.note = served.run(gate) or ""
-    except MissingClient as error:
-        raise ConfigError(str(error)) from error
+    except MissingClient as error:  # says nothing about the file, and what was graded so far is kept
+        verdict.tried, verdict.note = False, str(error)
     except Exception as error:
         verdict.blame(blame(Student(lab, path), error))
     verdict.seconds = time.monotonic() - begun

@@ -84,7 +84,9 @@ class Served:
         try:
             import openai
         except ImportError as error:
-            raise MissingClient("The server is graded with the openai client: pip install 'minisgl[lab]'") from error
+            raise MissingClient(
+                "this gate asks with the openai client, which is not installed: pip install openai"
+            ) from error
         assert self.server is not None
         seconds = patience(ANSWER_SECONDS)
         return openai.OpenAI(base_url=f"{self.server.url}/v1", api_key="none", max_retries=0, timeout=seconds)

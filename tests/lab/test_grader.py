@@ -20,7 +20,7 @@ from minisgl.lab import grader
 from minisgl.lab.__main__ import main
 from minisgl.lab.catalog import Lab, find, labs, read
 from minisgl.lab.child import LOADS
-from minisgl.lab.gate import Broken, Gate, Invalid, Student, alarm, search
+from minisgl.lab.gate import Broken, Gate, Invalid, MissingClient, Student, alarm, search
 from minisgl.lab.grader import Nursery, grade
 from minisgl.lab.served import Served, _check_called
 from minisgl.lab.shrink import smallest
@@ -467,3 +467,34 @@ def test_what_ships_for_the_labs_hook_is_not_the_students_own_work(name: str) ->
     elsewhere = {f"minisgl.plugins.attention.{gpu}" for gpu in ("flash_attn", "flashinfer", "trtllm")}
     nothing = {f"minisgl.plugins.{lab.hook}.{other}" for other in ("auto", "none")}  # do none of it themselves
     assert shipped - elsewhere - nothing <= set(lab.forbidden)
+
+
+def test_what_is_missing_to_ask_the_server_costs_no_gate_that_was_tried(
+    lab: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unasked:
+        def __init__(self, *args: object) -> None: ...
+        def __enter__(self) -> Unasked:
+            return self
+
+        def __exit__(self, *args: object) -> None: ...
+        def run(self, gate: Gate) -> str:
+            raise MissingClient("no client: pip install openai")
+
+    monkeypatch.setattr(POLICY.module, "SERVED", Unasked, raising=False)
+    (tmp_path / POLICY.file).write_text(solution(POLICY), "utf-8")
+    said = lab("test", "policy")
+    assert said.status == 1
+    assert "no client: pip install openai  (not tried)" in said.out
+    assert "6 of 7 gates green." in said.out
+    assert "6 of 7 gates green, next: server" in lab("status").out
+
+
+def test_the_installations_that_the_pages_show_have_what_labs_ask_with() -> None:
+    root = Path(__file__).parents[2]
+    for page, line in {
+        "Makefile": "$(PIP) -e '.[lab]'",
+        "README.md": "pip install -c constraints.txt -e '.[lab]'",
+        "chapters/00_start/index.md": "pip install -c constraints.txt -e '.[lab]'",
+    }.items():
+        assert line in (root / page).read_text("utf-8"), page

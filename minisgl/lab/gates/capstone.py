@@ -185,7 +185,7 @@ def tests(student: Student) -> str:
     except subprocess.TimeoutExpired as error:
         raise Broken("hangs", promise, "They were not done after 60 s.") from error
     if "No module named pytest" in ran.stderr:
-        raise ConfigError("The package's tests are run with pytest: pip install 'minisgl[lab]'")
+        raise ConfigError("The package's tests are run with pytest, which is not installed: pip install pytest")
     if not notes.is_file():
         last = [line for line in (ran.stdout + ran.stderr).splitlines() if line.strip()][-1:]
         raise Broken("no-tests", promise, f"pytest did not run: {''.join(last)}")

@@ -1,6 +1,6 @@
 # causes: digits
-"""Computes in whatever the queries are in, as PyTorch does by itself: right in float32, and in bfloat16 scores have eight
-bits."""
+"""Computes in whatever the queries are in, as PyTorch does by itself: right in float32, and in bfloat16 scores have
+eight bits."""
 
 
 class MyAttention:
