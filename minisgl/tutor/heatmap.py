@@ -12,6 +12,8 @@ from html import escape
 __all__ = ["draw"]
 
 CELL, GAP, LEFT, TOP, LINE = 26, 24, 74, 22, 18
+LEAST = 480
+"""Pixels of width below which its words can't be read; on a phone its box scrolls instead."""
 
 STYLE = """\
 .heat { font: 12px system-ui, sans-serif; color: #222; }
@@ -37,8 +39,8 @@ def draw(shares: Mapping[str, Sequence[Sequence[float]]], layers: Sequence[int] 
     width, height = LEFT + columns * wide - GAP + 2, -(-len(shown) // columns) * high + LINE
     words = escape(_words(shares, shown), quote=True)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="heat" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="{words}" style="width: 100%; max-width: {width * 1.2:.0f}px">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="heat picture" viewBox="0 0 {width} {height}" role="img" '
+        f'width="{width}" height="{height}" aria-label="{words}" style="min-width: {min(width, LEAST)}px">',
         f"<style>{STYLE}</style>",
     ]
     for i, layer in enumerate(shown):

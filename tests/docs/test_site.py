@@ -20,6 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 
 
+LEGIBLE = 6.8
+"""Pixels of a font; wide pictures keep it on a phone, where they scroll in their box."""
+
+
 class Element(NamedTuple):
     tag: str
     attributes: dict[str, str]
@@ -128,6 +132,12 @@ def found_wrong(browser: Chrome, width: int) -> Iterator[str]:
         "return [...document.images].filter(i => i.loading != 'lazy' && !(i.complete && i.naturalWidth))"
         ".map(i => 'picture not loaded: ' + i.src)"
     )
+    smallest = browser.execute_script(
+        "return [...document.querySelectorAll('article svg[viewBox]')].filter(s => s.querySelector('text')).map(s =>"
+        "  s.getBoundingClientRect().width / s.viewBox.baseVal.width *"
+        "  Math.min(...[...s.querySelectorAll('text')].map(t => parseFloat(getComputedStyle(t).fontSize))))"
+    )
+    yield from (f"words {size:.1f} pixels high in a picture" for size in smallest if size < LEGIBLE)
     wide = browser.execute_script("return document.documentElement.scrollWidth")
     if wide > width:
         yield f"{wide - width} pixels wider than the screen"
