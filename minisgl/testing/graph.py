@@ -218,8 +218,9 @@ class GraphRig:
                 text = f"padding row {row} is position {now[1, row]} of slot {slot}"
                 raise GraphFault("padding-row", text, step=step, bucket=bucket)
             if now[4, row] != 1 or batch.kv_len_host[row] != 1:
-                length = max(int(now[4, row]), int(batch.kv_len_host[row]))
-                raise GraphFault("stale", f"padding row {row} reads {length} positions", step=step, bucket=bucket)
+                told, read = int(batch.kv_len_host[row]), int(now[4, row])
+                text = f"padding row {row} reads {read} positions, and {told} by kv_len_host"
+                raise GraphFault("stale", text, step=step, bucket=bucket)
 
     def run(self, steps: Iterable[int]) -> None:
         """Steps of so many rows each."""
