@@ -41,7 +41,15 @@ class GroupCommunicator:
             self._group = dist.ProcessGroupNCCL(store, self.rank, self.size, options)
         else:
             store = dist.PrefixStore("gloo", self._store)
-            self._group = dist.ProcessGroupGloo(store, self.rank, self.size, limit)
+            try:
+                self._group = dist.ProcessGroupGloo(store, self.rank, self.size, limit)
+                # Ranks are done at different times. One that closed its group now would look dead to one that isn't.
+                self._group.barrier().wait()
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"Rank {self.rank} of {self.size} could not connect to the others: one failed (its own error says "
+                    f"why), or did not come in time ({limit.total_seconds():g} s). gloo says: {error}"
+                ) from error
 
     @one_launch
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
