@@ -23,7 +23,7 @@ from minisgl.engine import setup
 from minisgl.engine.graph import StaticInputs
 from minisgl.engine.inputs import Choices, Frame, InputBuilder, Tokens
 from minisgl.engine.memory import size_pool
-from minisgl.engine.pieces import PiecedAttention, useful
+from minisgl.engine.pieces import PiecedAttention
 from minisgl.engine.sampler import Sampled, SamplePlan, Sampler, read_logprobs
 from minisgl.engine.transfer import Download
 from minisgl.kvcache.pool import KVPool
@@ -88,17 +88,16 @@ class TorchEngine:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
         self.graph = host.build("graph", config.graph, device=self.device)
-        keys = useful(self.graph.buckets(self.spec.max_slots), config.max_prefill_tokens)
-        decode = [key for key in keys if needs.graph and not key.pieces]
+        keys = self.graph.buckets(self.spec.max_slots) if needs.graph else ()
         if needs.shared:  # few buckets of that kind: a row of padding costs less than a recording
-            decode += [key._replace(shared=True) for key in decode if key.rows % 32 == 0]
-        self.attention.bind(self.ctx.pool, layers, decode)
-        pieces = [key for key in keys if key.pieces]
+            keys = [*keys, *(key._replace(shared=True) for key in keys if key.rows % 32 == 0)]
+        self.attention.bind(self.ctx.pool, layers, keys)
+        pieces = self.graph.pieces(config.max_prefill_tokens) if hasattr(self.graph, "pieces") else ()
         self._pieced = PiecedAttention(self.attention) if pieces else None
         self.ctx.attention = self._pieced or self.attention
         self._frames: dict[Any, StaticInputs] = {}
-        with self._computing():
-            self.graph.capture([*decode, *pieces], self._frame, self._forward_frame)
+        with self._computing(), setup.room_to_record(config):
+            self.graph.capture([*keys, *pieces], self._frame, self._forward_frame)
 
     # ---- the protocol ---------------------------------------------------------------------------
 
@@ -179,8 +178,9 @@ class TorchEngine:
             sampled = Sampled(torch.empty(len(choices.slots), dtype=torch.int64, device=self.device))
         if self.size > 1:
             sampled = sampled._replace(tokens=self.comm.broadcast(sampled.tokens, src=0))
-        self._last.index_copy_(0, choices.slots.long(), sampled.tokens)
-        self._unread.append(_Launched(step, plan, Download([t for t in sampled if t is not None])))
+        self._last.index_put_((choices.slots,), sampled.tokens)
+        found = [t for t in sampled if t is not None]
+        self._unread.append(_Launched(step, plan, Download(found, self._stream)))
 
     def _compute(self, step: Step, plan: SamplePlan | None) -> tuple[Tensor, Choices] | None:
         """Logits [sampled rows, vocab] and what to choose by, None where nobody samples: in the fewest launches."""
@@ -224,13 +224,13 @@ class TorchEngine:
         self.attention.plan(replace(batch, shared=self._inputs.shared) if key.shared else batch)
 
     def _forward_frame(self, frame: StaticInputs) -> Tensor:
-        """What a graph records: from ids to logits [bucket rows, vocab], on static buffers only. In pieces, of tokens
-        few of which sample, only to hidden [bucket tokens, hidden]."""
+        """What a graph records, on static buffers only: from ids to logits [bucket rows, vocab]. In pieces, where few
+        tokens are sampled from, to the hidden states of those."""
         if not isinstance(frame, Frame) or not frame.key.pieces:
             return self.model.logits(self.model.forward(*self._resolve(frame.tokens)))
         assert self._pieced is not None
         with self._pieced.holding(0):
-            return self.model.forward(*self._resolve(frame.tokens))
+            return self.model.forward(*self._resolve(frame.tokens), frame.last)
 
     def _replay(self, step: Step, key: Any, plan: SamplePlan | None) -> tuple[Tensor, Choices] | None:
         """Run a decode step by replaying its bucket; returns what `_compute` does."""
@@ -245,13 +245,14 @@ class TorchEngine:
         """Run a step of few tokens by replaying what lies between its attention; returns what `_compute` does."""
         tokens, batch = self._inputs.build(step)
         self.attention.plan(batch)
+        choices = None if plan is None else self._inputs.choices(step, plan, batch)
+        last = None if choices is None else batch.q_indptr[1:] - 1 if choices.last is None else choices.last
         frame = self._frames[key]
         assert self._pieced is not None and isinstance(frame, Frame)
-        frame.take(tokens)
+        frame.take(tokens, last)
         with self._pieced.holding(len(step.tokens)):
             hidden = self.graph.run(key)
-        if plan is None:
+        if choices is None or last is None:
             return None
-        choices = self._inputs.choices(step, plan, batch)
-        hidden = hidden[: len(step.tokens)] if choices.last is None else hidden.index_select(0, choices.last)
+        hidden = hidden[: len(last)] if frame.last is not None else hidden.index_select(0, last)
         return self.model.logits(hidden), choices

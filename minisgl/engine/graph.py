@@ -33,7 +33,8 @@ class StaticInputs(Protocol):
 
 class GraphRunner(Protocol):
     """Records and replays decode steps by batch-size bucket. One that has a method ``frame(key, spec, table, device)``
-    makes each bucket's `StaticInputs` itself; for the others the engine does."""
+    makes each bucket's `StaticInputs` itself; for the others the engine does. One that has a method ``pieces(most)``
+    names buckets for the other steps, which have at most ``most`` tokens: see `GraphKey`."""
 
     def buckets(self, max_rows: int) -> Sequence[GraphKey]:
         """The buckets it wants for at most ``max_rows`` decode rows; none: every step runs eagerly."""

@@ -54,6 +54,9 @@ class Frame:
         self.tokens = Tokens(self._packed, pending=True)
         self._indptr_host = np.arange(rows + 1, dtype=np.int32)
         self._indptr = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        # Of tokens of whatever rows: those whose hidden states are wanted, where that can't be nearly all of them.
+        few = key.pieces and rows > spec.max_slots
+        self.last = torch.zeros(spec.max_slots, dtype=torch.int32, device=device) if few else None
 
     def fill(self, packed: I32 | None) -> AttnBatch:
         """Take over a step's `InputBuilder.decode_rows` (None: only padding); returns what to plan."""
@@ -67,11 +70,14 @@ class Frame:
         slots, kv_len = self._packed[3], self._packed[4]
         return AttnBatch(size, self._indptr_host, array[4], self._indptr, kv_len, slots, self._table, self.key)
 
-    def take(self, tokens: Tokens) -> None:
-        """Take over the tokens of whatever rows, which are on the device already, for a bucket of pieces."""
+    def take(self, tokens: Tokens, last: Tensor | None) -> None:
+        """Take over the tokens of whatever rows, which are on the device already, for a bucket of pieces; ``last``
+        int32: those that are sampled from, None: nobody is."""
         n = tokens.packed.shape[1]
         self._packed[:4, :n] = tokens.packed[:4]
         self._packed[:4, n:] = self._padding
+        if self.last is not None and last is not None:
+            self.last[: len(last)] = last
 
 
 class InputBuilder:

@@ -18,7 +18,7 @@ from minisgl.kernel.launch import between_pieces
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool
 
-__all__ = ["PiecedAttention", "useful"]
+__all__ = ["PiecedAttention"]
 
 
 class PiecedAttention:
@@ -57,9 +57,3 @@ class PiecedAttention:
     def _attend(self, layer: LayerSpec, q: Tensor, out: Tensor) -> None:
         if self._tokens:  # nothing is planned while a bucket is recorded
             self.backend.forward(layer, q[: self._tokens], out[: self._tokens])
-
-
-def useful(keys: Sequence[GraphKey], most: int) -> list[GraphKey]:
-    """The buckets without those that no step of at most ``most`` tokens needs."""
-    largest = min((key.tokens for key in keys if key.pieces and key.tokens >= most), default=most)
-    return [key for key in keys if not key.pieces or key.tokens <= largest]

@@ -10,10 +10,12 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from minisgl.config import ConfigError
 from minisgl.engine.tape import GraphViolation, record
@@ -52,6 +54,8 @@ class _CudaRecording:
         """A call between two graphs: see `minisgl.kernel.launch.between_pieces`."""
         self.end()
         function(*args, **kwargs)
+        # What is launched after this call may have its arguments' memory, as it would in one graph.
+        args, kwargs = pytree.tree_map_only(Tensor, _borrowed, (args, kwargs))
         self._launches.append(partial(function, *args, **kwargs))
         self.begin()
 
@@ -59,6 +63,14 @@ class _CudaRecording:
         for launch in self._launches:
             launch()
         return self.out
+
+
+def _borrowed(x: Tensor) -> Tensor:
+    """x where it lies, without a hold on its memory."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    place = {"shape": (span * x.element_size(),), "typestr": "|u1", "data": (x.data_ptr(), False), "version": 3}
+    memory = torch.as_tensor(SimpleNamespace(__cuda_array_interface__=place), device=x.device)
+    return memory.view(x.dtype).as_strided(x.shape, x.stride())
 
 
 class Recorder:

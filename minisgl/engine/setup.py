@@ -6,6 +6,8 @@ Every contradiction between options, model and machine is found here, before a r
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -131,3 +133,16 @@ def build_model(config: Config, host: Host, path: Path, model: ModelConfig, ctx:
         with Checkpoint(path) as weights:
             built.load(weights)
     return built
+
+
+@contextmanager
+def room_to_record(config: Config) -> Iterator[None]:
+    """Graphs keep the memory of what they compute, beside weights and KV."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        less = "memory_ratio" if config.num_pages is None else "num_pages"
+        raise ConfigError(
+            f"The device has no memory left for graphs: lower {less} or max_prefill_tokens, or use graph=none. "
+            f"({error})"
+        ) from error

@@ -7,6 +7,7 @@ was broken, where a GPU would read stale memory in silence. Knows torch's operat
 from __future__ import annotations
 
 import gc
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -215,8 +216,11 @@ class _Recorder(TorchDispatchMode):
         def alive() -> list[tuple[str, str]]:
             return [(name, where) for ref, name, where in self.made if ref() is not None and ref() is not out]
 
-        if alive():
+        for pause in (0.0, 0.01, 0.1, 0.5):  # gloo's thread lets go of what it sent a moment after it said so
+            if not alive():
+                return
             gc.collect()
+            time.sleep(pause)
         for name, where in alive():
             raise GraphViolation("escaped-memory", f"The result of {name} at {where} is still held after the pass.")
 

@@ -38,16 +38,17 @@ class Uploader:
 
 
 class Download:
-    """Tensors on their way to the host. `arrays` waits for them, and for nothing launched later."""
+    """Tensors on their way to the host, on ``stream``, the current one. `arrays` waits for them, and for nothing
+    launched later."""
 
-    def __init__(self, tensors: Sequence[Tensor]):
+    def __init__(self, tensors: Sequence[Tensor], stream: torch.cuda.Stream | None = None):
         self._event: Any = None
-        if tensors and tensors[0].is_cuda:
+        if tensors and stream is not None:
             host = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
             for h, t in zip(host, tensors, strict=True):
                 h.copy_(t, non_blocking=True)
             self._event = torch.cuda.Event()
-            self._event.record()
+            self._event.record(stream)
             self._tensors: Sequence[Tensor] = host
         else:
             self._tensors = tensors

@@ -69,8 +69,7 @@ class GraphRig:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._computing():
-            # Pieces are around attention, which this engine has none of: they are tested with models.
-            self.keys = [key for key in runner.buckets(max_rows) if not key.pieces]
+            self.keys = list(runner.buckets(max_rows))
             self._check_buckets(max_rows)
             runner.capture(self.keys, self._build, self._forward)
             self.pool.zero_()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minisgl.attention import AttnBatch, AttnNeeds, GraphKey, LayerSpec
+from minisgl.core import I32
 from minisgl.hooks import hookimpl
 from minisgl.kernel.indices import page_indices
 
@@ -34,14 +35,16 @@ class FlashInfer:
 
 
 class FlashInferBackend:
-    """One decode wrapper for eager steps and one for each graph bucket; one prefill wrapper."""
+    """One decode wrapper for eager steps and one for each graph bucket; two prefill wrappers, of which each step's
+    chunks take the faster."""
 
     def __init__(self, config: FlashInfer, device: torch.device):
         self.config, self.device = config, device
         self._eager: Any = None
-        self._prefill: Any = None
+        self._prefills: dict[bool, Any] = {}  # by what `packs` says
         self._graphs: dict[GraphKey, Any] = {}
-        self._decode: Any = None  # the one that the last plan chose
+        self._decode: Any = None  # the ones that the last plan chose
+        self._prefill: Any = None
         self._num_decode = 0
         self._num_extend = 0
 
@@ -70,12 +73,29 @@ class FlashInferBackend:
         self._eager = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             self._floats, "NHD", use_tensor_cores=self._tensor_cores
         )
-        self._prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._floats, "NHD")
+        self._prefills = {
+            pack: flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._floats, "NHD", backend=kernel)
+            for pack, kernel in ((False, "auto"), (True, "fa2"))
+        }
         self._stages["decode"].adopt(self._eager)
-        self._stages["prefill"].adopt(self._prefill)
+        for wrapper in self._prefills.values():
+            self._stages["prefill"].adopt(wrapper)
         self._indices: torch.Tensor | None = None
         self._pool_pages = pool.num_pages
         self._keys = tuple(keys)
+        for wrapper in self._prefills.values():
+            self._load(wrapper)
+
+    def _load(self, wrapper: Any) -> None:
+        """Have a prefill kernel found, or compiled, and loaded now, and not while somebody waits for an answer."""
+        layer, dtype = self._layer, self._pool.dtype
+        one = torch.ones(1, dtype=torch.int32)
+        starts, page = torch.arange(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32, device=self.device)
+        self._stages["prefill"].plan(
+            wrapper, lambda: wrapper.plan(starts, starts, page, one, *self._shape(), causal=True, **self._options())
+        )
+        q = torch.zeros(1, layer.q_heads, layer.head_dim, dtype=dtype, device=self.device)
+        wrapper.run(q, self._pool.layer(layer.index), out=torch.empty_like(q))
 
     def _graph_wrapper(self, key: GraphKey, columns: int) -> Any:
         """The bucket's wrapper, with static buffers; all buckets share one array of page numbers."""
@@ -112,10 +132,11 @@ class FlashInferBackend:
             self._stages["decode"].plan(wrapper, lambda: wrapper.plan(*pages, *self._shape(), **self._options()))
         if self._num_extend:
             pages = self._pages(batch, n, rows)
-            starts = torch.from_numpy(batch.q_indptr_host[n:] - batch.q_indptr_host[n])
+            starts = batch.q_indptr_host[n:] - batch.q_indptr_host[n]
+            chosen = self._prefill = self._prefills[packs(starts, batch.kv_len_host[n:], self._layer.q_heads)]
             self._stages["prefill"].plan(
-                self._prefill,
-                lambda: self._prefill.plan(starts, *pages, *self._shape(), causal=True, **self._options()),
+                chosen,
+                lambda: chosen.plan(torch.from_numpy(starts), *pages, *self._shape(), causal=True, **self._options()),
             )
 
     def _shape(self) -> tuple[int, int, int, int]:
@@ -152,6 +173,19 @@ class FlashInferBackend:
         if self._num_extend:
             self._prefill.run(q[n:], kv, out=out[n:])
         return out
+
+
+def packs(starts: I32, kv_len: I32, q_heads: int) -> bool:
+    """Whether prompts' rows are for the kernel that fills a tile with all query heads of a KV head (``fa2``), and not
+    for the one with tiles of 128 tokens of one head (``fa3``, on Hopper): where many rows have few tokens each, or one
+    has a long prefix and only a few tiles to share it out to. Measured in docs/benchmarks/attention.md.
+
+    starts [rows + 1]: where each row's queries begin; kv_len [rows].
+    """
+    rows, tokens = len(kv_len), int(starts[-1])
+    if tokens <= 64 * rows:
+        return rows * q_heads >= 256
+    return rows * q_heads <= 64 and int(kv_len.max()) >= 4096 and tokens <= 128
 
 
 class _Stages:

@@ -28,7 +28,7 @@ class CudaGraph:
     max_rows: int = 256
     """Decode steps with more rows are not one launch."""
     max_tokens: int = 1024
-    """Steps with more tokens run operation by operation; 0: all that are not decode steps do."""
+    """Other steps are replayed in pieces up to so many tokens, and where they have max_prefill_tokens; 0: none is."""
 
     def __post_init__(self) -> None:
         if self.max_rows < 1 or self.max_tokens < 0:
@@ -44,13 +44,18 @@ class CudaGraphRunner:
         self._buckets = Buckets()
 
     def buckets(self, max_rows: int) -> Sequence[GraphKey]:
-        """Rows: 1, 2, 4, 8, then multiples of 8 up to 64, of 16 up to 256, of 32 beyond. Tokens: multiples of 16 up to
-        128, of 32 up to 256, of 64 beyond."""
-        top, most = min(max_rows, self.config.max_rows), self.config.max_tokens
-        rows = {1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, top + 32, 32)}
-        tokens = {*range(16, 129, 16), *range(160, 257, 32), *range(320, most + 64, 64)}
-        keys = [GraphKey(n) for n in sorted({n for n in rows if n < top} | {top})]
-        return keys + [GraphKey(n, q_len=0) for n in sorted({n for n in tokens if n < most} | {most} - {0})]
+        """1, 2, 4, 8, then multiples of 8 up to 64, of 16 up to 256, of 32 beyond."""
+        top = min(max_rows, self.config.max_rows)
+        sizes = {1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, top + 32, 32)}
+        return [GraphKey(n) for n in sorted({s for s in sizes if s < top} | {top})]
+
+    def pieces(self, most: int) -> Sequence[GraphKey]:
+        """Multiples of 16 tokens up to 128, of 32 up to 256, of 64 beyond; and what long prompts are cut into."""
+        if not self.config.max_tokens:
+            return []
+        top = min(most, self.config.max_tokens)
+        sizes = {*range(16, 129, 16), *range(160, 257, 32), *range(320, top, 64)}
+        return [GraphKey(n, q_len=0) for n in sorted({s for s in sizes if s < top} | {top, most})]
 
     def capture(
         self,
@@ -67,6 +72,9 @@ class CudaGraphRunner:
         self._buckets = Buckets(self._graphs)
 
     def pick(self, rows: int, q_len: int, uniform: bool) -> GraphKey | None:
+        if q_len == 0 and rows > self.config.max_tokens:  # padding would cost more than launching does
+            key = GraphKey(rows, q_len)
+            return key if key in self._graphs else None
         return self._buckets.smallest(rows, q_len) if uniform or q_len == 0 else None
 
     def run(self, key: GraphKey) -> torch.Tensor:

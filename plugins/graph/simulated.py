@@ -55,11 +55,14 @@ class SimulatedRunner:
         return sum(tape.replays for tape in self.tapes.values())
 
     def buckets(self, max_rows: int) -> Sequence[GraphKey]:
-        """Powers of two, and the largest number of rows there can be; of tokens from 16 on."""
-        top, most = min(max_rows, self.config.max_rows), self.config.max_tokens
-        keys = [GraphKey(1 << i) for i in range((top - 1).bit_length())] + [GraphKey(top)]
-        tokens = [16 << i for i in range(most.bit_length()) if 16 << i < most]
-        return keys + [GraphKey(n, q_len=0) for n in [*tokens, most] if n]
+        """Powers of two, and the largest number of rows there can be."""
+        top = min(max_rows, self.config.max_rows)
+        return [GraphKey(1 << i) for i in range((top - 1).bit_length())] + [GraphKey(top)]
+
+    def pieces(self, most: int) -> Sequence[GraphKey]:
+        """Powers of two from 16 tokens on, and the largest number."""
+        top = min(most, self.config.max_tokens)
+        return [GraphKey(n, q_len=0) for n in [*(16 << i for i in range(32) if 16 << i < top), top] if n]
 
     def capture(
         self,

@@ -36,6 +36,8 @@ def cases(name: str) -> Iterator[AttentionCase]:
     yield replace(BASE, rows=DECODE)
     yield replace(BASE, rows=MIXED[5:])
     yield replace(BASE, q_heads=4, kv_heads=2, head_dim=64)
+    yield replace(BASE, rows=((70, 1), *((40 + i, 3 + i % 40) for i in range(50))))  # many short chunks
+    yield replace(BASE, rows=((5000, 100),))  # one behind a long prefix
     if name != "flashinfer":  # which compiles a window for a minute
         yield replace(BASE, window=100)
     if name == "flash_attn":
