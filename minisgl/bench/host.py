@@ -19,6 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from minisgl.bench.arguments import add_json, add_options, parse
 from minisgl.compose import plain_errors
 from minisgl.config import Config
 from minisgl.core import I32, EngineSpec, SamplingParams
@@ -58,15 +59,15 @@ class Fit:
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m minisgl.bench host", description=__doc__)
-    p.add_argument("options", nargs="*", metavar="key=value", help="minisgl's options, as for `python -m minisgl`")
+    add_options(p, "as for `python -m minisgl`")
     p.add_argument("--steps", type=int, default=300, help="steps measured for each point (default 300)")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    add_json(p)
     p.add_argument("--profile", action="store_true", help="instead: where the time of 256 rows goes, by function")
     return p
 
 
 def main(argv: Sequence[str]) -> None:
-    args = parser().parse_intermixed_args(argv)
+    args = parse(parser(), argv)
     with plain_errors("minisgl.bench"):
         host = Host.load(light=True)
         config = host.compose(args.options)

@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from minisgl.bench.arguments import add_json
 from minisgl.compose import plain_errors
 from minisgl.config import ConfigError
 from minisgl.engine import noise
@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m minisgl.bench kernels", description=__doc__)
     p.add_argument("--only", nargs="+", default=[], help="kernels whose name begins with one of these words")
-    p.add_argument("--json", type=Path, help="write the numbers to this file")
+    add_json(p)
     return p
 
 

@@ -12,11 +12,11 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from minisgl.bench.arguments import add_json
 from minisgl.config import ConfigError
 from minisgl.host import Host
 from minisgl.utils.ports import free_port
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--size", type=int, default=torch.cuda.device_count(), help="ranks (default: all GPUs)")
     parser.add_argument("--hidden", type=int, default=5120, help="elements of a row, bfloat16 (default 5120)")
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to this file")
+    add_json(parser)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--addresses", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from minisgl.bench.workload import Ask
-from minisgl.core import Engine, Output, SamplingParams, Step, StepResult
+from minisgl.config import ConfigError
+from minisgl.core import I32, Engine, Output, Refused, SamplingParams, Step, StepResult
 from minisgl.scheduler.scheduler import Scheduler
 
 
@@ -72,6 +73,14 @@ class Meter:
         self._engine.close()
 
 
+def queue(scheduler: Scheduler, uid: int, prompt: Sequence[int] | I32, params: SamplingParams) -> None:
+    """Add a request. Raises `ConfigError` where it is refused: the options are too small for the workload."""
+    try:
+        scheduler.add(uid, prompt, params)
+    except Refused as error:
+        raise ConfigError(f"these options can't serve request {uid} of the workload. {error}") from error
+
+
 def run(
     scheduler: Scheduler,
     meter: Meter,
@@ -85,8 +94,8 @@ def run(
     """Serve all requests; ``params(i)`` are request i's. Returns the times, and each request's tokens by its index.
 
     Request i comes before turn ``arrive(i)`` of the scheduler (which must not fall with i), or earlier if there is
-    nothing else to do. ``seen`` is called after each turn with the number of tokens that came. Raises RuntimeError
-    where a request ends in an error.
+    nothing else to do. ``seen`` is called after each turn with the number of tokens that came. Raises `ConfigError`
+    where a request is refused, and RuntimeError where it ends in an error.
     """
     before, steps, computed = scheduler.stats(), meter.steps, meter.computed
     turns: list[tuple[float, int, Output]] = []
@@ -100,7 +109,7 @@ def run(
         while len(came) < len(asks) and arrive(len(came)) <= turn:
             i = len(came)
             came[first_uid + i] = time.perf_counter()
-            scheduler.add(first_uid + i, prompts[i], params(i))
+            queue(scheduler, first_uid + i, prompts[i], params(i))
         out = scheduler.step()
         turn += 1
         if out:

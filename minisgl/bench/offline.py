@@ -18,6 +18,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 import minisgl
+from minisgl.bench.arguments import add_json, add_options, parse
 from minisgl.bench.measure import Meter, Result, run
 from minisgl.bench.reference import Reference, run_transformers
 from minisgl.bench.workload import Ask, parse_range, random_asks, read_asks
@@ -33,7 +34,7 @@ from minisgl.tokenizer.tokenizer import Tokenizer
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m minisgl.bench offline", description=__doc__)
-    p.add_argument("options", nargs="*", metavar="key=value", help="minisgl's options, as for `python -m minisgl`")
+    add_options(p, "as for `python -m minisgl`")
     p.add_argument("--requests", type=int, default=64, help="how many (default 64)")
     p.add_argument("--input", default="16:512", metavar="LOW:HIGH", help="prompt tokens (default 16:512)")
     p.add_argument("--output", default="16:256", metavar="LOW:HIGH", help="tokens to generate (default 16:256)")
@@ -42,12 +43,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--file", type=Path, help='requests instead: a line each, {"prompt": …, "max_tokens": n}')
     p.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
     p.add_argument("--compare", choices=["transformers"], help="run the same requests there too; greedy only")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    add_json(p)
     return p
 
 
 def main(argv: Sequence[str]) -> None:
-    args = parser().parse_intermixed_args(argv)
+    args = parse(parser(), argv)
     with plain_errors("minisgl.bench"):
         report = measure(args)
     show(report)

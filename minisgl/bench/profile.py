@@ -13,7 +13,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from minisgl.bench.arguments import add_json, add_options, parse
+from minisgl.bench.measure import queue
 from minisgl.bench.offline import machine
 from minisgl.bench.workload import random_asks
 from minisgl.compose import plain_errors
@@ -86,13 +87,13 @@ class Watched:
 
 def main(argv: Sequence[str]) -> None:
     p = argparse.ArgumentParser(prog="python -m minisgl.bench profile", description=__doc__)
-    p.add_argument("options", nargs="*", metavar="key=value", help="minisgl's options, as for `python -m minisgl`")
+    add_options(p, "as for `python -m minisgl`")
     p.add_argument("--rows", type=int, default=256, help="requests that decode at the same time (default 256)")
     p.add_argument("--input", type=int, default=512, help="tokens of each prompt (default 512)")
     p.add_argument("--steps", type=int, default=100, help="steps measured, and then as many profiled (default 100)")
     p.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
-    args = p.parse_intermixed_args(argv)
+    add_json(p)
+    args = parse(p, argv)
     with plain_errors("minisgl.bench"):
         if not torch.cuda.is_available():
             raise ConfigError("a device's timeline is taken on a GPU, and torch finds no CUDA device here.")
@@ -120,7 +121,7 @@ def measure(scheduler: Scheduler, watched: Watched, rows: int, prompt: int, step
     output = 2 * steps + 2 * warm + prompt_steps(scheduler, rows * prompt)
     for uid, ask in enumerate(random_asks(rows, (prompt, prompt), (output, output), scheduler.spec.vocab_size, 0)):
         params = SamplingParams(max_tokens=output, temperature=temperature, seed=uid, ignore_eos=True)
-        scheduler.add(uid, ask.prompt, params)
+        queue(scheduler, uid, ask.prompt, params)
     while scheduler.stats()["output_tokens"] < rows:
         scheduler.step()
     turns(scheduler, watched, warm)

@@ -10,18 +10,18 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from minisgl.bench.arguments import add_json, add_options, parse, writable
 from minisgl.bench.course import Arrival, without_cache, workload
 from minisgl.bench.ladder import draw
 from minisgl.bench.measure import Meter, run
 from minisgl.bench.workload import Ask
 from minisgl.compose import plain_errors
-from minisgl.config import Config
+from minisgl.config import Config, ConfigError
 from minisgl.core import EngineSpec, SamplingParams, Step, StepResult
 from minisgl.engine.build import RankZeroEngine, build_scheduler
 from minisgl.host import Host
@@ -80,6 +80,22 @@ ROWS: tuple[tuple[str, Callable[[Stage], str], tuple[int, ...]], ...] = (
 """The table: a count, how it is written, and the stages that are there to move it."""
 
 
+COUNTED = (
+    "cache",
+    "scheduler",
+    "page_size",
+    "num_pages",
+    "max_running_requests",
+    "max_seq_len",
+    "max_prefill_tokens",
+    "overlap",
+    "starvation_steps",
+    "trace",
+    "plugins",
+)
+"""Options of the scheduler and what it builds: ``--counts`` takes no others."""
+
+
 class Watch(Meter):
     """A `Meter` that also sees how large steps are, and whether the device had more to do when a result was read."""
 
@@ -102,12 +118,15 @@ class Watch(Meter):
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m minisgl.bench stages", description=__doc__)
-    parser.add_argument("options", nargs="*", metavar="key=value", help="minisgl's options, for every stage")
+    add_options(parser, "for every stage")
     parser.add_argument("--only", nargs="+", type=int, choices=list(STAGES), metavar="STAGE", help="not all seven")
     parser.add_argument("--counts", action="store_true", help="counts alone, over an engine without a model")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the counts as SVG")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
-    args = parser.parse_intermixed_args(argv)
+    parser.add_argument("--plot", type=writable, metavar="FILE", help="draw the counts as SVG")
+    add_json(parser)
+    args = parse(parser, argv)
+    if staged := [word for word in args.options if word.lstrip("+").startswith("stage=")]:
+        number = staged[0].partition("=")[2]
+        parser.error(f"{staged[0]}: the stages are what this measures, one after another; choose with --only {number}")
     with plain_errors("minisgl.bench"):
         report = (count if args.counts else measure)(args.options, args.only or list(STAGES))
     show(report)
@@ -125,11 +144,23 @@ def count(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES)) -
     stages = []
     for number in numbers:
         config = host.compose([f"stage={number}", *options])
-        assert config.num_pages is not None and config.max_seq_len is not None  # every stage says so
+        _refuse_unseen(options)
+        if config.num_pages is None or config.max_seq_len is None:  # every stage says both
+            raise ConfigError("--counts has no model and no memory to go by: give num_pages and max_seq_len a number.")
         spec = EngineSpec(config.page_size, config.num_pages, config.max_running_requests, config.max_seq_len, 2048)
         stage, _ = serve(config, host, NullEngine(spec), arrivals, number)
         stages.append(replace(stage, seconds=None))
     return _report(options, {}, arrivals, stages)
+
+
+def _refuse_unseen(options: Sequence[str]) -> None:
+    """Raise `ConfigError` for an option that would change no count."""
+    for word in options:
+        if word.lstrip("+").partition("=")[0].partition(".")[0] not in COUNTED:
+            raise ConfigError(
+                f"{word}: --counts is without model and device, and would print the same. Leave it out, or --counts. "
+                f"What can be counted: {', '.join(COUNTED)}."
+            )
 
 
 def measure(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES)) -> dict[str, Any]:

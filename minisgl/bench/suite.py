@@ -12,12 +12,12 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
+from minisgl.bench.arguments import add_json, add_options, parse
 from minisgl.bench.measure import Meter, Result, run
 from minisgl.bench.offline import machine
 from minisgl.bench.workload import random_asks
@@ -91,16 +91,14 @@ class Row:
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m minisgl.bench suite", description=__doc__)
-    parser.add_argument("options", nargs="*", metavar="key=value", help="minisgl's options, for every model")
+    add_options(parser, "for every model")
     parser.add_argument("--models", nargs="+", default=list(KNOWN), choices=list(KNOWN), help="named shapes")
     parser.add_argument("--only", nargs="+", metavar="WORKLOAD", help="workloads by name")
     parser.add_argument("--seed", type=int, default=0, help="of lengths and tokens (default 0)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
-    args = parser.parse_intermixed_args(argv)
-    args.options += [word for word in args.only or () if "=" in word]  # --only takes what stands behind it
-    args.only = [word for word in args.only or () if "=" not in word]
+    add_json(parser)
+    args = parse(parser, argv)
     names = {workload.name for known in KNOWN.values() for workload in known}
-    if unknown := set(args.only) - names:
+    if unknown := set(args.only or ()) - names:
         parser.error(f"there is no workload {', '.join(sorted(unknown))}: use {', '.join(sorted(names))}")
     rows: list[Row] = []
     where: dict[str, Any] = {}
