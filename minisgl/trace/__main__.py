@@ -27,6 +27,8 @@ from minisgl.trace.summary import show, summarize
 from minisgl.trace.view import difference, page
 
 PICTURES = ("timeline", "tree", "pages", "tables", "staircase", "gap")
+OF_PICTURES = {"step": ("tree", "pages", "tables"), "steps": ("timeline",), "request": ("staircase",)}
+"""An option of pictures, and of which: nothing else looks at it."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,18 +55,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     out, err = Console(), Console(stderr=True)
     try:
-        if len(args.traces) > 2:
-            raise TraceError(f"{len(args.traces)} files were given: one run can be looked at, or two side by side.")
+        refuse_idle(args)
         traces = [read(path) for path in args.traces]
         text = decoder(traces[0]) if args.text else None
         drawn = draw(args, traces, text) if args.draw else ""
         if args.html:
-            args.html.write_text(page(traces, text), encoding="utf-8")
+            write(args.html, page(traces, text))
         if args.chrome:
-            args.chrome.write_text(json.dumps(chrome(traces[0])), encoding="utf-8")
+            write(args.chrome, json.dumps(chrome(traces[0])))
         if drawn and args.output:
-            args.output.write_text(drawn + "\n", encoding="utf-8")
-    except (TraceError, ConfigError, OSError) as error:
+            write(args.output, drawn + "\n")
+    except (TraceError, ConfigError) as error:
         err.print(f"minisgl.trace: {escape(str(error))}", style="red", soft_wrap=True, highlight=False)
         return 2
     if drawn:
@@ -72,6 +73,35 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(drawn)
         return 0
     return report(traces, out)
+
+
+def refuse_idle(args: argparse.Namespace) -> None:
+    """Raise `TraceError` for what would be given and not looked at."""
+    if len(args.traces) > 2:
+        raise TraceError(f"{len(args.traces)} files were given: one run can be looked at, or two side by side.")
+    for name, pictures in OF_PICTURES.items():
+        if getattr(args, name) is not None and args.draw not in pictures:
+            raise TraceError(f"--{name} goes with --draw {' or --draw '.join(pictures)}, and does nothing without.")
+    if args.output and not args.draw:
+        raise TraceError(
+            "-o goes with --draw, and says where its picture goes; --html and --chrome name their own file."
+        )
+    if args.text and args.draw != "tree" and not args.html:
+        raise TraceError("--text goes with --draw tree or --html, and does nothing without.")
+    if len(args.traces) == 2 and args.draw not in (None, "timeline", "gap"):
+        raise TraceError(
+            f"--draw {args.draw} is of one run; two were given. Two go with --draw timeline or --draw gap."
+        )
+    if len(args.traces) == 2 and args.chrome:
+        raise TraceError("--chrome is of one run; two were given.")
+
+
+def write(path: Path, text: str) -> None:
+    """Raises `TraceError` where that can't be."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TraceError(f"{path} can't be written: {error.strerror}.") from error
 
 
 def report(traces: Sequence[Trace], out: Console) -> int:

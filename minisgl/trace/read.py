@@ -15,7 +15,7 @@ __all__ = ["Trace", "TraceError", "read"]
 
 
 class TraceError(ValueError):
-    """A file that is no trace. The message says where and why."""
+    """A file that is no trace, or can't be read. The message says where and why."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,13 @@ class Trace:
 
 
 def read(path: str | Path) -> Trace:
-    """The trace in a file. A last line that was cut off is left out. Raises `TraceError`, and `OSError`."""
-    lines = Path(path).read_bytes().split(b"\n")
+    """The trace in a file. A last line that was cut off is left out. Raises `TraceError`."""
+    try:
+        lines = Path(path).read_bytes().split(b"\n")
+    except FileNotFoundError as error:
+        raise TraceError(f"There is no file {path}.") from error
+    except OSError as error:
+        raise TraceError(f"{path} can't be read: {error.strerror}.") from error
     cut = lines.pop()  # empty, where the last line was written whole
     events: list[Line] = []
     for number, line in enumerate([*lines, cut] if cut and not lines else lines, 1):

@@ -285,8 +285,20 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for words, message in (
         (["--draw", "tree", "--step", "400"], "has no step 400: its last one is 15."),
         (["--draw", "timeline", "--steps", "9"], "--steps 9: write it as A:B"),
-        (["--html", str(tmp_path / "no" / "x.html")], "No such file or directory"),
+        (["--html", str(tmp_path / "no" / "x.html")], "x.html can't be written: No such file or directory."),
         ([str(good), str(good)], "3 files were given"),
+        ([str(tmp_path / "no.jsonl")], f"minisgl.trace: There is no file {tmp_path / 'no.jsonl'}."),
+        (["--step", "3"], "--step goes with --draw tree or --draw pages or --draw tables, and does nothing without."),
+        (["--step", "3", "--draw", "timeline"], "--step goes with --draw tree"),
+        (["--step", "0", "--html", str(html)], "--step goes with --draw tree"),
+        (["--steps", "2:4", "--draw", "gap"], "--steps goes with --draw timeline"),
+        (["--request", "0"], "--request goes with --draw staircase"),
+        (["--text"], "--text goes with --draw tree or --html"),
+        (["--text", "--draw", "pages"], "--text goes with --draw tree or --html"),
+        (["-o", str(svg)], "-o goes with --draw"),
+        (["--html", str(html), "-o", str(svg)], "-o goes with --draw"),
+        ([str(good), "--draw", "tree"], "--draw tree is of one run; two were given."),
+        ([str(good), "--chrome", str(out)], "--chrome is of one run; two were given."),
     ):
         assert main([str(good), *words]) == 2
         assert message in " ".join(capsys.readouterr().err.split())
