@@ -86,7 +86,7 @@ def try_gate(lab: Lab, gate: Gate, asked: dict[str, Any], tell: Callable[[dict[s
         gate=gate.name,
         replay=asked.get("replay"),
         deadline=time.monotonic() + asked["limit"],
-        doing=lambda workload: tell({"doing": workload}),
+        doing=lambda workload, show: tell({"doing": workload, "show": show}),
     )
     if lab.forbidden:
         sys.meta_path.insert(0, Guard(student.path, lab.forbidden))

@@ -77,8 +77,8 @@ class Student:
     replay: Any = None
     """The workload to try instead of searching for one."""
     deadline: float = field(default_factory=lambda: time.monotonic() + UNIT_SECONDS)
-    doing: Callable[[Any], None] = lambda workload: None
-    """Told each workload before it is tried, so that a killed gate can name it."""
+    doing: Callable[[Any, str], None] = lambda workload, show: None
+    """Told each workload before it is tried, and how it is shown, so that a killed gate can name it."""
 
     def __post_init__(self) -> None:
         self.host = Host()
@@ -145,7 +145,10 @@ def search(
     """
 
     def attempt(student: Student, workload: Any) -> Broken | None:
-        student.doing(workload)
+        shown = ""
+        with contextlib.suppress(Exception):  # a shrunk one may make no sense
+            shown = show(workload)
+        student.doing(workload, shown)
         try:
             with alarm(TRY_SECONDS, max(min(WAIT_SECONDS, student.left - 1.0), 0.1)):
                 run(student, workload)

@@ -82,10 +82,10 @@ class Nursery:
         self._process.stdin.flush()
         begun = time.monotonic()
         verdict: Verdict | None = None
-        doing: Any = None
+        doing: tuple[Any, str] | None = None
         for news in self._lines(limit + SLACK):
             if "doing" in news:
-                doing = news["doing"]
+                doing = news["doing"], news["show"]
             elif "verdict" in news:
                 verdict = Verdict(**news["verdict"])
             elif "crash" in news:
@@ -96,7 +96,7 @@ class Nursery:
         verdict.seconds = time.monotonic() - begun
         return verdict
 
-    def _ended(self, gate: Gate, news: dict[str, Any], doing: Any) -> Verdict:
+    def _ended(self, gate: Gate, news: dict[str, Any], doing: tuple[Any, str] | None) -> Verdict:
         """A gate whose process ended without a verdict."""
         if news["late"]:
             broken = Broken(
@@ -105,7 +105,7 @@ class Nursery:
         else:
             broken = Broken("dies", "Its process goes on.", f"The process ended with status {news['status']}.")
         if doing is not None:
-            broken.workload, broken.show = doing, json.dumps(doing)
+            broken.workload, broken.show = doing
         return Verdict(gate.name, gate.says, gate.part).blame(broken)
 
     def _lines(self, seconds: float) -> Iterator[dict[str, Any]]:

@@ -21,6 +21,7 @@ from minisgl.lab.__main__ import main
 from minisgl.lab.catalog import Lab, find, labs, read
 from minisgl.lab.child import LOADS
 from minisgl.lab.gate import Broken, Gate, Invalid, MissingClient, Student, alarm, search
+from minisgl.lab.gates.policy import show_plan
 from minisgl.lab.grader import Nursery, grade
 from minisgl.lab.served import Served, _check_called
 from minisgl.lab.shrink import smallest
@@ -116,6 +117,7 @@ def test_a_file_that_hangs_when_imported_is_killed(nursery: Nursery, tmp_path: P
 def test_a_process_that_dies_is_named(nursery: Nursery, tmp_path: Path, how: str) -> None:
     verdict = try_plan(nursery, policy(tmp_path, how))
     assert verdict.cause == "dies"
+    assert verdict.show == show_plan(verdict.workload), "in words, as for any other verdict"
 
 
 @pytest.mark.parametrize("top", ["", "raise SystemExit(0)"])

@@ -172,7 +172,7 @@ def make_whole(rng: random.Random, size: int) -> dict[str, Any]:
 
 
 def show_whole(workload: dict[str, Any]) -> str:
-    how = ", two columns, transposed" if workload["transposed"] else ""
+    how = ", two columns, transposed" if workload.get("transposed") else ""
     return f"{workload['ranks']} ranks, {workload['length']} elements{how}"
 
 
@@ -297,7 +297,7 @@ GATES = (
          search(make_chunks, run_circulate, show=show_chunks), part="ring.circulate"),
     Gate("sum", "any length on any number of ranks is added up",
          search(make_whole, run_whole, show=show_whole), part="ring.all_reduce"),
-    Gate("bits", "all ranks hold the same bits", search(make_bits, run_bits, tries=40)),
+    Gate("bits", "all ranks hold the same bits", search(make_bits, run_bits, tries=40, show=show_whole)),
     Gate("bytes", "no rank sends more than it must", count_bytes),
     conformance(lambda: CommunicatorConformance, link, causes=waits, limit=30.0),
     Gate("engine", "tutor over two ranks is tutor", engine, limit=30.0),
