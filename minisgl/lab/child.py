@@ -27,7 +27,7 @@ import psutil
 from minisgl.config import GROUPS
 from minisgl.lab.blame import ReferenceTaken, blame
 from minisgl.lab.catalog import Lab, find
-from minisgl.lab.gate import Broken, Gate, Student
+from minisgl.lab.gate import Broken, Gate, Missing, Student
 from minisgl.lab.verdict import Verdict
 
 MEMORY = 6 * 2**30
@@ -94,6 +94,8 @@ def try_gate(lab: Lab, gate: Gate, asked: dict[str, Any], tell: Callable[[dict[s
         if lab.plugin:
             student.load()
         verdict.note = gate.run(student) or ""
+    except Missing as error:
+        verdict.tried, verdict.note = False, str(error)
     except BaseException as error:  # sys.exit() in a student's file ends nothing but its own gate
         verdict.blame(blame(student, error))
     return verdict

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
 
-from minisgl.config import ConfigError
+from minisgl.lab.gate import Missing
 
 __all__ = ["Clean", "NotBuilt", "clean"]
 
@@ -67,7 +67,7 @@ class Clean:
 def clean(source: Path, at: Path) -> Clean:
     """The environment in the folder ``at`` with the package of ``source``; made anew where that has changed.
 
-    Raises `NotBuilt`, and `ConfigError` where this machine can't build packages.
+    Raises `NotBuilt`, and `Missing` where this machine does not have what builds it.
     """
     stamp, digest = at / "made.json", _digest(source)
     python = at / ("Scripts" if os.name == "nt" else "bin") / ("python.exe" if os.name == "nt" else "python")
@@ -109,9 +109,9 @@ def _install(source: Path, places: Path, at: Path, python: Path) -> str:
         raise NotBuilt(f"Its build was not done after {BUILD_SECONDS:.0f} s.") from error
     if built.returncode:
         last = [line for line in built.stderr.splitlines() if line.strip()][-1:]
-        if f"No module named '{backend.partition('.')[0]}'" in built.stderr:
-            missing = backend.partition(".")[0]
-            raise ConfigError(f"The package is built by {backend}, which is not installed: pip install {missing}")
+        missing = backend.partition(".")[0]
+        if f"No module named '{missing}'" in built.stderr:
+            raise Missing(f"the package is built by {backend}, which is not installed: pip install {missing}")
         raise NotBuilt(f"{backend} can't build it: {''.join(last)}")
     (wheel,) = (at / "wheel").glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:

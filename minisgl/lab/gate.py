@@ -19,7 +19,7 @@ from minisgl.host import Host, Plugin
 from minisgl.lab.catalog import Lab
 from minisgl.lab.shrink import smallest
 
-__all__ = ["Broken", "Gate", "Hangs", "Invalid", "Student", "search"]
+__all__ = ["Broken", "Gate", "Hangs", "Invalid", "Missing", "Student", "search"]
 
 UNIT_SECONDS = 10.0
 """How long a gate may take before its process is killed, on a machine with a core to spare."""
@@ -58,8 +58,8 @@ class Invalid(Exception):  # noqa: N818
     """A workload makes no sense (a shrunk one may not): try another."""
 
 
-class MissingClient(Exception):  # noqa: N818 - nothing is wrong with the student's file
-    """What the server is asked with is not installed. Says how to install it."""
+class Missing(Exception):  # noqa: N818 - nothing is wrong with the student's file
+    """A gate needs a package that is not installed, and can't be tried. Says how to install it."""
 
 
 class Hangs(BaseException):

@@ -22,7 +22,7 @@ from typing import Any
 from minisgl.lab.blame import blame
 from minisgl.lab.catalog import Lab
 from minisgl.lab.child import LOADS
-from minisgl.lab.gate import Broken, Gate, MissingClient, Student
+from minisgl.lab.gate import Broken, Gate, Missing, Student
 from minisgl.lab.verdict import Report, Verdict
 from minisgl.testing.serving import patience
 
@@ -182,7 +182,7 @@ def _beside_the_server(gate: Gate, served: Any, lab: Lab, path: Path, begun: flo
     verdict = Verdict(gate.name, gate.says, gate.part)
     try:
         verdict.note = served.run(gate) or ""
-    except MissingClient as error:  # says nothing about the file, and what was graded so far is kept
+    except Missing as error:  # says nothing about the file, and what was graded so far is kept
         verdict.tried, verdict.note = False, str(error)
     except Exception as error:
         verdict.blame(blame(Student(lab, path), error))

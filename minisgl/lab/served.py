@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from minisgl.lab.catalog import Lab
-from minisgl.lab.gate import Broken, Gate, MissingClient
+from minisgl.lab.gate import Broken, Gate, Missing
 from minisgl.testing.serving import Server, patience
 
 __all__ = ["QUESTIONS", "Served", "facts"]
@@ -51,7 +51,7 @@ class Served:
     def __init__(self, lab: Lab, path: Path, sha256: str):
         self.lab, self.path, self.sha256 = lab, path, sha256
         self.server: Server | None = None
-        self._failure: Broken | None = None
+        self._failure: Broken | Missing | None = None
 
     def __enter__(self) -> Served:
         words = ["model=tutor", "num_pages=512", f"plugins={self.path}", *self.lab.words]
@@ -84,8 +84,8 @@ class Served:
         try:
             import openai
         except ImportError as error:
-            raise MissingClient(
-                "this gate asks with the openai client, which is not installed: pip install openai"
+            raise Missing(
+                "this gate asks with the openai client, which is not installed: pip install -e '.[lab]'"
             ) from error
         assert self.server is not None
         seconds = patience(ANSWER_SECONDS)

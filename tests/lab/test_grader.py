@@ -20,7 +20,7 @@ from minisgl.lab import grader
 from minisgl.lab.__main__ import main
 from minisgl.lab.catalog import Lab, find, labs, read
 from minisgl.lab.child import LOADS
-from minisgl.lab.gate import Broken, Gate, Invalid, MissingClient, Student, alarm, search
+from minisgl.lab.gate import Broken, Gate, Invalid, Missing, Student, alarm, search
 from minisgl.lab.gates.policy import show_plan
 from minisgl.lab.grader import Nursery, grade
 from minisgl.lab.served import Served, _check_called
@@ -481,7 +481,7 @@ def test_what_is_missing_to_ask_the_server_costs_no_gate_that_was_tried(
 
         def __exit__(self, *args: object) -> None: ...
         def run(self, gate: Gate) -> str:
-            raise MissingClient("no client: pip install openai")
+            raise Missing("no client: pip install openai")
 
     monkeypatch.setattr(POLICY.module, "SERVED", Unasked, raising=False)
     (tmp_path / POLICY.file).write_text(solution(POLICY), "utf-8")

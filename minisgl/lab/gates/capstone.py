@@ -7,11 +7,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from minisgl.config import ConfigError
 from minisgl.lab.catalog import Lab
 from minisgl.lab.clean import Clean, NotBuilt, clean
 from minisgl.lab.folder import MEMORY
-from minisgl.lab.gate import Broken, Gate, Student
+from minisgl.lab.gate import Broken, Gate, Missing, Student
 from minisgl.lab.served import START_SECONDS, Served, facts
 from minisgl.lab.stranger import KITS
 from minisgl.testing.serving import Server, patience
@@ -117,7 +116,7 @@ def skeleton() -> dict[str, str]:
 
 
 def environment(path: Path) -> Clean:
-    """The package in a clean environment, beside what the lab remembers of the student's folder. Raises `Broken`."""
+    """The package in a clean environment, beside what the lab remembers. Raises `Broken`, `Missing`."""
     if not path.is_dir():
         raise Broken("build", "The package can be built.", f"{path.name} is a file; a package is a folder.")
     try:
@@ -185,7 +184,7 @@ def tests(student: Student) -> str:
     except subprocess.TimeoutExpired as error:
         raise Broken("hangs", promise, "They were not done after 60 s.") from error
     if "No module named pytest" in ran.stderr:
-        raise ConfigError("The package's tests are run with pytest, which is not installed: pip install pytest")
+        raise Missing("this gate runs its tests with pytest, which is not installed: pip install -e '.[lab]'")
     if not notes.is_file():
         last = [line for line in (ran.stdout + ran.stderr).splitlines() if line.strip()][-1:]
         raise Broken("no-tests", promise, f"pytest did not run: {''.join(last)}")
@@ -238,8 +237,8 @@ class Installed(Served):
                 words += [f"{group}={name}", *more]
             places = {"PYTHONPATH": str(env.site)}
             self.server = Server(*words, timeout=patience(START_SECONDS), attached=True, env=places)
-        except Broken as broken:
-            self._failure = broken
+        except (Broken, Missing) as why:
+            self._failure = why
         except RuntimeError as error:
             said = [line for line in str(error).splitlines()[1:] if line.strip()]
             seen = f"python -m minisgl {' '.join(words[2:])} did not come up: {' | '.join(said[-2:]) or error}"
