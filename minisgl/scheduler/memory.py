@@ -40,7 +40,7 @@ class Memory:
         self.evicted_pages = 0
         self._version = 0  # of the cache's content and locks: what `match` found before is void
         self._unlocks: deque[tuple[int, Any, I32]] = deque()
-        self._writes: list[tuple[int, I32, I32]] = []
+        self._writes: list[tuple[I32, I32, I32]] = []  # slots, columns, pages
         self._taken: list[tuple[I32, I32]] = []
 
     # ---- what fits ----------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Memory:
             req.slot = self.ledger.take_slot(req.uid)
             pages = np.concatenate((match.pages, fresh))
             self.slots.seat_req(req, pages, shared * self.spec.page_size, step - 1)
-            self._writes.append((req.slot, np.arange(len(pages), dtype=np.int32), pages))
+            self._writes.append((np.full(len(pages), req.slot, np.int32), np.arange(len(pages), dtype=np.int32), pages))
 
     def grow(self, slots: I32) -> None:
         """One page more for each of these decode slots."""
@@ -107,8 +107,7 @@ class Memory:
         cols = self.slots.pages[slots]
         self.slots.table[slots, cols] = pages
         self.slots.pages[slots] += 1
-        for i in range(n):
-            self._writes.append((int(slots[i]), cols[i : i + 1], pages[i : i + 1]))
+        self._writes.append((slots, cols, pages))
 
     def _take(self, n: int, owner: int | I32) -> I32:
         if n > self.ledger.free:
@@ -131,8 +130,8 @@ class Memory:
             self.events.pages_allocated(self.launched + 1, owners, pages)
         if not writes:
             return _NONE.copy(), _NONE.copy(), _NONE.copy()
-        slots = np.repeat(np.asarray([w[0] for w in writes], np.int32), [len(w[1]) for w in writes])
-        return slots, np.concatenate([w[1] for w in writes]), np.concatenate([w[2] for w in writes])
+        slots, columns, pages = (np.concatenate(parts) for parts in zip(*writes, strict=True))
+        return slots, columns, pages
 
     # ---- into the cache, and out of the slot -----------------------------------------------------------
 
@@ -161,7 +160,7 @@ class Memory:
             # Computed twice: point the request at the cache's pages, and only then let its own go (promise 4).
             cols = (start + np.flatnonzero(~new)).astype(np.int32)
             self.slots.table[slot, cols] = held[~new]
-            self._writes.append((slot, cols, held[~new]))
+            self._writes.append((np.full(len(cols), slot, np.int32), cols, held[~new]))
             self._give(req.uid, mine[~new])
 
     def release(self, req: Req) -> None:
@@ -172,7 +171,7 @@ class Memory:
         if self.cache.reuses and whole > req.shared:
             self._insert(req, req.tokens().astype(np.int64), whole)
         row = self.slots.row(req)
-        self._writes = [w for w in self._writes if w[0] != req.slot]
+        self._writes = [(s[k], c[k], p[k]) for s, c, p in self._writes if (k := s != req.slot).any()]
         self._unlocks.append((self.launched, req.handle, row[: req.shared]))
         self._give(req.uid, row[req.shared :], np.array([req.slot], np.int32))
         self.slots.clear(req)

@@ -169,21 +169,21 @@ class Planner:
         """A waiting request on its own."""
         return self._viewer([req], [])(0)
 
-    def check(self, reqs: list[Req], at: I32, wanted: Sequence[int]) -> None:
+    def check(self, reqs: list[Req], at: I32, counts: I32) -> None:
         """Raise `PolicyError` unless the rows fit: the scheduler's own count, whatever the policy was granted. ``at``
-        is `slots_of` them."""
+        is `slots_of` them, ``counts`` their tokens."""
         slots = self.slots
-        if len(set(map(id, reqs))) < len(reqs):
+        seated = at >= 0
+        running, waiting = at[seated], np.flatnonzero(~seated).tolist()
+        if len({id(reqs[i]) for i in waiting}) < len(waiting) or np.bincount(running, minlength=1).max() > 1:
             twice = {req.uid for req in reqs if sum(r is req for r in reqs) > 1}
             raise PolicyError(f"the plan names requests {sorted(twice)} more than once")
-        counts = np.asarray(wanted, np.int32)
-        seated = at >= 0
-        running = at[seated]
-        left = slots.target[running] - slots.computed[running]
+        computed = slots.computed[running]
+        left = slots.target[running] - computed
         most = np.ones(len(at), np.int64)
-        most[seated] = np.where(left > 0, left, slots.computed[running] < slots.max_len[running] - 1)
+        most[seated] = np.where(left > 0, left, computed < slots.max_len[running] - 1)
         pages = len(slots.need_page(running[left <= 0]))
-        for i in np.flatnonzero(~seated).tolist():
+        for i in waiting:
             most[i] = len(reqs[i]) - len(self.memory.match(reqs[i]).pages) * self.memory.spec.page_size
             pages += self.memory.cost(reqs[i]).pages
         bad = np.flatnonzero((counts < 1) | (counts > most))
@@ -198,7 +198,7 @@ class Planner:
         spent, free = int(counts[prefill].sum()), self.memory.ledger.slots.free
         if spent > self.max_prefill_tokens:
             raise PolicyError(f"the plan computes {spent} prompt tokens; a step may compute {self.max_prefill_tokens}")
-        if int((~seated).sum()) > free:
-            raise PolicyError(f"the plan seats {int((~seated).sum())} requests; {free} slots are free")
+        if len(waiting) > free:
+            raise PolicyError(f"the plan seats {len(waiting)} requests; {free} slots are free")
         if pages > self.memory.available:
             raise PolicyError(f"the plan takes {pages} pages; {self.memory.available} are free or evictable")

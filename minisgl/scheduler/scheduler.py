@@ -210,14 +210,13 @@ class Scheduler:
         reqs = list(map(self.open.get, uids))
         if None in reqs:
             raise PolicyError(f"the plan names request {uids[reqs.index(None)]}, which is not open")
-        at = slots_of(reqs)  # type: ignore[arg-type]
-        self.planner.check(reqs, at, wanted)  # type: ignore[arg-type]
+        at, counts = slots_of(reqs), np.array(wanted, np.int32)  # type: ignore[arg-type]
+        self.planner.check(reqs, at, counts)  # type: ignore[arg-type]
         self.events.batch_planned(self.next_step, rows)
         seated = [reqs[i] for i in np.flatnonzero(at < 0).tolist()]
         if seated:
             self._seat(seated)  # type: ignore[arg-type]
             at = slots_of(reqs)  # type: ignore[arg-type]
-        counts = np.asarray(wanted, np.int32)
         decode = slots.computed[at] >= slots.target[at]
         num_decode = int(decode.sum())
         if 0 < num_decode < len(at):  # decode rows first
@@ -302,7 +301,8 @@ class Scheduler:
         ended: list[tuple[Req, FinishReason]] = []
         reqs = flight.reqs
         rows: Sequence[int] = range(len(tokens))
-        if not gained.all():
+        whole = bool(gained.all())
+        if not whole:
             rows = np.flatnonzero(gained).tolist()
             reqs, tokens = [reqs[i] for i in rows], [tokens[i] for i in rows]
             at_end = [at_end[i] for i in rows]
@@ -318,7 +318,9 @@ class Scheduler:
             self._add_logprobs(result, rows, len(uids) - len(rows))
         self._counts["output_tokens"] += len(rows)
         if "step_finished" in self.events.wants:
-            kept = [req if ok else None for req, ok in zip(flight.reqs, gained.tolist(), strict=True)]
+            kept: list[Req | None] = list(flight.reqs)
+            if not whole:
+                kept = [req if ok else None for req, ok in zip(flight.reqs, gained.tolist(), strict=True)]
             self.events.step_finished(result, kept, self.clock())
         for req, reason in ended:
             self._finish(req, reason)

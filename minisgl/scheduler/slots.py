@@ -6,8 +6,6 @@ page table that the engine keeps on the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from minisgl.core import I32, EngineSpec, Req
@@ -84,12 +82,12 @@ class Slots:
         new = (left == 0) & (computed >= self.pages[s] * self.page_size)
         seen = np.stack((left, new, next_step - 1 - self.last[s]))
         if self._views:  # most rows look as they did: renew the others
-            stale: Iterable[int] = np.flatnonzero((seen != self._seen).any(axis=0)).tolist()
+            stale = np.flatnonzero((seen != self._seen).any(axis=0))
         else:
-            stale, self._views = range(len(s)), [_NOBODY] * len(s)
-        for i in stale:
+            stale, self._views = np.arange(len(s)), [_NOBODY] * len(s)
+        for i, of_prompt, pages, skipped in zip(stale.tolist(), *seen[:, stale].tolist(), strict=True):
             req = self.reqs[i]
-            self._views[i] = Running(req.uid, int(left[i]), int(new[i]), int(seen[2, i]), req.seated)
+            self._views[i] = Running(req.uid, of_prompt, pages, skipped, req.seated)
         self._seen = seen
         over = (left == 0) & (computed >= self.max_len[s] - 1)
         if over.any():
