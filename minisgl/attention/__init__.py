@@ -36,10 +36,6 @@ class GraphKey(NamedTuple):
     def pieces(self) -> bool:
         return self.q_len == 0
 
-    @property
-    def tokens(self) -> int:
-        return self.rows * max(1, self.q_len)
-
 
 @dataclass(frozen=True, slots=True)
 class AttnNeeds:

@@ -21,7 +21,7 @@ from minisgl.config import Config
 from minisgl.core import EngineDead, EngineSpec, Step, StepResult
 from minisgl.engine import setup
 from minisgl.engine.graph import StaticInputs
-from minisgl.engine.inputs import Choices, Frame, InputBuilder, Tokens
+from minisgl.engine.inputs import Choices, InputBuilder, TokenFrame, Tokens
 from minisgl.engine.memory import size_pool
 from minisgl.engine.pieces import PiecedAttention
 from minisgl.engine.sampler import Sampled, SamplePlan, Sampler, read_logprobs
@@ -96,6 +96,7 @@ class TorchEngine:
         self._pieced = PiecedAttention(self.attention) if pieces else None
         self.ctx.attention = self._pieced or self.attention
         self._frames: dict[Any, StaticInputs] = {}
+        self._token_frames: dict[Any, TokenFrame] = {}
         with self._computing(), setup.room_to_record(config):
             self.graph.capture([*keys, *pieces], self._frame, self._forward_frame)
 
@@ -139,6 +140,7 @@ class TorchEngine:
         self.comm.close()
         self._unread.clear()
         self._frames.clear()
+        self._token_frames.clear()
         self.ctx.pool = None
         for kept in ("model", "attention", "_pieced", "graph", "sampler", "_inputs"):
             delattr(self, kept)
@@ -208,25 +210,27 @@ class TorchEngine:
 
     # ---- graphs ---------------------------------------------------------------------------------
 
-    def _frame(self, key: Any) -> StaticInputs:
-        """The static inputs of a bucket, filled with padding and planned for."""
+    def _frame(self, key: Any) -> StaticInputs | TokenFrame:
+        """The static inputs of a bucket, filled with padding; and planned for, if attention is recorded too."""
+        if key.pieces:
+            self._token_frames[key] = TokenFrame(key, self.spec, self.device)
+            return self._token_frames[key]
         own = getattr(self.graph, "frame", None)
         frame: StaticInputs = (
             own(key, self.spec, self._inputs.table, self.device) if own is not None else self._inputs.frame(key)
         )
         self._frames[key] = frame
-        if not key.pieces:  # of pieces, attention is planned for at each replay
-            self._plan(frame.fill(None), key)
+        self._plan(frame.fill(None), key)
         return frame
 
     def _plan(self, batch: AttnBatch, key: Any) -> None:
         """Plan for a bucket; one for rows with a shared prefix finds its length in a buffer of its own."""
         self.attention.plan(replace(batch, shared=self._inputs.shared) if key.shared else batch)
 
-    def _forward_frame(self, frame: StaticInputs) -> Tensor:
+    def _forward_frame(self, frame: StaticInputs | TokenFrame) -> Tensor:
         """What a graph records, on static buffers only: from ids to logits [bucket rows, vocab]. In pieces, where few
         tokens are sampled from, to the hidden states of those."""
-        if not isinstance(frame, Frame) or not frame.key.pieces:
+        if not isinstance(frame, TokenFrame):
             return self.model.logits(self.model.forward(*self._resolve(frame.tokens)))
         assert self._pieced is not None
         with self._pieced.holding(0):
@@ -247,9 +251,9 @@ class TorchEngine:
         self.attention.plan(batch)
         choices = None if plan is None else self._inputs.choices(step, plan, batch)
         last = None if choices is None else batch.q_indptr[1:] - 1 if choices.last is None else choices.last
-        frame = self._frames[key]
-        assert self._pieced is not None and isinstance(frame, Frame)
+        frame = self._token_frames[key]
         frame.take(tokens, last)
+        assert self._pieced is not None
         with self._pieced.holding(len(step.tokens)):
             hidden = self.graph.run(key)
         if choices is None or last is None:

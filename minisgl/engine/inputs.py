@@ -46,17 +46,13 @@ class Frame:
     """
 
     def __init__(self, key: GraphKey, spec: EngineSpec, table: Tensor, device: torch.device):
-        rows = key.tokens
+        rows = key.rows * key.q_len
         self.key, self._table, self._device = key, table, device
         self._pad = (0, 0, spec.num_pages * spec.page_size, spec.max_slots, 1)
-        padding = torch.tensor(self._pad, dtype=torch.int32, device=device)[:, None]
-        self._packed, self._padding = padding.repeat(1, rows), padding[:4]
+        self._packed = torch.tensor(self._pad, dtype=torch.int32, device=device)[:, None].repeat(1, rows)
         self.tokens = Tokens(self._packed, pending=True)
         self._indptr_host = np.arange(rows + 1, dtype=np.int32)
         self._indptr = torch.arange(rows + 1, dtype=torch.int32, device=device)
-        # Of tokens of whatever rows: those whose hidden states are wanted, where that can't be nearly all of them.
-        few = key.pieces and rows > spec.max_slots
-        self.last = torch.zeros(spec.max_slots, dtype=torch.int32, device=device) if few else None
 
     def fill(self, packed: I32 | None) -> AttnBatch:
         """Take over a step's `InputBuilder.decode_rows` (None: only padding); returns what to plan."""
@@ -70,12 +66,24 @@ class Frame:
         slots, kv_len = self._packed[3], self._packed[4]
         return AttnBatch(size, self._indptr_host, array[4], self._indptr, kv_len, slots, self._table, self.key)
 
+
+class TokenFrame:
+    """The static input buffers of a bucket of tokens, whatever rows they are of: see `GraphKey.pieces`. ``last`` int32:
+    the tokens whose hidden states are wanted; None: all of them, where these are no more than may be sampled from."""
+
+    def __init__(self, key: GraphKey, spec: EngineSpec, device: torch.device):
+        pad = (0, 0, spec.num_pages * spec.page_size, spec.max_slots)  # as a `Frame`'s
+        self._pad = torch.tensor(pad, dtype=torch.int32, device=device)[:, None]
+        self.tokens = Tokens(self._pad.repeat(1, key.rows), pending=True)
+        few = key.rows > spec.max_slots
+        self.last = torch.zeros(spec.max_slots, dtype=torch.int32, device=device) if few else None
+
     def take(self, tokens: Tokens, last: Tensor | None) -> None:
-        """Take over the tokens of whatever rows, which are on the device already, for a bucket of pieces; ``last``
-        int32: those that are sampled from, None: nobody is."""
+        """Take over a step's tokens, which are on the device already, and those of them that are sampled from (None:
+        nobody is)."""
         n = tokens.packed.shape[1]
-        self._packed[:4, :n] = tokens.packed[:4]
-        self._packed[:4, n:] = self._padding
+        self.tokens.packed[:, :n] = tokens.packed[:4]
+        self.tokens.packed[:, n:] = self._pad
         if self.last is not None and last is not None:
             self.last[: len(last)] = last
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,6 +77,33 @@ def test_promise_8_where_all_rows_share_a_prefix(
             assert any(key.shared for key in llm.engine._frames)  # type: ignore[attr-defined]
     assert sum(apart) >= tokens - 1
     Oracle(model).check_all(asked, outputs)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("attention", ["triton", "torch"])
+def test_promise_8_where_steps_with_prompts_are_replayed_in_pieces(
+    model: str, attention: str, checkpoints: dict[str, Path], device: torch.device, compiled: bool
+) -> None:
+    """Buckets of fewer and of more tokens than can be sampled from, full chunks, and steps too large for any bucket.
+    On a GPU, what attention=torch launches depends on the lengths, so its decode steps are replayed in pieces too."""
+    if not compiled:
+        pytest.skip("needs a CUDA device: CUDA graphs")
+    asked = [*prompts(24), list(range(3, 200)), list(range(5, 160))]
+    greedy = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    words = options(device, "graph=cuda", "graph.max_tokens=64", "max_prefill_tokens=96", "max_running_requests=20")
+    with LLM(str(checkpoints[model]), overrides=[*words, f"attention={attention}"]) as llm:
+        engine: Any = llm.engine
+        graph, replayed = engine.graph, []
+        run = graph.run
+        graph.run = lambda key: replayed.append(key) or run(key)
+        outputs = [output.token_ids for output in llm.generate(asked, greedy)]
+        again = [output.token_ids for prompt in asked[:8] for output in llm.generate([prompt], greedy)]
+    sizes = {key.rows for key in replayed if key.pieces}
+    assert {16, 96} <= sizes
+    assert sizes & {32, 48, 64}
+    oracle = Oracle(checkpoints[model])
+    oracle.check_all(asked, outputs)
+    oracle.check_all(asked[:8], again)
 
 
 def test_what_triton_launches_is_replayed_by_graph_simulated(
