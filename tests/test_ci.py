@@ -1,0 +1,49 @@
+"""`.ci/run` without a browser: it goes on, and says at its beginning and its end that pages were not looked at."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).parents[1] / ".ci" / "run"
+TOOLS = ("bash", "dirname", "mktemp", "rm", "tee", "grep", "tail", "tr", "sed")
+SAID = "browser: none here, and none could be installed: tests that look at pages in Chromium are skipped"
+
+
+def run(tmp_path: Path, **stubs: str) -> subprocess.CompletedProcess[str]:
+    """The script with no other commands than `TOOLS` and these: name → what it runs."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(RUN, tmp_path / ".ci")
+    for tool in TOOLS:
+        (tmp_path / "bin" / tool).symlink_to(shutil.which(tool) or tool)
+    for name, body in {"make": 'echo "make $1"; echo "3 passed in 1 s"', "id": "echo 0", **stubs}.items():
+        (tmp_path / "bin" / name).write_text(f"#!{tmp_path}/bin/bash\n{body}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    environment = {"PATH": str(tmp_path / "bin"), "TMPDIR": str(tmp_path)}
+    words = [str(tmp_path / "bin" / "bash"), str(tmp_path / ".ci" / "run")]
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("installer", [{}, {"apt-get": "exit 100"}], ids=["no apt-get", "apt-get fails"])
+def test_without_a_browser_it_goes_on_and_says_so(tmp_path: Path, installer: dict[str, str]) -> None:
+    ran = run(tmp_path, **installer)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    lines = ran.stdout.splitlines()
+    assert lines[0] == lines[-2] == SAID
+    assert "make docs" in lines and lines[-1].startswith("tests: 3 passed")
+
+
+def test_with_a_browser_it_says_nothing_of_it(tmp_path: Path) -> None:
+    ran = run(tmp_path, chromium="", chromedriver="")
+    assert ran.returncode == 0
+    assert "browser" not in ran.stdout
+    assert ran.stdout.splitlines()[-1].startswith("tests: 3 passed")
+
+
+def test_a_failure_ends_it(tmp_path: Path) -> None:
+    ran = run(tmp_path, make='[ "$1" != demo ] || exit 3', chromium="", chromedriver="")
+    assert ran.returncode == 3
