@@ -11,6 +11,7 @@ import torch
 
 from minisgl import LLM, SamplingParams
 from minisgl.bench import stages
+from minisgl.server.child import CALLS_SECONDS
 from minisgl.site.diagrams import mask
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +29,11 @@ def test_what_one_line_of_the_first_policy_buys() -> None:
     before = stages.count(words, [6])["stages"][0]["worst_gap"]
     text = (ROOT / "chapters/00_start/index.md").read_text()
     assert f"worst gap fell from {before:,} tokens to 128" in text
+
+
+def test_how_late_counts_of_calls_may_be() -> None:
+    text = (ROOT / "chapters/00_start/index.md").read_text()
+    assert CALLS_SECONDS == 1 / 4 and "tell what they counted four times a second" in text
 
 
 def test_what_paged_attention_reads() -> None:
