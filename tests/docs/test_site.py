@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 
 
-LEGIBLE = 6.8
+LEGIBLE = 8.9
 """Pixels of a font; wide pictures keep it on a phone, where they scroll in their box."""
 
 
@@ -138,6 +138,13 @@ def found_wrong(browser: Chrome, width: int) -> Iterator[str]:
         "  Math.min(...[...s.querySelectorAll('text')].map(t => parseFloat(getComputedStyle(t).fontSize))))"
     )
     yield from (f"words {size:.1f} pixels high in a picture" for size in smallest if size < LEGIBLE)
+    bare = browser.execute_script(  # the theme's tabs have a fade and an arrow of their own
+        "return [...document.querySelectorAll('article *:not(.tabbed-labels)')].filter(e =>"
+        "  e.scrollWidth > e.clientWidth + 1 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX) &&"
+        "  !getComputedStyle(e).backgroundAttachment.startsWith('local, local, scroll, scroll'))"
+        ".map(e => `${e.tagName} ${e.className}`)"
+    )
+    yield from (f"scrolls sideways, and no shadow says so: {what}" for what in bare)
     wide = browser.execute_script("return document.documentElement.scrollWidth")
     if wide > width:
         yield f"{wide - width} pixels wider than the screen"

@@ -19,8 +19,8 @@ HUES = 8
 """Colours for requests, used in turns."""
 LINE = 16
 """Height of a line of text."""
-LEAST = 560
-"""Width below which a picture in a figure does not shrink: its words could not be read."""
+LEAST = 0.9
+"""Share of its width to which a picture in a figure shrinks: its smallest words, of 10 pixels, can still be read."""
 
 _LIGHT = {
     "ink": "#1f2430", "soft": "#6b7280", "line": "#d5d9e0", "paper": "#ffffff", "well": "#f3f4f6",
@@ -166,7 +166,7 @@ def figure(svg: str, caption: str = "") -> str:
     words = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     wide = re.search(r' width="(\d+)"', svg)
     if wide is not None:
-        svg = svg.replace("<svg ", f'<svg style="min-width:{min(int(wide[1]), LEAST)}px" ', 1)
+        svg = svg.replace("<svg ", f'<svg style="min-width:{int(wide[1]) * LEAST:.0f}px" ', 1)
     return f'<figure class="mg-figure" style="overflow-x:auto;margin:1em 0">{svg}{words}</figure>'
 
 
