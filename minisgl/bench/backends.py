@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from minisgl.attention import AttentionBackend, AttnBatch, LayerSpec
-from minisgl.bench.kernels import BF16, Case, random
+from minisgl.bench.timing import BF16, Case, random
 from minisgl.config import ConfigError
 from minisgl.host import Host
 from minisgl.kvcache.pool import KVPool

@@ -9,9 +9,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -20,40 +19,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from minisgl.bench import backends
 from minisgl.bench.arguments import add_json
+from minisgl.bench.timing import BF16, Case, Measured, measure, random
 from minisgl.compose import plain_errors
 from minisgl.config import ConfigError
 from minisgl.engine import noise
 
-BANDWIDTH = 4.3e12  # bytes/s: a large device-to-device copy on an H200, bytes read plus bytes written
-COMPUTE = 790e12  # FLOP/s: a large bf16 matrix product on an H200
-BF16 = torch.bfloat16
 VOCABULARY = 151_936  # Qwen3's
-
-
-@dataclass
-class Case:
-    """One kernel on one shape: the least it must move and compute, and the versions of it, by name."""
-
-    kernel: str
-    shape: str
-    bytes: float
-    flops: float = 0.0
-    versions: dict[str, Callable[[], Any]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """``us`` is None where the version failed; ``note`` says how."""
-
-    kernel: str
-    shape: str
-    version: str
-    us: float | None
-    gb_s: float | None = None
-    tflop_s: float | None = None
-    share: float | None = None
-    note: str = ""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -82,8 +55,6 @@ def parser() -> argparse.ArgumentParser:
 
 def cases(only: Sequence[str] = ()) -> Iterator[Case]:
     """Every case, made when it is asked for: its tensors live no longer than it is measured."""
-    from minisgl.bench import backends
-
     groups: tuple[tuple[str, Callable[[], Iterable[Case]]], ...] = (
         ("add_rms_norm", norms),
         ("silu_and_mul", activations),
@@ -98,62 +69,6 @@ def cases(only: Sequence[str] = ()) -> Iterator[Case]:
     for name, make in groups:
         if not only or any(name.startswith(word) for word in only):
             yield from make()
-
-
-# ---- measuring ---------------------------------------------------------------------------------------------
-
-
-def time_us(run: Callable[[], Any]) -> float:
-    """Median microseconds of a call: ten of them in a CUDA graph, or one at a time where it waits for the device."""
-    with torch.inference_mode():
-        run()  # compiles, plans
-        torch.cuda.synchronize()
-        again, calls = run, 1
-        if not waits(run):
-            graph, calls = torch.cuda.CUDAGraph(), 10
-            with torch.cuda.graph(graph):
-                for _ in range(calls):
-                    run()
-            again = graph.replay
-        times = []
-        for i in range(23):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            again()
-            end.record()
-            end.synchronize()
-            if i >= 3:
-                times.append(begin.elapsed_time(end) * 1000 / calls)
-        return statistics.median(times)
-
-
-def waits(run: Callable[[], Any]) -> bool:
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        run()
-    except RuntimeError:
-        return True
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    return False
-
-
-def measure(case: Case) -> list[Measured]:
-    lines = []
-    for version, run in case.versions.items():
-        try:
-            us = time_us(run)
-        except Exception as error:  # another library's kernels may refuse a shape: say so and go on
-            lines.append(
-                Measured(case.kernel, case.shape, version, None, note=f"{type(error).__name__}: {error}"[:200])
-            )
-            continue
-        seconds = us / 1e6
-        moving, computing = case.bytes / BANDWIDTH, case.flops / COMPUTE
-        gb_s = case.bytes / seconds / 1e9 if moving >= computing else None
-        tflop_s = case.flops / seconds / 1e12 if moving < computing else None
-        lines.append(Measured(case.kernel, case.shape, version, us, gb_s, tflop_s, max(moving, computing) / seconds))
-    return lines
 
 
 def show(results: Sequence[Measured]) -> None:
@@ -177,10 +92,6 @@ def show(results: Sequence[Measured]) -> None:
 
 
 # ---- cases -------------------------------------------------------------------------------------------------
-
-
-def random(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.randn(shape, device="cuda", dtype=dtype)
 
 
 def library(path: str) -> Callable[..., Any] | None:

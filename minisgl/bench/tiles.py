@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from minisgl.bench.backends import paged
-from minisgl.bench.kernels import random, time_us
+from minisgl.bench.timing import random, time_us
 from minisgl.compose import plain_errors
 from minisgl.config import ConfigError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minisgl.bench import kernels
+from minisgl.bench import kernels, timing
 
 
 def test_every_version_is_timed(tmp_path: Path, compiled: bool, capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,6 +30,6 @@ def test_a_version_that_waits_for_the_device_is_timed_too(compiled: bool) -> Non
     if not compiled:
         pytest.skip("needs a CUDA device")
     x = torch.ones(1000, device="cuda")
-    assert kernels.waits(lambda: x.sum().item())
-    assert not kernels.waits(lambda: x + 1)
-    assert kernels.time_us(lambda: x.sum().item()) > 0
+    assert timing.waits(lambda: x.sum().item())
+    assert not timing.waits(lambda: x + 1)
+    assert timing.time_us(lambda: x.sum().item()) > 0
