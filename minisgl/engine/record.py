@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -38,17 +38,28 @@ class _CudaRecording:
 
     def __init__(self, pool: Any):
         self._pool = pool
+        self._graph: torch.cuda.CUDAGraph | None = None  # the one being recorded
         self._launches: list[Callable[[], None]] = []
         self.out: Tensor
 
     def begin(self) -> None:
         """What is launched from here on is recorded."""
-        self._graph = torch.cuda.CUDAGraph()
-        self._graph.capture_begin(pool=self._pool)
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool)
+        self._graph = graph
 
     def end(self) -> None:
-        self._graph.capture_end()
-        self._launches.append(self._graph.replay)
+        """What was launched since `begin` is a graph."""
+        graph, self._graph = self._graph, None
+        assert graph is not None
+        graph.capture_end()
+        self._launches.append(graph.replay)
+
+    def abandon(self) -> None:
+        """Something failed: the device records no longer. That it can't make a graph of it is not what went wrong."""
+        if self._graph is not None:
+            with suppress(RuntimeError):
+                self.end()
 
     def split(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A call between two graphs: see `minisgl.kernel.launch.between_pieces`."""
@@ -100,20 +111,24 @@ class Recorder:
         with _no_collection():
             forward(inputs)  # once unrecorded: libraries set themselves up in it
             torch.cuda.synchronize(self.device)
-            recording_.begin()
             try:
+                recording_.begin()
                 with recording(None, recording_.split if pieces else None):
                     recording_.out = forward(inputs)
-            finally:
                 recording_.end()
+            except BaseException:
+                recording_.abandon()
+                raise
         return recording_
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """A tensor collected during a capture would be freed inside it."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if enabled:
+            gc.enable()
