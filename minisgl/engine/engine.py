@@ -64,7 +64,10 @@ class TorchEngine:
             "communicator", config.communicator, rank=rank, size=size, address=address, device=self.device
         )
         moe = host.build("moe", config.moe, device=self.device) if model_config.num_experts else None
-        self.ctx = Context(self.comm, self.attention, moe, self.device, self.dtype)
+        self.graph = host.build("graph", config.graph, device=self.device)
+        pieces = self.graph.pieces(config.max_prefill_tokens) if hasattr(self.graph, "pieces") else ()
+        self._pieced = PiecedAttention(self.attention) if pieces else None
+        self.ctx = Context(self.comm, self._pieced or self.attention, moe, self.device, self.dtype)
         self.model = setup.build_model(config, host, path, model_config, self.ctx)
 
         layers = self.model.attention_layers()
@@ -87,14 +90,10 @@ class TorchEngine:
         if self._stream is not None:  # weights, pool and tables were made on the default stream
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
-        self.graph = host.build("graph", config.graph, device=self.device)
         keys = self.graph.buckets(self.spec.max_slots) if needs.graph else ()
         if needs.shared:  # few buckets of that kind: a row of padding costs less than a recording
             keys = [*keys, *(key._replace(shared=True) for key in keys if key.rows % 32 == 0)]
         self.attention.bind(self.ctx.pool, layers, keys)
-        pieces = self.graph.pieces(config.max_prefill_tokens) if hasattr(self.graph, "pieces") else ()
-        self._pieced = PiecedAttention(self.attention) if pieces else None
-        self.ctx.attention = self._pieced or self.attention
         self._frames: dict[Any, StaticInputs] = {}
         self._token_frames: dict[Any, TokenFrame] = {}
         with self._computing(), setup.room_to_record(config):

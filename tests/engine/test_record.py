@@ -1,4 +1,4 @@
-"""Recording on a GPU, with a stand-in for its graphs: what is captured when, and what a failure inside leaves behind."""
+"""Recording on a GPU, with a stand-in for its graphs: what is captured, and what a failure inside leaves behind."""
 
 from __future__ import annotations
 

@@ -80,6 +80,39 @@ def test_steps_with_prompts_replay_what_lies_between_attention(checkpoint: Path,
     assert replays > 0
 
 
+KEEPS = """
+from minisgl import hookimpl
+from minisgl.plugins.models.qwen3 import Qwen3ForCausalLM
+
+class Kept:
+    def __init__(self, ctx):
+        self.ctx, self.attention = ctx, ctx.attention
+    def __getattr__(self, name):
+        return getattr(self.ctx, name)
+
+class Qwen3Keeps(Qwen3ForCausalLM):
+    def __init__(self, config, ctx):
+        super().__init__(config, Kept(ctx))
+
+@hookimpl
+def minisgl_models():
+    return {"Qwen3Keeps": Qwen3Keeps}
+"""
+
+
+def test_a_model_may_keep_the_attention_that_it_was_built_with(checkpoint: Path, tmp_path: Path) -> None:
+    """On a GPU, attention recorded in a piece would read the rows that it was recorded with in every replay."""
+    (tmp_path / "keeps.py").write_text(KEEPS)
+    words = ["device=cpu", "num_pages=64", "max_running_requests=4", "graph=simulated", "graph.max_tokens=40"]
+    words += [f"plugins={tmp_path / 'keeps.py'}", "architecture=Qwen3Keeps"]
+    with LLM(str(checkpoint), overrides=words) as llm:
+        tapes: Any = llm.engine.graph.tapes  # type: ignore[attr-defined]
+        for key, tape in tapes.items():
+            names = [operation.name for operation in tape.operations]
+            assert names.count("PiecedAttention._attend") == (2 if key.pieces else 0)
+            assert sum(name.endswith("Attention.forward") for name in names) == (0 if key.pieces else 2)
+
+
 def test_every_step_that_fits_is_a_replay(checkpoint: Path) -> None:
     """A prompt of 30 tokens in a bucket of 32, and 4 decode steps in one of a row; 47 tokens are more than 40."""
     words = ["attention=torch", "device=cpu", "graph=simulated", "graph.max_tokens=40", "cache=naive"]
