@@ -87,15 +87,14 @@ class TorchEngine:
         self._inputs = InputBuilder(self.spec, self.device)
         self._last = torch.zeros(self.spec.max_slots + 1, dtype=torch.int64, device=self.device)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        if self._stream is not None:  # weights, pool and tables were made on the default stream
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
-
         keys = self.graph.buckets(self.spec.max_slots) if needs.graph else ()
         if needs.shared:  # few buckets of that kind: a row of padding costs less than a recording
             keys = [*keys, *(key._replace(shared=True) for key in keys if key.rows % 32 == 0)]
         self.attention.bind(self.ctx.pool, layers, keys)
         self._frames: dict[Any, StaticInputs] = {}
         self._token_frames: dict[Any, TokenFrame] = {}
+        if self._stream is not None:  # weights, pool, tables and what a backend set up came on the default stream
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._computing(), setup.room_to_record(config):
             self.graph.capture([*keys, *pieces], self._frame, self._forward_frame)
 
