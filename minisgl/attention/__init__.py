@@ -24,8 +24,8 @@ __all__ = ["AttentionBackend", "AttnBatch", "AttnNeeds", "GraphKey", "LayerSpec"
 class GraphKey(NamedTuple):
     """A bucket of the graph runner: ``rows`` decode rows of ``q_len`` tokens each; ``shared``: that share a prefix.
 
-    With ``q_len`` 0, ``rows`` tokens of whatever rows, prompts among them. Their attention is no part of the recording,
-    which is made in pieces around it, and no backend is told of such a bucket.
+    With ``q_len`` 0, ``rows`` counts tokens, of whatever rows, prompts among them. Their attention is no part of the
+    recording, which is made in pieces around it, and no backend is told of such a bucket.
     """
 
     rows: int

@@ -231,7 +231,7 @@ class TorchEngine:
         if not isinstance(frame, TokenFrame):
             return self.model.logits(self.model.forward(*self._resolve(frame.tokens)))
         assert self._pieced is not None
-        with self._pieced.holding(0):
+        with self._pieced.in_bucket(0):
             return self.model.forward(*self._resolve(frame.tokens), frame.last)
 
     def _replay(self, step: Step, key: Any, plan: SamplePlan | None) -> tuple[Tensor, Choices] | None:
@@ -252,7 +252,7 @@ class TorchEngine:
         frame = self._token_frames[key]
         frame.take(tokens, last)
         assert self._pieced is not None
-        with self._pieced.holding(len(step.tokens)):
+        with self._pieced.in_bucket(len(step.tokens)):
             hidden = self.graph.run(key)
         if choices is None or last is None:
             return None

@@ -1,4 +1,8 @@
-"""What a graph runner is asked for: record the launches of a decode step once, replay them as one."""
+"""What a graph runner is asked for: record the launches of a step once, and replay them as one, or in pieces.
+
+A decode step is one launch. One with prompts is a launch for each stretch between two calls of attention, whose kernels
+depend on the lengths: `minisgl.engine.pieces`. How launches are recorded is `minisgl.engine.record`'s business.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +64,7 @@ class GraphRunner(Protocol):
 
 
 class Buckets:
-    """Recorded buckets, by kind and size."""
+    """Recorded buckets by size: those of decode rows, and those of tokens (``q_len`` 0)."""
 
     def __init__(self, keys: Iterable[GraphKey] = ()):
         self._sizes: dict[int, list[int]] = {}

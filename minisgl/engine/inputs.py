@@ -68,15 +68,18 @@ class Frame:
 
 
 class TokenFrame:
-    """The static input buffers of a bucket of tokens, whatever rows they are of: see `GraphKey.pieces`. ``last`` int32:
-    the tokens whose hidden states are wanted; None: all of them, where these are no more than may be sampled from."""
+    """The static input buffers of a bucket of tokens, whatever rows they are of (a `GraphKey` with ``q_len`` 0).
+
+    ``last`` int32 [max_slots]: the tokens whose hidden states are wanted, each row's last; behind those of a step stand
+    an earlier one's, whose results nobody reads. None in a bucket of no more tokens than that: all are wanted.
+    """
 
     def __init__(self, key: GraphKey, spec: EngineSpec, device: torch.device):
         pad = (0, 0, spec.num_pages * spec.page_size, spec.max_slots)  # as a `Frame`'s
         self._pad = torch.tensor(pad, dtype=torch.int32, device=device)[:, None]
         self.tokens = Tokens(self._pad.repeat(1, key.rows), pending=True)
-        few = key.rows > spec.max_slots
-        self.last = torch.zeros(spec.max_slots, dtype=torch.int32, device=device) if few else None
+        choose = key.rows > spec.max_slots
+        self.last = torch.zeros(spec.max_slots, dtype=torch.int32, device=device) if choose else None
 
     def take(self, tokens: Tokens, last: Tensor | None) -> None:
         """Take over a step's tokens, which are on the device already, and those of them that are sampled from (None:

@@ -1,7 +1,8 @@
 """Steps with prompts, replayed in pieces: what lies between two calls of attention is recorded, attention is not.
 
 How a prompt's attention is computed is planned anew for each step, down to which kernels are launched, so it can't be
-replayed. Everything else in a layer depends on nothing but the number of tokens. Knows backends, and no step.
+replayed. Everything else in a layer depends on nothing but the number of tokens. (Others call these piecewise CUDA
+graphs.) Knows backends, and no step.
 """
 
 from __future__ import annotations
@@ -22,15 +23,20 @@ __all__ = ["PiecedAttention"]
 
 
 class PiecedAttention:
-    """A backend as the layers of such a model see it."""
+    """A backend, as the layers of a model see it whose steps are replayed in pieces.
+
+    In a bucket of tokens, a call of ``forward`` ends one piece and begins the next; what stands between them attends
+    for the step's tokens and leaves padding alone. Elsewhere a call is the backend's own.
+    """
 
     def __init__(self, backend: AttentionBackend):
         self.backend = backend
-        self._tokens: int | None = None  # None: no bucket
+        self._tokens: int | None = None  # of a step that are in the bucket; 0: it is being recorded; None: no bucket
 
     @contextmanager
-    def holding(self, tokens: int) -> Iterator[None]:
-        """A bucket is replayed of which the first ``tokens`` are a step's; 0: one is recorded, for no step."""
+    def in_bucket(self, tokens: int) -> Iterator[None]:
+        """What runs inside is a bucket's: one that is replayed, with a step's ``tokens`` first and padding behind them,
+        or (0) one that is recorded, for no step."""
         self._tokens = tokens
         try:
             yield

@@ -34,7 +34,7 @@ class Recording(Protocol):
 
 
 class _CudaRecording:
-    """Graphs, and between them calls that are made anew."""
+    """Graphs, and between them the calls that each replay makes anew: a step in pieces. Whole, it is one graph."""
 
     def __init__(self, pool: Any):
         self._pool = pool
@@ -65,7 +65,8 @@ class _CudaRecording:
         """A call between two graphs: see `minisgl.kernel.launch.between_pieces`."""
         self.end()
         function(*args, **kwargs)
-        # What is launched after this call may have its arguments' memory, as it would in one graph.
+        # Held, q and out of every layer would keep memory of their own. As in one graph, a later piece may have theirs:
+        # by then each replay has read them.
         args, kwargs = pytree.tree_map_only(Tensor, _borrowed, (args, kwargs))
         self._launches.append(partial(function, *args, **kwargs))
         self.begin()
@@ -107,19 +108,19 @@ class Recorder:
 
     def _record_on_cuda(self, forward: Callable[[Any], Tensor], inputs: Any, pieces: bool) -> Recording:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        recording_ = _CudaRecording(self._pool)
+        made = _CudaRecording(self._pool)
         with _no_collection():
             forward(inputs)  # once unrecorded: libraries set themselves up in it
             torch.cuda.synchronize(self.device)
             try:
-                recording_.begin()
-                with recording(None, recording_.split if pieces else None):
-                    recording_.out = forward(inputs)
-                recording_.end()
+                made.begin()
+                with recording(None, made.split if pieces else None):
+                    made.out = forward(inputs)
+                made.end()
             except BaseException:
-                recording_.abandon()
+                made.abandon()
                 raise
-        return recording_
+        return made
 
 
 @contextmanager

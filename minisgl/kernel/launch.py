@@ -1,7 +1,7 @@
-"""Marks what counts as one launch, for graph runners that record operations rather than a device's stream.
+"""Marks for what records a forward pass: what counts as one launch, and where a recording is cut in two.
 
 A kernel that torch does not dispatch (a Triton kernel, a collective, a planned attention call) is invisible to a
-recorder of torch operations; a function marked here is shown to it whole.
+recorder of torch operations; a function marked here is shown to it whole. Knows no recorder.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Recorder = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""Called as ``recorder(function, args, kwargs)`` in place of the function; returns what the function returned."""
+Watcher = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Called as ``watcher(function, args, kwargs)`` in place of the function; returns what the function returned."""
 
-_recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
-_splitter: ContextVar[Recorder | None] = ContextVar("splitter", default=None)
+_recorder: ContextVar[Watcher | None] = ContextVar("recorder", default=None)
+_splitter: ContextVar[Watcher | None] = ContextVar("splitter", default=None)
 
 
 def one_launch(function: Callable[P, R]) -> Callable[P, R]:
@@ -36,19 +36,19 @@ def between_pieces(function: Callable[P, None]) -> Callable[P, None]:
     return _shown_to(_splitter, function)
 
 
-def _shown_to(watcher: ContextVar[Recorder | None], function: Callable[P, R]) -> Callable[P, R]:
+def _shown_to(place: ContextVar[Watcher | None], function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        recorder = watcher.get()
-        if recorder is None:
+        watcher = place.get()
+        if watcher is None:
             return function(*args, **kwargs)
-        return recorder(function, args, kwargs)  # type: ignore[no-any-return]
+        return watcher(function, args, kwargs)  # type: ignore[no-any-return]
 
     return call
 
 
 @contextmanager
-def recording(recorder: Recorder | None, splitter: Recorder | None = None) -> Iterator[None]:
+def recording(recorder: Watcher | None, splitter: Watcher | None = None) -> Iterator[None]:
     """Show calls marked `one_launch` to ``recorder``, and those marked `between_pieces` to ``splitter`` (None: to
     nobody), while the context is entered, in this thread only."""
     tokens = _recorder.set(recorder), _splitter.set(splitter)

@@ -50,7 +50,8 @@ class CudaGraphRunner:
         return [GraphKey(n) for n in sorted({s for s in sizes if s < top} | {top})]
 
     def pieces(self, most: int) -> Sequence[GraphKey]:
-        """Multiples of 16 tokens up to 128, of 32 up to 256, of 64 beyond; and what long prompts are cut into."""
+        """Multiples of 16 tokens up to 128, of 32 up to 256, of 64 beyond; and ``most``: long prompts are cut into
+        chunks of just so many."""
         if not self.config.max_tokens:
             return []
         top = min(most, self.config.max_tokens)

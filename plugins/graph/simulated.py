@@ -37,8 +37,8 @@ class Simulated:
 
 
 class SimulatedRunner:
-    """Tapes by bucket. ``operations`` of a bucket become one replay; ``replays`` and ``padded_rows`` (rows of a bucket
-    that belonged to no request) count what was run."""
+    """Tapes by bucket. ``operations`` of a bucket become one replay; ``replays`` and ``padded_rows`` (rows of a bucket,
+    or tokens, that belonged to no request) count what was run."""
 
     def __init__(self, config: Simulated):
         self.config = config
