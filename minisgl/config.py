@@ -40,6 +40,8 @@ class ServerConfig:
     """Open requests beyond which a new one gets 503."""
     drain_timeout: float = 30.0
     """Seconds that running requests have to finish after SIGTERM."""
+    watchdog: float = 300.0
+    """Seconds after which a scheduler that is stuck in one step counts as dead, and the server ends; 0: never."""
     log_level: str = "warning"
     """``critical``, ``error``, ``warning``, ``info``, ``debug`` or ``trace``."""
 
@@ -124,6 +126,7 @@ class Config:
         need(self.server.api_key != "", "server.api_key", "a key, or null for none")
         need(self.server.served_model_name != "", "server.served_model_name", "a name, or null for the model's")
         need(self.server.max_queued >= 1, "server.max_queued", "at least 1")
-        timeout = self.server.drain_timeout
-        need(math.isfinite(timeout) and timeout >= 0.0, "server.drain_timeout", "a number of seconds, at least 0")
+        for key in ("drain_timeout", "watchdog"):
+            seconds = getattr(self.server, key)
+            need(math.isfinite(seconds) and seconds >= 0.0, f"server.{key}", "a number of seconds, at least 0")
         one_of("server.log_level", self.server.log_level, LOG_LEVELS)

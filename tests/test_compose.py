@@ -173,6 +173,7 @@ def test_values_of_every_kind_that_a_plugin_may_ask_for(mine: Host) -> None:
         ("server.port=70000", "server.port must be between 0"),
         ("server.tokenizers=-1", "server.tokenizers must be at least 0."),
         ("server.drain_timeout=inf", "server.drain_timeout must be a number of seconds"),
+        ("server.watchdog=-1", "server.watchdog must be a number of seconds"),
         ("server.log_level=loud", "server.log_level must be one of critical"),
         ("server.api_key=", "server.api_key must be a key, or null"),
         ("tp", "tp: write key=value."),

@@ -7,6 +7,7 @@ and it ends when the launcher does, however that died (promise 10).
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -28,6 +29,8 @@ PATIENCE = 0.2
 ended this one by then, and that death stands alone in the log."""
 CALLS_SECONDS = 0.25
 """How old a child's counts of calls may be."""
+SHOW_STACK = signal.SIGUSR1
+"""At this signal a child writes to standard error where it is, even while something holds its interpreter."""
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True):
@@ -89,6 +92,7 @@ def child_main(role: str, body: Callable[..., None], pipe: Connection, *args: An
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    faulthandler.register(SHOW_STACK, all_threads=False)
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:
         name.write(role[:15])  # what ps and top show on Linux
     parent = multiprocessing.parent_process()

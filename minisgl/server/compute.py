@@ -34,6 +34,7 @@ from minisgl.message import (
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.server.child import Ready, Report
 from minisgl.server.errors import refusal
+from minisgl.server.heartbeat import Heartbeat
 from minisgl.tokenizer.detokenizer import TAIL
 
 if TYPE_CHECKING:
@@ -44,8 +45,11 @@ END = b""
 """What rank 0 sends the other ranks after its last step."""
 
 
-def run_rank(report: Report, addresses: Addresses, encoded: bytes, rank: int, rendezvous: str) -> None:
-    """The body of one rank's process. ``encoded`` is the config, ``rendezvous`` where the ranks meet (host:port)."""
+def run_rank(
+    report: Report, addresses: Addresses, encoded: bytes, rank: int, rendezvous: str, heartbeat: Heartbeat
+) -> None:
+    """The body of one rank's process. ``encoded`` is the config, ``rendezvous`` where the ranks meet (host:port),
+    ``heartbeat`` rank 0's."""
     host = Host.load(plugins_of(encoded))
     config = decode_config(encoded, host)
     context = zmq.Context()
@@ -54,7 +58,7 @@ def run_rank(report: Report, addresses: Addresses, encoded: bytes, rank: int, re
         report.keep_sending(host.called)
     ready = Ready([(plugin.name, str(plugin.path), plugin.sha256) for plugin in host.plugins], engine.spec)
     if rank == 0:
-        _lead(report, ready, addresses, context, config, host, engine)
+        _lead(report, ready, addresses, context, config, host, engine, heartbeat)
     else:
         inbox = Pull(context, addresses.followers[rank - 1])
         report.send(ready)
@@ -72,6 +76,7 @@ def _lead(
     config: Config,
     host: Host,
     engine: TorchEngine,
+    heartbeat: Heartbeat,
 ) -> None:
     """Rank 0: schedule until asked to stop, then send the others home."""
     followers = [Push(context, address) for address in addresses.followers]
@@ -86,6 +91,7 @@ def _lead(
         to_api=Push(context, addresses.api).send,
         to_detokenizer=Push(context, addresses.detokenizer).send,
         metrics=host.hook.minisgl_metrics,
+        heartbeat=heartbeat,
     )
     gc.collect()
     gc.freeze()  # what is here now stays: no collection needs to look at it again
@@ -109,23 +115,30 @@ class SchedulerLoop:
         to_api: Callable[[Message], None],
         to_detokenizer: Callable[[Message], None],
         metrics: Callable[[], list[str]],
+        heartbeat: Heartbeat,
     ):
         self._scheduler, self._inbox = scheduler, inbox
         self._to_api, self._to_detokenizer, self._metrics = to_api, to_detokenizer, metrics
+        self._heartbeat = heartbeat
         self._opened: list[Opened] = []
         self._stopped = False
 
     def run(self) -> None:
         """Until a `Stop` comes. Waits for messages only when there is nothing to compute."""
         while not self._stopped:
-            for message in self._inbox.drain(block=not self._scheduler.has_work):
+            if idle := not self._scheduler.has_work:
+                self._heartbeat.rest()
+            for message in self._inbox.drain(block=idle):
+                self._heartbeat.beat()
                 self._handle(message)
+            self._heartbeat.beat()
             if self._opened:
                 self._to_api(Accepted([opened.uid for opened in self._opened]))
             output = self._scheduler.step() if self._scheduler.has_work else Output()
             if self._opened or output:
                 self._to_detokenizer(Outputs(self._opened, output))
                 self._opened = []
+        self._heartbeat.rest()
 
     def _handle(self, message: Message) -> None:
         match message:

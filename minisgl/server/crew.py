@@ -6,7 +6,9 @@ Knows processes and pipes, and not what they do. Nothing of it outlives `Crew.ki
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +18,9 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from minisgl.message import Addresses
-from minisgl.server.child import Called, Failed, Ready, child_main, read_report
+from minisgl.server.child import SHOW_STACK, Called, Failed, Ready, child_main, read_report
 from minisgl.server.compute import run_rank
+from minisgl.server.heartbeat import Heartbeat
 from minisgl.server.text import run_text
 from minisgl.utils.ports import free_port
 
@@ -36,6 +39,7 @@ class Worker:
     failed: Failed | None = None
     called: Called | None = None
     hung_up: bool = False
+    hangs: bool = False
 
     def listen(self) -> None:
         """Take in what it has said since."""
@@ -53,8 +57,9 @@ class Worker:
 
     @property
     def gone(self) -> bool:
-        """Whether it has ended. Its sentinel tells first: only a moment later is there an exit status."""
-        return bool(wait([self.process.sentinel], 0))
+        """Whether it has ended, or hangs and was killed: a driver may keep it from ending. Its sentinel tells first:
+        only a moment later is there an exit status."""
+        return self.hangs or bool(wait([self.process.sentinel], 0))
 
     @property
     def epitaph(self) -> str:
@@ -73,6 +78,7 @@ class Crew:
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("spawn")
         self.workers: list[Worker] = []
+        self.heartbeat = Heartbeat(self._context)
 
     def start(self, addresses: Addresses, model: str, config: bytes, tp: int) -> None:
         """Start them all; the ranks first, which take longest. ``model`` is a directory, ``config`` encoded."""
@@ -81,7 +87,7 @@ class Crew:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             for rank in range(tp):
-                self._start(f"scheduler-{rank}", run_rank, addresses, config, rank, rendezvous)
+                self._start(f"scheduler-{rank}", run_rank, addresses, config, rank, rendezvous, self.heartbeat)
             self._start("detokenizer", run_text, addresses, addresses.detokenizer, model)
             for i, address in enumerate(addresses.tokenizers):
                 if address != addresses.detokenizer:
@@ -103,6 +109,18 @@ class Crew:
             worker.process.join(1.0)
             worker.listen()
         return sorted(ended, key=lambda worker: 2 if worker.failed is None else not worker.failed.options)
+
+    def bury_alive(self, why: str) -> None:
+        """Rank 0 hangs: take it for dead, once every rank has written to the log where it is, the guilty one too."""
+        for worker in self.workers:
+            if worker.role.startswith("scheduler") and not worker.gone:
+                assert worker.process.pid is not None
+                print(f"minisgl: {worker.role} is here:", file=sys.stderr, flush=True)
+                os.kill(worker.process.pid, SHOW_STACK)
+                time.sleep(0.1)  # or the next one would write between its lines
+        leader = self.workers[0]
+        leader.process.kill()
+        leader.failed, leader.hangs = Failed(why), True
 
     def join(self, timeout: float) -> bool:
         """Wait until all have ended, at most ``timeout`` seconds; whether they have."""

@@ -72,7 +72,9 @@ class Launcher:
             status = await self._starting()
             if status is None:
                 self._announce()
+                watch = asyncio.create_task(self._watch(self._config.server.watchdog))
                 status = await self._serving()
+                watch.cancel()
             return status
         finally:
             self._http.should_exit = True
@@ -146,6 +148,16 @@ class Launcher:
                 return await (self._drain() if event.signal == signal.SIGTERM else self._end_now(event.signal))
             if status := await self._bury():
                 return status
+
+    async def _watch(self, seconds: float) -> None:
+        """Make a scheduler that hangs a dead one."""
+        if seconds:
+            await self._crew.heartbeat.stopped(seconds)
+            self._crew.bury_alive(
+                f"it was stuck in one step for {seconds:g} s and was killed (server.watchdog={seconds:g}: where a step "
+                "may take longer, raise it; 0: never)"
+            )
+            self._events.put_nowait(_Event("news"))
 
     async def _drain(self) -> int:
         """Let running requests finish, and nobody else in."""

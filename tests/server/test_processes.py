@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -244,6 +245,84 @@ def test_promise_10_a_plugin_that_raises_is_named_to_everybody(tiny: Path, tmp_p
         assert f'File "{plugin}", line' in server.log()  # the whole traceback is there, once
         assert server.log().count("Traceback") == 1
         assert wait_for(lambda: not server.left(), patience(1.0)), server.left()
+
+
+SLOW = """
+import time
+from dataclasses import dataclass
+
+from minisgl import hookimpl
+from minisgl.scheduler import Plan
+
+
+@dataclass
+class Slow:
+    nap: float = 0.5
+    fast: int = 0
+
+
+class Policy:
+    def __init__(self, config):
+        self.nap, self.fast = config.nap, config.fast
+
+    def plan(self, waiting, running, budget):
+        self.fast -= 1
+        if self.fast < 0:
+            time.sleep(self.nap)
+        return Plan([(w.uid, n) for w in waiting if (n := budget.grant(w, 9))] + [(r.uid, 1) for r in running])
+
+
+@hookimpl
+def minisgl_configs():
+    yield "scheduler", "slow", Slow
+
+
+@hookimpl
+def minisgl_scheduler(config):
+    if isinstance(config, Slow):
+        return Policy(config)
+"""
+
+
+@pytest.fixture
+def slow(tiny: Path, tmp_path: Path) -> list[str]:
+    """The options of a server whose policy sleeps, and whose watchdog has two seconds of patience."""
+    plugin = tmp_path / "slow.py"
+    plugin.write_text(SLOW)
+    return [f"model={tiny}", "num_pages=2048", f"plugins={plugin}", "scheduler=slow", "server.watchdog=2"]
+
+
+def test_promise_10_a_scheduler_that_hangs_is_a_dead_one(slow: list[str]) -> None:
+    with Server(*slow, "tp=2", "scheduler.nap=1000", "scheduler.fast=20") as server:
+        began = time.monotonic()
+        requests = [Request(server, stream=stream) for stream in (True, False)]
+        assert requests[0].began.wait(patience(10))
+        for request in requests:
+            request.join(patience(10))
+            error = request.error()["message"]
+            assert "scheduler-0 died: it was stuck in one step for 2 s" in error
+            assert "server.watchdog=2" in error
+        assert requests[0].ended - began >= 2.0
+        assert health(server) == 503
+        assert server.wait(patience(5)) == 1
+        assert "minisgl: scheduler-0 died: it was stuck in one step for 2 s" in server.log()
+        assert re.search(r'slow.py", line \d+ in plan\n', server.log()), "the log says where it hung"
+        assert server.log().count(" is here:\n") == 2  # all ranks: the guilty one may be another than the leader
+        assert wait_for(lambda: not server.left(), patience(1.0)), server.left()
+
+
+def test_promise_10_a_slow_scheduler_and_an_idle_one_are_left_alone(slow: list[str]) -> None:
+    with Server(*slow) as server:
+        Request(server, stream=True, max_tokens=1).join(patience(10))
+        time.sleep(2.4)
+        assert health(server) == 200
+        request = Request(server, stream=True, max_tokens=5)
+        assert request.began.wait(patience(10))
+        server.process.send_signal(signal.SIGTERM)
+        request.join(patience(20))
+        assert request.text.endswith("data: [DONE]\n\n")
+        assert server.wait(patience(5)) == 0
+        assert server.log() == ""
 
 
 def test_a_warm_start_takes_few_seconds(tutor: Server) -> None:
