@@ -33,7 +33,7 @@ class GraphKey(NamedTuple):
     shared: bool = False
 
     @property
-    def pieces(self) -> bool:
+    def piecewise(self) -> bool:
         return self.q_len == 0
 
 

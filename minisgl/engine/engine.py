@@ -23,7 +23,7 @@ from minisgl.engine import setup
 from minisgl.engine.graph import StaticInputs
 from minisgl.engine.inputs import Choices, InputBuilder, TokenFrame, Tokens
 from minisgl.engine.memory import size_pool
-from minisgl.engine.pieces import PiecedAttention
+from minisgl.engine.piecewise import PiecewiseAttention
 from minisgl.engine.sampler import Sampled, SamplePlan, Sampler, read_logprobs
 from minisgl.engine.transfer import Download
 from minisgl.kvcache.pool import KVPool
@@ -65,9 +65,9 @@ class TorchEngine:
         )
         moe = host.build("moe", config.moe, device=self.device) if model_config.num_experts else None
         self.graph = host.build("graph", config.graph, device=self.device)
-        pieces = self.graph.pieces(config.max_prefill_tokens) if hasattr(self.graph, "pieces") else ()
-        self._pieced = PiecedAttention(self.attention) if pieces else None
-        self.ctx = Context(self.comm, self._pieced or self.attention, moe, self.device, self.dtype)
+        piecewise = getattr(self.graph, "piecewise", lambda most: ())(setup.largest_step(config, max_len))
+        self._piecewise = PiecewiseAttention(self.attention) if piecewise else None
+        self.ctx = Context(self.comm, self._piecewise or self.attention, moe, self.device, self.dtype)
         self.model = setup.build_model(config, host, path, model_config, self.ctx)
 
         layers = self.model.attention_layers()
@@ -84,7 +84,7 @@ class TorchEngine:
         )
         self.ctx.pool = KVPool(shape[0], pages + 1, *shape[1:], self.dtype, self.device, needs.layout)
         self.sampler = Sampler(self.spec.max_slots, self.spec.vocab_size, self.device)
-        self._inputs = InputBuilder(self.spec, self.device)
+        self._inputs = InputBuilder(self.spec, self.device, sharing=needs.shared)
         self._last = torch.zeros(self.spec.max_slots + 1, dtype=torch.int64, device=self.device)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         keys = self.graph.buckets(self.spec.max_slots) if needs.graph else ()
@@ -96,7 +96,7 @@ class TorchEngine:
         if self._stream is not None:  # weights, pool, tables and what a backend set up came on the default stream
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._computing(), setup.room_to_record(config):
-            self.graph.capture([*keys, *pieces], self._frame, self._forward_frame)
+            self.graph.capture([*keys, *piecewise], self._frame, self._forward_frame)
 
     # ---- the protocol ---------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class TorchEngine:
         self._frames.clear()
         self._token_frames.clear()
         self.ctx.pool = None
-        for kept in ("model", "attention", "_pieced", "graph", "sampler", "_inputs"):
+        for kept in ("model", "attention", "_piecewise", "graph", "sampler", "_inputs"):
             delattr(self, kept)
         self.ctx.attention = self.ctx.moe = None  # type: ignore[assignment]
         if self.device.type == "cuda":
@@ -187,8 +187,8 @@ class TorchEngine:
         key = self.graph.pick(step.rows, 1, step.num_decode == step.rows)
         if key is not None:
             return self._replay(step, key, plan)
-        key = self.graph.pick(len(step.tokens), 0, False) if self._pieced is not None else None
-        return self._forward(step, plan) if key is None else self._replay_pieces(step, key, plan)
+        key = self.graph.pick_tokens(len(step.tokens)) if self._piecewise is not None else None
+        return self._forward(step, plan) if key is None else self._replay_piecewise(step, key, plan)
 
     def _forward(self, step: Step, plan: SamplePlan | None) -> tuple[Tensor, Choices] | None:
         """Run the step operation by operation; returns what `_compute` does."""
@@ -210,7 +210,7 @@ class TorchEngine:
 
     def _frame(self, key: Any) -> StaticInputs | TokenFrame:
         """The static inputs of a bucket, filled with padding; and planned for, if attention is recorded too."""
-        if key.pieces:
+        if key.piecewise:
             self._token_frames[key] = TokenFrame(key, self.spec, self.device)
             return self._token_frames[key]
         own = getattr(self.graph, "frame", None)
@@ -230,8 +230,8 @@ class TorchEngine:
         tokens are sampled from, to the hidden states of those."""
         if not isinstance(frame, TokenFrame):
             return self.model.logits(self.model.forward(*self._resolve(frame.tokens)))
-        assert self._pieced is not None
-        with self._pieced.in_bucket(0):
+        assert self._piecewise is not None
+        with self._piecewise.in_bucket(0):
             return self.model.forward(*self._resolve(frame.tokens), frame.last)
 
     def _replay(self, step: Step, key: Any, plan: SamplePlan | None) -> tuple[Tensor, Choices] | None:
@@ -243,7 +243,7 @@ class TorchEngine:
         logits = self.graph.run(key)
         return None if plan is None else (logits[: step.rows], self._inputs.choices(step, plan, batch))
 
-    def _replay_pieces(self, step: Step, key: Any, plan: SamplePlan | None) -> tuple[Tensor, Choices] | None:
+    def _replay_piecewise(self, step: Step, key: Any, plan: SamplePlan | None) -> tuple[Tensor, Choices] | None:
         """Run a step of few tokens by replaying what lies between its attention; returns what `_compute` does."""
         tokens, batch = self._inputs.build(step)
         self.attention.plan(batch)
@@ -251,8 +251,8 @@ class TorchEngine:
         last = None if choices is None else batch.q_indptr[1:] - 1 if choices.last is None else choices.last
         frame = self._token_frames[key]
         frame.take(tokens, last)
-        assert self._pieced is not None
-        with self._pieced.in_bucket(len(step.tokens)):
+        assert self._piecewise is not None
+        with self._piecewise.in_bucket(len(step.tokens)):
             hidden = self.graph.run(key)
         if choices is None or last is None:
             return None

@@ -1,7 +1,7 @@
 """What a graph runner is asked for: record the launches of a step once, and replay them as one, or in pieces.
 
 A decode step is one launch. One with prompts is a launch for each stretch between two calls of attention, whose kernels
-depend on the lengths: `minisgl.engine.pieces`. How launches are recorded is `minisgl.engine.record`'s business.
+depend on the lengths: `minisgl.engine.piecewise`. How launches are recorded is `minisgl.engine.record`'s business.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class StaticInputs(Protocol):
 
 class GraphRunner(Protocol):
     """Records and replays decode steps by batch-size bucket. One that has a method ``frame(key, spec, table, device)``
-    makes each bucket's `StaticInputs` itself; for the others the engine does. One that has a method ``pieces(most)``
-    names buckets for the other steps, which have at most ``most`` tokens: see `GraphKey`."""
+    makes each bucket's `StaticInputs` itself; for the others the engine does. One that has a method ``piecewise(most)``
+    names buckets for the other steps, which have at most ``most`` tokens (see `GraphKey`), and finds the one for a step
+    in ``pick_tokens(tokens)``."""
 
     def buckets(self, max_rows: int) -> Sequence[GraphKey]:
         """The buckets it wants for at most ``max_rows`` decode rows; none: every step runs eagerly."""
@@ -53,8 +54,7 @@ class GraphRunner(Protocol):
         (`Recorder.record`)."""
 
     def pick(self, rows: int, q_len: int, uniform: bool) -> GraphKey | None:
-        """The smallest captured bucket for a step of ``rows`` decode rows (``uniform``; others have prompts), or None:
-        run it eagerly. With ``q_len`` 0, for one of ``rows`` tokens, whatever its rows: in pieces, see `GraphKey`."""
+        """The smallest captured bucket for a step of ``rows`` rows, or None: run it eagerly."""
 
     def run(self, key: GraphKey) -> Tensor:
         """Replay; the inputs were written into ``build(key)``'s buffers. Returns the recorded output buffer."""

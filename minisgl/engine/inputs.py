@@ -92,10 +92,11 @@ class TokenFrame:
 
 
 class InputBuilder:
-    """Builds the inputs of each step; owns the page table [max_slots + 1, max_pages] int32."""
+    """Builds the inputs of each step; owns the page table [max_slots + 1, max_pages] int32. ``sharing``: attention
+    looks at what all rows of a decode step have in common."""
 
-    def __init__(self, spec: EngineSpec, device: torch.device):
-        self.spec, self.device = spec, device
+    def __init__(self, spec: EngineSpec, device: torch.device, *, sharing: bool = True):
+        self.spec, self.device, self.sharing = spec, device, sharing
         self.upload = Uploader(device)
         columns = -(-spec.max_len // spec.page_size)
         # The host's twin tells where a token's KV goes without a launch; on a CPU both are the same memory.
@@ -130,7 +131,7 @@ class InputBuilder:
         """
         size = self.spec.page_size
         low, high = 0, int(step.starts.min()) // size  # the token that is computed now is each row's own
-        if high * size * (step.rows - 1) < SHARING:
+        if not self.sharing or high * size * (step.rows - 1) < SHARING:
             return False
         probe = -(-SHARING // (size * (step.rows - 1)))  # so many pages at least
         while low < high:

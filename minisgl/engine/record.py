@@ -93,20 +93,20 @@ class Recorder:
         self.device = device
         self._pool: Any = None
 
-    def record(self, forward: Callable[[Any], Tensor], inputs: Any, *, pieces: bool = False) -> Recording:
+    def record(self, forward: Callable[[Any], Tensor], inputs: Any, *, piecewise: bool = False) -> Recording:
         """Run ``forward(inputs)`` and keep its launches. A replay reads the tensors of ``inputs`` where they are now.
-        In ``pieces``, calls marked `minisgl.kernel.launch.between_pieces` are not recorded, but made at each replay.
+        ``piecewise``: calls marked `minisgl.kernel.launch.between_pieces` are not recorded, but made at each replay.
         Raises `ConfigError` where, on a CPU, it breaks a rule of graphs."""
         if self.device.type == "cuda":
-            return self._record_on_cuda(forward, inputs, pieces)
+            return self._record_on_cuda(forward, inputs, piecewise)
         try:
-            return record(partial(forward, inputs), inputs, pieces=pieces)
+            return record(partial(forward, inputs), inputs, piecewise=piecewise)
         except GraphViolation as error:
             raise ConfigError(
                 f"A step can't be recorded: {error}\n  Use another backend for what stands there, or graph=none."
             ) from error
 
-    def _record_on_cuda(self, forward: Callable[[Any], Tensor], inputs: Any, pieces: bool) -> Recording:
+    def _record_on_cuda(self, forward: Callable[[Any], Tensor], inputs: Any, piecewise: bool) -> Recording:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         made = _CudaRecording(self._pool)
         with _no_collection():
@@ -114,7 +114,7 @@ class Recorder:
             torch.cuda.synchronize(self.device)
             try:
                 made.begin()
-                with recording(None, made.split if pieces else None):
+                with recording(None, made.split if piecewise else None):
                     made.out = forward(inputs)
                 made.end()
             except BaseException:

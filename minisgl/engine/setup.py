@@ -135,6 +135,12 @@ def build_model(config: Config, host: Host, path: Path, model: ModelConfig, ctx:
     return built
 
 
+def largest_step(config: Config, max_len: int) -> int:
+    """Tokens that a step with prompts can have at most."""
+    most = min(config.max_prefill_tokens, config.max_running_requests * max_len)
+    return most if config.num_pages is None else min(most, config.num_pages * config.page_size)
+
+
 @contextmanager
 def room_to_record(config: Config) -> Iterator[None]:
     """Graphs keep the memory of what they compute, beside weights and KV."""

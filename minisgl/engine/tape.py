@@ -111,14 +111,14 @@ class Tape:
                 raise GraphViolation("static-buffer", _moved("A tensor that was recorded", place, Place.of(x)))
 
 
-def record(forward: Callable[[], Tensor], inputs: Any = None, *, pieces: bool = False) -> Tape:
+def record(forward: Callable[[], Tensor], inputs: Any = None, *, piecewise: bool = False) -> Tape:
     """Run ``forward`` once and keep its operations. ``inputs``: an object, or objects in tuples, lists, dicts and
-    dataclasses, whose tensors `Tape.replay` expects to find where they are now. In ``pieces``, what is marked
+    dataclasses, whose tensors `Tape.replay` expects to find where they are now. In ``piecewise``, what is marked
     `minisgl.kernel.launch.between_pieces` need keep no rule. Raises `GraphViolation`."""
     tape = Tape()
     recorder = _Recorder(tape)
     with torch.inference_mode():
-        with recording(recorder.launch, recorder.launch if pieces else None), _HostReads(recorder), recorder:
+        with recording(recorder.launch, recorder.launch if piecewise else None), _HostReads(recorder), recorder:
             out = forward()
         tape.out = recorder.own(out)
         recorder.check_escapes(out)

@@ -28,7 +28,7 @@ class CudaGraph:
     max_rows: int = 256
     """Decode steps with more rows are not one launch."""
     max_tokens: int = 1024
-    """Other steps are replayed in pieces up to so many tokens, and where they have max_prefill_tokens; 0: none is."""
+    """Other steps of up to so many tokens, and those of exactly max_prefill_tokens, are replayed in pieces; 0: none."""
 
     def __post_init__(self) -> None:
         if self.max_rows < 1 or self.max_tokens < 0:
@@ -49,7 +49,7 @@ class CudaGraphRunner:
         sizes = {1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, top + 32, 32)}
         return [GraphKey(n) for n in sorted({s for s in sizes if s < top} | {top})]
 
-    def pieces(self, most: int) -> Sequence[GraphKey]:
+    def piecewise(self, most: int) -> Sequence[GraphKey]:
         """Multiples of 16 tokens up to 128, of 32 up to 256, of 64 beyond; and ``most``: long prompts are cut into
         chunks of just so many."""
         if not self.config.max_tokens:
@@ -69,14 +69,19 @@ class CudaGraphRunner:
 
         recorder = Recorder(self.device)
         for key in sorted(keys, reverse=True):
-            self._graphs[key] = recorder.record(forward, build(key), pieces=key.pieces)
+            self._graphs[key] = recorder.record(forward, build(key), piecewise=key.piecewise)
         self._buckets = Buckets(self._graphs)
 
     def pick(self, rows: int, q_len: int, uniform: bool) -> GraphKey | None:
-        if q_len == 0 and rows > self.config.max_tokens:  # padding would cost more than launching does
-            key = GraphKey(rows, q_len)
-            return key if key in self._graphs else None
-        return self._buckets.smallest(rows, q_len) if uniform or q_len == 0 else None
+        """The smallest bucket that holds ``rows`` decode rows."""
+        return self._buckets.smallest(rows, q_len) if uniform else None
+
+    def pick_tokens(self, tokens: int) -> GraphKey | None:
+        """The smallest that holds so many tokens; beyond ``max_tokens``, where padding would cost more than launching
+        does, the one that they fill."""
+        key = self._buckets.smallest(tokens, 0)
+        fits = key is not None and (key.rows == tokens or key.rows <= self.config.max_tokens)
+        return key if fits else None
 
     def run(self, key: GraphKey) -> torch.Tensor:
         """Replay; the result is the recorded output buffer, overwritten by the next replay of any bucket."""

@@ -59,7 +59,7 @@ class SimulatedRunner:
         top = min(max_rows, self.config.max_rows)
         return [GraphKey(1 << i) for i in range((top - 1).bit_length())] + [GraphKey(top)]
 
-    def pieces(self, most: int) -> Sequence[GraphKey]:
+    def piecewise(self, most: int) -> Sequence[GraphKey]:
         """Powers of two from 16 tokens on, and the largest number."""
         top = min(most, self.config.max_tokens)
         return [GraphKey(n, q_len=0) for n in [*(16 << i for i in range(32) if 16 << i < top), top] if n]
@@ -76,17 +76,25 @@ class SimulatedRunner:
         for key in keys:
             inputs = build(key)
             try:
-                self.tapes[key] = record(partial(forward, inputs), inputs, pieces=key.pieces)
+                self.tapes[key] = record(partial(forward, inputs), inputs, piecewise=key.piecewise)
             except GraphViolation as error:
+                what = "tokens" if key.piecewise else "rows"
                 raise ConfigError(
-                    f"graph=simulated can't record a step of {key.rows} {'tokens' if key.pieces else 'rows'}: {error}\n"
+                    f"graph=simulated can't record a step of {key.rows} {what}: {error}\n"
                     "  Use another backend for what stands there, or graph=none."
                 ) from error
         self._buckets = Buckets(self.tapes)
 
     def pick(self, rows: int, q_len: int, uniform: bool) -> GraphKey | None:
-        key = self._buckets.smallest(rows, q_len) if uniform or q_len == 0 else None
-        self.padded_rows += key.rows - rows if key is not None else 0
+        """The smallest bucket that holds ``rows`` decode rows."""
+        return self._padded(self._buckets.smallest(rows, q_len) if uniform else None, rows)
+
+    def pick_tokens(self, tokens: int) -> GraphKey | None:
+        """The smallest bucket that holds so many tokens."""
+        return self._padded(self._buckets.smallest(tokens, 0), tokens)
+
+    def _padded(self, key: GraphKey | None, used: int) -> GraphKey | None:
+        self.padded_rows += key.rows - used if key is not None else 0
         return key
 
     def run(self, key: GraphKey) -> torch.Tensor:

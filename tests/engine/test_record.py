@@ -75,7 +75,7 @@ def test_what_lies_between_pieces_is_called_anew(recorder: Recorder) -> None:
         return torch.ones(1)
 
     in_pieces = True
-    recording = recorder.record(forward, None, pieces=True)
+    recording = recorder.record(forward, None, piecewise=True)
     Graph.seen = []
     assert recording.replay() is recording.out
     assert Graph.seen == ["a", "A", "b", "B", "c"]
@@ -86,11 +86,11 @@ def test_what_lies_between_pieces_is_called_anew(recorder: Recorder) -> None:
     assert Graph.seen == ["abc"]
 
 
-@pytest.mark.parametrize("pieces", [False, True])
+@pytest.mark.parametrize("piecewise", [False, True])
 @pytest.mark.parametrize("where", ["inside", "between"])
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, AssertionError])
 def test_a_failure_while_recording_is_the_one_that_is_raised(
-    recorder: Recorder, pieces: bool, where: str, kind: type[Exception]
+    recorder: Recorder, piecewise: bool, where: str, kind: type[Exception]
 ) -> None:
     """With its own words, the capture ended, and the collector on again."""
 
@@ -113,7 +113,7 @@ def test_a_failure_while_recording_is_the_one_that_is_raised(
         return torch.ones(1)
 
     with pytest.raises(kind, match="no room for this"):
-        recorder.record(forward, None, pieces=pieces)
+        recorder.record(forward, None, piecewise=piecewise)
     assert Graph.now is None
     assert gc.isenabled()
 

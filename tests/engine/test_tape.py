@@ -92,7 +92,7 @@ def test_what_lies_between_pieces_is_called_anew_and_may_read_on_the_host() -> N
         return out + 1
 
     factor, x = [2], torch.zeros(3)
-    tape = record(partial(forward, x), x, pieces=True)
+    tape = record(partial(forward, x), x, piecewise=True)
     assert tape.replay().tolist() == [3, 3, 3]
     factor[0] = 5
     x.fill_(1)

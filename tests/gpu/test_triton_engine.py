@@ -98,7 +98,7 @@ def test_promise_8_where_steps_with_prompts_are_replayed_in_pieces(
         graph.run = lambda key: replayed.append(key) or run(key)
         outputs = [output.token_ids for output in llm.generate(asked, greedy)]
         again = [output.token_ids for prompt in asked[:8] for output in llm.generate([prompt], greedy)]
-    sizes = {key.rows for key in replayed if key.pieces}
+    sizes = {key.rows for key in replayed if key.piecewise}
     assert {16, 96} <= sizes
     assert sizes & {32, 48, 64}
     oracle = Oracle(checkpoints[model])

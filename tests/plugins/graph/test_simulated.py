@@ -11,6 +11,7 @@ import torch
 from minisgl import LLM, SamplingParams
 from minisgl.attention import GraphKey
 from minisgl.config import ConfigError
+from minisgl.plugins.graph.cuda import CudaGraph, CudaGraphRunner
 from minisgl.plugins.graph.simulated import Simulated, SimulatedRunner, minisgl_graph
 from minisgl.testing.checkpoints import tiny_checkpoint
 
@@ -75,7 +76,7 @@ def test_steps_with_prompts_replay_what_lies_between_attention(checkpoint: Path,
     replayed, counts = generate(checkpoint, params, "graph=simulated", "graph.max_tokens=40", *words)
     assert replayed == plain
     operations, replays, _ = counts
-    pieces = [key.rows for key in operations if key.pieces]
+    pieces = [key.rows for key in operations if key.piecewise]
     assert pieces == ([16] if "max_prefill_tokens=16" in words else [16, 32, 40])
     assert replays > 0
 
@@ -109,8 +110,8 @@ def test_a_model_may_keep_the_attention_that_it_was_built_with(checkpoint: Path,
         tapes: Any = llm.engine.graph.tapes  # type: ignore[attr-defined]
         for key, tape in tapes.items():
             names = [operation.name for operation in tape.operations]
-            assert names.count("PiecedAttention._attend") == (2 if key.pieces else 0)
-            assert sum(name.endswith("Attention.forward") for name in names) == (0 if key.pieces else 2)
+            assert names.count("PiecewiseAttention._attend") == (2 if key.piecewise else 0)
+            assert sum(name.endswith("Attention.forward") for name in names) == (0 if key.piecewise else 2)
 
 
 def test_every_step_that_fits_is_a_replay(checkpoint: Path) -> None:
@@ -145,7 +146,7 @@ def test_a_backend_that_cannot_be_recorded_still_has_pieces(checkpoint: Path) ->
         checkpoint, greedy, "graph=simulated", "graph.max_tokens=128", "attention=paged"
     )
     assert replayed == plain
-    assert all(key.pieces for key in operations)
+    assert all(key.piecewise for key in operations)
     assert replays > 0
 
 
@@ -153,6 +154,33 @@ def test_a_backend_that_cannot_be_recorded_still_has_pieces(checkpoint: Path) ->
 def test_sizes_out_of_range_are_refused(checkpoint: Path, words: list[str]) -> None:
     with pytest.raises(ConfigError, match="at least 1 and 0"):
         generate(checkpoint, SamplingParams(max_tokens=2), "graph=simulated", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [
+        (["max_prefill_tokens=100000", "max_seq_len=60", "max_running_requests=4"], 240),
+        (["max_prefill_tokens=100000", "num_pages=6", "page_size=16", "max_seq_len=90"], 96),
+        (["max_prefill_tokens=50"], 50),
+    ],
+)
+def test_no_bucket_is_larger_than_a_step_can_be(checkpoint: Path, words: list[str], most: int) -> None:
+    options = ["attention=torch", "device=cpu", "num_pages=64", "graph=simulated", "graph.max_tokens=300", *words]
+    with LLM(str(checkpoint), overrides=options) as llm:
+        graph: Any = llm.engine.graph  # type: ignore[attr-defined]
+        assert max(key.rows for key in graph.tapes if key.piecewise) == most
+
+
+def test_cuda_pads_small_steps_and_replays_large_ones_where_they_fill_the_bucket() -> None:
+    """What it picks, without a GPU: nothing is recorded here but its keys."""
+    runner = CudaGraphRunner(CudaGraph(max_tokens=64), torch.device("cpu"))
+    keys = runner.piecewise(1000)
+    assert [key.rows for key in keys] == [16, 32, 48, 64, 1000]
+    runner.capture(keys, lambda key: torch.zeros(key.rows), lambda x: x + 1)
+    picked = {n: runner.pick_tokens(n) for n in (1, 17, 64, 65, 999, 1000, 1001)}
+    assert {n: key.rows for n, key in picked.items() if key} == {1: 16, 17: 32, 64: 64, 1000: 1000}
+    assert runner.pick(1, 1, True) is None
+    assert list(CudaGraphRunner(CudaGraph(max_tokens=0), torch.device("cpu")).piecewise(1000)) == []
 
 
 def test_collectives_are_recorded_as_launches(checkpoint: Path) -> None:

@@ -19,10 +19,10 @@ from minisgl.kernel.launch import between_pieces
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool
 
-__all__ = ["PiecedAttention"]
+__all__ = ["PiecewiseAttention"]
 
 
-class PiecedAttention:
+class PiecewiseAttention:
     """A backend, as the layers of a model see it whose steps are replayed in pieces.
 
     In a bucket of tokens, a call of ``forward`` ends one piece and begins the next; what stands between them attends
