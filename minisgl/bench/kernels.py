@@ -190,18 +190,12 @@ def draws() -> Iterator[Case]:
         slots = torch.arange(rows, dtype=torch.int32, device="cuda")
         args = (logits, table, slots, slots, hashes)
         case = Case("gumbel_argmax", f"{rows} x {VOCABULARY}", logits.nbytes)
-        case.versions["torch"] = partial(draw_twin, *args)
+        case.versions["torch"] = partial(noise.draw_torch, *args)
         case.versions["triton"] = partial(kernel.gumbel_argmax, *args, scaled=True)
         case.versions["argmax alone (torch)"] = partial(logits.argmax, dim=1)
         if theirs is not None:
             case.versions["flashinfer"] = partial(theirs, logits)
         yield case
-
-
-def draw_twin(logits: Tensor, table: Tensor, slots: Tensor, positions: Tensor, hashes: Tensor) -> Tensor:
-    asked = table.index_select(0, slots)
-    scaled = logits / asked[:, 2:3].view(torch.float32)
-    return noise.gumbel(asked[:, :2], positions, hashes).add_(scaled).argmax(dim=1)
 
 
 def routes() -> Iterator[Case]:

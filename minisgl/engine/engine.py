@@ -188,15 +188,22 @@ class TorchEngine:
         if key is not None:
             return self._replay(step, key, plan)
         key = self.graph.pick_tokens(len(step.tokens)) if self._piecewise is not None else None
-        return self._forward(step, plan) if key is None else self._replay_piecewise(step, key, plan)
+        return self._forward(step, plan, key)
 
-    def _forward(self, step: Step, plan: SamplePlan | None) -> tuple[Tensor, Choices] | None:
-        """Run the step operation by operation; returns what `_compute` does."""
+    def _forward(self, step: Step, plan: SamplePlan | None, key: Any) -> tuple[Tensor, Choices] | None:
+        """Run the step operation by operation, or where there is a bucket ``key`` for its tokens, in pieces; returns
+        what `_compute` does."""
         tokens, batch = self._inputs.build(step)
         self.attention.plan(batch)
         choices = None if plan is None else self._inputs.choices(step, plan, batch)
-        # Where nobody samples, KV is all that is wanted: any one token will do for the rest.
-        hidden = self.model.forward(*self._resolve(tokens), batch.q_indptr[:1] if choices is None else choices.last)
+        if key is not None:
+            last = None if choices is None else choices.last
+            if choices is not None and last is None:  # every token is a row's last; of the bucket's, so many
+                last = batch.q_indptr[1:] - 1
+            hidden = self._replay_pieces(key, tokens, last)
+        else:
+            # Where nobody samples, KV is all that is wanted: any one token will do for the rest.
+            hidden = self.model.forward(*self._resolve(tokens), batch.q_indptr[:1] if choices is None else choices.last)
         return None if choices is None else (self.model.logits(hidden), choices)
 
     def _resolve(self, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
@@ -243,18 +250,14 @@ class TorchEngine:
         logits = self.graph.run(key)
         return None if plan is None else (logits[: step.rows], self._inputs.choices(step, plan, batch))
 
-    def _replay_piecewise(self, step: Step, key: Any, plan: SamplePlan | None) -> tuple[Tensor, Choices] | None:
-        """Run a step of few tokens by replaying what lies between its attention; returns what `_compute` does."""
-        tokens, batch = self._inputs.build(step)
-        self.attention.plan(batch)
-        choices = None if plan is None else self._inputs.choices(step, plan, batch)
-        last = None if choices is None else batch.q_indptr[1:] - 1 if choices.last is None else choices.last
+    def _replay_pieces(self, key: Any, tokens: Tokens, last: Tensor | None) -> Tensor:
+        """Replay what lies between the attention of so few tokens; the hidden states of those in ``last`` int32 (None:
+        nobody asks for any)."""
         frame = self._token_frames[key]
         frame.take(tokens, last)
         assert self._piecewise is not None
-        with self._piecewise.in_bucket(len(step.tokens)):
+        with self._piecewise.in_bucket(tokens.packed.shape[1]):
             hidden = self.graph.run(key)
-        if choices is None or last is None:
-            return None
-        hidden = hidden[: len(last)] if frame.last is not None else hidden.index_select(0, last)
-        return self.model.logits(hidden), choices
+        if last is None:
+            return hidden
+        return hidden[: len(last)] if frame.last is not None else hidden.index_select(0, last)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from minisgl.engine.inputs import Tokens
 
-__all__ = ["Buckets", "GraphKey", "GraphRunner", "StaticInputs"]
+__all__ = ["Buckets", "GraphKey", "GraphRunner", "StaticInputs", "check_sizes"]
 
 
 class StaticInputs(Protocol):
@@ -76,3 +76,9 @@ class Buckets:
         sizes = self._sizes.get(q_len, [])
         i = bisect_left(sizes, rows)
         return GraphKey(sizes[i], q_len) if i < len(sizes) else None
+
+
+def check_sizes(max_rows: int, max_tokens: int) -> None:
+    """Raise ValueError unless a runner can have such options."""
+    if max_rows < 1 or max_tokens < 0:
+        raise ValueError(f"graph.max_rows={max_rows} and graph.max_tokens={max_tokens}: at least 1 and 0")

@@ -78,6 +78,13 @@ def draw(
         from minisgl.kernel.triton.sampling import gumbel_argmax
 
         return gumbel_argmax(logits, table, slots, positions, hashes, scaled=scaled)
+    return draw_torch(logits, table, slots, positions, hashes, scaled=scaled)
+
+
+def draw_torch(
+    logits: Tensor, table: Tensor, slots: Tensor, positions: Tensor, hashes: Tensor, *, scaled: bool = True
+) -> Tensor:
+    """`draw`, with the noise of all tokens in memory: what a CPU runs, and the kernel's twin."""
     asked, logits = table.index_select(0, slots), logits.float()
     if scaled:
         logits = logits / asked[:, 2:3].view(torch.float32)

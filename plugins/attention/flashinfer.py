@@ -91,9 +91,7 @@ class FlashInferBackend:
         layer, dtype = self._layer, self._pool.dtype
         one = torch.ones(1, dtype=torch.int32)
         starts, page = torch.arange(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32, device=self.device)
-        self._stages["prefill"].plan(
-            wrapper, lambda: wrapper.plan(starts, starts, page, one, *self._shape(), causal=True, **self._options())
-        )
+        self._plan_prefill(wrapper, starts, (starts, page, one))
         q = torch.zeros(1, layer.q_heads, layer.head_dim, dtype=dtype, device=self.device)
         wrapper.run(q, self._pool.layer(layer.index), out=torch.empty_like(q))
 
@@ -133,11 +131,14 @@ class FlashInferBackend:
         if self._num_extend:
             pages = self._pages(batch, n, rows)
             starts = batch.q_indptr_host[n:] - batch.q_indptr_host[n]
-            chosen = self._prefill = self._prefills[packs(starts, batch.kv_len_host[n:], self._layer.q_heads)]
-            self._stages["prefill"].plan(
-                chosen,
-                lambda: chosen.plan(torch.from_numpy(starts), *pages, *self._shape(), causal=True, **self._options()),
-            )
+            self._prefill = self._prefills[packs(starts, batch.kv_len_host[n:], self._layer.q_heads)]
+            self._plan_prefill(self._prefill, torch.from_numpy(starts), pages)
+
+    def _plan_prefill(self, wrapper: Any, starts: torch.Tensor, pages: Sequence[torch.Tensor]) -> None:
+        """``starts`` on the host: where each row's queries begin; ``pages`` as `_pages` returns them."""
+        self._stages["prefill"].plan(
+            wrapper, lambda: wrapper.plan(starts, *pages, *self._shape(), causal=True, **self._options())
+        )
 
     def _shape(self) -> tuple[int, int, int, int]:
         return self._layer.q_heads, self._layer.kv_heads, self._layer.head_dim, self._pool.page_size

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minisgl.attention import GraphKey
-from minisgl.engine.graph import Buckets
+from minisgl.engine.graph import Buckets, check_sizes
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ class CudaGraph:
     """Other steps of up to so many tokens, and those of exactly max_prefill_tokens, are replayed in pieces; 0: none."""
 
     def __post_init__(self) -> None:
-        if self.max_rows < 1 or self.max_tokens < 0:
-            raise ValueError(f"graph.max_rows={self.max_rows} and graph.max_tokens={self.max_tokens}: at least 1 and 0")
+        check_sizes(self.max_rows, self.max_tokens)
 
 
 class CudaGraphRunner:

@@ -1,4 +1,4 @@
-"""Gumbel noise and argmax in one pass over the logits, in Triton. The plain twin is `minisgl.engine.noise.draw`.
+"""Gumbel noise and argmax in one pass over the logits, in Triton. The plain twin is `minisgl.engine.noise.draw_torch`.
 
 The noise is `minisgl.engine.noise`'s to the bit: the same integer hash, and the same log1p and log (CUDA's).
 """
