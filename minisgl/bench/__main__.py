@@ -9,6 +9,7 @@ import sys
 BENCHMARKS = {
     "offline": "throughput and latency of a list of requests, without a server",
     "stages": "the course's seven stages on one workload: what each idea bought",
+    "ttft": "time to the first token of one prompt on an idle engine, by its length",
     "profile": "whether the device waits for the host while many requests decode, and what it does",
     "suite": "the design's workloads on named shapes, in one table",
     "kernels": "what each kernel reaches on this GPU, beside its torch twin and a library's",

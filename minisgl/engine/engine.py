@@ -7,6 +7,7 @@ which are the scheduler's. Whatever changes on the device changes in the order o
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 from collections import deque
 from dataclasses import dataclass, replace
@@ -90,12 +91,13 @@ class TorchEngine:
         keys = self.graph.buckets(self.spec.max_slots) if needs.graph else ()
         if needs.shared:  # few buckets of that kind: a row of padding costs less than a recording
             keys = [*keys, *(key._replace(shared=True) for key in keys if key.rows % 32 == 0)]
-        self.attention.bind(self.ctx.pool, layers, keys)
         self._frames: dict[Any, StaticInputs] = {}
         self._token_frames: dict[Any, TokenFrame] = {}
-        if self._stream is not None:  # weights, pool, tables and what a backend set up came on the default stream
+        if self._stream is not None:  # weights, pool and tables came on the default stream
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._computing(), setup.room_to_record(config):
+            # A backend may launch kernels: as in a step, on this rank's device and stream.
+            self.attention.bind(self.ctx.pool, layers, keys)
             self.graph.capture([*keys, *piecewise], self._frame, self._forward_frame)
 
     # ---- the protocol ---------------------------------------------------------------------------
@@ -128,6 +130,16 @@ class TorchEngine:
                 found[row] = entry
             logprobs = tuple(found)
         return StepResult(step.id, tokens, step.sample.astype(np.int32), logprobs)
+
+    def arrived(self) -> bool:
+        """Whether `result` would return at once."""
+        return not self._unread or self._unread[0].download.arrived()
+
+    def abandon(self) -> None:
+        """Close where the device may wait for a rank that is gone, and with it whoever waits for the device: nothing
+        is taken down, and what is held there comes back when this process ends."""
+        self._closed = True
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # nobody may collect it: graphs and links would wait
 
     def close(self) -> None:
         """Drop graphs, link, weights and KV; further launches raise. Closing twice is allowed."""

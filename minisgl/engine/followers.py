@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _LENGTH = struct.Struct("<Q")
 GRACE = 5.0
 """Seconds that followers have to end when their input has."""
+POLL, LOOK = 2e-5, 0.1
+"""Seconds between two looks at the device while a result is due, and at the followers."""
 
 
 def start_engine(config: Config, host: Host) -> TorchEngine | RankedEngine:
@@ -54,7 +56,7 @@ class RankedEngine:
     """Rank 0's engine together with the processes that follow it. Gives the caller its ``threads`` back at the end."""
 
     def __init__(self, engine: TorchEngine, followers: Followers, threads: int):
-        self._leader, self._followers = LeaderEngine(engine, followers.send), followers
+        self._engine, self._leader, self._followers = engine, LeaderEngine(engine, followers.send), followers
         self._threads = threads
         self.spec: EngineSpec = engine.spec
         self.eos_ids: frozenset[int] = engine.eos_ids
@@ -64,12 +66,26 @@ class RankedEngine:
         self._leader.launch(step)
 
     def result(self) -> StepResult:
+        """The oldest unread step's tokens. Raises `EngineDead` where a rank ends before they come: a GPU would wait for
+        it for ever."""
+        look = time.monotonic() + LOOK
+        while not self._engine.arrived():
+            time.sleep(POLL)
+            if (now := time.monotonic()) >= look:
+                look = now + LOOK
+                if ended := self._followers.ended():
+                    raise EngineDead(f"{ended}; its own message is above")
         return self._leader.result()
 
     def close(self) -> None:
-        """End the followers, then rank 0's part."""
+        """End the followers, then rank 0's part. Where a rank ended before, a GPU's memory stays taken until this
+        process ends."""
+        died = self._followers.ended()
         self._followers.end_input()
-        self._leader.close()
+        if died and self.device.type == "cuda":
+            self._engine.abandon()
+        else:
+            self._leader.close()
         self._followers.close()
         torch.set_num_threads(self._threads)
 
@@ -97,7 +113,7 @@ class Followers:
                 process.stdin.write(_LENGTH.pack(len(data)) + data)
                 process.stdin.flush()
             except OSError as error:
-                raise EngineDead(f"rank {rank} is gone ({self._ended() or error})") from error
+                raise EngineDead(f"rank {rank} is gone ({self.ended() or error})") from error
 
     def watch(self, start: Callable[[], TorchEngine]) -> TorchEngine:
         """Run ``start``, which waits for the followers; raises `EngineDead` if one ends meanwhile.
@@ -117,7 +133,7 @@ class Followers:
         thread.start()
         while thread.is_alive():
             thread.join(0.05)
-            if thread.is_alive() and (ended := self._ended()):
+            if thread.is_alive() and (ended := self.ended()):
                 thread.join(1.0)  # rank 0 may be about to find the same fault, and says it better
                 if thread.is_alive():
                     raise EngineDead(f"while starting, {ended}; its own message is above")
@@ -143,7 +159,8 @@ class Followers:
                 process.kill()
                 process.wait()
 
-    def _ended(self) -> str:
+    def ended(self) -> str:
+        """Which followers ended, and how; empty: all run."""
         ended = [(rank, p.returncode) for rank, p in enumerate(self._processes, 1) if p.poll() is not None]
         return ", ".join(f"rank {rank} ended with status {status}" for rank, status in ended)
 

@@ -53,6 +53,10 @@ class Download:
         else:
             self._tensors = tensors
 
+    def arrived(self) -> bool:
+        """Whether `arrays` would return at once."""
+        return self._event is None or bool(self._event.query())
+
     def arrays(self) -> list[np.ndarray[Any, Any]]:
         if self._event is not None:
             self._event.synchronize()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -69,6 +72,38 @@ def test_promise_8_greedy_tokens_in_bfloat16_on_several_gpus(tp: int, communicat
             spread = max(spread, abs(a.chosen - b.chosen))
     assert spread < 0.2, "batch 1 and batch 64 differ by more than bfloat16 explains"
     Oracle(path).check_all(prompts, [output.token_ids for output in batch], eps=max(2 * spread, 0.02))
+
+
+@pytest.mark.parametrize("communicator", ["nccl", "torch"])
+def test_promise_10_a_rank_that_dies_in_a_step_is_an_error_not_a_hang(communicator: str) -> None:
+    """The other GPU waits for it inside a collective, and nothing ends that but the end of its process."""
+    program = (
+        "import os, signal, threading, time, psutil\n"
+        "from minisgl import LLM, SamplingParams\n"
+        "from minisgl.core import EngineDead\n"
+        f"words = ['device=cuda', 'tp=2', 'num_pages=512', 'communicator={communicator}']\n"
+        "with LLM('tutor', overrides=words) as llm:\n"
+        "    follower = psutil.Process().children()[0]\n"
+        "    def kill():\n"
+        "        time.sleep(0.3)\n"
+        "        follower.suspend()\n"
+        "        time.sleep(1)\n"
+        "        follower.kill()\n"
+        "    params = SamplingParams(max_tokens=1900, temperature=0.0, ignore_eos=True)\n"
+        "    llm.generate([[5, 6]], SamplingParams(max_tokens=4))\n"
+        "    threading.Thread(target=kill).start()\n"
+        "    start = time.monotonic()\n"
+        "    try:\n"
+        "        llm.generate([[5, 6, i] for i in range(8)], params)\n"
+        "    except EngineDead as error:\n"
+        "        print(f'dead after {time.monotonic() - start:.2f} s: {error}', flush=True)\n"
+        "print('ends', flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90)
+    assert "rank 1 ended with status -9" in done.stdout, done.stdout + done.stderr
+    assert float(re.findall(r"dead after ([\d.]+) s", done.stdout)[0]) < 3
+    assert done.stdout.endswith("ends\n")
+    assert done.returncode == 0, done.stderr
 
 
 def words_of(server: Server, **more: Any) -> Any:

@@ -1,0 +1,72 @@
+"""Rank 0 in this process and a follower beside it: whoever waits for a device learns that a rank is gone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from minisgl.core import EngineDead, EngineSpec
+from minisgl.engine.followers import Followers, RankedEngine
+
+
+class Waiting:
+    """An engine whose device waits for another rank, as a GPU does inside a collective."""
+
+    spec, eos_ids = EngineSpec(1, 1, 1, 1, 1), frozenset[int]()
+    dtype = torch.float32
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        self.ended: list[str] = []
+
+    def arrived(self) -> bool:
+        return False
+
+    def result(self) -> Any:
+        raise AssertionError("nobody comes back from this")
+
+    def abandon(self) -> None:
+        self.ended.append("abandoned")
+
+    def close(self) -> None:
+        self.ended.append("closed")
+
+
+@pytest.fixture
+def follower() -> Any:
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def ranked(engine: Waiting, process: subprocess.Popen[bytes]) -> RankedEngine:
+    followers = Followers.__new__(Followers)
+    followers._processes = [process]
+    return RankedEngine(engine, followers, torch.get_num_threads())  # type: ignore[arg-type]
+
+
+def test_promise_10_a_rank_that_dies_while_its_result_is_due(follower: subprocess.Popen[bytes]) -> None:
+    device = Waiting("cuda")
+    engine = ranked(device, follower)
+    threading.Timer(0.3, follower.kill).start()
+    start = time.monotonic()
+    with pytest.raises(EngineDead, match="rank 1 ended with status -9"):
+        engine.result()
+    assert 0.2 < time.monotonic() - start < 2
+    engine.close()
+    assert device.ended == ["abandoned"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_engine_whose_ranks_live_is_closed(device: str, follower: subprocess.Popen[bytes]) -> None:
+    waiting = Waiting(device)
+    ranked(waiting, follower).close()
+    assert waiting.ended == ["closed"]
+    assert follower.wait(5) == 0
