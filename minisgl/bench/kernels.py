@@ -58,6 +58,7 @@ def cases(only: Sequence[str] = ()) -> Iterator[Case]:
     groups: tuple[tuple[str, Callable[[], Iterable[Case]]], ...] = (
         ("add_rms_norm", norms),
         ("silu_and_mul", activations),
+        ("gated_linear", projections),
         ("norm_rope_store", ropes),
         ("page_indices", indices),
         ("gumbel_argmax", draws),
@@ -140,6 +141,21 @@ def activations() -> Iterator[Case]:
 def silu_twin(x: Tensor) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate).mul_(up)
+
+
+def projections() -> Iterator[Case]:
+    from minisgl.kernel.gated import gated_linear_torch
+    from minisgl.kernel.triton import gated as kernel
+
+    for hidden, inner in ((1024, 3072), (5120, 17408)):
+        weight = random(2 * inner, hidden) * 0.02
+        for rows in (256, 512, 1024, 2048, 8192):
+            x = random(rows, hidden)
+            moved = x.nbytes + weight.nbytes + 2 * rows * inner
+            case = Case("gated_linear", f"{rows} x {hidden} -> {inner}", moved, 4.0 * rows * hidden * inner)
+            case.versions["cuBLAS, then triton"] = partial(gated_linear_torch, x, weight, "silu")
+            case.versions["triton"] = partial(kernel.gated_linear, x, weight, "silu")
+            yield case
 
 
 def ropes() -> Iterator[Case]:

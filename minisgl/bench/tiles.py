@@ -1,6 +1,7 @@
 """``python -m minisgl.bench tiles``: tries tile shapes of the Triton kernels on this GPU, and prints the fastest.
 
-What it finds goes into `minisgl.kernel.triton.attention` (decode_tile, extend_tile) and the table of the expert plugin.
+What it finds goes into `minisgl.kernel.triton.attention` (decode_tile, extend_tile), `minisgl.kernel.triton.gated` and
+the table of the expert plugin.
 """
 
 from __future__ import annotations
@@ -25,16 +26,15 @@ Variant = tuple[str, Callable[[], Any]]
 def main(argv: Sequence[str]) -> None:
     with plain_errors("minisgl.bench"):
         p = argparse.ArgumentParser(prog="python -m minisgl.bench tiles", description=__doc__)
-        p.add_argument("kernel", nargs="*", default=["decode", "extend", "experts"], help="decode, extend, experts")
+        p.add_argument("kernel", nargs="*", default=[*MAKERS], help=", ".join(MAKERS))
         p.add_argument("--best", type=int, default=4, help="how many of each to print")
         args = p.parse_args(argv)
         if not torch.cuda.is_available():
             raise ConfigError("tiles are measured on a GPU, and torch finds no CUDA device here.")
-        makers = {"decode": decodes, "extend": extends, "experts": experts}
         for name in args.kernel:
-            if name not in makers:
-                raise ConfigError(f"{name}: choose among {', '.join(makers)}.")
-            for shape, variants in makers[name]():
+            if name not in MAKERS:
+                raise ConfigError(f"{name}: choose among {', '.join(MAKERS)}.")
+            for shape, variants in MAKERS[name]():
                 show(f"{name}, {shape}", variants, args.best)
 
 
@@ -111,3 +111,21 @@ def experts() -> Iterator[tuple[str, list[Variant]]]:
                 downs.append((str(tiles), partial(kernel.down, h, down, scale, pairs, owner, tiles)))
             yield f"first product, {tokens} tokens, m {m}", ups
             yield f"second product, {tokens} tokens, m {m}", downs
+
+
+def gated() -> Iterator[tuple[str, list[Variant]]]:
+    from minisgl.kernel.gated import gated_linear_torch
+    from minisgl.kernel.triton import gated as kernel
+
+    for hidden, inner in ((1024, 3072), (5120, 17408)):
+        weight = random(2 * inner, hidden) * 0.02
+        for rows in (512, 1024, 8192):
+            x = random(rows, hidden)
+            variants: list[Variant] = [("product and activation apart", partial(gated_linear_torch, x, weight, "silu"))]
+            for (m, n), group, stages in product(((128, 128), (128, 64), (64, 128)), (4, 8, 16), (3, 4)):
+                tile = kernel.Tile(m, n, 64, group, 8 if m == 128 else 4, stages)
+                variants.append((str(tile), partial(kernel.gated_linear, x, weight, "silu", tile)))
+            yield f"{rows} x {hidden} -> {inner}", variants
+
+
+MAKERS = {"decode": decodes, "extend": extends, "experts": experts, "gated": gated}

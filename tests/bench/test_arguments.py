@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.bench import host, kernels, link, offline, stages, suite
+from minisgl.bench import host, kernels, link, offline, stages, suite, ttft
 from minisgl.bench.__main__ import BENCHMARKS, main
 
 WRITERS = {
@@ -16,6 +16,7 @@ WRITERS = {
     "host": (host, "measure", ["--json"]),
     "kernels": (kernels, "cases", ["--json"]),
     "link": (link, "measure", ["--json"]),
+    "ttft": (ttft, "measure", ["--json"]),
 }
 
 

@@ -6,6 +6,7 @@ import gc
 import json
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from minisgl.engine import memory, setup
 from minisgl.engine.build import LeaderEngine, build_engine, follow
 from minisgl.engine.engine import TorchEngine
 from minisgl.host import Host
+from minisgl.plugins.attention.torch import TorchAttention
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.oracle import Oracle
 
@@ -248,6 +250,28 @@ def test_a_failing_device_is_a_dead_engine(host: Host, path: Path, monkeypatch: 
     engine.close()
     with pytest.raises(EngineDead, match="closed"):
         engine.launch(prefill(0, 0, [5], [0], GREEDY))
+
+
+def test_attention_is_bound_where_steps_run(host: Host, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the rank's own device and stream: a backend may launch kernels then. On rank 1, FlashInfer's first launch went
+    to the first GPU, and its first step with a prompt failed."""
+    computing, bound = [False], []
+
+    @contextmanager
+    def watched(engine: TorchEngine) -> Iterator[None]:
+        computing[0] = True
+        yield
+        computing[0] = False
+
+    def bind(backend: TorchAttention, *args: Any) -> None:
+        bound.append(computing[0])
+        original(backend, *args)
+
+    original = TorchAttention.bind
+    monkeypatch.setattr(TorchEngine, "_computing", watched)
+    monkeypatch.setattr(TorchAttention, "bind", bind)
+    engine_of(host, path, "attention=torch", "num_pages=8").close()
+    assert bound == [True]
 
 
 def test_promise_7_followers_get_every_step_before_it_runs(engine: TorchEngine) -> None:

@@ -12,10 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.engine import noise
-from minisgl.kernel import activation, align, indices, linear, norm, rope, routing
+from minisgl.kernel import activation, align, gated, indices, linear, norm, rope, routing
 from minisgl.kernel.cpp import rope as cpp_rope
 from minisgl.kernel.triton import activation as triton_activation
 from minisgl.kernel.triton import align as triton_align
+from minisgl.kernel.triton import gated as triton_gated
 from minisgl.kernel.triton import indices as triton_indices
 from minisgl.kernel.triton import linear as triton_linear
 from minisgl.kernel.triton import norm as triton_norm
@@ -118,6 +119,29 @@ def test_activations(act: str, rows: int, dim: int, random: Random) -> None:
             out = triton_activation.gelu_and_mul(x, approximate="tanh")
             expected = activation.gelu_and_mul(wide, approximate="tanh")
     assert_close(out.cpu(), expected)
+
+
+@pytest.mark.parametrize(("rows", "dim", "inner"), [(1, 16, 64), (129, 136, 72), (600, 1024, 512), (2049, 5120, 1000)])
+@pytest.mark.parametrize("gate", ["silu", "gelu", "gelu_tanh"])
+def test_gated_linear(gate: gated.Gate, rows: int, dim: int, inner: int, random: Random, compiled: bool) -> None:
+    """Also where tiles hang over each edge, and where there are more tiles than programs."""
+    if not compiled and dim > 136:
+        pytest.skip("too large for the interpreter")
+    if compiled and random.dtype == torch.float32:
+        pytest.skip("serves half precision only: tiles of float32 do not fit into shared memory")
+    x, weight = random(rows, inner), random(2 * dim, inner) / inner**0.5
+    out = triton_gated.gated_linear(x, weight, gate)
+    assert_close(out.cpu(), gated.gated_linear_torch(x.cpu().double(), weight.cpu().double(), gate))
+
+
+def test_a_gated_linear_that_is_not_served_is_left_to_two_launches(random: Random, compiled: bool) -> None:
+    x, weight = random(triton_gated.ROWS, 64), random(64, 64)
+    fused = gated.gated_linear(x, weight, "silu")
+    assert (fused is not None) == (compiled and x.dtype != torch.float32 and torch.cuda.get_device_capability()[0] == 9)
+    assert gated.gated_linear(x[1:], weight, "silu") is None
+    if compiled:
+        assert not triton_gated.serves(random(triton_gated.ROWS, 128)[:, :64], weight)
+        assert not triton_gated.serves(random(triton_gated.ROWS, 60), random(64, 60))
 
 
 @pytest.mark.parametrize("road", ["triton", "cpp"])
