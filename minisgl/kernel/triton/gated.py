@@ -77,7 +77,7 @@ def serves(x: Tensor, weight: Tensor) -> bool:
 
 @functools.cache
 def _programs(device: int) -> int:
-    """The device's multiprocessors; 0 where they are not Hopper's, the first with TMA and the ones that were measured."""
+    """The device's multiprocessors; 0 where they are not Hopper's, which have TMA and were measured."""
     found = torch.cuda.get_device_properties(device)
     return found.multi_processor_count if found.major == 9 else 0
 
