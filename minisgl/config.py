@@ -41,7 +41,8 @@ class ServerConfig:
     drain_timeout: float = 30.0
     """Seconds that running requests have to finish after SIGTERM."""
     watchdog: float = 300.0
-    """Seconds after which a scheduler that is stuck in one step counts as dead, and the server ends; 0: never."""
+    """Seconds after which a process that is stuck in one step, or in one message, counts as dead, and the server ends;
+    0: never."""
     log_level: str = "warning"
     """``critical``, ``error``, ``warning``, ``info``, ``debug`` or ``trace``."""
 

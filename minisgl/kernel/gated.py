@@ -1,8 +1,8 @@
 """A gated projection in one launch: the product with gate and up, and the activation while both are still in registers.
 
 For a prompt the merged projection's result is the largest tensor of a layer. Apart, the product writes it and the
-activation reads it back; together, it never leaves the chip. Where rows are few, weights are nearly all that is read, and
-there is little to save.
+activation reads it back; together, it never leaves the chip. Where rows are few, nearly all that is read are weights,
+and there is little to save.
 """
 
 from __future__ import annotations

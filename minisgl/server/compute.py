@@ -46,10 +46,10 @@ END = b""
 
 
 def run_rank(
-    report: Report, addresses: Addresses, encoded: bytes, rank: int, rendezvous: str, heartbeat: Heartbeat
+    report: Report, addresses: Addresses, encoded: bytes, rank: int, rendezvous: str, heartbeat: Heartbeat | None
 ) -> None:
-    """The body of one rank's process. ``encoded`` is the config, ``rendezvous`` where the ranks meet (host:port),
-    ``heartbeat`` rank 0's."""
+    """The body of one rank's process. ``encoded`` is the config, ``rendezvous`` where the ranks meet (host:port);
+    rank 0 has a ``heartbeat``."""
     host = Host.load(plugins_of(encoded))
     config = decode_config(encoded, host)
     context = zmq.Context()
@@ -57,7 +57,7 @@ def run_rank(
     if host.calls:
         report.keep_sending(host.called)
     ready = Ready([(plugin.name, str(plugin.path), plugin.sha256) for plugin in host.plugins], engine.spec)
-    if rank == 0:
+    if heartbeat is not None:
         _lead(report, ready, addresses, context, config, host, engine, heartbeat)
     else:
         inbox = Pull(context, addresses.followers[rank - 1])

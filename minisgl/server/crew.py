@@ -35,6 +35,7 @@ class Worker:
     role: str
     process: BaseProcess
     pipe: Connection
+    heartbeat: Heartbeat | None = None
     ready: Ready | None = None
     failed: Failed | None = None
     called: Called | None = None
@@ -54,6 +55,11 @@ class Worker:
                         self.failed = news
         except (EOFError, OSError):
             self.hung_up = True
+
+    @property
+    def computes(self) -> bool:
+        """Whether it is a rank."""
+        return self.role.startswith("scheduler")
 
     @property
     def gone(self) -> bool:
@@ -78,7 +84,6 @@ class Crew:
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("spawn")
         self.workers: list[Worker] = []
-        self.heartbeat = Heartbeat(self._context)
 
     def start(self, addresses: Addresses, model: str, config: bytes, tp: int) -> None:
         """Start them all; the ranks first, which take longest. ``model`` is a directory, ``config`` encoded."""
@@ -87,7 +92,7 @@ class Crew:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             for rank in range(tp):
-                self._start(f"scheduler-{rank}", run_rank, addresses, config, rank, rendezvous, self.heartbeat)
+                self._start(f"scheduler-{rank}", run_rank, addresses, config, rank, rendezvous, beats=rank == 0)
             self._start("detokenizer", run_text, addresses, addresses.detokenizer, model)
             for i, address in enumerate(addresses.tokenizers):
                 if address != addresses.detokenizer:
@@ -95,12 +100,14 @@ class Crew:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
-    def _start(self, role: str, body: Callable[..., None], *args: Any) -> None:
+    def _start(self, role: str, body: Callable[..., None], *args: Any, beats: bool = True) -> None:
         ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=child_main, args=(role, body, theirs, *args), name=f"minisgl-{role}")
+        heartbeat = Heartbeat(self._context) if beats else None
+        args = (role, body, theirs, *args, heartbeat)
+        process = self._context.Process(target=child_main, args=args, name=f"minisgl-{role}")
         process.start()
         theirs.close()
-        self.workers.append(Worker(role, process, ours))
+        self.workers.append(Worker(role, process, ours, heartbeat))
 
     def dead(self) -> list[Worker]:
         """Those that have ended, first the one that says best why: an option, a failure, a mere death."""
@@ -110,17 +117,17 @@ class Crew:
             worker.listen()
         return sorted(ended, key=lambda worker: 2 if worker.failed is None else not worker.failed.options)
 
-    def bury_alive(self, why: str) -> None:
-        """Rank 0 hangs: take it for dead, once every rank has written to the log where it is, the guilty one too."""
+    def bury_alive(self, hung: Worker, why: str) -> None:
+        """A worker hangs: take it for dead, once it has written to the log where it is; where it is rank 0, every rank,
+        since another may be the guilty one."""
         for worker in self.workers:
-            if worker.role.startswith("scheduler") and not worker.gone:
+            if (worker is hung or (hung.computes and worker.computes)) and not worker.gone:
                 assert worker.process.pid is not None
                 print(f"minisgl: {worker.role} is here:", file=sys.stderr, flush=True)
                 os.kill(worker.process.pid, SHOW_STACK)
                 time.sleep(0.1)  # or the next one would write between its lines
-        leader = self.workers[0]
-        leader.process.kill()
-        leader.failed, leader.hangs = Failed(why), True
+        hung.process.kill()
+        hung.failed, hung.hangs = Failed(why), True
 
     def join(self, timeout: float) -> bool:
         """Wait until all have ended, at most ``timeout`` seconds; whether they have."""

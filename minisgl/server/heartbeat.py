@@ -1,7 +1,6 @@
-"""How the launcher notices a scheduler that hangs without dying: a number in memory that the two share.
+"""How the launcher notices a child that hangs without dying: a number in memory that the two share.
 
-Knows nothing of what a turn does. It is rank 0's alone: where another rank hangs, rank 0 soon waits for it, and hangs
-too.
+Knows nothing of what a turn does. Ranks above 0 have none: where one hangs, rank 0 soon waits for it, and hangs too.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from multiprocessing.context import BaseContext
 
 
 class Heartbeat:
-    """The scheduler's end, `beat` and `rest`, and the launcher's, `stopped`. No lock and no message: one writes a
-    number (0.1 µs), the other looks at it now and then. It reaches the scheduler as an argument of its process."""
+    """The child's end, `beat` and `rest`, and the launcher's, `stopped`. No lock and no message: one writes a number
+    (0.1 µs), the other looks at it now and then. It reaches the child as an argument of its process."""
 
     def __init__(self, context: BaseContext):
         self._shared = context.RawValue("Q", 0)  # 0: at rest, and so from the start until the first message
@@ -31,7 +30,7 @@ class Heartbeat:
         """Return when ``seconds`` have gone by since a beat, with no other and no rest.
 
         What is counted are naps of this loop, not a clock: so long as the machine sleeps, or this process gets no
-        turn itself, nothing is held against the scheduler.
+        turn itself, nothing is held against the child.
         """
         nap = min(1.0, seconds / 10)
         seen, naps = 0, 0

@@ -150,12 +150,18 @@ class Launcher:
                 return status
 
     async def _watch(self, seconds: float) -> None:
-        """Make a scheduler that hangs a dead one."""
+        """Make a worker that hangs a dead one."""
         if seconds:
-            await self._crew.heartbeat.stopped(seconds)
+            await asyncio.gather(*(self._watch_one(worker, seconds) for worker in self._crew.workers))
+
+    async def _watch_one(self, worker: Worker, seconds: float) -> None:
+        if worker.heartbeat is not None:
+            await worker.heartbeat.stopped(seconds)
+            turn = "step" if worker.computes else "message"
             self._crew.bury_alive(
-                f"it was stuck in one step for {seconds:g} s and was killed (server.watchdog={seconds:g}: where a step "
-                "may take longer, raise it; 0: never)"
+                worker,
+                f"it was stuck in one {turn} for {seconds:g} s and was killed (server.watchdog={seconds:g}: where a "
+                f"{turn} may take longer, raise it; 0: never)",
             )
             self._events.put_nowait(_Event("news"))
 

@@ -40,19 +40,25 @@ from minisgl.message import (
 )
 from minisgl.server.child import Ready, Report
 from minisgl.server.errors import refusal
+from minisgl.server.heartbeat import Heartbeat
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 
-def run_text(report: Report, addresses: Addresses, inbox: str, model: str) -> None:
+def run_text(report: Report, addresses: Addresses, inbox: str, model: str, heartbeat: Heartbeat) -> None:
     """The body of a tokenizer's or the detokenizer's process, which pulls from ``inbox``."""
     tokenizer = Tokenizer.from_dir(model)
     context = zmq.Context()
     pull = Pull(context, inbox)
     worker = TextWorker(tokenizer, Push(context, addresses.api).send, Push(context, addresses.scheduler).send)
     report.send(Ready())
-    while worker.handle(pull.receive()):
-        pass
+    going = True
+    while going:
+        heartbeat.rest()
+        message = pull.receive()
+        heartbeat.beat()
+        going = worker.handle(message)
+    heartbeat.rest()
     context.destroy(linger=0)
 
 
