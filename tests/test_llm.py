@@ -332,6 +332,27 @@ def test_promise_10_a_rank_that_can_not_start_is_an_error_not_a_hang(path: Path,
     assert children() == before
 
 
+def test_promise_10_a_rank_ends_with_the_program_even_where_it_hangs(path: Path, tmp_path: Path) -> None:
+    plugin = tmp_path / "hangs_on_rank_1.py"
+    plugin.write_text(
+        "import time\n"
+        "from minisgl import hookimpl\n"
+        "@hookimpl(tryfirst=True)\n"
+        "def minisgl_communicator(rank):\n"
+        "    if rank == 1:\n"
+        "        print('hangs', flush=True)\n"
+        "        time.sleep(1000)\n"
+    )
+    words = [*OPTIONS, "tp=2", f"plugins={plugin}"]
+    program = f"from minisgl import LLM; LLM({str(path)!r}, overrides={words!r})"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "hangs\n"
+        (rank,) = psutil.Process(parent.pid).children()
+        parent.kill()
+        rank.wait(5)
+
+
 def test_wrong_options_are_told_at_any_number_of_ranks(path: Path) -> None:
     before = children()
     with pytest.raises(ConfigError, match="max_seq_len=9999 must be between"):

@@ -28,13 +28,26 @@ def build_engine(config: Config, host: Host, rank: int = 0, size: int = 1, addre
 
     ``address`` is ``host:port`` of rank 0's rendezvous; at ``size`` 1 it may be empty. With several ranks the call
     returns when all of them have come, so start the followers first (or at the same time). On a CPU this process
-    then computes with its share of the cores. Raises `ConfigError` where options contradict each other or the machine.
+    then computes with its share of the cores; on GPUs a rank above 0 makes its own this thread's current one. Raises
+    `ConfigError` where options contradict each other or the machine.
     """
     from minisgl.engine.engine import TorchEngine
 
     if size > 1:
         _share_cores(size)
+    if rank > 0:
+        _take_device(config, rank)
     return TorchEngine(config, host, rank=rank, size=size, address=address)
+
+
+def _take_device(config: Config, rank: int) -> None:
+    """What is launched, or pinned, without a word about the device would take memory of the first GPU."""
+    import torch
+
+    from minisgl.engine.setup import pick_device
+
+    if (device := pick_device(config, rank)).type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def _share_cores(size: int) -> None:

@@ -132,8 +132,11 @@ class TorchEngine:
         return StepResult(step.id, tokens, step.sample.astype(np.int32), logprobs)
 
     def arrived(self) -> bool:
-        """Whether `result` would return at once."""
-        return not self._unread or self._unread[0].download.arrived()
+        """Whether `result` would return, or raise, at once."""
+        try:
+            return not self._unread or self._unread[0].download.arrived()
+        except RuntimeError:  # the device failed: `result` says how
+            return True
 
     def abandon(self) -> None:
         """Close where the device may wait for a rank that is gone, and with it whoever waits for the device: nothing

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import signal
 import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
 import torch
@@ -33,7 +35,7 @@ _LENGTH = struct.Struct("<Q")
 GRACE = 5.0
 """Seconds that followers have to end when their input has."""
 POLL, LOOK = 2e-5, 0.1
-"""Seconds between two looks at the device while a result is due, and at the followers."""
+"""Seconds between two looks at the device while a result is due, and between two at the other processes."""
 
 
 def start_engine(config: Config, host: Host) -> TorchEngine | RankedEngine:
@@ -58,35 +60,49 @@ class RankedEngine:
     def __init__(self, engine: TorchEngine, followers: Followers, threads: int):
         self._engine, self._leader, self._followers = engine, LeaderEngine(engine, followers.send), followers
         self._threads = threads
+        self._dead = self._closed = False
         self.spec: EngineSpec = engine.spec
         self.eos_ids: frozenset[int] = engine.eos_ids
         self.device, self.dtype = engine.device, engine.dtype
 
     def launch(self, step: Step) -> None:
-        self._leader.launch(step)
+        with self._watching():
+            self._leader.launch(step)
 
     def result(self) -> StepResult:
         """The oldest unread step's tokens. Raises `EngineDead` where a rank ends before they come: a GPU would wait for
         it for ever."""
-        look = time.monotonic() + LOOK
-        while not self._engine.arrived():
-            time.sleep(POLL)
-            if (now := time.monotonic()) >= look:
-                look = now + LOOK
-                if ended := self._followers.ended():
-                    raise EngineDead(f"{ended}; its own message is above")
-        return self._leader.result()
+        with self._watching():
+            look = time.monotonic() + LOOK
+            while not self._engine.arrived():
+                time.sleep(POLL)
+                if (now := time.monotonic()) >= look:
+                    look = now + LOOK
+                    if ended := self._followers.ended():
+                        raise EngineDead(f"{ended}; if it said why, that is above")
+            return self._leader.result()
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
+        try:
+            yield
+        except EngineDead:
+            self._dead = True  # a rank may be gone that does not count as ended yet
+            raise
 
     def close(self) -> None:
-        """End the followers, then rank 0's part. Where a rank ended before, a GPU's memory stays taken until this
-        process ends."""
-        died = self._followers.ended()
+        """End the followers, then rank 0's part. Where a rank died, a GPU's memory stays taken until this process ends.
+        Closing twice is allowed."""
+        if self._closed:
+            return
+        self._closed = True
+        died = self._dead or bool(self._followers.ended())
         self._followers.end_input()
         if died and self.device.type == "cuda":
             self._engine.abandon()
         else:
             self._leader.close()
-        self._followers.close()
+        self._followers.close(wait=0.0 if died else GRACE)
         torch.set_num_threads(self._threads)
 
 
@@ -95,6 +111,7 @@ class Followers:
 
     def __init__(self, config: bytes, size: int, address: str):
         command = [sys.executable, "-m", "minisgl.engine.followers", "--size", str(size), "--address", address]
+        command += ["--parent", str(os.getpid())]
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(1, size):
@@ -185,18 +202,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--size", type=int, required=True)
     parser.add_argument("--address", required=True)
+    parser.add_argument("--parent", type=int, required=True)
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the keyboard's is for rank 0; we end with our input
+    threading.Thread(target=_end_with, args=(args.parent,), name="parent-watch", daemon=True).start()
     read = _reader(sys.stdin.buffer)
     data = read()
     if data is None:
         return
-    host = Host.load(plugins_of(data))
-    engine = build_engine(decode_config(data, host), host, args.rank, args.size, args.address)
     try:
+        host = Host.load(plugins_of(data))
+        engine = build_engine(decode_config(data, host), host, args.rank, args.size, args.address)
         follow(engine, read)
-    finally:
-        engine.close()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # to take an engine down could mean to wait for a peer that is gone
+    engine.close()
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent has ended, even while it waits for a device."""
+    while os.getppid() == parent:
+        time.sleep(LOOK)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -143,12 +143,12 @@ def largest_step(config: Config, max_len: int) -> int:
 
 @contextmanager
 def room_to_record(config: Config) -> Iterator[None]:
-    """Graphs keep the memory of what they compute, beside weights and KV."""
+    """Attention's workspace, and what graphs keep of what they compute, lie beside weights and KV."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         less = "memory_ratio" if config.num_pages is None else "num_pages"
         raise ConfigError(
-            f"The device has no memory left for graphs: lower {less} or max_prefill_tokens, or use graph=none. "
-            f"({error})"
+            f"The device has no memory left for attention's workspace and graphs: lower {less} or max_prefill_tokens, "
+            f"or use graph=none. ({error})"
         ) from error

@@ -5,8 +5,15 @@ Shazeer, GLU Variants Improve Transformer, 2020.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch.nn.functional as F
 from torch import Tensor
+
+Act = Literal["silu", "gelu", "gelu_tanh"]
+
+ACTS: dict[str, Act] = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+"""Hugging Face's ``hidden_act`` → its name in kernels that have it inside them."""
 
 
 def silu_and_mul(x: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from minisgl.config import ConfigError
-from minisgl.kernel.activation import gelu_and_mul, silu_and_mul
-from minisgl.kernel.gated import Gate, gated_linear
+from minisgl.kernel.activation import ACTS, gelu_and_mul, silu_and_mul
+from minisgl.kernel.gated import gated_linear
 from minisgl.layers.context import Context
 from minisgl.layers.linear import LinearColParallelMerged, LinearRowParallel
 
@@ -24,9 +24,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": partial(gelu_and_mul, approximate="tanh"),
 }
 """Hugging Face's ``hidden_act`` → the gated activation."""
-
-GATES: dict[str, Gate] = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
-"""… and how kernels name it that have it inside them."""
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
@@ -43,7 +40,7 @@ class GatedMLP(nn.Module):
         super().__init__()
         names = ("gate_proj", "up_proj")
         self.gate_up_proj = LinearColParallelMerged(hidden_size, (inner_size,) * 2, names, ctx, bias=bias)
-        self.act, self.gate = activation(act), GATES[act]
+        self.act, self.act_name = activation(act), ACTS[act]
         self.down_proj = LinearRowParallel(inner_size, hidden_size, ctx, bias=bias, reduce=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,5 +48,5 @@ class GatedMLP(nn.Module):
         if x.device.type == "cpu" and len(x) > CPU_ROWS:
             return torch.cat([self.forward(rows) for rows in x.split(CPU_ROWS)])
         merged = self.gate_up_proj
-        inner = gated_linear(x, merged.weight, self.gate) if merged.bias is None else None
+        inner = gated_linear(x, merged.weight, self.act_name) if merged.bias is None else None
         return self.down_proj(self.act(merged(x)) if inner is None else inner)

@@ -13,13 +13,12 @@ import torch
 
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
+from minisgl.kernel.activation import ACTS
 from minisgl.kernel.launch import one_launch
 from minisgl.moe import MoeBackend
 
 if TYPE_CHECKING:
     from minisgl.kernel.triton.moe import Tiles
-
-ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 H200 = (
     # pairs an expert, at most; first product and second: (m, n, k, warps, stages). n counts gate and up once.
@@ -58,11 +57,11 @@ class TritonMoe:
         self.kernels = moe
 
     def load(self, gate_up: torch.Tensor, down: torch.Tensor, experts: range, activation: str) -> Experts:
-        if activation not in ACTIVATIONS:
-            raise ConfigError(f"moe=triton has no activation {activation!r}: use {', '.join(ACTIVATIONS)}.")
+        if activation not in ACTS:
+            raise ConfigError(f"moe=triton has no activation {activation!r}: use {', '.join(ACTS)}.")
         if gate_up.stride(2) != 1 or down.stride(2) != 1:
             gate_up, down = gate_up.contiguous(), down.contiguous()
-        return Experts(gate_up, down, experts.start, ACTIVATIONS[activation])
+        return Experts(gate_up, down, experts.start, ACTS[activation])
 
     def tiles(self, pairs: int, experts: int, dtype: torch.dtype) -> tuple[Tiles, Tiles]:
         """Of both products: small blocks while most experts have few rows, for padding is computed too."""

@@ -122,16 +122,27 @@ def test_activations(act: str, rows: int, dim: int, random: Random) -> None:
 
 
 @pytest.mark.parametrize(("rows", "dim", "inner"), [(1, 16, 64), (129, 136, 72), (600, 1024, 512), (2049, 5120, 1000)])
-@pytest.mark.parametrize("gate", ["silu", "gelu", "gelu_tanh"])
-def test_gated_linear(gate: gated.Gate, rows: int, dim: int, inner: int, random: Random, compiled: bool) -> None:
+@pytest.mark.parametrize("act", ["silu", "gelu", "gelu_tanh"])
+def test_gated_linear(act: activation.Act, rows: int, dim: int, inner: int, random: Random, compiled: bool) -> None:
     """Also where tiles hang over each edge, and where there are more tiles than programs."""
     if not compiled and dim > 136:
         pytest.skip("too large for the interpreter")
     if compiled and random.dtype == torch.float32:
         pytest.skip("serves half precision only: tiles of float32 do not fit into shared memory")
+    if compiled and torch.cuda.get_device_capability()[0] < 9:
+        pytest.skip("needs a GPU with a tensor memory accelerator: Hopper, or a later one")
     x, weight = random(rows, inner), random(2 * dim, inner) / inner**0.5
-    out = triton_gated.gated_linear(x, weight, gate)
-    assert_close(out.cpu(), gated.gated_linear_torch(x.cpu().double(), weight.cpu().double(), gate))
+    out = triton_gated.gated_linear(x, weight, act)
+    assert_close(out.cpu(), gated.gated_linear_torch(x.cpu().double(), weight.cpu().double(), act))
+
+
+@pytest.mark.parametrize("group", [1, 2, 3])
+def test_gated_linear_with_more_tiles_than_programs(group: int, random: Random, compiled: bool) -> None:
+    if compiled:
+        pytest.skip("a GPU has more programs than tiles so small, and its larger shapes stand above")
+    x, weight, tile = random(70, 48), random(144, 48) / 7, triton_gated.Tile(16, 16, 16, group, 4, 2)
+    out = triton_gated.gated_linear(x, weight, "silu", tile)
+    assert_close(out, gated.gated_linear_torch(x.double(), weight.double(), "silu"))
 
 
 def test_a_gated_linear_that_is_not_served_is_left_to_two_launches(random: Random, compiled: bool) -> None:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from minisgl.attention import AttentionBackend
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
+from minisgl.kernel.activation import Act
+from minisgl.kernel.gated import gated_linear_torch
 from minisgl.layers import (
     Context,
     GatedMLP,
@@ -23,6 +25,7 @@ from minisgl.layers import (
     RMSNorm,
     RMSNormFused,
     VocabParallelEmbedding,
+    mlp,
 )
 from minisgl.layers.pieces import Piece, pieces_of
 from minisgl.plugins.attention.torch import Torch, TorchAttention
@@ -118,6 +121,28 @@ def test_merged_columns_and_rows_are_a_gated_mlp(bias: bool) -> None:
     for size in (1, 2):
         for got in over(size, work):
             torch.testing.assert_close(got, want, **NEAR)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("act", ["silu", "gelu", "gelu_pytorch_tanh"])
+def test_a_gated_mlp_takes_gate_up_and_activation_in_one_launch_where_there_is_one(
+    act: str, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU for many rows: the same numbers. The launch has no bias."""
+    launches = []
+
+    def fused(x: Tensor, weight: Tensor, name: Act) -> Tensor:
+        launches.append(name)
+        return gated_linear_torch(x, weight, name)
+
+    layer = GatedMLP(8, 12, act, context(), bias=bias)
+    for parameter in layer.parameters():
+        parameter.data.normal_()
+    x = torch.randn(5, 8)
+    apart = layer(x)
+    monkeypatch.setattr(mlp, "gated_linear", fused)
+    torch.testing.assert_close(layer(x), apart, **NEAR)
+    assert len(launches) == (not bias)
 
 
 def test_row_parallel_reduces_and_counts_its_bias_once() -> None:

@@ -10,7 +10,7 @@ weights pass by (the grouped order of Triton's matrix multiplication tutorial). 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -67,27 +67,27 @@ def serves(x: Tensor, weight: Tensor) -> bool:
         x.dim() == 2
         and x.shape[0] >= ROWS
         and x.itemsize == 2
+        and x.dtype == weight.dtype
         and x.is_contiguous()
         and weight.is_contiguous()
-        and weight.shape[0] % 16 == 0
-        and weight.shape[1] % 8 == 0  # TMA wants rows of whole 16 bytes
-        and _programs(x.device.index) > 0
+        # TMA wants rows of whole 16 bytes, at addresses that 16 divides.
+        and weight.shape[0] % 16 == weight.shape[1] % 8 == 0
+        and x.data_ptr() % 16 == weight.data_ptr() % 16 == 0
+        and _device(x.device.index).major == 9  # Hopper: the first with TMA, and what was measured
     )
 
 
 @functools.cache
-def _programs(device: int) -> int:
-    """The device's multiprocessors; 0 where they are not Hopper's, which have TMA and were measured."""
-    found = torch.cuda.get_device_properties(device)
-    return found.multi_processor_count if found.major == 9 else 0
+def _device(index: int) -> Any:
+    return torch.cuda.get_device_properties(index)
 
 
 def gated_linear(x: Tensor, weight: Tensor, act: str, tile: Tile = TILE) -> Tensor:
     """x [rows, in], weight [2·dim, in] → [rows, dim]; ``act`` is silu, gelu or gelu_tanh."""
     (rows, inner), dim = x.shape, weight.shape[0] // 2
     out = torch.empty((rows, dim), dtype=x.dtype, device=x.device)
-    tiles = triton.cdiv(rows, tile.m) * triton.cdiv(dim, tile.n)
-    programs = min(tiles, _programs(x.device.index) if x.is_cuda else 4)
+    # As many for few tiles, too: a number of its own would be a kernel of its own, to be compiled.
+    programs = _device(x.device.index).multi_processor_count if x.is_cuda else 4
     gated_linear_kernel[(programs,)](
         TensorDescriptor.from_tensor(x, [tile.m, tile.k]),
         TensorDescriptor.from_tensor(weight.view(2, dim, inner), [2, tile.n, tile.k]),
