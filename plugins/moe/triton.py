@@ -13,7 +13,6 @@ import torch
 
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
-from minisgl.kernel.activation import ACTS
 from minisgl.kernel.launch import one_launch
 from minisgl.moe import MoeBackend
 
@@ -57,6 +56,8 @@ class TritonMoe:
         self.kernels = moe
 
     def load(self, gate_up: torch.Tensor, down: torch.Tensor, experts: range, activation: str) -> Experts:
+        from minisgl.kernel.activation import ACTS
+
         if activation not in ACTS:
             raise ConfigError(f"moe=triton has no activation {activation!r}: use {', '.join(ACTS)}.")
         if gate_up.stride(2) != 1 or down.stride(2) != 1:
