@@ -102,13 +102,14 @@ def test_promise_10_a_dead_worker_ends_the_server(tiny: Path, tp: int, victim: s
         died = time.monotonic()
         os.kill(workers[victim], signal.SIGKILL)
         statuses = []
-        while server.process.poll() is None and time.monotonic() < died + patience(10):
-            try:
-                statuses.append((time.monotonic() - died, health(server)))
-            except httpx.TransportError:
-                break
-            time.sleep(0.02)
-        silent = time.monotonic() - died
+        # Each over a connection of its own, as anybody's is; but a new client costs a tenth of a second.
+        with httpx.Client(timeout=5, headers={"Connection": "close"}) as client:
+            while server.process.poll() is None and time.monotonic() < died + patience(10):
+                try:
+                    statuses.append((time.monotonic() - died, client.get(f"{server.url}/health").status_code))
+                except httpx.TransportError:
+                    break
+                time.sleep(0.02)
         assert server.wait(patience(5)) == 1
         for request in requests:
             request.join(patience(5))
@@ -120,7 +121,7 @@ def test_promise_10_a_dead_worker_ends_the_server(tiny: Path, tp: int, victim: s
         sick = [when for when, status in statuses if status == 503]
         assert sick, statuses
         assert sick[0] < patience(1.0)
-        assert silent - sick[0] > 0.8  # answerable for a second
+        assert max(sick) - sick[0] > 0.8
         assert all(status == 503 for when, status in statuses if when >= sick[0])
         assert wait_for(lambda: not server.left(), patience(1.0)), server.left()
         assert f"minisgl: {victim} died: it was killed by SIGKILL\n" in server.log()
