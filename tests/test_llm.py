@@ -317,15 +317,22 @@ def test_promise_10_a_dead_rank_is_an_error_not_a_hang(path: Path) -> None:
     assert children() == before
 
 
-def test_promise_10_a_rank_that_can_not_start_is_an_error_not_a_hang(path: Path, tmp_path: Path) -> None:
-    plugin = tmp_path / "fails_on_rank_1.py"
+def on_rank_1(folder: Path, statement: str) -> Path:
+    """A plugin that does this on rank 1, when the ranks are about to meet."""
+    plugin = folder / "on_rank_1.py"
     plugin.write_text(
+        "import time\n"
         "from minisgl import hookimpl\n"
         "@hookimpl(tryfirst=True)\n"
         "def minisgl_communicator(rank):\n"
         "    if rank == 1:\n"
-        "        raise OSError('no such device')\n"
+        f"        {statement}\n"
     )
+    return plugin
+
+
+def test_promise_10_a_rank_that_can_not_start_is_an_error_not_a_hang(path: Path, tmp_path: Path) -> None:
+    plugin = on_rank_1(tmp_path, "raise OSError('no such device')")
     before = children()
     with pytest.raises(EngineDead, match="while starting, rank 1 ended with status 1"):
         LLM(str(path), overrides=[*OPTIONS, "tp=2", f"plugins={plugin}"])
@@ -333,16 +340,7 @@ def test_promise_10_a_rank_that_can_not_start_is_an_error_not_a_hang(path: Path,
 
 
 def test_promise_10_a_rank_ends_with_the_program_even_where_it_hangs(path: Path, tmp_path: Path) -> None:
-    plugin = tmp_path / "hangs_on_rank_1.py"
-    plugin.write_text(
-        "import time\n"
-        "from minisgl import hookimpl\n"
-        "@hookimpl(tryfirst=True)\n"
-        "def minisgl_communicator(rank):\n"
-        "    if rank == 1:\n"
-        "        print('hangs', flush=True)\n"
-        "        time.sleep(1000)\n"
-    )
+    plugin = on_rank_1(tmp_path, "print('hangs', flush=True); time.sleep(1000)")
     words = [*OPTIONS, "tp=2", f"plugins={plugin}"]
     program = f"from minisgl import LLM; LLM({str(path)!r}, overrides={words!r})"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:

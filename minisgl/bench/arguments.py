@@ -6,9 +6,11 @@ Knows argparse, and neither options nor benchmarks.
 from __future__ import annotations
 
 import argparse
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 
 def add_options(parser: argparse.ArgumentParser, what: str) -> None:
@@ -19,6 +21,12 @@ def add_options(parser: argparse.ArgumentParser, what: str) -> None:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """``--json FILE``."""
     parser.add_argument("--json", type=writable, metavar="FILE", help="write everything that was measured")
+
+
+def write_json(args: argparse.Namespace, report: Mapping[str, Any]) -> None:
+    """Write ``report`` where ``--json`` says, if it does."""
+    if args.json is not None:
+        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:

@@ -7,7 +7,6 @@ the contexts are, and hardly on how many rows there are: while the host works lo
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import time
@@ -19,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from minisgl.bench.arguments import add_json, add_options, parse
+from minisgl.bench.arguments import add_json, add_options, parse, write_json
 from minisgl.compose import plain_errors
 from minisgl.config import Config
 from minisgl.core import I32, EngineSpec, SamplingParams
@@ -76,9 +75,7 @@ def main(argv: Sequence[str]) -> None:
             return
         points = measure(config, host, args.steps)
     show(points)
-    if args.json:
-        report = {"machine": machine(), "options": list(args.options), "points": [asdict(p) for p in points]}
-        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_json(args, {"machine": machine(), "options": list(args.options), "points": [asdict(p) for p in points]})
 
 
 def measure(config: Config, host: Host, steps: int) -> list[Point]:

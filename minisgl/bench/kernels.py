@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -20,7 +19,7 @@ from rich.table import Table
 from torch import Tensor
 
 from minisgl.bench import backends
-from minisgl.bench.arguments import add_json
+from minisgl.bench.arguments import add_json, write_json
 from minisgl.bench.timing import BF16, Case, Measured, measure, random
 from minisgl.compose import plain_errors
 from minisgl.config import ConfigError
@@ -40,10 +39,9 @@ def main(argv: Sequence[str]) -> None:
             for line in results[-len(case.versions) :]:
                 print(f"{line.kernel} {line.shape} {line.version}: {line.us or line.note}", flush=True)
         show(results)
-        if args.json is not None:
-            device = torch.cuda.get_device_name()
-            report = {"device": device, "torch": torch.__version__, "results": [asdict(line) for line in results]}
-            args.json.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
+        device = torch.cuda.get_device_name()
+        report = {"device": device, "torch": torch.__version__, "results": [asdict(line) for line in results]}
+        write_json(args, report)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -7,7 +7,6 @@ one process for each rank. The numbers say up to which size `communicator=nccl` 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch
 
-from minisgl.bench.arguments import add_json
+from minisgl.bench.arguments import add_json, write_json
 from minisgl.config import ConfigError
 from minisgl.host import Host
 from minisgl.utils.ports import free_port
@@ -55,9 +54,8 @@ def main(argv: Sequence[str]) -> None:
         for process in others:
             process.wait(60)
     show(times, args)
-    if args.json:
-        where = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "size": args.size}
-        args.json.write_text(json.dumps({**where, "hidden": args.hidden, "us": times}, indent=2) + "\n", "utf-8")
+    where = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "size": args.size}
+    write_json(args, {**where, "hidden": args.hidden, "us": times})
 
 
 def measure(args: argparse.Namespace) -> dict[str, list[float | None]]:

@@ -7,7 +7,6 @@ one run can be compared with another.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 import minisgl
-from minisgl.bench.arguments import add_json, add_options, parse
+from minisgl.bench.arguments import add_json, add_options, parse, write_json
 from minisgl.bench.measure import Meter, Result, run
 from minisgl.bench.reference import Reference, run_transformers
 from minisgl.bench.workload import Ask, parse_range, random_asks, read_asks
@@ -52,8 +51,7 @@ def main(argv: Sequence[str]) -> None:
     with plain_errors("minisgl.bench"):
         report = measure(args)
     show(report)
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_json(args, report)
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

@@ -8,7 +8,6 @@ is an error. Device: kernels as `torch.profiler` saw them, and what lay between 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from minisgl.bench.arguments import add_json, add_options, parse
+from minisgl.bench.arguments import add_json, add_options, parse, write_json
 from minisgl.bench.measure import queue
 from minisgl.bench.offline import machine
 from minisgl.bench.workload import random_asks
@@ -108,9 +107,7 @@ def main(argv: Sequence[str]) -> None:
         finally:
             engine.close()
     show(report, f"{config.model} on {where['device']} ({where['dtype']}, torch {where['torch']})")
-    if args.json:
-        whole = {"options": args.options, "machine": where, "report": asdict(report)}
-        args.json.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    write_json(args, {"options": args.options, "machine": where, "report": asdict(report)})
 
 
 def measure(scheduler: Scheduler, watched: Watched, rows: int, prompt: int, steps: int, temperature: float) -> Report:

@@ -7,7 +7,6 @@ they are exact, and the same on every machine. Seconds stand beside them.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from minisgl.bench.arguments import add_json, add_options, parse, writable
+from minisgl.bench.arguments import add_json, add_options, parse, writable, write_json
 from minisgl.bench.course import Arrival, without_cache, workload
 from minisgl.bench.ladder import draw
 from minisgl.bench.measure import Meter, run
@@ -133,8 +132,7 @@ def main(argv: Sequence[str]) -> None:
     stages = [Stage(**stage) for stage in report["stages"]]
     if args.plot:
         args.plot.write_text(draw(stages, report["without_cache"]), encoding="utf-8")
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_json(args, report)
 
 
 def count(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES)) -> dict[str, Any]:

@@ -8,7 +8,6 @@ earlier one's cache. Beside each number stand what two other engines reached on 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from minisgl.bench.arguments import add_json, add_options, parse
+from minisgl.bench.arguments import add_json, add_options, parse, write_json
 from minisgl.bench.measure import Meter, Result, run
 from minisgl.bench.offline import machine
 from minisgl.bench.workload import random_asks
@@ -107,9 +106,7 @@ def main(argv: Sequence[str]) -> None:
             found, where = measure(model, args.options, args.only, args.seed)
             rows += found
             show(found, where)
-    if args.json:
-        report = {"options": args.options, "machine": where, "rows": [asdict(row) for row in rows]}
-        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_json(args, {"options": args.options, "machine": where, "rows": [asdict(row) for row in rows]})
 
 
 def measure(

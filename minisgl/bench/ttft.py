@@ -7,7 +7,6 @@ the cache.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -15,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from minisgl.bench.arguments import add_json, add_options, parse
+from minisgl.bench.arguments import add_json, add_options, parse, write_json
 from minisgl.bench.measure import Meter, run
 from minisgl.bench.offline import machine
 from minisgl.bench.workload import random_asks
@@ -64,9 +63,7 @@ def main(argv: Sequence[str]) -> None:
             host.close()
             engine.close()
     show(lines, f"{config.model} on {where['device']} ({where['dtype']}, torch {where['torch']})")
-    if args.json:
-        whole = {"options": args.options, "machine": where, "ttft": [asdict(line) for line in lines]}
-        args.json.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    write_json(args, {"options": args.options, "machine": where, "ttft": [asdict(line) for line in lines]})
 
 
 def measure(scheduler: Scheduler, meter: Meter, lengths: Sequence[int], repeat: int, seed: int) -> list[First]:

@@ -16,6 +16,11 @@ ACTS: dict[str, Act] = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "ge
 """Hugging Face's ``hidden_act`` → its name in kernels that have it inside them."""
 
 
+def act_and_mul(x: Tensor, act: Act) -> Tensor:
+    """x [..., 2·dim], gate before up → act(gate)·up [..., dim]."""
+    return silu_and_mul(x) if act == "silu" else gelu_and_mul(x, "tanh" if act == "gelu_tanh" else "none")
+
+
 def silu_and_mul(x: Tensor) -> Tensor:
     """x [..., 2·dim], gate before up → silu(gate)·up [..., dim]."""
     if x.is_cuda:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.kernel.activation import Act, gelu_and_mul, silu_and_mul
+from minisgl.kernel.activation import Act, act_and_mul
 
 
 def gated_linear(x: Tensor, weight: Tensor, act: Act) -> Tensor | None:
@@ -25,5 +25,4 @@ def gated_linear(x: Tensor, weight: Tensor, act: Act) -> Tensor | None:
 
 def gated_linear_torch(x: Tensor, weight: Tensor, act: Act) -> Tensor:
     """The same in two: the product, and the activation of its halves."""
-    both = F.linear(x, weight)
-    return silu_and_mul(both) if act == "silu" else gelu_and_mul(both, "tanh" if act == "gelu_tanh" else "none")
+    return act_and_mul(F.linear(x, weight), act)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from minisgl.config import ConfigError
-from minisgl.kernel.activation import ACTS, gelu_and_mul, silu_and_mul
+from minisgl.kernel.activation import ACTS, act_and_mul
 from minisgl.kernel.gated import gated_linear
 from minisgl.layers.context import Context
 from minisgl.layers.linear import LinearColParallelMerged, LinearRowParallel
@@ -18,11 +18,7 @@ CPU_ROWS = 1024
 """Tokens that a CPU computes at a time, so that the widest activations stay in its cache (a fifth of the time of 8192
 tokens went into fetching fresh memory for them)."""
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": silu_and_mul,
-    "gelu": gelu_and_mul,
-    "gelu_pytorch_tanh": partial(gelu_and_mul, approximate="tanh"),
-}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {name: partial(act_and_mul, act=act) for name, act in ACTS.items()}
 """Hugging Face's ``hidden_act`` → the gated activation."""
 
 

@@ -78,7 +78,7 @@ def test_promise_8_greedy_tokens_in_bfloat16_on_several_gpus(tp: int, communicat
 def test_promise_10_a_rank_that_dies_in_a_step_is_an_error_not_a_hang(communicator: str) -> None:
     """The other GPU waits for it inside a collective, and nothing ends that but the end of its process."""
     program = (
-        "import os, signal, threading, time, psutil\n"
+        "import threading, time, psutil\n"
         "from minisgl import LLM, SamplingParams\n"
         "from minisgl.core import EngineDead\n"
         f"words = ['device=cuda', 'tp=2', 'num_pages=512', 'communicator={communicator}']\n"

@@ -9,8 +9,7 @@ weights pass by (the grouped order of Triton's matrix multiplication tutorial). 
 
 from __future__ import annotations
 
-import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -73,13 +72,8 @@ def serves(x: Tensor, weight: Tensor) -> bool:
         # TMA wants rows of whole 16 bytes, at addresses that 16 divides.
         and weight.shape[0] % 16 == weight.shape[1] % 8 == 0
         and x.data_ptr() % 16 == weight.data_ptr() % 16 == 0
-        and _device(x.device.index).major == 9  # Hopper: the first with TMA, and what was measured
+        and torch.cuda.get_device_properties(x.device).major == 9  # Hopper: the first with TMA, and what was measured
     )
-
-
-@functools.cache
-def _device(index: int) -> Any:
-    return torch.cuda.get_device_properties(index)
 
 
 def gated_linear(x: Tensor, weight: Tensor, act: str, tile: Tile = TILE) -> Tensor:
@@ -87,7 +81,7 @@ def gated_linear(x: Tensor, weight: Tensor, act: str, tile: Tile = TILE) -> Tens
     (rows, inner), dim = x.shape, weight.shape[0] // 2
     out = torch.empty((rows, dim), dtype=x.dtype, device=x.device)
     # As many for few tiles, too: a number of its own would be a kernel of its own, to be compiled.
-    programs = _device(x.device.index).multi_processor_count if x.is_cuda else 4
+    programs = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
     gated_linear_kernel[(programs,)](
         TensorDescriptor.from_tensor(x, [tile.m, tile.k]),
         TensorDescriptor.from_tensor(weight.view(2, dim, inner), [2, tile.n, tile.k]),
