@@ -1,6 +1,7 @@
 """Several ranks in one process, each a thread: for tests of communicators, and of what uses them.
 
 Ranks that wait for each other for ever are told from slow ones by a limit, and named with where each of them stands.
+The limit is for what they do, not for how they find each other, which a busy machine can make long.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,11 +18,14 @@ import torch
 
 from minisgl.distributed import Communicator
 from minisgl.host import Host
+from minisgl.testing.serving import patience
 from minisgl.utils.ports import free_port
 
 __all__ = ["Deadlock", "run_ranks"]
 
 T = TypeVar("T")
+LINKING_SECONDS = 120.0
+"""How long ranks may take to find each other."""
 Make = Callable[[int, int, str], Communicator]
 """Called as ``make(rank, size, address)``."""
 
@@ -46,46 +50,47 @@ def run_ranks(
     """``work(communicator)`` in ``size`` threads, one for each rank; the results in rank order.
 
     ``make`` links them, by default ``communicator=torch`` over gloo. Raises what the first rank to fail raised, and
-    `Deadlock` where ranks are not done after ``limit`` seconds.
+    `Deadlock` where ranks are not done ``limit`` seconds after all were linked, on a machine with a core to spare.
     """
     address = f"127.0.0.1:{free_port()}"
     link = make or _gloo(host or Host.load())
     links: dict[int, Communicator] = {}
     results: dict[int, T] = {}
     errors: list[BaseException] = []
+    ended = threading.Event()
 
     def run(rank: int) -> None:
         try:
             links[rank] = link(rank, size, address)
             results[rank] = work(links[rank])
-            links[rank].close()
+            ended.wait()  # a rank that closed its link now would look dead to one that waits for it
+            links[rank].close(abort=len(results) < size)
         except BaseException as error:  # raised again below, in the caller's thread
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank-{rank}", daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + limit
-    for thread in threads:
-        while thread.is_alive() and not errors and time.monotonic() < deadline:
-            thread.join(0.02)
-    waiting = {rank: _place(thread) for rank, thread in enumerate(threads) if thread.is_alive()}
-    if waiting:
-        _join(threads, 1.0)  # where one failed, the others may be about to
-        for one in list(links.values()):
-            one.close(abort=True)  # sends home who waits
-        _join(threads, 1.0)
+    _wait(LINKING_SECONDS, lambda: bool(errors) or len(links) == size)
+    _wait(patience(limit) if len(links) == size else 0.0, lambda: bool(errors) or len(results) == size)
+    waiting = {rank: _place(thread) for rank, thread in enumerate(threads) if rank not in results and thread.is_alive()}
+    deadlock = Deadlock(waiting, limit) if waiting and not errors else None
+    ended.set()
+    for rank in links.keys() - results.keys():
+        # Sends home who waits for it. In a thread, since gloo sends nobody home, itself too, out of a collective.
+        threading.Thread(target=links[rank].close, kwargs={"abort": True}, daemon=True).start()
+    _wait(2.0 if waiting or errors else patience(limit), lambda: not any(thread.is_alive() for thread in threads))
+    if deadlock is not None:
+        raise deadlock
     if errors:
         raise errors[0]
-    if waiting:
-        raise Deadlock(waiting, limit)
     return [results[rank] for rank in range(size)]
 
 
-def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
+def _wait(seconds: float, until: Callable[[], bool]) -> None:
     end = time.monotonic() + seconds
-    for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
+    while not until() and time.monotonic() < end:
+        time.sleep(0.005)
 
 
 def _gloo(host: Host) -> Make:
