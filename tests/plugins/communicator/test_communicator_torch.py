@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch.distributed import ProcessGroupGloo, Store
+from torch.distributed import HashStore, ProcessGroupGloo, Store
 
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
@@ -105,6 +105,8 @@ def test_promise_10_a_rank_that_fails_to_connect_is_an_error_on_all(
             ProcessGroupGloo(store, rank, size, limit)  # and gone again, with its connections
         raise RuntimeError("the cable is cut")
 
+    store = HashStore()  # in memory: over TCP, each rank may wait 5 s for a name server, on some machines
+    monkeypatch.setattr(torch.distributed, "TCPStore", lambda *_, **__: store)
     monkeypatch.setattr(torch.distributed, "ProcessGroupGloo", connect)
     make = partial(TorchCommunicator, Torch(timeout=60), size=3, address=f"127.0.0.1:{free_port()}", device=CPU)
     begin = time.monotonic()
