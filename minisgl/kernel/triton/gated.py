@@ -1,9 +1,9 @@
 """A gated projection in Triton: tiles of x, gate and up come through the tensor memory accelerator (TMA), and one wide
 product of the tensor cores has both halves side by side.
 
-As many programs run as there are multiprocessors, and each goes from tile to tile, so that the end of one overlaps the
-beginning of the next. Groups of rows of tiles are finished together: their part of x stays in the L2 cache while the
-weights pass by (the grouped order of Triton's matrix multiplication tutorial). The plain twin is in
+At most as many programs run as there are multiprocessors, and each goes from tile to tile, so that the end of one
+overlaps the beginning of the next. Groups of rows of tiles are finished together: their part of x stays in the L2 cache
+while the weights pass by (the grouped order of Triton's matrix multiplication tutorial). The plain twin is in
 `minisgl.kernel.gated`.
 """
 
@@ -80,9 +80,10 @@ def gated_linear(x: Tensor, weight: Tensor, act: str, tile: Tile = TILE) -> Tens
     """x [rows, in], weight [2·dim, in] → [rows, dim]; ``act`` is silu, gelu or gelu_tanh."""
     (rows, inner), dim = x.shape, weight.shape[0] // 2
     out = torch.empty((rows, dim), dtype=x.dtype, device=x.device)
-    # As many for few tiles, too: a number of its own would be a kernel of its own, to be compiled.
+    # PROGRAMS for few tiles, too: a number of their own would be a kernel of their own, to be compiled.
     programs = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
-    gated_linear_kernel[(programs,)](
+    tiles = triton.cdiv(rows, tile.m) * triton.cdiv(dim, tile.n)
+    gated_linear_kernel[(min(tiles, programs),)](
         TensorDescriptor.from_tensor(x, [tile.m, tile.k]),
         TensorDescriptor.from_tensor(weight.view(2, dim, inner), [2, tile.n, tile.k]),
         TensorDescriptor.from_tensor(out, [tile.m, tile.n]),
