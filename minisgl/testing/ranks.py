@@ -36,7 +36,7 @@ class Deadlock(AssertionError):  # noqa: N818 - the word for it
     def __init__(self, places: dict[int, str], seconds: float):
         self.places = places
         stand = "; ".join(f"rank {rank} at {place}" for rank, place in sorted(places.items()))
-        super().__init__(f"the ranks wait for each other for ever (nothing came for {seconds:g} s): {stand}")
+        super().__init__(f"the ranks wait for each other for ever (nothing came for {seconds:.0f} s): {stand}")
 
 
 def run_ranks(
@@ -66,20 +66,25 @@ def run_ranks(
             ended.wait()  # a rank that closed its link now would look dead to one that waits for it
             links[rank].close(abort=len(results) < size)
         except BaseException as error:  # raised again below, in the caller's thread
-            errors.append(error)
+            # Not where a rank is sent home: its frames would hold its connections open, and others wait for those.
+            if not ended.is_set() or len(results) == size:
+                errors.append(error)
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank-{rank}", daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
-    _wait(LINKING_SECONDS, lambda: bool(errors) or len(links) == size)
-    _wait(patience(limit) if len(links) == size else 0.0, lambda: bool(errors) or len(results) == size)
+    seconds = LINKING_SECONDS
+    _wait(seconds, lambda: bool(errors) or len(links) == size)
+    if len(links) == size:
+        seconds = patience(limit)
+        _wait(seconds, lambda: bool(errors) or len(results) == size)
     waiting = {rank: _place(thread) for rank, thread in enumerate(threads) if rank not in results and thread.is_alive()}
-    deadlock = Deadlock(waiting, limit) if waiting and not errors else None
+    deadlock = Deadlock(waiting, seconds) if waiting and not errors else None
     ended.set()
     for rank in links.keys() - results.keys():
-        # Sends home who waits for it. In a thread, since gloo sends nobody home, itself too, out of a collective.
+        # Sends home who waits for it. In a thread, since gloo's own abort waits for its rank to leave a collective.
         threading.Thread(target=links[rank].close, kwargs={"abort": True}, daemon=True).start()
-    _wait(2.0 if waiting or errors else patience(limit), lambda: not any(thread.is_alive() for thread in threads))
+    _wait(2.0 if waiting or errors else seconds, lambda: not any(thread.is_alive() for thread in threads))
     if deadlock is not None:
         raise deadlock
     if errors:

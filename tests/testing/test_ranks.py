@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -29,10 +30,11 @@ def test_how_long_ranks_take_to_link_does_not_count() -> None:
 
 
 def test_a_rank_that_never_comes_is_a_deadlock_and_the_others_go_home() -> None:
-    begun = time.monotonic()
+    before, begun = set(threading.enumerate()), time.monotonic()
     with pytest.raises(Deadlock, match=r"rank 0 at .*; rank 1 at "):
         run_ranks(3, lambda comm: total(comm) if comm.rank < 2 else 0.0, make=link, limit=1.0)
     assert time.monotonic() - begun < 30
+    assert not [one for one in set(threading.enumerate()) - before if one.name.startswith("rank-")]
 
 
 def test_what_one_rank_raises_is_raised() -> None:
