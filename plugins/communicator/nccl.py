@@ -42,7 +42,7 @@ class NcclCommunicator(GroupCommunicator):
 
     def __init__(self, config: Nccl, rank: int, size: int, address: str, device: torch.device):
         if size > 1 and device.type != "cuda":
-            raise ConfigError("communicator=nccl links GPUs; on a CPU use communicator=torch.")
+            raise ConfigError("it links GPUs; on a CPU use communicator=torch.")
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
         super().__init__(config.timeout, rank, size, address, device)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minisgl.attention import GraphKey
+from minisgl.config import ConfigError
 from minisgl.engine.graph import Buckets, check_sizes
 from minisgl.hooks import hookimpl
 
@@ -98,4 +99,10 @@ def minisgl_configs() -> Iterable[tuple[str, str, type]]:
 
 @hookimpl
 def minisgl_graph(config: Any, device: torch.device) -> CudaGraphRunner | None:
-    return CudaGraphRunner(config, device) if isinstance(config, CudaGraph) else None
+    if not isinstance(config, CudaGraph):
+        return None
+    if device.type != "cuda":
+        raise ConfigError(
+            f"it records on GPUs, and the device is {device}: graph=simulated keeps the same rules there."
+        )
+    return CudaGraphRunner(config, device)

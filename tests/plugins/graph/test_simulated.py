@@ -11,6 +11,7 @@ import torch
 from minisgl import LLM, SamplingParams
 from minisgl.attention import GraphKey
 from minisgl.config import ConfigError
+from minisgl.plugins.graph import cuda
 from minisgl.plugins.graph.cuda import CudaGraph, CudaGraphRunner
 from minisgl.plugins.graph.simulated import Simulated, SimulatedRunner, minisgl_graph
 from minisgl.testing.checkpoints import tiny_checkpoint
@@ -215,7 +216,9 @@ def test_pick_takes_the_smallest_bucket_that_holds_the_rows() -> None:
     assert runner.pick(1, 1, True) is None
 
 
-def test_a_gpu_is_refused() -> None:
+def test_the_wrong_device_is_refused() -> None:
     with pytest.raises(ConfigError, match="graph=cuda"):
         minisgl_graph(Simulated(), torch.device("cuda"))
+    with pytest.raises(ConfigError, match="graph=simulated"):
+        cuda.minisgl_graph(CudaGraph(), torch.device("cpu"))
     assert minisgl_graph(object(), torch.device("cpu")) is None
