@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minisgl.distributed import Communicator
 from minisgl.kernel.norm import add_rms_norm
-from minisgl.testing.ranks import run_ranks
+from minisgl.testing.ranks import LINKING_SECONDS, run_ranks
 
 __all__ = ["CommunicatorConformance", "ReduceCase", "cases"]
 
@@ -59,7 +59,7 @@ class CommunicatorConformance:
     sizes: Sequence[int] = (2, 3)
     """How many ranks it is tried with."""
     limit = 10.0
-    """Seconds after which ranks that wait for each other are called a deadlock."""
+    """Seconds after which ranks that are linked and wait for each other are called a deadlock."""
 
     def make(self, rank: int, size: int, address: str) -> Communicator:
         """One rank's communicator on CPUs; ``address`` is ``host:port`` of rank 0's rendezvous."""
@@ -172,9 +172,10 @@ class CommunicatorConformance:
             def other(inner: Communicator) -> float:
                 return float(inner.all_reduce(torch.ones(3)).sum())
 
-            between = self.on_ranks(2, other) if comm.rank == 0 else []
+            between = self.on_ranks(2, other) if comm.rank == 0 else []  # links two ranks while the others wait
             return [float(comm.all_reduce(torch.ones(2)).sum()), *between]
 
+        self.limit += LINKING_SECONDS
         got = self.on_ranks(size, work)
         assert got == [[2.0 * size, 6.0, 6.0], *[[2.0 * size]] * (size - 1)]
         assert not torch.distributed.is_initialized(), "torch.distributed was given a default group"

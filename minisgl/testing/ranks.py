@@ -21,7 +21,7 @@ from minisgl.host import Host
 from minisgl.testing.serving import patience
 from minisgl.utils.ports import free_port
 
-__all__ = ["Deadlock", "run_ranks"]
+__all__ = ["LINKING_SECONDS", "Deadlock", "run_ranks"]
 
 T = TypeVar("T")
 LINKING_SECONDS = 120.0
