@@ -59,7 +59,7 @@ def test_ranks_that_all_send_before_they_receive_are_a_deadlock_with_a_place() -
         return Waiting(Ring(timeout=30), rank, size, address, CPU)
 
     with pytest.raises(Deadlock, match=r"rank 0 at test_ring\.py") as caught:
-        run_ranks(3, lambda comm: comm.all_reduce(torch.ones(3)), make=make, limit=2.0)
+        run_ranks(3, lambda comm: comm.all_reduce(torch.ones(3)), make=make, limit=1.0)
     assert set(caught.value.places) == {0, 1, 2}
 
 
