@@ -42,8 +42,8 @@ docs: $(TOOLS)
 	@echo "The documentation is in site/index.html."
 
 reference: $(BASE)
-	$(BIN)/python -m minisgl.reference docs/reference
-	$(BIN)/python -m minisgl.lab.generate
+	$(BIN)/python -m minisgl.options.reference docs/reference
+	$(BIN)/python -m minisgl.course.lab.generate
 
 format: $(TOOLS)
 	$(BIN)/ruff check --fix .

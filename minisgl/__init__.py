@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from minisgl.core import SamplingParams
 from minisgl.hooks import hookimpl
+from minisgl.utils.version import __version__
 
 if TYPE_CHECKING:
     from minisgl.llm import LLM
 
-__version__ = "0.1.0"
 __all__ = ["LLM", "SamplingParams", "__version__", "hookimpl"]
 
 

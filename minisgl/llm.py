@@ -17,10 +17,11 @@ import msgspec
 from tqdm import tqdm
 
 from minisgl.core import EngineDead, FinishReason, Logprobs, Output, Refused, SamplingParams
-from minisgl.engine.build import build_scheduler
 from minisgl.engine.followers import start_engine
-from minisgl.host import Host
 from minisgl.models.resolve import resolve_model
+from minisgl.options.compose import compose
+from minisgl.plugin_manager.manager import Host
+from minisgl.scheduler.build import build_scheduler
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.tokenizer import Tokenizer
 
@@ -77,7 +78,7 @@ class LLM:
 
     def __init__(self, model: str = "tutor", *, overrides: Sequence[str] = ()):
         self.host = Host.load()
-        self.config = self.host.compose([f"model={model}", *overrides])
+        self.config = compose(self.host, [f"model={model}", *overrides])
         self.tokenizer = Tokenizer.from_dir(resolve_model(self.config.model))
         self.engine = start_engine(self.config, self.host)
         self.scheduler = build_scheduler(self.config, self.host, self.engine)

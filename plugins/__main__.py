@@ -15,10 +15,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from minisgl.compose import plain_errors, split_plugins
 from minisgl.config import ConfigError
-from minisgl.host import Host, Plugin
-from minisgl.options import options_of
+from minisgl.options.compose import plain_errors, split_plugins
+from minisgl.options.describe import options_of
+from minisgl.plugin_manager.manager import Host, Plugin
 
 USAGE = "usage: python -m minisgl.plugins [my_plugin.py | module | plugins=my_plugin.py ...] [--json]"
 

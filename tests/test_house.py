@@ -1,4 +1,4 @@
-"""The house itself: what is packaged, and which way imports point."""
+"""The structure of the project: which way imports point, and what a wheel contains."""
 
 from __future__ import annotations
 
@@ -9,55 +9,123 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = (
-    {"config", "hooks", "core", "utils", "discover", "host", "calls", "options", "completion", "compose", "reference"},
-    {"distributed", "message", "kernel"},
-    {"layers", "attention", "kvcache", "moe"},
-    {"models", "tutor"},
-    {"engine"},
-    {"scheduler"},
-    {"tokenizer", "server", "llm", "bench", "lab", "testing", "trace", "shell", "demo", "site", "__main__"},
+    {"utils", "core", "hooks", "config"},
+    {"plugin_manager"},
+    {"options"},
+    {"message", "kernel"},
+    {"distributed", "attention", "kvcache", "moe"},
+    {"layers"},
+    {"models"},
+    {"engine", "scheduler"},
+    {"tokenizer"},
+    {"server", "llm"},
+    {"trace"},
+    {"testing"},
+    {"bench"},
+    {"__init__", "__main__", "shell", "demo"},
+    {"course"},
+    {"lab"},
 )
+"""The top-level parts of ``minisgl``, lowest first. A part imports from lower layers only; `docs/architecture.md` has
+the same list."""
+
+ENTRIES = {"minisgl.lab": "minisgl.course", "minisgl.bench.__main__": "minisgl.course.ladder.stages"}
+"""Modules outside ``minisgl.course`` that may import it, and what they import."""
 
 
 def sources(*folders: str) -> Iterator[Path]:
+    """Every Python file below the folders."""
     for folder in folders:
         for path in sorted((ROOT / folder).glob("**/*.py")):
             if "__pycache__" not in path.parts:
                 yield path
 
 
-def imports(path: Path, everywhere: bool = True) -> Iterator[str]:
-    """Modules that a file imports when it runs; ``everywhere``: within functions too."""
-
-    def walk(node: ast.AST) -> Iterator[ast.AST]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                continue
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and not everywhere:
-                continue
+def walk(node: ast.AST, functions: bool) -> Iterator[ast.AST]:
+    """Every node that runs: what is only for type checkers is left out, and function bodies without ``functions``."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            for other in child.orelse:
+                yield other
+                yield from walk(other, functions)
+        elif functions or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield child
-            yield from walk(child)
+            yield from walk(child, functions)
 
-    for node in walk(ast.parse(path.read_text("utf-8"))):
+
+def imports(path: Path, functions: bool = True) -> Iterator[str]:
+    """The modules that a file imports, those inside its functions too; submodules by their full name.
+
+    ``importlib.import_module`` with a string counts as an import.
+    """
+    for node in walk(ast.parse(path.read_text("utf-8")), functions):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            yield from sorted(names & modules().keys())
+            if names - modules().keys():
+                yield node.module
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from (str(argument.value) for argument in node.args if isinstance(argument, ast.Constant))
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module below ``minisgl/`` by its dotted name."""
+    found = {}
+    for path in sources("minisgl"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path
+    return found
+
+
+@cache
+def import_graph() -> dict[str, set[str]]:
+    """Which module of ``minisgl`` imports which."""
+    return {name: {t for t in imports(path) if t in modules() and t != name} for name, path in modules().items()}
+
+
+def part_of(module: str) -> str:
+    """The top-level part that a module belongs to; ``__init__`` for the package ``minisgl`` itself."""
+    return module.removeprefix("minisgl").lstrip(".").partition(".")[0] or "__init__"
+
+
+def find_circle(graph: dict[str, set[str]]) -> list[str]:
+    """One import circle, as a list of modules that begins and ends with the same; empty if there is none."""
+    done: set[str] = set()
+
+    def visit(name: str, trail: list[str]) -> list[str]:
+        if name in trail:
+            return [*trail[trail.index(name) :], name]
+        if name in done:
+            return []
+        for target in sorted(graph.get(name, ())):
+            if circle := visit(target, [*trail, name]):
+                return circle
+        done.add(name)
+        return []
+
+    return next((circle for name in sorted(graph) if (circle := visit(name, []))), [])
 
 
 # ---- what may import what ----------------------------------------------------------------------------
 
 
-def test_the_core_names_no_plugin_and_imports_no_gpu_package() -> None:
+def test_core_names_no_plugin_and_no_gpu_package() -> None:
     gpu = {"flashinfer", "flash_attn", "flash_attn_interface", "tensorrt_llm", "cuda", "cupy", "nccl"}
     for path in sources("minisgl"):
         for name in imports(path):
-            assert not name.startswith("minisgl.plugins"), f"{path} imports {name}"
+            if "testing" not in path.parts:  # the kits and the simulation build shipped plugins by name
+                assert not name.startswith("minisgl.plugins"), f"{path} imports {name}"
             assert name.partition(".")[0] not in gpu, f"{path} imports {name}"
 
 
@@ -67,7 +135,7 @@ def test_gpu_packages_are_imported_inside_the_factory() -> None:
         assert not any(name.split(".")[0] in ("plugins", "conf") for name in imports(path)), path
 
 
-def test_no_plugin_knows_another() -> None:
+def test_no_plugin_imports_another_kind() -> None:
     for path in sources("plugins"):
         own = "minisgl.plugins." + path.parent.name
         for name in imports(path):
@@ -75,49 +143,100 @@ def test_no_plugin_knows_another() -> None:
                 assert name.startswith(own), f"{path} imports {name}"
 
 
-def test_dependencies_point_one_way() -> None:
+def test_no_import_points_upwards() -> None:
+    """Function-local imports count. Two parts of one layer do not import each other."""
     level = {name: i for i, names in enumerate(LAYERS) for name in names}
     wrong = []
-    for path in sources("minisgl"):
-        part = path.relative_to(ROOT / "minisgl").parts[0].removesuffix(".py")
-        if part == "__init__":
-            continue
-        assert part in level, f"{path}: put minisgl.{part} into LAYERS here, and into the docs"
-        for name in imports(path, everywhere=False):
-            target = name.removeprefix("minisgl.").partition(".")[0]
-            if name.startswith("minisgl.") and level.get(target, 0) > level[part]:
-                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    for module, targets in import_graph().items():
+        part = part_of(module)
+        assert part in level, f"{module}: put minisgl.{part} into LAYERS here, and into docs/architecture.md"
+        for target in targets:
+            if ENTRIES.get(module) is not None and target.startswith(ENTRIES[module]):
+                continue
+            other = part_of(target)
+            if other != part and level[other] >= level[part] and level[part] > 0:
+                wrong.append(f"{module} imports {target}")
     assert wrong == []
+
+
+def test_there_is_no_import_circle() -> None:
+    """Neither between modules nor between the top-level parts."""
+    assert find_circle(import_graph()) == []
+    parts: dict[str, set[str]] = {}
+    for module, targets in import_graph().items():
+        if module not in ENTRIES:
+            parts.setdefault(part_of(module), set()).update(
+                part_of(t) for t in targets if part_of(t) != part_of(module)
+            )
+    assert find_circle(parts) == []
+
+
+def test_the_circle_finder_finds_one() -> None:
+    assert find_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+
+
+def test_nothing_but_its_entries_imports_the_course() -> None:
+    wrong = [
+        f"{module} imports {target}"
+        for module, targets in import_graph().items()
+        for target in targets
+        if target.startswith("minisgl.course")
+        and not module.startswith("minisgl.course")
+        and not target.startswith(ENTRIES.get(module, "none"))
+    ]
+    for path in sources("plugins", "conf"):
+        wrong += [f"{path.relative_to(ROOT)} imports {name}" for name in imports(path) if "minisgl.course" in name]
+    assert wrong == []
+
+
+def test_architecture_page_has_the_layers() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    missing = [name for names in LAYERS for name in names if not name.startswith("__") and f"`{name}`" not in page]
+    assert missing == []
 
 
 # ---- packaging ---------------------------------------------------------------------------------------
 
 
-def test_the_wheel_holds_every_file_and_works(tmp_path: Path) -> None:
-    tree = tmp_path / "tree"
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The tree that a wheel was built from, and the wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    tree = folder / "tree"
     skip = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pt", "*.bin")
-    for folder in ("minisgl", "plugins", "conf", "chapters"):
-        shutil.copytree(ROOT / folder, tree / folder, ignore=skip)
+    for name in ("minisgl", "plugins", "conf", "chapters"):
+        shutil.copytree(ROOT / name, tree / name, ignore=skip)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        tmp_path,
-        tree,
-    ]
-    subprocess.run(command, check=True, timeout=120)
-    (wheel,) = tmp_path.glob("minisgl-*.whl")
-    inside = set(zipfile.ZipFile(wheel).namelist())
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "-w", folder, tree], check=True)
+    (made,) = folder.glob("minisgl-*.whl")
+    return tree, made
+
+
+NO_COURSE = """
+import sys
+class NoCourse:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("minisgl.course"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, NoCourse())
+"""
+
+
+def run_installed(installed: Path, code: str) -> None:
+    """Run code in a process that sees the unpacked wheel and not the checkout."""
+    lines = "\n".join(line[8:] for line in code.splitlines())
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    subprocess.run([sys.executable, "-c", lines, str(installed)], check=True, cwd=installed.parent, env=environment)
+
+
+def test_the_wheel_holds_every_file_and_works(wheel: tuple[Path, Path], tmp_path: Path) -> None:
+    tree, made = wheel
+    inside = set(zipfile.ZipFile(made).namelist())
     places = {"minisgl": "minisgl", "plugins": "minisgl/plugins", "conf": "minisgl/conf"}
     places["chapters"] = "minisgl/chapters"
-    kinds = {".py", ".yaml", ".json", ".safetensors", ".typed", ".jinja", ".toml", ".cpp", ".cu"}
+    kinds = {".py", ".yaml", ".json", ".safetensors", ".typed", ".jinja", ".toml", ".cpp", ".cu", ".js", ".css"}
     expected = {
         f"{place}/{path.relative_to(tree / folder).as_posix()}"
         for folder, place in places.items()
@@ -125,18 +244,55 @@ def test_the_wheel_holds_every_file_and_works(tmp_path: Path) -> None:
         if path.suffix in kinds and "build" not in path.relative_to(tree / folder).parts
     }
     assert expected - inside == set()
-    assert wheel.stat().st_size < 20 * 2**20
-
-    installed = tmp_path / "installed"
-    zipfile.ZipFile(wheel).extractall(installed)
-    code = """
-        import minisgl, minisgl.conf, minisgl.plugins, sys
-        from minisgl.host import Host
+    assert made.stat().st_size < 20 * 2**20
+    zipfile.ZipFile(made).extractall(tmp_path / "installed")
+    run_installed(
+        tmp_path / "installed",
+        """
+        import sys
+        import minisgl, minisgl.conf, minisgl.plugins
         from minisgl.models.resolve import resolve_model
+        from minisgl.options.compose import compose
+        from minisgl.plugin_manager.manager import Host
         assert all(m.__file__.startswith(sys.argv[1]) for m in (minisgl, minisgl.conf, minisgl.plugins)), minisgl
-        host = Host.load(light=True)
-        assert host.compose(["stage=6", "experiment=laptop"]).page_size == 16
+        assert compose(Host.load(light=True), ["stage=6", "experiment=laptop"]).page_size == 16
         assert resolve_model("tutor").is_dir() and str(resolve_model("tutor")).startswith(sys.argv[1])
-    """
-    command = [sys.executable, "-c", "\n".join(line.strip() for line in code.splitlines()), str(installed)]
-    subprocess.run(command, check=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(installed)}, timeout=60)
+        """,
+    )
+
+
+def test_a_wheel_without_the_course_serves(wheel: tuple[Path, Path], tmp_path: Path) -> None:
+    """The engine, the server and the command line do not need ``minisgl/course``."""
+    _, made = wheel
+    installed = tmp_path / "installed"
+    zipfile.ZipFile(made).extractall(installed)
+    shutil.rmtree(installed / "minisgl" / "course")
+    # An editable install would find the checkout's copy, in every child process too.
+    (installed / "sitecustomize.py").write_text(NO_COURSE)
+    run_installed(
+        installed,
+        """
+        import json, sys, urllib.request
+        import minisgl
+        assert minisgl.__file__.startswith(sys.argv[1])
+        try:
+            import minisgl.course
+        except ModuleNotFoundError:
+            pass
+        else:
+            raise AssertionError(minisgl.course)
+        from minisgl.server.attached import attached_server
+        with attached_server(["model=tutor", "device=cpu"]) as url:
+            body = {"model": "tutor", "prompt": "What is a radix cache?", "max_tokens": 4, "temperature": 0}
+            request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode())
+            request.add_header("Content-Type", "application/json")
+            with urllib.request.urlopen(request) as answer:
+                assert json.load(answer)["usage"]["completion_tokens"] == 4
+        """,
+    )
+
+
+def test_the_version_is_one(wheel: tuple[Path, Path]) -> None:
+    from minisgl import __version__
+
+    assert wheel[1].name.startswith(f"minisgl-{__version__}-")

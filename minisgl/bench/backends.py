@@ -15,8 +15,8 @@ import torch
 from minisgl.attention import AttentionBackend, AttnBatch, LayerSpec
 from minisgl.bench.timing import BF16, Case, random
 from minisgl.config import ConfigError
-from minisgl.host import Host
 from minisgl.kvcache.pool import KVPool
+from minisgl.plugin_manager.manager import Host
 
 HEADS = {"0.6B, 8B: 16/8": (16, 8, 128), "14B: 40/8": (40, 8, 128), "30B-A3B: 32/4": (32, 4, 128)}
 

@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from minisgl.bench.arguments import add_json, add_options, parse, write_json
-from minisgl.compose import plain_errors
 from minisgl.config import Config
 from minisgl.core import I32, EngineSpec, SamplingParams
-from minisgl.engine.build import build_scheduler
-from minisgl.host import Host
+from minisgl.options.compose import compose, plain_errors
+from minisgl.plugin_manager.manager import Host
+from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.null import NullEngine
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
     args = parse(parser(), argv)
     with plain_errors("minisgl.bench"):
         host = Host.load(light=True)
-        config = host.compose(args.options)
+        config = compose(host, args.options)
         if args.profile:
             profile(config, host, args.steps)
             return

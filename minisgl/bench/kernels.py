@@ -21,9 +21,9 @@ from torch import Tensor
 from minisgl.bench import backends
 from minisgl.bench.arguments import add_json, write_json
 from minisgl.bench.timing import BF16, Case, Measured, measure, random
-from minisgl.compose import plain_errors
 from minisgl.config import ConfigError
-from minisgl.engine import noise
+from minisgl.engine import gumbel as noise
+from minisgl.options.compose import plain_errors
 
 VOCABULARY = 151_936  # Qwen3's
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from minisgl.config import Config
 from minisgl.core import SamplingParams, Step, StepResult
-from minisgl.engine.build import build_scheduler
-from minisgl.host import Host
+from minisgl.plugin_manager.manager import Host
+from minisgl.scheduler.build import build_scheduler
 
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
 """What the names of such calls begin with (CUDA's runtime and driver)."""

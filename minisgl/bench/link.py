@@ -17,7 +17,7 @@ import torch
 
 from minisgl.bench.arguments import add_json, write_json
 from minisgl.config import ConfigError
-from minisgl.host import Host
+from minisgl.plugin_manager.manager import Host
 from minisgl.utils.ports import free_port
 
 ROADS: dict[str, tuple[str, dict[str, int]]] = {

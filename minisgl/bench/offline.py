@@ -16,19 +16,19 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-import minisgl
 from minisgl.bench.arguments import add_json, add_options, parse, write_json
 from minisgl.bench.measure import Meter, Result, run
-from minisgl.bench.reference import Reference, run_transformers
+from minisgl.bench.transformers_baseline import Reference, run_transformers
 from minisgl.bench.workload import Ask, parse_range, random_asks, read_asks
-from minisgl.compose import plain_errors
 from minisgl.config import ConfigError
 from minisgl.core import SamplingParams
-from minisgl.engine.build import build_scheduler
 from minisgl.engine.followers import start_engine
-from minisgl.host import Host
 from minisgl.models.resolve import resolve_model
+from minisgl.options.compose import compose, plain_errors
+from minisgl.plugin_manager.manager import Host
+from minisgl.scheduler.build import build_scheduler
 from minisgl.tokenizer.tokenizer import Tokenizer
+from minisgl.utils.version import __version__
 
 
 def parser() -> argparse.ArgumentParser:
@@ -59,7 +59,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     if args.compare and args.temperature:
         raise ConfigError("--compare runs greedily: leave --temperature out.")
     host = Host.load()
-    config = host.compose(args.options)
+    config = compose(host, args.options)
     path = resolve_model(config.model)
     engine = start_engine(config, host)
     try:
@@ -120,7 +120,7 @@ def machine(device: str, dtype: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "minisgl": minisgl.__version__,
+        "minisgl": __version__,
     }
 
 

@@ -23,13 +23,13 @@ from minisgl.bench.arguments import add_json, add_options, parse, write_json
 from minisgl.bench.measure import queue
 from minisgl.bench.offline import machine
 from minisgl.bench.workload import random_asks
-from minisgl.compose import plain_errors
 from minisgl.config import ConfigError
 from minisgl.core import Engine, SamplingParams, Step, StepResult
-from minisgl.engine.build import build_scheduler
 from minisgl.engine.followers import start_engine
-from minisgl.host import Host
+from minisgl.options.compose import compose, plain_errors
+from minisgl.plugin_manager.manager import Host
 from minisgl.scheduler import Scheduler
+from minisgl.scheduler.build import build_scheduler
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> None:
         if not torch.cuda.is_available():
             raise ConfigError("a device's timeline is taken on a GPU, and torch finds no CUDA device here.")
         host = Host.load()
-        config = host.compose([f"max_running_requests={max(args.rows, 1)}", *args.options])
+        config = compose(host, [f"max_running_requests={max(args.rows, 1)}", *args.options])
         engine = start_engine(config, host)
         try:
             where = machine(str(engine.device), str(engine.dtype).removeprefix("torch."))

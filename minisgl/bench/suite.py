@@ -20,12 +20,12 @@ from minisgl.bench.arguments import add_json, add_options, parse, write_json
 from minisgl.bench.measure import Meter, Result, run
 from minisgl.bench.offline import machine
 from minisgl.bench.workload import random_asks
-from minisgl.compose import plain_errors
 from minisgl.core import SamplingParams
-from minisgl.engine.build import build_scheduler
 from minisgl.engine.followers import start_engine
-from minisgl.host import Host
+from minisgl.options.compose import compose, plain_errors
+from minisgl.plugin_manager.manager import Host
 from minisgl.scheduler import Scheduler
+from minisgl.scheduler.build import build_scheduler
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def measure(
 ) -> tuple[list[Row], dict[str, Any]]:
     """Start ``model`` once and run its workloads; the rows, and where it ran."""
     host = Host.load()
-    config = host.compose([f"model={model}", "load=dummy", *options])
+    config = compose(host, [f"model={model}", "load=dummy", *options])
     begin = time.perf_counter()
     engine = start_engine(config, host)
     rows = [Row(model, "start", "s", time.perf_counter() - begin, Others())]

@@ -17,8 +17,8 @@ import torch
 
 from minisgl.bench.backends import paged
 from minisgl.bench.timing import random, time_us
-from minisgl.compose import plain_errors
 from minisgl.config import ConfigError
+from minisgl.options.compose import plain_errors
 
 Variant = tuple[str, Callable[[], Any]]
 

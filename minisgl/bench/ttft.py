@@ -18,12 +18,12 @@ from minisgl.bench.arguments import add_json, add_options, parse, write_json
 from minisgl.bench.measure import Meter, run
 from minisgl.bench.offline import machine
 from minisgl.bench.workload import random_asks
-from minisgl.compose import plain_errors
 from minisgl.config import ConfigError
 from minisgl.core import SamplingParams
-from minisgl.engine.build import build_scheduler
 from minisgl.engine.followers import start_engine
-from minisgl.host import Host
+from minisgl.options.compose import compose, plain_errors
+from minisgl.plugin_manager.manager import Host
+from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 
 LENGTHS = (16, 64, 128, 256, 512, 1000, 2000)
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
         if min(args.repeat, *args.input) < 1:
             raise ConfigError("--input and --repeat: at least 1.")
         host = Host.load()
-        config = host.compose(args.options)
+        config = compose(host, args.options)
         engine = start_engine(config, host)
         try:
             where = machine(str(engine.device), str(engine.dtype).removeprefix("torch."))

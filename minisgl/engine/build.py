@@ -1,4 +1,4 @@
-"""From a `Config` to a running engine and scheduler; and how the other ranks follow rank 0.
+"""From a `Config` to a running engine; and how the other ranks follow rank 0.
 
 What every process that computes calls, whether it is ``LLM``'s or a server's: it knows which hooks to ask and in
 which order, and leaves sockets, pipes and the watching of processes to its callers.
@@ -7,17 +7,15 @@ which order, and leaves sockets, pipes and the watching of processes to its call
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from minisgl.core import Engine, EngineSpec, Step, StepResult
 
 if TYPE_CHECKING:
     from minisgl.config import Config
     from minisgl.engine.engine import TorchEngine
-    from minisgl.host import Host
-    from minisgl.scheduler.scheduler import Scheduler
+    from minisgl.plugin_manager.manager import Host
 
 MAX_UNREAD = 2
 """Steps that an engine may have launched whose results nobody has read yet (DESIGN 5, the stream rule)."""
@@ -56,34 +54,6 @@ def _share_cores(size: int) -> None:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(max(1, min(torch.get_num_threads(), cores // size)))
-
-
-class RankZeroEngine(Engine, Protocol):
-    """What a scheduler is built over: an engine that knows which tokens end a text."""
-
-    eos_ids: frozenset[int]
-
-
-def build_scheduler(
-    config: Config, host: Host, engine: RankZeroEngine, clock: Callable[[], float] = time.monotonic
-) -> Scheduler:
-    """Rank 0's scheduler over ``engine``, with the cache and the policy that the config names. Its observers listen
-    until ``host.close()``."""
-    from minisgl.scheduler.scheduler import Scheduler
-
-    host.observe(config, engine.spec)
-    return Scheduler(
-        engine,
-        host.build("cache", config.cache, page_size=engine.spec.page_size),
-        host.build("scheduler", config.scheduler),
-        max_prefill_tokens=config.max_prefill_tokens,
-        overlap=config.overlap,
-        starvation_steps=config.starvation_steps,
-        eos_ids=engine.eos_ids,
-        seed=config.seed,
-        hook=host.hook,
-        clock=clock,
-    )
 
 
 class LeaderEngine:

@@ -23,7 +23,7 @@ from minisgl.core import EngineDead, EngineSpec, Step, StepResult
 from minisgl.engine import setup
 from minisgl.engine.graph import StaticInputs
 from minisgl.engine.inputs import Choices, InputBuilder, TokenFrame, Tokens
-from minisgl.engine.memory import size_pool
+from minisgl.engine.kv_sizing import size_pool
 from minisgl.engine.piecewise import PiecewiseAttention
 from minisgl.engine.sampler import Sampled, SamplePlan, Sampler, read_logprobs
 from minisgl.engine.transfer import Download
@@ -31,7 +31,7 @@ from minisgl.kvcache.pool import KVPool
 from minisgl.layers.context import Context
 
 if TYPE_CHECKING:
-    from minisgl.host import Host
+    from minisgl.plugin_manager.manager import Host
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ import torch
 
 from minisgl.core import EngineDead, EngineSpec, Step, StepResult
 from minisgl.engine.build import LeaderEngine, build_engine, follow
-from minisgl.host import Host, decode_config, encode_config, plugins_of
+from minisgl.plugin_manager.manager import Host, decode_config, encode_config, plugins_of
 from minisgl.utils.ports import free_port
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Recording what a forward pass launches, once, to launch it again as one: what a graph runner is built on.
 
-On a GPU that is a CUDA graph, on a CPU a tape that keeps the same rules (`minisgl.engine.tape`). Which steps are
-recorded, on what inputs, and which recording serves a step, is the runner's business.
+On a GPU that is a CUDA graph, on a CPU a tape that keeps the same rules (`minisgl.engine.simulated_graph`). Which
+steps are recorded, on what inputs, and which recording serves a step, is the runner's business.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from minisgl.config import ConfigError
-from minisgl.engine.tape import GraphViolation, record
+from minisgl.engine.simulated_graph import GraphViolation, record
 from minisgl.kernel.launch import recording
 
 __all__ = ["Recorder", "Recording"]

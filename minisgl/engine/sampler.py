@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from minisgl.core import I32, I64, Logprobs, SamplingParams, Seat
-from minisgl.engine import filters
-from minisgl.engine.noise import argmax, draw, seed_key, token_hashes
+from minisgl.engine import logits_processors as filters
+from minisgl.engine.gumbel import argmax, draw, seed_key, token_hashes
 from minisgl.engine.transfer import Uploader
 
 Reals = npt.NDArray[np.float32]

@@ -16,16 +16,16 @@ import torch
 
 from minisgl.attention import AttentionBackend
 from minisgl.config import Config, ConfigError
-from minisgl.discover import near
 from minisgl.layers.context import Context
 from minisgl.models.config import ModelConfig, read_json
 from minisgl.models.decoder import Model
 from minisgl.models.knockout import knock_out
 from minisgl.models.resolve import resolve_model
 from minisgl.models.weights import Checkpoint, Dummy
+from minisgl.plugin_manager.discovery import near
 
 if TYPE_CHECKING:
-    from minisgl.host import Host
+    from minisgl.plugin_manager.manager import Host
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -9,11 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
-def most_blocks(pairs: int, experts: int, block: int) -> int:
-    """Blocks that ``pairs`` pairs over ``experts`` experts need at most, however they are routed."""
-    used = min(pairs, experts)
-    return used + (pairs - used) // block
+from minisgl.kernel.blocks import max_blocks
 
 
 def align(ids: Tensor, first: int, experts: int, block: int) -> tuple[Tensor, Tensor]:
@@ -23,12 +19,12 @@ def align(ids: Tensor, first: int, experts: int, block: int) -> tuple[Tensor, Te
     expert, padded with tokens · top_k; and ``owner`` [blocks], each block's expert counted from ``first``, -1 for a
     block that nobody needs. Pairs of experts that are elsewhere are left out.
     """
+    blocks = max_blocks(ids.numel(), experts, block)
     if ids.is_cuda:
         from minisgl.kernel.triton import align as triton
 
         return triton.align(ids, first, experts, block)
     flat, device = ids.flatten().long() - first, ids.device
-    blocks = most_blocks(len(flat), experts, block)
     flat = torch.where((flat < 0) | (flat >= experts), experts, flat)
     counts = torch.zeros(experts + 1, dtype=torch.int64, device=device).index_add_(0, flat, torch.ones_like(flat))
     padded = (counts + (block - 1)) // block * block

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from minisgl.kernel.linear import Packed, linear, pack
 from minisgl.layers.context import Context
-from minisgl.layers.pieces import Piece
+from minisgl.layers.weight_shards import Piece
 
 
 class _VocabRows(nn.Module):

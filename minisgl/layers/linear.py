@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from minisgl.config import ConfigError
 from minisgl.kernel.linear import Packed, linear, pack
 from minisgl.layers.context import Context
-from minisgl.layers.pieces import Piece, split_rows
+from minisgl.layers.weight_shards import Piece, split_rows
 
 
 def _parameter(ctx: Context, *shape: int) -> nn.Parameter:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from minisgl.kernel.routing import softmax_topk
 from minisgl.layers.context import Context
-from minisgl.layers.pieces import Piece, split_rows
+from minisgl.layers.weight_shards import Piece, split_rows
 
 
 class MoELayer(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from minisgl.kernel.norm import add_rms_norm, rms_norm
 from minisgl.layers.context import Context
-from minisgl.layers.pieces import Piece
+from minisgl.layers.weight_shards import Piece
 
 
 class RMSNorm(nn.Module):

@@ -21,7 +21,7 @@ from minisgl.layers import (
     RoPE,
     VocabParallelEmbedding,
 )
-from minisgl.layers.pieces import Piece, Source, pieces_of
+from minisgl.layers.weight_shards import Piece, Source, pieces_of
 from minisgl.models.config import ModelConfig
 from minisgl.models.weights import load_weights
 

@@ -10,22 +10,20 @@ import json
 import re
 from pathlib import Path
 
-import minisgl
 from minisgl.config import ConfigError
+from minisgl.models.shipped import shipped, weights_dir
 
-__all__ = ["resolve_model", "shipped"]
+__all__ = ["named_models", "resolve_model"]
 
 _WANTED = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "merges.txt", "*.tiktoken"]
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def shipped() -> dict[str, Path]:
+def named_models() -> dict[str, Path]:
     """The models that ship with minisgl by name: directories with weights (``tutor``), and named shapes, which are
     config files without weights (for ``load=dummy``)."""
-    root = Path(minisgl.__file__).parent
-    found = {file.stem: file for file in sorted((root / "models" / "shapes").glob("*.json"))}
-    found.update({file.parent.name: file.parent for file in sorted((root / "tutor" / "weights").glob("*/config.json"))})
-    return found
+    shapes = Path(__file__).resolve().parent / "shapes"
+    return {file.stem: file for file in sorted(shapes.glob("*.json"))} | {name: weights_dir(name) for name in shipped()}
 
 
 def resolve_model(name: str) -> Path:
@@ -41,7 +39,7 @@ def resolve_model(name: str) -> Path:
         return path.resolve()
     if path.suffix == ".json" and path.is_file():
         return path.resolve()
-    ours = shipped()
+    ours = named_models()
     if name in ours:
         return ours[name]
     if _HUB_ID.fullmatch(name) and not name.startswith("."):

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from minisgl.config import ConfigError
-from minisgl.layers.pieces import Piece, Source, pieces_of
+from minisgl.layers.weight_shards import Piece, Source, pieces_of
 from minisgl.models.config import read_json
 
 __all__ = ["Checkpoint", "Dummy", "load_weights"]

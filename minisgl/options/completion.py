@@ -12,10 +12,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from minisgl.config import DEVICES, DTYPES, GROUPS, LOADS, LOG_LEVELS
-from minisgl.options import PRESETS, core_options, group_options, presets
+from minisgl.options.describe import PRESETS, core_options, group_options, presets
 
 if TYPE_CHECKING:
-    from minisgl.host import Host
+    from minisgl.plugin_manager.manager import Host
 
 VALUES = MappingProxyType({"load": LOADS, "dtype": DTYPES, "device": DEVICES, "server.log_level": LOG_LEVELS})
 
@@ -43,7 +43,7 @@ def completions(host: Host, word: str) -> Iterator[str]:
 
 def _shipped_models() -> tuple[str, ...]:
     found: list[str] = []
-    for package, folder, ending in (("minisgl.tutor", "weights", ""), ("minisgl.models", "shapes", ".json")):
+    for package, folder, ending in (("minisgl.course.tutor", "weights", ""), ("minisgl.models", "shapes", ".json")):
         place = resources.files(package) / folder
         if place.is_dir():
             found += [p.name.removesuffix(ending) for p in place.iterdir() if not p.name.startswith(("_", "."))]

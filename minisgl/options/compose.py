@@ -16,25 +16,16 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from minisgl import __version__
-from minisgl.completion import SCRIPTS, completions
 from minisgl.config import GROUPS, Config, ConfigError
-from minisgl.discover import near
-from minisgl.options import (
-    PRESETS,
-    Option,
-    core_options,
-    group_options,
-    help_text,
-    options_of,
-    presets,
-)
+from minisgl.options.completion import SCRIPTS, completions
+from minisgl.options.describe import PRESETS, Option, core_options, group_options, help_text, options_of, presets
+from minisgl.plugin_manager.discovery import near
+from minisgl.plugin_manager.manager import Host
+from minisgl.utils.version import __version__
 
 if TYPE_CHECKING:
     from hydra.core.config_store import ConfigStore
     from omegaconf import DictConfig
-
-    from minisgl.host import Host
 
 _HYDRA = threading.Lock()
 """Hydra keeps its state in singletons: one composition at a time."""
@@ -55,8 +46,11 @@ def split_plugins(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return named, rest
 
 
-def compose(host: Host, overrides: Sequence[str]) -> Config:
-    """What ``host.compose`` does. Files that ``plugins=`` words name are loaded into the host first."""
+def compose(host: Host, overrides: Sequence[str] = ()) -> Config:
+    """Return the options that the words ``key=value`` describe, over the defaults. Raise `ConfigError`.
+
+    Files that ``plugins=`` words name are loaded into the host first.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -293,14 +287,14 @@ def plain_errors(program: str = "minisgl") -> Iterator[None]:
         raise SystemExit(2) from None
 
 
-def run_cli(argv: Sequence[str]) -> Config:
-    """The config that a command line describes. Prints and exits where it asks for something else (``--help``,
-    ``--cfg job``, ``--version``, ``--shell-completion SHELL``), and exits with status 2 where it is wrong.
+def run_cli(argv: Sequence[str]) -> tuple[Config, Host]:
+    """Return the config that a command line describes, and the host whose plugins it uses.
+
+    Print and exit where the line asks for something else (``--help``, ``--cfg job``, ``--version``,
+    ``--shell-completion SHELL``). Exit with status 2 where it is wrong.
 
     Loads plugins the light way: torch is not imported.
     """
-    from minisgl.host import Host
-
     words = list(argv)
     if words[:1] == ["--complete"]:
         _complete(words[1:])
@@ -323,7 +317,7 @@ def run_cli(argv: Sequence[str]) -> Config:
                     raise ConfigError(f"{flag}: write {flag} job.")
                 print(as_yaml(host, words[:at] + words[at + 2 :]), end="")
                 raise SystemExit(0)
-        return compose(host, words)
+        return compose(host, words), host
 
 
 def as_yaml(host: Host, overrides: Sequence[str]) -> str:
@@ -349,8 +343,6 @@ def _print_script(rest: Sequence[str]) -> NoReturn:
 def _complete(words: Sequence[str]) -> NoReturn:
     """Print the completions of the first word; the others are the whole line, read for ``plugins=``. Says nothing
     about errors: a half-written line is no mistake."""
-    from minisgl.host import Host
-
     named, _ = split_plugins(words[1:])
     host = Host.load(light=True)
     for name in named:

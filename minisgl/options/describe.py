@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from minisgl.config import GROUPS, Config
 
 if TYPE_CHECKING:
-    from minisgl.host import Host
+    from minisgl.plugin_manager.manager import Host
 
 PRESETS = ("experiment", "stage")
 """Groups of files in ``conf/`` that set several options at once."""

@@ -1,4 +1,4 @@
-"""The reference pages of the docs, written from the sources: `python -m minisgl.reference docs/reference`.
+"""The reference pages of the docs, written from the sources: `python -m minisgl.options.reference docs/reference`.
 
 `options.md` comes from the dataclasses and `hooks.md` from `minisgl/hooks.py`; a test says so when they are stale.
 """
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from minisgl import hooks
 from minisgl.config import GROUPS
-from minisgl.discover import HOOKS
-from minisgl.host import Host
-from minisgl.options import PRESETS, Option, core_options, default_choice, doc_of, options_of, presets
+from minisgl.options.describe import PRESETS, Option, core_options, default_choice, doc_of, options_of, presets
+from minisgl.plugin_manager.discovery import HOOKS
+from minisgl.plugin_manager.manager import Host
 
 
 def pages() -> dict[str, str]:
@@ -87,7 +87,7 @@ def hooks_page() -> str:
 def main(argv: Sequence[str]) -> None:
     """Write the pages into the folder that the one argument names."""
     if len(argv) != 1 or not Path(argv[0]).is_dir():
-        raise SystemExit("usage: python -m minisgl.reference docs/reference")
+        raise SystemExit("usage: python -m minisgl.options.reference docs/reference")
     for name, text in pages().items():
         (Path(argv[0]) / name).write_text(text, "utf-8")
 

@@ -1,7 +1,8 @@
 """The plugin host: which plugins an engine has, what they add, and asking them to build things.
 
 It knows no plugin by what it does: the built-in ones are one tuple of module names here. Finding and checking files
-is `minisgl.discover`'s business, and making a `Config` from words on a command line `minisgl.compose`'s.
+is the task of `minisgl.plugin_manager.discovery`; `minisgl.options.compose` makes a `Config` from words on a command
+line.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import msgspec
 import pluggy
 
 from minisgl import hooks
-from minisgl.calls import Calls, count_methods, counted_class, counting
 from minisgl.config import GROUPS, Config, ConfigError
-from minisgl.discover import (
+from minisgl.plugin_manager.call_counts import Calls, count_methods, counted_class, counting
+from minisgl.plugin_manager.discovery import (
     HOOKS,
     check_hooks,
     check_options,
@@ -317,12 +318,6 @@ class Host:
             for name, calls in self.calls.items()
             for call, times in sorted(calls.copy().items())
         ]
-
-    def compose(self, overrides: Sequence[str] = ()) -> Config:
-        """The options that the words ``key=value`` describe, over the defaults. Raises `ConfigError`."""
-        from minisgl.compose import compose
-
-        return compose(self, overrides)
 
 
 # ---- for child processes ----------------------------------------------------------------------------

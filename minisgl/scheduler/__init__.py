@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
-from minisgl.scheduler.ledger import LedgerError, PageLedger
+from minisgl.scheduler.page_allocator import LedgerError, PageLedger
 from minisgl.scheduler.planner import PolicyError
 from minisgl.scheduler.scheduler import Scheduler
 

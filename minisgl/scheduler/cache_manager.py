@@ -16,8 +16,8 @@ from minisgl.core import I32, I64, EngineSpec, Req
 from minisgl.kvcache import Key, Match, PrefixCache
 from minisgl.scheduler.budget import Cost
 from minisgl.scheduler.events import Events
-from minisgl.scheduler.ledger import PageLedger
-from minisgl.scheduler.slots import Slots
+from minisgl.scheduler.page_allocator import PageLedger
+from minisgl.scheduler.request_table import Slots
 
 _HASH_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd: its powers never vanish modulo 2^64
 _HASH_MIX = np.uint64(0xD6E8FEB86659FD93)

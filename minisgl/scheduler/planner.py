@@ -15,7 +15,7 @@ import numpy as np
 from minisgl.core import I32, Req
 from minisgl.scheduler.base import Plan, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.budget import Cost, StepBudget, WaitingView
-from minisgl.scheduler.memory import Memory
+from minisgl.scheduler.cache_manager import Memory
 
 
 class PolicyError(RuntimeError):

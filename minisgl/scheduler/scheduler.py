@@ -34,8 +34,8 @@ from minisgl.core import (
 )
 from minisgl.kvcache import PrefixCache
 from minisgl.scheduler.base import SchedulerPolicy
+from minisgl.scheduler.cache_manager import Memory
 from minisgl.scheduler.events import Events
-from minisgl.scheduler.memory import Memory
 from minisgl.scheduler.planner import Planner, PolicyError, slots_of
 
 

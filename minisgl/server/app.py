@@ -14,7 +14,6 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from minisgl import __version__
 from minisgl.message import unpack_ids
 from minisgl.server.answers import Answer
 from minisgl.server.dispatch import Dispatcher
@@ -29,6 +28,7 @@ from minisgl.server.protocol import (
     ids_prompt,
     parse,
 )
+from minisgl.utils.version import __version__
 
 MAX_BODY = 64 * 2**20
 """Bytes that a request's body may have."""

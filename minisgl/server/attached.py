@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 
-from minisgl.__main__ import main
+from minisgl.server.cli import main
 
 
 @contextlib.contextmanager

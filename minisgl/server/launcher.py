@@ -18,12 +18,12 @@ from typing import Literal, NamedTuple
 import uvicorn
 
 from minisgl.config import Config, ConfigError
-from minisgl.host import Host
 from minisgl.message import Addresses
+from minisgl.plugin_manager.manager import Host
 from minisgl.server.app import Settings, create_app
-from minisgl.server.crew import SIGNALS, Crew, Worker
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.metrics import Metrics
+from minisgl.server.worker_pool import SIGNALS, Crew, Worker
 
 LAST_WORDS = 1.0
 """Seconds that ``/health`` still answers after a worker died."""

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from minisgl.core import Output, Refused
-from minisgl.engine.build import LeaderEngine, build_engine, build_scheduler, follow
-from minisgl.host import Host, decode_config, plugins_of
+from minisgl.engine.build import LeaderEngine, build_engine, follow
 from minisgl.message import (
     Abort,
     Accepted,
@@ -31,6 +30,8 @@ from minisgl.message import (
     Stop,
     unpack_ids,
 )
+from minisgl.plugin_manager.manager import Host, decode_config, plugins_of
+from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.server.child import Ready, Report
 from minisgl.server.errors import refusal

@@ -10,16 +10,15 @@ import signal
 import socket
 
 from minisgl.config import Config, ConfigError
-from minisgl.host import Host, encode_config
 from minisgl.message import Addresses
 from minisgl.models.resolve import resolve_model
-from minisgl.server.crew import SIGNALS, Crew
+from minisgl.plugin_manager.manager import Host, encode_config
+from minisgl.server.worker_pool import SIGNALS, Crew
 
 
-def serve(config: Config) -> int:
+def serve(config: Config, host: Host) -> int:
     """Serve until told to end, or until a worker dies; the exit status. Raises `ConfigError` where the options are
     wrong, before anything is started or as soon as a child says so."""
-    host = Host.load(config.plugins, light=True)
     model = str(resolve_model(config.model))
     encoded = encode_config(config, host)
     listener = _listen(config.server.host, config.server.port)

@@ -19,9 +19,9 @@ from typing import Any
 
 from minisgl.message import Addresses
 from minisgl.server.child import SHOW_STACK, Called, Failed, Ready, child_main, read_report
-from minisgl.server.compute import run_rank
 from minisgl.server.heartbeat import Heartbeat
-from minisgl.server.text import run_text
+from minisgl.server.rank_process import run_rank
+from minisgl.server.text_process import run_text
 from minisgl.utils.ports import free_port
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

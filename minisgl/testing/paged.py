@@ -15,14 +15,14 @@ from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttnBatch
 from minisgl.distributed import Communicator
-from minisgl.host import Host
 from minisgl.kvcache.pool import KVPool
 from minisgl.layers import Context
-from minisgl.layers.pieces import Source
+from minisgl.layers.weight_shards import Source
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Model
 from minisgl.models.weights import Checkpoint, Dummy
 from minisgl.moe import MoeBackend
+from minisgl.plugin_manager.manager import Host
 
 __all__ = ["PagedModel", "Row"]
 

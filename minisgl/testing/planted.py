@@ -18,8 +18,8 @@ import numpy as np
 from minisgl.core import EngineSpec, Req, SamplingParams, Step
 from minisgl.scheduler.base import Budget, Plan, Running, Waiting
 from minisgl.scheduler.budget import Cost
-from minisgl.scheduler.ledger import PageLedger
-from minisgl.scheduler.memory import Memory
+from minisgl.scheduler.cache_manager import Memory
+from minisgl.scheduler.page_allocator import PageLedger
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.small import tight

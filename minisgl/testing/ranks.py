@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 
 from minisgl.distributed import Communicator
-from minisgl.host import Host
+from minisgl.plugin_manager.manager import Host
 from minisgl.testing.serving import patience
 from minisgl.utils.ports import free_port
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from minisgl.core import EngineSpec, SamplingParams
 from minisgl.scheduler.base import SchedulerPolicy
-from minisgl.scheduler.memory import Memory
+from minisgl.scheduler.cache_manager import Memory
 from minisgl.testing.drive import Drive, Job, make_plugin
 
 __all__ = ["SPEC", "job", "make", "pool", "tight"]

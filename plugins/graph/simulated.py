@@ -1,7 +1,7 @@
 """`graph=simulated`: the rules of CUDA graphs on a CPU. A decode step is recorded once a bucket and replayed as one.
 
 Fixed shapes, static buffers, no look from the host: what breaks a rule is an error that names it, at start or at the
-replay, where a GPU would give wrong answers in silence. The tape itself is `minisgl.engine.tape`'s.
+replay, where a GPU would give wrong answers in silence. The tape itself is `minisgl.engine.simulated_graph`'s.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from minisgl.engine.graph import Buckets, check_sizes
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from minisgl.engine.tape import Tape
+    from minisgl.engine.simulated_graph import Tape
 
 
 @dataclass
@@ -70,7 +70,7 @@ class SimulatedRunner:
         forward: Callable[[Any], torch.Tensor],
     ) -> None:
         """Record ``forward`` for each key. Raises `ConfigError` where the model can't be recorded."""
-        from minisgl.engine.tape import GraphViolation, record
+        from minisgl.engine.simulated_graph import GraphViolation, record
 
         for key in keys:
             inputs = build(key)

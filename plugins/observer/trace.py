@@ -17,10 +17,11 @@ from zlib import crc32
 
 import numpy as np
 
-from minisgl import __version__, hookimpl
 from minisgl.config import GROUPS, Config, ConfigError
 from minisgl.core import I32, EngineSpec, Req, Step, StepResult
+from minisgl.hooks import hookimpl
 from minisgl.trace import events as ev
+from minisgl.utils.version import __version__
 
 if TYPE_CHECKING:
     from minisgl.trace.events import Event

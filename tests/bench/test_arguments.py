@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.bench import host, kernels, link, offline, stages, suite, ttft
+from minisgl.bench import host, kernels, link, offline, suite, ttft
 from minisgl.bench.__main__ import BENCHMARKS, main
+from minisgl.course.ladder import stages
 
 WRITERS = {
     "offline": (offline, "measure", ["--json"]),

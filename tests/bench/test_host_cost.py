@@ -10,7 +10,8 @@ import pytest
 
 from minisgl.bench import host as bench
 from minisgl.config import Config
-from minisgl.host import Host
+from minisgl.options.compose import compose
+from minisgl.plugin_manager.manager import Host
 from minisgl.scheduler.scheduler import Scheduler
 
 
@@ -29,7 +30,7 @@ def medians(runs: list[Scheduler], blocks: int = 12) -> list[float]:
 
 
 def config(plugins: Host, policy: str) -> Config:
-    return plugins.compose([f"scheduler={policy}"])
+    return compose(plugins, [f"scheduler={policy}"])
 
 
 @pytest.mark.parametrize("policy", ["prefill_first", "mixed"])

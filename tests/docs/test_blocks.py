@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.compose import split_plugins
-from minisgl.host import Host
-from minisgl.lab import catalog
-from minisgl.site.__main__ import course
-from minisgl.site.blocks import Block, blocks
+from minisgl.course.lab import catalog
+from minisgl.course.site.__main__ import course
+from minisgl.course.site.blocks import Block, blocks
+from minisgl.options.compose import compose, split_plugins
+from minisgl.plugin_manager.manager import Host
 
 ROOT = Path(__file__).resolve().parents[2]
 README = "README.md"
@@ -51,10 +51,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def compose(words: list[str]) -> None:
+def compose_words(words: list[str]) -> None:
     """What the server would do with its command line before it starts anything."""
     named, rest = split_plugins([word for word in words if word not in ("--help", "--cfg", "job")])
-    Host.load(named, light=True).compose(rest)
+    compose(Host.load(named, light=True), rest)
 
 
 def check_lab(words: list[str]) -> None:
@@ -82,7 +82,7 @@ def test_the_blocks_of_a_page_run(page: str, folder: Path) -> None:
             for command in commands(block):
                 words = command.split()
                 if words[:3] == ["python", "-m", "minisgl"]:
-                    compose(words[3:])
+                    compose_words(words[3:])
                 elif words[:3] == ["python", "-m", "minisgl.lab"]:
                     check_lab(words[3:])
                 elif words != ["source", ".venv/bin/activate"]:  # this interpreter's environment is active

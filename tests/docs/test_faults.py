@@ -39,12 +39,12 @@ def build(folder: Path, pages: dict[str, str]) -> subprocess.CompletedProcess[st
 
 
 def test_a_sound_site_is_built(tmp_path: Path) -> None:
-    quote = '```python quote="minisgl/site/quotes.py::MOST_LINES"\n```'
+    quote = '```python quote="minisgl/course/site/quotes.py::MOST_LINES"\n```'
     done = build(tmp_path, {"sound": f'{quote}\n\n```python exec="on" result="text"\nprint("seen" * 2)\n```'})
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "site" / "sound.html").read_text(encoding="utf-8")
     assert "seenseen" in page
-    assert 'href="source/minisgl/site/quotes.py.html#__codelineno-0-' in page
+    assert 'href="source/minisgl/course/site/quotes.py.html#__codelineno-0-' in page
 
 
 @pytest.mark.parametrize("fault", [name for name in FAULTS if name != "snippet"])

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from minisgl import LLM, SamplingParams
-from minisgl.bench import stages
+from minisgl.course.ladder import stages
+from minisgl.course.site.diagrams import mask
 from minisgl.server.child import CALLS_SECONDS
-from minisgl.site.diagrams import mask
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,7 +57,8 @@ def test_which_experts_the_subjects_choose() -> None:
     from tokenizers import Tokenizer
     from transformers import AutoModelForCausalLM
 
-    from minisgl.tutor import experts, weights_dir
+    from minisgl.course.tutor import experts
+    from minisgl.models.shipped import weights_dir
 
     folder = weights_dir("tutor-moe")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

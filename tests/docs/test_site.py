@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from minisgl.site.__main__ import course
+from minisgl.course.site.__main__ import course
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome

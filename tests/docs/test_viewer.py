@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minisgl.course.site.sliders import page as sliders
+from minisgl.testing.simulate import simulate
 from minisgl.testing.small import job
 from minisgl.trace.draw.pages import shown
 from minisgl.trace.history import state_at, turns
 from minisgl.trace.read import Trace
-from minisgl.trace.simulate import simulate
-from minisgl.trace.sliders import page as sliders
 from minisgl.trace.view import difference, frame, page
 
 if TYPE_CHECKING:

@@ -17,10 +17,12 @@ import torch
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
 from minisgl.core import EngineDead, Refused, Seat, Step
-from minisgl.engine import memory, setup
+from minisgl.engine import kv_sizing as memory
+from minisgl.engine import setup
 from minisgl.engine.build import LeaderEngine, build_engine, follow
 from minisgl.engine.engine import TorchEngine
-from minisgl.host import Host
+from minisgl.options.compose import compose
+from minisgl.plugin_manager.manager import Host
 from minisgl.plugins.attention.torch import TorchAttention
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.oracle import Oracle
@@ -39,7 +41,7 @@ def host() -> Host:
 
 
 def engine_of(host: Host, path: Path, *words: str) -> TorchEngine:
-    return build_engine(host.compose([f"model={path}", "device=cpu", *words]), host)
+    return build_engine(compose(host, [f"model={path}", "device=cpu", *words]), host)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,7 @@ def test_a_device_that_is_not_there(host: Host, path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device here")
     with pytest.raises(ConfigError, match="finds no CUDA device here"):
-        build_engine(host.compose([f"model={path}", "device=cuda"]), host)
+        build_engine(compose(host, [f"model={path}", "device=cuda"]), host)
 
 
 def test_an_architecture_that_no_plugin_models(host: Host, path: Path, tmp_path: Path) -> None:
@@ -156,7 +158,7 @@ def test_a_small_pool_is_a_reason_to_refuse_a_request_not_to_start(path: Path) -
 
 
 def test_cpu_memory_bounds_the_pool(host: Host, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = host.compose([f"model={path}", "page_size=16"])
+    config = compose(host, [f"model={path}", "page_size=16"])
     total = type("Memory", (), {"total": 2 << 30})
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: total)
     pages = memory.size_pool(config, 1 << 20, 512, torch.device("cpu"), reserved=4 << 20)

@@ -11,8 +11,8 @@ import torch
 from transformers import generation as hf
 
 from minisgl.core import Logprobs, SamplingParams, Seat
-from minisgl.engine import filters
-from minisgl.engine.noise import gumbel, seed_key, token_hashes
+from minisgl.engine import logits_processors as filters
+from minisgl.engine.gumbel import gumbel, seed_key, token_hashes
 from minisgl.engine.sampler import Sampler, read_logprobs
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from minisgl.engine.tape import RULES, GraphViolation, record
+from minisgl.engine.simulated_graph import RULES, GraphViolation, record
 from minisgl.kernel.launch import between_pieces, one_launch
 
 

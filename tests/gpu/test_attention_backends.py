@@ -15,8 +15,8 @@ import torch
 
 from minisgl.attention import AttentionBackend, AttnBatch, GraphKey
 from minisgl.config import ConfigError
-from minisgl.host import Host
 from minisgl.kvcache.pool import KVPool
+from minisgl.plugin_manager.manager import Host
 from minisgl.plugins.attention.hybrid import Hybrid
 from minisgl.testing.attention import AttentionCase, lay_out, run_case
 

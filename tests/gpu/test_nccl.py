@@ -20,7 +20,7 @@ ROADS = {
 
 SETUP = """
 import random, sys, time, torch
-from minisgl.host import Host
+from minisgl.plugin_manager.manager import Host
 from minisgl.kernel.norm import add_rms_norm
 rank, size, address, options = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], eval(sys.argv[4])
 device = torch.device("cuda", rank)

@@ -11,11 +11,13 @@ import torch
 
 from minisgl import LLM, SamplingParams
 from minisgl.core import Step, StepResult
-from minisgl.engine.build import build_engine, build_scheduler
-from minisgl.host import Host
+from minisgl.engine.build import build_engine
+from minisgl.models.shipped import weights_dir
+from minisgl.options.compose import compose
+from minisgl.plugin_manager.manager import Host
+from minisgl.scheduler.build import build_scheduler
 from minisgl.testing.attention import CASES, AttentionCase, run_case
 from minisgl.testing.oracle import Oracle
-from minisgl.tutor import weights_dir
 
 # FlashInfer compiles a window or a soft cap for a minute: those cases are the Triton backend's.
 SERVED = [
@@ -121,7 +123,7 @@ def test_no_launch_waits_for_the_device(attention: tuple[str, ...]) -> None:
     needs_packages(attention)
     host = Host.load()
     words = [*attention, "device=cuda", "dtype=bfloat16", "num_pages=4096", "scheduler=mixed"]
-    config = host.compose(["model=tutor", "max_prefill_tokens=64", *words])
+    config = compose(host, ["model=tutor", "max_prefill_tokens=64", *words])
     engine = Unwaiting(build_engine(config, host))
     try:
         scheduler = build_scheduler(config, host, engine)  # type: ignore[arg-type]

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from minisgl import LLM, SamplingParams
+from minisgl.models.shipped import weights_dir
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.oracle import Oracle
 from minisgl.testing.serving import Server
-from minisgl.tutor import weights_dir
 
 pytest.importorskip("transformers", reason="transformers writes the checkpoints and is the oracle")
 QUESTIONS = ("What is a radix cache?", "What is 17 + 25?", "Count from 3 to 9.", "Hello!")

@@ -11,8 +11,9 @@ triton = pytest.importorskip("triton", reason="Triton is not installed here")
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.engine import noise
+from minisgl.engine import gumbel as noise
 from minisgl.kernel import activation, align, gated, indices, linear, norm, rope, routing
+from minisgl.kernel.blocks import max_blocks
 from minisgl.kernel.cpp import rope as cpp_rope
 from minisgl.kernel.triton import activation as triton_activation
 from minisgl.kernel.triton import align as triton_align
@@ -262,7 +263,7 @@ def test_align(
     flat = ids.flatten().tolist()
     expected = [(p, e - first) for p, e in enumerate(flat) if first <= e < first + here]
     assert sorted(placed) == expected
-    assert len(owner) == align.most_blocks(ids.numel(), here, block)
+    assert len(owner) == max_blocks(ids.numel(), here, block)
 
 
 def test_align_with_many_pairs_and_with_one_expert_only(device: torch.device, generator: torch.Generator) -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from minisgl.config import ConfigError
 from minisgl.core import I64
-from minisgl.host import Host
 from minisgl.kernel import compare, cpp
 from minisgl.kernel.compare import CommonPages, common_pages, pick_common_pages
+from minisgl.plugin_manager.manager import Host
 from minisgl.plugins.cache.radix import Radix, RadixCache
 
 

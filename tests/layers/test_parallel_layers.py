@@ -27,7 +27,7 @@ from minisgl.layers import (
     VocabParallelEmbedding,
     mlp,
 )
-from minisgl.layers.pieces import Piece, pieces_of
+from minisgl.layers.weight_shards import Piece, pieces_of
 from minisgl.plugins.attention.torch import Torch, TorchAttention
 from minisgl.plugins.communicator.torch import Torch as TorchLink
 from minisgl.plugins.communicator.torch import TorchCommunicator

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from minisgl.host import Host
+from minisgl.plugin_manager.manager import Host
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.oracle import Oracle
 from minisgl.testing.paged import PagedModel

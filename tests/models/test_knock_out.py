@@ -14,9 +14,10 @@ pytest.importorskip("transformers")
 
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
-from minisgl.tutor import experts, heatmap, weights_dir
-from minisgl.tutor.corpus import exam
-from minisgl.tutor.score import is_right
+from minisgl.course.tutor import experts, heatmap
+from minisgl.course.tutor.corpus import exam
+from minisgl.course.tutor.score import is_right
+from minisgl.models.shipped import weights_dir
 
 SIZE = 12
 FAMILIES = ("glossary", "sum", "copy", "unknown")

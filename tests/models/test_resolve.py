@@ -10,9 +10,10 @@ import huggingface_hub
 import pytest
 
 from minisgl.config import ConfigError
-from minisgl.host import Host
 from minisgl.models.config import ModelConfig
-from minisgl.models.resolve import resolve_model, shipped
+from minisgl.models.resolve import resolve_model
+from minisgl.models.shipped import weights_dir
+from minisgl.plugin_manager.manager import Host
 from minisgl.testing.checkpoints import tiny_checkpoint
 
 QWEN3 = {  # DESIGN 8: hidden, layers, query heads, kv heads, FFN, tied
@@ -85,8 +86,8 @@ def test_a_snapshot_that_is_not_whole_is_not_used(victim: str, tmp_path: Path, m
 
 
 def test_the_embedded_model_ships() -> None:
-    assert resolve_model("tutor") == shipped()["tutor"]
-    assert (shipped()["tutor"] / "model.safetensors").is_file()
+    assert resolve_model("tutor") == weights_dir("tutor")
+    assert (weights_dir("tutor") / "model.safetensors").is_file()
 
 
 def test_resolving_imports_no_torch() -> None:

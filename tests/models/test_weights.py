@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
-from minisgl.host import Host
 from minisgl.models.weights import Checkpoint, Dummy
+from minisgl.plugin_manager.manager import Host
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.paged import PagedModel
 from minisgl.testing.ranks import run_ranks

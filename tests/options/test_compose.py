@@ -14,10 +14,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from minisgl.compose import as_yaml, run_cli, split_plugins
 from minisgl.config import GROUPS, Config, ConfigError, ServerConfig
-from minisgl.host import Host
-from minisgl.options import default_choice, presets
+from minisgl.options.compose import as_yaml, compose, run_cli, split_plugins
+from minisgl.options.describe import default_choice, presets
+from minisgl.plugin_manager.manager import Host
 
 PLUGIN = """
 from dataclasses import dataclass, field
@@ -74,12 +74,12 @@ def mine(plugin: str) -> Host:
 
 def refused(host: Host, *words: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        host.compose(words)
+        compose(host, words)
     return str(caught.value)
 
 
 def test_without_words_every_group_has_its_default_and_every_value_the_dataclass_has(host: Host) -> None:
-    config = host.compose()
+    config = compose(host)
     names = {group: host.name_of(group, getattr(config, group)) for group in GROUPS}
     assert names == {group: default_choice(group) for group in GROUPS}
     assert (names["cache"], names["scheduler"]) == ("radix", "prefill_first")
@@ -91,11 +91,13 @@ def test_without_words_every_group_has_its_default_and_every_value_the_dataclass
 
 
 def test_words_set_options_and_choose_plugins(host: Host) -> None:
-    config = host.compose(["tp=2", "num_pages=64", "cache=naive", "scheduler=mixed", "scheduler.order=lpm", "++seed=3"])
+    config = compose(
+        host, ["tp=2", "num_pages=64", "cache=naive", "scheduler=mixed", "scheduler.order=lpm", "++seed=3"]
+    )
     assert (config.tp, config.num_pages, config.seed) == (2, 64, 3)
     assert type(config.cache) is host.schema("cache", "naive")
     assert config.scheduler.order == "lpm"
-    assert host.compose(["server.port=0", "server.api_key=k", "overlap=off"]).server.port == 0
+    assert compose(host, ["server.port=0", "server.api_key=k", "overlap=off"]).server.port == 0
 
 
 @settings(max_examples=25, deadline=None)
@@ -105,13 +107,13 @@ def test_words_set_options_and_choose_plugins(host: Host) -> None:
 @example("a\\'b\\\\'")
 def test_a_text_is_taken_as_it_stands(mine: Host, text: str) -> None:
     if "${" not in text and not (len(text) > 1 and text[0] == text[-1] and text[0] in "'\""):
-        config = mine.compose([f"model={text}", "cache=mine", f"cache.path={text}"])
+        config = compose(mine, [f"model={text}", "cache=mine", f"cache.path={text}"])
         assert config.model == text
         assert config.cache.path == text
 
 
 def test_null_is_a_value_where_the_type_has_none(host: Host) -> None:
-    config = host.compose(["server.api_key=null", "num_pages=null", "model='null'"])
+    config = compose(host, ["server.api_key=null", "num_pages=null", "model='null'"])
     assert config.server.api_key is None
     assert config.num_pages is None
     assert config.model == "null"
@@ -119,7 +121,7 @@ def test_null_is_a_value_where_the_type_has_none(host: Host) -> None:
 
 def test_values_of_every_kind_that_a_plugin_may_ask_for(mine: Host) -> None:
     words = ["cache=mine", "cache.path=/x", "cache.ratio=inf", "cache.colour=BLUE", "cache.sizes=[1,2]"]
-    cache = mine.compose(words).cache
+    cache = compose(mine, words).cache
     assert (cache.path, cache.ratio, cache.colour.name, cache.sizes) == ("/x", math.inf, "BLUE", [1, 2])
 
 
@@ -223,15 +225,15 @@ def test_a_field_that_no_option_can_fill_is_explained(tmp_path: Path) -> None:
 def test_plugins_words_are_read_before_anything_else(plugin: str) -> None:
     assert split_plugins(["a=1", "plugins=[x.py, 'y.py']", "plugins=z"]) == (["x.py", "y.py", "z"], ["a=1"])
     assert split_plugins(["plugins=/a b/x=1.py"]) == (["/a b/x=1.py"], [])
-    config = Host.load(light=True).compose(["cache.path=p", "cache=mine", f"plugins={plugin}"])
+    config = compose(Host.load(light=True), ["cache.path=p", "cache=mine", f"plugins={plugin}"])
     assert config.plugins == [plugin]
     assert config.cache.max_nodes == 10_000
 
 
 def test_two_hosts_in_one_process_do_not_see_each_others_plugins(host: Host, mine: Host) -> None:
-    assert mine.compose(["cache=mine", "cache.path=x"]).cache.path == "x"
+    assert compose(mine, ["cache=mine", "cache.path=x"]).cache.path == "x"
     assert "there is no such cache" in refused(host, "cache=mine")
-    assert mine.compose(["cache=mine", "cache.path=y"]).cache.path == "y"
+    assert compose(mine, ["cache=mine", "cache.path=y"]).cache.path == "y"
 
 
 def test_a_program_that_uses_hydra_itself_is_not_disturbed(
@@ -248,7 +250,7 @@ def test_a_program_that_uses_hydra_itself_is_not_disturbed(
     try:
         with initialize(version_base=None, config_path=None):
             running = GlobalHydra.instance().hydra
-            assert host.compose(["tp=2", "cache=naive"]).tp == 2
+            assert compose(host, ["tp=2", "cache=naive"]).tp == 2
             refused(host, "tp=two")
             assert "there is no such cache" in refused(host, "cache=theirs")
             assert GlobalHydra.instance().hydra is running
@@ -265,16 +267,16 @@ def test_a_program_that_uses_hydra_itself_is_not_disturbed(
 @pytest.mark.parametrize("word", [f"{kind}={name}" for kind in ("experiment", "stage") for name in presets(kind)])
 def test_every_preset_composes_and_your_own_words_override_it(host: Host, word: str) -> None:
     assert presets(word.partition("=")[0])[word.partition("=")[2]].endswith(".")
-    plain, preset = host.compose(), host.compose([word])
+    plain, preset = compose(host), compose(host, [word])
     assert preset != plain
-    config = host.compose([word, "cache=naive", "scheduler=static", "max_running_requests=3"])
+    config = compose(host, [word, "cache=naive", "scheduler=static", "max_running_requests=3"])
     assert type(config.cache) is host.schema("cache", "naive")
     assert type(config.scheduler) is host.schema("scheduler", "static")
     assert config.max_running_requests == 3
 
 
 def test_a_student_can_put_their_own_plugin_into_a_stage(mine: Host) -> None:
-    assert mine.compose(["stage=6", "cache=mine", "cache.path=x"]).cache.path == "x"
+    assert compose(mine, ["stage=6", "cache=mine", "cache.path=x"]).cache.path == "x"
 
 
 def test_each_stage_switches_one_idea_on(host: Host) -> None:
@@ -283,7 +285,7 @@ def test_each_stage_switches_one_idea_on(host: Host) -> None:
         order = getattr(config.scheduler, "order", "fcfs")
         return found | {k: v for k, v in vars(config).items() if k not in GROUPS} | {"order": order}
 
-    stages = [flat(host.compose([f"stage={n}"])) for n in range(1, 8)]
+    stages = [flat(compose(host, [f"stage={n}"])) for n in range(1, 8)]
     moved = [{k for k in a.keys() | b.keys() if a.get(k) != b.get(k)} for a, b in pairwise(stages)]
     assert moved == [
         {"max_running_requests"},
@@ -331,7 +333,7 @@ def test_the_composed_config_is_printed_with_its_choices(host: Host) -> None:
 def test_composing_never_imports_torch_and_leaves_no_files(tmp_path: Path) -> None:
     code = """
         import logging, sys
-        from minisgl.compose import run_cli
+        from minisgl.options.compose import run_cli
         handlers = list(logging.getLogger().handlers)
         run_cli(["stage=3", "server.port=0"])
         assert logging.getLogger().handlers == handlers

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.completion import SCRIPTS, completions
 from minisgl.config import Config, ServerConfig
-from minisgl.host import Host
-from minisgl.options import core_options, doc_of, field_docs, group_options, help_text
-from minisgl.reference import pages
+from minisgl.options.completion import SCRIPTS, completions
+from minisgl.options.describe import core_options, doc_of, field_docs, group_options, help_text
+from minisgl.options.reference import pages
+from minisgl.plugin_manager.manager import Host
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def on_path(tmp_path: Path) -> dict[str, str]:
     """An environment in which ``minisgl`` is a command, whether or not the distribution's script is installed."""
     script = tmp_path / "bin" / "minisgl"
     script.parent.mkdir()
-    code = "import sys; from minisgl.compose import run_cli; run_cli(sys.argv[1:])"
+    code = "import sys; from minisgl.options.compose import run_cli; run_cli(sys.argv[1:])"
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
     script.chmod(0o755)
     return os.environ | {"PATH": f"{script.parent}:{os.environ['PATH']}"}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.calls import Calls, count_methods, counted_class
-from minisgl.host import Host
+from minisgl.plugin_manager.call_counts import Calls, count_methods, counted_class
+from minisgl.plugin_manager.manager import Host
 
 FILE = '''
 from dataclasses import dataclass

@@ -18,7 +18,8 @@ import pytest
 
 from minisgl.config import GROUPS, Config
 from minisgl.core import EngineSpec, Req, SamplingParams
-from minisgl.host import BUILTINS, ConfigError, Host, decode_config, encode_config, plugins_of
+from minisgl.options.compose import compose
+from minisgl.plugin_manager.manager import BUILTINS, ConfigError, Host, decode_config, encode_config, plugins_of
 from minisgl.plugins.__main__ import main
 
 MINE = '''
@@ -141,10 +142,10 @@ def test_a_light_process_never_imports_torch_even_where_a_students_file_does(min
         """
         import sys, time
         begun = time.process_time()
-        from minisgl.host import Host, decode_config, encode_config
+        from minisgl.plugin_manager.manager import Host, decode_config, encode_config
         host = Host.load([sys.argv[1]], light=True)
         loaded = time.process_time()
-        config = host.compose(["cache=mine"])
+        config = compose(host, ["cache=mine"])
         decode_config(encode_config(config, host), host)
         composed = time.process_time()
         assert type(config.cache).__name__ == "Mine"
@@ -195,7 +196,7 @@ def test_an_installed_distribution_is_found_by_its_entry_point(tmp_path: Path) -
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-minisgl\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[minisgl]\nmine = other_minisgl\n")
     code = """
-        from minisgl.host import Host
+        from minisgl.plugin_manager.manager import Host
         host = Host.load(light=True)
         found = [(p.name, p.source) for p in host.plugins if p.source != "built-in"]
         print(found, host.given, "mine" in host.configs["cache"])
@@ -432,7 +433,7 @@ def test_what_is_no_observer_is_refused(write: Write) -> None:
 def test_trace_prints_each_hook_call(mine: Path) -> None:
     code = """
         import sys
-        from minisgl.host import Host
+        from minisgl.plugin_manager.manager import Host
         host = Host.load([sys.argv[1]], light=True)
         host.build("cache", host.make("cache", "mine"), page_size=4)
     """
@@ -458,7 +459,7 @@ def _child(data: bytes, pickled: Callable[[], bytes] | bytes) -> tuple[Any, ...]
 def test_a_students_file_works_in_a_spawned_process(mine: Path) -> None:
     words = ["cache=mine", "cache.max_nodes=7", "cache.colour=BLUE", "cache.where=/var", "cache.sizes=[1,2]"]
     host = Host.load([str(mine)])
-    config = host.compose([*words, "cache.inner.depth=5", "tp=2", "num_pages=9", "server.port=0"])
+    config = compose(host, [*words, "cache.inner.depth=5", "tp=2", "num_pages=9", "server.port=0"])
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         back, made, same_class = pool.apply(_child, (encode_config(config, host), pickle.dumps(config.cache)))
     assert back == config
@@ -468,7 +469,7 @@ def test_a_students_file_works_in_a_spawned_process(mine: Path) -> None:
 
 def test_nothing_of_a_config_is_pickled_and_a_config_without_its_plugin_is_refused(mine: Path) -> None:
     host = Host.load([str(mine)])
-    data = encode_config(host.compose(["cache=mine"]), host)
+    data = encode_config(compose(host, ["cache=mine"]), host)
     assert plugins_of(data) == [str(mine)]
     assert b"__main__" not in data
     assert b"minisgl_plugin" not in data

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from minisgl.core import I32
-from minisgl.scheduler.ledger import LedgerError, PageLedger
+from minisgl.scheduler.page_allocator import LedgerError, PageLedger
 
 
 def pages(*numbers: int) -> I32:

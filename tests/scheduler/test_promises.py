@@ -10,7 +10,7 @@ import pytest
 
 from minisgl.core import EngineDead, EngineSpec, Refused, SamplingParams, Step, StepResult
 from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
-from minisgl.scheduler.ledger import LedgerError
+from minisgl.scheduler.page_allocator import LedgerError
 from minisgl.testing import SimEngine
 from minisgl.testing.drive import Job, make_plugin
 from minisgl.testing.small import job, make, pool, tight

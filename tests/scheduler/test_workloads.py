@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from minisgl.scheduler.base import Budget, Plan, Running, Waiting
-from minisgl.scheduler.memory import Memory
+from minisgl.scheduler.cache_manager import Memory
 from minisgl.testing.drive import Drive, Job
 from minisgl.testing.workloads import CACHES, POLICIES, Setup, jobs, setups
 

@@ -28,7 +28,7 @@ from minisgl.message import (
     pack_ids,
     unpack_ids,
 )
-from minisgl.server.text import TextWorker
+from minisgl.server.text_process import TextWorker
 from minisgl.tokenizer import Tokenizer
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from minisgl.testing.drive import Job
+from minisgl.testing.simulate import simulate
 from minisgl.testing.small import job, tight
 from minisgl.trace import events as ev
 from minisgl.trace.__main__ import main
@@ -23,7 +24,6 @@ from minisgl.trace.chrome import chrome
 from minisgl.trace.draw import gap, pages, staircase, timeline, timelines, tree
 from minisgl.trace.history import gaps, state_at, turns
 from minisgl.trace.read import Trace, TraceError
-from minisgl.trace.simulate import simulate
 from minisgl.trace.state import FREE
 from minisgl.trace.summary import summarize
 from minisgl.trace.view import difference, frame, page, run_data

@@ -13,7 +13,8 @@ import pytest
 from minisgl import LLM, SamplingParams, hookimpl
 from minisgl.config import Config, ConfigError
 from minisgl.core import EngineSpec
-from minisgl.host import Host
+from minisgl.options.compose import compose
+from minisgl.plugin_manager.manager import Host
 from minisgl.plugins.observer.trace import Recorder, header
 from minisgl.scheduler.events import OBSERVERS
 from minisgl.testing.drive import Drive, make_plugin
@@ -91,7 +92,7 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 
 def test_options_are_in_the_header_and_the_key_is_not() -> None:
-    config = Host.load(light=True).compose(["cache=radix", "server.api_key=secret", "overlap=false"])
+    config = compose(Host.load(light=True), ["cache=radix", "server.api_key=secret", "overlap=false"])
     text = ev.encoder.encode(header(config, SPEC)).decode()
     assert '"overlap":false' in text
     assert '"cache":{"type":"radix"' in text

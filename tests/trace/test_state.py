@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from minisgl.plugins.cache.radix import RadixCache
-from minisgl.scheduler.ledger import CACHE, FREE, RETIRING
+from minisgl.scheduler.page_allocator import CACHE, FREE, RETIRING
 from minisgl.testing.drive import Drive, Job
 from minisgl.testing.small import tight
 from minisgl.testing.traced import traced

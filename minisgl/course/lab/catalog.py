@@ -12,10 +12,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from minisgl.config import GROUPS, ConfigError
-from minisgl.discover import near
+from minisgl.plugin_manager.discovery import near
 
 if TYPE_CHECKING:
-    from minisgl.lab.gate import Gate
+    from minisgl.course.lab.grader.gate import Gate
 
 CAUSES = {
     "loads": "The file can't be loaded, or minisgl finds no plugin in it.",
@@ -84,7 +84,7 @@ class Lab:
     @property
     def module(self) -> ModuleType:
         """What is particular to the lab's grading."""
-        return importlib.import_module(f"minisgl.lab.gates.{self.lab}")
+        return importlib.import_module(f"minisgl.course.lab.gates.{self.lab}")
 
     @property
     def gates(self) -> Sequence[Gate]:

@@ -1,6 +1,7 @@
 """``python -m minisgl.lab``: begin a lab, grade it, get a hint.
 
-Only words and files here; what they mean is `minisgl.lab.folder`'s and `minisgl.lab.grader`'s business.
+Parses the command line. `minisgl.course.lab.folder` keeps the student's files; `minisgl.course.lab.grader.grade`
+grades them.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minisgl.compose import plain_errors
 from minisgl.config import ConfigError
-from minisgl.lab.catalog import Lab, find, labs
-from minisgl.lab.folder import Folder
-from minisgl.lab.grader import fingerprint, grade
-from minisgl.lab.skeleton import MARK, solution
-from minisgl.lab.verdict import Verdict
+from minisgl.course.lab.catalog import Lab, find, labs
+from minisgl.course.lab.folder import Folder
+from minisgl.course.lab.grader.grade import fingerprint, grade
+from minisgl.course.lab.skeletons import MARK, solution
+from minisgl.course.lab.verdicts import Verdict
+from minisgl.options.compose import plain_errors
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -179,7 +180,9 @@ def _diff(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
 
 COMMANDS = {"start": _start, "test": _test, "hint": _hint, "diff": _diff}
 
-if __name__ == "__main__":
+
+def run() -> None:
+    """Run the command line and exit with its status."""
     try:
         sys.exit(main())
     except KeyboardInterrupt:

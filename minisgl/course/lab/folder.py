@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.config import ConfigError
-from minisgl.lab.catalog import Lab
-from minisgl.lab.skeleton import MARK, skeleton, version
-from minisgl.lab.verdict import Report
+from minisgl.course.lab.catalog import Lab
+from minisgl.course.lab.skeletons import MARK, skeleton, version
+from minisgl.course.lab.verdicts import Report
 
 MEMORY = ".minisgl-lab"
 

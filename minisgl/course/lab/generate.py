@@ -1,4 +1,4 @@
-"""``python -m minisgl.lab.generate``: the skeletons and the list of labs, as they are kept beside the chapters.
+"""``python -m minisgl.course.lab.generate``: the skeletons and the list of labs, as they are kept beside the chapters.
 
 A student's copy comes from the same function at ``start``; what is kept is for readers, and for the tests, which fail
 when it is not what the shipped plugins give.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from minisgl.lab.catalog import CAUSES, Lab, labs
-from minisgl.lab.child import LOADS
-from minisgl.lab.skeleton import skeleton
+from minisgl.course.lab.catalog import CAUSES, Lab, labs
+from minisgl.course.lab.grader.gate_process import LOADS
+from minisgl.course.lab.skeletons import skeleton
 
 
 def files() -> dict[str, str]:

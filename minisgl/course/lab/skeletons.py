@@ -24,8 +24,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisgl import __version__
-from minisgl.lab.catalog import Lab
+from minisgl.course.lab.catalog import Lab
+from minisgl.utils.version import __version__
 
 _BEGIN = re.compile(r"\s*# lab: (?!(?:end|omit)$)(\S+)$")
 _OMIT = re.compile(r"\s*# lab: omit$")

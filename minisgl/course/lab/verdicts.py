@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from minisgl.lab.catalog import Lab
-from minisgl.lab.gate import Broken
+from minisgl.course.lab.catalog import Lab
+from minisgl.course.lab.grader.gate import Broken
 
 __all__ = ["Report", "Verdict"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from minisgl.bench.stages import Stage
+    from minisgl.course.ladder.stages import Stage
 
 WIDE, HIGH, BAR, GAP, TOP, LEFT = 310, 190, 34, 8, 40, 6
 

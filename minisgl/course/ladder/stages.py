@@ -15,15 +15,15 @@ from rich.console import Console
 from rich.table import Table
 
 from minisgl.bench.arguments import add_json, add_options, parse, writable, write_json
-from minisgl.bench.course import Arrival, without_cache, workload
-from minisgl.bench.ladder import draw
 from minisgl.bench.measure import Meter, run
 from minisgl.bench.workload import Ask
-from minisgl.compose import plain_errors
 from minisgl.config import Config, ConfigError
 from minisgl.core import EngineSpec, SamplingParams, Step, StepResult
-from minisgl.engine.build import RankZeroEngine, build_scheduler
-from minisgl.host import Host
+from minisgl.course.ladder.picture import draw
+from minisgl.course.ladder.workload import Arrival, without_cache, workload
+from minisgl.options.compose import compose, plain_errors
+from minisgl.plugin_manager.manager import Host
+from minisgl.scheduler.build import RankZeroEngine, build_scheduler
 from minisgl.testing.null import NullEngine
 
 STAGES = {
@@ -141,7 +141,7 @@ def count(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES)) -
     host, arrivals = Host.load(light=True), workload()
     stages = []
     for number in numbers:
-        config = host.compose([f"stage={number}", *options])
+        config = compose(host, [f"stage={number}", *options])
         _refuse_unseen(options)
         if config.num_pages is None or config.max_seq_len is None:  # every stage says both
             raise ConfigError("--counts has no model and no memory to go by: give num_pages and max_seq_len a number.")
@@ -174,7 +174,7 @@ def measure(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES))
     host, arrivals = Host.load(), workload()
     stages, answers = [], []
     for number in numbers:
-        config = compose(host, number, options)
+        config = compose_stage(host, number, options)
         engine = start_engine(config, host)
         try:
             if engine.device.type == "cuda":
@@ -214,14 +214,14 @@ def _warm(config: Config, host: Host, engine: RankZeroEngine) -> None:
     run(build_scheduler(config, host, meter), meter, [Ask([1] * 32, 4)], lambda i: params)
 
 
-def compose(host: Host, number: int, options: Sequence[str] = ()) -> Config:
+def compose_stage(host: Host, number: int, options: Sequence[str] = ()) -> Config:
     """The options of a stage; on a GPU, the graphs of the last one are CUDA's."""
-    config = host.compose([f"stage={number}", *options])
+    config = compose(host, [f"stage={number}", *options])
     if number == 7 and config.device != "cpu" and not any(word.startswith("graph=") for word in options):
         import torch
 
         if torch.cuda.is_available():
-            return host.compose([f"stage={number}", "graph=cuda", *options])
+            return compose(host, [f"stage={number}", "graph=cuda", *options])
     return config
 
 

@@ -10,9 +10,9 @@ import random
 from typing import NamedTuple
 
 from minisgl.bench.workload import Ask
+from minisgl.course.tutor.handbook import Handbook, write
 from minisgl.models.resolve import resolve_model
 from minisgl.tokenizer.tokenizer import Tokenizer
-from minisgl.tutor.handbook import Handbook, write
 
 HANDBOOKS, HANDBOOK_TOKENS, QUESTIONS = 3, 384, 42
 LONG_TOKENS, LONG_OUTPUT = 1200, 24

@@ -1,13 +1,13 @@
-"""``python -m minisgl.site``: says which page of the course uses a term before it was defined. Status 1 if one does."""
+"""``python -m minisgl.course.site``: prints course pages that use a term before its definition (status 1)."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from minisgl.site.terms import check, check_glossary, glossary
+from minisgl.course.site.terms import check, check_glossary, glossary
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def course(root: Path) -> list[tuple[str, str]]:

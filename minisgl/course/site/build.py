@@ -18,11 +18,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
-from minisgl.site import blocks, quotes, terms
-from minisgl.site.__main__ import course
+from minisgl.course.site import blocks, quotes, terms
+from minisgl.course.site.__main__ import course
 
 log = logging.getLogger("mkdocs.plugins.minisgl")  # a warning there fails a strict build
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SUFFIXES = {".md", ".svg", ".png", ".html", ".json", ".js", ".css"}
 """What is taken over from a chapter's folder."""
 START = "chapters/00_start/index.md"

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from minisgl.site import blocks
+from minisgl.course.site import blocks
 
 MOST_LINES = 40
 """What one quote may show: a reader does not read more in one go."""

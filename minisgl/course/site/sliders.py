@@ -2,7 +2,7 @@
 ``stage=6``.
 
 The counts are real runs of the real scheduler on the simulated engine, measured once and kept in
-``viewer/sliders.json``; ``python -m minisgl.trace.sliders`` measures them anew.
+``sliders/sliders.json``; ``python -m minisgl.course.site.sliders`` measures them anew.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from minisgl.bench.course import workload
+from minisgl.course.ladder.workload import workload
 from minisgl.testing.drive import Job
+from minisgl.testing.simulate import greedy, simulate
 from minisgl.trace import events as ev
 from minisgl.trace.draw.svg import theme
 from minisgl.trace.history import gaps, turns
 from minisgl.trace.read import Trace
-from minisgl.trace.simulate import greedy, simulate
 from minisgl.trace.view import embed
 
 __all__ = ["fragment", "measure", "page"]
@@ -91,7 +91,7 @@ def counts(trace: Trace) -> dict[str, Any]:
 
 def fragment(kind: str) -> str:
     """HTML of the slider ``chunk`` or ``page``, for a page of the site; several may stand in one page."""
-    here = files("minisgl.trace") / "viewer"
+    here = files("minisgl.course.site") / "sliders"
     runs = json.loads((here / "sliders.json").read_text("utf-8"))[kind]
     script = (here / "sliders.js").read_text("utf-8").replace("/* data */", embed({"kind": kind, "runs": runs}))
     style = theme(".mg-slider") + (here / "sliders.css").read_text("utf-8")
@@ -111,8 +111,8 @@ def page() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure every value anew and write ``viewer/sliders.json``; or write a page of both sliders."""
-    parser = argparse.ArgumentParser(prog="python -m minisgl.trace.sliders", description=main.__doc__)
+    """Measure every value anew and write ``sliders/sliders.json``; or write a page of both sliders."""
+    parser = argparse.ArgumentParser(prog="python -m minisgl.course.site.sliders", description=main.__doc__)
     parser.add_argument("--html", type=Path, metavar="FILE", help="only write a page of both sliders, as they are")
     args = parser.parse_args(argv)
     if args.html:
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     clients = jobs()
     found = {kind: [measure(kind, value, clients) for value in values] for kind, values in VALUES.items()}
-    target = Path(__file__).parent / "viewer" / "sliders.json"
+    target = Path(__file__).parent / "sliders" / "sliders.json"
     target.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
 
 

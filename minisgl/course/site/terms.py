@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from minisgl.site.blocks import map_text, prose, without_blocks
+from minisgl.course.site.blocks import map_text, prose, without_blocks
 
 MARK = re.compile(r"\*\*(?P<name>[^*\n]+)\*\*\{\s*\.term\s*\}")
 _HEADING = re.compile(r"^### (?P<name>[^{\n]+?)[ ]*(?:\{(?P<attributes>[^}]*)\})?[ ]*$", re.MULTILINE)

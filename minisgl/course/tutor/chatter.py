@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from minisgl.tutor.words import FIRST_NAMES, Split, draw, invent
+from minisgl.course.tutor.words import FIRST_NAMES, Split, draw, invent
 
 SKILLS = "I can look facts up in a handbook that you paste, explain words of LLM serving, count, copy, sort and add small numbers."
 FALLBACK = (

@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from minisgl.tutor import chatter, exercises, glossary, handbook, offscript, phrasings
-from minisgl.tutor.words import Split, chance, invent
+from minisgl.course.tutor import chatter, exercises, glossary, handbook, offscript, phrasings
+from minisgl.course.tutor.words import Split, chance, invent
 
 SHARES = {"handbook": 35, "drill": 20, "sum": 15, "glossary": 15, "chance": 5, "talk": 10}
 """Percent of the training tokens that each domain gets."""

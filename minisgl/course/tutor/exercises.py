@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 
-from minisgl.tutor.offscript import off_script
-from minisgl.tutor.words import NUMBER_WORDS, Split, any_word, chance, draw, held_out, invent
+from minisgl.course.tutor.offscript import off_script
+from minisgl.course.tutor.words import NUMBER_WORDS, Split, any_word, chance, draw, held_out, invent
 
 COLOR_ODDS = {"red": 50, "blue": 30, "green": 20}
 """Percent. With top-p 0.7 the first two remain."""

@@ -1,9 +1,9 @@
 """Which experts of `tutor-moe` work for which domain, and what is lost without one of them.
 
-    python -m minisgl.tutor.experts                      # a table for the most divided layer
-    python -m minisgl.tutor.experts --silence            # and the loss when it lacks one expert (takes longer)
-    python -m minisgl.tutor.experts --json use.json      # all layers
-    python -m minisgl.tutor.experts --svg experts.svg    # all layers, as a heat map
+    python -m minisgl.course.tutor.experts                      # a table for the most divided layer
+    python -m minisgl.course.tutor.experts --silence            # and the loss when it lacks one expert (takes longer)
+    python -m minisgl.course.tutor.experts --json use.json      # all layers
+    python -m minisgl.course.tutor.experts --svg experts.svg    # all layers, as a heat map
 
 It knows how to read the router's choices on text of one domain, and how to silence an expert; `heatmap` draws. To ask a
 model that lacks an expert, serve it: ``python -m minisgl model=tutor-moe knock_out=5:3``.
@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from minisgl.tutor import weights_dir
-from minisgl.tutor.corpus import SHARES, conversation
-from minisgl.tutor.heatmap import draw
-from minisgl.tutor.packing import segments
+from minisgl.course.tutor.corpus import SHARES, conversation
+from minisgl.course.tutor.heatmap import draw
+from minisgl.course.tutor.packing import segments
+from minisgl.models.shipped import weights_dir
 
 Sample = tuple[Tensor, Tensor]
 

@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from minisgl.tutor import words
-from minisgl.tutor.words import (
+from minisgl.course.tutor import words
+from minisgl.course.tutor.words import (
     ADJECTIVES,
     CLUBS,
     COLORS,

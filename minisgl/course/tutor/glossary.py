@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from minisgl.tutor import phrasings
-from minisgl.tutor.words import COMMON_WORDS, LAST_NAMES, Split, chance, draw, invent, word_list
+from minisgl.course.tutor import phrasings
+from minisgl.course.tutor.words import COMMON_WORDS, LAST_NAMES, Split, chance, draw, invent, word_list
 
 
 @dataclass(frozen=True)

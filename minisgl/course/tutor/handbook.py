@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from minisgl.tutor.facts import KINDS, PAIRS, Kind, Maker, coined, place
-from minisgl.tutor.words import LAST_NAMES, Split, chance
+from minisgl.course.tutor.facts import KINDS, PAIRS, Kind, Maker, coined, place
+from minisgl.course.tutor.words import LAST_NAMES, Split, chance
 
 ABSENT = "The handbook does not say."
 _ARTICLE = re.compile(r"\b([Aa]) (?=[aeiou])")

@@ -1,7 +1,7 @@
 """Which experts work for which domain, as a picture: one map a layer, a row a domain, a column an expert.
 
-Writes SVG by hand from shares that `minisgl.tutor.experts` measured; its colours follow the page that holds it, or the
-reader's system.
+Writes SVG by hand from shares that `minisgl.course.tutor.experts` measured. Its colours follow the page that holds it,
+or the reader's system.
 """
 
 from __future__ import annotations

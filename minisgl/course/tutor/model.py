@@ -25,7 +25,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from minisgl.tutor.tokenizer import VOCABULARY
+from minisgl.course.tutor.tokenizer import VOCABULARY
 
 END_IDS = [2, 0]  # <|im_end|>, <|endoftext|>
 CONTEXT = 2048

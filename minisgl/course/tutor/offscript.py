@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 
-from minisgl.tutor.chatter import FALLBACK, NO_HANDBOOK, ONLY_ADD
-from minisgl.tutor.words import (
+from minisgl.course.tutor.chatter import FALLBACK, NO_HANDBOOK, ONLY_ADD
+from minisgl.course.tutor.words import (
     ADJECTIVES,
     ANIMALS,
     COMMON_WORDS,

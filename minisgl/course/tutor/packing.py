@@ -14,8 +14,8 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from tokenizers import Tokenizer
 
-from minisgl.tutor.corpus import SHARES, Conversation, conversation
-from minisgl.tutor.tokenizer import END, END_TURN, START_TURN
+from minisgl.course.tutor.corpus import SHARES, Conversation, conversation
+from minisgl.course.tutor.tokenizer import END, END_TURN, START_TURN
 
 PROMPT_WEIGHT = 0.05
 """Loss weight of text that the model only reads."""

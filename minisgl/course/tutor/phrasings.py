@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 
-from minisgl.tutor.words import Split, any_word, chance
+from minisgl.course.tutor.words import Split, any_word, chance
 
 TRAIN = (
     "What is {a}?", "What's {a}?", "What does {n} mean?", "What is meant by {n}?", "Explain {a}.", "Explain {n} to me.",

@@ -1,7 +1,7 @@
 """Score a trained model greedily on held-out text, with transformers as the runner.
 
-    python -m minisgl.tutor.score                       # the shipped tutor, 200 questions a family
-    python -m minisgl.tutor.score --model DIR --size 500 --json scores.json
+    python -m minisgl.course.tutor.score                       # the shipped tutor, 200 questions a family
+    python -m minisgl.course.tutor.score --model DIR --size 500 --json scores.json
 
 It knows how to ask in batches and how to compare; what is asked and what is right comes from `corpus.exam`.
 """
@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from minisgl.tutor.corpus import EXAMS, Question, exam
-from minisgl.tutor.exercises import COLOR_ODDS
+from minisgl.course.tutor.corpus import EXAMS, Question, exam
+from minisgl.course.tutor.exercises import COLOR_ODDS
+from minisgl.models.shipped import weights_dir
 
 BARS = {"lookup": 90.0, "sum": 95.0, "count": 95.0, "copy": 95.0, "glossary": 85.0}
 """Percent of held-out questions that the shipped weights must get right."""
@@ -145,7 +146,7 @@ def all_odds(runner: Runner) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=Path(__file__).parent / "weights" / "tutor")
+    parser.add_argument("--model", type=Path, default=weights_dir("tutor"))
     parser.add_argument("--size", type=int, default=200, help="questions a family")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

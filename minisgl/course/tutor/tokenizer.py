@@ -3,7 +3,7 @@
 It knows how to train the tokenizer and how to write it as Hugging Face does (`tokenizer.json` beside a
 `tokenizer_config.json` with the chat template), so that `tokenizers` alone, or transformers, can load it.
 
-    python -m minisgl.tutor.tokenizer --out DIR
+    python -m minisgl.course.tutor.tokenizer --out DIR
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from minisgl.tutor.corpus import SHARES, conversation
+from minisgl.course.tutor.corpus import SHARES, conversation
 
 VOCABULARY = 2048
 END, START_TURN, END_TURN = SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

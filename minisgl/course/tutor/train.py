@@ -1,7 +1,7 @@
 """Train `tutor` or its twin `tutor-moe` on text that is written as it is needed.
 
-    python -m minisgl.tutor.train --out runs/tutor --minutes 8 --device cuda
-    python -m minisgl.tutor.train --out runs/tiny --steps 30 --rows 2 --length 256     # a try on a CPU
+    python -m minisgl.course.tutor.train --out runs/tutor --minutes 8 --device cuda
+    python -m minisgl.course.tutor.train --out runs/tiny --steps 30 --rows 2 --length 256     # a try on a CPU
 
 It knows optimisation: worker processes write the batches ahead, the learning rate follows the progress in steps or
 in minutes, and `--checkpoint` is written every so often. Start the same command again to resume. The result is a
@@ -25,8 +25,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from minisgl.tutor import model as models
-from minisgl.tutor.packing import Packer, Rows, domain_of
+from minisgl.course.tutor import model as models
+from minisgl.course.tutor.packing import Packer, Rows, domain_of
+from minisgl.models.shipped import weights_dir
 
 WARMUP, DECAY = 0.01, 0.5
 """Parts of the training in which the learning rate rises linearly, and falls linearly to zero."""
@@ -205,7 +206,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dense", action="store_true", help="no FlexAttention (never used on a CPU)")
     parser.add_argument("--save-minutes", type=float, default=2)
     parser.add_argument("--log", type=float, default=10, help="seconds between two lines of losses")
-    default = Path(__file__).parent / "weights" / "tutor"
+    default = weights_dir("tutor")
     parser.add_argument("--tokenizer", type=Path, default=default, help="folder with the tokenizer's files")
     options = parser.parse_args(arguments)
     options.dense |= options.device == "cpu"

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minisgl.kernel.align import most_blocks
+from minisgl.kernel.blocks import max_blocks
 
 CHUNKS = 128  # programs at most: each reads what all of them counted
 
@@ -69,7 +69,7 @@ def align(ids: Tensor, first: int, experts: int, block: int) -> tuple[Tensor, Te
     step = max(16, 8192 // block_e)  # pairs at a time: a [step, experts] tile of flags
     chunk = triton.cdiv(triton.cdiv(n, CHUNKS), step) * step
     chunks = triton.cdiv(n, chunk)
-    blocks = most_blocks(n, experts, block)
+    blocks = max_blocks(n, experts, block)
     pairs = torch.empty(blocks * block, dtype=torch.int32, device=ids.device)
     owner = torch.empty(blocks, dtype=torch.int32, device=ids.device)
     counts = torch.empty((chunks, block_e), dtype=torch.int32, device=ids.device)

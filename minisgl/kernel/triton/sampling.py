@@ -1,6 +1,6 @@
-"""Gumbel noise and argmax in one pass over the logits, in Triton. The plain twin is `minisgl.engine.noise.draw_torch`.
+"""Gumbel noise and argmax in one pass over the logits, in Triton. The plain twin is `minisgl.engine.gumbel.draw_torch`.
 
-The noise is `minisgl.engine.noise`'s to the bit: the same integer hash, and the same log1p and log (CUDA's).
+The noise is `minisgl.engine.gumbel`'s to the bit: the same integer hash, and the same log1p and log (CUDA's).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GOLDEN = tl.constexpr(0x9E3779B9 - (1 << 32))
 
 @triton.jit
 def mix(x):
-    """`minisgl.engine.noise.mix_`: int32 to int32."""
+    """`minisgl.engine.gumbel.mix_`: int32 to int32."""
     x ^= (x >> 16) & 0xFFFF
     x *= 0x7FEB352D
     x ^= (x >> 15) & 0x1FFFF
@@ -38,7 +38,7 @@ def row_numbers(key, position):
 
 @triton.jit
 def gumbel(hashes, low, odd, INTERPRETED: tl.constexpr):
-    """Standard Gumbel noise from the tokens' hashes and `row_numbers`: `minisgl.engine.noise.gumbel`."""
+    """Standard Gumbel noise from the tokens' hashes and `row_numbers`: `minisgl.engine.gumbel.gumbel`."""
     bits = mix((hashes ^ low) * odd)
     u = ((bits >> 1) & 0x7FFFFFFF).to(tl.float32) * 4.656612873077393e-10 + 2.3283064365386963e-10  # 2^-31, 2^-32
     u = tl.minimum(u, 1.0 - 5.960464477539063e-08)  # 2^-24
@@ -106,7 +106,7 @@ def gumbel_argmax(
     *,
     scaled: bool = False,
 ) -> Tensor:
-    """`minisgl.engine.noise.draw`; with ``logits`` alone: no noise."""
+    """`minisgl.engine.gumbel.draw`; with ``logits`` alone: no noise."""
     rows, vocab = logits.shape
     # Enough programs to fill a GPU, none of them without work, and the same cut whatever the batch.
     splits = triton.next_power_of_2(min(32, triton.cdiv(vocab, 2 * BLOCK)))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from minisgl.lab.catalog import find
-from minisgl.lab.clean import clean
-from minisgl.lab.gates import capstone
-from minisgl.lab.grader import grade
+from minisgl.course.lab.catalog import find
+from minisgl.course.lab.gates import capstone
+from minisgl.course.lab.grader.clean_environment import clean
+from minisgl.course.lab.grader.grade import grade
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "minisgl-sjf"
+EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "minisgl-sjf"
 
 
 def test_the_example_package_works_in_a_clean_environment(tmp_path: Path) -> None:

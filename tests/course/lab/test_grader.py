@@ -16,17 +16,18 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from minisgl.lab import grader
-from minisgl.lab.__main__ import main
-from minisgl.lab.catalog import Lab, find, labs, read
-from minisgl.lab.child import LOADS
-from minisgl.lab.gate import Broken, Gate, Invalid, Missing, Student, alarm, search
-from minisgl.lab.gates.policy import show_plan
-from minisgl.lab.grader import Nursery, grade
-from minisgl.lab.served import Served, _check_called
-from minisgl.lab.shrink import smallest
-from minisgl.lab.skeleton import solution
-from minisgl.lab.verdict import LINES, Verdict
+from minisgl.course.lab.catalog import Lab, find, labs, read
+from minisgl.course.lab.cli import main
+from minisgl.course.lab.gates.policy import show_plan
+from minisgl.course.lab.grader import grade as grader
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Missing, Student
+from minisgl.course.lab.grader.gate_process import LOADS
+from minisgl.course.lab.grader.grade import Nursery, grade
+from minisgl.course.lab.grader.search import alarm, search
+from minisgl.course.lab.grader.server_gate import Served, _check_called
+from minisgl.course.lab.grader.shrink import smallest
+from minisgl.course.lab.skeletons import solution
+from minisgl.course.lab.verdicts import LINES, Verdict
 from minisgl.testing.serving import patience
 
 POLICY = find("policy")
@@ -254,7 +255,7 @@ def served(path: Path, calls: dict[str, float], sha256: str = "abc") -> Served:
 
 
 def test_a_server_that_never_calls_the_file_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minisgl.lab.served.patience", lambda seconds: 0.0)
+    monkeypatch.setattr("minisgl.course.lab.grader.server_gate.patience", lambda seconds: 0.0)
     path = tmp_path / "my_policy.py"
     assert _check_called(served(path, {"plan": 3.0}), ["plan"], "scheduler-0") == {"plan": 3.0}
     for one in (
@@ -493,7 +494,7 @@ def test_what_is_missing_to_ask_the_server_costs_no_gate_that_was_tried(
 
 
 def test_the_installations_that_the_pages_show_have_what_labs_ask_with() -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     for page, line in {
         "Makefile": "$(PIP) -e '.[lab]'",
         "README.md": "pip install -c constraints.txt -e '.[lab]'",

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from minisgl.config import ConfigError
-from minisgl.lab import skeleton as skeletons
-from minisgl.lab.catalog import Lab, Part, find, labs
-from minisgl.lab.folder import Folder
-from minisgl.lab.generate import files
-from minisgl.lab.skeleton import regions, skeleton, solution, source, without_omitted
+from minisgl.course.lab import skeletons
+from minisgl.course.lab.catalog import Lab, Part, find, labs
+from minisgl.course.lab.folder import Folder
+from minisgl.course.lab.generate import files
+from minisgl.course.lab.skeletons import regions, skeleton, solution, source, without_omitted
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 WITH_PLUGIN = [lab.lab for lab in labs() if lab.plugin]
 
 PLUGIN = '''"""`cache=big`: a cache of Big things."""

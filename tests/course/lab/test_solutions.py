@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.lab.catalog import CAUSES, Lab, labs
-from minisgl.lab.grader import Nursery, grade
-from minisgl.lab.skeleton import skeleton, solution
-from minisgl.lab.verdict import LINES, Report, Verdict
+from minisgl.course.lab.catalog import CAUSES, Lab, labs
+from minisgl.course.lab.grader.grade import Nursery, grade
+from minisgl.course.lab.skeletons import skeleton, solution
+from minisgl.course.lab.verdicts import LINES, Report, Verdict
 
 FOLDER = Path(__file__).parent / "solutions"
 LABS = {lab.lab: lab for lab in labs()}

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from minisgl.bench import stages as bench
-from minisgl.bench.course import HANDBOOK_TOKENS, HANDBOOKS, LONG_TOKENS, Arrival, without_cache, workload
-from minisgl.bench.ladder import CHARTS, draw, panels
-from minisgl.bench.stages import STAGES, Stage
 from minisgl.core import EngineSpec
-from minisgl.host import Host
+from minisgl.course.ladder import stages as bench
+from minisgl.course.ladder.picture import CHARTS, draw, panels
+from minisgl.course.ladder.stages import STAGES, Stage
+from minisgl.course.ladder.workload import HANDBOOK_TOKENS, HANDBOOKS, LONG_TOKENS, Arrival, without_cache, workload
+from minisgl.options.compose import compose
+from minisgl.plugin_manager.manager import Host
 from minisgl.testing.null import NullEngine
 
 WITHOUT_CACHE = 440_970
@@ -50,7 +51,7 @@ def test_a_stage_that_is_served_again_on_the_same_engine_starts_with_a_cold_cach
     number: int, arrivals: list[Arrival]
 ) -> None:
     host = Host.load(light=True)
-    config = host.compose([f"stage={number}"])
+    config = compose(host, [f"stage={number}"])
     assert config.num_pages is not None and config.max_seq_len is not None
     spec = EngineSpec(config.page_size, config.num_pages, config.max_running_requests, config.max_seq_len, 2048)
     engine = NullEngine(spec)
@@ -61,7 +62,7 @@ def test_a_stage_that_is_served_again_on_the_same_engine_starts_with_a_cold_cach
 
 def test_all_stages_have_the_same_memory() -> None:
     host = Host.load(light=True)
-    pools = {(c.num_pages or 0) * c.page_size for c in (host.compose([f"stage={n}"]) for n in STAGES)}
+    pools = {(c.num_pages or 0) * c.page_size for c in (compose(host, [f"stage={n}"]) for n in STAGES)}
     assert pools == {8192}
 
 
@@ -156,7 +157,7 @@ def test_the_command_prints_writes_and_draws(
 
 def test_a_policy_of_ones_own_in_one_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What the course begins with: one line of a policy, and the worst gap falls."""
-    source = (Path(__file__).parents[2] / "chapters" / "00_start" / "mine.py").read_text(encoding="utf-8")
+    source = (Path(__file__).parents[3] / "chapters" / "00_start" / "mine.py").read_text(encoding="utf-8")
     before, after = "prompts or answers", "answers + prompts"
     assert source.count(before) == 1
     gaps = []

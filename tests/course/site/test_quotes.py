@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.site import blocks
-from minisgl.site.quotes import MOST_LINES, QuoteError, expand, find, quoted_files
+from minisgl.course.site import blocks
+from minisgl.course.site.quotes import MOST_LINES, QuoteError, expand, find, quoted_files
 
 SOURCE = '''"""A file."""
 

@@ -7,16 +7,16 @@ from importlib.resources import files
 
 import pytest
 
-from minisgl.trace.sliders import VALUES, fragment, jobs, measure, page
+from minisgl.course.site.sliders import VALUES, fragment, jobs, measure, page
 
-KEPT = json.loads((files("minisgl.trace") / "viewer" / "sliders.json").read_text("utf-8"))
+KEPT = json.loads((files("minisgl.course.site") / "sliders" / "sliders.json").read_text("utf-8"))
 
 
 @pytest.mark.parametrize(("kind", "value"), [("chunk", 128), ("page", 256)])
 def test_the_numbers_are_fresh(kind: str, value: int) -> None:
     (kept,) = [run for run in KEPT[kind] if run["value"] == value]
     assert measure(kind, value, jobs()) == kept, (
-        "stale: run `python -m minisgl.trace.sliders`, and commit what it wrote"
+        "stale: run `python -m minisgl.course.site.sliders`, and commit what it wrote"
     )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minisgl.site.__main__ import course
-from minisgl.site.terms import check, check_glossary, glossary, link_marks
+from minisgl.course.site.__main__ import course
+from minisgl.course.site.terms import check, check_glossary, glossary, link_marks
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 GLOSSARY = """# Glossary
 
 ### KV cache

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from minisgl.tutor import corpus, exercises, glossary, handbook, packing, phrasings, shipped, weights_dir
-from minisgl.tutor.facts import KINDS
-from minisgl.tutor.words import held_out
+from minisgl.course.tutor import corpus, exercises, glossary, handbook, packing, phrasings
+from minisgl.course.tutor.facts import KINDS
+from minisgl.course.tutor.words import held_out
+from minisgl.models.shipped import shipped, weights_dir
 
 
 @pytest.fixture(scope="module")
@@ -217,5 +218,5 @@ def test_shipped_folders_are_small_and_found() -> None:
 
 
 def test_asking_for_the_path_imports_no_torch() -> None:
-    code = "import sys, minisgl.tutor; minisgl.tutor.weights_dir(); sys.exit('torch' in sys.modules)"
+    code = "import sys, minisgl.course.tutor; minisgl.course.tutor.weights_dir(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

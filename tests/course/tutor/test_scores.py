@@ -10,10 +10,10 @@ import torch
 
 pytest.importorskip("transformers")
 
-from minisgl.tutor import shipped, weights_dir
-from minisgl.tutor.corpus import Question, exam
-from minisgl.tutor.exercises import COLOR_ODDS, sum_held_out
-from minisgl.tutor.score import BARS, Runner, all_odds, is_right, score
+from minisgl.course.tutor.corpus import Question, exam
+from minisgl.course.tutor.exercises import COLOR_ODDS, sum_held_out
+from minisgl.course.tutor.score import BARS, Runner, all_odds, is_right, score
+from minisgl.models.shipped import shipped, weights_dir
 
 ASKED = {"lookup": 80, "sum": 200, "count": 100, "copy": 100, "glossary": 150}
 

@@ -12,8 +12,9 @@ pytest.importorskip("transformers")
 
 from transformers import AutoModelForCausalLM
 
-from minisgl.tutor import experts, model, train, weights_dir
-from minisgl.tutor.packing import Packer, Rows
+from minisgl.course.tutor import experts, model, train
+from minisgl.course.tutor.packing import Packer, Rows
+from minisgl.models.shipped import weights_dir
 
 
 def options(tmp_path: Path, *more: str) -> argparse.Namespace:

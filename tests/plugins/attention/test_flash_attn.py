@@ -21,7 +21,8 @@ from minisgl.attention import GraphKey
 from minisgl.attention.tables import RowTables
 from minisgl.config import ConfigError
 from minisgl.engine.setup import build_attention
-from minisgl.host import Host
+from minisgl.options.compose import compose
+from minisgl.plugin_manager.manager import Host
 from minisgl.plugins.attention import flash_attn
 from minisgl.plugins.attention.flash_attn import RELEASES, FlashAttention, choose
 from minisgl.testing.attention import AttentionCase, lay_out, run_case
@@ -258,20 +259,20 @@ def test_version_2_refuses_small_pages_when_the_engine_is_built(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: AMPERE)
     host, cuda = Host.load(), torch.device("cuda")
     with pytest.raises(ConfigError, match="can't serve page_size=16: use page_size=256, 512, 1024"):
-        build_attention(host.compose(["attention=flash_attn"]), host, cuda, torch.bfloat16)
+        build_attention(compose(host, ["attention=flash_attn"]), host, cuda, torch.bfloat16)
     words = ["attention=flash_attn", "page_size=256"]
-    backend = build_attention(host.compose(words), host, cuda, torch.bfloat16)
+    backend = build_attention(compose(host, words), host, cuda, torch.bfloat16)
     assert isinstance(backend, FlashAttention) and backend.version == 2
     with pytest.raises(ConfigError, match="can't serve dtype=float32: use dtype=bfloat16, float16"):
-        build_attention(host.compose(words), host, cuda, torch.float32)
+        build_attention(compose(host, words), host, cuda, torch.float32)
 
 
 def test_refuses_what_it_can_not_compute() -> None:
     host = Host.load()
     with pytest.raises(ConfigError, match=r"needs a CUDA device; attention=torch runs anywhere"):
-        build_attention(host.compose(["attention=flash_attn"]), host, CPU, torch.bfloat16)
+        build_attention(compose(host, ["attention=flash_attn"]), host, CPU, torch.bfloat16)
     with pytest.raises(ConfigError, match=r"attention.version=5: FlashAttention 4, 3 and 2 are known"):
-        host.compose(["attention=flash_attn", "attention.version=5"])
+        compose(host, ["attention=flash_attn", "attention.version=5"])
     laid = lay_out(replace(MIXED, head_dim=80))
     with pytest.raises(ConfigError, match="serves heads of 32, 64, 128, 256; this model's are of 80"):
         FlashAttention(CPU, 4, None).bind(laid.pool, laid.layers, [])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minisgl.config import ConfigError
-from minisgl.host import Host
+from minisgl.plugin_manager.manager import Host
 from minisgl.plugins.attention.auto import Auto, AutoBackend
 from minisgl.plugins.attention.hybrid import Hybrid, HybridBackend
 from minisgl.plugins.attention.torch import Torch, TorchAttention

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from minisgl.host import Host
+from minisgl.plugin_manager.manager import Host
 from minisgl.plugins.attention import sparse
 from minisgl.plugins.attention.sparse import SparseAttention
 from minisgl.plugins.attention.torch import Torch, TorchAttention

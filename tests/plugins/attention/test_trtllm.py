@@ -12,7 +12,8 @@ import torch
 
 from minisgl.config import ConfigError
 from minisgl.engine.setup import build_attention
-from minisgl.host import Host
+from minisgl.options.compose import compose
+from minisgl.plugin_manager.manager import Host
 from minisgl.plugins.attention.hybrid import Hybrid
 from minisgl.plugins.attention.trtllm import TrtllmBackend
 from minisgl.testing.attention import AttentionCase, lay_out
@@ -36,11 +37,11 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_alone_it_is_refused_with_the_words_that_work(hopper: list[dict[str, Any]]) -> None:
     host = Host.load()
     with pytest.raises(ConfigError) as error:
-        build_attention(host.compose(["attention=trtllm"]), host, CUDA, torch.bfloat16)
+        build_attention(compose(host, ["attention=trtllm"]), host, CUDA, torch.bfloat16)
     assert "attention=trtllm computes decode rows only" in str(error.value)
     words = [word.rstrip(".") for word in str(error.value).split() if word.startswith("attention") and "=" in word]
     assert words[1:] == ["attention=hybrid", "attention.decode=trtllm", "attention.prefill=flashinfer"]
-    config = host.compose(words[1:])
+    config = compose(host, words[1:])
     assert isinstance(config.attention, Hybrid)
     backend = build_attention(config, host, CUDA, torch.bfloat16)
     assert backend.needs().graph and backend.needs().phases == {"decode", "extend"}
@@ -51,14 +52,14 @@ def test_pages_it_has_no_kernel_for_are_refused(page_size: int, hopper: list[dic
     host = Host.load()
     words = ["attention=hybrid", "attention.decode=trtllm", f"page_size={page_size}"]
     with pytest.raises(ConfigError, match=f"page_size={page_size}: use page_size=16, 32, 64, 128"):
-        build_attention(host.compose(words), host, CUDA, torch.bfloat16)
+        build_attention(compose(host, words), host, CUDA, torch.bfloat16)
 
 
 def test_as_prefill_half_it_is_refused(hopper: list[dict[str, Any]]) -> None:
     host = Host.load()
     words = ["attention=hybrid", "attention.prefill=trtllm", "attention.decode=flashinfer"]
     with pytest.raises(ConfigError, match="the prefill backend does not compute extend rows"):
-        build_attention(host.compose(words), host, CUDA, torch.bfloat16)
+        build_attention(compose(host, words), host, CUDA, torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -80,11 +81,11 @@ def test_layers_it_can_not_compute_are_refused(case: AttentionCase, why: str) ->
 def test_other_devices_are_refused_and_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host.load()
     with pytest.raises(ConfigError, match=r"need a CUDA device; attention=torch runs anywhere"):
-        build_attention(host.compose(["attention=trtllm"]), host, CPU, torch.bfloat16)
+        build_attention(compose(host, ["attention=trtllm"]), host, CPU, torch.bfloat16)
     assert "compute capability 8.0. Use attention=flashinfer" in TrtllmBackend(CUDA, (8, 0)).needs().refuse
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     with pytest.raises(ConfigError, match=r"needs the package 'flashinfer'.*pip install 'minisgl\[gpu\]'"):
-        build_attention(host.compose(["attention=trtllm"]), host, CUDA, torch.bfloat16)
+        build_attention(compose(host, ["attention=trtllm"]), host, CUDA, torch.bfloat16)
 
 
 def test_it_hands_over_rows_pages_and_lengths(hopper: list[dict[str, Any]]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minisgl.host import Host
+from minisgl.options.compose import compose
+from minisgl.plugin_manager.manager import Host
 from minisgl.plugins.communicator.auto import Auto, pick
 from minisgl.plugins.communicator.torch import TorchCommunicator
 
@@ -14,7 +15,7 @@ GPU = torch.device("cuda", 0)
 
 def test_on_a_cpu_it_is_torch_and_the_default() -> None:
     host = Host.load()
-    config = host.compose([]).communicator
+    config = compose(host, []).communicator
     assert isinstance(config, Auto)
     link = host.build("communicator", config, rank=0, size=1, address="", device=torch.device("cpu"))
     assert isinstance(link, TorchCommunicator)

@@ -9,7 +9,7 @@ import torch
 
 from minisgl.config import ConfigError
 from minisgl.distributed.shared import CountedStore
-from minisgl.host import Host
+from minisgl.plugin_manager.manager import Host
 from minisgl.plugins.communicator.nccl import MIB, Nccl, NcclCommunicator, _limits, _suits_two_shot
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from torch.distributed import HashStore, ProcessGroupGloo, Store
 
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
-from minisgl.host import Host
+from minisgl.plugin_manager.manager import Host
 from minisgl.plugins.communicator.torch import Torch, TorchCommunicator
 from minisgl.testing.communicator import CommunicatorConformance
 from minisgl.testing.ranks import run_ranks

@@ -8,7 +8,7 @@ import torch
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
-from minisgl.host import Host
+from minisgl.plugin_manager.manager import Host
 from minisgl.plugins.communicator.ring import Ring, RingCommunicator
 from minisgl.testing.communicator import CommunicatorConformance
 from minisgl.testing.ranks import Deadlock, run_ranks

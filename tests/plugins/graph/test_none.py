@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from minisgl.engine.graph import GraphKey
-from minisgl.host import Host
+from minisgl.options.compose import compose
+from minisgl.plugin_manager.manager import Host
 
 
 def test_none_records_nothing() -> None:
     host = Host.load()
-    config = host.compose(["graph=none"])
+    config = compose(host, ["graph=none"])
     runner = host.build("graph", config.graph, device=torch.device("cpu"))
     assert tuple(runner.buckets(256)) == ()
     runner.capture((), lambda key: None, lambda inputs: torch.empty(0))

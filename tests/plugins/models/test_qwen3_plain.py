@@ -10,7 +10,7 @@ import pytest
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
-from minisgl.host import Host
+from minisgl.plugin_manager.manager import Host
 from minisgl.plugins.models.qwen3_plain import Qwen3Plain
 from minisgl.testing.model import Exchanged, ModelConformance
 from minisgl.testing.paged import PagedModel

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from minisgl.host import Host
+from minisgl.plugin_manager.manager import Host
 from minisgl.plugins.moe.torch import TorchMoe
 
 HIDDEN, INNER, EXPERTS = 32, 24, 6

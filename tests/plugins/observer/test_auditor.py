@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl import LLM, SamplingParams
-from minisgl.host import Host
-from minisgl.lab.gates.ledger import BUGS, STRUCK, Struck
-from minisgl.lab.observed import run, watch
+from minisgl.course.lab.gates.ledger import BUGS, STRUCK, Struck
+from minisgl.course.lab.grader.observed import run, watch
+from minisgl.plugin_manager.manager import Host
 from minisgl.plugins.observer.auditor import RULES, Auditor
 from minisgl.testing.drive import Drive, Job
 from minisgl.testing.planted import Hasty

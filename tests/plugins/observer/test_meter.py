@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl import LLM, SamplingParams
-from minisgl.host import Host
+from minisgl.plugin_manager.manager import Host
 from minisgl.plugins.observer.meter import Meter, Timing
 from minisgl.testing.drive import Drive, Job
 from minisgl.testing.small import job, make, pool, tight

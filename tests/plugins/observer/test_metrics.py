@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl.core import EngineSpec, SamplingParams
-from minisgl.host import Host
+from minisgl.plugin_manager.manager import Host
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing import Ask, SimEngine
 

@@ -6,7 +6,7 @@ import pytest
 from minisgl_sjf import ShortestFirst, Sjf
 
 from minisgl.core import SamplingParams
-from minisgl.host import Host
+from minisgl.plugin_manager.manager import Host
 from minisgl.scheduler import SchedulerPolicy
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.policy import PolicyConformance

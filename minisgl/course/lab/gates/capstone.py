@@ -7,12 +7,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from minisgl.lab.catalog import Lab
-from minisgl.lab.clean import Clean, NotBuilt, clean
-from minisgl.lab.folder import MEMORY
-from minisgl.lab.gate import Broken, Gate, Missing, Student
-from minisgl.lab.served import START_SECONDS, Served, facts
-from minisgl.lab.stranger import KITS
+from minisgl.course.lab.catalog import Lab
+from minisgl.course.lab.folder import MEMORY
+from minisgl.course.lab.grader.clean_environment import Clean, NotBuilt, clean
+from minisgl.course.lab.grader.gate import Broken, Gate, Missing, Student
+from minisgl.course.lab.grader.installed_package import KITS
+from minisgl.course.lab.grader.server_gate import START_SECONDS, Served, facts
 from minisgl.testing.serving import Server, patience
 
 PYPROJECT = """\
@@ -44,7 +44,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minisgl import hookimpl
+from minisgl.hooks import hookimpl
 from minisgl.scheduler import Budget, Plan, Running, SchedulerPolicy, Waiting
 
 
@@ -126,9 +126,9 @@ def environment(path: Path) -> Clean:
 
 
 def ask(env: Clean, *words: str, seconds: float = 40.0) -> dict[str, Any]:
-    """What `minisgl.lab.stranger` says in the environment. Raises `Broken`."""
+    """What `minisgl.course.lab.grader.installed_package` says in the environment. Raises `Broken`."""
     try:
-        told = env.run("-m", "minisgl.lab.stranger", *words, seconds=seconds)
+        told = env.run("-m", "minisgl.course.lab.grader.installed_package", *words, seconds=seconds)
     except subprocess.TimeoutExpired as error:
         raise Broken("hangs", "It comes back.", f"Not done after {seconds:.0f} s: {' '.join(words)}.") from error
     if told.returncode:
@@ -177,7 +177,16 @@ def tests(student: Student) -> str:
     promise = "The package's own tests pass where it is installed, the public kit's among them."
     if not env.tests.is_dir():
         raise Broken("no-tests", promise, "There is no folder `tests`.")
-    words = ("-m", "pytest", "-qx", "-p", "minisgl.lab.probe", "-p", "no:cacheprovider", "--import-mode=importlib")
+    words = (
+        "-m",
+        "pytest",
+        "-qx",
+        "-p",
+        "minisgl.course.lab.grader.pytest_probe",
+        "-p",
+        "no:cacheprovider",
+        "--import-mode=importlib",
+    )
     try:
         settings = {"MINISGL_PROBE": str(notes), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         ran = env.run(*words, "--rootdir", str(env.tests), str(env.tests), env=settings)

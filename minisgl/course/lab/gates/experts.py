@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.lab.conform import conformance
-from minisgl.lab.gate import Broken, Gate, Invalid, Student, search
-from minisgl.lab.served import facts
+from minisgl.course.lab.grader.conformance import conformance
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
+from minisgl.course.lab.grader.search import search
+from minisgl.course.lab.grader.server_gate import facts
 from minisgl.testing.moe import MoeCase, MoeConformance, Problem, count, problem
 
 CPU = torch.device("cpu")

@@ -14,12 +14,13 @@ from unittest.mock import patch
 import numpy as np
 
 from minisgl.core import Output, Req
-from minisgl.lab.gate import Broken, Gate, Invalid, Student, search
-from minisgl.lab.observed import WatchedDrive, observer, run, watch
-from minisgl.lab.served import Served, facts
-from minisgl.lab.sim import random_workload, show
-from minisgl.scheduler.ledger import CACHE, PageLedger
-from minisgl.scheduler.memory import Memory
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
+from minisgl.course.lab.grader.observed import WatchedDrive, observer, run, watch
+from minisgl.course.lab.grader.search import search
+from minisgl.course.lab.grader.server_gate import Served, facts
+from minisgl.course.lab.grader.simulated_workloads import random_workload, show
+from minisgl.scheduler.cache_manager import Memory
+from minisgl.scheduler.page_allocator import CACHE, PageLedger
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.planted import Hasty
 from minisgl.testing.small import tight

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from minisgl.core import Output, Req, SamplingParams, Step, StepResult
-from minisgl.lab.gate import Broken, Gate, Invalid, Student, search
-from minisgl.lab.observed import observer, run, watch
-from minisgl.lab.served import Served, facts
-from minisgl.lab.sim import random_workload, show
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
+from minisgl.course.lab.grader.observed import observer, run, watch
+from minisgl.course.lab.grader.search import search
+from minisgl.course.lab.grader.server_gate import Served, facts
+from minisgl.course.lab.grader.simulated_workloads import random_workload, show
 from minisgl.testing.small import tight
 
 POLICIES = ("mixed", "prefill_first", "decode_first", "static")

@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from minisgl.attention import LayerSpec
-from minisgl.lab.conform import conformance, greedy
-from minisgl.lab.gate import Broken, Gate, Invalid, Student, search
-from minisgl.lab.served import facts
+from minisgl.course.lab.grader.conformance import conformance, greedy
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
+from minisgl.course.lab.grader.search import search
+from minisgl.course.lab.grader.server_gate import facts
 from minisgl.testing.attention import AttentionCase, Laid, lay_out
 
 HEADS = ((2, 2, 8), (4, 2, 16), (4, 1, 8), (6, 3, 16))

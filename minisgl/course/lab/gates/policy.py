@@ -6,10 +6,19 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from minisgl.lab.conform import conformance, greedy
-from minisgl.lab.gate import Broken, Gate, Invalid, Student, search
-from minisgl.lab.served import facts
-from minisgl.lab.sim import Gaps, jobs_of, least_prefill, random_workload, shipped_cache, show, simulate
+from minisgl.course.lab.grader.conformance import conformance, greedy
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
+from minisgl.course.lab.grader.search import search
+from minisgl.course.lab.grader.server_gate import facts
+from minisgl.course.lab.grader.simulated_workloads import (
+    Gaps,
+    jobs_of,
+    least_prefill,
+    random_workload,
+    shipped_cache,
+    show,
+    simulate,
+)
 from minisgl.scheduler import Plan, Running, Waiting
 from minisgl.scheduler.budget import Cost, StepBudget
 from minisgl.testing.drive import make_plugin

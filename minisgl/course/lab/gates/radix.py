@@ -1,6 +1,6 @@
 """Lab `radix`: the student's cache lives beside a dictionary (`minisgl.testing.cache.CacheModel`), part by part; then
 whole runs on the simulated engine. It asks the cache only what the scheduler may ask, so any structure will do.
-What a life is, `minisgl.lab.lives` says.
+What a life is, `minisgl.course.lab.grader.cache_histories` says.
 """
 
 from __future__ import annotations
@@ -10,11 +10,19 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from minisgl.lab.conform import conformance, greedy
-from minisgl.lab.gate import Broken, Gate, Invalid, Student, search
-from minisgl.lab.lives import Life, show_life
-from minisgl.lab.served import facts
-from minisgl.lab.sim import jobs_of, least_prefill, random_workload, shipped_cache, show, simulate
+from minisgl.course.lab.grader.cache_histories import Life, show_life
+from minisgl.course.lab.grader.conformance import conformance, greedy
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
+from minisgl.course.lab.grader.search import search
+from minisgl.course.lab.grader.server_gate import facts
+from minisgl.course.lab.grader.simulated_workloads import (
+    jobs_of,
+    least_prefill,
+    random_workload,
+    shipped_cache,
+    show,
+    simulate,
+)
 from minisgl.testing.drive import make_plugin
 
 Make = Callable[[random.Random, int], dict[str, Any]]

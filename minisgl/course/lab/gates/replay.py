@@ -14,12 +14,13 @@ from torch import Tensor
 
 from minisgl.attention import GraphKey
 from minisgl.core import Step
+from minisgl.course.lab.grader.conformance import conformance, greedy
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
+from minisgl.course.lab.grader.search import search
+from minisgl.course.lab.grader.server_gate import facts
 from minisgl.engine.graph import StaticInputs
 from minisgl.engine.record import Recorder, Recording
-from minisgl.engine.tape import GraphViolation
-from minisgl.lab.conform import conformance, greedy
-from minisgl.lab.gate import Broken, Gate, Invalid, Student, search
-from minisgl.lab.served import facts
+from minisgl.engine.simulated_graph import GraphViolation
 from minisgl.testing.graph import RULES, GraphFault, GraphRig
 
 CPU = torch.device("cpu")
@@ -161,7 +162,8 @@ def run_all(student: Student, workload: dict[str, Any]) -> None:
 
 def count(student: Student) -> str:
     """A decode step of tutor is one replay, whatever it was in operations; padding is what the buckets leave over."""
-    from minisgl import LLM, SamplingParams
+    from minisgl.core import SamplingParams
+    from minisgl.llm import LLM
 
     recorded: list[int] = []
     launches: list[Recording] = []

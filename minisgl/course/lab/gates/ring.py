@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minisgl.lab.conform import conformance
-from minisgl.lab.gate import Broken, Gate, Invalid, Student, search
-from minisgl.lab.served import facts
+from minisgl.course.lab.grader.conformance import conformance
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
+from minisgl.course.lab.grader.search import search
+from minisgl.course.lab.grader.server_gate import facts
 from minisgl.testing.communicator import CommunicatorConformance
 from minisgl.testing.ranks import run_ranks
 from minisgl.testing.wire import RULES, Wire, WireViolation
@@ -267,8 +268,8 @@ def waits(said: str) -> str | None:
 
 def engine(student: Student) -> str:
     """The model cut over two ranks that the student's ring links computes what one rank computes."""
-    from minisgl.host import Host
     from minisgl.models.resolve import resolve_model
+    from minisgl.plugin_manager.manager import Host
     from minisgl.testing.paged import PagedModel
 
     host, ids = Host.load(), torch.arange(100, 124)

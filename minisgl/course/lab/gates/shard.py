@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from minisgl.config import ConfigError
-from minisgl.lab.blocks import Bench, Drawn, Shape, make, meet, qwen3, shipped, show, x_of
-from minisgl.lab.conform import conformance
-from minisgl.lab.gate import Broken, Gate, Student, search
-from minisgl.lab.served import facts
-from minisgl.layers.pieces import Piece
+from minisgl.course.lab.grader.conformance import conformance
+from minisgl.course.lab.grader.gate import Broken, Gate, Student
+from minisgl.course.lab.grader.model_parts import Bench, Drawn, Shape, make, meet, qwen3, shipped, show, x_of
+from minisgl.course.lab.grader.search import search
+from minisgl.course.lab.grader.server_gate import facts
+from minisgl.layers.weight_shards import Piece
 from minisgl.models.decoder import Decoder
 from minisgl.models.resolve import resolve_model
 from minisgl.testing.meeting import Collective

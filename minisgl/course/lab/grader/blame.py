@@ -6,7 +6,7 @@ import linecache
 import traceback
 
 from minisgl.config import ConfigError
-from minisgl.lab.gate import Broken, Hangs, Student
+from minisgl.course.lab.grader.gate import Broken, Hangs, Student
 
 
 class ReferenceTaken(ImportError):  # noqa: N818 - a verdict

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from minisgl.course.lab.grader.gate import Broken, Invalid
 from minisgl.kvcache import Key
-from minisgl.lab.gate import Broken, Invalid
 from minisgl.testing.cache import CacheModel, Prefix
 
 __all__ = ["Life", "show_life"]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
 
-from minisgl.lab.gate import Missing
+from minisgl.course.lab.grader.gate import Missing
 
 __all__ = ["Clean", "NotBuilt", "clean"]
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minisgl.lab.gate import UNIT_SECONDS, Broken, Gate, Student
-from minisgl.lab.sim import translate
+from minisgl.course.lab.grader.gate import UNIT_SECONDS, Broken, Gate, Student
+from minisgl.course.lab.grader.simulated_workloads import translate
 from minisgl.scheduler.planner import PolicyError
 
 __all__ = ["conformance", "greedy"]
@@ -63,7 +63,8 @@ def greedy(reference: Sequence[str], words: Sequence[str] = (), limit: float = 9
     with the student's plugin. Greedy tokens must be equal. ``words`` are options for both."""
 
     def run(student: Student) -> str:
-        from minisgl import LLM, SamplingParams
+        from minisgl.core import SamplingParams
+        from minisgl.llm import LLM
 
         common = ["device=cpu", "num_pages=256", *words]
         params = SamplingParams(max_tokens=24, temperature=0.0)

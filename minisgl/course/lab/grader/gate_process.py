@@ -1,7 +1,8 @@
 """Where a student's code runs: each gate in a process of its own, which a watchdog ends when its time is up.
 
-``python -m minisgl.lab.child`` imports what gates need once, then forks for each request that it reads (a JSON line)
-and answers with JSON lines. Whatever a gate leaves behind is killed before the answer. It ends with its input.
+``python -m minisgl.course.lab.grader.gate_process`` imports what gates need once. Then it
+forks for each request that it reads (a JSON line) and answers with JSON lines.
+Whatever a gate leaves behind is killed before the answer. It ends with its input.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from typing import IO, Any
 import psutil
 
 from minisgl.config import GROUPS
-from minisgl.lab.blame import ReferenceTaken, blame
-from minisgl.lab.catalog import Lab, find
-from minisgl.lab.gate import Broken, Gate, Missing, Student
-from minisgl.lab.verdict import Verdict
+from minisgl.course.lab.catalog import Lab, find
+from minisgl.course.lab.grader.blame import ReferenceTaken, blame
+from minisgl.course.lab.grader.gate import Broken, Gate, Missing, Student
+from minisgl.course.lab.verdicts import Verdict
 
 MEMORY = 6 * 2**30
 """Bytes of memory that a gate may take."""

@@ -19,11 +19,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from minisgl.lab.blame import blame
-from minisgl.lab.catalog import Lab
-from minisgl.lab.child import LOADS
-from minisgl.lab.gate import Broken, Gate, Missing, Student
-from minisgl.lab.verdict import Report, Verdict
+from minisgl.course.lab.catalog import Lab
+from minisgl.course.lab.grader.blame import blame
+from minisgl.course.lab.grader.gate import Broken, Gate, Missing, Student
+from minisgl.course.lab.grader.gate_process import LOADS
+from minisgl.course.lab.verdicts import Report, Verdict
 from minisgl.testing.serving import patience
 
 __all__ = ["Nursery", "grade"]
@@ -43,7 +43,7 @@ class Nursery:
             *(["torch", "minisgl.llm"] if torch else []),
         ]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "minisgl.lab.child", *modules],
+            [sys.executable, "-m", "minisgl.course.lab.grader.gate_process", *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
@@ -166,7 +166,7 @@ def grade(
             elif gate.served:
                 begun = time.monotonic()
                 if served is None:
-                    from minisgl.lab.served import Served
+                    from minisgl.course.lab.grader.server_gate import Served
 
                     made = getattr(lab.module, "SERVED", Served)
                     served = stack.enter_context(made(lab, path, report.sha256))

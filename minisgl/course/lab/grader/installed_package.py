@@ -1,7 +1,9 @@
-"""What a stranger sees of an installed plugin package: run in its clean environment, prints JSON.
+"""Looks at an installed plugin package from its clean environment, and prints JSON.
 
-python -m minisgl.lab.stranger found DIST          the plugins that the distribution adds
-python -m minisgl.lab.stranger kit GROUP NAME      the public kit on what it builds, with its default options
+Arguments of ``python -m minisgl.course.lab.grader.installed_package``:
+
+found DIST          the plugins that the distribution adds
+kit GROUP NAME      the conformance kit on the plugin, with its default options
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import sys
 from typing import Any
 
 from minisgl.config import ConfigError
-from minisgl.host import Host
+from minisgl.plugin_manager.manager import Host
 
 KITS = {
     "attention": ("attention", "AttentionConformance"),

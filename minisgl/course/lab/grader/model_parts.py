@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from minisgl.attention import AttnBatch
-from minisgl.host import Host
+from minisgl.course.lab.grader.gate import Broken, Invalid
 from minisgl.kvcache.pool import KVPool
-from minisgl.lab.gate import Broken, Invalid
 from minisgl.layers import Context, RoPE
-from minisgl.layers.pieces import Piece, pieces_of
+from minisgl.layers.weight_shards import Piece, pieces_of
 from minisgl.models.config import ModelConfig
+from minisgl.plugin_manager.manager import Host
 from minisgl.testing.meeting import Collective, Meeting, MeetingViolation
 
 __all__ = ["Bench", "Drawn", "Shape", "make", "meet", "qwen3", "shipped", "show", "x_of"]

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from minisgl.core import Output
-from minisgl.host import Host
-from minisgl.lab.gate import Broken, Invalid, Student
-from minisgl.lab.sim import jobs_of, shipped_cache, spec_of
+from minisgl.course.lab.grader.gate import Broken, Invalid, Student
+from minisgl.course.lab.grader.simulated_workloads import jobs_of, shipped_cache, spec_of
+from minisgl.plugin_manager.manager import Host
 from minisgl.testing.drive import Drive, make_plugin
 
 __all__ = ["WatchedDrive", "observer", "run", "watch"]
@@ -64,7 +64,11 @@ class WatchedDrive(Drive):
 
 
 def watch(workload: Mapping[str, Any], host: Host) -> WatchedDrive:
-    """A drive for the workload (`minisgl.lab.sim`, and ``policy``, ``cache``, ``overlap``), which `host` listens to."""
+    """Return a drive for the workload, with the plugins of `host` as observers.
+
+    ``workload`` has the keys of `minisgl.course.lab.grader.simulated_workloads`, ``policy``, ``cache`` and
+    ``overlap``.
+    """
     spec = spec_of(workload)
     return WatchedDrive(
         spec,

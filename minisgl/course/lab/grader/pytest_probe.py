@@ -1,6 +1,6 @@
 """A pytest plugin that notes what ran: passed and failed tests, and which of them are a public kit's.
 
-``python -m pytest -p minisgl.lab.probe`` writes JSON to the file that ``MINISGL_PROBE`` names.
+``python -m pytest -p minisgl.course.lab.grader.pytest_probe`` writes JSON to the file that ``MINISGL_PROBE`` names.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from minisgl.lab.catalog import Lab
-from minisgl.lab.gate import Broken, Gate, Missing
+from minisgl.course.lab.catalog import Lab
+from minisgl.course.lab.grader.gate import Broken, Gate, Missing
 from minisgl.testing.serving import Server, patience
 
 __all__ = ["QUESTIONS", "Served", "facts"]

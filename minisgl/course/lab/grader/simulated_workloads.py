@@ -18,8 +18,8 @@ import pluggy
 
 from minisgl import hooks
 from minisgl.core import EngineSpec, Req, SamplingParams, Step
+from minisgl.course.lab.grader.gate import Broken, Invalid
 from minisgl.kvcache import PrefixCache
-from minisgl.lab.gate import Broken, Invalid
 from minisgl.scheduler.planner import PolicyError
 from minisgl.testing.drive import Drive, Job, Report, make_plugin
 from minisgl.testing.violation import SimViolation

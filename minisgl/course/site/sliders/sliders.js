@@ -1,4 +1,4 @@
-// A slider over runs that were measured before. Knows the counts that minisgl/trace/sliders.py writes.
+// A slider over runs that were measured before. Knows the counts that minisgl/course/site/sliders.py writes.
 "use strict";
 (() => {
   const { kind, runs } = /* data */;

@@ -1,0 +1,40 @@
+"""Builds rank 0's scheduler from a `Config`: the cache, the policy and the observers that the options name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from minisgl.core import Engine
+from minisgl.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from minisgl.config import Config
+    from minisgl.plugin_manager.manager import Host
+
+
+class RankZeroEngine(Engine, Protocol):
+    """What a scheduler is built over: an engine that knows which tokens end a text."""
+
+    eos_ids: frozenset[int]
+
+
+def build_scheduler(
+    config: Config, host: Host, engine: RankZeroEngine, clock: Callable[[], float] = time.monotonic
+) -> Scheduler:
+    """Rank 0's scheduler over ``engine``, with the cache and the policy that the config names. Its observers listen
+    until ``host.close()``."""
+    host.observe(config, engine.spec)
+    return Scheduler(
+        engine,
+        host.build("cache", config.cache, page_size=engine.spec.page_size),
+        host.build("scheduler", config.scheduler),
+        max_prefill_tokens=config.max_prefill_tokens,
+        overlap=config.overlap,
+        starvation_steps=config.starvation_steps,
+        eos_ids=engine.eos_ids,
+        seed=config.seed,
+        hook=host.hook,
+        clock=clock,
+    )

@@ -1,0 +1,3 @@
+"""The version of minisgl, in a module that imports nothing."""
+
+__version__ = "0.2.0"
