@@ -24,7 +24,7 @@ PENDING = -1
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-class Refused(ValueError):  # noqa: N818 - a verdict on a request, not a fault of the program
+class InvalidRequestError(ValueError):
     """A request that can't be served, found before it was queued. ``field`` names what was wrong."""
 
     def __init__(self, field: str, message: str, code: str = "invalid_value"):
@@ -32,10 +32,10 @@ class Refused(ValueError):  # noqa: N818 - a verdict on a request, not a fault o
         self.field, self.message, self.code = field, message, code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Refused, (self.field, self.message, self.code)
+        return InvalidRequestError, (self.field, self.message, self.code)
 
 
-class EngineDead(RuntimeError):  # noqa: N818
+class EngineDeadError(RuntimeError):
     """The engine can't go on: a device error, or a rank that is gone. Every open request fails."""
 
 
@@ -78,11 +78,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     def check(self, vocab_size: int | None = None) -> None:
-        """Raise `Refused`, naming the field, where a value is out of its range."""
+        """Raise `InvalidRequestError`, naming the field, where a value is out of its range."""
 
         def need(ok: bool, field: str, what: str) -> None:
             if not ok:
-                raise Refused(field, f"{field} must be {what}, got {getattr(self, field)!r}.")
+                raise InvalidRequestError(field, f"{field} must be {what}, got {getattr(self, field)!r}.")
 
         for field in ("temperature", "top_p", "min_p", "repetition_penalty"):
             need(math.isfinite(getattr(self, field)), field, "a finite number")
@@ -114,18 +114,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class Admission:
     """A request that takes a slot with this step: what the engine must know to sample for it.
 
     ``prompt`` and ``output`` (the tokens before this step, int32) are given only where a penalty counts them.
     """
 
-    slot: int
+    req_pool_idx: int
     uid: int
     params: SamplingParams
     seed: int
-    prompt: I32 | None = None
-    output: I32 | None = None
+    prompt_ids: I32 | None = None
+    output_ids: I32 | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +137,18 @@ class Step:
     """
 
     id: int  # 0, 1, 2, … without gaps
-    slots: I32  # [rows]
-    starts: I32  # [rows] first position computed
-    counts: I32  # [rows] positions computed, at least 1
+    req_pool_indices: I32  # [rows]
+    num_computed_tokens: I32  # [rows] first position computed
+    num_scheduled_tokens: I32  # [rows] positions computed, at least 1
     num_decode: int
     sample: Bools  # [rows] False for a chunk that is not the prompt's last
-    tokens: I32  # [sum(counts)] ids, or PENDING (decode rows)
-    table: tuple[I32, I32, I32]  # (slot, page column, page), each [writes]
-    seats: tuple[Seat, ...] = ()
+    input_ids: I32  # [sum(counts)] ids, or PENDING (decode rows)
+    page_table_updates: tuple[I32, I32, I32]  # (slot, page column, page), each [writes]
+    admissions: tuple[Admission, ...] = ()
 
     @property
     def rows(self) -> int:
-        return len(self.slots)
+        return len(self.req_pool_indices)
 
     def encode(self) -> bytes:
         """The step as bytes (MessagePack), for the ranks that follow."""
@@ -171,9 +171,9 @@ class Step:
         )
 
 
-def _seat(raw: dict[str, Any]) -> Seat:
+def _seat(raw: dict[str, Any]) -> Admission:
     params = msgspec.convert(raw.pop("params"), SamplingParams, str_keys=False)
-    return Seat(params=params, **raw)
+    return Admission(params=params, **raw)
 
 
 def _pack_array(obj: Any) -> Any:
@@ -211,8 +211,8 @@ class EngineSpec:
 
     page_size: int
     num_pages: int
-    max_slots: int
-    max_len: int
+    max_running_requests: int
+    max_seq_len: int
     vocab_size: int
 
 
@@ -222,7 +222,7 @@ class Engine(Protocol):
     spec: EngineSpec
 
     def launch(self, step: Step) -> None:
-        """Start a step and return; raises `EngineDead`."""
+        """Start a step and return; raises `EngineDeadError`."""
 
     def result(self) -> StepResult:
         """Wait for the oldest unread step. There is no ``ready()``: what depends on timing differs by rank."""
@@ -237,7 +237,7 @@ class Finished(msgspec.Struct, array_like=True):
     """The end of one request; exactly one for each (promise 1)."""
 
     uid: int
-    reason: FinishReason
+    finish_reason: FinishReason
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -265,43 +265,60 @@ class Req:
     has ended; ``reason`` is None until then. ``max_len`` is prompt and output together, in tokens."""
 
     __slots__ = (
-        "arrival", "cached", "error", "first_seat", "handle", "hashes", "match", "max_len", "output", "params",
-        "prompt", "queued", "reason", "seated", "seed", "shared", "slot", "stop_ids", "uid",
+        "admission_order",
+        "arrival",
+        "cache_handle",
+        "error",
+        "finish_reason",
+        "first_admission",
+        "max_len",
+        "num_cached_pages",
+        "num_cached_tokens",
+        "output_ids",
+        "page_hashes",
+        "params",
+        "prefix_match",
+        "prompt_ids",
+        "queued_at_step",
+        "req_pool_idx",
+        "seed",
+        "stop_ids",
+        "uid",
     )  # fmt: skip
 
     def __init__(self, uid: int, prompt: Sequence[int] | I32, params: SamplingParams, arrival: int, seed: int = 0):
         self.uid = uid
-        self.prompt: I32 = np.asarray(prompt, np.int32)
-        self.output: list[int] = []
+        self.prompt_ids: I32 = np.asarray(prompt, np.int32)
+        self.output_ids: list[int] = []
         self.params = params
         self.arrival = arrival
         self.seed = seed
-        self.max_len = len(self.prompt) + params.max_tokens
+        self.max_len = len(self.prompt_ids) + params.max_tokens
         self.stop_ids: frozenset[int] = frozenset()
-        self.queued = 0  # the step for which it began to wait
-        self.slot = -1
-        self.seated = -1  # number of its admission
-        self.first_seat = True
-        self.cached = 0  # tokens that the cache spared at the first admission
-        self.shared = 0  # leading pages of its table row that are the cache's
-        self.handle: Any = None  # the cache's, locked while seated
-        self.match: Any = None
-        self.hashes: list[int] | None = None
-        self.reason: FinishReason | None = None
+        self.queued_at_step = 0  # the step for which it began to wait
+        self.req_pool_idx = -1
+        self.admission_order = -1  # number of its admission
+        self.first_admission = True
+        self.num_cached_tokens = 0  # tokens that the cache spared at the first admission
+        self.num_cached_pages = 0  # leading pages of its table row that are the cache's
+        self.cache_handle: Any = None  # the cache's, locked while seated
+        self.prefix_match: Any = None
+        self.page_hashes: list[int] | None = None
+        self.finish_reason: FinishReason | None = None
         self.error = ""
 
     def tokens(self) -> I32:
         """Prompt and output so far, int32."""
-        if not self.output:
-            return self.prompt
-        return np.concatenate((self.prompt, np.asarray(self.output, np.int32)))
+        if not self.output_ids:
+            return self.prompt_ids
+        return np.concatenate((self.prompt_ids, np.asarray(self.output_ids, np.int32)))
 
     def __len__(self) -> int:
-        return len(self.prompt) + len(self.output)
+        return len(self.prompt_ids) + len(self.output_ids)
 
     def __repr__(self) -> str:
-        where = f"slot {self.slot}" if self.slot >= 0 else (self.reason or "waiting")
-        return f"Req({self.uid}, {len(self.prompt)}+{len(self.output)} tokens, {where})"
+        where = f"slot {self.req_pool_idx}" if self.req_pool_idx >= 0 else (self.finish_reason or "waiting")
+        return f"Req({self.uid}, {len(self.prompt_ids)}+{len(self.output_ids)} tokens, {where})"
 
 
 _step_encoder = msgspec.msgpack.Encoder(enc_hook=_pack_array)

@@ -131,9 +131,10 @@ def minisgl_pages_allocated(step: int, owners: I32, pages: I32) -> None:
 
 
 @hookspec
-def minisgl_pages_cached(step: int, req: Req, pages: I32, start: int, held: I32) -> None:
-    """The cache now owns ``pages``, which were the request's. ``held`` is what it holds of the request's pages from
-    number ``start`` on, all locked for it: where those are not ``pages``, the request's own are given back."""
+def minisgl_pages_cached(step: int, req: Req, pages: I32, start: int, cached_pages: I32) -> None:
+    """The cache now owns ``pages``, which were the request's. ``cached_pages`` are the
+    cache's pages for the request's pages from number ``start`` on, all locked for it. Where they are not ``pages``, the
+    request's own pages are given back."""
 
 
 @hookspec

@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
-from minisgl.core import EngineDead, FinishReason, Logprobs, Output, Refused, SamplingParams
+from minisgl.core import EngineDeadError, FinishReason, InvalidRequestError, Logprobs, Output, SamplingParams
 from minisgl.engine.followers import start_engine
 from minisgl.models.resolve import resolve_model
 from minisgl.options.compose import compose
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.tokenizer import Tokenizer
@@ -77,11 +77,11 @@ class LLM:
     """
 
     def __init__(self, model: str = "tutor", *, overrides: Sequence[str] = ()):
-        self.host = Host.load()
-        self.config = compose(self.host, [f"model={model}", *overrides])
+        self.plugin_manager = PluginManager.load()
+        self.config = compose(self.plugin_manager, [f"model={model}", *overrides])
         self.tokenizer = Tokenizer.from_dir(resolve_model(self.config.model))
-        self.engine = start_engine(self.config, self.host)
-        self.scheduler = build_scheduler(self.config, self.host, self.engine)
+        self.engine = start_engine(self.config, self.plugin_manager)
+        self.scheduler = build_scheduler(self.config, self.plugin_manager, self.engine)
         self._lock = threading.Lock()
         self._next_uid = 0
         self._closed = False
@@ -100,7 +100,7 @@ class LLM:
             if not self._closed:
                 self._closed = True
                 try:
-                    self.host.close()
+                    self.plugin_manager.close()
                 finally:
                     self.engine.close()
 
@@ -116,8 +116,9 @@ class LLM:
         """Continue each prompt: a text, or its token ids; one of them, or a list of both kinds.
 
         ``params`` is for all prompts, or one for each. ``progress`` shows a bar; None: on a terminal, when it takes
-        more than a second. Outputs are in the order of the prompts. Raises `Refused` for a prompt or a parameter that
-        can't be served, before anything is computed, and `EngineDead` where a device or a rank fails.
+        more than a second. Outputs are in the order of the prompts. Raises `InvalidRequestError` for a prompt or a
+        parameter that
+        can't be served, before anything is computed, and `EngineDeadError` where a device or a rank fails.
         """
         one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
         each: Any = [prompts] if one else prompts
@@ -135,7 +136,7 @@ class LLM:
         model's chat template. Otherwise as `generate`."""
         chats: Any = [messages] if len(messages) > 0 and isinstance(messages[0], Mapping) else messages
         if self.tokenizer is None:
-            raise Refused("messages", f"{self.config.model} has no tokenizer, so it can't chat.")
+            raise InvalidRequestError("messages", f"{self.config.model} has no tokenizer, so it can't chat.")
         ids = [self.tokenizer.chat(chat) for chat in chats]
         return self._run(ids, self._params(params, len(ids)), progress)
 
@@ -143,7 +144,9 @@ class LLM:
         if not isinstance(prompt, str):
             return [int(token) for token in prompt]
         if self.tokenizer is None:
-            raise Refused("prompt", f"{self.config.model} has no tokenizer: give prompt {index} as token ids.")
+            raise InvalidRequestError(
+                "prompt", f"{self.config.model} has no tokenizer: give prompt {index} as token ids."
+            )
         return self.tokenizer.encode(prompt)
 
     def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
@@ -156,7 +159,7 @@ class LLM:
         for p in each:
             p.check(self.engine.spec.vocab_size)
         if self.tokenizer is None and any(p.stop for p in each):
-            raise Refused("stop", f"{self.config.model} has no tokenizer, so stop strings can't be found.")
+            raise InvalidRequestError("stop", f"{self.config.model} has no tokenizer, so stop strings can't be found.")
         return each
 
     # ---- running --------------------------------------------------------------------------------
@@ -174,10 +177,10 @@ class LLM:
                     while batch.open:
                         out = self.scheduler.step()
                         for uid in batch.take(out):
-                            self.scheduler.abort(uid)
+                            self.scheduler.abort_request(uid)
                         bar.update(batch.finished - bar.n)
                 self._drain()
-            except EngineDead as error:
+            except EngineDeadError as error:
                 self.scheduler.fail(str(error))
                 raise
             except BaseException:
@@ -192,16 +195,16 @@ class LLM:
                 # Several choices of one seed differ, and are the same next time.
                 seed = None if p.seed is None else (p.seed + k + 2**63) % 2**64 - 2**63
                 try:
-                    self.scheduler.add(uid, ids, _replace(p, seed))
-                except Refused as error:
+                    self.scheduler.add_request(uid, ids, _replace(p, seed))
+                except InvalidRequestError as error:
                     where = f"prompt {i}: " if len(batch.prompts) > 1 else ""
-                    raise Refused(error.field, where + error.message, error.code) from None
+                    raise InvalidRequestError(error.field, where + error.message, error.code) from None
                 batch.expect(uid, i, k)
 
     def _abandon(self, batch: _Batch) -> None:
         """Leave the scheduler as it was before the batch came."""
         for uid in batch.open:
-            self.scheduler.abort(uid)
+            self.scheduler.abort_request(uid)
         self._drain()
 
     def _drain(self) -> None:
@@ -248,7 +251,7 @@ class _Batch:
                 continue
             if choice.logprobs is not None:  # those of tokens that came after a stop string
                 del choice.logprobs[len(choice.token_ids) :]
-            choice.finish_reason = end.reason
+            choice.finish_reason = end.finish_reason
             if k == 0:
                 output.cached_tokens = end.cached_tokens
             del self.open[delta.uid]

@@ -18,7 +18,7 @@ from rich.table import Table
 from minisgl.config import ConfigError
 from minisgl.options.compose import plain_errors, split_plugins
 from minisgl.options.describe import options_of
-from minisgl.plugin_manager.manager import Host, Plugin
+from minisgl.plugin_manager.manager import Plugin, PluginManager
 
 USAGE = "usage: python -m minisgl.plugins [my_plugin.py | module | plugins=my_plugin.py ...] [--json]"
 
@@ -33,9 +33,9 @@ def main(argv: Sequence[str]) -> None:
         for word in words:
             if word.startswith("-"):
                 raise ConfigError(f"{word}: there is no such flag. {USAGE}")
-        host = Host.load([*named, *words])
-        host.models()  # two plugins that claim one architecture are found here
-        rows = [_describe(plugin) for plugin in host.plugins]
+        manager = PluginManager.load([*named, *words])
+        manager.models()  # two plugins that claim one architecture are found here
+        rows = [_describe(plugin) for plugin in manager.plugins]
     if "--json" in argv:
         print(json.dumps(rows, indent=2))
     else:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = (
     {"utils", "core", "hooks", "config"},
-    {"plugin_manager"},
+    {"manager"},
     {"options"},
     {"message", "kernel"},
     {"distributed", "attention", "kvcache", "moe"},
@@ -253,9 +253,9 @@ def test_the_wheel_holds_every_file_and_works(wheel: tuple[Path, Path], tmp_path
         import minisgl, minisgl.conf, minisgl.plugins
         from minisgl.models.resolve import resolve_model
         from minisgl.options.compose import compose
-        from minisgl.plugin_manager.manager import Host
+        from minisgl.plugin_manager.manager import PluginManager
         assert all(m.__file__.startswith(sys.argv[1]) for m in (minisgl, minisgl.conf, minisgl.plugins)), minisgl
-        assert compose(Host.load(light=True), ["stage=6", "experiment=laptop"]).page_size == 16
+        assert compose(PluginManager.load(light=True), ["stage=6", "experiment=laptop"]).page_size == 16
         assert resolve_model("tutor").is_dir() and str(resolve_model("tutor")).startswith(sys.argv[1])
         """,
     )

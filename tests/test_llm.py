@@ -17,7 +17,7 @@ import transformers
 
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
-from minisgl.core import EngineDead, Finished, Logprobs, Output, Refused
+from minisgl.core import EngineDeadError, Finished, InvalidRequestError, Logprobs, Output
 from minisgl.engine import followers
 from minisgl.llm import _Batch
 from minisgl.testing.checkpoints import tiny_checkpoint
@@ -215,7 +215,7 @@ def test_promise_2_a_bad_prompt_is_refused_before_anything_runs(
     llm: LLM, prompts: list[list[int]], params: SamplingParams, field: str, message: str
 ) -> None:
     steps = llm.scheduler.stats()["steps"]
-    with pytest.raises(Refused, match=message) as caught:
+    with pytest.raises(InvalidRequestError, match=message) as caught:
         llm.generate(prompts, params)
     assert caught.value.field == field
     assert llm.scheduler.stats()["steps"] == steps
@@ -251,11 +251,11 @@ def test_without_a_tokenizer_there_are_token_ids(tmp_path: Path) -> None:
     with LLM(str(path), overrides=OPTIONS) as llm:
         output = llm.generate([[5, 6]], GREEDY)[0]
         assert (output.text, len(output.token_ids)) == ("", 24)
-        with pytest.raises(Refused, match="no tokenizer: give prompt 0 as token ids"):
+        with pytest.raises(InvalidRequestError, match="no tokenizer: give prompt 0 as token ids"):
             llm.generate(["hello"], GREEDY)
-        with pytest.raises(Refused, match="no tokenizer, so it can't chat"):
+        with pytest.raises(InvalidRequestError, match="no tokenizer, so it can't chat"):
             llm.chat([{"role": "user", "content": "hello"}])
-        with pytest.raises(Refused, match="stop strings can't be found"):
+        with pytest.raises(InvalidRequestError, match="stop strings can't be found"):
             llm.generate([[5]], SamplingParams(stop=("x",)))
 
 
@@ -311,7 +311,7 @@ def test_promise_10_a_dead_rank_is_an_error_not_a_hang(path: Path) -> None:
         rank.kill()
         rank.wait()
         start = time.monotonic()
-        with pytest.raises(EngineDead):
+        with pytest.raises(EngineDeadError):
             ranked.generate([[5, 6, 7], [8]], GREEDY)
         assert time.monotonic() - start < 2
     assert children() == before
@@ -334,7 +334,7 @@ def on_rank_1(folder: Path, statement: str) -> Path:
 def test_promise_10_a_rank_that_can_not_start_is_an_error_not_a_hang(path: Path, tmp_path: Path) -> None:
     plugin = on_rank_1(tmp_path, "raise OSError('no such device')")
     before = children()
-    with pytest.raises(EngineDead, match="while starting, rank 1 ended with status 1"):
+    with pytest.raises(EngineDeadError, match="while starting, rank 1 ended with status 1"):
         LLM(str(path), overrides=[*OPTIONS, "tp=2", f"plugins={plugin}"])
     assert children() == before
 

@@ -13,10 +13,12 @@ class Mine:
 
 class MyPolicy:
     def plan(self, waiting, running, budget):
-        answers = [(r.uid, 1) for r in running if not r.left and budget.grant(r, 1)]
-        prompts = [(r.uid, n) for r in running if r.left and (n := budget.grant(r, r.left))]
+        answers = [(r.uid, 1) for r in running if not r.num_remaining_tokens and budget.grant(r, 1)]
+        prompts = [
+            (r.uid, n) for r in running if r.num_remaining_tokens and (n := budget.grant(r, r.num_remaining_tokens))
+        ]
         for w in waiting:
-            if not (n := budget.grant(w, w.length - w.cached)):
+            if not (n := budget.grant(w, w.num_tokens - w.num_cached_tokens)):
                 break
             prompts.append((w.uid, n))
         return Plan(prompts or answers)

@@ -30,7 +30,7 @@ class GraphKey(NamedTuple):
 
     rows: int
     q_len: int = 1
-    shared: bool = False
+    shared_prefix: bool = False
 
     @property
     def piecewise(self) -> bool:
@@ -47,7 +47,7 @@ class AttnNeeds:
     workspace: int = 0  # bytes
     phases: frozenset[str] = frozenset({"decode", "extend"})
     graph: bool = False  # a decode step can be recorded and replayed
-    shared: bool = False  # decode reads a prefix that all rows share once: AttnBatch.shared is looked at
+    shared_prefix: bool = False  # decode reads a prefix that all rows share once: AttnBatch.shared is looked at
     refuse: str = ""
 
 
@@ -68,30 +68,35 @@ class LayerSpec:
 class AttnBatch:
     """The rows of one step: ``[:num_decode]`` have one query token, the rest are prefill chunks.
 
-    Row r's queries are the last ``q_indptr[r+1] - q_indptr[r]`` positions of its ``kv_len[r]``; their KV is (or will
+    Row r's queries are the last ``cu_seqlens_q[r+1] - cu_seqlens_q[r]`` positions of its ``seq_lens[r]``; their KV is
+    (or will
     be, layer by layer, before ``forward``) in the pages that ``table[slots[r]]`` lists.
     """
 
     num_decode: int
-    q_indptr_host: I32  # [rows + 1]
-    kv_len_host: I32  # [rows]; exact today, an upper bound with speculation
-    q_indptr: Tensor  # device twins, int32
-    kv_len: Tensor
-    slots: Tensor  # [rows] int32
-    table: Tensor  # [slots + 1, max_pages] int32, the live table
-    key: GraphKey | None = None  # set: the tensors above are the bucket's static buffers
-    shared: Tensor | None = None  # [1] int32, where it pays: leading positions that all decode rows have in one place
+    cu_seqlens_q_cpu: I32  # [rows + 1]
+    seq_lens_cpu: I32  # [rows]; exact today, an upper bound with speculation
+    cu_seqlens_q: Tensor  # device twins, int32
+    seq_lens: Tensor
+    req_pool_indices: Tensor  # [rows] int32
+    page_table: Tensor  # [slots + 1, max_pages] int32, the live table
+    graph_key: GraphKey | None = None  # set: the tensors above are the bucket's static buffers
+    shared_prefix_len: Tensor | None = (
+        None  # [1] int32, where it pays: leading positions that all decode rows have in one place
+    )
 
-    def part(self, first: int, last: int) -> AttnBatch:
+    def slice_rows(self, first: int, last: int) -> AttnBatch:
         """Rows ``first`` to ``last`` as a batch of their own, on the same tensors. Decode rows have one query token."""
         return replace(
             self,
             num_decode=max(0, min(self.num_decode, last) - first),
-            q_indptr_host=self.q_indptr_host[first : last + 1] - self.q_indptr_host[first],
-            kv_len_host=self.kv_len_host[first:last],
-            q_indptr=self.q_indptr[first : last + 1] - self.q_indptr[first] if first else self.q_indptr[: last + 1],
-            kv_len=self.kv_len[first:last],
-            slots=self.slots[first:last],
+            cu_seqlens_q_cpu=self.cu_seqlens_q_cpu[first : last + 1] - self.cu_seqlens_q_cpu[first],
+            seq_lens_cpu=self.seq_lens_cpu[first:last],
+            cu_seqlens_q=self.cu_seqlens_q[first : last + 1] - self.cu_seqlens_q[first]
+            if first
+            else self.cu_seqlens_q[: last + 1],
+            seq_lens=self.seq_lens[first:last],
+            req_pool_indices=self.req_pool_indices[first:last],
         )
 
 

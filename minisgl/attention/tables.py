@@ -28,20 +28,20 @@ class RowTables:
         """[last - first, columns] int32: pool pages of rows ``first`` to ``last``, on the current stream.
 
         With ``batch.key`` set, always the same memory and all columns: pages beyond the longest row are left over from
-        earlier steps, so a kernel must stop at ``kv_len``.
+        earlier steps, so a kernel must stop at ``seq_lens``.
         """
-        width = -(-int(batch.kv_len_host[first:last].max()) // self.page_size)
-        slots, live = batch.slots[first:last], batch.table[:, :width]
-        if batch.key is None:
+        width = -(-int(batch.seq_lens_cpu[first:last].max()) // self.page_size)
+        slots, live = batch.req_pool_indices[first:last], batch.page_table[:, :width]
+        if batch.graph_key is None:
             return live.index_select(0, slots)
         if self._static is None:  # buckets share it: each step plans before it replays
-            self._static = batch.table.new_zeros((self._most_rows, batch.table.shape[1]))
+            self._static = batch.page_table.new_zeros((self._most_rows, batch.page_table.shape[1]))
         static = self._static[: last - first]
         static[:, :width] = live.index_select(0, slots)
         return static
 
     def longest(self, batch: AttnBatch, first: int, last: int) -> int:
         """Tokens that no row is longer than: of this step, or for a bucket of any step that will replay it."""
-        if batch.key is not None:
-            return batch.table.shape[1] * self.page_size
-        return int(batch.kv_len_host[first:last].max())
+        if batch.graph_key is not None:
+            return batch.page_table.shape[1] * self.page_size
+        return int(batch.seq_lens_cpu[first:last].max())

@@ -16,17 +16,20 @@ from minisgl.attention import AttentionBackend, AttnBatch, LayerSpec
 from minisgl.bench.timing import BF16, Case, random
 from minisgl.config import ConfigError
 from minisgl.kvcache.pool import KVPool
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 
 HEADS = {"0.6B, 8B: 16/8": (16, 8, 128), "14B: 40/8": (40, 8, 128), "30B-A3B: 32/4": (32, 4, 128)}
 
 
 def serving(group: str, **what: Any) -> Iterator[tuple[str, Any]]:
     """Every plugin of a group that can be made with its default options here, by its name."""
-    host = Host.load()
-    for name in sorted(host.configs[group]):
+    manager = PluginManager.load()
+    for name in sorted(manager.configs[group]):
         try:
-            yield name, host.build(group, host.make(group, name), device=torch.device("cuda"), **what)
+            yield (
+                name,
+                manager.build(group, manager.make(group, name), device=torch.device("cuda"), **what),
+            )
         except ConfigError:
             continue
 
@@ -39,7 +42,7 @@ def paged(
 ) -> tuple[KVPool, LayerSpec, AttnBatch]:
     """Rows of (positions computed, KV length), whose pages are scattered over a pool of random KV."""
     device, (q_heads, kv_heads, dim) = torch.device("cuda"), heads
-    needed = np.array([-(-kv_len // page_size) for _, kv_len in rows])
+    needed = np.array([-(-seq_lens // page_size) for _, seq_lens in rows])
     pages = np.random.default_rng(0).permutation(int(needed.sum())).astype(np.int32)
     table = np.full((len(rows) + 1, int(needed.max())), len(pages), np.int32)
     for slot, part in enumerate(np.split(pages, np.cumsum(needed)[:-1])):
@@ -49,19 +52,21 @@ def paged(
         memory.normal_()
     counts = np.array([count for count, _ in rows])
     indptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    kv_len = np.array([n for _, n in rows], np.int32)
+    seq_lens = np.array([n for _, n in rows], np.int32)
     slots = np.arange(len(rows), dtype=np.int32)
-    on_device = [torch.from_numpy(a).to(device) for a in (indptr, kv_len, slots, table)]
-    batch = AttnBatch(int((counts == 1).sum()), indptr, kv_len, on_device[0], on_device[1], on_device[2], on_device[3])
+    on_device = [torch.from_numpy(a).to(device) for a in (indptr, seq_lens, slots, table)]
+    batch = AttnBatch(
+        int((counts == 1).sum()), indptr, seq_lens, on_device[0], on_device[1], on_device[2], on_device[3]
+    )
     return pool, LayerSpec(0, q_heads, kv_heads, dim, dim**-0.5), batch
 
 
 def attention_case(kernel: str, shape: str, rows: Sequence[tuple[int, int]], heads: Any, page_size: int) -> Case:
     pool, layer, batch = paged(rows, heads, page_size)
     q_heads, kv_heads, dim = heads
-    q = random(int(batch.q_indptr_host[-1]), q_heads, dim)
-    positions = sum(kv_len for _, kv_len in rows)
-    seen = sum(count * kv_len - count * (count - 1) / 2 for count, kv_len in rows)  # (query, key) pairs
+    q = random(int(batch.cu_seqlens_q_cpu[-1]), q_heads, dim)
+    positions = sum(seq_lens for _, seq_lens in rows)
+    seen = sum(count * seq_lens - count * (count - 1) / 2 for count, seq_lens in rows)  # (query, key) pairs
     case = Case(kernel, shape, 2 * q.nbytes + positions * kv_heads * dim * 4, 4 * seen * q_heads * dim)
     for name, backend in serving("attention"):
         needs = backend.needs()

@@ -22,7 +22,7 @@ from minisgl.bench.arguments import add_json, add_options, parse, write_json
 from minisgl.config import Config
 from minisgl.core import I32, EngineSpec, SamplingParams
 from minisgl.options.compose import compose, plain_errors
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.null import NullEngine
@@ -68,64 +68,66 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> None:
     args = parse(parser(), argv)
     with plain_errors("minisgl.bench"):
-        host = Host.load(light=True)
-        config = compose(host, args.options)
+        manager = PluginManager.load(light=True)
+        config = compose(manager, args.options)
         if args.profile:
-            profile(config, host, args.steps)
+            profile(config, manager, args.steps)
             return
-        points = measure(config, host, args.steps)
+        points = measure(config, manager, args.steps)
     show(points)
     write_json(args, {"machine": machine(), "options": list(args.options), "points": [asdict(p) for p in points]})
 
 
-def measure(config: Config, host: Host, steps: int) -> list[Point]:
+def measure(config: Config, manager: PluginManager, steps: int) -> list[Point]:
     """Every point: decoding at each context and batch size, prefill chunks early and late, and a long queue."""
     points = []
     for rows in ROWS:
-        runs = {context: decoding(config, host, context, rows, steps) for context in CONTEXTS}
+        runs = {context: decoding(config, manager, context, rows, steps) for context in CONTEXTS}
         times: dict[int, list[float]] = {context: [] for context in CONTEXTS}
         for _ in range(-(-steps // BLOCK)):
             for context, scheduler in runs.items():
                 times[context] += timed(scheduler, BLOCK)
         points += [point("decode", context, rows, times[context]) for context in CONTEXTS]
-    points += prefill(config, host)
-    waiting = decoding(config, host, CONTEXTS[0], 256, steps, waiting=1000)
+    points += prefill(config, manager)
+    waiting = decoding(config, manager, CONTEXTS[0], 256, steps, waiting=1000)
     points.append(point("decode, 1000 waiting", CONTEXTS[0], 256, timed(waiting, steps)))
     return points
 
 
-def decoding(config: Config, host: Host, context: int, rows: int, steps: int, waiting: int = 0) -> Scheduler:
+def decoding(
+    config: Config, manager: PluginManager, context: int, rows: int, steps: int, waiting: int = 0
+) -> Scheduler:
     """A scheduler whose every slot decodes at ``context`` tokens or a few more, so that pages fill up at different
     steps; warmed up. ``waiting`` more requests find no slot."""
     size = config.page_size
     longest = context + size + steps + 10 * BLOCK
     spec = EngineSpec(size, (rows + 1) * -(-longest // size), rows, 2 * longest, VOCABULARY)
     config = replace(config, max_prefill_tokens=max(config.max_prefill_tokens, 1 << 20))
-    scheduler = build_scheduler(config, host, NullEngine(spec))
+    scheduler = build_scheduler(config, manager, NullEngine(spec))
     random = np.random.default_rng(0)
     params = SamplingParams(max_tokens=longest - context - size, ignore_eos=True)
     for uid in range(rows):
-        scheduler.add(uid, _prompt(random, context + uid * 5 % size), params)
+        scheduler.add_request(uid, _prompt(random, context + uid * 5 % size), params)
     while scheduler.stats()["waiting"] or scheduler.stats()["output_tokens"] < rows:
         scheduler.step()
     for uid in range(rows, rows + waiting):
-        scheduler.add(uid, _prompt(random, 100), params)
+        scheduler.add_request(uid, _prompt(random, 100), params)
     timed(scheduler, BLOCK)
     return scheduler
 
 
-def prefill(config: Config, host: Host, chunk: int = 512, repeats: int = 8) -> list[Point]:
+def prefill(config: Config, manager: PluginManager, chunk: int = 512, repeats: int = 8) -> list[Point]:
     """One prompt in chunks: the steps whose chunk begins near each context."""
     size, longest = config.page_size, CONTEXTS[-1] + 8 * chunk
     spec = EngineSpec(size, 2 * -(-longest // size), 4, 2 * longest, VOCABULARY)
     near: dict[int, list[float]] = {context: [] for context in CONTEXTS}
     for seed in range(repeats):
         engine = NullEngine(spec)
-        scheduler = build_scheduler(replace(config, max_prefill_tokens=chunk), host, engine)
-        scheduler.add(0, _prompt(np.random.default_rng(seed), longest - 2), SamplingParams(max_tokens=1))
+        scheduler = build_scheduler(replace(config, max_prefill_tokens=chunk), manager, engine)
+        scheduler.add_request(0, _prompt(np.random.default_rng(seed), longest - 2), SamplingParams(max_tokens=1))
         while scheduler.has_work:
             (seconds,) = timed(scheduler, 1)
-            start = int(engine.last.starts[0]) if engine.last else 0
+            start = int(engine.last.num_computed_tokens[0]) if engine.last else 0
             for context, times in near.items():
                 if context <= start < context + 6 * chunk:
                     times.append(seconds)
@@ -183,12 +185,12 @@ def machine() -> dict[str, str]:
     return {"cpu": model, "cores": str(cores), "python": platform.python_version(), "numpy": np.__version__}
 
 
-def profile(config: Config, host: Host, steps: int) -> None:
+def profile(config: Config, manager: PluginManager, steps: int) -> None:
     """Print which functions of a decode step of 256 rows take the time."""
     import cProfile
     import pstats
 
-    scheduler = decoding(config, host, CONTEXTS[0], ROWS[-1], steps)
+    scheduler = decoding(config, manager, CONTEXTS[0], ROWS[-1], steps)
     profiler = cProfile.Profile()
     profiler.runcall(timed, scheduler, steps)
     pstats.Stats(profiler).sort_stats("tottime").print_stats(25)

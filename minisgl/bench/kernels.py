@@ -167,8 +167,8 @@ def ropes() -> Iterator[Case]:
     for tokens in (1, 64, 8192):
         qkv, cos_sin = random(tokens, (q_heads + 2 * kv_heads) * dim), random(tokens, dim, dtype=torch.float32)
         pool = KVPool(1, tokens // 16 + 2, 16, kv_heads, dim, BF16, torch.device("cuda"))
-        where = torch.randperm((tokens // 16 + 2) * 16, device="cuda")[:tokens]
-        args = (qkv, q_heads, kv_heads, norm, cos_sin, pool, 0, where)
+        out_cache_loc = torch.randperm((tokens // 16 + 2) * 16, device="cuda")[:tokens]
+        args = (qkv, q_heads, kv_heads, norm, cos_sin, pool, 0, out_cache_loc)
         case = Case("norm_rope_store", f"{tokens} tokens, 16/8 heads", 2 * qkv.nbytes + cos_sin.nbytes)
         case.versions["torch"] = partial(rope.norm_rope_store_torch, *args)
         case.versions["triton"] = partial(kernel.norm_rope_store, *args)
@@ -184,11 +184,11 @@ def indices() -> Iterator[Case]:
         columns = length // page
         table = torch.randint(0, 1 << 20, (rows + 1, columns), dtype=torch.int32, device="cuda")
         slots = torch.randperm(rows, device="cuda").int()
-        kv_len = torch.full((rows,), length, dtype=torch.int32, device="cuda")
+        seq_lens = torch.full((rows,), length, dtype=torch.int32, device="cuda")
         outs = [torch.empty(n, dtype=torch.int32, device="cuda") for n in (rows + 1, rows * columns, rows)]
         case = Case("page_indices", f"{rows} x {length}, page {page}", 8 * rows * columns)
-        case.versions["torch"] = partial(flat.page_indices_torch, table, slots, kv_len, page, *outs)
-        case.versions["triton"] = partial(kernel.page_indices, table, slots, kv_len, page, *outs)
+        case.versions["torch"] = partial(flat.page_indices_torch, table, slots, seq_lens, page, *outs)
+        case.versions["triton"] = partial(kernel.page_indices, table, slots, seq_lens, page, *outs)
         yield case
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from minisgl.config import Config
 from minisgl.core import SamplingParams, Step, StepResult
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
 
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
@@ -18,7 +18,7 @@ LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
 STEPS = 6
 
 
-def launches_of(engine: Any, config: Config, host: Host) -> tuple[int | None, int | None]:
+def launches_of(engine: Any, config: Config, manager: PluginManager) -> tuple[int | None, int | None]:
     """Launches of a decode step (operation by operation, replayed), each None where this engine can't tell.
 
     An engine does one of the two on a GPU. On a CPU its tapes tell both.
@@ -27,9 +27,9 @@ def launches_of(engine: Any, config: Config, host: Host) -> tuple[int | None, in
         recorded = getattr(getattr(engine, "graph", None), "operations", {})
         return (max(recorded.values()), 1) if recorded else (None, None)
     probe = _Probe(engine)
-    scheduler = build_scheduler(config, host, probe)
+    scheduler = build_scheduler(config, manager, probe)
     params = SamplingParams(max_tokens=STEPS, temperature=0.0, ignore_eos=True)
-    scheduler.add(0, list(range(1, 9)), params)
+    scheduler.add_request(0, list(range(1, 9)), params)
     while scheduler.has_work:
         scheduler.step()
     return (None, probe.launches) if probe.graphs else (probe.launches, None)

@@ -17,7 +17,7 @@ import torch
 
 from minisgl.bench.arguments import add_json, write_json
 from minisgl.config import ConfigError
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.utils.ports import free_port
 
 ROADS: dict[str, tuple[str, dict[str, int]]] = {
@@ -60,17 +60,17 @@ def main(argv: Sequence[str]) -> None:
 
 def measure(args: argparse.Namespace) -> dict[str, list[float | None]]:
     """Microseconds of a call by road and rows; None where the road can't be had. Every rank must call it."""
-    host, device = Host.load(), torch.device("cuda", args.rank)
+    manager, device = PluginManager.load(), torch.device("cuda", args.rank)
     torch.cuda.set_device(device)
     times: dict[str, list[float | None]] = {}
     with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream(device)):
         for address, (road, (name, options)) in zip(args.addresses, ROADS.items(), strict=True):
-            config: Any = host.make("communicator", name)
+            config: Any = manager.make("communicator", name)
             for option, value in options.items():
                 setattr(config, option, value)
             build = {"rank": args.rank, "size": args.size, "address": address, "device": device}
             try:
-                comm = host.build("communicator", config, **build)
+                comm = manager.build("communicator", config, **build)
             except ConfigError as error:
                 print(f"{road}: {error}", file=sys.stderr)
                 times[road] = [None] * len(args.rows)

@@ -13,7 +13,7 @@ import numpy as np
 
 from minisgl.bench.workload import Ask
 from minisgl.config import ConfigError
-from minisgl.core import I32, Engine, Output, Refused, SamplingParams, Step, StepResult
+from minisgl.core import I32, Engine, InvalidRequestError, Output, SamplingParams, Step, StepResult
 from minisgl.scheduler.scheduler import Scheduler
 
 
@@ -61,7 +61,7 @@ class Meter:
         return len(self._after)
 
     def launch(self, step: Step) -> None:
-        self._after.append(self.computed + len(step.tokens))
+        self._after.append(self.computed + len(step.input_ids))
         self._engine.launch(step)
 
     def result(self) -> StepResult:
@@ -76,8 +76,8 @@ class Meter:
 def queue(scheduler: Scheduler, uid: int, prompt: Sequence[int] | I32, params: SamplingParams) -> None:
     """Add a request. Raises `ConfigError` where it is refused: the options are too small for the workload."""
     try:
-        scheduler.add(uid, prompt, params)
-    except Refused as error:
+        scheduler.add_request(uid, prompt, params)
+    except InvalidRequestError as error:
         raise ConfigError(f"these options can't serve request {uid} of the workload. {error}") from error
 
 
@@ -118,7 +118,7 @@ def run(
     seconds = time.perf_counter() - start
     for _, _, out in turns:
         for end in out.finished:
-            if end.reason == "error":
+            if end.finish_reason == "error":
                 raise RuntimeError(f"request {end.uid - first_uid} failed: {end.error}")
 
     tokens: dict[int, list[int]] = {i: [] for i in range(len(asks))}

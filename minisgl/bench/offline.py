@@ -25,7 +25,7 @@ from minisgl.core import SamplingParams
 from minisgl.engine.followers import start_engine
 from minisgl.models.resolve import resolve_model
 from minisgl.options.compose import compose, plain_errors
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
 from minisgl.tokenizer.tokenizer import Tokenizer
 from minisgl.utils.version import __version__
@@ -58,13 +58,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Run what the arguments ask for; a report that JSON can hold."""
     if args.compare and args.temperature:
         raise ConfigError("--compare runs greedily: leave --temperature out.")
-    host = Host.load()
-    config = compose(host, args.options)
+    manager = PluginManager.load()
+    config = compose(manager, args.options)
     path = resolve_model(config.model)
-    engine = start_engine(config, host)
+    engine = start_engine(config, manager)
     try:
         meter = Meter(engine)
-        scheduler = build_scheduler(config, host, meter)
+        scheduler = build_scheduler(config, manager, meter)
         asks = _asks(args, path, engine.spec.vocab_size)
 
         def params(i: int) -> SamplingParams:
@@ -79,7 +79,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             result, tokens = run(scheduler, meter, asks, params, first_uid=1, seen=bar.update)
         device, dtype = str(engine.device), str(engine.dtype).removeprefix("torch.")
     finally:
-        host.close()
+        manager.close()
         engine.close()
     reference = None
     if args.compare:

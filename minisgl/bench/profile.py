@@ -27,7 +27,7 @@ from minisgl.config import ConfigError
 from minisgl.core import Engine, SamplingParams, Step, StepResult
 from minisgl.engine.followers import start_engine
 from minisgl.options.compose import compose, plain_errors
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler import Scheduler
 from minisgl.scheduler.build import build_scheduler
 
@@ -96,13 +96,13 @@ def main(argv: Sequence[str]) -> None:
     with plain_errors("minisgl.bench"):
         if not torch.cuda.is_available():
             raise ConfigError("a device's timeline is taken on a GPU, and torch finds no CUDA device here.")
-        host = Host.load()
-        config = compose(host, [f"max_running_requests={max(args.rows, 1)}", *args.options])
-        engine = start_engine(config, host)
+        manager = PluginManager.load()
+        config = compose(manager, [f"max_running_requests={max(args.rows, 1)}", *args.options])
+        engine = start_engine(config, manager)
         try:
             where = machine(str(engine.device), str(engine.dtype).removeprefix("torch."))
             watched = Watched(engine)
-            scheduler = build_scheduler(config, host, watched)
+            scheduler = build_scheduler(config, manager, watched)
             report = measure(scheduler, watched, args.rows, args.input, args.steps, args.temperature)
         finally:
             engine.close()
@@ -122,7 +122,7 @@ def measure(scheduler: Scheduler, watched: Watched, rows: int, prompt: int, step
     while scheduler.stats()["output_tokens"] < rows:
         scheduler.step()
     turns(scheduler, watched, warm)
-    whole, host, launch = turns(scheduler, watched, steps)
+    whole, manager, launch = turns(scheduler, watched, steps)
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         turns(scheduler, watched, steps)
         torch.cuda.synchronize()
@@ -133,10 +133,10 @@ def measure(scheduler: Scheduler, watched: Watched, rows: int, prompt: int, step
     ]
     line = timeline(events)
     for uid in range(rows):
-        scheduler.abort(uid)
+        scheduler.abort_request(uid)
     while scheduler.has_work:
         scheduler.step()
-    p50, p99 = np.percentile(host, (50, 99)).tolist()
+    p50, p99 = np.percentile(manager, (50, 99)).tolist()
     medians = float(np.median(whole)), p50, p99, float(np.median(launch))
     return Report(rows, steps, *medians, line.idle / line.span, line)
 
@@ -148,15 +148,15 @@ def prompt_steps(scheduler: Scheduler, tokens: int) -> int:
 
 def turns(scheduler: Scheduler, watched: Watched, steps: int) -> tuple[list[float], list[float], list[float]]:
     """Milliseconds of each of the next turns: in all, without waiting, and of that in the engine's launch."""
-    whole, host, launch = [], [], []
+    whole, manager, launch = [], [], []
     for _ in range(steps):
         begin, waited, launching = time.perf_counter(), watched.waited, watched.launching
         scheduler.step()
         took = time.perf_counter() - begin
         whole.append(took * 1e3)
-        host.append((took - (watched.waited - waited)) * 1e3)
+        manager.append((took - (watched.waited - waited)) * 1e3)
         launch.append((watched.launching - launching) * 1e3)
-    return whole, host, launch
+    return whole, manager, launch
 
 
 def timeline(events: Iterable[tuple[str, float, float]]) -> Timeline:

@@ -23,7 +23,7 @@ from minisgl.bench.workload import random_asks
 from minisgl.core import SamplingParams
 from minisgl.engine.followers import start_engine
 from minisgl.options.compose import compose, plain_errors
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler import Scheduler
 from minisgl.scheduler.build import build_scheduler
 
@@ -113,10 +113,10 @@ def measure(
     model: str, options: Sequence[str], only: Sequence[str] | None, seed: int
 ) -> tuple[list[Row], dict[str, Any]]:
     """Start ``model`` once and run its workloads; the rows, and where it ran."""
-    host = Host.load()
-    config = compose(host, [f"model={model}", "load=dummy", *options])
+    manager = PluginManager.load()
+    config = compose(manager, [f"model={model}", "load=dummy", *options])
     begin = time.perf_counter()
-    engine = start_engine(config, host)
+    engine = start_engine(config, manager)
     rows = [Row(model, "start", "s", time.perf_counter() - begin, Others())]
     try:
         where = machine(str(engine.device), str(engine.dtype).removeprefix("torch."))
@@ -124,11 +124,11 @@ def measure(
             if only and workload.name not in only:
                 continue
             meter = Meter(engine)
-            scheduler = build_scheduler(config, host, meter)  # a new one: its cache is cold
+            scheduler = build_scheduler(config, manager, meter)  # a new one: its cache is cold
             result = _run(scheduler, meter, workload, seed + 1000 * number)
             rows.append(Row(model, workload.name, workload.unit, _value(workload, result), others, result))
     finally:
-        host.close()
+        manager.close()
         engine.close()
     return rows, where
 

@@ -56,7 +56,7 @@ def decodes() -> Iterator[tuple[str, list[Variant]]]:
     for rows, length, q_heads in shapes:
         pool, layer, batch = paged([(1, length)] * rows, (q_heads, 8, 128), 16)
         q = random(rows, q_heads, 128)
-        pages = kernel.Pages(*pool.layer(0), batch.table, batch.slots, batch.kv_len)
+        pages = kernel.Pages(*pool.layer(0), batch.page_table, batch.req_pool_indices, batch.seq_lens)
         heads = kernel.Heads(q_heads, 8, 128, layer.scale, -1, 0.0)
         variants: list[Variant] = []
         for programs, n, warps, stages in product((264, 528, 1056), (32, 64, 128), (2, 4, 8), (2, 3, 4)):
@@ -74,7 +74,7 @@ def extends() -> Iterator[tuple[str, list[Variant]]]:
     for rows, count, length in ((8, 1024, 1024), (1, 8192, 8192), (128, 64, 2112)):
         pool, layer, batch = paged([(count, length)] * rows, (16, 8, 128), 16)
         q = random(rows * count, 16, 128)
-        pages = kernel.Pages(*pool.layer(0), batch.table, batch.slots, batch.kv_len)
+        pages = kernel.Pages(*pool.layer(0), batch.page_table, batch.req_pool_indices, batch.seq_lens)
         heads = kernel.Heads(16, 8, 128, layer.scale, -1, 0.0)
         variants: list[Variant] = []
         for m, n, warps, stages in product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4)):
@@ -83,7 +83,7 @@ def extends() -> Iterator[tuple[str, list[Variant]]]:
             order = np.argsort(-numbers, kind="stable")
             tiles = np.stack((np.repeat(np.arange(rows), per_row)[order], numbers[order]), axis=1).astype(np.int32)
             on_device, tile = torch.from_numpy(tiles).to(q.device), kernel.Tile(m, n, warps, stages)
-            run = partial(kernel.extend, q, torch.empty_like(q), pages, heads, batch.q_indptr, on_device, tile)
+            run = partial(kernel.extend, q, torch.empty_like(q), pages, heads, batch.cu_seqlens_q, on_device, tile)
             variants.append((str(tile), run))
         yield f"{rows} x {count} of {length}", variants
 

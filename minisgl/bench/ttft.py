@@ -22,7 +22,7 @@ from minisgl.config import ConfigError
 from minisgl.core import SamplingParams
 from minisgl.engine.followers import start_engine
 from minisgl.options.compose import compose, plain_errors
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 
@@ -52,15 +52,15 @@ def main(argv: Sequence[str]) -> None:
     with plain_errors("minisgl.bench"):
         if min(args.repeat, *args.input) < 1:
             raise ConfigError("--input and --repeat: at least 1.")
-        host = Host.load()
-        config = compose(host, args.options)
-        engine = start_engine(config, host)
+        manager = PluginManager.load()
+        config = compose(manager, args.options)
+        engine = start_engine(config, manager)
         try:
             where = machine(str(engine.device), str(engine.dtype).removeprefix("torch."))
             meter = Meter(engine)
-            lines = measure(build_scheduler(config, host, meter), meter, args.input, args.repeat, args.seed)
+            lines = measure(build_scheduler(config, manager, meter), meter, args.input, args.repeat, args.seed)
         finally:
-            host.close()
+            manager.close()
             engine.close()
     show(lines, f"{config.model} on {where['device']} ({where['dtype']}, torch {where['torch']})")
     write_json(args, {"options": args.options, "machine": where, "ttft": [asdict(line) for line in lines]})

@@ -15,13 +15,15 @@ from minisgl.core import Engine, EngineSpec, Step, StepResult
 if TYPE_CHECKING:
     from minisgl.config import Config
     from minisgl.engine.engine import TorchEngine
-    from minisgl.plugin_manager.manager import Host
+    from minisgl.plugin_manager.manager import PluginManager
 
 MAX_UNREAD = 2
 """Steps that an engine may have launched whose results nobody has read yet (DESIGN 5, the stream rule)."""
 
 
-def build_engine(config: Config, host: Host, rank: int = 0, size: int = 1, address: str = "") -> TorchEngine:
+def build_engine(
+    config: Config, manager: PluginManager, rank: int = 0, size: int = 1, address: str = ""
+) -> TorchEngine:
     """The engine of one tensor-parallel rank: model, weights, KV pool, attention, communicator, graphs.
 
     ``address`` is ``host:port`` of rank 0's rendezvous; at ``size`` 1 it may be empty. With several ranks the call
@@ -35,7 +37,7 @@ def build_engine(config: Config, host: Host, rank: int = 0, size: int = 1, addre
         _share_cores(size)
     if rank > 0:
         _take_device(config, rank)
-    return TorchEngine(config, host, rank=rank, size=size, address=address)
+    return TorchEngine(config, manager, rank=rank, size=size, address=address)
 
 
 def _take_device(config: Config, rank: int) -> None:
@@ -85,7 +87,7 @@ def follow(engine: Engine, receive: Callable[[], bytes | None]) -> None:
 
     ``receive`` blocks for the next encoded step. At most `MAX_UNREAD` steps are in flight: the oldest result is
     waited for before another step is launched, so a follower never runs further ahead than rank 0 may. The caller
-    closes the engine. Raises `EngineDead` where the device or a peer fails.
+    closes the engine. Raises `EngineDeadError` where the device or a peer fails.
     """
     unread = 0
     while (data := receive()) is not None:

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttnBatch
 from minisgl.config import Config
-from minisgl.core import EngineDead, EngineSpec, Step, StepResult
+from minisgl.core import EngineDeadError, EngineSpec, Step, StepResult
 from minisgl.engine import setup
 from minisgl.engine.graph import StaticInputs
-from minisgl.engine.inputs import Choices, InputBuilder, TokenFrame, Tokens
+from minisgl.engine.inputs import InputBuilder, ModelInputs, PiecewiseInputBuffers, SamplingInputs
 from minisgl.engine.kv_sizing import size_pool
 from minisgl.engine.piecewise import PiecewiseAttention
 from minisgl.engine.sampler import Sampled, SamplePlan, Sampler, read_logprobs
@@ -31,7 +31,7 @@ from minisgl.kvcache.pool import KVPool
 from minisgl.layers.context import Context
 
 if TYPE_CHECKING:
-    from minisgl.plugin_manager.manager import Host
+    from minisgl.plugin_manager.manager import PluginManager
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class TorchEngine:
     options do not fit the model, the attention backend or the machine.
     """
 
-    def __init__(self, config: Config, host: Host, *, rank: int = 0, size: int = 1, address: str = ""):
+    def __init__(self, config: Config, manager: PluginManager, *, rank: int = 0, size: int = 1, address: str = ""):
         self.rank, self.size = rank, size
         self.device = setup.pick_device(config, rank)
         path, model_config = setup.read_model(config)
@@ -60,16 +60,16 @@ class TorchEngine:
         self._unread: deque[_Launched] = deque()
         self._closed = False
 
-        self.attention: AttentionBackend = setup.build_attention(config, host, self.device, self.dtype)
-        self.comm = host.build(
+        self.attention: AttentionBackend = setup.build_attention(config, manager, self.device, self.dtype)
+        self.comm = manager.build(
             "communicator", config.communicator, rank=rank, size=size, address=address, device=self.device
         )
-        moe = host.build("moe", config.moe, device=self.device) if model_config.num_experts else None
-        self.graph = host.build("graph", config.graph, device=self.device)
+        moe = manager.build("moe", config.moe, device=self.device) if model_config.num_experts else None
+        self.graph = manager.build("graph", config.graph, device=self.device)
         piecewise = getattr(self.graph, "piecewise", lambda most: ())(setup.largest_step(config, max_len))
         self._piecewise = PiecewiseAttention(self.attention) if piecewise else None
         self.ctx = Context(self.comm, self._piecewise or self.attention, moe, self.device, self.dtype)
-        self.model = setup.build_model(config, host, path, model_config, self.ctx)
+        self.model = setup.build_model(config, manager, path, model_config, self.ctx)
 
         layers = self.model.attention_layers()
         needs = self.attention.needs()
@@ -79,20 +79,20 @@ class TorchEngine:
         self.spec = EngineSpec(
             page_size=config.page_size,
             num_pages=pages,
-            max_slots=config.max_running_requests,
-            max_len=max_len,
+            max_running_requests=config.max_running_requests,
+            max_seq_len=max_len,
             vocab_size=model_config.vocab_size,
         )
         self.ctx.pool = KVPool(shape[0], pages + 1, *shape[1:], self.dtype, self.device, needs.layout)
-        self.sampler = Sampler(self.spec.max_slots, self.spec.vocab_size, self.device)
-        self._inputs = InputBuilder(self.spec, self.device, sharing=needs.shared)
-        self._last = torch.zeros(self.spec.max_slots + 1, dtype=torch.int64, device=self.device)
+        self.sampler = Sampler(self.spec.max_running_requests, self.spec.vocab_size, self.device)
+        self._inputs = InputBuilder(self.spec, self.device, sharing=needs.shared_prefix)
+        self._last = torch.zeros(self.spec.max_running_requests + 1, dtype=torch.int64, device=self.device)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        keys = self.graph.buckets(self.spec.max_slots) if needs.graph else ()
-        if needs.shared:  # few buckets of that kind: a row of padding costs less than a recording
+        keys = self.graph.buckets(self.spec.max_running_requests) if needs.graph else ()
+        if needs.shared_prefix:  # few buckets of that kind: a row of padding costs less than a recording
             keys = [*keys, *(key._replace(shared=True) for key in keys if key.rows % 32 == 0)]
         self._frames: dict[Any, StaticInputs] = {}
-        self._token_frames: dict[Any, TokenFrame] = {}
+        self._token_frames: dict[Any, PiecewiseInputBuffers] = {}
         if self._stream is not None:  # weights, pool and tables came on the default stream
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._computing(), setup.room_to_record(config):
@@ -103,22 +103,22 @@ class TorchEngine:
     # ---- the protocol ---------------------------------------------------------------------------
 
     def launch(self, step: Step) -> None:
-        """Run the step: asynchronously on CUDA, at once on a CPU. Raises `EngineDead` where device or link fail."""
+        """Run the step: asynchronously on CUDA, synchronously on a CPU. Raise `EngineDeadError` if a device or peer fails."""
         if self._closed:
-            raise EngineDead("the engine was closed")
+            raise EngineDeadError("the engine was closed")
         with self._computing():
             self._launch(step)
 
     def result(self) -> StepResult:
         """The oldest unread step's tokens, as soon as they are on the host."""
         if not self._unread:
-            raise EngineDead("a result was asked for, but every launched step was read")
+            raise EngineDeadError("a result was asked for, but every launched step was read")
         launched = self._unread.popleft()
         step, plan = launched.step, launched.plan
         try:
             arrays = launched.download.arrays()
         except RuntimeError as error:
-            raise EngineDead(f"step {step.id} failed on {self.device}: {error}") from error
+            raise EngineDeadError(f"step {step.id} failed on {self.device}: {error}") from error
         tokens = np.zeros((step.rows, 1), np.int32)
         logprobs = None
         if arrays:
@@ -171,73 +171,79 @@ class TorchEngine:
         try:
             with torch.inference_mode(), stream:
                 yield
-        except EngineDead:
+        except EngineDeadError:
             raise
         except RuntimeError as error:
-            raise EngineDead(f"rank {self.rank} failed on {self.device}: {error}") from error
+            raise EngineDeadError(f"rank {self.rank} failed on {self.device}: {error}") from error
 
     def _launch(self, step: Step) -> None:
         sampling = self.rank == 0  # the others take rank 0's tokens, and need no sampling state
         if sampling:
-            self.sampler.seat(step.seats)
-        self._inputs.write_table(step)
-        plan = self.sampler.plan(step.slots[step.sample]) if step.sample.any() else None
+            self.sampler.admit(step.admissions)
+        self._inputs.update_page_table(step)
+        plan = self.sampler.plan(step.req_pool_indices[step.sample]) if step.sample.any() else None
         ready = self._compute(step, plan)
         if ready is None:
             self._unread.append(_Launched(step, None, Download([])))
             return
         logits, choices = ready
         if sampling:
-            sampled = self.sampler.sample(logits, choices.slots, choices.positions, choices.plan, choices.groups)
+            sampled = self.sampler.sample(
+                logits, choices.req_pool_indices, choices.positions, choices.plan, choices.groups
+            )
         else:
-            sampled = Sampled(torch.empty(len(choices.slots), dtype=torch.int64, device=self.device))
+            sampled = Sampled(torch.empty(len(choices.req_pool_indices), dtype=torch.int64, device=self.device))
         if self.size > 1:
             sampled = sampled._replace(tokens=self.comm.broadcast(sampled.tokens, src=0))
-        self._last.index_put_((choices.slots,), sampled.tokens)
+        self._last.index_put_((choices.req_pool_indices,), sampled.tokens)
         found = [t for t in sampled if t is not None]
         self._unread.append(_Launched(step, plan, Download(found, self._stream)))
 
-    def _compute(self, step: Step, plan: SamplePlan | None) -> tuple[Tensor, Choices] | None:
+    def _compute(self, step: Step, plan: SamplePlan | None) -> tuple[Tensor, SamplingInputs] | None:
         """Logits [sampled rows, vocab] and what to choose by, None where nobody samples: in the fewest launches."""
         key = self.graph.pick(step.rows, 1, step.num_decode == step.rows)
         if key is not None:
             return self._replay(step, key, plan)
-        key = self.graph.pick_tokens(len(step.tokens)) if self._piecewise is not None else None
+        key = self.graph.pick_tokens(len(step.input_ids)) if self._piecewise is not None else None
         return self._forward(step, plan, key)
 
-    def _forward(self, step: Step, plan: SamplePlan | None, key: Any) -> tuple[Tensor, Choices] | None:
+    def _forward(self, step: Step, plan: SamplePlan | None, key: Any) -> tuple[Tensor, SamplingInputs] | None:
         """Run the step operation by operation, or where there is a bucket ``key`` for its tokens, in pieces; returns
         what `_compute` does."""
         tokens, batch = self._inputs.build(step)
         self.attention.plan(batch)
-        choices = None if plan is None else self._inputs.choices(step, plan, batch)
+        choices = None if plan is None else self._inputs.sampling_inputs(step, plan, batch)
         if key is not None:
-            last = None if choices is None else choices.last
+            last = None if choices is None else choices.last_token_indices
             if choices is not None and last is None:  # every token is a row's last; of the bucket's, so many
-                last = batch.q_indptr[1:] - 1
+                last = batch.cu_seqlens_q[1:] - 1
             hidden = self._replay_pieces(key, tokens, last)
         else:
             # Where nobody samples, KV is all that is wanted: any one token will do for the rest.
-            hidden = self.model.forward(*self._resolve(tokens), batch.q_indptr[:1] if choices is None else choices.last)
+            hidden = self.model.forward(
+                *self._resolve(tokens), batch.cu_seqlens_q[:1] if choices is None else choices.last_token_indices
+            )
         return None if choices is None else (self.model.logits(hidden), choices)
 
-    def _resolve(self, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
+    def _resolve(self, tokens: ModelInputs) -> tuple[Tensor, Tensor, Tensor]:
         """Ids, positions and places, int64 [tokens]; each PENDING id replaced by what its slot sampled last."""
-        ids, positions, where, slots = tokens.packed[:4].long().unbind()
+        ids, positions, out_cache_loc, slots = tokens.packed[:4].long().unbind()
         if tokens.pending:
             ids = torch.where(ids < 0, self._last.index_select(0, slots), ids)
-        return ids, positions, where
+        return ids, positions, out_cache_loc
 
     # ---- graphs ---------------------------------------------------------------------------------
 
-    def _frame(self, key: Any) -> StaticInputs | TokenFrame:
+    def _frame(self, key: Any) -> StaticInputs | PiecewiseInputBuffers:
         """The static inputs of a bucket, filled with padding; and planned for, if attention is recorded too."""
         if key.piecewise:
-            self._token_frames[key] = TokenFrame(key, self.spec, self.device)
+            self._token_frames[key] = PiecewiseInputBuffers(key, self.spec, self.device)
             return self._token_frames[key]
-        own = getattr(self.graph, "frame", None)
+        own = getattr(self.graph, "input_buffers", None)
         frame: StaticInputs = (
-            own(key, self.spec, self._inputs.table, self.device) if own is not None else self._inputs.frame(key)
+            own(key, self.spec, self._inputs.page_table, self.device)
+            if own is not None
+            else self._inputs.graph_buffers(key)
         )
         self._frames[key] = frame
         self._plan(frame.fill(None), key)
@@ -245,34 +251,34 @@ class TorchEngine:
 
     def _plan(self, batch: AttnBatch, key: Any) -> None:
         """Plan for a bucket; one for rows with a shared prefix finds its length in a buffer of its own."""
-        self.attention.plan(replace(batch, shared=self._inputs.shared) if key.shared else batch)
+        self.attention.plan(replace(batch, shared_prefix_len=self._inputs.shared_prefix_len) if key.shared else batch)
 
-    def _forward_frame(self, frame: StaticInputs | TokenFrame) -> Tensor:
+    def _forward_frame(self, frame: StaticInputs | PiecewiseInputBuffers) -> Tensor:
         """What a graph records, on static buffers only: from ids to logits [bucket rows, vocab]. In pieces, where few
         tokens are sampled from, to the hidden states of those."""
-        if not isinstance(frame, TokenFrame):
+        if not isinstance(frame, PiecewiseInputBuffers):
             return self.model.logits(self.model.forward(*self._resolve(frame.tokens)))
         assert self._piecewise is not None
         with self._piecewise.in_bucket(0):
-            return self.model.forward(*self._resolve(frame.tokens), frame.last)
+            return self.model.forward(*self._resolve(frame.tokens), frame.last_token_indices)
 
-    def _replay(self, step: Step, key: Any, plan: SamplePlan | None) -> tuple[Tensor, Choices] | None:
+    def _replay(self, step: Step, key: Any, plan: SamplePlan | None) -> tuple[Tensor, SamplingInputs] | None:
         """Run a decode step by replaying its bucket; returns what `_compute` does."""
-        if self._inputs.share(step):
+        if self._inputs.find_shared_prefix(step):
             key = min((k for k in self._frames if k.shared and k.rows >= step.rows), default=key)
         batch = self._frames[key].fill(self._inputs.decode_rows(step))
         self._plan(batch, key)
         logits = self.graph.run(key)
-        return None if plan is None else (logits[: step.rows], self._inputs.choices(step, plan, batch))
+        return None if plan is None else (logits[: step.rows], self._inputs.sampling_inputs(step, plan, batch))
 
-    def _replay_pieces(self, key: Any, tokens: Tokens, last: Tensor | None) -> Tensor:
+    def _replay_pieces(self, key: Any, tokens: ModelInputs, last: Tensor | None) -> Tensor:
         """Replay what lies between the attention of so few tokens; the hidden states of those in ``last`` int32 (None:
         nobody asks for any)."""
         frame = self._token_frames[key]
-        frame.take(tokens, last)
+        frame.fill(tokens, last)
         assert self._piecewise is not None
         with self._piecewise.in_bucket(tokens.packed.shape[1]):
             hidden = self.graph.run(key)
         if last is None:
             return hidden
-        return hidden[: len(last)] if frame.last is not None else hidden.index_select(0, last)
+        return hidden[: len(last)] if frame.last_token_indices is not None else hidden.index_select(0, last)

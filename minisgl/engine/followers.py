@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import torch
 
-from minisgl.core import EngineDead, EngineSpec, Step, StepResult
+from minisgl.core import EngineDeadError, EngineSpec, Step, StepResult
 from minisgl.engine.build import LeaderEngine, build_engine, follow
-from minisgl.plugin_manager.manager import Host, decode_config, encode_config, plugins_of
+from minisgl.plugin_manager.manager import PluginManager, decode_config, encode_config, plugins_of
 from minisgl.utils.ports import free_port
 
 if TYPE_CHECKING:
@@ -38,15 +38,15 @@ POLL, LOOK = 2e-5, 0.1
 """Seconds between two looks at the device while a result is due, and between two at the other processes."""
 
 
-def start_engine(config: Config, host: Host) -> TorchEngine | RankedEngine:
+def start_engine(config: Config, manager: PluginManager) -> TorchEngine | RankedEngine:
     """Rank 0's engine in this process, and ``config.tp - 1`` followers beside it. Close it to end them."""
     if config.tp == 1:
-        return build_engine(config, host)
+        return build_engine(config, manager)
     address = f"127.0.0.1:{free_port()}"
     threads = torch.get_num_threads()
-    followers = Followers(encode_config(config, host), config.tp, address)
+    followers = Followers(encode_config(config, manager), config.tp, address)
     try:
-        engine = followers.watch(lambda: build_engine(config, host, 0, config.tp, address))
+        engine = followers.watch(lambda: build_engine(config, manager, 0, config.tp, address))
     except BaseException:
         followers.close(wait=0.0)
         torch.set_num_threads(threads)
@@ -70,7 +70,8 @@ class RankedEngine:
             self._leader.launch(step)
 
     def result(self) -> StepResult:
-        """The oldest unread step's tokens. Raises `EngineDead` where a rank ends before they come: a GPU would wait for
+        """The oldest unread step's tokens. Raises `EngineDeadError` where a rank ends before they come: a GPU would
+        wait for
         it for ever."""
         with self._watching():
             look = time.monotonic() + LOOK
@@ -79,14 +80,14 @@ class RankedEngine:
                 if (now := time.monotonic()) >= look:
                     look = now + LOOK
                     if ended := self._followers.ended():
-                        raise EngineDead(f"{ended}; if it said why, that is above")
+                        raise EngineDeadError(f"{ended}; if it said why, that is above")
             return self._leader.result()
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
         try:
             yield
-        except EngineDead:
+        except EngineDeadError:
             self._dead = True  # a rank may be gone that does not count as ended yet
             raise
 
@@ -123,17 +124,17 @@ class Followers:
             raise
 
     def send(self, data: bytes) -> None:
-        """Hand the bytes to every follower. Raises `EngineDead` where one is gone."""
+        """Hand the bytes to every follower. Raises `EngineDeadError` where one is gone."""
         for rank, process in enumerate(self._processes, 1):
             assert process.stdin is not None
             try:
                 process.stdin.write(_LENGTH.pack(len(data)) + data)
                 process.stdin.flush()
             except OSError as error:
-                raise EngineDead(f"rank {rank} is gone ({self.ended() or error})") from error
+                raise EngineDeadError(f"rank {rank} is gone ({self.ended() or error})") from error
 
     def watch(self, start: Callable[[], TorchEngine]) -> TorchEngine:
-        """Run ``start``, which waits for the followers; raises `EngineDead` if one ends meanwhile.
+        """Run ``start``, which waits for the followers; raises `EngineDeadError` if one ends meanwhile.
 
         Ranks meet without a way to say that one will not come, so ``start`` runs in a thread that can be left behind.
         """
@@ -153,7 +154,7 @@ class Followers:
             if thread.is_alive() and (ended := self.ended()):
                 thread.join(1.0)  # rank 0 may be about to find the same fault, and says it better
                 if thread.is_alive():
-                    raise EngineDead(f"while starting, {ended}; its own message is above")
+                    raise EngineDeadError(f"while starting, {ended}; its own message is above")
         if failed:
             raise failed[0]
         return done[0]
@@ -211,8 +212,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if data is None:
         return
     try:
-        host = Host.load(plugins_of(data))
-        engine = build_engine(decode_config(data, host), host, args.rank, args.size, args.address)
+        manager = PluginManager.load(plugins_of(data))
+        engine = build_engine(decode_config(data, manager), manager, args.rank, args.size, args.address)
         follow(engine, read)
     except BaseException:
         traceback.print_exc()

@@ -16,7 +16,7 @@ from minisgl.core import I32
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from minisgl.engine.inputs import Tokens
+    from minisgl.engine.inputs import ModelInputs
 
 __all__ = ["Buckets", "GraphKey", "GraphRunner", "StaticInputs", "check_sizes"]
 
@@ -25,7 +25,7 @@ class StaticInputs(Protocol):
     """The inputs of one bucket: tensors that stay where they are, since a recording reads them there."""
 
     @property
-    def tokens(self) -> Tokens:
+    def tokens(self) -> ModelInputs:
         """What the model's forward pass takes: ``packed`` [4 or more, rows] int32: ids (or PENDING), positions, places
         in the pool, slots."""
 
@@ -68,7 +68,7 @@ class Buckets:
 
     def __init__(self, keys: Iterable[GraphKey] = ()):
         self._sizes: dict[int, list[int]] = {}
-        for key in sorted(key for key in keys if not key.shared):
+        for key in sorted(key for key in keys if not key.shared_prefix):
             self._sizes.setdefault(key.q_len, []).append(key.rows)
 
     def smallest(self, rows: int, q_len: int) -> GraphKey | None:

@@ -22,24 +22,24 @@ SHARING = 1 << 15
 read them apart: on an H200 that costs about what reading so many tokens of eight KV heads does."""
 
 
-class Tokens(NamedTuple):
+class ModelInputs(NamedTuple):
     """What the model's forward pass takes, on the device."""
 
     packed: Tensor  # [4 or more, tokens] int32: ids (or PENDING), positions, places in the pool, slots
     pending: bool  # whether an id may be PENDING: what its slot sampled last
 
 
-class Choices(NamedTuple):
+class SamplingInputs(NamedTuple):
     """What sampling takes: one entry for each row that samples, on the device."""
 
-    last: Tensor | None  # index of the row's last token; None: every token is one
-    slots: Tensor
+    last_token_indices: Tensor | None  # index of the row's last token; None: every token is one
+    req_pool_indices: Tensor
     positions: Tensor  # of the token being chosen
     plan: SamplePlan
     groups: dict[int, Tensor]  # plan.rows on the device
 
 
-class Frame:
+class GraphInputBuffers:
     """The static input buffers of one graph bucket; `fill` is one copy.
 
     Rows beyond a step's are padding: they compute position 0 of the scratch slot, whose KV lies in the scratch page.
@@ -47,12 +47,12 @@ class Frame:
 
     def __init__(self, key: GraphKey, spec: EngineSpec, table: Tensor, device: torch.device):
         rows = key.rows * key.q_len
-        self.key, self._table, self._device = key, table, device
-        self._pad = (0, 0, spec.num_pages * spec.page_size, spec.max_slots, 1)
+        self.key, self._page_table, self._device = key, table, device
+        self._pad = (0, 0, spec.num_pages * spec.page_size, spec.max_running_requests, 1)
         self._packed = torch.tensor(self._pad, dtype=torch.int32, device=device)[:, None].repeat(1, rows)
-        self.tokens = Tokens(self._packed, pending=True)
-        self._indptr_host = np.arange(rows + 1, dtype=np.int32)
-        self._indptr = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self.tokens = ModelInputs(self._packed, pending=True)
+        self._cu_seqlens_q_cpu = np.arange(rows + 1, dtype=np.int32)
+        self._cu_seqlens_q = torch.arange(rows + 1, dtype=torch.int32, device=device)
 
     def fill(self, packed: I32 | None) -> AttnBatch:
         """Take over a step's `InputBuilder.decode_rows` (None: only padding); returns what to plan."""
@@ -63,11 +63,13 @@ class Frame:
         if packed is not None:
             array[:, :n] = packed
         self._packed.copy_(host, non_blocking=True)
-        slots, kv_len = self._packed[3], self._packed[4]
-        return AttnBatch(size, self._indptr_host, array[4], self._indptr, kv_len, slots, self._table, self.key)
+        slots, seq_lens = self._packed[3], self._packed[4]
+        return AttnBatch(
+            size, self._cu_seqlens_q_cpu, array[4], self._cu_seqlens_q, seq_lens, slots, self._page_table, self.key
+        )
 
 
-class TokenFrame:
+class PiecewiseInputBuffers:
     """The static input buffers of a bucket of tokens, whatever rows they are of (a `GraphKey` with ``q_len`` 0).
 
     ``last`` int32 [max_slots]: the tokens whose hidden states are wanted, each row's last; behind those of a step stand
@@ -75,20 +77,22 @@ class TokenFrame:
     """
 
     def __init__(self, key: GraphKey, spec: EngineSpec, device: torch.device):
-        pad = (0, 0, spec.num_pages * spec.page_size, spec.max_slots)  # as a `Frame`'s
+        pad = (0, 0, spec.num_pages * spec.page_size, spec.max_running_requests)  # as a `GraphInputBuffers`'s
         self._pad = torch.tensor(pad, dtype=torch.int32, device=device)[:, None]
-        self.tokens = Tokens(self._pad.repeat(1, key.rows), pending=True)
-        choose = key.rows > spec.max_slots
-        self.last = torch.zeros(spec.max_slots, dtype=torch.int32, device=device) if choose else None
+        self.tokens = ModelInputs(self._pad.repeat(1, key.rows), pending=True)
+        choose = key.rows > spec.max_running_requests
+        self.last_token_indices = (
+            torch.zeros(spec.max_running_requests, dtype=torch.int32, device=device) if choose else None
+        )
 
-    def take(self, tokens: Tokens, last: Tensor | None) -> None:
+    def fill(self, tokens: ModelInputs, last: Tensor | None) -> None:
         """Take over a step's tokens, which are on the device already, and those of them that are sampled from (None:
         nobody is)."""
         n = tokens.packed.shape[1]
         self.tokens.packed[:, :n] = tokens.packed[:4]
         self.tokens.packed[:, n:] = self._pad
-        if self.last is not None and last is not None:
-            self.last[: len(last)] = last
+        if self.last_token_indices is not None and last is not None:
+            self.last_token_indices[: len(last)] = last
 
 
 class InputBuilder:
@@ -96,46 +100,46 @@ class InputBuilder:
     looks at what all rows of a decode step have in common."""
 
     def __init__(self, spec: EngineSpec, device: torch.device, *, sharing: bool = True):
-        self.spec, self.device, self.sharing = spec, device, sharing
+        self.spec, self.device, self.shared_prefix = spec, device, sharing
         self.upload = Uploader(device)
-        columns = -(-spec.max_len // spec.page_size)
+        columns = -(-spec.max_seq_len // spec.page_size)
         # The host's twin tells where a token's KV goes without a launch; on a CPU both are the same memory.
-        self._host = np.full((spec.max_slots + 1, columns), spec.num_pages, np.int32)
-        self.table = torch.from_numpy(self._host)
+        self._page_table_cpu = np.full((spec.max_running_requests + 1, columns), spec.num_pages, np.int32)
+        self.page_table = torch.from_numpy(self._page_table_cpu)
         if device.type != "cpu":
-            self.table = self.table.to(device)
-        self._indptr_host = np.arange(spec.max_slots + 2, dtype=np.int32)
-        self._indptr = torch.from_numpy(self._indptr_host).to(device)
-        self.shared = torch.zeros(1, dtype=torch.int32, device=device)  # what the last `share` found
+            self.page_table = self.page_table.to(device)
+        self._cu_seqlens_q_cpu = np.arange(spec.max_running_requests + 2, dtype=np.int32)
+        self._cu_seqlens_q = torch.from_numpy(self._cu_seqlens_q_cpu).to(device)
+        self.shared_prefix_len = torch.zeros(1, dtype=torch.int32, device=device)  # what the last `share` found
 
-    def frame(self, key: GraphKey) -> Frame:
+    def graph_buffers(self, key: GraphKey) -> GraphInputBuffers:
         """Static buffers for a graph bucket."""
-        return Frame(key, self.spec, self.table, self.device)
+        return GraphInputBuffers(key, self.spec, self.page_table, self.device)
 
-    def write_table(self, step: Step) -> None:
+    def update_page_table(self, step: Step) -> None:
         """Apply the step's page-table writes, in their order."""
-        slots, columns, pages = step.table
+        slots, columns, pages = step.page_table_updates
         if not len(slots):
             return
-        self._host[slots, columns] = pages  # of equal places, numpy keeps the last
+        self._page_table_cpu[slots, columns] = pages  # of equal places, numpy keeps the last
         if self.device.type != "cpu":
             # A device's scatter keeps any, so equal places must carry equal pages: read them back.
-            places = slots * np.int32(self._host.shape[1]) + columns
-            at, values = self.upload([places, self._host[slots, columns]])
-            self.table.view(-1).index_copy_(0, at.long(), values)
+            places = slots * np.int32(self._page_table_cpu.shape[1]) + columns
+            at, values = self.upload([places, self._page_table_cpu[slots, columns]])
+            self.page_table.view(-1).index_copy_(0, at.long(), values)
 
-    def share(self, step: Step) -> bool:
+    def find_shared_prefix(self, step: Step) -> bool:
         """Whether it pays to read apart what all rows of a decode step have in common; `shared` then says how much.
 
         A page has one content, so where two rows have the same page in a column, all before it are alike.
         """
         size = self.spec.page_size
-        low, high = 0, int(step.starts.min()) // size  # the token that is computed now is each row's own
-        if not self.sharing or high * size * (step.rows - 1) < SHARING:
+        low, high = 0, int(step.num_computed_tokens.min()) // size  # the token that is computed now is each row's own
+        if not self.shared_prefix or high * size * (step.rows - 1) < SHARING:
             return False
         probe = -(-SHARING // (size * (step.rows - 1)))  # so many pages at least
         while low < high:
-            column = self._host[step.slots, probe - 1]
+            column = self._page_table_cpu[step.req_pool_indices, probe - 1]
             if (column == column[0]).all():
                 low = probe
             elif low == 0:
@@ -144,59 +148,74 @@ class InputBuilder:
                 high = probe - 1
             probe = (low + high + 1) // 2
         (length,) = self.upload([np.array([low * size], np.int32)])
-        self.shared.copy_(length)
+        self.shared_prefix_len.copy_(length)
         return True
 
-    def where(self, slots: I32, positions: I32) -> I32:
+    def out_cache_loc(self, slots: I32, positions: I32) -> I32:
         """The place in the pool of each position, both int32 [tokens]."""
         size = np.int32(self.spec.page_size)
         columns, offsets = np.divmod(positions, size)
-        places: I32 = self._host[slots, columns] * size + offsets
+        places: I32 = self._page_table_cpu[slots, columns] * size + offsets
         return places
 
     def decode_rows(self, step: Step) -> I32:
         """For a step of decode rows only: ids, positions, places, slots and KV lengths, int32 [5, rows]."""
         packed = np.empty((5, step.rows), np.int32)
-        packed[0] = step.tokens
-        packed[1] = step.starts
-        packed[2] = self.where(step.slots, step.starts)
-        packed[3] = step.slots
-        packed[4] = step.starts + 1
+        packed[0] = step.input_ids
+        packed[1] = step.num_computed_tokens
+        packed[2] = self.out_cache_loc(step.req_pool_indices, step.num_computed_tokens)
+        packed[3] = step.req_pool_indices
+        packed[4] = step.num_computed_tokens + 1
         return packed
 
-    def build(self, step: Step) -> tuple[Tokens, AttnBatch]:
+    def build(self, step: Step) -> tuple[ModelInputs, AttnBatch]:
         """The inputs of a step that runs operation by operation."""
         rows = step.rows
-        pending = bool((step.tokens[: step.num_decode] == PENDING).any())
+        pending = bool((step.input_ids[: step.num_decode] == PENDING).any())
         if step.num_decode == rows:
             host = self.decode_rows(step)
             (packed,) = self.upload([host])
-            indptr_host, indptr = self._indptr_host[: rows + 1], self._indptr[: rows + 1]
-            shared = self.shared if self.share(step) else None
-            batch = AttnBatch(rows, indptr_host, host[4], indptr, packed[4], packed[3], self.table, shared=shared)
-            return Tokens(packed, pending), batch
-        indptr_host = np.zeros(rows + 1, np.int32)
-        np.cumsum(step.counts, out=indptr_host[1:])
-        host = np.empty((4, len(step.tokens)), np.int32)
-        host[0] = step.tokens
-        host[1] = np.arange(len(step.tokens)) + np.repeat(step.starts - indptr_host[:-1], step.counts)
-        host[3] = np.repeat(step.slots, step.counts)
-        host[2] = self.where(host[3], host[1])
-        kv_len_host = step.starts + step.counts
-        packed, slots, kv_len, indptr = self.upload([host, step.slots, kv_len_host, indptr_host])
-        batch = AttnBatch(step.num_decode, indptr_host, kv_len_host, indptr, kv_len, slots, self.table)
-        return Tokens(packed, pending), batch
+            cu_seqlens_q_cpu, cu_seqlens_q = self._cu_seqlens_q_cpu[: rows + 1], self._cu_seqlens_q[: rows + 1]
+            shared = self.shared_prefix_len if self.find_shared_prefix(step) else None
+            batch = AttnBatch(
+                rows,
+                cu_seqlens_q_cpu,
+                host[4],
+                cu_seqlens_q,
+                packed[4],
+                packed[3],
+                self.page_table,
+                shared_prefix_len=shared,
+            )
+            return ModelInputs(packed, pending), batch
+        cu_seqlens_q_cpu = np.zeros(rows + 1, np.int32)
+        np.cumsum(step.num_scheduled_tokens, out=cu_seqlens_q_cpu[1:])
+        host = np.empty((4, len(step.input_ids)), np.int32)
+        host[0] = step.input_ids
+        host[1] = np.arange(len(step.input_ids)) + np.repeat(
+            step.num_computed_tokens - cu_seqlens_q_cpu[:-1], step.num_scheduled_tokens
+        )
+        host[3] = np.repeat(step.req_pool_indices, step.num_scheduled_tokens)
+        host[2] = self.out_cache_loc(host[3], host[1])
+        seq_lens_cpu = step.num_computed_tokens + step.num_scheduled_tokens
+        packed, slots, seq_lens, cu_seqlens_q = self.upload(
+            [host, step.req_pool_indices, seq_lens_cpu, cu_seqlens_q_cpu]
+        )
+        batch = AttnBatch(
+            step.num_decode, cu_seqlens_q_cpu, seq_lens_cpu, cu_seqlens_q, seq_lens, slots, self.page_table
+        )
+        return ModelInputs(packed, pending), batch
 
-    def choices(self, step: Step, plan: SamplePlan, batch: AttnBatch) -> Choices:
+    def sampling_inputs(self, step: Step, plan: SamplePlan, batch: AttnBatch) -> SamplingInputs:
         """What sampling takes, for a step in which some row samples; ``batch`` is what was planned for it."""
         rows = step.rows
         decode = step.num_decode == rows
         if step.sample.all():
-            last = None if decode else batch.q_indptr[1:] - 1
+            last = None if decode else batch.cu_seqlens_q[1:] - 1
             groups = self.upload(list(plan.rows.values())) if plan.rows else []
-            slots, positions = batch.slots[:rows], batch.kv_len[:rows]
+            slots, positions = batch.req_pool_indices[:rows], batch.seq_lens[:rows]
         else:
-            ends = batch.q_indptr_host[1:][step.sample] - np.int32(1)
-            who = [ends, step.slots[step.sample], batch.kv_len_host[:rows][step.sample]]
+            ends = batch.cu_seqlens_q_cpu[1:][step.sample] - np.int32(1)
+            who = [ends, step.req_pool_indices[step.sample], batch.seq_lens_cpu[:rows][step.sample]]
             last, slots, positions, *groups = self.upload([*who, *plan.rows.values()])
-        return Choices(last, slots, positions, plan, dict(zip(plan.rows, groups, strict=True)))
+        return SamplingInputs(last, slots, positions, plan, dict(zip(plan.rows, groups, strict=True)))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from minisgl.core import I32, I64, Logprobs, SamplingParams, Seat
+from minisgl.core import I32, I64, Admission, Logprobs, SamplingParams
 from minisgl.engine import logits_processors as filters
 from minisgl.engine.gumbel import argmax, draw, seed_key, token_hashes
 from minisgl.engine.transfer import Uploader
@@ -71,7 +71,7 @@ class Sampler:
         # From the first logit bias on: token ids, int64, and what to add, float32; both [slots, k].
         self._bias: tuple[Tensor, Tensor] | None = None
 
-    def seat(self, seats: Sequence[Seat]) -> None:
+    def admit(self, seats: Sequence[Admission]) -> None:
         """Take over the parameters of newly seated requests."""
         if not seats:
             return
@@ -89,15 +89,15 @@ class Sampler:
                 p.presence_penalty,
                 p.frequency_penalty,
             )
-            self._flags[seat.slot] = self._flags_of(p)
-            self._alternatives[seat.slot] = -1 if p.logprobs is None else p.logprobs
-        slots, rows = self._upload([np.array([s.slot for s in seats], np.int32), ints])
+            self._flags[seat.req_pool_idx] = self._flags_of(p)
+            self._alternatives[seat.req_pool_idx] = -1 if p.logprobs is None else p.logprobs
+        slots, rows = self._upload([np.array([s.req_pool_idx for s in seats], np.int32), ints])
         self._table.index_copy_(0, slots.long(), rows)
         for seat in seats:
             if seat.params.needs_history:
-                self._seat_history(seat)
+                self._admit_history(seat)
             if seat.params.logit_bias:
-                self._seat_bias(seat)
+                self._admit_bias(seat)
 
     def plan(self, slots: I32) -> SamplePlan:
         """What the sampled rows, given by their slots [rows], ask for."""
@@ -156,7 +156,7 @@ class Sampler:
         flags |= LOGPROBS if p.logprobs is not None else 0
         return flags
 
-    def _seat_history(self, seat: Seat) -> None:
+    def _admit_history(self, seat: Admission) -> None:
         if self._history is None:
             shape = (len(self._flags), self.vocab_size)
             self._history = (
@@ -164,11 +164,11 @@ class Sampler:
                 torch.zeros(shape, dtype=torch.int32, device=self.device),
             )
         empty = np.empty(0, np.int32)
-        prompt, output = self._upload([empty if t is None else t for t in (seat.prompt, seat.output)])
-        self._history[0][seat.slot].zero_().index_fill_(0, prompt.long(), True)
-        self._history[1][seat.slot].zero_().index_add_(0, output.long(), torch.ones_like(output))
+        prompt, output = self._upload([empty if t is None else t for t in (seat.prompt_ids, seat.output_ids)])
+        self._history[0][seat.req_pool_idx].zero_().index_fill_(0, prompt.long(), True)
+        self._history[1][seat.req_pool_idx].zero_().index_add_(0, output.long(), torch.ones_like(output))
 
-    def _seat_bias(self, seat: Seat) -> None:
+    def _admit_bias(self, seat: Admission) -> None:
         bias = seat.params.logit_bias
         width = 0 if self._bias is None else self._bias[0].shape[1]
         if len(bias) > width:
@@ -183,8 +183,8 @@ class Sampler:
         packed.view(np.float32)[1, : len(bias)] = list(bias.values())
         (new,) = self._upload([packed])
         assert self._bias is not None
-        self._bias[0][seat.slot] = new[0]
-        self._bias[1][seat.slot] = new[1].view(torch.float32)
+        self._bias[0][seat.req_pool_idx] = new[0]
+        self._bias[1][seat.req_pool_idx] = new[1].view(torch.float32)
 
     # ---- the choice -----------------------------------------------------------------------------
 

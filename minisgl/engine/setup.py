@@ -25,7 +25,7 @@ from minisgl.models.weights import Checkpoint, Dummy
 from minisgl.plugin_manager.discovery import near
 
 if TYPE_CHECKING:
-    from minisgl.plugin_manager.manager import Host
+    from minisgl.plugin_manager.manager import PluginManager
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -91,11 +91,13 @@ def eos_ids(path: Path) -> frozenset[int]:
     return frozenset()
 
 
-def build_attention(config: Config, host: Host, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
+def build_attention(
+    config: Config, manager: PluginManager, device: torch.device, dtype: torch.dtype
+) -> AttentionBackend:
     """The attention backend, asked whether it can serve these pages and this dtype here."""
-    backend: AttentionBackend = host.build("attention", config.attention, device=device)
+    backend: AttentionBackend = manager.build("attention", config.attention, device=device)
     needs = backend.needs()
-    name = host.name_of("attention", config.attention)
+    name = manager.name_of("attention", config.attention)
     what = f"attention={name}"
     if needs.refuse:
         raise ConfigError(f"{what} can't serve here: {needs.refuse}")
@@ -113,9 +115,9 @@ def build_attention(config: Config, host: Host, device: torch.device, dtype: tor
     return backend
 
 
-def build_model(config: Config, host: Host, path: Path, model: ModelConfig, ctx: Context) -> Model:
+def build_model(config: Config, manager: PluginManager, path: Path, model: ModelConfig, ctx: Context) -> Model:
     """The model with this rank's weights in it."""
-    classes = host.models()
+    classes = manager.models()
     if model.architecture not in classes:
         known = f"{near(model.architecture, classes)} Known: {', '.join(sorted(classes))}."
         if config.architecture is not None:

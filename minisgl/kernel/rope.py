@@ -46,7 +46,7 @@ def norm_rope_store(
     cos_sin: Tensor,
     pool: KVPool,
     layer: int,
-    where: Tensor,
+    out_cache_loc: Tensor,
 ) -> Tensor:
     """Normalise and rotate queries and keys, store keys and values in the pool; returns the queries.
 
@@ -56,8 +56,8 @@ def norm_rope_store(
     if qkv.is_cuda:
         from minisgl.kernel.triton import rope as triton
 
-        return triton.norm_rope_store(qkv, q_heads, kv_heads, norm, cos_sin, pool, layer, where)
-    return norm_rope_store_torch(qkv, q_heads, kv_heads, norm, cos_sin, pool, layer, where)
+        return triton.norm_rope_store(qkv, q_heads, kv_heads, norm, cos_sin, pool, layer, out_cache_loc)
+    return norm_rope_store_torch(qkv, q_heads, kv_heads, norm, cos_sin, pool, layer, out_cache_loc)
 
 
 def norm_rope_store_torch(
@@ -68,7 +68,7 @@ def norm_rope_store_torch(
     cos_sin: Tensor,
     pool: KVPool,
     layer: int,
-    where: Tensor,
+    out_cache_loc: Tensor,
 ) -> Tensor:
     """`norm_rope_store` in plain torch."""
     tokens, head_dim = qkv.shape[0], cos_sin.shape[-1]
@@ -79,5 +79,5 @@ def norm_rope_store_torch(
         k = F.rms_norm(qk[:, q_heads:], (head_dim,), norm.k, norm.eps)
         qk = torch.cat((q, k), dim=1)
     qk = rotate(qk, cos_sin)
-    pool.store(layer, qk[:, q_heads:], v, where)
+    pool.store(layer, qk[:, q_heads:], v, out_cache_loc)
     return qk[:, :q_heads]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from minisgl.core import I32, I64
 
-__all__ = ["Inserted", "Key", "Match", "PrefixCache"]
+__all__ = ["InsertResult", "Key", "MatchResult", "PrefixCache"]
 
 
 class Key(NamedTuple):
@@ -20,7 +20,7 @@ class Key(NamedTuple):
     ids: I64  # token ids
 
 
-class Match(NamedTuple):
+class MatchResult(NamedTuple):
     """The longest prefix that a cache holds, in whole pages."""
 
     handle: Any
@@ -28,7 +28,7 @@ class Match(NamedTuple):
     unlocked: int  # how many of the pages nobody has locked: locking them takes them from ``evictable``
 
 
-class Inserted(NamedTuple):
+class InsertResult(NamedTuple):
     """``pages[i]`` is the cache's page for page i of the key, for as many as it holds. It took over those that equal
     the caller's; for the others it had one already, and the caller's is a duplicate."""
 
@@ -42,7 +42,7 @@ class PrefixCache(Protocol):
     reuses: bool
     """False: it never holds anything, so that waiting for another request's prefix gains nothing."""
 
-    def match(self, key: Key) -> Match:
+    def match(self, key: Key) -> MatchResult:
         """The longest cached prefix of key, in whole pages. No side effect; good until the cache next changes."""
 
     def lock(self, handle: Any) -> None:
@@ -51,7 +51,7 @@ class PrefixCache(Protocol):
     def unlock(self, handle: Any) -> None:
         """The inverse of `lock`."""
 
-    def insert(self, base: Any, key: Key, start: int, pages: I32) -> Inserted:
+    def insert(self, base: Any, key: Key, start: int, pages: I32) -> InsertResult:
         """Offer ``pages``, the KV of ``key`` from page ``start`` on; ``base`` is the handle of the first ``start``
         pages, locked by the caller (None: the root). Walks from there: O(new pages). ``Inserted.pages`` is for
         page ``start`` on, and ``Inserted.handle`` for the whole prefix; it is not locked yet."""
@@ -60,11 +60,11 @@ class PrefixCache(Protocol):
         """Give up at least so many pages if it can; it may return fewer, or somewhat more. Never locked ones."""
 
     @property
-    def evictable(self) -> int:
+    def evictable_pages(self) -> int:
         """Pages that `evict` could return now."""
 
     @property
-    def held(self) -> int:
+    def total_pages(self) -> int:
         """Pages that the cache owns, locked or not."""
 
     def check(self) -> None:

@@ -54,16 +54,16 @@ class KVPool:
         """Keys and values of layer i, each [num_pages, page_size, kv_heads, head_dim] (a strided view under HND)."""
         return self._layers[i]
 
-    def store(self, i: int, k: Tensor, v: Tensor, where: Tensor) -> None:
+    def store(self, i: int, k: Tensor, v: Tensor, out_cache_loc: Tensor) -> None:
         """Write k, v [tokens, kv_heads, head_dim] to positions where [tokens] (page·page_size + offset) of layer i."""
-        where = where.long()
+        out_cache_loc = out_cache_loc.long()
         if self._flat:
             keys, values = self._flat[i]
-            keys.index_copy_(0, where, k.to(self.dtype))
-            values.index_copy_(0, where, v.to(self.dtype))
+            keys.index_copy_(0, out_cache_loc, k.to(self.dtype))
+            values.index_copy_(0, out_cache_loc, v.to(self.dtype))
         else:
             keys, values = self._layers[i]
-            at = (where // self.page_size, where % self.page_size)
+            at = (out_cache_loc // self.page_size, out_cache_loc % self.page_size)
             keys[at] = k.to(self.dtype)
             values[at] = v.to(self.dtype)
 

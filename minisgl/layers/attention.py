@@ -57,15 +57,17 @@ class AttentionLayer(nn.Module):
             self.k_norm = RMSNorm(head_dim, qk_norm_eps, ctx)
             self.norm = QKNorm(self.q_norm.weight, self.k_norm.weight, qk_norm_eps)
 
-    def forward(self, x: Tensor, cos_sin: Tensor, where: Tensor, rows: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, cos_sin: Tensor, out_cache_loc: Tensor, logits_indices: Tensor | None = None
+    ) -> Tensor:
         """x [tokens, hidden], cos_sin [tokens, head_dim] float32, where [tokens] → [tokens, hidden], partial; of the
         tokens ``rows`` [m] only: [m, hidden]."""
         spec, pool = self.spec, self.ctx.pool
         if pool is None:
             raise RuntimeError("the engine must set Context.pool before the first forward")
         qkv = self.qkv_proj(x)
-        q = norm_rope_store(qkv, spec.q_heads, spec.kv_heads, self.norm, cos_sin, pool, spec.index, where)
+        q = norm_rope_store(qkv, spec.q_heads, spec.kv_heads, self.norm, cos_sin, pool, spec.index, out_cache_loc)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         self.ctx.attention.forward(spec, q, out)
         out = out.flatten(1)
-        return self.o_proj(out if rows is None else out.index_select(0, rows))
+        return self.o_proj(out if logits_indices is None else out.index_select(0, logits_indices))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from minisgl.kernel.linear import Packed, linear, pack
 from minisgl.layers.context import Context
-from minisgl.layers.weight_shards import Piece
+from minisgl.layers.weight_shards import WeightShard
 
 
 class _VocabRows(nn.Module):
@@ -28,11 +28,11 @@ class _VocabRows(nn.Module):
         weight = torch.zeros(rows, hidden_size, dtype=ctx.dtype, device=ctx.device)
         self.weight = nn.Parameter(weight, requires_grad=False)
 
-    def pieces(self, prefix: str, names: frozenset[str] | None) -> Iterator[Piece]:
+    def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
         start = min(self.start, self.vocab_size)
         true_rows = min(self.weight.shape[0], self.vocab_size - start)
         shape = (self.vocab_size, self.weight.shape[1])
-        yield Piece.part(f"{prefix}weight", shape, 0, start, self.weight[:true_rows])
+        yield WeightShard.part(f"{prefix}weight", shape, 0, start, self.weight[:true_rows])
 
 
 class VocabParallelEmbedding(_VocabRows):
@@ -60,8 +60,8 @@ class ParallelLMHead(_VocabRows):
         self.tied = tied is not None
         self.packed: Packed | None = None
 
-    def pieces(self, prefix: str, names: frozenset[str] | None) -> Iterator[Piece]:
-        return iter(()) if self.tied else super().pieces(prefix, names)
+    def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
+        return iter(()) if self.tied else super().weight_shards(prefix, names)
 
     def after_load(self) -> None:
         self.packed = pack(self.weight)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from minisgl.config import ConfigError
 from minisgl.kernel.linear import Packed, linear, pack
 from minisgl.layers.context import Context
-from minisgl.layers.weight_shards import Piece, split_rows
+from minisgl.layers.weight_shards import WeightShard, split_rows
 
 
 def _parameter(ctx: Context, *shape: int) -> nn.Parameter:
@@ -32,15 +32,15 @@ class _Merged(nn.Module):
         self.bias = _parameter(ctx, rows) if bias else None
         self.packed: Packed | None = None
 
-    def pieces(self, prefix: str, names: frozenset[str] | None) -> Iterator[Piece]:
+    def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
         beside = prefix[:-1].rpartition(".")[0]
         begin = 0
         for name, total, start, here in self.parts:
             full = f"{beside}.{name}" if beside else name
             rows = slice(begin, begin + here)
-            yield Piece.part(f"{full}.weight", (total, self.weight.shape[1]), 0, start, self.weight[rows])
+            yield WeightShard.part(f"{full}.weight", (total, self.weight.shape[1]), 0, start, self.weight[rows])
             if self.bias is not None:
-                yield Piece.part(f"{full}.bias", (total,), 0, start, self.bias[rows])
+                yield WeightShard.part(f"{full}.bias", (total,), 0, start, self.bias[rows])
             begin += here
 
     def after_load(self) -> None:
@@ -101,11 +101,11 @@ class LinearRowParallel(nn.Module):
         self.bias = _parameter(ctx, out_size) if bias else None
         self.packed: Packed | None = None
 
-    def pieces(self, prefix: str, names: frozenset[str] | None) -> Iterator[Piece]:
+    def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
         out_size, here = self.weight.shape
-        yield Piece.part(f"{prefix}weight", (out_size, self.in_size), 1, self.comm.rank * here, self.weight)
+        yield WeightShard.part(f"{prefix}weight", (out_size, self.in_size), 1, self.comm.rank * here, self.weight)
         if self.bias is not None:
-            yield Piece.whole(f"{prefix}bias", self.bias)
+            yield WeightShard.whole(f"{prefix}bias", self.bias)
 
     def after_load(self) -> None:
         self.packed = pack(self.weight)

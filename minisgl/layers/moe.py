@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from minisgl.kernel.routing import softmax_topk
 from minisgl.layers.context import Context
-from minisgl.layers.weight_shards import Piece, split_rows
+from minisgl.layers.weight_shards import WeightShard, split_rows
 
 
 class MoELayer(nn.Module):
@@ -52,25 +52,25 @@ class MoELayer(nn.Module):
         self.down: nn.Parameter | None = empty(num_experts, hidden_size, inner)
         self.experts: Any = None
 
-    def pieces(self, prefix: str, names: frozenset[str] | None) -> Iterator[Piece]:
+    def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
         """Checkpoints hold the experts one by one (``experts.7.up_proj.weight``) or stacked (transformers 5's own
         layout: ``experts.gate_up_proj`` [experts, 2·inner, hidden])."""
         assert self.gate_up is not None
         assert self.down is not None
-        yield Piece.whole(f"{prefix}gate.weight", self.gate)
+        yield WeightShard.whole(f"{prefix}gate.weight", self.gate)
         experts, hidden, here = self.down.shape
         inner, start = self.inner_size, self.comm.rank * here
         gate, up = self.gate_up[:, :here], self.gate_up[:, here:]
         if names is None or f"{prefix}experts.gate_up_proj" in names:
             both = (experts, 2 * inner, hidden)
-            yield Piece.part(f"{prefix}experts.gate_up_proj", both, 1, start, gate)
-            yield Piece.part(f"{prefix}experts.gate_up_proj", both, 1, inner + start, up)
-            yield Piece.part(f"{prefix}experts.down_proj", (experts, hidden, inner), 2, start, self.down)
+            yield WeightShard.part(f"{prefix}experts.gate_up_proj", both, 1, start, gate)
+            yield WeightShard.part(f"{prefix}experts.gate_up_proj", both, 1, inner + start, up)
+            yield WeightShard.part(f"{prefix}experts.down_proj", (experts, hidden, inner), 2, start, self.down)
             return
         for e in range(experts):
-            yield Piece.part(f"{prefix}experts.{e}.gate_proj.weight", (inner, hidden), 0, start, gate[e])
-            yield Piece.part(f"{prefix}experts.{e}.up_proj.weight", (inner, hidden), 0, start, up[e])
-            yield Piece.part(f"{prefix}experts.{e}.down_proj.weight", (hidden, inner), 1, start, self.down[e])
+            yield WeightShard.part(f"{prefix}experts.{e}.gate_proj.weight", (inner, hidden), 0, start, gate[e])
+            yield WeightShard.part(f"{prefix}experts.{e}.up_proj.weight", (inner, hidden), 0, start, up[e])
+            yield WeightShard.part(f"{prefix}experts.{e}.down_proj.weight", (hidden, inner), 1, start, self.down[e])
 
     def after_load(self) -> None:
         """Hand the weights to the backend, which may keep them in a form of its own."""

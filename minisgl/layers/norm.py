@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from minisgl.kernel.norm import add_rms_norm, rms_norm
 from minisgl.layers.context import Context
-from minisgl.layers.weight_shards import Piece
+from minisgl.layers.weight_shards import WeightShard
 
 
 class RMSNorm(nn.Module):
@@ -20,8 +20,8 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(dim, dtype=ctx.dtype, device=ctx.device), requires_grad=False)
         self.eps = eps
 
-    def pieces(self, prefix: str, names: frozenset[str] | None) -> Iterator[Piece]:
-        yield Piece.whole(f"{prefix}weight", self.weight)
+    def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
+        yield WeightShard.whole(f"{prefix}weight", self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., dim] → [..., dim]."""

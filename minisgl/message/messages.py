@@ -69,7 +69,7 @@ class Submit(Message):
     uids: list[int]
     prompt: Prompt
     params: SamplingParams
-    fill: bool = False
+    max_tokens_from_context: bool = False
 
 
 class Abort(Message):
@@ -93,7 +93,7 @@ class Count(Message):
     strings: bool = False
 
 
-class Untokenize(Message):
+class DetokenizeRequest(Message):
     """Turn ids (as `pack_ids` makes them) into text, and reply with `TextReply`."""
 
     uid: int
@@ -188,7 +188,7 @@ class TokensReply(Message):
 
 
 class TextReply(Message):
-    """The answer to `Untokenize`."""
+    """The answer to `DetokenizeRequest`."""
 
     uid: int
     text: str = ""
@@ -208,7 +208,7 @@ AnyMessage: TypeAlias = (
     | Abort
     | Limits
     | Count
-    | Untokenize
+    | DetokenizeRequest
     | Schedule
     | GetStats
     | Stop

@@ -21,7 +21,7 @@ from minisgl.layers import (
     RoPE,
     VocabParallelEmbedding,
 )
-from minisgl.layers.weight_shards import Piece, Source, pieces_of
+from minisgl.layers.weight_shards import WeightShard, WeightSource, weight_shards_of
 from minisgl.models.config import ModelConfig
 from minisgl.models.weights import load_weights
 
@@ -34,11 +34,14 @@ class Model(Protocol):
     def attention_layers(self) -> list[LayerSpec]:
         """One for each layer that stores KV, in the order of their indices."""
 
-    def load(self, source: Source) -> None:
+    def load(self, source: WeightSource) -> None:
         """Fill the weights. Raises ConfigError that names tensors which are missing, unknown or mis-shaped."""
 
-    def forward(self, tokens: Tensor, positions: Tensor, where: Tensor, rows: Tensor | None = None) -> Tensor:
-        """tokens, positions, where [n] int32 or int64 → hidden [n, hidden]. ``where`` is page·page_size + offset of
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, out_cache_loc: Tensor, logits_indices: Tensor | None = None
+    ) -> Tensor:
+        """tokens, positions, where [n] int32 or int64 → hidden [n, hidden]. ``out_cache_loc`` is page·page_size +
+        offset of
         each token's KV; the attention backend has been planned for the same rows. ``rows`` int32 or int64 [m]: the
         tokens whose hidden states are wanted, [m, hidden]; all tokens' KV is stored nevertheless."""
 
@@ -57,13 +60,18 @@ class DecoderLayer(nn.Module):
         self.mlp = mlp
 
     def forward(
-        self, x: Tensor, residual: Tensor | None, cos_sin: Tensor, where: Tensor, rows: Tensor | None = None
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        cos_sin: Tensor,
+        out_cache_loc: Tensor,
+        logits_indices: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """x, residual [n, hidden] → both [n, hidden], or [m, hidden] of the tokens ``rows`` [m] only."""
         x, residual = self.input_layernorm(x, residual)
-        x = self.self_attn(x, cos_sin, where, rows)
-        if rows is not None:
-            residual = residual.index_select(0, rows)
+        x = self.self_attn(x, cos_sin, out_cache_loc, logits_indices)
+        if logits_indices is not None:
+            residual = residual.index_select(0, logits_indices)
         x, residual = self.post_attention_layernorm(x, residual)
         return self.mlp(x), residual
 
@@ -102,26 +110,28 @@ class Decoder(nn.Module):
     def attention_layers(self) -> list[LayerSpec]:
         return list(self.specs)
 
-    def pieces(self, prefix: str, names: frozenset[str] | None) -> Iterator[Piece]:
+    def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
         """Everything but the head is named ``model.…`` in checkpoints."""
         for name, child in self.named_children():
-            yield from pieces_of(child, f"{prefix}{'' if name == 'lm_head' else 'model.'}{name}.", names)
+            yield from weight_shards_of(child, f"{prefix}{'' if name == 'lm_head' else 'model.'}{name}.", names)
 
-    def load(self, source: Source) -> None:
+    def load(self, source: WeightSource) -> None:
         load_weights(self, source, tied={"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head.tied else {})
 
-    def forward(self, tokens: Tensor, positions: Tensor, where: Tensor, rows: Tensor | None = None) -> Tensor:
-        x = self.embed_tokens(tokens)
-        cos_sin, where = self.rope(positions), where.long()
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, out_cache_loc: Tensor, logits_indices: Tensor | None = None
+    ) -> Tensor:
+        x = self.embed_tokens(input_ids)
+        cos_sin, out_cache_loc = self.rope(positions), out_cache_loc.long()
         residual = None
         *layers, last = self.layers
         for layer in layers:
-            x, residual = layer(x, residual, cos_sin, where)
-        if rows is None or not isinstance(last, DecoderLayer):
-            x = self.norm(*last(x, residual, cos_sin, where))[0]
-            return x if rows is None else x.index_select(0, rows)
+            x, residual = layer(x, residual, cos_sin, out_cache_loc)
+        if logits_indices is None or not isinstance(last, DecoderLayer):
+            x = self.norm(*last(x, residual, cos_sin, out_cache_loc))[0]
+            return x if logits_indices is None else x.index_select(0, logits_indices)
         # Of what follows the last layer's attention nobody reads more than these rows: of a prompt, one token.
-        return self.norm(*last(x, residual, cos_sin, where, rows))[0]
+        return self.norm(*last(x, residual, cos_sin, out_cache_loc, logits_indices))[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.lm_head(hidden)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from minisgl.config import ConfigError
-from minisgl.layers.weight_shards import Piece, Source, pieces_of
+from minisgl.layers.weight_shards import WeightShard, WeightSource, weight_shards_of
 from minisgl.models.config import read_json
 
 __all__ = ["Checkpoint", "Dummy", "load_weights"]
@@ -83,7 +83,7 @@ class Checkpoint:
     def names(self) -> frozenset[str]:
         return frozenset(self._files)
 
-    def fill(self, piece: Piece) -> None:
+    def fill(self, piece: WeightShard) -> None:
         stored = self._files[piece.name].get_slice(piece.name)
         shape = tuple(stored.get_shape())
         if shape != piece.shape:
@@ -110,7 +110,7 @@ class Dummy:
     def __init__(self, seed: int = 0, std: float = 0.02):
         self.seed, self.std = seed, std
 
-    def fill(self, piece: Piece) -> None:
+    def fill(self, piece: WeightShard) -> None:
         if piece.name.endswith("norm.weight"):
             piece.target.fill_(1.0)
             return
@@ -126,13 +126,13 @@ class Dummy:
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, source: Source, tied: Mapping[str, str] = {}) -> None:
+def load_weights(model: nn.Module, source: WeightSource, tied: Mapping[str, str] = {}) -> None:
     """Fill every weight of ``model`` from ``source``, then let its layers prepare theirs (``after_load``).
 
     ``tied`` maps a tensor that the model does not have to the one it shares: where a checkpoint holds both, they
     must be equal. Raises `ConfigError` that names what is missing, unknown, mis-shaped or not tied.
     """
-    pieces = list(pieces_of(model, "", source.names))
+    pieces = list(weight_shards_of(model, "", source.names))
     if source.names is not None:
         wanted = {piece.name for piece in pieces}
         missing = wanted - source.names
@@ -155,11 +155,11 @@ def load_weights(model: nn.Module, source: Source, tied: Mapping[str, str] = {})
             after_load()
 
 
-def _comparison(piece: Piece, name: str) -> Piece:
-    return Piece(name, piece.shape, piece.index, torch.empty_like(piece.target))
+def _comparison(piece: WeightShard, name: str) -> WeightShard:
+    return WeightShard(name, piece.shape, piece.index, torch.empty_like(piece.target))
 
 
-def _check_tied(copy: Piece, own: Piece) -> None:
+def _check_tied(copy: WeightShard, own: WeightShard) -> None:
     if not torch.equal(copy.target, own.target):
         raise ConfigError(
             f"config.json ties {copy.name} to {own.name} (tie_word_embeddings), but the checkpoint holds two "

@@ -15,23 +15,23 @@ from minisgl.config import DEVICES, DTYPES, GROUPS, LOADS, LOG_LEVELS
 from minisgl.options.describe import PRESETS, core_options, group_options, presets
 
 if TYPE_CHECKING:
-    from minisgl.plugin_manager.manager import Host
+    from minisgl.plugin_manager.manager import PluginManager
 
 VALUES = MappingProxyType({"load": LOADS, "dtype": DTYPES, "device": DEVICES, "server.log_level": LOG_LEVELS})
 
 
-def completions(host: Host, word: str) -> Iterator[str]:
+def completions(manager: PluginManager, word: str) -> Iterator[str]:
     """Ways to finish ``word``: options up to their ``=``, or the values of one that has a known set of them."""
     key, equals, _ = word.partition("=")
     if not equals:
-        keys = [o.key for o in core_options()] + [*GROUPS, *PRESETS, *group_options(host)]
+        keys = [o.key for o in core_options()] + [*GROUPS, *PRESETS, *group_options(manager)]
         words = [f"{k}=" for k in keys] + ["--help", "--cfg", "--version", "--shell-completion"]
     elif key in PRESETS:
         words = [f"{key}={name}" for name in presets(key)]
-    elif key in host.configs:
-        words = [f"{key}={name}" for name in sorted(host.configs[key])]
+    elif key in manager.configs:
+        words = [f"{key}={name}" for name in sorted(manager.configs[key])]
     else:
-        options = {o.key: o for o in core_options()} | group_options(host)
+        options = {o.key: o for o in core_options()} | group_options(manager)
         values = VALUES.get(key, ())
         if key in options and options[key].type is bool:
             values = ("true", "false")
@@ -43,7 +43,7 @@ def completions(host: Host, word: str) -> Iterator[str]:
 
 def _shipped_models() -> tuple[str, ...]:
     found: list[str] = []
-    for package, folder, ending in (("minisgl.course.tutor", "weights", ""), ("minisgl.models", "shapes", ".json")):
+    for package, folder, ending in (("minisgl.models", "shipped", ""), ("minisgl.models", "shapes", ".json")):
         place = resources.files(package) / folder
         if place.is_dir():
             found += [p.name.removesuffix(ending) for p in place.iterdir() if not p.name.startswith(("_", "."))]

@@ -20,7 +20,7 @@ from minisgl.config import GROUPS, Config, ConfigError
 from minisgl.options.completion import SCRIPTS, completions
 from minisgl.options.describe import PRESETS, Option, core_options, group_options, help_text, options_of, presets
 from minisgl.plugin_manager.discovery import near
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.utils.version import __version__
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def split_plugins(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return named, rest
 
 
-def compose(host: Host, overrides: Sequence[str] = ()) -> Config:
+def compose(manager: PluginManager, overrides: Sequence[str] = ()) -> Config:
     """Return the options that the words ``key=value`` describe, over the defaults. Raise `ConfigError`.
 
     Files that ``plugins=`` words name are loaded into the host first.
@@ -54,24 +54,24 @@ def compose(host: Host, overrides: Sequence[str] = ()) -> Config:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    composed = _compose(host, overrides)
+    composed = _compose(manager, overrides)
     try:
         config = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
-        _explain(error, host, overrides)
+        _explain(error, manager, overrides)
     except (TypeError, ValueError) as error:  # a __post_init__ that checks its values
         raise ConfigError(f"{error}") from error
     assert isinstance(config, Config)
-    config.plugins = list(host.given)
+    config.plugins = list(manager.given)
     config.check()
     return config
 
 
-def _compose(host: Host, overrides: Sequence[str]) -> DictConfig:
+def _compose(manager: PluginManager, overrides: Sequence[str]) -> DictConfig:
     named, words = split_plugins(overrides)
     for name in named:
-        host.add(name)
-    words = [_checked(host, word) for word in words]
+        manager.add(name)
+    words = [_checked(manager, word) for word in words]
     from hydra import compose, initialize_config_module
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -80,12 +80,12 @@ def _compose(host: Host, overrides: Sequence[str]) -> DictConfig:
         with _private_hydra() as store:
             store.store(name="minisgl_schema", node=Config)
             for group in GROUPS:
-                for name, schema in host.configs[group].items():
+                for name, schema in manager.configs[group].items():
                     _store(store, group, name, schema)
             with initialize_config_module("minisgl.conf", version_base="1.3"):
                 return compose("config", words)
     except (HydraException, OmegaConfBaseException) as error:
-        _explain(error, host, overrides)
+        _explain(error, manager, overrides)
 
 
 @contextlib.contextmanager
@@ -126,7 +126,7 @@ def _store(store: Any, group: str, name: str, schema: type) -> None:
 # ---- checking words ----------------------------------------------------------------------------------
 
 
-def _checked(host: Host, word: str) -> str:
+def _checked(manager: PluginManager, word: str) -> str:
     """The word as Hydra takes it. Raises `ConfigError` where no dataclass has its key, or no group its choice."""
     if word.startswith("-"):
         bare = word.lstrip("-")
@@ -137,30 +137,30 @@ def _checked(host: Host, word: str) -> str:
     if word.startswith("~"):
         raise ConfigError(f"{word}: options can't be removed. Set the one you mean, as in key=value.")
     if not equals:
-        known = [name for names in host.configs.values() for name in names]
-        hint = next((f" Did you mean {g}={word}?" for g in GROUPS if word in host.configs[g]), "")
+        known = [name for names in manager.configs.values() for name in names]
+        hint = next((f" Did you mean {g}={word}?" for g in GROUPS if word in manager.configs[g]), "")
         hint = hint or (" To load a plugin: plugins=" + word if word.endswith(".py") else "")
         raise ConfigError(f"{word}: write key=value.{hint if word in known or word.endswith('.py') else ''}")
     if key in PRESETS or key in GROUPS:
-        return _choice(host, key, value)
+        return _choice(manager, key, value)
     core = {option.key: option for option in core_options()}
     if key in core:
         return f"{key}={_literal(core[key], value)}"
     head = key.partition(".")[0]
     if head in GROUPS and "." in key:  # whether it exists depends on the choice, which a preset may make
-        named = [o for schema in host.configs[head].values() for o in options_of(schema, f"{head}.") if o.key == key]
+        named = [o for schema in manager.configs[head].values() for o in options_of(schema, f"{head}.") if o.key == key]
         return f"{key}={_literal(named[0], value) if named and all(o.is_text for o in named) else value}"
-    _unknown(host, key, [*core, *GROUPS, *PRESETS, *group_options(host)])
+    _unknown(manager, key, [*core, *GROUPS, *PRESETS, *group_options(manager)])
 
 
-def _choice(host: Host, group: str, value: str) -> str:
+def _choice(manager: PluginManager, group: str, value: str) -> str:
     name = value.strip("'\"")
     if group in PRESETS:
         if name not in presets(group) and name != "null":
             known = ", ".join(presets(group))
             raise ConfigError(f"{group}={value}: there is no such {group}{near(name, presets(group))} Known: {known}.")
     else:
-        host.schema(group, name)
+        manager.schema(group, name)
     return f"{group}='{name}'" if name != "null" else f"{group}=null"
 
 
@@ -173,7 +173,7 @@ def _literal(option: Option, value: str) -> str:
     return f"'{escaped}'"
 
 
-def _unknown(host: Host, key: str, known: Sequence[str]) -> NoReturn:
+def _unknown(manager: PluginManager, key: str, known: Sequence[str]) -> NoReturn:
     tails = [k for k in known if k.rpartition(".")[2] == key]
     if key == "server" or (key.startswith("server.") and not tails):
         known = [k for k in known if k.startswith("server.")]
@@ -186,7 +186,7 @@ def _unknown(host: Host, key: str, known: Sequence[str]) -> NoReturn:
 # ---- Hydra's errors, for people ---------------------------------------------------------------------
 
 
-def _explain(error: Exception, host: Host, overrides: Sequence[str]) -> NoReturn:
+def _explain(error: Exception, manager: PluginManager, overrides: Sequence[str]) -> NoReturn:
     """Raise a `ConfigError` that says what Hydra or OmegaConf meant."""
     from hydra.errors import OverrideParseException
     from omegaconf.errors import (
@@ -214,7 +214,7 @@ def _explain(error: Exception, host: Host, overrides: Sequence[str]) -> NoReturn
     key, schema = str(cause.full_key or ""), cause.object_type
     word = next((w.lstrip("+") for w in overrides if w.lstrip("+").partition("=")[0] == key), key)
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(schema, type) and is_dataclass(schema):
-        _unknown_in(host, key, schema)
+        _unknown_in(manager, key, schema)
     if isinstance(cause, MissingMandatoryValue):
         raise ConfigError(f"{key} has no default. Set it: {key}=…") from error
     if isinstance(cause, ValidationError):
@@ -230,15 +230,15 @@ def _near_in(key: str, own: Sequence[str]) -> str:
     return near(last, [k.rpartition(".")[2] for k in own]).replace("mean ", f"mean {prefix}{dot}")
 
 
-def _unknown_in(host: Host, key: str, schema: type) -> NoReturn:
+def _unknown_in(manager: PluginManager, key: str, schema: type) -> NoReturn:
     group, _, _ = key.partition(".")
     own = [option.key for option in options_of(schema, key.rpartition(".")[0] + ".")]
     others = [
         f"{group}={name}"
-        for name, other in host.configs.get(group, {}).items()
+        for name, other in manager.configs.get(group, {}).items()
         if key in [option.key for option in options_of(other, f"{group}.")]
     ]
-    chosen = next((name for name, other in host.configs.get(group, {}).items() if other is schema), schema.__name__)
+    chosen = next((name for name, other in manager.configs.get(group, {}).items() if other is schema), schema.__name__)
     if others:
         hint = f". It is an option of {' and '.join(others)}; did you mean to choose that?"
     else:
@@ -287,7 +287,7 @@ def plain_errors(program: str = "minisgl") -> Iterator[None]:
         raise SystemExit(2) from None
 
 
-def run_cli(argv: Sequence[str]) -> tuple[Config, Host]:
+def run_cli(argv: Sequence[str]) -> tuple[Config, PluginManager]:
     """Return the config that a command line describes, and the host whose plugins it uses.
 
     Print and exit where the line asks for something else (``--help``, ``--cfg job``, ``--version``,
@@ -306,26 +306,26 @@ def run_cli(argv: Sequence[str]) -> tuple[Config, Host]:
             if flag in words:
                 _print_script(words[words.index(flag) + 1 :])
         named, _ = split_plugins(words)
-        host = Host.load(named, light=True)
+        manager = PluginManager.load(named, light=True)
         if {"--help", "-h", "help"} & set(words):
-            print(help_text(host), end="")
+            print(help_text(manager), end="")
             raise SystemExit(0)
         for flag in ("--cfg", "-c"):
             if flag in words:
                 at = words.index(flag)
                 if words[at + 1 : at + 2] != ["job"]:
                     raise ConfigError(f"{flag}: write {flag} job.")
-                print(as_yaml(host, words[:at] + words[at + 2 :]), end="")
+                print(as_yaml(manager, words[:at] + words[at + 2 :]), end="")
                 raise SystemExit(0)
-        return compose(host, words), host
+        return compose(manager, words), manager
 
 
-def as_yaml(host: Host, overrides: Sequence[str]) -> str:
+def as_yaml(manager: PluginManager, overrides: Sequence[str]) -> str:
     """The composed config as YAML, each group's choice beside it."""
     from omegaconf import OmegaConf
 
-    config = compose(host, overrides)
-    choices = {group: host.name_of(group, getattr(config, group)) for group in GROUPS}
+    config = compose(manager, overrides)
+    choices = {group: manager.name_of(group, getattr(config, group)) for group in GROUPS}
     lines = []
     for line in OmegaConf.to_yaml(OmegaConf.structured(config)).splitlines():
         group = line.partition(":")[0]
@@ -344,10 +344,10 @@ def _complete(words: Sequence[str]) -> NoReturn:
     """Print the completions of the first word; the others are the whole line, read for ``plugins=``. Says nothing
     about errors: a half-written line is no mistake."""
     named, _ = split_plugins(words[1:])
-    host = Host.load(light=True)
+    manager = PluginManager.load(light=True)
     for name in named:
         with contextlib.suppress(ConfigError):
-            host.add(name)
-    for choice in completions(host, words[0] if words else ""):
+            manager.add(name)
+    for choice in completions(manager, words[0] if words else ""):
         print(choice)
     raise SystemExit(0)

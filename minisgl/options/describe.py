@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from minisgl.config import GROUPS, Config
 
 if TYPE_CHECKING:
-    from minisgl.plugin_manager.manager import Host
+    from minisgl.plugin_manager.manager import PluginManager
 
 PRESETS = ("experiment", "stage")
 """Groups of files in ``conf/`` that set several options at once."""
@@ -97,11 +97,11 @@ def core_options() -> list[Option]:
     return [option for option in options_of(Config) if option.key not in GROUPS]
 
 
-def group_options(host: Host) -> dict[str, Option]:
+def group_options(manager: PluginManager) -> dict[str, Option]:
     """Every option that any loaded plugin adds, by its key. Where two choices of a group share one, the first."""
     found: dict[str, Option] = {}
     for group in GROUPS:
-        for schema in host.configs[group].values():
+        for schema in manager.configs[group].values():
             for option in options_of(schema, f"{group}."):
                 found.setdefault(option.key, option)
     return found
@@ -184,7 +184,7 @@ Serves a model over an OpenAI-compatible HTTP API.
 """
 
 
-def help_text(host: Host) -> str:
+def help_text(manager: PluginManager) -> str:
     """What ``--help`` prints: every option with type, default and help, and every group's choices."""
     parts = [USAGE, "Options\n"]
     core = core_options()
@@ -192,7 +192,7 @@ def help_text(host: Host) -> str:
     parts += ["\nServer\n", *(_entry(o) for o in core if o.key.startswith("server."))]
     for group in GROUPS:
         parts.append(f"\n{group}=NAME (default: {default_choice(group)})\n")
-        for name, schema in sorted(host.configs[group].items()):
+        for name, schema in sorted(manager.configs[group].items()):
             parts.append(_wrap(f"  {group}={name}", doc_of(schema)))
             parts += [_entry(o, indent=4) for o in options_of(schema, f"{group}.")]
     for kind in PRESETS:

@@ -14,15 +14,15 @@ from minisgl import hooks
 from minisgl.config import GROUPS
 from minisgl.options.describe import PRESETS, Option, core_options, default_choice, doc_of, options_of, presets
 from minisgl.plugin_manager.discovery import HOOKS
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 
 
 def pages() -> dict[str, str]:
     """File name → content, for the built-in plugins."""
-    return {"options.md": options_page(Host.load(light=True)), "hooks.md": hooks_page()}
+    return {"options.md": options_page(PluginManager.load(light=True)), "hooks.md": hooks_page()}
 
 
-def options_page(host: Host) -> str:
+def options_page(manager: PluginManager) -> str:
     """Every option, as ``--help`` prints them."""
     lines = [
         "# Options",
@@ -39,7 +39,7 @@ def options_page(host: Host) -> str:
         lines += [f"## {title}", "", *_table(chosen), ""]
     for group in GROUPS:
         lines += [f"## `{group}`", "", f"Default: `{group}={default_choice(group)}`.", ""]
-        for name, schema in sorted(host.configs[group].items()):
+        for name, schema in sorted(manager.configs[group].items()):
             lines += [f"### `{group}={name}`", "", code(doc_of(schema)), ""]
             own = options_of(schema, f"{group}.")
             lines += [*_table(own), ""] if own else []

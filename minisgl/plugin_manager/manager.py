@@ -41,7 +41,7 @@ from minisgl.utils.lazy import lazy
 if TYPE_CHECKING:
     from minisgl.core import EngineSpec
 
-__all__ = ["BUILTINS", "ConfigError", "Host", "Plugin", "decode_config", "encode_config", "plugins_of"]
+__all__ = ["BUILTINS", "ConfigError", "Plugin", "PluginManager", "decode_config", "encode_config", "plugins_of"]
 
 BUILTINS = (
     "minisgl.plugins.attention.torch",
@@ -97,7 +97,7 @@ class Plugin:
     sha256: str  # of the file as it was when it was loaded
 
 
-class Host:
+class PluginManager:
     """The plugins of one engine. Two hosts in a process share modules, so classes are the same, and nothing else."""
 
     def __init__(self, *, light: bool = False):
@@ -116,25 +116,25 @@ class Host:
             self._manager.add_hookcall_monitoring(_print_call, _print_result)
 
     @classmethod
-    def load(cls, plugins: Sequence[str] = (), *, light: bool = False) -> Host:
+    def load(cls, plugins: Sequence[str] = (), *, light: bool = False) -> PluginManager:
         """A host with the built-in plugins, the installed ones (entry points of group ``minisgl``) and ``plugins``:
         Python files or module names. Raises `ConfigError`.
 
         ``light`` is for processes that compute nothing (the API server, the tokenizers): models are left out, and a
         plugin's ``import torch`` costs nothing until torch is used.
         """
-        host = cls(light=light)
+        manager = cls(light=light)
         if light:
             lazy("torch")
         for name in BUILTINS:
             if not (light and name.startswith(MODELS)):
-                host._add(import_module(name, name), "built-in")
+                manager._add(import_module(name, name), "built-in")
         for entry in importlib.metadata.entry_points(group=hooks.PROJECT):
             origin = f"{entry.name} (installed by {entry.dist.name if entry.dist else 'an unknown package'})"
-            host._add(import_module(entry.module, origin), "entry point")
+            manager._add(import_module(entry.module, origin), "entry point")
         for word in plugins:
-            host.add(word)
-        return host
+            manager.add(word)
+        return manager
 
     @property
     def hook(self) -> pluggy.HookRelay:
@@ -323,30 +323,30 @@ class Host:
 # ---- for child processes ----------------------------------------------------------------------------
 
 
-def encode_config(config: Config, host: Host) -> bytes:
+def encode_config(config: Config, manager: PluginManager) -> bytes:
     """A config as bytes (MessagePack), each group's object by its name: nothing is pickled."""
     plain = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in GROUPS}
     groups: dict[str, Any] = {}
     for group in GROUPS:
         value = getattr(config, group)
         if value is not None:
-            name = host.name_of(group, value)
-            host.schema(group, name)
+            name = manager.name_of(group, value)
+            manager.schema(group, name)
             groups[group] = [name, asdict(value)]
-    return msgspec.msgpack.encode([host.given, plain, groups], enc_hook=str)
+    return msgspec.msgpack.encode([manager.given, plain, groups], enc_hook=str)
 
 
 def plugins_of(data: bytes) -> list[str]:
-    """What a child must give `Host.load` before it decodes the config."""
+    """What a child must give `PluginManager.load` before it decodes the config."""
     return msgspec.msgpack.decode(data)[0]
 
 
-def decode_config(data: bytes, host: Host) -> Config:
+def decode_config(data: bytes, manager: PluginManager) -> Config:
     """The inverse of `encode_config`, in a process whose host has loaded the same plugins."""
     _, plain, groups = msgspec.msgpack.decode(data)
     config = msgspec.convert(plain, Config)
     for group, (name, values) in groups.items():
-        setattr(config, group, msgspec.convert(values, host.schema(group, name), dec_hook=_from_text))
+        setattr(config, group, msgspec.convert(values, manager.schema(group, name), dec_hook=_from_text))
     return config
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
-from minisgl.scheduler.page_allocator import LedgerError, PageLedger
+from minisgl.scheduler.page_allocator import PageAllocator, PageOwnershipError
 from minisgl.scheduler.planner import PolicyError
 from minisgl.scheduler.scheduler import Scheduler
 
 __all__ = [
     "Budget",
-    "LedgerError",
-    "PageLedger",
+    "PageAllocator",
+    "PageOwnershipError",
     "Plan",
     "PolicyError",
     "Running",

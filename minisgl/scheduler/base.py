@@ -14,11 +14,11 @@ class Waiting(NamedTuple):
     """A request that has no slot."""
 
     uid: int
-    order: int  # arrival number, not a clock
-    length: int  # tokens to compute if nothing were cached (prompt and kept output)
-    cached: int  # how many of them the cache holds
-    twin: int | None  # an earlier request that will compute the same next page: waiting is cheaper
-    skipped: int  # steps it was left out
+    arrival: int  # arrival number, not a clock
+    num_tokens: int  # tokens to compute if nothing were cached (prompt and kept output)
+    num_cached_tokens: int  # how many of them the cache holds
+    same_prefix_req: int | None  # an earlier request that will compute the same next page: waiting is cheaper
+    skipped_steps: int  # steps it was left out
     priority: int = 0  # 0 for all today
 
 
@@ -26,10 +26,10 @@ class Running(NamedTuple):
     """A request that has a slot."""
 
     uid: int
-    left: int  # prompt tokens still to compute; 0: it decodes
-    new_pages: int  # pages that its next token needs
-    skipped: int  # steps it was left out
-    seated: int  # order of admission
+    num_remaining_tokens: int  # prompt tokens still to compute; 0: it decodes
+    num_new_pages: int  # pages that its next token needs
+    skipped_steps: int  # steps it was left out
+    admission_order: int  # order of admission
     ready: bool = True  # for all today; False: its last token must reach the host first (a grammar)
 
 

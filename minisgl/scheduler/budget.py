@@ -12,7 +12,7 @@ from typing import NamedTuple, overload
 from minisgl.scheduler.base import Running, Waiting
 
 
-class Cost(NamedTuple):
+class AdmissionCost(NamedTuple):
     """What it takes to seat a waiting request: ``pages`` that must be free or evictable, ``growth`` it needs soon."""
 
     pages: int
@@ -22,39 +22,45 @@ class Cost(NamedTuple):
 class StepBudget:
     """See `minisgl.scheduler.base.Budget`. ``pages`` are free or evictable; ``reserve`` of them are spoken for."""
 
-    __slots__ = ("cost", "pages", "reserve", "rows", "tokens")
+    __slots__ = ("admission_cost", "pages", "reserved_pages", "rows", "tokens")
 
-    def __init__(self, tokens: int, rows: int, pages: int, reserve: int, cost: Callable[[int], Cost]):
-        self.tokens, self.rows, self.pages, self.reserve, self.cost = tokens, rows, pages, reserve, cost
+    def __init__(self, tokens: int, rows: int, pages: int, reserve: int, cost: Callable[[int], AdmissionCost]):
+        self.tokens, self.rows, self.pages, self.reserved_pages, self.admission_cost = (
+            tokens,
+            rows,
+            pages,
+            reserve,
+            cost,
+        )
 
     def grant(self, who: Waiting | Running, want: int) -> int:
         """How many of ``want`` tokens fit, and take them off."""
         if isinstance(who, Waiting):
-            return self._seat(who, want)
-        if who.left:  # its pages were taken when it was seated
-            granted = max(min(want, who.left, self.tokens), 0)
+            return self._admit(who, want)
+        if who.num_remaining_tokens:  # its pages were taken when it was seated
+            granted = max(min(want, who.num_remaining_tokens, self.tokens), 0)
             self.tokens -= granted
             return granted
-        if who.new_pages > self.pages or want < 1:
+        if who.num_new_pages > self.pages or want < 1:
             return 0
-        if who.new_pages:
-            self.pages -= who.new_pages
-            self.reserve -= who.new_pages
+        if who.num_new_pages:
+            self.pages -= who.num_new_pages
+            self.reserved_pages -= who.num_new_pages
         if self.tokens:
             self.tokens -= 1
         return 1
 
-    def _seat(self, who: Waiting, want: int) -> int:
-        granted = min(want, who.length - who.cached, self.tokens)
+    def _admit(self, who: Waiting, want: int) -> int:
+        granted = min(want, who.num_tokens - who.num_cached_tokens, self.tokens)
         if granted <= 0 or self.rows == 0:
             return 0
-        cost = self.cost(who.uid)
-        if cost.pages + max(self.reserve, 0) > self.pages:
+        cost = self.admission_cost(who.uid)
+        if cost.pages + max(self.reserved_pages, 0) > self.pages:
             return 0
         self.rows -= 1
         self.tokens -= granted
         self.pages -= cost.pages
-        self.reserve += cost.growth
+        self.reserved_pages += cost.growth
         return granted
 
 

@@ -11,7 +11,7 @@ from minisgl.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from minisgl.config import Config
-    from minisgl.plugin_manager.manager import Host
+    from minisgl.plugin_manager.manager import PluginManager
 
 
 class RankZeroEngine(Engine, Protocol):
@@ -21,20 +21,20 @@ class RankZeroEngine(Engine, Protocol):
 
 
 def build_scheduler(
-    config: Config, host: Host, engine: RankZeroEngine, clock: Callable[[], float] = time.monotonic
+    config: Config, manager: PluginManager, engine: RankZeroEngine, clock: Callable[[], float] = time.monotonic
 ) -> Scheduler:
     """Rank 0's scheduler over ``engine``, with the cache and the policy that the config names. Its observers listen
     until ``host.close()``."""
-    host.observe(config, engine.spec)
+    manager.observe(config, engine.spec)
     return Scheduler(
         engine,
-        host.build("cache", config.cache, page_size=engine.spec.page_size),
-        host.build("scheduler", config.scheduler),
+        manager.build("cache", config.cache, page_size=engine.spec.page_size),
+        manager.build("scheduler", config.scheduler),
         max_prefill_tokens=config.max_prefill_tokens,
         overlap=config.overlap,
         starvation_steps=config.starvation_steps,
         eos_ids=engine.eos_ids,
         seed=config.seed,
-        hook=host.hook,
+        hook=manager.hook,
         clock=clock,
     )

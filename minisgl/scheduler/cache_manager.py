@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from minisgl.core import I32, I64, EngineSpec, Req
-from minisgl.kvcache import Key, Match, PrefixCache
-from minisgl.scheduler.budget import Cost
+from minisgl.kvcache import Key, MatchResult, PrefixCache
+from minisgl.scheduler.budget import AdmissionCost
 from minisgl.scheduler.events import Events
-from minisgl.scheduler.page_allocator import PageLedger
-from minisgl.scheduler.request_table import Slots
+from minisgl.scheduler.page_allocator import PageAllocator
+from minisgl.scheduler.request_table import RequestTable
 
 _HASH_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd: its powers never vanish modulo 2^64
 _HASH_MIX = np.uint64(0xD6E8FEB86659FD93)
 
 
-class Memory:
+class CacheManager:
     """The ledger, the cache and the table rows of one scheduler, kept in step with each other."""
 
     LOOKAHEAD = 32
@@ -33,101 +33,103 @@ class Memory:
         self.spec = spec
         self.cache = cache
         self.events = events
-        self.ledger = PageLedger(spec.num_pages, spec.max_slots)
-        self.slots = Slots(spec)
-        self.launched = -1  # the last step that was launched
-        self.read = -1
+        self.allocator = PageAllocator(spec.num_pages, spec.max_running_requests)
+        self.request_table = RequestTable(spec)
+        self.last_launched_step = -1  # the last step that was launched
+        self.last_read_step = -1
         self.evicted_pages = 0
         self._version = 0  # of the cache's content and locks: what `match` found before is void
-        self._unlocks: deque[tuple[int, Any, I32]] = deque()
-        self._writes: list[tuple[I32, I32, I32]] = []  # slots, columns, pages
-        self._taken: list[tuple[I32, I32]] = []
+        self._pending_unlocks: deque[tuple[int, Any, I32]] = deque()
+        self._page_table_updates: list[tuple[I32, I32, I32]] = []  # slots, columns, pages
+        self._allocated: list[tuple[I32, I32]] = []
 
     # ---- what fits ----------------------------------------------------------------------------------
 
     @property
-    def available(self) -> int:
+    def num_available_pages(self) -> int:
         """Pages that can be had now: free, or the cache's and used by nobody."""
-        return self.ledger.free + self.cache.evictable
+        return self.allocator.num_free + self.cache.evictable_pages
 
     @property
-    def settling(self) -> bool:
+    def has_pending_frees(self) -> bool:
         """Whether reading a launched step would free pages."""
-        return self.ledger.retiring > 0 or len(self._unlocks) > 0
+        return self.allocator.num_retiring > 0 or len(self._pending_unlocks) > 0
 
-    def match(self, req: Req) -> Match:
+    def match(self, req: Req) -> MatchResult:
         """What the cache holds of a waiting request: at most all but its last token, which is always computed."""
-        if req.match is None or req.match[0] != self._version:
-            ids = req.match[2] if req.match is not None else req.tokens().astype(np.int64)
+        if req.prefix_match is None or req.prefix_match[0] != self._version:
+            ids = req.prefix_match[2] if req.prefix_match is not None else req.tokens().astype(np.int64)
             whole = (len(ids) - 1) // self.spec.page_size * self.spec.page_size
-            req.match = (self._version, self.cache.match(Key(None, ids[:whole])), ids)
-        found: Match = req.match[1]
+            req.prefix_match = (self._version, self.cache.match(Key(None, ids[:whole])), ids)
+        found: MatchResult = req.prefix_match[1]
         return found
 
-    def cost(self, req: Req) -> Cost:
+    def admission_cost(self, req: Req) -> AdmissionCost:
         """Pages to seat a waiting request, and those that its next tokens will need."""
         match, size = self.match(req), self.spec.page_size
         whole = -(-len(req) // size)
         soon = -(-max(min(len(req) + self.LOOKAHEAD, req.max_len - 1), len(req)) // size)
-        return Cost(whole - len(match.pages) + match.unlocked, soon - whole)
+        return AdmissionCost(whole - len(match.pages) + match.unlocked, soon - whole)
 
     def next_page_hash(self, req: Req, page: int) -> int | None:
         """A number that two requests share if and only if they begin with the same ``page + 1`` whole pages."""
         if not self.cache.reuses:
             return None
-        if req.hashes is None:
-            req.hashes = _page_hashes(req.tokens(), self.spec.page_size)
-        return req.hashes[page] if page < len(req.hashes) else None
+        if req.page_hashes is None:
+            req.page_hashes = _page_hashes(req.tokens(), self.spec.page_size)
+        return req.page_hashes[page] if page < len(req.page_hashes) else None
 
     # ---- into slots and pages ------------------------------------------------------------------------
 
-    def seat(self, reqs: Sequence[Req], step: int) -> None:
+    def admit(self, reqs: Sequence[Req], step: int) -> None:
         """Give each request a slot and pages for all its tokens. Every match is locked before anything is evicted."""
         matches = []
         for req in reqs:
             self._version += 1  # a lock may split a node: earlier handles are void
             match = self.match(req)
             self.cache.lock(match.handle)
-            self.ledger.use(match.pages)
+            self.allocator.incref(match.pages)
             matches.append(match)
             self.events.prefix_matched(req, match.pages, step)
         for req, match in zip(reqs, matches, strict=True):
             shared = len(match.pages)
-            fresh = self._take(-(-len(req) // self.spec.page_size) - shared, req.uid)
-            req.handle, req.shared = match.handle, shared
-            req.slot = self.ledger.take_slot(req.uid)
+            fresh = self._allocate(-(-len(req) // self.spec.page_size) - shared, req.uid)
+            req.cache_handle, req.num_cached_pages = match.handle, shared
+            req.req_pool_idx = self.allocator.allocate_req_pool_idx(req.uid)
             pages = np.concatenate((match.pages, fresh))
-            self.slots.seat_req(req, pages, shared * self.spec.page_size, step - 1)
-            self._writes.append((np.full(len(pages), req.slot, np.int32), np.arange(len(pages), dtype=np.int32), pages))
+            self.request_table.admit(req, pages, shared * self.spec.page_size, step - 1)
+            self._page_table_updates.append(
+                (np.full(len(pages), req.req_pool_idx, np.int32), np.arange(len(pages), dtype=np.int32), pages)
+            )
 
-    def grow(self, slots: I32) -> None:
+    def allocate_decode_pages(self, slots: I32) -> None:
         """One page more for each of these decode slots."""
         n = len(slots)
-        pages = self._take(n, self.slots.uid[slots])
-        cols = self.slots.pages[slots]
-        self.slots.table[slots, cols] = pages
-        self.slots.pages[slots] += 1
-        self._writes.append((slots, cols, pages))
+        pages = self._allocate(n, self.request_table.uid[slots])
+        cols = self.request_table.num_pages[slots]
+        self.request_table.page_table[slots, cols] = pages
+        self.request_table.num_pages[slots] += 1
+        self._page_table_updates.append((slots, cols, pages))
 
-    def _take(self, n: int, owner: int | I32) -> I32:
-        if n > self.ledger.free:
-            gone = self.cache.evict(n - self.ledger.free)
-            self.ledger.evicted(gone)
+    def _allocate(self, n: int, owner: int | I32) -> I32:
+        if n > self.allocator.num_free:
+            gone = self.cache.evict(n - self.allocator.num_free)
+            self.allocator.free_evicted(gone)
             self._version += 1
             self.evicted_pages += len(gone)
-            self.events.pages_evicted(self.launched + 1, gone)
-        pages = self.ledger.take(n, owner)
+            self.events.pages_evicted(self.last_launched_step + 1, gone)
+        pages = self.allocator.allocate(n, owner)
         if n:
-            self._taken.append((np.broadcast_to(np.asarray(owner, np.int32), n), pages))
+            self._allocated.append((np.broadcast_to(np.asarray(owner, np.int32), n), pages))
         return pages
 
-    def table_writes(self) -> tuple[I32, I32, I32]:
+    def pop_page_table_updates(self) -> tuple[I32, I32, I32]:
         """The page-table entries that changed since the last step: (slot, column, page), in order."""
-        writes, self._writes = self._writes, []
-        taken, self._taken = self._taken, []
+        writes, self._page_table_updates = self._page_table_updates, []
+        taken, self._allocated = self._allocated, []
         if taken:
             owners, pages = (np.concatenate(parts) for parts in zip(*taken, strict=True))
-            self.events.pages_allocated(self.launched + 1, owners, pages)
+            self.events.pages_allocated(self.last_launched_step + 1, owners, pages)
         if not writes:
             return _NONE.copy(), _NONE.copy(), _NONE.copy()
         slots, columns, pages = (np.concatenate(parts) for parts in zip(*writes, strict=True))
@@ -137,58 +139,77 @@ class Memory:
 
     def cache_prompt(self, req: Req) -> None:
         """Offer the whole pages that launched steps have computed of a prompt."""
-        whole = int(min(self.slots.computed[req.slot], self.slots.target[req.slot])) // self.spec.page_size
-        if self.cache.reuses and whole > req.shared:
-            self._insert(req, req.match[2], whole)
+        whole = (
+            int(
+                min(
+                    self.request_table.num_computed_tokens[req.req_pool_idx],
+                    self.request_table.num_prefill_tokens[req.req_pool_idx],
+                )
+            )
+            // self.spec.page_size
+        )
+        if self.cache.reuses and whole > req.num_cached_pages:
+            self._insert(req, req.prefix_match[2], whole)
 
     def _insert(self, req: Req, ids: I64, whole: int) -> None:
-        start, slot = req.shared, req.slot
-        mine = self.slots.table[slot, start:whole].copy()
-        handle, held = self.cache.insert(req.handle, Key(None, ids[: whole * self.spec.page_size]), start, mine)
+        start, slot = req.num_cached_pages, req.req_pool_idx
+        mine = self.request_table.page_table[slot, start:whole].copy()
+        handle, held = self.cache.insert(req.cache_handle, Key(None, ids[: whole * self.spec.page_size]), start, mine)
         self._version += 1
         if len(held) == 0:
             return
         mine = mine[: len(held)]
         new = held == mine
-        self.ledger.adopt(mine[new], req.uid)
-        self.events.pages_cached(self.launched, req, mine[new], start, held)
+        self.allocator.transfer_to_cache(mine[new], req.uid)
+        self.events.pages_cached(self.last_launched_step, req, mine[new], start, held)
         self.cache.lock(handle)
-        self.ledger.use(held)
-        self.cache.unlock(req.handle)
-        req.handle, req.shared = handle, start + len(held)
+        self.allocator.incref(held)
+        self.cache.unlock(req.cache_handle)
+        req.cache_handle, req.num_cached_pages = handle, start + len(held)
         if not new.all():
             # Computed twice: point the request at the cache's pages, and only then let its own go (promise 4).
             cols = (start + np.flatnonzero(~new)).astype(np.int32)
-            self.slots.table[slot, cols] = held[~new]
-            self._writes.append((np.full(len(cols), slot, np.int32), cols, held[~new]))
-            self._give(req.uid, mine[~new])
+            self.request_table.page_table[slot, cols] = held[~new]
+            self._page_table_updates.append((np.full(len(cols), slot, np.int32), cols, held[~new]))
+            self._retire(req.uid, mine[~new])
 
     def release(self, req: Req) -> None:
         """Take a request's slot and pages away. What it computed goes to the cache; what a launched step may still
         touch is free once that step was read, and stays locked until then."""
-        known = int(min(self.slots.computed[req.slot], len(req)))
+        known = int(min(self.request_table.num_computed_tokens[req.req_pool_idx], len(req)))
         whole = known // self.spec.page_size
-        if self.cache.reuses and whole > req.shared:
+        if self.cache.reuses and whole > req.num_cached_pages:
             self._insert(req, req.tokens().astype(np.int64), whole)
-        row = self.slots.row(req)
-        self._writes = [(s[k], c[k], p[k]) for s, c, p in self._writes if (k := s != req.slot).any()]
-        self._unlocks.append((self.launched, req.handle, row[: req.shared]))
-        self._give(req.uid, row[req.shared :], np.array([req.slot], np.int32))
-        self.slots.clear(req)
-        req.slot, req.seated, req.shared, req.handle, req.match, req.hashes = -1, -1, 0, None, None, None
-        self.done(self.read)
+        row = self.request_table.pages_of(req)
+        self._page_table_updates = [
+            (s[k], c[k], p[k]) for s, c, p in self._page_table_updates if (k := s != req.req_pool_idx).any()
+        ]
+        self._pending_unlocks.append((self.last_launched_step, req.cache_handle, row[: req.num_cached_pages]))
+        self._retire(req.uid, row[req.num_cached_pages :], np.array([req.req_pool_idx], np.int32))
+        self.request_table.remove(req)
+        (
+            req.req_pool_idx,
+            req.admission_order,
+            req.num_cached_pages,
+            req.cache_handle,
+            req.prefix_match,
+            req.page_hashes,
+        ) = -1, -1, 0, None, None, None
+        self.free_retired(self.last_read_step)
 
-    def _give(self, uid: int, pages: I32, slots: I32 | None = None) -> None:
-        self.events.pages_freed(self.launched, uid, pages)  # told first: an observer hears what the ledger may refuse
-        self.ledger.give(pages, uid, self.launched, slots)
+    def _retire(self, uid: int, pages: I32, slots: I32 | None = None) -> None:
+        self.events.pages_freed(
+            self.last_launched_step, uid, pages
+        )  # told first: an observer hears what the ledger may refuse
+        self.allocator.retire(pages, uid, self.last_launched_step, slots)
 
-    def done(self, step: int) -> None:
+    def free_retired(self, step: int) -> None:
         """The result of ``step`` was read: what waited for it is free."""
-        self.read = step
-        self.ledger.done(step)
-        while self._unlocks and self._unlocks[0][0] <= step:
-            _, handle, pages = self._unlocks.popleft()
-            self.ledger.leave(pages)
+        self.last_read_step = step
+        self.allocator.free_retired(step)
+        while self._pending_unlocks and self._pending_unlocks[0][0] <= step:
+            _, handle, pages = self._pending_unlocks.popleft()
+            self.allocator.decref(pages)
             self.cache.unlock(handle)
             self._version += 1
 

@@ -14,12 +14,12 @@ class Events:
     """``events.request_added(req, now)`` and so on for each observer hook, by position; ``wants`` names those heard."""
 
     def __init__(self, hook: Any | None):
-        self.wants: set[str] = set()
+        self.subscribed: set[str] = set()
         for name in OBSERVERS:
             caller = getattr(hook, f"minisgl_{name}", None)
             if caller is not None and caller.get_hookimpls():
-                self.wants.add(name)
-            setattr(self, name, _positional(caller, name) if name in self.wants else _nothing)
+                self.subscribed.add(name)
+            setattr(self, name, _positional(caller, name) if name in self.subscribed else _nothing)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)

@@ -105,7 +105,7 @@ class Answer:
         shape = _chat_logprobs if self.chat else _completion_logprobs
         rest = {
             "logprobs": shape(choice) if with_logprobs else None,
-            "finish_reason": choice.finish.reason if choice.finish is not None else None,
+            "finish_reason": choice.finish.finish_reason if choice.finish is not None else None,
         }
         return {**rest, "token_ids": choice.tokens} if self.token_ids else rest
 

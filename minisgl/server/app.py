@@ -23,8 +23,8 @@ from minisgl.server.metrics import CountRequests, Metrics
 from minisgl.server.protocol import (
     ChatRequest,
     CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
+    DetokenizeBody,
+    TokenizeBody,
     ids_prompt,
     parse,
 )
@@ -110,7 +110,7 @@ def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> 
 
     @guarded.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        asked = parse(await _body(request), TokenizeRequest)
+        asked = parse(await _body(request), TokenizeBody)
         check_model(asked.model)
         reply = await dispatcher.count(asked.one(), asked.return_token_strs)
         if reply.error is not None:
@@ -121,7 +121,7 @@ def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> 
 
     @guarded.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        asked = parse(await _body(request), DetokenizeRequest)
+        asked = parse(await _body(request), DetokenizeBody)
         check_model(asked.model)
         reply = await dispatcher.untokenize(ids_prompt(asked.tokens, "tokens").ids)
         if reply.error is not None:

@@ -21,6 +21,7 @@ from minisgl.message import (
     Addresses,
     Count,
     Delta,
+    DetokenizeRequest,
     GetStats,
     Limits,
     Message,
@@ -33,7 +34,6 @@ from minisgl.message import (
     Submit,
     TextReply,
     TokensReply,
-    Untokenize,
 )
 from minisgl.server.errors import ApiError
 
@@ -120,7 +120,7 @@ class Dispatcher:
     def max_len(self) -> int:
         """Tokens that a request may have, prompt and output together."""
         spec = self.spec
-        return 0 if spec is None else min(spec.max_len, spec.num_pages * spec.page_size + 1)
+        return 0 if spec is None else min(spec.max_seq_len, spec.num_pages * spec.page_size + 1)
 
     def begin(self, spec: EngineSpec) -> None:
         """Every process is ready: let requests in."""
@@ -183,7 +183,7 @@ class Dispatcher:
 
     async def untokenize(self, ids: bytes) -> TextReply:
         """Ask a tokenizer for the text of token ids."""
-        return await self._ask(self._tokenizers[next(self._turn)], lambda uid: Untokenize(uid, ids), TextReply)
+        return await self._ask(self._tokenizers[next(self._turn)], lambda uid: DetokenizeRequest(uid, ids), TextReply)
 
     async def stats(self) -> Stats:
         """Ask the scheduler for its counts, as they are between two of its steps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minisgl.core import Finished, Refused
+from minisgl.core import Finished, InvalidRequestError
 
 
 class ApiError(Exception):
@@ -21,7 +21,7 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @staticmethod
-    def of(refused: Refused) -> ApiError:
+    def of(refused: InvalidRequestError) -> ApiError:
         """What a client hears of a refusal."""
         return ApiError(400, refused.message, refused.field or None, refused.code)
 
@@ -34,6 +34,6 @@ class ApiError(Exception):
         return ApiError(end.status, end.error, field or None, end.code or "invalid_value")
 
 
-def refusal(uid: int, refused: Refused) -> Finished:
+def refusal(uid: int, refused: InvalidRequestError) -> Finished:
     """The end of a request that was refused: what the processes behind the API server reply."""
     return Finished(uid, "error", error=refused.message, status=400, field=refused.field, code=refused.code)

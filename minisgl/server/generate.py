@@ -120,9 +120,9 @@ def _encode(*events: dict[str, Any] | None) -> bytes:
 def _check(delta: Delta, answer: Answer) -> None:
     """Raise `ApiError` where the delta ends its request with an error."""
     end = delta.finish
-    if end is None or end.reason in ("stop", "length"):
+    if end is None or end.finish_reason in ("stop", "length"):
         return
-    if end.reason == "abort":
+    if end.finish_reason == "abort":
         raise ApiError(500, "The request was aborted.")
     raise ApiError.ended(end, {"prompt": "messages"} if answer.chat else None)
 

@@ -19,13 +19,13 @@ import uvicorn
 
 from minisgl.config import Config, ConfigError
 from minisgl.message import Addresses
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.app import Settings, create_app
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.metrics import Metrics
-from minisgl.server.worker_pool import SIGNALS, Crew, Worker
+from minisgl.server.worker_pool import SIGNALS, Worker, WorkerPool
 
-LAST_WORDS = 1.0
+UNHEALTHY_GRACE_SECONDS = 1.0
 """Seconds that ``/health`` still answers after a worker died."""
 GRACE = 1.0
 """Seconds that processes and connections have to end by themselves."""
@@ -52,8 +52,15 @@ class _Http(uvicorn.Server):
 class Launcher:
     """One run of the server, from the first process to the last."""
 
-    def __init__(self, config: Config, host: Host, addresses: Addresses, crew: Crew, listener: socket.socket):
-        self._config, self._host, self._addresses = config, host, addresses
+    def __init__(
+        self,
+        config: Config,
+        manager: PluginManager,
+        addresses: Addresses,
+        crew: WorkerPool,
+        listener: socket.socket,
+    ):
+        self._config, self._plugin_manager, self._addresses = config, manager, addresses
         self._crew, self._listener = crew, listener
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
 
@@ -89,7 +96,7 @@ class Launcher:
 
     def _calls(self) -> Iterator[tuple[str, str, str, str, str, int]]:
         """How often each process has called plugins that are not built in."""
-        yield from (("api", *call) for call in self._host.called())
+        yield from (("api", *call) for call in self._plugin_manager.called())
         for worker in self._crew.workers:
             if worker.called is not None:
                 yield from ((worker.role, *call) for call in worker.called.calls)
@@ -122,7 +129,7 @@ class Launcher:
                 failed = dead[0].failed
                 if failed is not None and failed.options:
                     raise ConfigError(failed.message)
-                print(f"minisgl: {dead[0].role} could not start: {dead[0].epitaph}", file=sys.stderr, flush=True)
+                print(f"minisgl: {dead[0].role} could not start: {dead[0].exit_reason}", file=sys.stderr, flush=True)
                 return 1
         return None
 
@@ -130,7 +137,7 @@ class Launcher:
         leader = self._crew.workers[0].ready
         assert leader is not None
         assert leader.spec is not None
-        plugins = [(plugin.name, str(plugin.path), plugin.sha256) for plugin in self._host.plugins]
+        plugins = [(plugin.name, str(plugin.path), plugin.sha256) for plugin in self._plugin_manager.plugins]
         self._metrics.process("api", os.getpid(), plugins)
         for worker in self._crew.workers:
             assert worker.ready is not None
@@ -158,7 +165,7 @@ class Launcher:
         if worker.heartbeat is not None:
             await worker.heartbeat.stopped(seconds)
             turn = "step" if worker.computes else "message"
-            self._crew.bury_alive(
+            self._crew.kill_hung(
                 worker,
                 f"it was stuck in one {turn} for {seconds:g} s and was killed (server.watchdog={seconds:g}: where a "
                 f"{turn} may take longer, raise it; 0: never)",
@@ -204,11 +211,11 @@ class Launcher:
         dead = self._crew.dead()
         if not dead and not self._http_task.done():
             return 0
-        what = f"{dead[0].role} died: {dead[0].epitaph}" if dead else "the HTTP server ended"
+        what = f"{dead[0].role} died: {dead[0].exit_reason}" if dead else "the HTTP server ended"
         self._dispatcher.state, self._dispatcher.reason = "dead", f"The server can't go on, {what}"
         self._dispatcher.fail(self._dispatcher.reason)
         print(f"minisgl: {what}", file=sys.stderr, flush=True)
-        await asyncio.gather(asyncio.to_thread(self._crew.kill), asyncio.sleep(LAST_WORDS))
+        await asyncio.gather(asyncio.to_thread(self._crew.kill), asyncio.sleep(UNHEALTHY_GRACE_SECONDS))
         return 1
 
 

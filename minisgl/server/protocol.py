@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from minisgl.core import Refused, SamplingParams
+from minisgl.core import InvalidRequestError, SamplingParams
 from minisgl.message import ChatPrompt, IdsPrompt, Prompt, TextPrompt, pack_ids
 from minisgl.server.errors import ApiError
 
@@ -77,7 +77,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         )
         try:
             params.check()
-        except Refused as refused:
+        except InvalidRequestError as refused:
             raise ApiError.of(refused) from None
         return params
 
@@ -145,7 +145,7 @@ class ChatRequest(GenerateRequest, kw_only=True):
         return ChatPrompt(turns(self.messages), True, self.chat_template_kwargs)
 
 
-class TokenizeRequest(msgspec.Struct, kw_only=True):
+class TokenizeBody(msgspec.Struct, kw_only=True):
     """``POST /tokenize``: either a prompt or messages."""
 
     model: str | None = None
@@ -165,7 +165,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
         return TextPrompt(self.prompt or "", self.add_special_tokens)
 
 
-class DetokenizeRequest(msgspec.Struct, kw_only=True):
+class DetokenizeBody(msgspec.Struct, kw_only=True):
     """``POST /detokenize``."""
 
     tokens: list[int]

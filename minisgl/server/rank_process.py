@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from minisgl.core import Output, Refused
+from minisgl.core import InvalidRequestError, Output
 from minisgl.engine.build import LeaderEngine, build_engine, follow
 from minisgl.message import (
     Abort,
@@ -30,7 +30,7 @@ from minisgl.message import (
     Stop,
     unpack_ids,
 )
-from minisgl.plugin_manager.manager import Host, decode_config, plugins_of
+from minisgl.plugin_manager.manager import PluginManager, decode_config, plugins_of
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.server.child import Ready, Report
@@ -51,15 +51,15 @@ def run_rank(
 ) -> None:
     """The body of one rank's process. ``encoded`` is the config, ``rendezvous`` where the ranks meet (host:port);
     rank 0 has a ``heartbeat``."""
-    host = Host.load(plugins_of(encoded))
-    config = decode_config(encoded, host)
+    manager = PluginManager.load(plugins_of(encoded))
+    config = decode_config(encoded, manager)
     context = zmq.Context()
-    engine = build_engine(config, host, rank, config.tp, rendezvous)
-    if host.calls:
-        report.keep_sending(host.called)
-    ready = Ready([(plugin.name, str(plugin.path), plugin.sha256) for plugin in host.plugins], engine.spec)
+    engine = build_engine(config, manager, rank, config.tp, rendezvous)
+    if manager.calls:
+        report.keep_sending(manager.called)
+    ready = Ready([(plugin.name, str(plugin.path), plugin.sha256) for plugin in manager.plugins], engine.spec)
     if heartbeat is not None:
-        _lead(report, ready, addresses, context, config, host, engine, heartbeat)
+        _lead(report, ready, addresses, context, config, manager, engine, heartbeat)
     else:
         inbox = Pull(context, addresses.followers[rank - 1])
         report.send(ready)
@@ -75,7 +75,7 @@ def _lead(
     addresses: Addresses,
     context: zmq.Context[zmq.Socket[bytes]],
     config: Config,
-    host: Host,
+    manager: PluginManager,
     engine: TorchEngine,
     heartbeat: Heartbeat,
 ) -> None:
@@ -87,11 +87,11 @@ def _lead(
             follower.send_bytes(data)
 
     loop = SchedulerLoop(
-        build_scheduler(config, host, LeaderEngine(engine, send) if followers else engine),
+        build_scheduler(config, manager, LeaderEngine(engine, send) if followers else engine),
         Pull(context, addresses.scheduler),
         to_api=Push(context, addresses.api).send,
         to_detokenizer=Push(context, addresses.detokenizer).send,
-        metrics=host.hook.minisgl_metrics,
+        metrics=manager.hook.minisgl_metrics,
         heartbeat=heartbeat,
     )
     gc.collect()
@@ -100,7 +100,7 @@ def _lead(
     try:
         loop.run()
     finally:
-        host.close()
+        manager.close()
     send(END)
 
 
@@ -147,7 +147,7 @@ class SchedulerLoop:
                 self._add(message)
             case Abort(uids=uids):
                 for uid in uids:
-                    self._scheduler.abort(uid)
+                    self._scheduler.abort_request(uid)
             case GetStats(uid=uid):
                 values = {name: float(value) for name, value in self._scheduler.stats().items()}
                 self._to_api(Stats(uid, values, "".join(self._metrics())))
@@ -159,8 +159,8 @@ class SchedulerLoop:
     def _add(self, message: Schedule) -> None:
         prompt = unpack_ids(message.prompt)
         try:
-            self._scheduler.add(message.uid, prompt, message.params)
-        except Refused as refused:
+            self._scheduler.add_request(message.uid, prompt, message.params)
+        except InvalidRequestError as refused:
             self._to_api(Replies([Delta(message.uid, finish=refusal(message.uid, refused))]))
         else:
             self._opened.append(Opened(message.uid, prompt[-TAIL:].tolist(), message.params))

@@ -12,18 +12,18 @@ import socket
 from minisgl.config import Config, ConfigError
 from minisgl.message import Addresses
 from minisgl.models.resolve import resolve_model
-from minisgl.plugin_manager.manager import Host, encode_config
-from minisgl.server.worker_pool import SIGNALS, Crew
+from minisgl.plugin_manager.manager import PluginManager, encode_config
+from minisgl.server.worker_pool import SIGNALS, WorkerPool
 
 
-def serve(config: Config, host: Host) -> int:
+def serve(config: Config, host: PluginManager) -> int:
     """Serve until told to end, or until a worker dies; the exit status. Raises `ConfigError` where the options are
     wrong, before anything is started or as soon as a child says so."""
     model = str(resolve_model(config.model))
     encoded = encode_config(config, host)
     listener = _listen(config.server.host, config.server.port)
     addresses = Addresses.make(config.server.tokenizers, config.tp)
-    crew = Crew()
+    crew = WorkerPool()
     # A signal that comes while children start waits until there is somebody to handle it.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:

@@ -13,13 +13,14 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from minisgl.core import Finished, Refused, SamplingParams
+from minisgl.core import Finished, InvalidRequestError, SamplingParams
 from minisgl.message import (
     Abort,
     Addresses,
     ChatPrompt,
     Count,
     Delta,
+    DetokenizeRequest,
     IdsPrompt,
     Limits,
     Message,
@@ -34,7 +35,6 @@ from minisgl.message import (
     TextPrompt,
     TextReply,
     TokensReply,
-    Untokenize,
     pack_ids,
     unpack_ids,
 )
@@ -86,7 +86,7 @@ class TextWorker:
                 self._to_scheduler(message)
             case Count(uid=uid):
                 self._answer(lambda: self._count(message), lambda end: TokensReply(uid, error=end), uid)
-            case Untokenize(uid=uid):
+            case DetokenizeRequest(uid=uid):
                 self._answer(lambda: self._untokenize(message), lambda end: TextReply(uid, error=end), uid)
             case Limits():
                 self._limits = message
@@ -108,13 +108,15 @@ class TextWorker:
         if stopped:
             self._to_scheduler(Abort(stopped))
 
-    def _untokenize(self, message: Untokenize) -> Message:
+    def _untokenize(self, message: DetokenizeRequest) -> Message:
         if self._tokenizer is None:
-            raise Refused("tokens", "This model has no tokenizer.")
+            raise InvalidRequestError("tokens", "This model has no tokenizer.")
         ids = unpack_ids(message.ids).tolist()
         for token in ids:
             if token >= self._limits.vocab_size:
-                raise Refused("tokens", f"Token id {token} is not in the vocabulary of {self._limits.vocab_size}.")
+                raise InvalidRequestError(
+                    "tokens", f"Token id {token} is not in the vocabulary of {self._limits.vocab_size}."
+                )
         return TextReply(message.uid, self._tokenizer.decode(ids, skip_special_tokens=False))
 
     # ---- text to tokens ------------------------------------------------------------------------------
@@ -128,12 +130,14 @@ class TextWorker:
     def _schedule(self, message: Submit) -> None:
         params = message.params
         if self._tokenizer is None and params.stop:
-            raise Refused("stop", "This model has no tokenizer, so it can't stop at strings: use stop_token_ids.")
+            raise InvalidRequestError(
+                "stop", "This model has no tokenizer, so it can't stop at strings: use stop_token_ids."
+            )
         ids = self._ids(message.prompt)
-        if message.fill:
+        if message.max_tokens_from_context:
             left = self._limits.max_len - len(ids) // 4
             if left < 1:
-                raise Refused(
+                raise InvalidRequestError(
                     "prompt",
                     f"The prompt has {len(ids) // 4} tokens; with one more they are over the {self._limits.max_len} "
                     "that this server can hold.",
@@ -151,26 +155,26 @@ class TextWorker:
         return TokensReply(message.uid, ids, strings)
 
     def _ids(self, prompt: Prompt, empty: bool = False) -> bytes:
-        """The prompt's token ids, packed. Raises `Refused`, also for an empty one unless ``empty`` lets it pass."""
+        """Return the prompt's token ids, packed. Raise `InvalidRequestError`; for an empty prompt only without ``empty``."""
         match prompt:
             case IdsPrompt(ids=ids):
                 pass
             case TextPrompt(text=text, special=special):
                 if self._tokenizer is None:
-                    raise Refused("prompt", "This model has no tokenizer: give the prompt as token ids.")
+                    raise InvalidRequestError("prompt", "This model has no tokenizer: give the prompt as token ids.")
                 ids = self._encode(self._tokenizer, text, special) if text or empty else b""
             case ChatPrompt(turns=turns, generate=generate, extra=extra):
                 if self._tokenizer is None:
-                    raise Refused("messages", "This model has no tokenizer, so it can't chat.")
+                    raise InvalidRequestError("messages", "This model has no tokenizer, so it can't chat.")
                 ids = self._encode(self._tokenizer, self._tokenizer.render(turns, generate, extra), False)
         if not ids and not empty:
-            raise Refused("prompt", "The prompt is empty: it must have at least one token.")
+            raise InvalidRequestError("prompt", "The prompt is empty: it must have at least one token.")
         return ids
 
     def _encode(self, tokenizer: Tokenizer, text: str, special: bool) -> bytes:
         """A text's token ids, packed. One that can't fit is refused unread: it would hold up all others."""
         if len(text) > tokenizer.longest * self._limits.max_len:
-            raise Refused(
+            raise InvalidRequestError(
                 "prompt",
                 f"The prompt has {len(text)} characters, which are over the {self._limits.max_len} tokens that this "
                 "server can hold, however they are cut.",
@@ -182,7 +186,7 @@ class TextWorker:
         """Send what ``work`` returns, or what its failure comes to: one bad request never harms another."""
         try:
             reply = work()
-        except Refused as refused:
+        except InvalidRequestError as refused:
             reply = failed(refusal(uid, refused))
         except Exception as error:
             traceback.print_exc(file=sys.stderr)

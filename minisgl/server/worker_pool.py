@@ -1,6 +1,6 @@
 """The child processes of a server: started, watched and ended by the launcher.
 
-Knows processes and pipes, and not what they do. Nothing of it outlives `Crew.kill`.
+Knows processes and pipes, and not what they do. Nothing of it outlives `WorkerPool.kill`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Worker:
         return self.hangs or bool(wait([self.process.sentinel], 0))
 
     @property
-    def epitaph(self) -> str:
+    def exit_reason(self) -> str:
         """How it ended."""
         if self.failed is not None:
             return self.failed.message
@@ -78,7 +78,7 @@ class Worker:
         return f"it ended with status {code}"
 
 
-class Crew:
+class WorkerPool:
     """All children of one server."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Crew:
             worker.listen()
         return sorted(ended, key=lambda worker: 2 if worker.failed is None else not worker.failed.options)
 
-    def bury_alive(self, hung: Worker, why: str) -> None:
+    def kill_hung(self, hung: Worker, why: str) -> None:
         """A worker hangs: take it for dead, once it has written to the log where it is; where it is rank 0, every rank,
         since another may be the guilty one."""
         for worker in self.workers:

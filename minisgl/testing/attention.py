@@ -94,8 +94,8 @@ def lay_out(
         1, case.q_heads, case.kv_heads, case.head_dim, case.head_dim**-0.5, window=case.window, soft_cap=case.soft_cap
     )
     before, counts = (np.array(column, np.int32) for column in zip(*case.rows, strict=True))
-    kv_len = before + counts
-    columns = [-(-int(n) // case.page_size) for n in kv_len]
+    seq_lens = before + counts
+    columns = [-(-int(n) // case.page_size) for n in seq_lens]
     used, slots = sum(columns), len(case.rows) + 3
 
     def randn(*shape: int) -> Tensor:
@@ -109,21 +109,21 @@ def lay_out(
     table = torch.full((slots + 1, max(columns) + 2), 2 * used, dtype=torch.int32)
     slot_of = torch.randperm(slots, generator=generator)[: len(case.rows)]
     keys, values = [], []
-    for slot, length, pages in zip(slot_of.tolist(), kv_len.tolist(), columns, strict=True):
+    for slot, length, pages in zip(slot_of.tolist(), seq_lens.tolist(), columns, strict=True):
         mine = torch.tensor(list(itertools.islice(numbers, pages)), dtype=torch.int32)
         table[slot, :pages] = mine
         k, v = (randn(pages * case.page_size, case.kv_heads, case.head_dim) for _ in range(2))
         offsets = torch.arange(pages * case.page_size)
-        where = mine.long()[offsets // case.page_size] * case.page_size + offsets % case.page_size
-        pool.store(1, k.to(device), v.to(device), where.to(device))
+        out_cache_loc = mine.long()[offsets // case.page_size] * case.page_size + offsets % case.page_size
+        pool.store(1, k.to(device), v.to(device), out_cache_loc.to(device))
         keys.append(k[:length])
         values.append(v[:length])
 
     q = randn(int(counts.sum()), case.q_heads, case.head_dim)
     indptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    starts, lengths = torch.from_numpy(indptr).to(device), torch.from_numpy(kv_len).to(device)
+    starts, lengths = torch.from_numpy(indptr).to(device), torch.from_numpy(seq_lens).to(device)
     rows = slot_of.to(device, torch.int32)
-    batch = AttnBatch(int((counts == 1).sum()), indptr, kv_len, starts, lengths, rows, table.to(device))
+    batch = AttnBatch(int((counts == 1).sum()), indptr, seq_lens, starts, lengths, rows, table.to(device))
     want = [
         _dense(q[a:b].to(device), k.to(device), v.to(device), layer).cpu()
         for a, b, k, v in zip(indptr[:-1].tolist(), indptr[1:].tolist(), keys, values, strict=True)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minisgl.core import I32
-from minisgl.kvcache import Key, Match, PrefixCache
+from minisgl.kvcache import Key, MatchResult, PrefixCache
 
 __all__ = ["CacheConformance", "CacheModel", "CachePair", "Prefix"]
 
@@ -85,7 +85,7 @@ class CacheModel:
         return gone
 
     @property
-    def evictable(self) -> int:
+    def evictable_pages(self) -> int:
         return sum(page.users == 0 for page in self.pages.values())
 
 
@@ -108,7 +108,7 @@ class CachePair:
         whole = len(key.ids) // self.page_size * self.page_size
         return Prefix(key.namespace, tuple(key.ids[:whole].tolist()))
 
-    def match(self, key: Key) -> tuple[Match, Prefix]:
+    def match(self, key: Key) -> tuple[MatchResult, Prefix]:
         """Match, and compare what was found and what is still unlocked of it."""
         expected = self.model.match(self.prefix(key))
         found = self.cache.match(key)
@@ -154,7 +154,7 @@ class CachePair:
 
     def evict(self, count: int) -> list[int]:
         """Evict, and compare: enough, none of them locked, paths from their ends, and with ``lru`` the oldest."""
-        evictable = self.model.evictable
+        evictable = self.model.evictable_pages
         numbers = {page.number: prefix for prefix, page in self.model.pages.items()}
         gone = self.cache.evict(count).tolist()
         assert len(set(gone)) == len(gone), f"evict: a page was given up twice: {gone}"
@@ -175,9 +175,11 @@ class CachePair:
 
     def check(self) -> None:
         """The counts agree, and the cache finds nothing wrong with itself."""
-        assert self.cache.held == len(self.model.pages), f"held: {self.cache.held}, not {len(self.model.pages)}"
-        assert self.cache.evictable == self.model.evictable, (
-            f"evictable: {self.cache.evictable}, not {self.model.evictable}"
+        assert self.cache.total_pages == len(self.model.pages), (
+            f"held: {self.cache.total_pages}, not {len(self.model.pages)}"
+        )
+        assert self.cache.evictable_pages == self.model.evictable_pages, (
+            f"evictable: {self.cache.evictable_pages}, not {self.model.evictable_pages}"
         )
         self.cache.check()
 
@@ -203,11 +205,13 @@ class CacheConformance:
 
     def test_a_cache_that_holds_nothing_says_so(self) -> None:
         cache = self.make(2)
-        assert (cache.held, cache.evictable, len(cache.evict(3))) == (0, 0, 0), "an empty cache holds something"
+        assert (cache.total_pages, cache.evictable_pages, len(cache.evict(3))) == (0, 0, 0), (
+            "an empty cache holds something"
+        )
         key = Key(None, np.arange(4))
         assert len(cache.match(key).pages) == 0, "an empty cache finds a prefix"
         inserted = cache.insert(None, key, 0, np.asarray([3, 4], np.int32))
-        assert cache.held == len(inserted.pages) == (2 if cache.reuses else 0), "`reuses` is not what it does"
+        assert cache.total_pages == len(inserted.pages) == (2 if cache.reuses else 0), "`reuses` is not what it does"
 
     def test_a_prefix_is_found_in_whole_pages(self) -> None:
         for size in self.page_sizes:
@@ -277,4 +281,4 @@ def _live(pair: CachePair, rng: random.Random, events: int) -> None:
     for each in locked:
         pair.unlock(each)
     pair.evict(len(pair.model.pages))
-    assert pair.cache.held == 0, f"nobody uses anything, and {pair.cache.held} pages can't be evicted"
+    assert pair.cache.total_pages == 0, f"nobody uses anything, and {pair.cache.total_pages} pages can't be evicted"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from minisgl.core import EngineSpec, Finished, Output, Refused, SamplingParams
+from minisgl.core import EngineSpec, Finished, InvalidRequestError, Output, SamplingParams
 from minisgl.kvcache import PrefixCache
 from minisgl.scheduler.base import SchedulerPolicy
 from minisgl.testing.sim import SimCounts, SimEngine
@@ -43,7 +43,7 @@ class Report:
     steps: int = 0
     tokens: dict[int, list[int]] = field(default_factory=dict)
     finished: dict[int, Finished] = field(default_factory=dict)
-    refused: dict[int, Refused] = field(default_factory=dict)
+    refused: dict[int, InvalidRequestError] = field(default_factory=dict)
     first_token: dict[int, int] = field(default_factory=dict)  # uid -> step
     worst_gap: int = 0
 
@@ -119,10 +119,10 @@ class Drive:
         """Send a request; whether it was accepted. Checks that what can't be served is refused (promise 2)."""
         must = must_refuse(self.spec, job.ask)
         self.asks[job.uid] = job.ask
-        refusal: Refused | None = None
+        refusal: InvalidRequestError | None = None
         try:
-            self.scheduler.add(job.uid, job.prompt, job.params)
-        except Refused as error:
+            self.scheduler.add_request(job.uid, job.prompt, job.params)
+        except InvalidRequestError as error:
             refusal = error
         if refusal is not None:
             assert must or not surely_fits(self.spec, job.ask), f"promise 2: refused without a reason: {refusal!r}"
@@ -139,7 +139,7 @@ class Drive:
         """The client of ``uid`` hangs up (whether it ever sent a request, or has its answer, does not matter). The next
         step must reply."""
         self._hung_up.add(uid)
-        self.scheduler.abort(uid)
+        self.scheduler.abort_request(uid)
         self._leaving |= {uid} & (self.report.tokens.keys() - self.report.finished.keys())
 
     def fail(self, message: str) -> Output:
@@ -199,7 +199,7 @@ class Drive:
     def probe(self) -> None:
         """Whether every page can still be had, whoever counts them: a request that needs them all must be served."""
         tokens = self.spec.num_pages * self.spec.page_size
-        assert tokens <= self.spec.max_len, "a probe needs a max_len of the whole pool"
+        assert tokens <= self.spec.max_seq_len, "a probe needs a max_len of the whole pool"
         uid = max(self.asks, default=0) + 1
         self.run([Job(uid, [1] * (tokens - 1), SamplingParams(max_tokens=1, temperature=0.0), abort=None)])
         assert self.report.finished[uid].output_tokens == 1
@@ -226,18 +226,18 @@ class Drive:
         assert uid not in report.finished, f"promise 1: a second final reply to request {uid}"
         report.finished[uid] = end
         gained, expected, prompt = report.tokens[uid], self._expected[uid], self.asks[uid].prompt
-        if end.reason == "abort":
+        if end.finish_reason == "abort":
             assert uid in self._hung_up, f"request {uid} was aborted, but its client is still there"
-        elif end.reason == "error":
+        elif end.finish_reason == "error":
             assert self._failed, f"request {uid} failed: {end.error}"
         else:
             assert gained == expected.tokens, f"promise 8: request {uid} got {gained}, not {expected.tokens}"
-            ended = end.reason, end.stop_id
+            ended = end.finish_reason, end.stop_id
             assert ended == (expected.reason, expected.stop_id), f"request {uid} ended by {ended}, not {expected}"
         assert end.prompt_tokens == len(prompt), f"usage: {end.prompt_tokens} prompt tokens of {len(prompt)}"
         assert end.output_tokens == len(gained), f"usage: {end.output_tokens} output tokens of {len(gained)}"
         assert 0 <= end.cached_tokens < len(prompt), f"usage: {end.cached_tokens} cached tokens of {len(prompt)}"
-        if end.reason in ("stop", "length") and report.counts.seats[uid] == 1:
+        if end.finish_reason in ("stop", "length") and report.counts.seats[uid] == 1:
             spared = len(prompt) + len(gained) - 1 - report.counts.computed_by[uid]
             # One position more may have been computed before the end was known.
             assert 0 <= end.cached_tokens - spared <= 1, (
@@ -250,15 +250,15 @@ def must_refuse(spec: EngineSpec, ask: Ask) -> str:
     longest = len(ask.prompt) + ask.params.max_tokens
     if len(ask.prompt) == 0:
         return "its prompt is empty"
-    if longest > spec.max_len:
-        return f"prompt and max_tokens are {longest} tokens, the longest sequence is {spec.max_len}"
+    if longest > spec.max_seq_len:
+        return f"prompt and max_tokens are {longest} tokens, the longest sequence is {spec.max_seq_len}"
     if longest - 1 > spec.num_pages * spec.page_size:  # the last token needs no KV
         return f"it needs {longest - 1} tokens of KV, the pool holds {spec.num_pages * spec.page_size}"
     if min(ask.prompt) < 0 or max(ask.prompt) >= spec.vocab_size:
         return f"a prompt token is not in the vocabulary of {spec.vocab_size}"
     try:
         ask.params.check(spec.vocab_size)
-    except Refused as refusal:
+    except InvalidRequestError as refusal:
         return refusal.message
     return ""
 

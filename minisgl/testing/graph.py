@@ -18,7 +18,7 @@ from torch import Tensor
 from minisgl.attention import AttnBatch, GraphKey
 from minisgl.core import I32, EngineSpec
 from minisgl.engine.graph import GraphRunner, StaticInputs
-from minisgl.engine.inputs import Frame
+from minisgl.engine.inputs import GraphInputBuffers
 
 __all__ = ["RULES", "GraphConformance", "GraphFault", "GraphRig"]
 
@@ -53,7 +53,7 @@ class GraphRig:
     def __init__(self, runner: GraphRunner, max_rows: int, *, columns: int = 3, device: torch.device | str = "cpu"):
         self.runner, self.device, page_size = runner, torch.device(device), 2
         pages = max_rows * columns
-        self.spec = EngineSpec(page_size, pages, max_rows, max_len=page_size * columns, vocab_size=1000)
+        self.spec = EngineSpec(page_size, pages, max_rows, max_seq_len=page_size * columns, vocab_size=1000)
         self.table_host = np.full((max_rows + 1, columns), pages, np.int32)
         self.table_host[:max_rows] = np.arange(pages).reshape(max_rows, columns)
         self.table = torch.tensor(self.table_host, device=self.device)
@@ -96,9 +96,9 @@ class GraphRig:
     def _build(self, key: GraphKey) -> StaticInputs:
         if key in self.frames:
             raise GraphFault("capture", "its inputs were built twice", bucket=key.rows)
-        own = getattr(self.runner, "frame", None)
+        own = getattr(self.runner, "input_buffers", None)
         args = (key, self.spec, self.table, self.device)
-        frame: StaticInputs = own(*args) if own is not None else Frame(*args)
+        frame: StaticInputs = own(*args) if own is not None else GraphInputBuffers(*args)
         self._planned[key], self._held[key] = frame.fill(None), frame.tokens.packed
         self._fill(key, frame, None)
         self.frames[key] = (frame, self._planned[key])
@@ -107,7 +107,7 @@ class GraphRig:
     def _fill(self, key: GraphKey, frame: StaticInputs, packed: I32 | None) -> None:
         batch = frame.fill(None if packed is None else packed.copy())
         first = self._planned[key]
-        now = {name: getattr(batch, name) for name in ("kv_len", "slots", "q_indptr", "table")}
+        now = {name: getattr(batch, name) for name in ("seq_lens", "slots", "cu_seqlens_q", "table")}
         then = {name: getattr(first, name) for name in now}
         now["tokens"], then["tokens"] = frame.tokens.packed, self._held[key]
         for name, x in now.items():
@@ -130,7 +130,7 @@ class GraphRig:
         size = self.spec.page_size
         pages = self.table.index_select(0, slots).long().index_select(1, self._position // size)
         numbers = self.pool.index_select(0, (pages * size + self._position % size).flatten()).view(pages.shape)
-        return (numbers * (self._position < batch.kv_len[:, None])).sum(1)
+        return (numbers * (self._position < batch.seq_lens[:, None])).sum(1)
 
     def step(self, rows: int) -> None:
         """One decode step of so many rows, in slots 0, 1, …; a slot that is full begins again. Checks everything."""
@@ -146,7 +146,7 @@ class GraphRig:
 
     def _next_rows(self, rows: int) -> I32:
         slots = np.arange(rows, dtype=np.int32)
-        self.lengths[slots[self.lengths[slots] == self.spec.max_len]] = 0
+        self.lengths[slots[self.lengths[slots] == self.spec.max_seq_len]] = 0
         positions = self.lengths[slots]
         size = self.spec.page_size
         where = self.table_host[slots, positions // size] * size + positions % size
@@ -193,13 +193,13 @@ class GraphRig:
 
     def _check_filled(self, key: GraphKey, frame: StaticInputs, batch: AttnBatch, packed: I32) -> None:
         step, bucket, n, held = self.steps, key.rows, packed.shape[1], frame.tokens.packed
-        if held.shape[1] != bucket or len(batch.kv_len) != bucket or len(batch.kv_len_host) != bucket:
+        if held.shape[1] != bucket or len(batch.seq_lens) != bucket or len(batch.seq_lens_cpu) != bucket:
             raise GraphFault("rows", f"the buffers have {held.shape[1]} rows", step=step, bucket=bucket)
-        ends = batch.q_indptr_host.tolist()
-        if batch.num_decode != bucket or ends != list(range(bucket + 1)) or batch.q_indptr.tolist() != ends:
+        ends = batch.cu_seqlens_q_cpu.tolist()
+        if batch.num_decode != bucket or ends != list(range(bucket + 1)) or batch.cu_seqlens_q.tolist() != ends:
             text = f"{batch.num_decode} rows are to be planned, with queries {ends}; padding is planned too"
             raise GraphFault("rows", text, step=step, bucket=bucket)
-        now = torch.cat((held[:4], batch.kv_len[None].to(held.dtype))).cpu().numpy()
+        now = torch.cat((held[:4], batch.seq_lens[None].to(held.dtype))).cpu().numpy()
         for name, row in zip(("ids", "positions", "places", "slots", "lengths"), range(5), strict=True):
             if not np.array_equal(now[row, :n], packed[row]):
                 text = f"{name} are {now[row, :n].tolist()}, and should be {packed[row].tolist()}"
@@ -207,18 +207,18 @@ class GraphRig:
         scratch = self.spec.num_pages * self.spec.page_size
         for row in range(n, bucket):
             slot, place = int(now[3, row]), int(now[2, row])
-            if n and slot < self.spec.max_slots and slot not in packed[3]:
+            if n and slot < self.spec.max_running_requests and slot not in packed[3]:
                 text = f"padding row {row} is a row of slot {slot}, which is not in this step"
                 raise GraphFault("stale", text, step=step, bucket=bucket)
             if place < scratch:
                 text = f"padding row {row} writes to page {place // self.spec.page_size}"
                 raise GraphFault("padding-page", text, step=step, bucket=bucket)
-            if slot != self.spec.max_slots or now[1, row] != 0:
+            if slot != self.spec.max_running_requests or now[1, row] != 0:
                 text = f"padding row {row} is position {now[1, row]} of slot {slot}"
                 raise GraphFault("padding-row", text, step=step, bucket=bucket)
-            if now[4, row] != 1 or batch.kv_len_host[row] != 1:
-                told, read = int(batch.kv_len_host[row]), int(now[4, row])
-                text = f"padding row {row} reads {read} positions, and {told} by kv_len_host"
+            if now[4, row] != 1 or batch.seq_lens_cpu[row] != 1:
+                told, read = int(batch.seq_lens_cpu[row]), int(now[4, row])
+                text = f"padding row {row} reads {read} positions, and {told} by seq_lens_cpu"
                 raise GraphFault("stale", text, step=step, bucket=bucket)
 
     def run(self, steps: Iterable[int]) -> None:

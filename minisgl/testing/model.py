@@ -131,18 +131,18 @@ class ModelConformance:
         a, b = self.ids(30), self.ids(21, seed=1)
         want_a, want_b = self.reference(self.path, a), self.reference(self.path, b)
         for page_size in (1, 16):
-            model, where = self.model(page_size=page_size), f"page_size={page_size}"
+            model, label = self.model(page_size=page_size), f"page_size={page_size}"
             (got,) = model.run([(2, 0, a[:17])])
-            self.agree(got, want_a[:17], f"{where}, a chunk")
+            self.agree(got, want_a[:17], f"{label}, a chunk")
             got_a, got_b = model.run([(2, 17, a[17:18]), (0, 0, b[:9])])
-            self.agree(got_a, want_a[17:18], f"{where}, a decode row beside a prompt")
-            self.agree(got_b, want_b[:9], f"{where}, a prompt beside a decode row")
+            self.agree(got_a, want_a[17:18], f"{label}, a decode row beside a prompt")
+            self.agree(got_b, want_b[:9], f"{label}, a prompt beside a decode row")
             got_a, got_b = model.run([(2, 18, a[18:19]), (0, 9, b[9:20])])
-            self.agree(got_a, want_a[18:19], f"{where}, a decode row")
-            self.agree(got_b, want_b[9:20], f"{where}, a chunk behind a cached prefix")
+            self.agree(got_a, want_a[18:19], f"{label}, a decode row")
+            self.agree(got_b, want_b[9:20], f"{label}, a chunk behind a cached prefix")
             got_b, got_a = model.run([(0, 20, b[20:21]), (2, 19, a[19:20])])
-            self.agree(got_a, want_a[19:20], f"{where}, two decode rows")
-            self.agree(got_b, want_b[20:21], f"{where}, two decode rows")
+            self.agree(got_a, want_a[19:20], f"{label}, two decode rows")
+            self.agree(got_b, want_b[20:21], f"{label}, two decode rows")
 
     def test_ranks_agree_with_one_and_read_only_their_part(self) -> None:
         ids = self.ids(24)

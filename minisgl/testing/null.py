@@ -19,7 +19,7 @@ class NullEngine:
     def __init__(self, spec: EngineSpec, token: int = 1):
         self.spec = spec
         self.last: Step | None = None
-        self._tokens: I32 = np.full((spec.max_slots, 1), token, np.int32)
+        self._tokens: I32 = np.full((spec.max_running_requests, 1), token, np.int32)
         self._unread: deque[Step] = deque()
 
     def launch(self, step: Step) -> None:

@@ -17,12 +17,12 @@ from minisgl.attention import AttentionBackend, AttnBatch
 from minisgl.distributed import Communicator
 from minisgl.kvcache.pool import KVPool
 from minisgl.layers import Context
-from minisgl.layers.weight_shards import Source
+from minisgl.layers.weight_shards import WeightSource
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Model
 from minisgl.models.weights import Checkpoint, Dummy
 from minisgl.moe import MoeBackend
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 
 __all__ = ["PagedModel", "Row"]
 
@@ -44,21 +44,21 @@ class PagedModel:
         comm: Communicator | None = None,
         attention: AttentionBackend | None = None,
         moe: MoeBackend | None = None,
-        source: Source | None = None,
+        source: WeightSource | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        host: Host | None = None,
+        manager: PluginManager | None = None,
         model: Callable[[ModelConfig, Context], Model] | None = None,
     ):
-        host = host or Host.load()
+        manager = manager or PluginManager.load()
         device = torch.device(device)
         self.config = path if isinstance(path, ModelConfig) else ModelConfig.from_dir(path)
-        comm = comm or _make(host, "communicator", rank=0, size=1, address="", device=device)
-        self.attention: AttentionBackend = attention or _make(host, "attention", device=device)
+        comm = comm or _make(manager, "communicator", rank=0, size=1, address="", device=device)
+        self.attention: AttentionBackend = attention or _make(manager, "attention", device=device)
         if moe is None and self.config.num_experts:
-            moe = _make(host, "moe", device=device)
+            moe = _make(manager, "moe", device=device)
         ctx = Context(comm, self.attention, moe, device, dtype)
-        self.model: Model = (model or host.models()[self.config.architecture])(self.config, ctx)
+        self.model: Model = (model or manager.models()[self.config.architecture])(self.config, ctx)
         self.bytes_read = 0
         if source is not None or isinstance(path, ModelConfig):
             self.model.load(source or Dummy())
@@ -86,21 +86,21 @@ class PagedModel:
         if not np.array_equal(single, np.sort(single)[::-1]):
             raise ValueError("rows of one token must come first")
         indptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-        kv_len = starts + counts
+        seq_lens = starts + counts
         slots = torch.tensor([slot for slot, _, _ in rows], dtype=torch.int32)
-        positions = torch.from_numpy(np.concatenate([np.arange(s, e) for s, e in zip(starts, kv_len, strict=True)]))
+        positions = torch.from_numpy(np.concatenate([np.arange(s, e) for s, e in zip(starts, seq_lens, strict=True)]))
         tokens = torch.cat([torch.as_tensor(ids, dtype=torch.long) for _, _, ids in rows])
         owner = torch.repeat_interleave(slots.long(), torch.from_numpy(counts))
         size, device = self.pool.page_size, self.pool.device
-        where = self.table.cpu()[owner, positions // size].long() * size + positions % size
-        indptr_device, kv_len_device = torch.from_numpy(indptr).to(device), torch.from_numpy(kv_len).to(device)
+        out_cache_loc = self.table.cpu()[owner, positions // size].long() * size + positions % size
+        indptr_device, kv_len_device = torch.from_numpy(indptr).to(device), torch.from_numpy(seq_lens).to(device)
         decode = int(single.sum())
         self.attention.plan(
-            AttnBatch(decode, indptr, kv_len, indptr_device, kv_len_device, slots.to(device), self.table)
+            AttnBatch(decode, indptr, seq_lens, indptr_device, kv_len_device, slots.to(device), self.table)
         )
-        hidden = self.model.forward(tokens.to(device), positions.to(device), where.to(device))
+        hidden = self.model.forward(tokens.to(device), positions.to(device), out_cache_loc.to(device))
         return list(self.model.logits(hidden).cpu().split(counts.tolist()))
 
 
-def _make(host: Host, group: str, **kwargs: Any) -> Any:
-    return host.build(group, host.make(group, "torch"), **kwargs)
+def _make(manager: PluginManager, group: str, **kwargs: Any) -> Any:
+    return manager.build(group, manager.make(group, "torch"), **kwargs)

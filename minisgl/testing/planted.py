@@ -17,9 +17,9 @@ import numpy as np
 
 from minisgl.core import EngineSpec, Req, SamplingParams, Step
 from minisgl.scheduler.base import Budget, Plan, Running, Waiting
-from minisgl.scheduler.budget import Cost
-from minisgl.scheduler.cache_manager import Memory
-from minisgl.scheduler.page_allocator import PageLedger
+from minisgl.scheduler.budget import AdmissionCost
+from minisgl.scheduler.cache_manager import CacheManager
+from minisgl.scheduler.page_allocator import PageAllocator
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.small import tight
@@ -34,9 +34,9 @@ class Hasty:
     """Everything at once, in order of arrival; it does not wait for another request's prefix."""
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
-        rows = [(r.uid, n) for r in running if (n := budget.grant(r, r.left or 1))]
+        rows = [(r.uid, n) for r in running if (n := budget.grant(r, r.num_remaining_tokens or 1))]
         for w in waiting:
-            if not (n := budget.grant(w, w.length - w.cached)):
+            if not (n := budget.grant(w, w.num_tokens - w.num_cached_tokens)):
                 break
             rows.append((w.uid, n))
         return Plan(rows)
@@ -57,7 +57,9 @@ class Planted:
 
     def run(self, trace: Path | None = None) -> Drive:
         """Run the workload, with the bug only inside `planted`. Raises what the oracle says."""
-        spec = EngineSpec(page_size=4, num_pages=self.num_pages, max_slots=self.slots, max_len=64, vocab_size=50)
+        spec = EngineSpec(
+            page_size=4, num_pages=self.num_pages, max_running_requests=self.slots, max_seq_len=64, vocab_size=50
+        )
         cache = make_plugin("cache", self.cache, page_size=4)
         with ExitStack() as stack:
             if trace is not None:
@@ -82,53 +84,53 @@ def planted(*bugs: Callable[[], Bug]) -> Iterator[None]:
 
 def pages_freed_in_flight() -> Bug:
     """Pages are free when they are given back, although a launched step still writes to them."""
-    real = PageLedger.give
+    real = PageAllocator.retire
 
-    def give(self: PageLedger, pages: Any, owner: int, after: int, slots: Any = None) -> None:
+    def give(self: PageAllocator, pages: Any, owner: int, after: int, slots: Any = None) -> None:
         # Slots keep their rule. The queue is in order of `after`, so the hasty ones go in front.
         if slots is not None:
             real(self, pages[:0], owner, after, slots)
         self.pages.retire(pages, owner)
-        self.pages.release(pages)
+        self.pages.free_retired(pages)
 
-    return patch.object(PageLedger, "give", give)
+    return patch.object(PageAllocator, "give", give)
 
 
 def slots_freed_in_flight() -> Bug:
     """A slot is free when it is given back, although a launched step still writes its token there."""
-    real = PageLedger.give
+    real = PageAllocator.retire
 
-    def give(self: PageLedger, pages: Any, owner: int, after: int, slots: Any = None) -> None:
+    def give(self: PageAllocator, pages: Any, owner: int, after: int, slots: Any = None) -> None:
         real(self, pages, owner, after)
         if slots is not None:
-            self.slots.retire(slots, owner)
-            self.slots.release(slots)
+            self.req_pool.retire(slots, owner)
+            self.req_pool.free_retired(slots)
 
-    return patch.object(PageLedger, "give", give)
+    return patch.object(PageAllocator, "give", give)
 
 
 def duplicates_freed_before_remap() -> Bug:
     """The pages that were computed twice are given back, and the page table still names them."""
-    real = Memory._insert
+    real = CacheManager._insert
 
-    def insert(self: Memory, req: Req, ids: Any, whole: int) -> None:
-        writes, row = list(self._writes), self.slots.table[req.slot].copy()
+    def insert(self: CacheManager, req: Req, ids: Any, whole: int) -> None:
+        writes, row = list(self._page_table_updates), self.request_table.page_table[req.req_pool_idx].copy()
         real(self, req, ids, whole)
-        self._writes, self.slots.table[req.slot] = writes, row
+        self._page_table_updates, self.request_table.page_table[req.req_pool_idx] = writes, row
 
-    return patch.object(Memory, "_insert", insert)
+    return patch.object(CacheManager, "_insert", insert)
 
 
 def double_release_on_abort() -> Bug:
     """Both who hears of the hang-up and who ends the request give its pages back."""
-    real = Scheduler.abort
+    real = Scheduler.abort_request
 
     def abort(self: Scheduler, uid: int) -> None:
-        req = self.open.get(uid)
-        if req is not None and req.slot >= 0:
-            pages = self.slots.row(req)[req.shared :]
+        req = self.requests.get(uid)
+        if req is not None and req.req_pool_idx >= 0:
+            pages = self.request_table.pages_of(req)[req.num_cached_pages :]
             real(self, uid)
-            self.memory._give(uid, pages)
+            self.cache_manager._retire(uid, pages)
 
     return patch.object(Scheduler, "abort", abort)
 
@@ -136,21 +138,21 @@ def double_release_on_abort() -> Bug:
 def admission_in_tokens() -> Bug:
     """Admission asks whether the tokens fit, and forgets that a page is taken whole."""
 
-    def cost(self: Memory, req: Req) -> Cost:
-        return Cost((len(req) - len(self.match(req).pages) * self.spec.page_size) // self.spec.page_size, 0)
+    def cost(self: CacheManager, req: Req) -> AdmissionCost:
+        return AdmissionCost((len(req) - len(self.match(req).pages) * self.spec.page_size) // self.spec.page_size, 0)
 
-    return patch.object(Memory, "cost", cost)
+    return patch.object(CacheManager, "cost", cost)
 
 
 def evictable_before_locked() -> Bug:
     """What a request is about to lock is still counted as evictable for its other pages."""
-    real = Memory.cost
+    real = CacheManager.admission_cost
 
-    def cost(self: Memory, req: Req) -> Cost:
+    def cost(self: CacheManager, req: Req) -> AdmissionCost:
         honest = real(self, req)
-        return Cost(honest.pages - self.match(req).unlocked, honest.growth)
+        return AdmissionCost(honest.pages - self.match(req).unlocked, honest.growth)
 
-    return patch.object(Memory, "cost", cost)
+    return patch.object(CacheManager, "cost", cost)
 
 
 def step_shares_memory() -> Bug:
@@ -159,9 +161,9 @@ def step_shares_memory() -> Bug:
 
     def build(self: Scheduler, rows: Sequence[tuple[int, int]]) -> tuple[Step, list[Req]]:
         step, reqs = real(self, rows)
-        first = int(step.slots[0])
-        if np.array_equal(step.slots, np.arange(first, first + step.rows)):
-            step = replace(step, starts=self.slots.computed[first : first + step.rows])
+        first = int(step.req_pool_indices[0])
+        if np.array_equal(step.req_pool_indices, np.arange(first, first + step.rows)):
+            step = replace(step, num_computed_tokens=self.request_table.num_computed_tokens[first : first + step.rows])
         return step, reqs
 
     return patch.object(Scheduler, "_build", build)
@@ -169,26 +171,28 @@ def step_shares_memory() -> Bug:
 
 def unlock_forgotten() -> Bug:
     """A request that ends leaves its prefix locked."""
-    return patch.object(Memory, "done", lambda self, step: self.ledger.done(step))
+    return patch.object(CacheManager, "done", lambda self, step: self.ledger.done(step))
 
 
 def pages_lost() -> Bug:
     """The last page of a request is forgotten when it ends."""
-    real = Memory._give
+    real = CacheManager._retire
 
-    def give(self: Memory, uid: int, pages: Any, slots: Any = None) -> None:
+    def give(self: CacheManager, uid: int, pages: Any, slots: Any = None) -> None:
         real(self, uid, pages[:-1] if slots is not None else pages, slots)
 
-    return patch.object(Memory, "_give", give)
+    return patch.object(CacheManager, "_give", give)
 
 
 def late_token_kept() -> Bug:
     """The token that was in flight when its request was retracted is taken for the next seat's."""
-    real = Scheduler._read
+    real = Scheduler._process_result
 
     def read(self: Scheduler) -> None:
-        flight = self.flights[0]
-        self.flights[0] = flight._replace(seats=self.slots.seat[flight.slots])
+        flight = self.in_flight[0]
+        self.in_flight[0] = flight._replace(
+            admission_orders=self.request_table.admission_order[flight.req_pool_indices]
+        )
         real(self)
 
     return patch.object(Scheduler, "_read", read)

@@ -30,7 +30,8 @@ class Watch:
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         assert isinstance(budget, StepBudget)
         copy, fresh = (
-            StepBudget(budget.tokens, budget.rows, budget.pages, budget.reserve, budget.cost) for _ in range(2)
+            StepBudget(budget.tokens, budget.rows, budget.pages, budget.reserved_pages, budget.admission_cost)
+            for _ in range(2)
         )
         asked = self.policy.plan(waiting, running, budget)
         assert isinstance(asked, Plan), f"step {self.steps}: plan returned {asked!r:.60}, which is no Plan"
@@ -38,14 +39,19 @@ class Watch:
         first, second = (list(plan.rows) for plan in (asked, again))
         assert first == second, f"step {self.steps}: asked twice, it answered {first} and then {second}"
         self.steps += 1
-        ready: list[Waiting | Running] = [*running, *(w for w in waiting if w.twin is None)]
+        ready: list[Waiting | Running] = [*running, *(w for w in waiting if w.same_prefix_req is None)]
         self.idle = 0 if first or not any(_fits(fresh, view) for view in ready) else self.idle + 1
         assert self.idle < self.PATIENCE, f"step {self.steps}: {self.idle} empty plans in a row, and there is work"
         return asked
 
 
 def _fits(budget: StepBudget, who: Waiting | Running) -> bool:
-    return budget.grant(who, who.length - who.cached if isinstance(who, Waiting) else who.left or 1) > 0
+    return (
+        budget.grant(
+            who, who.num_tokens - who.num_cached_tokens if isinstance(who, Waiting) else who.num_remaining_tokens or 1
+        )
+        > 0
+    )
 
 
 class PolicyConformance:
@@ -79,7 +85,7 @@ class PolicyConformance:
         self.drive([_job(uid, 20 + uid, first=0, arrive=uid // 3) for uid in range(1, 9)], _SPEC)
 
     def test_a_pool_that_holds_only_one_of_them_serves_all(self) -> None:
-        spec = EngineSpec(page_size=4, num_pages=10, max_slots=4, max_len=40, vocab_size=50)
+        spec = EngineSpec(page_size=4, num_pages=10, max_running_requests=4, max_seq_len=40, vocab_size=50)
         self.drive([_job(uid, 25, answer=10) for uid in range(1, 6)], spec, "naive")
 
     def test_any_clients_get_the_right_answers(self) -> None:
@@ -87,13 +93,13 @@ class PolicyConformance:
         for seed in range(self.runs):
             rng = random.Random(seed)
             size, pages = rng.choice([1, 2, 4, 7]), rng.randint(6, 24)
-            spec = EngineSpec(size, pages, rng.randint(1, 5), max_len=size * pages, vocab_size=50)
+            spec = EngineSpec(size, pages, rng.randint(1, 5), max_seq_len=size * pages, vocab_size=50)
             clients = [_any_job(rng, uid, size * pages) for uid in range(1, 2 + min(seed, 10))]
             overlap, chunk = rng.random() < 0.5, rng.choice([1, 3, 8, 8192])
             self.drive(clients, spec, rng.choice(["radix", "naive"]), overlap=overlap, max_prefill_tokens=chunk)
 
 
-_SPEC = EngineSpec(page_size=4, num_pages=40, max_slots=4, max_len=160, vocab_size=50)
+_SPEC = EngineSpec(page_size=4, num_pages=40, max_running_requests=4, max_seq_len=160, vocab_size=50)
 
 
 def _job(uid: int, length: int, answer: int = 6, first: int | None = None, **more: Any) -> Job:

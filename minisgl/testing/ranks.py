@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 
 from minisgl.distributed import Communicator
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.serving import patience
 from minisgl.utils.ports import free_port
 
@@ -42,7 +42,7 @@ class Deadlock(AssertionError):  # noqa: N818 - the word for it
 def run_ranks(
     size: int,
     work: Callable[[Communicator], T],
-    host: Host | None = None,
+    manager: PluginManager | None = None,
     *,
     make: Make | None = None,
     limit: float = 120.0,
@@ -53,7 +53,7 @@ def run_ranks(
     `Deadlock` where ranks are not done ``limit`` seconds after all were linked, on a machine with a core to spare.
     """
     address = f"127.0.0.1:{free_port()}"
-    link = make or _gloo(host or Host.load())
+    link = make or _gloo(manager or PluginManager.load())
     links: dict[int, Communicator] = {}
     results: dict[int, T] = {}
     errors: list[BaseException] = []
@@ -98,10 +98,10 @@ def _wait(seconds: float, until: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def _gloo(host: Host) -> Make:
+def _gloo(manager: PluginManager) -> Make:
     def make(rank: int, size: int, address: str) -> Communicator:
         options = {"rank": rank, "size": size, "address": address, "device": torch.device("cpu")}
-        made: Communicator = host.build("communicator", host.make("communicator", "torch"), **options)
+        made: Communicator = manager.build("communicator", manager.make("communicator", "torch"), **options)
         return made
 
     return make

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from minisgl.core import I32, I64, PENDING, EngineDead, EngineSpec, Seat, Step, StepResult
+from minisgl.core import I32, I64, PENDING, Admission, EngineDeadError, EngineSpec, Step, StepResult
 from minisgl.testing.form import check_form, digest
 from minisgl.testing.truth import Ask, Truth, stop_ids
 from minisgl.testing.violation import SimViolation
@@ -87,7 +87,7 @@ class SimEngine:
 
     ``requests`` maps uid to what its client asked; it is looked up when a step seats the uid, so it may grow.
     ``depth`` is how many steps may be unread: 2 with overlap, 1 without. Launching step ``dies_at`` raises
-    `EngineDead` (with ``dies_late``, reading it does). Raises `SimViolation` where a step breaks a rule.
+    `EngineDeadError` (with ``dies_late``, reading it does). Raises `SimViolation` where a step breaks a rule.
     """
 
     def __init__(
@@ -105,13 +105,15 @@ class SimEngine:
         self.eos_ids = frozenset(eos_ids)
         self.counts = SimCounts()
         self.closed = False
-        columns = -(-spec.max_len // spec.page_size)
+        columns = -(-spec.max_seq_len // spec.page_size)
         self._kv = np.zeros((spec.num_pages, spec.page_size), np.uint64)
         self._writer = np.full(spec.num_pages, _NOBODY, np.int64)  # serial of the seat that wrote a page last
         self._written = np.full(spec.num_pages, -1, np.int64)  # in which step
-        self._table = np.full((spec.max_slots, columns), -1, np.int32)
-        self._mapped = np.full((spec.max_slots, columns), -1, np.int64)  # the step that wrote the table entry
-        self._seats: list[_Occupant | None] = [None] * spec.max_slots
+        self._table = np.full((spec.max_running_requests, columns), -1, np.int32)
+        self._mapped = np.full(
+            (spec.max_running_requests, columns), -1, np.int64
+        )  # the step that wrote the table entry
+        self._seats: list[_Occupant | None] = [None] * spec.max_running_requests
         self._truths: dict[int, Truth] = {}
         self._seeds: dict[int, int] = {}
         self._newest: dict[int, int] = {}  # uid -> position of its newest sampled token
@@ -126,7 +128,7 @@ class SimEngine:
         """Queue a step. Only its number is looked at now; the rest when its result is asked for."""
         self._alive()
         if step.id == self.dies_at and not self.dies_late:
-            raise EngineDead(f"the simulated device failed at the launch of step {step.id}")
+            raise EngineDeadError(f"the simulated device failed at the launch of step {step.id}")
         if step.id != self._next_id:
             raise SimViolation("step-id", f"step {self._next_id} was due", step=step.id)
         if len(self._unread) >= self.depth:
@@ -143,7 +145,7 @@ class SimEngine:
         launched = self._unread.popleft()
         step = launched.step
         if step.id == self.dies_at:
-            raise EngineDead(f"the simulated device failed in step {step.id}")
+            raise EngineDeadError(f"the simulated device failed in step {step.id}")
         if digest(step) != launched.digest:
             text = "the step was changed after its launch: one of its arrays is a view of the scheduler's state"
             raise SimViolation("step-changed", text, step=step.id)
@@ -180,20 +182,20 @@ class SimEngine:
 
     def _alive(self) -> None:
         if self.closed:
-            raise EngineDead("the simulated engine was closed")
+            raise EngineDeadError("the simulated engine was closed")
 
     # ---- executing a step ----------------------------------------------------------------------------
 
     def _apply_seats(self, step: Step, read: int) -> None:
         taken: set[int] = set()
-        for seat in step.seats:
-            uid, slot = seat.uid, seat.slot
+        for seat in step.admissions:
+            uid, slot = seat.uid, seat.req_pool_idx
 
-            def fail(rule: str, text: str, seat: Seat = seat) -> NoReturn:
-                raise SimViolation(rule, text, step=step.id, uid=seat.uid, slot=seat.slot)
+            def fail(rule: str, text: str, seat: Admission = seat) -> NoReturn:
+                raise SimViolation(rule, text, step=step.id, uid=seat.uid, slot=seat.req_pool_idx)
 
-            if not 0 <= slot < self.spec.max_slots:
-                fail("seat", f"there are {self.spec.max_slots} slots")
+            if not 0 <= slot < self.spec.max_running_requests:
+                fail("seat", f"there are {self.spec.max_running_requests} slots")
             if slot in taken:
                 fail("seat", "the step seats two requests in this slot")
             if uid not in self.requests:
@@ -217,25 +219,25 @@ class SimEngine:
             self._mapped[slot] = -1
             self.counts.seats[uid] = self.counts.seats.get(uid, 0) + 1
 
-    def _check_history(self, step: Step, seat: Seat, truth: Truth) -> None:
+    def _check_history(self, step: Step, seat: Admission, truth: Truth) -> None:
         """Penalties count the tokens before the step: prompt, and the output that was kept (all but what was
         discarded because it was in flight at a retraction)."""
         if not seat.params.needs_history:
             return
         sampled = self._newest.get(seat.uid, truth.prompt_len - 1) + 1
-        prompt, output = seat.prompt, seat.output
+        prompt, output = seat.prompt_ids, seat.output_ids
         if prompt is None or not np.array_equal(prompt, truth.tokens[: truth.prompt_len]):
             text = "a penalty is on, and the seat's prompt is not the request's"
-            raise SimViolation("seat", text, step=step.id, uid=seat.uid, slot=seat.slot)
+            raise SimViolation("seat", text, step=step.id, uid=seat.uid, slot=seat.req_pool_idx)
         length = truth.prompt_len + (0 if output is None else len(output))
         if not sampled - (self.depth - 1) <= length <= sampled or not np.array_equal(
             output if output is not None else [], truth.tokens[truth.prompt_len : length]
         ):
             text = f"a penalty is on, and the seat's output is not the {sampled - truth.prompt_len} tokens so far"
-            raise SimViolation("seat", text, step=step.id, uid=seat.uid, slot=seat.slot)
+            raise SimViolation("seat", text, step=step.id, uid=seat.uid, slot=seat.req_pool_idx)
 
     def _apply_table(self, step: Step) -> None:
-        slots, columns, pages = step.table
+        slots, columns, pages = step.page_table_updates
         self._table[slots, columns] = pages
         self._mapped[slots, columns] = step.id
 
@@ -243,12 +245,16 @@ class SimEngine:
         rows = []
         offset = 0
         for index in range(step.rows):
-            slot, start, count = int(step.slots[index]), int(step.starts[index]), int(step.counts[index])
+            slot, start, count = (
+                int(step.req_pool_indices[index]),
+                int(step.num_computed_tokens[index]),
+                int(step.num_scheduled_tokens[index]),
+            )
             seat = self._seats[slot]
             if seat is None:
                 raise SimViolation("seat", "nobody sits in this slot", step=step.id, row=index, slot=slot)
             truth, end = self._truths[seat.uid], start + count
-            limit = min(truth.max_len - 1, self.spec.max_len)  # nobody needs the last token's KV
+            limit = min(truth.max_len - 1, self.spec.max_seq_len)  # nobody needs the last token's KV
             where = {"step": step.id, "row": index, "uid": seat.uid, "slot": slot}
             if start < 0 or end > limit:
                 text = f"positions {start} to {end - 1} are computed; the last one allowed is {limit - 1}"
@@ -258,7 +264,7 @@ class SimEngine:
                 position = int(column) * self.spec.page_size
                 text = f"page column {column} was not written since the request took the slot"
                 raise SimViolation("table-missing", text, **where, position=position)
-            tokens = step.tokens[offset : offset + count]
+            tokens = step.input_ids[offset : offset + count]
             rows.append(_Row(index, slot, seat, truth, start, end, tokens, bool(step.sample[index]), pages))
             offset += count
         return rows
@@ -269,7 +275,7 @@ class SimEngine:
         size = self.spec.page_size
         touches = np.bincount(np.concatenate([row.pages for row in rows]), minlength=self.spec.num_pages)
         footprint = _Footprint(
-            np.full(self.spec.max_slots, _NOBODY, np.int64), np.full(self.spec.num_pages, _NOBODY, np.int64)
+            np.full(self.spec.max_running_requests, _NOBODY, np.int64), np.full(self.spec.num_pages, _NOBODY, np.int64)
         )
         for row in rows:
             serial, first = row.seat.serial, row.start // size

@@ -36,8 +36,8 @@ def simulate(
     spec = EngineSpec(
         page_size=page_size,
         num_pages=num_pages,
-        max_slots=max_running_requests,
-        max_len=max_len or num_pages * page_size,
+        max_running_requests=max_running_requests,
+        max_seq_len=max_len or num_pages * page_size,
         vocab_size=max((max(job.prompt) for job in jobs), default=0) + 2,
     )
     ordered = {} if policy == "static" else {"order": order}

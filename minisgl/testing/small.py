@@ -10,12 +10,12 @@ from unittest.mock import patch
 
 from minisgl.core import EngineSpec, SamplingParams
 from minisgl.scheduler.base import SchedulerPolicy
-from minisgl.scheduler.cache_manager import Memory
+from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.testing.drive import Drive, Job, make_plugin
 
 __all__ = ["SPEC", "job", "make", "pool", "tight"]
 
-SPEC = EngineSpec(page_size=4, num_pages=30, max_slots=4, max_len=120, vocab_size=50)
+SPEC = EngineSpec(page_size=4, num_pages=30, max_running_requests=4, max_seq_len=120, vocab_size=50)
 
 
 def make(
@@ -35,9 +35,9 @@ def job(uid: int, length: int = 9, answer: int = 8, first: int | None = None, **
 
 def pool(num_pages: int, page_size: int = 4, slots: int = 4) -> EngineSpec:
     """An engine of that many pages, whose longest sequence fills all of them."""
-    return EngineSpec(page_size, num_pages, slots, max_len=num_pages * page_size, vocab_size=SPEC.vocab_size)
+    return EngineSpec(page_size, num_pages, slots, max_seq_len=num_pages * page_size, vocab_size=SPEC.vocab_size)
 
 
 def tight() -> Any:
     """A context in which admission leaves no room for what runs: decode runs out of pages."""
-    return patch.object(Memory, "LOOKAHEAD", 0)
+    return patch.object(CacheManager, "LOOKAHEAD", 0)

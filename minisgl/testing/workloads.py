@@ -58,8 +58,8 @@ def setups(draw: st.DrawFn, **fixed: Any) -> Setup:
     spec = EngineSpec(
         page_size=page_size,
         num_pages=num_pages,
-        max_slots=draw(st.integers(1, 6)),
-        max_len=draw(st.sampled_from([num_pages * page_size, num_pages * page_size + 8, 3 * page_size + 11])),
+        max_running_requests=draw(st.integers(1, 6)),
+        max_seq_len=draw(st.sampled_from([num_pages * page_size, num_pages * page_size + 8, 3 * page_size + 11])),
         vocab_size=draw(st.sampled_from([4, 12, 40])),
     )
     values: dict[str, Any] = {
@@ -93,7 +93,7 @@ def jobs(draw: st.DrawFn, setup: Setup, most: int = 9, aborts: bool = True, lega
     """Clients that often share prefixes, by chance (three different tokens) and by intent: stems that several begin
     with, the same prompt again, and a second turn that contains the first one's answer. ``legal``: all fit."""
     spec = setup.spec
-    room = min(spec.max_len, spec.num_pages * spec.page_size)
+    room = min(spec.max_seq_len, spec.num_pages * spec.page_size)
     alphabet = st.integers(0, min(3, spec.vocab_size) - 1)
     stems = draw(st.lists(st.lists(alphabet, min_size=1, max_size=room), min_size=1, max_size=3))
     made: list[Job] = []

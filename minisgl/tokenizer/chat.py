@@ -18,7 +18,7 @@ import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.parser import Parser
 
-from minisgl.core import Refused
+from minisgl.core import InvalidRequestError
 
 
 class _Generation(jinja2.ext.Extension):
@@ -53,21 +53,28 @@ class ChatTemplate:
         self, turns: Sequence[Mapping[str, Any]], generate: bool = True, extra: Mapping[str, Any] | None = None
     ) -> str:
         """The conversation as one text, special tokens included; ``generate`` ends it with the opening of the
-        assistant's turn, ``extra`` are further variables. Raises `Refused` where the template does, or where it never
+        assistant's turn, ``extra`` are further variables. Raises `InvalidRequestError` where the template does, or
+        where it never
         looks at something that was given."""
         for name in extra or ():
             if name not in self._variables:
-                raise Refused("chat_template_kwargs", f"This model's chat template has no variable {name!r}.")
+                raise InvalidRequestError(
+                    "chat_template_kwargs", f"This model's chat template has no variable {name!r}."
+                )
         for name in {name for turn in turns for name in turn} - {"role", "content"}:
             if name not in self._source:
-                raise Refused("messages", f"This model's chat template has no place for a message's {name!r}.")
+                raise InvalidRequestError(
+                    "messages", f"This model's chat template has no place for a message's {name!r}."
+                )
         variables = {"tools": None, "documents": None, **self._special_tokens, **(extra or {})}
         variables |= {"messages": turns, "add_generation_prompt": generate}
         try:
             return self._template.render(**variables)
         except Exception as error:  # a template is a program of somebody else's: whatever it raises is its verdict
             what = str(error) or type(error).__name__
-            raise Refused("messages", f"The model's chat template does not take these messages: {what}") from error
+            raise InvalidRequestError(
+                "messages", f"The model's chat template does not take these messages: {what}"
+            ) from error
 
 
 def _raise(message: str) -> NoReturn:

@@ -16,7 +16,7 @@ from typing import Any
 import tokenizers
 
 from minisgl.config import ConfigError
-from minisgl.core import Refused
+from minisgl.core import InvalidRequestError
 from minisgl.tokenizer.chat import ChatTemplate
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -74,10 +74,13 @@ class Tokenizer:
     def render(
         self, turns: Sequence[Mapping[str, Any]], generate: bool = True, extra: Mapping[str, Any] | None = None
     ) -> str:
-        """A conversation as the model's chat template writes it. Raises `Refused` where there is no template or it
+        """A conversation as the model's chat template writes it. Raises `InvalidRequestError` where there is no
+        template or it
         does not take these turns."""
         if self.template is None:
-            raise Refused("messages", "This model has no chat template: use /v1/completions with a plain prompt.")
+            raise InvalidRequestError(
+                "messages", "This model has no chat template: use /v1/completions with a plain prompt."
+            )
         return self.template.render(turns, generate, extra)
 
     def chat(

@@ -44,7 +44,7 @@ class Checker:
         self.state = State(self.spec)
         self.contents = Contents(self.spec)
         self.depth = 2 if options.get("overlap", True) else 1
-        self.patience = int(options.get("starvation_steps", 512)) + PATIENCE + self.spec.max_slots
+        self.patience = int(options.get("starvation_steps", 512)) + PATIENCE + self.spec.max_running_requests
         self.starvation = int(options.get("starvation_steps", 512))
         self.wanted: dict[int, int] = {}  # uid -> pages that its admission takes, until they are taken
         self.retracted_at = -1
@@ -65,10 +65,10 @@ class Checker:
     def _add(self, event: ev.Add) -> None:
         if event.uid in self.state.open:
             _fail("reply", "the request was queued while it was open already", event)
-        spec, longest = self.spec, len(event.prompt) + event.max_tokens
-        most = min(spec.max_len, spec.num_pages * spec.page_size + 1)
-        if not event.prompt or longest > most:
-            text = f"a request of {len(event.prompt)} prompt tokens and {event.max_tokens} more was queued; "
+        spec, longest = self.spec, len(event.prompt_ids) + event.max_tokens
+        most = min(spec.max_seq_len, spec.num_pages * spec.page_size + 1)
+        if not event.prompt_ids or longest > most:
+            text = f"a request of {len(event.prompt_ids)} prompt tokens and {event.max_tokens} more was queued; "
             _fail("refused", text + f"at most {most} together, and not an empty prompt, can be served", event)
 
     def _match(self, event: ev.Match) -> None:
@@ -106,15 +106,15 @@ class Checker:
             raise Violation("admission", text, step=event.step, uid=uid if uid is not None else event.uid)
 
     def _admit(self, event: ev.Admit) -> None:
-        slot, state = event.slot, self.state
+        slot, state = event.req_pool_idx, self.state
         req = self._request(event.uid, event)
-        if not 0 <= slot < self.spec.max_slots:
-            _fail("slot", f"there are {self.spec.max_slots} slots", event, slot=slot)
+        if not 0 <= slot < self.spec.max_running_requests:
+            _fail("slot", f"there are {self.spec.max_running_requests} slots", event, slot=slot)
         for other in state.running.values():
             if other.slot == slot:
                 _fail("slot", f"the slot is request {other.uid}'s", event, req, slot=slot)
         for launch in state.unread:
-            if slot in launch.batch.slots:
+            if slot in launch.batch.req_pool_indices:
                 text = f"step {launch.batch.step}, which nobody has read, still has another's row in the slot"
                 _fail("slot", text, event, req, slot=slot)
 
@@ -129,10 +129,10 @@ class Checker:
 
     def _finish(self, event: ev.Finish) -> None:
         req = self._request(event.uid, event)
-        if event.reason == "error":
+        if event.finish_reason == "error":
             return
         self._left_nothing(event)
-        if event.reason == "length" and req.output < req.added.max_tokens:
+        if event.finish_reason == "length" and req.output < req.added.max_tokens:
             _fail("reply", f"ended by length after {req.output} of {req.added.max_tokens} tokens", event)
 
     def _left_nothing(self, event: ev.Retract | ev.Finish) -> None:
@@ -168,13 +168,13 @@ class Checker:
     def _cache(self, event: ev.Cache) -> None:
         req = self._request(event.uid, event)
         self._expect(event.pages, req.uid, "cached", event)
-        self._expect([page for page in event.held if page not in set(event.pages)], CACHE, "matched", event)
+        self._expect([page for page in event.cached_pages if page not in set(event.pages)], CACHE, "matched", event)
         if event.start != len(req.shared):
             _fail("prefix", f"caches from page {event.start} on, but {len(req.shared)} are shared already", event)
-        if (event.start + len(event.held)) * self.spec.page_size > min(req.computed, len(req.tokens)):
+        if (event.start + len(event.cached_pages)) * self.spec.page_size > min(req.computed, len(req.tokens)):
             _fail("prefix", f"caches more than the {req.computed} positions that it computed", event)
         self.contents.label(req, event)
-        self._own_prefix(req, event.held, event.start, "held", event)
+        self._own_prefix(req, event.cached_pages, event.start, "held", event)
 
     def _own_prefix(self, req: Request, pages: Sequence[int], start: int, verb: str, event: Any) -> None:
         wrong = self.contents.foreign(req, pages, start)
@@ -250,18 +250,22 @@ class Checker:
         if len(state.unread) >= self.depth:
             text = f"launched while {len(state.unread)} steps are unread; at most {self.depth} may be in flight"
             raise Violation("stream", text, step=event.step)
-        for slot, column, page in zip(*event.table, strict=True):
-            if not (0 <= slot < spec.max_slots and 0 <= column < state.table.shape[1] and 0 <= page < spec.num_pages):
+        for slot, column, page in zip(*event.page_table_updates, strict=True):
+            if not (
+                0 <= slot < spec.max_running_requests
+                and 0 <= column < state.table.shape[1]
+                and 0 <= page < spec.num_pages
+            ):
                 text = f"the table write (slot {slot}, column {column}) is out of its bounds"
                 raise Violation("given-back", text, step=event.step, page=page)
-        if len(set(event.slots)) < len(event.slots):
-            raise Violation("slot", f"two rows have one slot: {event.slots}", step=event.step)
-        for uid, slot in zip(event.uids, event.slots, strict=True):
+        if len(set(event.req_pool_indices)) < len(event.req_pool_indices):
+            raise Violation("slot", f"two rows have one slot: {event.req_pool_indices}", step=event.step)
+        for uid, slot in zip(event.uids, event.req_pool_indices, strict=True):
             req = self._request(uid, event, uid=uid)
             if req.slot != slot:
                 _fail("slot", f"its row is in slot {slot}, and it has slot {req.slot}", event, req, slot=slot)
         table = state.table.copy()
-        for slot, column, page in zip(*event.table, strict=True):
+        for slot, column, page in zip(*event.page_table_updates, strict=True):
             table[slot, column] = page
         for i in range(len(event.uids)):
             self._row(event, i, table)
@@ -269,11 +273,11 @@ class Checker:
 
     def _row(self, event: ev.Batch, i: int, table: Any) -> None:
         req = self.state.requests[event.uids[i]]
-        start, count, size = event.starts[i], event.counts[i], self.spec.page_size
+        start, count, size = event.num_computed_tokens[i], event.num_scheduled_tokens[i], self.spec.page_size
         end = start + count
         if start != req.computed:
             _fail("row", f"starts at position {start}; its last row ended before {req.computed}", event, req)
-        if count < 1 or (i < event.decode and count != 1) or end > req.max_len - 1:
+        if count < 1 or (i < event.num_decode and count != 1) or end > req.max_len - 1:
             text = f"computes {count} positions from {start} on; {req.max_len - 1} can be computed in all"
             _fail("row", text, event, req)
         if bool(event.sample[i]) != (end >= req.target):

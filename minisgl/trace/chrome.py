@@ -60,7 +60,7 @@ def chrome(trace: Trace) -> dict[str, Any]:
                 case ev.Finish():
                     if event.uid in waits:
                         span("wait", REQUESTS, event.uid, waits.pop(event.uid), event.t)
-                    instant(f"finish: {event.reason}", REQUESTS, event.uid, event.t, step=event.step)
+                    instant(f"finish: {event.finish_reason}", REQUESTS, event.uid, event.t, step=event.step)
                 case ev.Evict():
                     instant("evict", POOL, 0, turn.t, step=event.step, pages=len(event.pages))
         owned = int((state.owner >= 0).sum())

@@ -61,7 +61,7 @@ class Contents:
         """The pages that the cache takes over from a request hold its prefix."""
         fresh = set(event.pages)
         hashes = self._hashes(req)
-        for i, page in enumerate(event.held, event.start):
+        for i, page in enumerate(event.cached_pages, event.start):
             if page in fresh:
                 self._labels[page] = (int(hashes[(i + 1) * self.size - 1]), req.uid)
 
@@ -78,7 +78,16 @@ class Contents:
     def execute(self, launch: Launch, event: ev.Done) -> tuple[int, int, int, str] | None:
         """Let the step read and write; what a row reads that is not its own prefix: (uid, page, position, words)."""
         batch = launch.batch
-        rows = list(zip(batch.uids, launch.seats, launch.pages, batch.starts, batch.counts, strict=True))
+        rows = list(
+            zip(
+                batch.uids,
+                launch.seats,
+                launch.pages,
+                batch.num_computed_tokens,
+                batch.num_scheduled_tokens,
+                strict=True,
+            )
+        )
         for uid, seat, pages, start, _ in rows:
             if not start:
                 continue

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 """Of the format. A reader refuses another one."""
 
 Table = tuple[list[int], list[int], list[int]]
@@ -38,7 +38,7 @@ class Add(Event):
 
     uid: int
     t: float
-    prompt: list[int]
+    prompt_ids: list[int]
     max_tokens: int
 
 
@@ -54,7 +54,7 @@ class Admit(Event):
     """A request took a slot."""
 
     uid: int
-    slot: int
+    req_pool_idx: int
 
 
 class Allocate(Event):
@@ -82,12 +82,12 @@ class Batch(Event):
 
     t: float
     uids: list[int]
-    slots: list[int]
-    starts: list[int]
-    counts: list[int]
-    decode: int
+    req_pool_indices: list[int]
+    num_computed_tokens: list[int]
+    num_scheduled_tokens: list[int]
+    num_decode: int
     sample: list[int]
-    table: Table
+    page_table_updates: Table
     sums: int
 
 
@@ -98,7 +98,7 @@ class Cache(Event):
     uid: int
     start: int
     pages: list[int]
-    held: list[int]
+    cached_pages: list[int]
 
 
 class Free(Event):
@@ -144,7 +144,7 @@ class Finish(Event):
 
     uid: int
     t: float
-    reason: str
+    finish_reason: str
     error: str = ""
 
 

@@ -75,10 +75,10 @@ def _turn(batch: ev.Batch, done: ev.Done | None, events: list[ev.Line], state: S
     rows = [
         Row(
             uid=uid,
-            slot=batch.slots[i],
-            start=batch.starts[i],
-            count=batch.counts[i],
-            decode=i < batch.decode,
+            slot=batch.req_pool_indices[i],
+            start=batch.num_computed_tokens[i],
+            count=batch.num_scheduled_tokens[i],
+            decode=i < batch.num_decode,
             sample=bool(batch.sample[i]),
             gained=bool(gained[i] and batch.sample[i]),
             lost=done is not None and bool(batch.sample[i]) and not gained[i],

@@ -50,7 +50,7 @@ class Request:
     @property
     def output(self) -> int:
         """Tokens that it gained."""
-        return len(self.tokens) - len(self.added.prompt)
+        return len(self.tokens) - len(self.added.prompt_ids)
 
 
 @dataclass
@@ -72,7 +72,7 @@ class State:
         self.running: dict[int, Request] = {}  # by admission
         self.owner: I32 = np.full(spec.num_pages, FREE, np.int32)
         self.users: I32 = np.zeros(spec.num_pages, np.int32)
-        self.table: I32 = np.full((spec.max_slots, -(-spec.max_len // spec.page_size)), -1, np.int32)
+        self.table: I32 = np.full((spec.max_running_requests, -(-spec.max_seq_len // spec.page_size)), -1, np.int32)
         self.tree = PageTree()
         self.source: dict[int, tuple[int, int]] = {}  # cached page -> whose page it was, and which of its pages
         self.unread: deque[Launch] = deque()
@@ -141,8 +141,8 @@ class State:
     # ---- requests ------------------------------------------------------------------------------------
 
     def _add(self, event: ev.Add) -> None:
-        longest = len(event.prompt) + event.max_tokens
-        req = Request(event.uid, len(self.requests), event, list(event.prompt), event.step, longest)
+        longest = len(event.prompt_ids) + event.max_tokens
+        req = Request(event.uid, len(self.requests), event, list(event.prompt_ids), event.step, longest)
         self.requests[event.uid] = self.open[event.uid] = req
 
     def _match(self, event: ev.Match) -> None:
@@ -154,17 +154,17 @@ class State:
 
     def _admit(self, event: ev.Admit) -> None:
         req = self.requests[event.uid]
-        req.slot, req.seat, req.last_step = event.slot, self._admissions, event.step - 1
+        req.slot, req.seat, req.last_step = event.req_pool_idx, self._admissions, event.step - 1
         self._admissions += 1
         self.running[req.uid] = req
-        self.table[event.slot] = -1
+        self.table[event.req_pool_idx] = -1
 
     def _leave(self, event: ev.Retract | ev.Finish) -> None:
         req = self.requests[event.uid]
         if isinstance(event, ev.Finish):
-            req.reason = event.reason
+            req.reason = event.finish_reason
             self.open.pop(req.uid, None)
-            self.failed = self.failed or event.reason == "error"
+            self.failed = self.failed or event.finish_reason == "error"
         else:
             req.queued = event.step
         if req.slot >= 0 and not self.failed:
@@ -177,11 +177,13 @@ class State:
     # ---- steps ---------------------------------------------------------------------------------------
 
     def _batch(self, event: ev.Batch) -> None:
-        slots, columns, pages = event.table
+        slots, columns, pages = event.page_table_updates
         for slot, column, page in zip(slots, columns, pages, strict=True):  # in order: the last one counts
             self.table[slot, column] = page
         size = self.spec.page_size
-        rows = list(zip(event.uids, event.slots, event.starts, event.counts, strict=True))
+        rows = list(
+            zip(event.uids, event.req_pool_indices, event.num_computed_tokens, event.num_scheduled_tokens, strict=True)
+        )
         named = [self.table[slot, : -(-(start + count) // size)].copy() for _, slot, start, count in rows]
         seats = [self.requests[uid].seat for uid in event.uids]
         self.unread.append(Launch(event, seats, named))
@@ -214,11 +216,11 @@ class State:
     def _cache(self, event: ev.Cache) -> None:
         req, fresh = self.requests[event.uid], set(event.pages)
         self.owner[event.pages] = CACHE
-        self.source |= {page: (req.uid, i) for i, page in enumerate(event.held, event.start) if page in fresh}
+        self.source |= {page: (req.uid, i) for i, page in enumerate(event.cached_pages, event.start) if page in fresh}
         before = _last(req.shared)
         run: list[int] = []
         below = before
-        for page in event.held:  # new pages in one piece, below the last one that it had
+        for page in event.cached_pages:  # new pages in one piece, below the last one that it had
             if page in fresh:
                 run.append(page)
                 continue
@@ -227,8 +229,8 @@ class State:
             run, below = [], page
         if run:
             self.tree.insert(below, run, event.step)
-        self.users[event.held] += 1
-        req.shared = req.shared + event.held
+        self.users[event.cached_pages] += 1
+        req.shared = req.shared + event.cached_pages
         self.tree.lock(_last(req.shared), event.step)
         self.tree.lock(before, event.step, -1)
 

@@ -57,9 +57,9 @@ def summarize(trace: Trace) -> Summary:
                 case ev.Add():
                     added[event.uid] = event.t
                     s.requests += 1
-                    s.prompt += len(event.prompt)
+                    s.prompt += len(event.prompt_ids)
                 case ev.Finish():
-                    s.ends[event.reason] = s.ends.get(event.reason, 0) + 1
+                    s.ends[event.finish_reason] = s.ends.get(event.finish_reason, 0) + 1
                     s.seconds = max(s.seconds, event.t - min(added.values()))
                 case ev.Retract():
                     s.retractions += 1

@@ -68,9 +68,9 @@ def run_data(trace: Trace, text: Text | None = None) -> dict[str, Any]:
     for turn, state in turns(trace):
         for event in turn.events:
             if isinstance(event, ev.Add):
-                requests[event.uid] = {"prompt": len(event.prompt), "most": event.max_tokens, "added": event.step}
+                requests[event.uid] = {"prompt": len(event.prompt_ids), "most": event.max_tokens, "added": event.step}
             elif isinstance(event, ev.Finish):
-                requests[event.uid] |= {"ended": event.step, "reason": event.reason}
+                requests[event.uid] |= {"ended": event.step, "reason": event.finish_reason}
         said = _said(turn, state.tree.splits - splits, trace.spec.page_size)
         splits = state.tree.splits
         steps.append(
@@ -113,7 +113,7 @@ def _options(trace: Trace) -> str:
     values = {name: options[name] for name in names if name in options}
     words = [f"{n}={as_typed(v)}" for n, v in values.items()]
     spec = trace.spec
-    return " ".join([*words, f"{spec.num_pages} pages of {spec.page_size} tokens, {spec.max_slots} slots"])
+    return " ".join([*words, f"{spec.num_pages} pages of {spec.page_size} tokens, {spec.max_running_requests} slots"])
 
 
 class _Books:
@@ -197,13 +197,13 @@ def _said(turn: Turn, splits: int, page_size: int) -> list[list[Any]]:
     for event in turn.events:
         match event:
             case ev.Add():
-                say("add", event.uid, f"arrives: {len(event.prompt)} prompt tokens, up to {event.max_tokens} more")
+                say("add", event.uid, f"arrives: {len(event.prompt_ids)} prompt tokens, up to {event.max_tokens} more")
             case ev.Match():
                 found = len(event.pages)
                 what = f"finds {found} page{_s(found)} in the cache, {found * page_size} of {event.tokens} tokens"
                 say("match", event.uid, what if found else "finds nothing in the cache")
             case ev.Admit():
-                say("admit", event.uid, f"takes slot {event.slot}")
+                say("admit", event.uid, f"takes slot {event.req_pool_idx}")
             case ev.Allocate():
                 for uid in dict.fromkeys(event.owners):
                     pages = [p for p, owner in zip(event.pages, event.owners, strict=True) if owner == uid]
@@ -213,7 +213,7 @@ def _said(turn: Turn, splits: int, page_size: int) -> list[list[Any]]:
             case ev.Cache():
                 if event.pages:
                     say("cache", event.uid, f"gives {_pages(event.pages)} to the cache")
-                if twice := len(event.held) - len(event.pages):
+                if twice := len(event.cached_pages) - len(event.pages):
                     say("cache", event.uid, f"computed {twice} page{_s(twice)} that the cache had: it uses the cache's")
             case ev.Free():
                 if event.pages:
@@ -221,7 +221,7 @@ def _said(turn: Turn, splits: int, page_size: int) -> list[list[Any]]:
             case ev.Retract():
                 say("retract", event.uid, "is retracted: it waits again")
             case ev.Finish():
-                say("finish", event.uid, f"ends: {event.reason}")
+                say("finish", event.uid, f"ends: {event.finish_reason}")
     if splits:
         say("split", None, f"the tree splits {splits} node{_s(splits)}")
     for row in turn.rows:
@@ -250,7 +250,7 @@ ASPECTS: dict[str, Aspect] = {
     ),
     "retracted requests": lambda t: sorted(e.uid for e in t.events if isinstance(e, ev.Retract)),
     "evicted pages, in number": lambda t: sum(len(e.pages) for e in t.events if isinstance(e, ev.Evict)),
-    "requests that ended": lambda t: sorted((e.uid, e.reason) for e in t.events if isinstance(e, ev.Finish)),
+    "requests that ended": lambda t: sorted((e.uid, e.finish_reason) for e in t.events if isinstance(e, ev.Finish)),
     "tokens sampled": lambda t: [e.tokens for e in t.events if isinstance(e, ev.Done)],
 }
 """In what two steps may differ, worst first. Page numbers are not compared: they mean nothing."""

@@ -77,7 +77,7 @@ class Rows(NamedTuple):
     """The rows of one call. ``starts`` is None where each row has one query."""
 
     table: torch.Tensor  # [rows, columns] int32
-    kv_len: torch.Tensor  # [rows] int32
+    seq_lens: torch.Tensor  # [rows] int32
     kv_most: int
     splits: int = 1  # parts that a row's KV is cut into; 0: the package decides, from shapes alone or on the device
     q_most: int = 1
@@ -123,22 +123,22 @@ class FlashAttention:
 
     def plan(self, batch: AttnBatch) -> None:
         """Gather the rows' pages; where decode rows are captured, into memory that stays."""
-        rows = len(batch.kv_len_host)
+        rows = len(batch.seq_lens_cpu)
         self._num_decode = n = batch.num_decode
         self._decode = self._extend = None
         if n:
             longest = self._tables.longest(batch, 0, n)
             table = self._tables.gather(batch, 0, n)
-            self._decode = Rows(table, batch.kv_len[:n], longest, self._splits(n, longest))
+            self._decode = Rows(table, batch.seq_lens[:n], longest, self._splits(n, longest))
         if rows > n:
-            table, kv_len = self._tables.gather(batch, n, rows), batch.kv_len[n:]
-            starts = batch.q_indptr[n:] - batch.q_indptr[n] if n else batch.q_indptr
+            table, seq_lens = self._tables.gather(batch, n, rows), batch.seq_lens[n:]
+            starts = batch.cu_seqlens_q[n:] - batch.cu_seqlens_q[n] if n else batch.cu_seqlens_q
             kv_starts = None
             if self.version == 2:
-                kv_starts = torch.nn.functional.pad(kv_len.cumsum(0, dtype=torch.int32), (1, 0))
-            q_most = int((batch.q_indptr_host[n + 1 :] - batch.q_indptr_host[n:-1]).max())
+                kv_starts = torch.nn.functional.pad(seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
+            q_most = int((batch.cu_seqlens_q_cpu[n + 1 :] - batch.cu_seqlens_q_cpu[n:-1]).max())
             longest = self._tables.longest(batch, n, rows)
-            self._extend = Rows(table, kv_len, longest, q_most=q_most, starts=starts, kv_starts=kv_starts)
+            self._extend = Rows(table, seq_lens, longest, q_most=q_most, starts=starts, kv_starts=kv_starts)
 
     def _splits(self, rows: int, longest: int) -> int:
         """FlashAttention 4 would choose on the host from lengths, and a graph would keep the first choice: so it is
@@ -179,7 +179,7 @@ def kernel_4() -> Kernel:
             k,
             v,
             cu_seqlens_q=rows.starts,
-            seqused_k=rows.kv_len,
+            seqused_k=rows.seq_lens,
             max_seqlen_k=rows.kv_most,
             page_table=rows.table,
             softmax_scale=layer.scale,
@@ -204,7 +204,7 @@ def kernel_3() -> Kernel:
             q,
             k,
             v,
-            cache_seqlens=rows.kv_len,
+            cache_seqlens=rows.seq_lens,
             page_table=rows.table,
             cu_seqlens_q=rows.starts,
             max_seqlen_q=rows.q_most,
@@ -233,7 +233,7 @@ def kernel_2() -> Kernel:
             "block_table": rows.table,
         }
         if rows.starts is None:
-            computed = flash_attn_with_kvcache(q, k, v, cache_seqlens=rows.kv_len, num_splits=rows.splits, **options)
+            computed = flash_attn_with_kvcache(q, k, v, cache_seqlens=rows.seq_lens, num_splits=rows.splits, **options)
         else:
             starts = (rows.starts, rows.kv_starts)
             computed = flash_attn_varlen_func(q, k, v, *starts, rows.q_most, rows.kv_most, **options)

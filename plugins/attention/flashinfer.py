@@ -116,22 +116,24 @@ class FlashInferBackend:
 
     def plan(self, batch: AttnBatch) -> None:
         """Schedule the step's rows; copies only, no wait for the device."""
-        rows = len(batch.kv_len_host)
+        rows = len(batch.seq_lens_cpu)
         self._num_decode = n = batch.num_decode
         self._num_extend = rows - n
         if n:
             wrapper = self._eager
-            if batch.key is not None:
-                wrapper = self._graphs.get(batch.key)
+            if batch.graph_key is not None:
+                wrapper = self._graphs.get(batch.graph_key)
                 if wrapper is None:
-                    wrapper = self._graphs[batch.key] = self._graph_wrapper(batch.key, batch.table.shape[1])
+                    wrapper = self._graphs[batch.graph_key] = self._graph_wrapper(
+                        batch.graph_key, batch.page_table.shape[1]
+                    )
             self._decode = wrapper
             pages = self._pages(batch, 0, n)
             self._stages["decode"].plan(wrapper, lambda: wrapper.plan(*pages, *self._shape(), **self._options()))
         if self._num_extend:
             pages = self._pages(batch, n, rows)
-            starts = batch.q_indptr_host[n:] - batch.q_indptr_host[n]
-            self._prefill = self._prefills[packs(starts, batch.kv_len_host[n:], self._layer.q_heads)]
+            starts = batch.cu_seqlens_q_cpu[n:] - batch.cu_seqlens_q_cpu[n]
+            self._prefill = self._prefills[packs(starts, batch.seq_lens_cpu[n:], self._layer.q_heads)]
             self._plan_prefill(self._prefill, torch.from_numpy(starts), pages)
 
     def _plan_prefill(self, wrapper: Any, starts: torch.Tensor, pages: Sequence[torch.Tensor]) -> None:
@@ -156,14 +158,14 @@ class FlashInferBackend:
     def _pages(self, batch: AttnBatch, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Of rows first … last: indptr on the host, page numbers on the device, tokens in the last page on the host."""
         size = self._pool.page_size
-        lengths = torch.from_numpy(batch.kv_len_host[first:last])
+        lengths = torch.from_numpy(batch.seq_lens_cpu[first:last])
         counts = (lengths + (size - 1)) // size
         indptr = torch.zeros(len(counts) + 1, dtype=torch.int32)
         torch.cumsum(counts, 0, dtype=torch.int32, out=indptr[1:])
         indices = torch.empty(int(indptr[-1]), dtype=torch.int32, device=self.device)
         ends = torch.empty(len(indptr) + len(counts), dtype=torch.int32, device=self.device)
-        rows = (batch.slots[first:last], batch.kv_len[first:last])
-        page_indices(batch.table, *rows, size, ends[: len(indptr)], indices, ends[len(indptr) :])
+        rows = (batch.req_pool_indices[first:last], batch.seq_lens[first:last])
+        page_indices(batch.page_table, *rows, size, ends[: len(indptr)], indices, ends[len(indptr) :])
         return indptr, indices, lengths - (counts - 1) * size
 
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -176,17 +178,17 @@ class FlashInferBackend:
         return out
 
 
-def packs(starts: I32, kv_len: I32, q_heads: int) -> bool:
+def packs(starts: I32, seq_lens: I32, q_heads: int) -> bool:
     """Whether prompts' rows are for the kernel that fills a tile with all query heads of a KV head (``fa2``), and not
     for the one with tiles of 128 tokens of one head (``fa3``, on Hopper): where many rows have few tokens each, or one
     has a long prefix and only a few tiles to share it out to. Measured in docs/benchmarks/attention.md.
 
-    starts [rows + 1]: where each row's queries begin; kv_len [rows].
+    starts [rows + 1]: where each row's queries begin; seq_lens [rows].
     """
-    rows, tokens = len(kv_len), int(starts[-1])
+    rows, tokens = len(seq_lens), int(starts[-1])
     if tokens <= 64 * rows:
         return rows * q_heads >= 256
-    return rows * q_heads <= 64 and int(kv_len.max()) >= 4096 and tokens <= 128
+    return rows * q_heads <= 64 and int(seq_lens.max()) >= 4096 and tokens <= 128
 
 
 class _Stages:

@@ -54,7 +54,7 @@ class HybridBackend:
             workspace=prefill.workspace + decode.workspace,
             phases=frozenset({"decode", "extend"}),
             graph=decode.graph,
-            shared=decode.shared,
+            shared_prefix=decode.shared_prefix,
             refuse=refuse,
         )
 
@@ -63,14 +63,14 @@ class HybridBackend:
         self.decode.bind(pool, layers, keys)
 
     def plan(self, batch: AttnBatch) -> None:
-        self._num_decode, self._rows = n, rows = batch.num_decode, len(batch.kv_len_host)
+        self._num_decode, self._rows = n, rows = batch.num_decode, len(batch.seq_lens_cpu)
         if n == rows:
             self.decode.plan(batch)
         elif n == 0:
             self.prefill.plan(batch)
         else:
-            self.decode.plan(batch.part(0, n))
-            self.prefill.plan(batch.part(n, rows))
+            self.decode.plan(batch.slice_rows(0, n))
+            self.prefill.plan(batch.slice_rows(n, rows))
 
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """q, out [tokens, q_heads, head_dim]."""

@@ -83,27 +83,27 @@ class SparseAttention:
 
     def plan(self, batch: AttnBatch) -> None:
         """Find for each decode row which rows of the flat pool it reads."""
-        self.decode, self.rows = batch.num_decode, len(batch.kv_len_host)
+        self.decode, self.rows = batch.num_decode, len(batch.seq_lens_cpu)
         if self.decode < self.rows:
-            self.prefill.plan(batch.part(self.decode, self.rows))
+            self.prefill.plan(batch.slice_rows(self.decode, self.rows))
         if self.decode:
             self.plans = {window: self._plan_window(batch, window) for window in self.heads}
 
     def _plan_window(self, batch: AttnBatch, window: int) -> Plan:
         q_heads, kv_heads = self.heads[window]
-        seen = batch.kv_len_host[: self.decode].astype(np.int64)
+        seen = batch.seq_lens_cpu[: self.decode].astype(np.int64)
         if window >= 0:
             seen = np.minimum(seen, window)
         by_length = np.argsort(-seen, kind="stable")
         seen = seen[by_length]
         order, counts = torch.from_numpy(by_length), torch.from_numpy(seen)[:, None]
         # Padding reads the row's own last position again: a neighbour's NaN must not leak in as 0 * NaN.
-        end = batch.kv_len.index_select(0, order).long()[:, None]
+        end = batch.seq_lens.index_select(0, order).long()[:, None]
         place = torch.arange(int(seen[0]))
         at = torch.minimum(end - counts + place, end - 1)
         column = torch.div(at, self.page_size, rounding_mode="floor")
-        slots = batch.slots.index_select(0, order).long()[:, None]
-        where = batch.table[slots, column].long() * self.page_size + (at - column * self.page_size)
+        slots = batch.req_pool_indices.index_select(0, order).long()[:, None]
+        where = batch.page_table[slots, column].long() * self.page_size + (at - column * self.page_size)
         reads = where[:, None] * kv_heads + (torch.arange(q_heads) // (q_heads // kv_heads))[:, None]
         groups = []
         for a, b in _cut(seen, q_heads):

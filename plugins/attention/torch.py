@@ -68,14 +68,14 @@ class TorchAttention:
 
     def plan(self, batch: AttnBatch) -> None:
         """Cut every row into blocks of queries, and find for each window which pages they read, and what they see."""
-        q_lens = np.diff(batch.q_indptr_host)
+        q_lens = np.diff(batch.cu_seqlens_q_cpu)
         blocks = -(-q_lens // self.block)
         row = np.repeat(np.arange(len(q_lens)), blocks)
         offset = (np.arange(len(row)) - np.repeat(np.cumsum(blocks) - blocks, blocks)) * self.block
         q_len = np.minimum(q_lens[row] - offset, self.block)
         later = q_lens[row] - offset - q_len  # queries of the row behind this block
-        begin = batch.q_indptr_host[row] + offset
-        end = batch.kv_len_host[row] - later
+        begin = batch.cu_seqlens_q_cpu[row] + offset
+        end = batch.seq_lens_cpu[row] - later
         cut = (row, q_len, begin, end, later)
         self.plans = {window: self._plan_window(batch, window, *cut) for window in self.windows}
         most = max(len(group.pages) for plan in self.plans.values() for group in plan.groups)
@@ -101,8 +101,8 @@ class TorchAttention:
         rows, begins, laters, firsts, counts = on_device.unsqueeze(2)  # each [blocks, 1]
         column = torch.arange(int(pages.max()), device=self.device)
         # Padding reads the block's own last page again: a neighbour's NaN must not leak in as 0 * NaN.
-        table = batch.table[batch.slots[rows].long(), firsts + torch.minimum(column, counts - 1)]
-        last = batch.kv_len[rows] - laters - 1  # position of the block's last query
+        table = batch.page_table[batch.req_pool_indices[rows].long(), firsts + torch.minimum(column, counts - 1)]
+        last = batch.seq_lens[rows] - laters - 1  # position of the block's last query
         # Blocks of one query come first, and their masks are small: one comparison makes all of them.
         single = int(np.count_nonzero(q_len == 1))
         seen_by_single = self._seen(firsts[:single] * page, last[:single], 1, len(column) * page, window)

@@ -33,7 +33,7 @@ class Triton:
 class ExtendPlan(NamedTuple):
     """The prefill rows of a step, cut into tiles of packed queries."""
 
-    q_indptr: torch.Tensor
+    cu_seqlens_q: torch.Tensor
     tiles: dict[int, tuple[torch.Tensor, Tile]]  # by group (query heads that share a KV head)
 
 
@@ -61,7 +61,7 @@ class TritonAttention:
             dtypes += (torch.bfloat16,)  # the interpreter's tl.dot is wrong in it
             if self.device.type != "cuda":
                 refuse = "it needs a CUDA device. On a CPU use attention=torch (or TRITON_INTERPRET=1, which is slow)."
-        return AttnNeeds(kv_dtypes=dtypes, graph=True, shared=True, refuse=refuse)
+        return AttnNeeds(kv_dtypes=dtypes, graph=True, shared_prefix=True, refuse=refuse)
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
         self.pool = pool
@@ -78,21 +78,21 @@ class TritonAttention:
     def plan(self, batch: AttnBatch) -> None:
         """Cut prefill rows into tiles. Decode needs no plan: it reads the batch's tensors on the device."""
         self.batch, self.extend = batch, None
-        if len(batch.kv_len_host) > batch.num_decode:
-            q_indptr = batch.q_indptr_host[batch.num_decode :]
+        if len(batch.seq_lens_cpu) > batch.num_decode:
+            cu_seqlens_q = batch.cu_seqlens_q_cpu[batch.num_decode :]
             groups = {heads.group: heads for heads in self.layers.values()}
-            tiles = {group: self._tiles(q_indptr, batch, heads) for group, heads in groups.items()}
-            self.extend = ExtendPlan(batch.q_indptr[batch.num_decode :], tiles)
+            tiles = {group: self._tiles(cu_seqlens_q, batch, heads) for group, heads in groups.items()}
+            self.extend = ExtendPlan(batch.cu_seqlens_q[batch.num_decode :], tiles)
 
-    def _tiles(self, q_indptr: I32, batch: AttnBatch, heads: Heads) -> tuple[torch.Tensor, Tile]:
-        packed = np.diff(q_indptr) * heads.group
+    def _tiles(self, cu_seqlens_q: I32, batch: AttnBatch, heads: Heads) -> tuple[torch.Tensor, Tile]:
+        packed = np.diff(cu_seqlens_q) * heads.group
         tile = self.kernels.extend_tile(int(packed.max()), heads.head_dim, self.pool.dtype)
         counts = -(-packed // tile.m)
         row = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         number = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
         # The longest work first, so that no long tile starts when the others are done.
         ahead = (packed[row] - np.minimum((number + 1) * tile.m, packed[row])) // heads.group
-        order = np.argsort(ahead - batch.kv_len_host[batch.num_decode :][row], kind="stable")
+        order = np.argsort(ahead - batch.seq_lens_cpu[batch.num_decode :][row], kind="stable")
         host = torch.empty((len(row), 2), dtype=torch.int32, pin_memory=self.device.type == "cuda")
         np.stack((row[order], number[order]), axis=1, out=host.numpy(), casting="same_kind")
         return host.to(self.device, non_blocking=True), tile
@@ -102,13 +102,13 @@ class TritonAttention:
         assert self.batch is not None
         batch, heads = self.batch, self.layers[layer.index]
         k, v = self.pool.layer(layer.index)
-        pages = self.kernels.Pages(k, v, batch.table, batch.slots, batch.kv_len)
+        pages = self.kernels.Pages(k, v, batch.page_table, batch.req_pool_indices, batch.seq_lens)
         n = batch.num_decode
         if n:
             splits = self.kernels.decode_splits(n, heads.kv_heads, self.programs)
             tile = self.kernels.decode_tile(heads.group, heads.head_dim, q.dtype, splits)
             partial = self.partial if splits > 1 else None
-            shared, shares = batch.shared, 0
+            shared, shares = batch.shared_prefix_len, 0
             if heads.window >= 0:  # what a row sees begins somewhere else in each
                 shared = None
             if shared is not None:
@@ -117,9 +117,9 @@ class TritonAttention:
                 partial = torch.empty(size, dtype=torch.float32, device=q.device)
             self.kernels.decode(q[:n], out[:n], pages, heads, splits, partial, tile, shared, shares)
         if self.extend is not None:
-            q_indptr, tiles = self.extend
-            rows = pages._replace(slots=batch.slots[n:], kv_len=batch.kv_len[n:])
-            self.kernels.extend(q, out, rows, heads, q_indptr, *tiles[heads.group])
+            cu_seqlens_q, tiles = self.extend
+            rows = pages._replace(slots=batch.req_pool_indices[n:], seq_lens=batch.seq_lens[n:])
+            self.kernels.extend(q, out, rows, heads, cu_seqlens_q, *tiles[heads.group])
         return out
 
 

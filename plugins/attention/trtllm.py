@@ -76,11 +76,11 @@ class TrtllmBackend:
 
     def plan(self, batch: AttnBatch) -> None:
         """Gather the rows' pages. Raises ValueError for prefill chunks."""
-        rows = len(batch.kv_len_host)
+        rows = len(batch.seq_lens_cpu)
         if rows > batch.num_decode:
             raise ValueError("attention=trtllm computes decode rows only; attention=hybrid gives prefill to another")
         self._table = self._tables.gather(batch, 0, rows)
-        self._kv_len, self._longest = batch.kv_len, self._tables.longest(batch, 0, rows)
+        self._kv_len, self._longest = batch.seq_lens, self._tables.longest(batch, 0, rows)
 
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """q, out [tokens, q_heads, head_dim], contiguous: the kernel takes no strides."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from minisgl.core import I32
 from minisgl.hooks import hookimpl
-from minisgl.kvcache import Inserted, Key, Match
+from minisgl.kvcache import InsertResult, Key, MatchResult
 
 _NONE = np.empty(0, np.int32)
 
@@ -23,11 +23,11 @@ class NaiveCache:
     """Holds no page, so it matches nothing and has nothing to evict."""
 
     reuses = False
-    evictable = 0
-    held = 0
+    evictable_pages = 0
+    total_pages = 0
 
-    def match(self, key: Key) -> Match:
-        return Match(None, _NONE, 0)
+    def match(self, key: Key) -> MatchResult:
+        return MatchResult(None, _NONE, 0)
 
     def lock(self, handle: Any) -> None:
         pass
@@ -35,8 +35,8 @@ class NaiveCache:
     def unlock(self, handle: Any) -> None:
         pass
 
-    def insert(self, base: Any, key: Key, start: int, pages: I32) -> Inserted:
-        return Inserted(base, _NONE)
+    def insert(self, base: Any, key: Key, start: int, pages: I32) -> InsertResult:
+        return InsertResult(base, _NONE)
 
     def evict(self, pages: int) -> I32:
         return _NONE

@@ -17,7 +17,7 @@ import numpy as np
 from minisgl.core import I32, I64
 from minisgl.hooks import hookimpl
 from minisgl.kernel import compare
-from minisgl.kvcache import Inserted, Key, Match
+from minisgl.kvcache import InsertResult, Key, MatchResult
 
 _NONE = np.empty(0, np.int32)
 
@@ -69,8 +69,8 @@ class RadixCache:
         self.page_size = page_size
         self.common_pages: compare.CommonPages = compare.common_pages
         self.roots: dict[Hashable, Node] = {}
-        self.evictable = 0
-        self.held = 0
+        self.evictable_pages = 0
+        self.total_pages = 0
         self._clock = 0
         self._heap: list[tuple[int, int, Node]] = []  # unused leaves by age; an entry may be out of date
         self._offers = 0
@@ -79,7 +79,7 @@ class RadixCache:
     # ---- looking up ----------------------------------------------------------------------------
 
     # lab: radix.match
-    def match(self, key: Key) -> Match:
+    def match(self, key: Key) -> MatchResult:
         """The longest cached prefix of ``key``, in whole pages. No side effect."""
         # 1. Walk down from the root: a page of tokens leads to at most one child.
         node, used, unlocked = self._root(key.namespace), 0, 0
@@ -97,7 +97,7 @@ class RadixCache:
             if used < len(child.pages):
                 break
         # 3. Nothing changes here: not the tree, and not the order of eviction.
-        return Match(Handle(node, used), np.concatenate(found) if found else _NONE, unlocked)
+        return MatchResult(Handle(node, used), np.concatenate(found) if found else _NONE, unlocked)
 
     # lab: end
 
@@ -112,7 +112,7 @@ class RadixCache:
         node: Node | None = handle.node
         while node is not None:
             if node.users == 0:
-                self.evictable -= len(node.pages)
+                self.evictable_pages -= len(node.pages)
             node.users += 1
             node.stamp = self._clock
             node = node.parent
@@ -127,7 +127,7 @@ class RadixCache:
             node.users -= 1
             node.stamp = self._clock
             if node.users == 0:
-                self.evictable += len(node.pages)
+                self.evictable_pages += len(node.pages)
                 self._offer(node)
             node = node.parent
 
@@ -152,7 +152,7 @@ class RadixCache:
 
     # lab: end
 
-    def insert(self, base: Handle | None, key: Key, start: int, pages: I32) -> Inserted:
+    def insert(self, base: Handle | None, key: Key, start: int, pages: I32) -> InsertResult:
         """Offer the pages of ``key`` from page ``start`` on, below ``base``; see `PrefixCache.insert`."""
         node = base.node if base is not None else self._root(key.namespace)
         used = len(node.pages)
@@ -172,15 +172,15 @@ class RadixCache:
             if used < len(child.pages) and at < end:
                 child = self._split(child, used)
             node = child
-        return Inserted(Handle(node, used), np.concatenate(mine) if mine else _NONE)
+        return InsertResult(Handle(node, used), np.concatenate(mine) if mine else _NONE)
 
     def _grow(self, parent: Node, ids: I64, pages: I32) -> Node:
         self._clock += 1
         node = Node(parent, ids.copy(), pages.copy())
         node.stamp = self._clock
         parent.children[self._page(ids, 0)] = node
-        self.held += len(pages)
-        self.evictable += len(pages)
+        self.total_pages += len(pages)
+        self.evictable_pages += len(pages)
         self._nodes += 1
         self._offer(node)
         return node
@@ -213,8 +213,8 @@ class RadixCache:
             self._nodes -= 1
             self._offer(parent)
         freed = np.concatenate(gone) if gone else _NONE
-        self.held -= len(freed)
-        self.evictable -= len(freed)
+        self.total_pages -= len(freed)
+        self.evictable_pages -= len(freed)
         return freed
 
     # lab: end
@@ -280,8 +280,8 @@ class RadixCache:
             if node.users == 0:
                 evictable += len(pages)
                 assert not node.is_leaf or id(node) in offered, "an unused leaf that eviction can't find"
-        assert held == self.held, f"{held} pages in the tree, {self.held} in the books"
-        assert evictable == self.evictable, f"{evictable} pages are unused, {self.evictable} in the books"
+        assert held == self.total_pages, f"{held} pages in the tree, {self.total_pages} in the books"
+        assert evictable == self.evictable_pages, f"{evictable} pages are unused, {self.evictable_pages} in the books"
         assert count == self._nodes, f"{count} nodes in the tree, {self._nodes} in the books"
 
 

@@ -39,11 +39,11 @@ class Buffers:
     """
 
     def __init__(self, key: GraphKey, spec: EngineSpec, table: torch.Tensor, device: torch.device):
-        from minisgl.engine.inputs import Tokens
+        from minisgl.engine.inputs import ModelInputs
 
         self.key, self.spec, self.table, self.device = key, spec, table, device
         self.packed = torch.zeros((5, key.rows), dtype=torch.int32, device=device)
-        self.tokens = Tokens(self.packed, pending=True)
+        self.tokens = ModelInputs(self.packed, pending=True)
         self.indptr_host = np.arange(key.rows + 1, dtype=np.int32)  # one query a row: row r's is query r
         self.indptr = torch.from_numpy(self.indptr_host).to(device)
 
@@ -53,7 +53,7 @@ class Buffers:
         # 1. It writes its KV somewhere at each replay. Page 0 may be anybody's; page num_pages is the scratch page.
         # 2. It is a decode row like any other: position 0 of the scratch slot, which reads one position.
         scratch = self.spec.num_pages * self.spec.page_size
-        return np.array([0, 0, scratch, self.spec.max_slots, 1], np.int32)
+        return np.array([0, 0, scratch, self.spec.max_running_requests, 1], np.int32)
 
     def fill(self, packed: I32 | None) -> AttnBatch:
         """Take over a step's rows, int32 [5, n] with n at most the bucket's (None: no rows)."""
@@ -78,7 +78,7 @@ class ReplayRunner:
         self.recordings: dict[GraphKey, Recording] = {}
         self.replays = self.padded_rows = 0
 
-    def frame(self, key: GraphKey, spec: EngineSpec, table: torch.Tensor, device: torch.device) -> Buffers:
+    def input_buffers(self, key: GraphKey, spec: EngineSpec, table: torch.Tensor, device: torch.device) -> Buffers:
         """A bucket's buffers; ``table`` is the live page table [slots + 1, columns]."""
         return Buffers(key, spec, table, device)
 

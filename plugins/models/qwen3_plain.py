@@ -52,13 +52,15 @@ class Attention(nn.Module):
             window=config.window(index),
         )
 
-    def forward(self, x: Tensor, cos_sin: Tensor, where: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos_sin: Tensor, out_cache_loc: Tensor) -> Tensor:
         """x [tokens, hidden], the same on every rank; cos_sin [tokens, head_dim]; where [tokens] → as x."""
         spec, pool = self.spec, self.ctx.pool
         assert pool is not None, "the engine sets it before the first forward"
         norm = QKNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
         # 5. Normalise and rotate queries and keys, and store KV: attention only reads it.
-        q = norm_rope_store(self.qkv_proj(x), spec.q_heads, spec.kv_heads, norm, cos_sin, pool, spec.index, where)
+        q = norm_rope_store(
+            self.qkv_proj(x), spec.q_heads, spec.kv_heads, norm, cos_sin, pool, spec.index, out_cache_loc
+        )
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         self.ctx.attention.forward(spec, q, out)
         # 6. The first all-reduce is in here.
@@ -98,11 +100,11 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx)
         self.mlp = MLP(config, ctx)
 
-    def forward(self, x: Tensor, residual: None, cos_sin: Tensor, where: Tensor) -> tuple[Tensor, None]:
+    def forward(self, x: Tensor, residual: None, cos_sin: Tensor, out_cache_loc: Tensor) -> tuple[Tensor, None]:
         """x [tokens, hidden] is the whole residual stream, the same on every rank, before and after; ``residual`` is
         None, for blocks that leave sums to their successor."""
         # 2. Every rank has the whole stream, so it is added once, to what was summed over the ranks already.
-        x = x + self.self_attn(self.input_layernorm(x), cos_sin, where)
+        x = x + self.self_attn(self.input_layernorm(x), cos_sin, out_cache_loc)
         return x + self.mlp(self.post_attention_layernorm(x)), None
 
     # lab: end

@@ -109,11 +109,11 @@ class Auditor:
     def minisgl_batch_scheduled(self, step: Step, reqs: Sequence[Req]) -> None:
         """A step is about to be launched."""
         # 1. Who takes a slot begins with an empty row of the table; then the step's writes take effect, in order.
-        for seat in step.seats:
-            self.table[seat.slot] = {}
-        for slot, column, page in zip(*(part.tolist() for part in step.table), strict=True):
+        for seat in step.admissions:
+            self.table[seat.req_pool_idx] = {}
+        for slot, column, page in zip(*(part.tolist() for part in step.page_table_updates), strict=True):
             self.table.setdefault(slot, {})[column] = page
-        for req, slot in zip(reqs, step.slots.tolist(), strict=True):
+        for req, slot in zip(reqs, step.req_pool_indices.tolist(), strict=True):
             # 2. What a row names, its request reads: it must be its own, or the cache's, which any number may read.
             for page in self.table.get(slot, {}).values():
                 if self.owner.get(page) not in (req.uid, CACHE):
@@ -148,7 +148,7 @@ class Auditor:
             self.find("reply", f"request {req.uid} gets a second final reply", req.uid)
         self.open.discard(req.uid)
         # 4. Where the engine died, nobody cleans up behind it.
-        if req.reason != "error":
+        if req.finish_reason != "error":
             self.leave(req)
 
     def leave(self, req: Req) -> None:

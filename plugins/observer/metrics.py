@@ -68,7 +68,7 @@ class Latencies(Collector):
 
     @hookimpl
     def minisgl_batch_scheduled(self, step: Step, now: float) -> None:
-        for seat in step.seats:
+        for seat in step.admissions:
             if seat.uid in self._waiting:  # else it was retracted, and comes back
                 self._waiting.remove(seat.uid)
                 self.queued.add(now - self._added[seat.uid])

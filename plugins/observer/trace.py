@@ -93,8 +93,8 @@ class Recorder:
     @hookimpl
     def minisgl_request_added(self, req: Req, now: float) -> None:
         self._open += 1
-        prompt = req.prompt.tolist()
-        self._put(ev.Add(step=self._next, uid=req.uid, t=now, prompt=prompt, max_tokens=req.params.max_tokens))
+        prompt = req.prompt_ids.tolist()
+        self._put(ev.Add(step=self._next, uid=req.uid, t=now, prompt_ids=prompt, max_tokens=req.params.max_tokens))
 
     @hookimpl
     def minisgl_prefix_matched(self, req: Req, pages: I32, step: int) -> None:
@@ -107,7 +107,7 @@ class Recorder:
     @hookimpl
     def minisgl_request_finished(self, req: Req, now: float) -> None:
         self._open -= 1
-        self._put(ev.Finish(step=self._next, uid=req.uid, t=now, reason=str(req.reason), error=req.error))
+        self._put(ev.Finish(step=self._next, uid=req.uid, t=now, finish_reason=str(req.finish_reason), error=req.error))
 
     # ---- pages ---------------------------------------------------------------------------------------
 
@@ -116,8 +116,10 @@ class Recorder:
         self._put(ev.Allocate(step=step, owners=owners.tolist(), pages=pages.tolist()))
 
     @hookimpl
-    def minisgl_pages_cached(self, step: int, req: Req, pages: I32, start: int, held: I32) -> None:
-        self._put(ev.Cache(step=step, uid=req.uid, start=start, pages=pages.tolist(), held=held.tolist()))
+    def minisgl_pages_cached(self, step: int, req: Req, pages: I32, start: int, cached_pages: I32) -> None:
+        self._put(
+            ev.Cache(step=step, uid=req.uid, start=start, pages=pages.tolist(), cached_pages=cached_pages.tolist())
+        )
 
     @hookimpl
     def minisgl_pages_evicted(self, step: int, pages: I32) -> None:
@@ -147,20 +149,20 @@ class Recorder:
         self._planned = ()
         self._next = step.id + 1
         self._unread[step.id] = step
-        for seat in step.seats:
-            self._put(ev.Admit(step=step.id, uid=seat.uid, slot=seat.slot))
-        slots, columns, pages = step.table
+        for seat in step.admissions:
+            self._put(ev.Admit(step=step.id, uid=seat.uid, req_pool_idx=seat.req_pool_idx))
+        slots, columns, pages = step.page_table_updates
         self._put(
             ev.Batch(
                 step=step.id,
                 t=now,
                 uids=list(map(attrgetter("uid"), reqs)),
-                slots=step.slots.tolist(),
-                starts=step.starts.tolist(),
-                counts=step.counts.tolist(),
-                decode=step.num_decode,
+                req_pool_indices=step.req_pool_indices.tolist(),
+                num_computed_tokens=step.num_computed_tokens.tolist(),
+                num_scheduled_tokens=step.num_scheduled_tokens.tolist(),
+                num_decode=step.num_decode,
                 sample=step.sample.view(np.int8).tolist(),
-                table=(slots.tolist(), columns.tolist(), pages.tolist()),
+                page_table_updates=(slots.tolist(), columns.tolist(), pages.tolist()),
                 sums=checksum(step),
             )
         )
@@ -190,7 +192,14 @@ class Recorder:
 def checksum(step: Step) -> int:
     """Of a step's arrays as they are now: that a launched step does not change is for the reader to see."""
     total = 0
-    for array in (step.slots, step.starts, step.counts, step.sample, step.tokens, *step.table):
+    for array in (
+        step.req_pool_indices,
+        step.num_computed_tokens,
+        step.num_scheduled_tokens,
+        step.sample,
+        step.input_ids,
+        *step.page_table_updates,
+    ):
         total = crc32(np.ascontiguousarray(array).data, total)
     return total
 

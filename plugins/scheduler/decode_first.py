@@ -11,7 +11,7 @@ from typing import Any
 
 from minisgl.hooks import hookimpl
 from minisgl.scheduler import Budget, Plan, Running, Waiting
-from minisgl.scheduler.order import arrange, check_order
+from minisgl.scheduler.order import check_order, order_waiting
 
 
 @dataclass
@@ -33,16 +33,16 @@ class DecodeFirstPolicy:
             raise ValueError(f"patience={patience}: at least 1 step")
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
-        decoding = [r for r in running if not r.left]
-        begun = [r for r in running if r.left]
-        impatient = any(r.skipped >= self.patience for r in begun) or (
-            len(waiting) > 0 and waiting[0].skipped >= self.patience
+        decoding = [r for r in running if not r.num_remaining_tokens]
+        begun = [r for r in running if r.num_remaining_tokens]
+        impatient = any(r.skipped_steps >= self.patience for r in begun) or (
+            len(waiting) > 0 and waiting[0].skipped_steps >= self.patience
         )
         rows: list[tuple[int, int]] = []
         if impatient or not decoding:
-            rows = [(r.uid, n) for r in begun if (n := budget.grant(r, r.left))]
-            for w in arrange(waiting, self.order):
-                if not (n := budget.grant(w, w.length - w.cached)):
+            rows = [(r.uid, n) for r in begun if (n := budget.grant(r, r.num_remaining_tokens))]
+            for w in order_waiting(waiting, self.order):
+                if not (n := budget.grant(w, w.num_tokens - w.num_cached_tokens)):
                     break
                 rows.append((w.uid, n))
         return Plan(rows or [(r.uid, 1) for r in decoding if budget.grant(r, 1)])

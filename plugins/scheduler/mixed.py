@@ -12,7 +12,7 @@ from typing import Any
 
 from minisgl.hooks import hookimpl
 from minisgl.scheduler import Budget, Plan, Running, Waiting
-from minisgl.scheduler.order import arrange, check_order
+from minisgl.scheduler.order import check_order, order_waiting
 
 
 @dataclass
@@ -32,12 +32,14 @@ class MixedPolicy:
     # lab: policy.plan
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         # 1. Decode rows first: their next token must not wait for anyone's prompt.
-        rows = [(r.uid, 1) for r in running if not r.left and budget.grant(r, 1)]
+        rows = [(r.uid, 1) for r in running if not r.num_remaining_tokens and budget.grant(r, 1)]
         # 2. Then what was begun: a half-computed prompt holds a slot and pages.
-        rows += [(r.uid, n) for r in running if r.left and (n := budget.grant(r, r.left))]
-        for w in arrange(waiting, self.order):
+        rows += [
+            (r.uid, n) for r in running if r.num_remaining_tokens and (n := budget.grant(r, r.num_remaining_tokens))
+        ]
+        for w in order_waiting(waiting, self.order):
             # 3. Stop at the first that does not fit: to skip it would starve it.
-            if not (n := budget.grant(w, w.length - w.cached)):
+            if not (n := budget.grant(w, w.num_tokens - w.num_cached_tokens)):
                 break
             rows.append((w.uid, n))
         return Plan(rows)

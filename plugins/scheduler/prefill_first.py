@@ -11,7 +11,7 @@ from typing import Any
 
 from minisgl.hooks import hookimpl
 from minisgl.scheduler import Budget, Plan, Running, Waiting
-from minisgl.scheduler.order import arrange, check_order
+from minisgl.scheduler.order import check_order, order_waiting
 
 
 @dataclass
@@ -29,9 +29,11 @@ class PrefillFirstPolicy:
         self.order = check_order(order)
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
-        rows = [(r.uid, n) for r in running if r.left and (n := budget.grant(r, r.left))]
-        for w in arrange(waiting, self.order):
-            if not (n := budget.grant(w, w.length - w.cached)):
+        rows = [
+            (r.uid, n) for r in running if r.num_remaining_tokens and (n := budget.grant(r, r.num_remaining_tokens))
+        ]
+        for w in order_waiting(waiting, self.order):
+            if not (n := budget.grant(w, w.num_tokens - w.num_cached_tokens)):
                 break  # to skip it for a smaller one would starve it
             rows.append((w.uid, n))
         return Plan(rows or [(r.uid, 1) for r in running if budget.grant(r, 1)])

@@ -19,9 +19,11 @@ class StaticPolicy:
     """Prefill a whole batch, then decode it to the end."""
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
-        rows = [(r.uid, n) for r in running if r.left and (n := budget.grant(r, r.left))]
+        rows = [
+            (r.uid, n) for r in running if r.num_remaining_tokens and (n := budget.grant(r, r.num_remaining_tokens))
+        ]
         for w in waiting if not running else ():
-            if not (n := budget.grant(w, w.length - w.cached)):
+            if not (n := budget.grant(w, w.num_tokens - w.num_cached_tokens)):
                 break
             rows.append((w.uid, n))
         return Plan(rows or [(r.uid, 1) for r in running if budget.grant(r, 1)])

@@ -11,13 +11,13 @@ import pytest
 from minisgl.bench import host as bench
 from minisgl.config import Config
 from minisgl.options.compose import compose
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.scheduler import Scheduler
 
 
 @pytest.fixture(scope="module")
-def plugins() -> Host:
-    return Host.load(light=True)
+def plugins() -> PluginManager:
+    return PluginManager.load(light=True)
 
 
 def medians(runs: list[Scheduler], blocks: int = 12) -> list[float]:
@@ -29,12 +29,12 @@ def medians(runs: list[Scheduler], blocks: int = 12) -> list[float]:
     return [statistics.median(mine) for mine in times]
 
 
-def config(plugins: Host, policy: str) -> Config:
+def config(plugins: PluginManager, policy: str) -> Config:
     return compose(plugins, [f"scheduler={policy}"])
 
 
 @pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
-def test_a_step_costs_the_same_at_32k_tokens_as_at_1k(plugins: Host, policy: str) -> None:
+def test_a_step_costs_the_same_at_32k_tokens_as_at_1k(plugins: PluginManager, policy: str) -> None:
     steps = 12 * bench.BLOCK
     runs = [bench.decoding(config(plugins, policy), plugins, context, 64, steps) for context in bench.CONTEXTS]
     short, long = medians(runs)
@@ -42,7 +42,7 @@ def test_a_step_costs_the_same_at_32k_tokens_as_at_1k(plugins: Host, policy: str
 
 
 @pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
-def test_a_row_costs_little(plugins: Host, policy: str) -> None:
+def test_a_row_costs_little(plugins: PluginManager, policy: str) -> None:
     steps = 12 * bench.BLOCK
     few, many = medians([bench.decoding(config(plugins, policy), plugins, 1024, rows, steps) for rows in (16, 256)])
     a_row = (many - few) / 240

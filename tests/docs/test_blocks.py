@@ -16,7 +16,7 @@ from minisgl.course.lab import catalog
 from minisgl.course.site.__main__ import course
 from minisgl.course.site.blocks import Block, blocks
 from minisgl.options.compose import compose, split_plugins
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 
 ROOT = Path(__file__).resolve().parents[2]
 README = "README.md"
@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def compose_words(words: list[str]) -> None:
     """What the server would do with its command line before it starts anything."""
     named, rest = split_plugins([word for word in words if word not in ("--help", "--cfg", "job")])
-    compose(Host.load(named, light=True), rest)
+    compose(PluginManager.load(named, light=True), rest)
 
 
 def check_lab(words: list[str]) -> None:
@@ -114,7 +114,7 @@ def test_the_plugins_of_the_pages_work_in_the_engine(tmp_path: Path) -> None:
     words += ["scheduler=shortest", "cache=counting", "cache.report_every=2", "page_size=4", "device=cpu"]
     with LLM("tutor", overrides=words) as llm:
         assert [output.token_ids for output in llm.generate(prompts, params)] == expected
-        meter = next(p for p in llm.host._manager.get_plugins() if type(p).__name__ == "Meter")
+        meter = next(p for p in llm.plugin_manager._manager.get_plugins() if type(p).__name__ == "Meter")
         assert meter.steps > 0
 
 

@@ -16,13 +16,13 @@ import torch
 
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
-from minisgl.core import EngineDead, Refused, Seat, Step
+from minisgl.core import Admission, EngineDeadError, InvalidRequestError, Step
 from minisgl.engine import kv_sizing as memory
 from minisgl.engine import setup
 from minisgl.engine.build import LeaderEngine, build_engine, follow
 from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.attention.torch import TorchAttention
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.oracle import Oracle
@@ -36,17 +36,17 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def host() -> Host:
-    return Host.load()
+def manager() -> PluginManager:
+    return PluginManager.load()
 
 
-def engine_of(host: Host, path: Path, *words: str) -> TorchEngine:
-    return build_engine(compose(host, [f"model={path}", "device=cpu", *words]), host)
+def engine_of(manager: PluginManager, path: Path, *words: str) -> TorchEngine:
+    return build_engine(compose(manager, [f"model={path}", "device=cpu", *words]), manager)
 
 
 @pytest.fixture(scope="module")
-def engine(host: Host, path: Path) -> Iterator[TorchEngine]:
-    made = engine_of(host, path, "max_running_requests=8", "num_pages=64", "page_size=4")
+def engine(manager: PluginManager, path: Path) -> Iterator[TorchEngine]:
+    made = engine_of(manager, path, "max_running_requests=8", "num_pages=64", "page_size=4")
     yield made
     made.close()
 
@@ -67,25 +67,27 @@ def i32(*values: int) -> Any:
         (["num_pages=1", "page_size=1"], "No KV pool fits: num_pages=1 leaves 1 pages of 1 tokens"),
     ],
 )
-def test_contradicting_options_are_one_clear_error(host: Host, path: Path, words: list[str], message: str) -> None:
+def test_contradicting_options_are_one_clear_error(
+    manager: PluginManager, path: Path, words: list[str], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        engine_of(host, path, *words)
+        engine_of(manager, path, *words)
 
 
-def test_a_device_that_is_not_there(host: Host, path: Path) -> None:
+def test_a_device_that_is_not_there(manager: PluginManager, path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device here")
     with pytest.raises(ConfigError, match="finds no CUDA device here"):
-        build_engine(compose(host, [f"model={path}", "device=cuda"]), host)
+        build_engine(compose(manager, [f"model={path}", "device=cuda"]), manager)
 
 
-def test_an_architecture_that_no_plugin_models(host: Host, path: Path, tmp_path: Path) -> None:
+def test_an_architecture_that_no_plugin_models(manager: PluginManager, path: Path, tmp_path: Path) -> None:
     config = json.loads((path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["MambaForCausalLM"]}))
     with pytest.raises(
         ConfigError, match=r"is a MambaForCausalLM, which no plugin models\..* Known: .*Qwen3ForCausalLM"
     ):
-        engine_of(host, tmp_path, "load=dummy")
+        engine_of(manager, tmp_path, "load=dummy")
 
 
 PICKY = """
@@ -116,14 +118,14 @@ def minisgl_attention(config):
 
 def test_what_an_attention_backend_can_not_serve(path: Path, tmp_path: Path) -> None:
     (tmp_path / "picky.py").write_text(PICKY)
-    host = Host.load([str(tmp_path / "picky.py")])
+    manager = PluginManager.load([str(tmp_path / "picky.py")])
     words = ["attention=picky"]
     with pytest.raises(ConfigError, match="attention=picky can't serve page_size=4: use page_size=16, 64"):
-        engine_of(host, path, *words, "page_size=4")
+        engine_of(manager, path, *words, "page_size=4")
     with pytest.raises(ConfigError, match="attention=picky can't serve dtype=float32: use dtype=bfloat16, float16"):
-        engine_of(host, path, *words, "page_size=16")
+        engine_of(manager, path, *words, "page_size=16")
     with pytest.raises(ConfigError, match="attention=picky can't serve here: needs sm100"):
-        engine_of(host, path, *words, "attention.refuse=needs sm100")
+        engine_of(manager, path, *words, "attention.refuse=needs sm100")
 
 
 # ---- what it decides ---------------------------------------------------------------------------------
@@ -140,25 +142,25 @@ def test_ends_of_text(tmp_path: Path, generation: Any, config: Any, expected: se
     assert setup.eos_ids(tmp_path) == expected
 
 
-def test_the_pool_is_no_larger_than_its_requests_could_fill(host: Host, path: Path) -> None:
-    engine = engine_of(host, path, "max_running_requests=3", "max_seq_len=70", "page_size=16")
+def test_the_pool_is_no_larger_than_its_requests_could_fill(manager: PluginManager, path: Path) -> None:
+    engine = engine_of(manager, path, "max_running_requests=3", "max_seq_len=70", "page_size=16")
     assert engine.spec.num_pages == 3 * 5
-    assert engine.spec.max_len == 70
+    assert engine.spec.max_seq_len == 70
     assert engine.dtype == torch.float32
     engine.close()
 
 
 def test_a_small_pool_is_a_reason_to_refuse_a_request_not_to_start(path: Path) -> None:
     with LLM(str(path), overrides=["device=cpu", "num_pages=3", "page_size=16"]) as llm:
-        assert llm.engine.spec.max_len == 512
+        assert llm.engine.spec.max_seq_len == 512
         fits = SamplingParams(max_tokens=9, ignore_eos=True)
         assert len(llm.generate([[5] * 40], fits)[0].token_ids) == 9  # the last token's KV is never stored
-        with pytest.raises(Refused, match="over the 49 that the KV pool can hold"):
+        with pytest.raises(InvalidRequestError, match="over the 49 that the KV pool can hold"):
             llm.generate([[5] * 41], fits)
 
 
-def test_cpu_memory_bounds_the_pool(host: Host, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = compose(host, [f"model={path}", "page_size=16"])
+def test_cpu_memory_bounds_the_pool(manager: PluginManager, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose(manager, [f"model={path}", "page_size=16"])
     total = type("Memory", (), {"total": 2 << 30})
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: total)
     pages = memory.size_pool(config, 1 << 20, 512, torch.device("cpu"), reserved=4 << 20)
@@ -176,7 +178,7 @@ def prefill(
     writes = (np.full(len(pages), slot, np.int32), np.arange(len(pages), dtype=np.int32), i32(*pages))
     return Step(
         step_id, i32(slot), i32(0), i32(len(tokens)), 0, np.ones(1, bool), i32(*tokens), writes,
-        (Seat(slot, step_id, params, seed),),
+        (Admission(slot, step_id, params, seed),),
     )  # fmt: skip
 
 
@@ -199,7 +201,7 @@ def test_two_steps_may_be_unread_and_results_come_in_order(engine: TorchEngine, 
     assert [r.id for r in results] == [0, 1, 2]
     assert all(r.tokens.shape == (1, 1) and r.tokens.dtype == np.int32 and r.accepted.tolist() == [1] for r in results)
     Oracle(path).check(prompt, [int(r.tokens[0, 0]) for r in results])
-    with pytest.raises(EngineDead, match="every launched step was read"):
+    with pytest.raises(EngineDeadError, match="every launched step was read"):
         engine.result()
 
 
@@ -207,8 +209,7 @@ def test_a_step_in_which_nobody_samples_and_a_mixed_one(engine: TorchEngine, pat
     a, b = [11, 12, 13], list(range(20, 30))
     engine.launch(prefill(0, 0, a, [0, 1], GREEDY))
     chunk = prefill(1, 1, b[:6], [2, 3, 5], GREEDY)
-    engine.launch(Step(1, chunk.slots, chunk.starts, chunk.counts, 0, np.zeros(1, bool), chunk.tokens, chunk.table,
-                       chunk.seats))  # fmt: skip
+    engine.launch(replace(chunk, num_decode=0, sample=np.zeros(1, bool)))
     none = np.empty(0, np.int32)
     mixed = Step(2, i32(0, 1), i32(3, 6), i32(1, 4), 1, np.ones(2, bool), i32(-1, *b[6:]), (none, none, none))
     engine.launch(mixed)
@@ -239,22 +240,24 @@ def test_logprobs_are_reported_for_the_rows_that_ask(engine: TorchEngine, path: 
     assert entry.top == pytest.approx(expected.topk(2).values.tolist(), abs=1e-4)
 
 
-def test_a_failing_device_is_a_dead_engine(host: Host, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of(host, path, "num_pages=8")
+def test_a_failing_device_is_a_dead_engine(manager: PluginManager, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(manager, path, "num_pages=8")
 
     def fail(*args: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(engine.model, "forward", fail)
-    with pytest.raises(EngineDead, match="rank 0 failed on cpu: CUDA error: an illegal memory access"):
+    with pytest.raises(EngineDeadError, match="rank 0 failed on cpu: CUDA error: an illegal memory access"):
         engine.launch(prefill(0, 0, [5], [0], GREEDY))
     engine.close()
     engine.close()
-    with pytest.raises(EngineDead, match="closed"):
+    with pytest.raises(EngineDeadError, match="closed"):
         engine.launch(prefill(0, 0, [5], [0], GREEDY))
 
 
-def test_attention_is_bound_where_steps_run(host: Host, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_is_bound_where_steps_run(
+    manager: PluginManager, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the rank's own device and stream: a backend may launch kernels then. On rank 1, FlashInfer's first launch went
     to the first GPU, and its first step with a prompt failed."""
     computing, bound = [False], []
@@ -272,7 +275,7 @@ def test_attention_is_bound_where_steps_run(host: Host, path: Path, monkeypatch:
     original = TorchAttention.bind
     monkeypatch.setattr(TorchEngine, "_computing", watched)
     monkeypatch.setattr(TorchAttention, "bind", bind)
-    engine_of(host, path, "attention=torch", "num_pages=8").close()
+    engine_of(manager, path, "attention=torch", "num_pages=8").close()
     assert bound == [True]
 
 
@@ -400,13 +403,13 @@ def test_decode_steps_run_in_the_buckets_of_a_graph_runner(path: Path, tmp_path:
         assert llm.engine.graph.ran == []  # type: ignore[union-attr, attr-defined]
 
 
-def test_a_closed_engine_gives_its_memory_back(host: Host, path: Path) -> None:
+def test_a_closed_engine_gives_its_memory_back(manager: PluginManager, path: Path) -> None:
     """Two engines one after the other, each as large as the device allows, must both fit."""
-    engine = engine_of(host, path, "num_pages=16", "max_running_requests=2")
+    engine = engine_of(manager, path, "num_pages=16", "max_running_requests=2")
     kept = [weakref.ref(thing) for thing in (engine.ctx.pool, engine.model, engine.attention)]
     engine.close()
     engine.close()
     gc.collect()
     assert [ref() for ref in kept] == [None, None, None]
-    with pytest.raises(EngineDead, match="closed"):
+    with pytest.raises(EngineDeadError, match="closed"):
         engine.launch(None)  # type: ignore[arg-type]

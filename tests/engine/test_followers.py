@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from minisgl.core import EngineDead, EngineSpec, Step
+from minisgl.core import EngineDeadError, EngineSpec, Step
 from minisgl.engine.followers import Followers, RankedEngine
 
 
@@ -61,7 +61,7 @@ def test_promise_10_a_rank_that_dies_while_its_result_is_due(follower: subproces
     engine = ranked(device, follower)
     threading.Timer(0.3, follower.kill).start()
     start = time.monotonic()
-    with pytest.raises(EngineDead, match="rank 1 ended with status -9"):
+    with pytest.raises(EngineDeadError, match="rank 1 ended with status -9"):
         engine.result()
     assert 0.2 < time.monotonic() - start < 2
     engine.close()
@@ -79,7 +79,7 @@ def test_promise_10_a_rank_that_can_not_be_reached_counts_as_dead() -> None:
     engine = ranked(device, process)
     one, none = np.zeros(1, np.int32), np.empty(0, np.int32)
     step = Step(0, one, one, one + 1, 1, np.ones(1, bool), one, (none, none, none))
-    with pytest.raises(EngineDead, match="rank 1 is gone"):
+    with pytest.raises(EngineDeadError, match="rank 1 is gone"):
         engine.launch(step)
     engine.close()
     engine.close()

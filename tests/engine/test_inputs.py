@@ -22,9 +22,9 @@ def i32(*values: int) -> I32:
 def random_step(rng: np.random.Generator, spec: EngineSpec, decode: int, chunks: int, step_id: int = 0) -> Step:
     """Any legal step: rows in random slots, each with all its pages written."""
     rows = decode + chunks
-    slots = rng.permutation(spec.max_slots)[:rows].astype(np.int32)
+    slots = rng.permutation(spec.max_running_requests)[:rows].astype(np.int32)
     counts = np.concatenate([np.ones(decode, np.int32), rng.integers(1, 9, chunks).astype(np.int32)])
-    starts = rng.integers(0, spec.max_len - 9, rows).astype(np.int32)
+    starts = rng.integers(0, spec.max_seq_len - 9, rows).astype(np.int32)
     pages = rng.permutation(spec.num_pages).astype(np.int32)
     writes: list[tuple[int, int, int]] = []
     for slot, end in zip(slots, starts + counts):
@@ -45,66 +45,76 @@ def test_inputs_are_those_of_a_plain_loop(page_size: int, decode: int, chunks: i
     builder = InputBuilder(spec, CPU)
     for step_id in range(3):
         step = random_step(rng, spec, decode, chunks, step_id)
-        builder.write_table(step)
+        builder.update_page_table(step)
         tokens, batch = builder.build(step)
 
-        table = {(int(s), int(c)): int(p) for s, c, p in zip(*step.table)}
+        table = {(int(s), int(c)): int(p) for s, c, p in zip(*step.page_table_updates)}
         expected: list[list[int]] = []
         at = 0
-        for slot, start, count in zip(step.slots.tolist(), step.starts.tolist(), step.counts.tolist()):
+        for slot, start, count in zip(
+            step.req_pool_indices.tolist(), step.num_computed_tokens.tolist(), step.num_scheduled_tokens.tolist()
+        ):
             for position in range(start, start + count):
                 where = table[slot, position // page_size] * page_size + position % page_size
-                expected.append([int(step.tokens[at]), position, where, slot])
+                expected.append([int(step.input_ids[at]), position, where, slot])
                 at += 1
         assert tokens.packed[:4].T.tolist() == expected
-        assert tokens.pending == bool((step.tokens == PENDING).any())
+        assert tokens.pending == bool((step.input_ids == PENDING).any())
         assert batch.num_decode == decode
-        assert batch.slots.tolist() == step.slots.tolist()
-        assert batch.kv_len.tolist() == batch.kv_len_host.tolist() == (step.starts + step.counts).tolist()
-        indptr = [0, *np.cumsum(step.counts).tolist()]
-        assert batch.q_indptr.tolist() == batch.q_indptr_host.tolist() == indptr
+        assert batch.req_pool_indices.tolist() == step.req_pool_indices.tolist()
+        assert (
+            batch.seq_lens.tolist()
+            == batch.seq_lens_cpu.tolist()
+            == (step.num_computed_tokens + step.num_scheduled_tokens).tolist()
+        )
+        indptr = [0, *np.cumsum(step.num_scheduled_tokens).tolist()]
+        assert batch.cu_seqlens_q.tolist() == batch.cu_seqlens_q_cpu.tolist() == indptr
         for (slot, column), page in table.items():
-            assert int(batch.table[slot, column]) == page
+            assert int(batch.page_table[slot, column]) == page
 
         group = np.flatnonzero(step.sample).astype(np.int32)[:1] * 0
-        choices = builder.choices(step, SamplePlan(1, {1: group}), batch)
+        choices = builder.sampling_inputs(step, SamplePlan(1, {1: group}), batch)
         rows = np.flatnonzero(step.sample)
-        last = np.arange(len(step.tokens)) if choices.last is None else np.asarray(choices.last)
+        last = (
+            np.arange(len(step.input_ids))
+            if choices.last_token_indices is None
+            else np.asarray(choices.last_token_indices)
+        )
         assert last.tolist() == [indptr[r + 1] - 1 for r in rows]
-        assert choices.slots.tolist() == step.slots[rows].tolist()
-        assert choices.positions.tolist() == (step.starts + step.counts)[rows].tolist()
+        assert choices.req_pool_indices.tolist() == step.req_pool_indices[rows].tolist()
+        assert choices.positions.tolist() == (step.num_computed_tokens + step.num_scheduled_tokens)[rows].tolist()
         assert choices.groups[1].tolist() == group.tolist()
 
 
 def test_table_writes_take_effect_in_their_order() -> None:
     builder = InputBuilder(EngineSpec(4, 10, 3, 32, 9), CPU)
     writes = (i32(1, 1, 2, 1), i32(0, 3, 0, 0), i32(5, 6, 7, 8))
-    builder.write_table(Step(0, i32(1), i32(0), i32(1), 1, np.ones(1, bool), i32(3), writes))
-    assert builder.table[1].tolist() == [8, 10, 10, 6, 10, 10, 10, 10]  # 10: the scratch page
-    assert builder.table[2, 0] == 7
-    assert (builder.table[3] == 10).all()  # the scratch slot
+    builder.update_page_table(Step(0, i32(1), i32(0), i32(1), 1, np.ones(1, bool), i32(3), writes))
+    assert builder.page_table[1].tolist() == [8, 10, 10, 6, 10, 10, 10, 10]  # 10: the scratch page
+    assert builder.page_table[2, 0] == 7
+    assert (builder.page_table[3] == 10).all()  # the scratch slot
 
 
 def test_a_frame_keeps_its_buffers_and_pads_with_the_scratch_slot() -> None:
     spec = EngineSpec(4, 10, 6, 32, 9)
     builder = InputBuilder(spec, CPU)
-    frame = builder.frame(GraphKey(4))
+    frame = builder.graph_buffers(GraphKey(4))
     address = frame.tokens.packed.data_ptr()
     for slots in (i32(2, 5, 1), i32(3)):
         n = len(slots)
         writes = (slots, np.zeros(n, np.int32), np.arange(n, dtype=np.int32))
         step = Step(0, slots, np.full(n, 2, np.int32), np.ones(n, np.int32), n, np.ones(n, bool), slots, writes)
-        builder.write_table(step)
+        builder.update_page_table(step)
         batch = frame.fill(builder.decode_rows(step))
         assert frame.tokens.packed.data_ptr() == address
-        assert batch.key == GraphKey(4)
+        assert batch.graph_key == GraphKey(4)
         assert batch.num_decode == 4
         padding = 4 - n
-        assert batch.slots.tolist() == [*slots.tolist(), *[spec.max_slots] * padding]
-        assert batch.kv_len.tolist() == batch.kv_len_host.tolist() == [3] * n + [1] * padding
+        assert batch.req_pool_indices.tolist() == [*slots.tolist(), *[spec.max_running_requests] * padding]
+        assert batch.seq_lens.tolist() == batch.seq_lens_cpu.tolist() == [3] * n + [1] * padding
         scratch = spec.num_pages * spec.page_size
         assert frame.tokens.packed[2].tolist() == [page * 4 + 2 for page in range(n)] + [scratch] * padding
-        assert batch.q_indptr.tolist() == [0, 1, 2, 3, 4]
+        assert batch.cu_seqlens_q.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -133,9 +143,9 @@ def test_a_prefix_that_all_rows_share(
     table = (np.repeat(slots, columns), np.tile(np.arange(columns, dtype=np.int32), rows), pages.ravel())
     one, every = np.ones(rows, np.int32), np.ones(rows, bool)
     step = Step(0, slots, i32(*starts), one, rows, every, np.full(rows, PENDING, np.int32), table)
-    builder.write_table(step)
-    assert builder.share(step) == (found > 0)
+    builder.update_page_table(step)
+    assert builder.find_shared_prefix(step) == (found > 0)
     batch = builder.build(step)[1]
-    assert (batch.shared is not None) == (found > 0)
-    if batch.shared is not None:
-        assert batch.shared.tolist() == [found]
+    assert (batch.shared_prefix_len is not None) == (found > 0)
+    if batch.shared_prefix_len is not None:
+        assert batch.shared_prefix_len.tolist() == [found]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import generation as hf
 
-from minisgl.core import Logprobs, SamplingParams, Seat
+from minisgl.core import Admission, Logprobs, SamplingParams
 from minisgl.engine import logits_processors as filters
 from minisgl.engine.gumbel import gumbel, seed_key, token_hashes
 from minisgl.engine.sampler import Sampler, read_logprobs
@@ -36,7 +36,7 @@ def draw(
 def seated(params: Sequence[SamplingParams], vocab: int = VOCAB, **history: Any) -> Sampler:
     """A sampler with request i in slot i, seeded with params.seed or i."""
     sampler = Sampler(len(params), vocab, CPU)
-    sampler.seat([Seat(i, i, p, p.seed if p.seed is not None else i, **history) for i, p in enumerate(params)])
+    sampler.admit([Admission(i, i, p, p.seed if p.seed is not None else i, **history) for i, p in enumerate(params)])
     return sampler
 
 
@@ -107,7 +107,7 @@ def test_draws_follow_the_distribution(vary: str) -> None:
     params = SamplingParams(temperature=0.8)
     if vary == "seed":
         sampler = Sampler(n, 8, CPU)
-        sampler.seat([Seat(i, i, params, i) for i in range(n)])
+        sampler.admit([Admission(i, i, params, i) for i in range(n)])
         tokens, _ = draw(sampler, logits.expand(n, 8), range(n), [17] * n)
     else:
         tokens, _ = draw(seated([params], 8), logits.expand(n, 8), [0] * n, range(n))
@@ -156,21 +156,21 @@ def test_a_request_in_another_slot_after_retraction_draws_the_same() -> None:
     steps = [random_logits(1, seed=s) for s in range(8)]
 
     first = Sampler(4, VOCAB, CPU)
-    first.seat([Seat(0, 1, params, 77, prompt, np.empty(0, np.int32))])
+    first.admit([Admission(0, 1, params, 77, prompt, np.empty(0, np.int32))])
     whole = [draw(first, logits, [0], [3 + i])[0][0] for i, logits in enumerate(steps)]
 
     second = Sampler(4, VOCAB, CPU)
     others = np.arange(0, VOCAB, 2, dtype=np.int32)
-    second.seat([Seat(3, 9, params, 1, others, others + 1)])  # leaves traces of every token
+    second.admit([Admission(3, 9, params, 1, others, others + 1)])  # leaves traces of every token
     draw(second, steps[0], [3], [3])
-    second.seat([Seat(3, 1, params, 77, prompt, np.array(whole[:4], np.int32))])  # resumed at its fifth token
+    second.admit([Admission(3, 1, params, 77, prompt, np.array(whole[:4], np.int32))])  # resumed at its fifth token
     resumed = [draw(second, steps[i], [3], [3 + i])[0][0] for i in range(4, 8)]
     assert resumed == whole[4:]
 
 
 def test_greedy_takes_the_first_maximum_and_leaves_no_trace_of_an_earlier_seat() -> None:
     sampler = seated([SamplingParams(temperature=2.0, top_k=3, logit_bias={0: 100.0}, logprobs=2)])
-    sampler.seat([Seat(0, 2, SamplingParams(temperature=0.0), 0)])
+    sampler.admit([Admission(0, 2, SamplingParams(temperature=0.0), 0)])
     logits = torch.zeros(1, VOCAB)
     logits[0, [7, 9]] = 1.0
     assert draw(sampler, logits, [0], [5]) == ([7], None)
@@ -197,7 +197,7 @@ def test_logit_bias_bans_and_forces_with_a_growing_table() -> None:
     ]
     sampler = Sampler(3, VOCAB, CPU)
     for i, p in enumerate(params):
-        sampler.seat([Seat(i, i, p, 0)])
+        sampler.admit([Admission(i, i, p, 0)])
     logits = random_logits(3)
     tokens, _ = draw(sampler, logits, [2, 1, 0], [1, 1, 1])
     assert tokens == [int(logits[0].argmax()), VOCAB - 1, 5]

@@ -42,7 +42,7 @@ def test_operations_are_launches_and_views_are_not() -> None:
     frame = inputs()
     tape = record(lambda: frame.x.view(3, 2).t()[1:].exp().reshape(-1).add_(1.0), frame)
     assert [operation.name for operation in tape.operations] == ["aten.exp.default", "aten.add_.Tensor"]
-    assert all("test_tape.py:" in operation.where for operation in tape.operations)
+    assert all("test_simulated_graph.py:" in operation.where for operation in tape.operations)
 
 
 def test_replays_write_into_memory_outside_and_allocate_once() -> None:
@@ -137,7 +137,7 @@ def test_host_read(name: str) -> None:
         read(frame.x)
         return frame.x + 1
 
-    assert_broken("host-read", forward, frame, match="test_tape.py")
+    assert_broken("host-read", forward, frame, match="test_simulated_graph.py")
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_escaped_memory() -> None:
         kept.append(y[0])
         return y + 1
 
-    assert_broken("escaped-memory", forward, frame, match=r"aten\.select\.int at .*test_tape\.py")
+    assert_broken("escaped-memory", forward, frame, match=r"aten\.select\.int at .*test_simulated_graph\.py")
 
 
 def test_unrecorded_work() -> None:

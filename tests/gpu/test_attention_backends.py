@@ -16,7 +16,7 @@ import torch
 from minisgl.attention import AttentionBackend, AttnBatch, GraphKey
 from minisgl.config import ConfigError
 from minisgl.kvcache.pool import KVPool
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.attention.hybrid import Hybrid
 from minisgl.testing.attention import AttentionCase, lay_out, run_case
 
@@ -69,9 +69,9 @@ def made(name: str, device: torch.device) -> AttentionBackend:
     pytest.importorskip(PACKAGES[name], reason=f"attention={name} needs a package that is not installed here")
     if name == "trtllm":
         compile_xqa()
-    host = Host.load()
-    config = Hybrid(prefill="triton", decode=name) if name == "trtllm" else host.make("attention", name)
-    backend: AttentionBackend = host.build("attention", config, device=device)
+    manager = PluginManager.load()
+    config = Hybrid(prefill="triton", decode=name) if name == "trtllm" else manager.make("attention", name)
+    backend: AttentionBackend = manager.build("attention", config, device=device)
     assert not backend.needs().refuse
     return backend
 
@@ -93,9 +93,11 @@ def test_a_graph_replays_decode_for_whatever_rows_come(name: str, page_size: int
     laid = lay_out(replace(BASE, rows=DECODE, page_size=page_size), backend.needs().layout, device)
     rows, layer, batch = len(DECODE), laid.layers[1], laid.batch
     backend.bind(laid.pool, laid.layers, [GraphKey(rows)])
-    slots = torch.full((rows,), batch.table.shape[0] - 1, dtype=torch.int32, device=device)
-    kv_len, q, out = torch.ones_like(slots), laid.q.clone(), torch.empty_like(laid.q)
-    static = replace(batch, kv_len_host=np.ones(rows, np.int32), slots=slots, kv_len=kv_len, key=GraphKey(rows))
+    slots = torch.full((rows,), batch.page_table.shape[0] - 1, dtype=torch.int32, device=device)
+    seq_lens, q, out = torch.ones_like(slots), laid.q.clone(), torch.empty_like(laid.q)
+    static = replace(
+        batch, seq_lens_cpu=np.ones(rows, np.int32), req_pool_indices=slots, seq_lens=seq_lens, graph_key=GraphKey(rows)
+    )
     backend.plan(static)
     backend.forward(layer, q, out)
     torch.cuda.synchronize()
@@ -103,10 +105,10 @@ def test_a_graph_replays_decode_for_whatever_rows_come(name: str, page_size: int
     with torch.cuda.graph(graph):
         backend.forward(layer, q, out)
     for order in (list(range(rows)), list(reversed(range(rows)))):
-        slots.copy_(batch.slots[order])
-        kv_len.copy_(batch.kv_len[order])
+        slots.copy_(batch.req_pool_indices[order])
+        seq_lens.copy_(batch.seq_lens[order])
         q.copy_(laid.q[order])
-        backend.plan(replace(static, kv_len_host=batch.kv_len_host[order]))
+        backend.plan(replace(static, seq_lens_cpu=batch.seq_lens_cpu[order]))
         out.fill_(float("nan"))
         graph.replay()
         torch.testing.assert_close(out.cpu().double(), laid.want[order], atol=2e-2, rtol=2e-2)
@@ -145,7 +147,9 @@ def test_says_what_it_can_not_compute(name: str, case: AttentionCase, why: str, 
 
 def test_trtllm_takes_no_prefill_rows(device: torch.device) -> None:
     made("trtllm", device)
-    backend: AttentionBackend = Host.load().build("attention", Host.load().make("attention", "trtllm"), device=device)
+    backend: AttentionBackend = PluginManager.load().build(
+        "attention", PluginManager.load().make("attention", "trtllm"), device=device
+    )
     laid = lay_out(BASE, device=device)
     backend.bind(laid.pool, laid.layers, [])
     batch: AttnBatch = laid.batch

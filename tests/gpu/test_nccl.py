@@ -20,12 +20,12 @@ ROADS = {
 
 SETUP = """
 import random, sys, time, torch
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.kernel.norm import add_rms_norm
 rank, size, address, options = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], eval(sys.argv[4])
 device = torch.device("cuda", rank)
 torch.cuda.set_device(device)
-host = Host.load()
+host = PluginManager.load()
 config = host.make("communicator", "torch" if options is None else "nccl")
 config.timeout = 60
 for name, value in (options or {}).items():

@@ -14,7 +14,7 @@ from minisgl.core import Step, StepResult
 from minisgl.engine.build import build_engine
 from minisgl.models.shipped import weights_dir
 from minisgl.options.compose import compose
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
 from minisgl.testing.attention import CASES, AttentionCase, run_case
 from minisgl.testing.oracle import Oracle
@@ -52,8 +52,8 @@ def asked(llm: LLM, count: int) -> list[list[int]]:
 @pytest.mark.parametrize("case", dict.fromkeys(SERVED), ids=str)
 def test_attention_agrees_with_softmax_in_float64(name: str, case: AttentionCase, device: torch.device) -> None:
     pytest.importorskip("flashinfer", reason="FlashInfer is not installed here")
-    host = Host.load()
-    got, want = run_case(host.build("attention", host.make("attention", name), device=device), case, device)
+    manager = PluginManager.load()
+    got, want = run_case(manager.build("attention", manager.make("attention", name), device=device), case, device)
     torch.testing.assert_close(got.cpu(), want.cpu(), atol=2e-2, rtol=2e-2)
 
 
@@ -121,12 +121,12 @@ class Unwaiting:
 def test_no_launch_waits_for_the_device(attention: tuple[str, ...]) -> None:
     """Mixed batches, seats, draws of every kind: after a first round, in which libraries set themselves up."""
     needs_packages(attention)
-    host = Host.load()
+    manager = PluginManager.load()
     words = [*attention, "device=cuda", "dtype=bfloat16", "num_pages=4096", "scheduler=mixed"]
-    config = compose(host, ["model=tutor", "max_prefill_tokens=64", *words])
-    engine = Unwaiting(build_engine(config, host))
+    config = compose(manager, ["model=tutor", "max_prefill_tokens=64", *words])
+    engine = Unwaiting(build_engine(config, manager))
     try:
-        scheduler = build_scheduler(config, host, engine)  # type: ignore[arg-type]
+        scheduler = build_scheduler(config, manager, engine)  # type: ignore[arg-type]
         kinds = (
             {"temperature": 0.0},
             {"temperature": 0.7, "top_p": 0.9},
@@ -138,7 +138,7 @@ def test_no_launch_waits_for_the_device(attention: tuple[str, ...]) -> None:
             for _ in range(3):
                 for kind in kinds:
                     params = SamplingParams(max_tokens=12, ignore_eos=True, seed=1, **kind)  # type: ignore[arg-type]
-                    scheduler.add(uid, [(7 * uid + j) % 2000 for j in range(20 + 9 * (uid % 7))], params)
+                    scheduler.add_request(uid, [(7 * uid + j) % 2000 for j in range(20 + 9 * (uid % 7))], params)
                     uid += 1
             while scheduler.has_work:
                 scheduler.step()

@@ -75,7 +75,7 @@ class Setup:
     def __init__(self, case: Case, dtype: torch.dtype, device: torch.device, generator: torch.Generator):
         self.case = case
         size, rng = case.page_size, np.random.default_rng(len(case.rows))
-        needed = [-(-kv_len // size) for _, kv_len in case.rows]
+        needed = [-(-seq_lens // size) for _, seq_lens in case.rows]
         num_pages = sum(needed) + 3
         pages = rng.permutation(num_pages).astype(np.int32)
         rows, columns = len(case.rows), max(needed) + 2
@@ -91,18 +91,18 @@ class Setup:
         self.k.fill_(float("nan"))
         self.v.fill_(float("nan"))
         self.rows_kv = []
-        for slot, (_, kv_len) in zip(self.slots, case.rows, strict=True):
-            position = np.arange(kv_len)
+        for slot, (_, seq_lens) in zip(self.slots, case.rows, strict=True):
+            position = np.arange(seq_lens)
             where = torch.from_numpy(table[slot, position // size].astype(np.int64) * size + position % size)
-            kv = torch.randn(2, kv_len, *heads, generator=generator, device=device).to(dtype)
+            kv = torch.randn(2, seq_lens, *heads, generator=generator, device=device).to(dtype)
             self.pool.store(1, kv[0], kv[1], where.to(device))
             self.rows_kv.append(kv)
         counts = [count for count, _ in case.rows]
         indptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-        kv_len = np.array([n for _, n in case.rows], np.int32)
+        seq_lens = np.array([n for _, n in case.rows], np.int32)
         decode = next((i for i, count in enumerate(counts) if count > 1), rows)
-        on_device = [torch.from_numpy(a).to(device) for a in (indptr, kv_len, self.slots, table)]
-        self.batch = AttnBatch(decode, indptr, kv_len, *on_device)
+        on_device = [torch.from_numpy(a).to(device) for a in (indptr, seq_lens, self.slots, table)]
+        self.batch = AttnBatch(decode, indptr, seq_lens, *on_device)
         shape = (int(indptr[-1]), case.q_heads, case.head_dim)
         self.q = torch.randn(shape, generator=generator, device=device).to(dtype)
 
@@ -116,14 +116,14 @@ class Setup:
     def reference(self) -> torch.Tensor:
         """Softmax over each row's own KV, one row after another, in float64."""
         case, outs = self.case, []
-        for (count, kv_len), begin, kv in zip(case.rows, self.batch.q_indptr_host, self.rows_kv, strict=False):
+        for (count, seq_lens), begin, kv in zip(case.rows, self.batch.cu_seqlens_q_cpu, self.rows_kv, strict=False):
             q = self.q[begin : begin + count].double().transpose(0, 1)
             k, v = kv.double().repeat_interleave(case.q_heads // case.kv_heads, dim=2).transpose(1, 2)
             scores = q @ k.transpose(1, 2) * case.spec.scale
             if case.soft_cap:
                 scores = case.soft_cap * torch.tanh(scores / case.soft_cap)
-            position = torch.arange(kv_len - count, kv_len, device=q.device)[:, None]
-            key = torch.arange(kv_len, device=q.device)[None]
+            position = torch.arange(seq_lens - count, seq_lens, device=q.device)[:, None]
+            key = torch.arange(seq_lens, device=q.device)[None]
             hidden = key > position
             if case.window >= 0:
                 hidden |= key <= position - case.window
@@ -190,10 +190,10 @@ def test_a_prefix_that_all_rows_share(
         kv[:, :tokens] = setup.rows_kv[0][:, :tokens]
     pages, first, *others = tokens // case.page_size, *setup.slots.tolist()
     if case.window < 0:
-        setup.batch.table[others, :pages] = setup.pool.num_pages + 1000
+        setup.batch.page_table[others, :pages] = setup.pool.num_pages + 1000
     else:
-        setup.batch.table[others, :pages] = setup.batch.table[first, :pages]
-    setup.batch = replace(setup.batch, shared=torch.tensor([tokens], dtype=torch.int32, device=device))
+        setup.batch.page_table[others, :pages] = setup.batch.page_table[first, :pages]
+    setup.batch = replace(setup.batch, shared_prefix_len=torch.tensor([tokens], dtype=torch.int32, device=device))
     assert_close(setup.run(backend(case, device)), setup.reference())
 
 
@@ -216,16 +216,16 @@ def test_a_graph_replays_decode_for_whatever_lengths_come(
     rows, batch, made = len(case.rows), setup.batch, backend(case, device)
     made.bind(setup.pool, [replace(case.spec, index=0), case.spec], [GraphKey(rows)])
     scratch = torch.full((rows,), rows + 1, dtype=torch.int32, device=device)
-    slots, kv_len = scratch.clone(), torch.ones_like(scratch)
-    static = replace(batch, slots=slots, kv_len=kv_len, key=GraphKey(rows))
+    slots, seq_lens = scratch.clone(), torch.ones_like(scratch)
+    static = replace(batch, req_pool_indices=slots, seq_lens=seq_lens, graph_key=GraphKey(rows))
     out = torch.empty_like(setup.q)
     made.plan(static)
     made.forward(case.spec, setup.q, out)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         made.forward(case.spec, setup.q, out)
-    slots.copy_(batch.slots)
-    kv_len.copy_(batch.kv_len)
+    slots.copy_(batch.req_pool_indices)
+    seq_lens.copy_(batch.seq_lens)
     made.plan(static)
     graph.replay()
     assert_close(out, setup.reference())

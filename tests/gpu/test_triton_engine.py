@@ -62,7 +62,7 @@ def test_promise_8_where_all_rows_share_a_prefix(
     if not compiled and graph == "cuda":
         pytest.skip("needs a CUDA device: CUDA graphs")
     monkeypatch.setattr(inputs, "SHARING", 1)
-    apart, share = [], inputs.InputBuilder.share
+    apart, share = [], inputs.InputBuilder.find_shared_prefix
     monkeypatch.setattr(inputs.InputBuilder, "share", lambda *args: apart.append(share(*args)) or apart[-1])
     count, tokens = (24, 16) if compiled else (2, 3)
     rng = np.random.default_rng(3)

@@ -181,17 +181,17 @@ def test_norm_rope_store(
     weights = rope.QKNorm(random(head_dim), random(head_dim), 1e-6) if normed else None
     angles = torch.rand(tokens, head_dim // 2, generator=random.generator, device=device) * 100
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
-    where = torch.randperm(pages * page_size + tokens, generator=random.generator, device=device)[:tokens]
+    out_cache_loc = torch.randperm(pages * page_size + tokens, generator=random.generator, device=device)[:tokens]
     pages += -(-tokens // page_size)
 
     def pool(dtype: torch.dtype, device: torch.device) -> KVPool:
         return KVPool(2, pages, page_size, kv_heads, head_dim, dtype, device, layout)  # type: ignore[arg-type]
 
     here = pool(random.dtype, device)
-    q = run(qkv, q_heads, kv_heads, weights, cos_sin, here, 1, where)
+    q = run(qkv, q_heads, kv_heads, weights, cos_sin, here, 1, out_cache_loc)
     there = pool(torch.float64, torch.device("cpu"))
     wide = None if weights is None else rope.QKNorm(weights.q.cpu().double(), weights.k.cpu().double(), 1e-6)
-    cpu = on_cpu(qkv.double(), cos_sin, where)
+    cpu = on_cpu(qkv.double(), cos_sin, out_cache_loc)
     expected = rope.norm_rope_store(cpu[0], q_heads, kv_heads, wide, cpu[1], there, 1, cpu[2])
     assert_close(q.cpu(), expected)
     for mine, twin in zip(here.layer(1), there.layer(1), strict=True):
@@ -205,18 +205,18 @@ def test_page_indices(rows: int, page_size: int, device: torch.device, generator
     columns = 12
     table = integers(0, 1000, rows + 3, columns, of=generator)
     slots = torch.randperm(rows + 3, generator=generator, device=device)[:rows].int()
-    kv_len = integers(1, columns * page_size + 1, rows, of=generator)
-    kv_len[0] = columns * page_size
+    seq_lens = integers(1, columns * page_size + 1, rows, of=generator)
+    seq_lens[0] = columns * page_size
 
     def outputs(device: torch.device) -> list[Tensor]:
         sizes = (rows + 1, rows * columns, rows)
         return [torch.full((n,), -7, dtype=torch.int32, device=device) for n in sizes]
 
     out, twin = outputs(device), outputs(torch.device("cpu"))
-    triton_indices.page_indices(table, slots, kv_len, page_size, *out)
-    indices.page_indices(*on_cpu(table, slots, kv_len), page_size, *twin)
+    triton_indices.page_indices(table, slots, seq_lens, page_size, *out)
+    indices.page_indices(*on_cpu(table, slots, seq_lens), page_size, *twin)
     used = int(twin[0][-1])
-    assert used == sum(-(-n // page_size) for n in kv_len.tolist())
+    assert used == sum(-(-n // page_size) for n in seq_lens.tolist())
     assert torch.equal(out[0].cpu(), twin[0])
     assert torch.equal(out[1][:used].cpu(), twin[1][:used])
     assert torch.equal(out[2].cpu(), twin[2])

@@ -15,7 +15,7 @@ from minisgl.config import ConfigError
 from minisgl.core import I64
 from minisgl.kernel import compare, cpp
 from minisgl.kernel.compare import CommonPages, common_pages, pick_common_pages
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.cache.radix import Radix, RadixCache
 
 
@@ -67,8 +67,8 @@ def test_what_is_not_a_row_of_int64_is_refused() -> None:
 
 
 def test_a_radix_cache_gives_the_same_answers_on_both_roads(compiled: CommonPages) -> None:
-    host = Host.load()
-    caches = [host.build("cache", Radix(compare=road), page_size=4) for road in ("numpy", "cpp")]
+    manager = PluginManager.load()
+    caches = [manager.build("cache", Radix(compare=road), page_size=4) for road in ("numpy", "cpp")]
     assert caches[0].common_pages is common_pages
     assert caches[1].common_pages is not common_pages
     rng = np.random.default_rng(3)

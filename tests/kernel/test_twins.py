@@ -81,13 +81,13 @@ def test_norm_rope_store(normed: bool, layout: str) -> None:
     norm = QKNorm(torch.randn(dim), torch.randn(dim), 1e-6) if normed else None
     cos_sin = torch.cat((angle.cos(), angle.sin()), dim=-1)
     pool = KVPool(2, 5, 4, kv_heads, dim, torch.float32, CPU, layout)  # type: ignore[arg-type]
-    where = torch.randperm(20)[:tokens]
+    out_cache_loc = torch.randperm(20)[:tokens]
     kept = qkv.clone()
-    got = norm_rope_store(qkv, q_heads, kv_heads, norm, cos_sin, pool, 1, where)
+    got = norm_rope_store(qkv, q_heads, kv_heads, norm, cos_sin, pool, 1, out_cache_loc)
     q, k, v = (part.view(tokens, -1, dim) for part in kept.split([4 * dim, 2 * dim, 2 * dim], dim=-1))
     if norm is not None:
         q, k = hf_norm(q, norm.q, norm.eps), hf_norm(k, norm.k, norm.eps)
     torch.testing.assert_close(got, rotate(q, cos_sin), atol=1e-6, rtol=1e-6)
-    keys, values = (buffer.reshape(20, kv_heads, dim)[where] for buffer in pool.layer(1))
+    keys, values = (buffer.reshape(20, kv_heads, dim)[out_cache_loc] for buffer in pool.layer(1))
     torch.testing.assert_close(keys, rotate(k, cos_sin), atol=1e-6, rtol=1e-6)
     assert torch.equal(values, v)

@@ -17,16 +17,16 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 def test_store_and_show(layout: Literal["NHD", "HND"], page_size: int, index: torch.dtype) -> None:
     pool = KVPool(3, 6, page_size, 2, 8, torch.float32, CPU, layout)
-    where = torch.randperm(6 * page_size)[:5].to(index)
+    out_cache_loc = torch.randperm(6 * page_size)[:5].to(index)
     k, v = torch.randn(5, 2, 8), torch.randn(5, 2, 8)
-    pool.store(1, k, v, where)
+    pool.store(1, k, v, out_cache_loc)
     keys, values = pool.layer(1)
     assert keys.shape == values.shape == (6, page_size, 2, 8)
-    for i, place in enumerate(where.tolist()):
+    for i, place in enumerate(out_cache_loc.tolist()):
         assert torch.equal(keys[place // page_size, place % page_size], k[i])
         assert torch.equal(values[place // page_size, place % page_size], v[i])
     untouched = torch.ones(6 * page_size, dtype=torch.bool)
-    untouched[where.long()] = False
+    untouched[out_cache_loc.long()] = False
     for buffer in (keys, values):
         assert not buffer.reshape(-1, 2, 8)[untouched].any()
     assert not any(buffer.any() for layer in (0, 2) for buffer in pool.layer(layer))

@@ -27,7 +27,7 @@ from minisgl.layers import (
     VocabParallelEmbedding,
     mlp,
 )
-from minisgl.layers.weight_shards import Piece, pieces_of
+from minisgl.layers.weight_shards import WeightShard, weight_shards_of
 from minisgl.plugins.attention.torch import Torch, TorchAttention
 from minisgl.plugins.communicator.torch import Torch as TorchLink
 from minisgl.plugins.communicator.torch import TorchCommunicator
@@ -45,7 +45,7 @@ class Tensors:
         self.tensors = tensors
         self.names = frozenset(tensors)
 
-    def fill(self, piece: Piece) -> None:
+    def fill(self, piece: WeightShard) -> None:
         tensor = self.tensors[piece.name]
         assert tuple(tensor.shape) == piece.shape
         piece.target.copy_(tensor[piece.index])
@@ -59,7 +59,7 @@ def context(comm: Communicator | None = None) -> Context:
 def fill(layer: nn.Module, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
     source = Tensors(tensors)
     with torch.no_grad():
-        pieces = list(pieces_of(layer, prefix, source.names))
+        pieces = list(weight_shards_of(layer, prefix, source.names))
         for piece in pieces:
             source.fill(piece)
     assert {piece.name for piece in pieces} == source.names

@@ -19,6 +19,7 @@ from minisgl.message import (
     ChatPrompt,
     Count,
     Delta,
+    DetokenizeRequest,
     GetStats,
     IdsPrompt,
     Limits,
@@ -36,7 +37,6 @@ from minisgl.message import (
     TextReply,
     TokenLogprob,
     TokensReply,
-    Untokenize,
     decode,
     pack_ids,
     unpack_ids,
@@ -47,13 +47,13 @@ PARAMS = SamplingParams(
 )
 END = Finished(7, "error", 1, 2, 3, 4, "it broke", 400, "prompt", "invalid_value")
 ALL: list[Message] = [
-    Submit([1, 2], TextPrompt("héllo", special=False), PARAMS, fill=True),
+    Submit([1, 2], TextPrompt("héllo", special=False), PARAMS, max_tokens_from_context=True),
     Submit([1], IdsPrompt(pack_ids([1, 2])), SamplingParams()),
     Submit([1], ChatPrompt([{"role": "user", "content": "x", "n": [1, None]}], False, {"a": {"b": 1.5}}), PARAMS),
     Abort([1, 2**40]),
     Limits(2048, 151_936),
     Count(3, TextPrompt("x"), strings=True),
-    Untokenize(4, pack_ids([5])),
+    DetokenizeRequest(4, pack_ids([5])),
     Schedule(5, pack_ids([6, 7]), PARAMS),
     GetStats(6),
     Stop(),

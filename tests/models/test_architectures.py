@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.oracle import Oracle
 from minisgl.testing.paged import PagedModel
@@ -51,8 +51,8 @@ LENGTHS = (70, 33, 5)
 
 
 @pytest.fixture(scope="module")
-def host() -> Host:
-    return Host.load()
+def manager() -> PluginManager:
+    return PluginManager.load()
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)
@@ -67,10 +67,10 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_logits_match_transformers(case: tuple[Path, list, list], page_size: int, host: Host) -> None:
+def test_logits_match_transformers(case: tuple[Path, list, list], page_size: int, manager: PluginManager) -> None:
     """One long prompt whole; a second in chunks while the first decodes; a third joins them in a mixed batch."""
     path, (a, b, c), (want_a, want_b, want_c) = case
-    model = PagedModel(path, page_size=page_size, max_len=96, slots=3, host=host)
+    model = PagedModel(path, page_size=page_size, max_len=96, slots=3, manager=manager)
 
     def check(got: torch.Tensor, want: torch.Tensor) -> None:
         assert got.dtype == torch.float32
@@ -96,12 +96,12 @@ def test_logits_match_transformers(case: tuple[Path, list, list], page_size: int
         check(got, want_a[i : i + 1])
 
 
-def test_bfloat16_is_near_float32(tmp_path: Path, host: Host) -> None:
+def test_bfloat16_is_near_float32(tmp_path: Path, manager: PluginManager) -> None:
     """The same weights in bf16: activations round, nothing else differs (a wrong norm or rotation is far off)."""
     path = tiny_checkpoint("qwen3", tmp_path)
     ids = torch.arange(3, 43)
     want = Oracle(path, "bfloat16").logits(ids).float()
     exact = Oracle(path).logits(ids).float()
-    model = PagedModel(path, dtype=torch.bfloat16, max_len=48, slots=1, host=host)
+    model = PagedModel(path, dtype=torch.bfloat16, max_len=48, slots=1, manager=manager)
     (got,) = model.run([(0, 0, ids)])
     assert (got - exact).abs().mean() < 1.5 * (want - exact).abs().mean()

@@ -13,7 +13,7 @@ from minisgl.config import ConfigError
 from minisgl.models.config import ModelConfig
 from minisgl.models.resolve import resolve_model
 from minisgl.models.shipped import weights_dir
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.checkpoints import tiny_checkpoint
 
 QWEN3 = {  # DESIGN 8: hidden, layers, query heads, kv heads, FFN, tied
@@ -37,7 +37,7 @@ def test_named_shapes(name: str) -> None:
     )  # fmt: skip
     assert c.dtype == "bfloat16"
     assert not c.attention_bias
-    assert c.architecture in Host.load().models()
+    assert c.architecture in PluginManager.load().models()
     if name == "qwen3-30b-a3b":
         raw = c.raw
         assert (c.num_experts, raw["moe_intermediate_size"], raw["num_experts_per_tok"]) == (128, 768, 8)

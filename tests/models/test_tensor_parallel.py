@@ -11,7 +11,7 @@ import torch
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
 from minisgl.models.weights import Dummy
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.paged import PagedModel
 from minisgl.testing.ranks import run_ranks
@@ -31,8 +31,8 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def host() -> Host:
-    return Host.load()
+def manager() -> PluginManager:
+    return PluginManager.load()
 
 
 def drive(model: PagedModel, ids: torch.Tensor) -> torch.Tensor:
@@ -42,12 +42,12 @@ def drive(model: PagedModel, ids: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_ranks_agree_with_one_rank(name: str, tmp_path: Path, host: Host) -> None:
+def test_ranks_agree_with_one_rank(name: str, tmp_path: Path, manager: PluginManager) -> None:
     size, architecture, overrides = CASES[name]
     path = tiny_checkpoint(architecture, tmp_path, **overrides)
     vocab = overrides.get("vocab_size", 320)
     ids = torch.randint(0, vocab, (20,), generator=torch.Generator().manual_seed(2))
-    options: dict[str, Any] = {"max_len": 20, "slots": 2, "page_size": 4, "host": host}
+    options: dict[str, Any] = {"max_len": 20, "slots": 2, "page_size": 4, "manager": manager}
     alone = PagedModel(path, **options)
 
     def rank(comm: Communicator) -> tuple[torch.Tensor, int]:
@@ -55,19 +55,19 @@ def test_ranks_agree_with_one_rank(name: str, tmp_path: Path, host: Host) -> Non
         return drive(model, ids), model.bytes_read
 
     want = drive(alone, ids)
-    for got, bytes_read in run_ranks(size, rank, host):
+    for got, bytes_read in run_ranks(size, rank, manager):
         assert got.shape == (20, vocab)
         torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
         assert bytes_read < alone.bytes_read
 
 
-def test_dummy_weights_are_the_same_model_on_any_number_of_ranks(tmp_path: Path, host: Host) -> None:
+def test_dummy_weights_are_the_same_model_on_any_number_of_ranks(tmp_path: Path, manager: PluginManager) -> None:
     path = tiny_checkpoint("qwen3_moe", tmp_path)
     ids = torch.arange(5, 25)
-    options: dict[str, Any] = {"max_len": 20, "slots": 1, "source": Dummy(seed=7), "host": host}
+    options: dict[str, Any] = {"max_len": 20, "slots": 1, "source": Dummy(seed=7), "manager": manager}
     want = drive(PagedModel(path, **options), ids)
     assert want.std() > 0
-    for got in run_ranks(2, lambda comm: drive(PagedModel(path, comm=comm, **options), ids), host):
+    for got in run_ranks(2, lambda comm: drive(PagedModel(path, comm=comm, **options), ids), manager):
         torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-4)
     other = drive(PagedModel(path, **{**options, "source": Dummy(seed=8)}), ids)
     assert (other - want).abs().max() > 10 * (got - want).abs().max()
@@ -82,8 +82,8 @@ def test_dummy_weights_are_the_same_model_on_any_number_of_ranks(tmp_path: Path,
     ],
 )
 def test_a_model_that_the_ranks_do_not_divide_is_refused(
-    size: int, overrides: dict[str, Any], message: str, tmp_path: Path, host: Host
+    size: int, overrides: dict[str, Any], message: str, tmp_path: Path, manager: PluginManager
 ) -> None:
     path = tiny_checkpoint("mistral", tmp_path, **overrides)
     with pytest.raises(ConfigError, match=message):
-        run_ranks(size, lambda comm: PagedModel(path, comm=comm, host=host), host)
+        run_ranks(size, lambda comm: PagedModel(path, comm=comm, manager=manager), manager)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
 from minisgl.models.weights import Checkpoint, Dummy
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.paged import PagedModel
 from minisgl.testing.ranks import run_ranks
@@ -21,8 +21,8 @@ IDS = torch.arange(10, 30)
 
 
 @pytest.fixture(scope="module")
-def host() -> Host:
-    return Host.load()
+def manager() -> PluginManager:
+    return PluginManager.load()
 
 
 @pytest.fixture
@@ -46,43 +46,45 @@ def tensor_bytes(path: Path, *parts: str) -> int:
     return sum(t.nbytes for name, t in tensors.items() if not parts or any(part in name for part in parts))
 
 
-def test_one_rank_reads_every_byte_once(path: Path, host: Host) -> None:
-    assert PagedModel(path, host=host).bytes_read == tensor_bytes(path)
+def test_one_rank_reads_every_byte_once(path: Path, manager: PluginManager) -> None:
+    assert PagedModel(path, manager=manager).bytes_read == tensor_bytes(path)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe"])
 @pytest.mark.parametrize("stacked", [False, True])
-def test_each_rank_reads_only_its_slices(architecture: str, stacked: bool, tmp_path: Path, host: Host) -> None:
+def test_each_rank_reads_only_its_slices(
+    architecture: str, stacked: bool, tmp_path: Path, manager: PluginManager
+) -> None:
     """Norms and routers are read by every rank; of all else, each of two ranks reads half."""
     path = tiny_checkpoint(architecture, tmp_path, fused_experts=stacked)
     shared = tensor_bytes(path, "norm", "mlp.gate.")
     expected = shared + (tensor_bytes(path) - shared) // 2
-    assert run_ranks(2, lambda comm: PagedModel(path, comm=comm, host=host).bytes_read, host) == [expected] * 2
+    assert run_ranks(2, lambda comm: PagedModel(path, comm=comm, manager=manager).bytes_read, manager) == [expected] * 2
 
 
-def test_kv_heads_are_copied_where_there_are_fewer_than_ranks(tmp_path: Path, host: Host) -> None:
+def test_kv_heads_are_copied_where_there_are_fewer_than_ranks(tmp_path: Path, manager: PluginManager) -> None:
     path = tiny_checkpoint("qwen3", tmp_path, num_key_value_heads=1)
 
     def rank(comm: Communicator) -> tuple[torch.Tensor, int]:
-        model = PagedModel(path, comm=comm, host=host)
+        model = PagedModel(path, comm=comm, manager=manager)
         qkv = model.model.layers[0].self_attn.qkv_proj.weight
         return qkv[-64:].clone(), model.bytes_read
 
-    (kv_a, bytes_a), (kv_b, bytes_b) = run_ranks(2, rank, host)
+    (kv_a, bytes_a), (kv_b, bytes_b) = run_ranks(2, rank, manager)
     assert torch.equal(kv_a, kv_b)
     whole = tensor_bytes(path, "norm", "k_proj", "v_proj")
     assert bytes_a == bytes_b == whole + (tensor_bytes(path) - whole) // 2
 
 
-def test_sharded_files_with_an_index(path: Path, tmp_path: Path, host: Host) -> None:
+def test_sharded_files_with_an_index(path: Path, tmp_path: Path, manager: PluginManager) -> None:
     sharded = tiny_checkpoint("qwen3", tmp_path / "sharded", max_shard_size="60KB")
     assert len(list(sharded.glob("*.safetensors"))) > 3
-    whole, parts = PagedModel(path, host=host), PagedModel(sharded, host=host)
+    whole, parts = PagedModel(path, manager=manager), PagedModel(sharded, manager=manager)
     assert torch.equal(whole.run([(0, 0, IDS)])[0], parts.run([(0, 0, IDS)])[0])
     assert whole.bytes_read == parts.bytes_read
 
 
-def test_a_file_that_the_index_names_is_missing(tmp_path: Path, host: Host) -> None:
+def test_a_file_that_the_index_names_is_missing(tmp_path: Path, manager: PluginManager) -> None:
     sharded = tiny_checkpoint("qwen3", tmp_path, max_shard_size="60KB")
     victim = sorted(sharded.glob("*.safetensors"))[1]
     victim.unlink()
@@ -100,29 +102,29 @@ def test_a_tensor_that_the_index_names_is_missing(tmp_path: Path) -> None:
         Checkpoint(sharded)
 
 
-def test_missing_and_unknown_tensors_are_named(path: Path, host: Host) -> None:
+def test_missing_and_unknown_tensors_are_named(path: Path, manager: PluginManager) -> None:
     edit(path, model__layers__1__self_attn__k_proj__weight=None, model__layers__0__extra__weight=torch.zeros(3))
     with pytest.raises(ConfigError) as error:
-        PagedModel(path, host=host)
+        PagedModel(path, manager=manager)
     assert "lacks model.layers.1.self_attn.k_proj.weight" in str(error.value)
     assert "also has model.layers.0.extra.weight" in str(error.value)
 
 
-def test_an_unknown_tensor_alone_is_an_error(path: Path, host: Host) -> None:
+def test_an_unknown_tensor_alone_is_an_error(path: Path, manager: PluginManager) -> None:
     edit(path, model__layers__2__input_layernorm__weight=torch.zeros(64))
     with pytest.raises(ConfigError, match=r"it also has model\.layers\.2\.input_layernorm\.weight"):
-        PagedModel(path, host=host)
+        PagedModel(path, manager=manager)
 
 
-def test_a_tensor_of_another_shape_is_named(path: Path, host: Host) -> None:
+def test_a_tensor_of_another_shape_is_named(path: Path, manager: PluginManager) -> None:
     edit(path, model__layers__0__mlp__up_proj__weight=torch.zeros(96, 63))
     with pytest.raises(ConfigError, match=r"model\.layers\.0\.mlp\.up_proj\.weight has shape \[96, 63\].*\[96, 64\]"):
-        PagedModel(path, host=host)
+        PagedModel(path, manager=manager)
 
 
-def test_old_rotary_buffers_are_no_unknown_tensors(path: Path, host: Host) -> None:
+def test_old_rotary_buffers_are_no_unknown_tensors(path: Path, manager: PluginManager) -> None:
     edit(path, model__layers__0__self_attn__rotary_emb__inv_freq=torch.zeros(16))
-    PagedModel(path, host=host)
+    PagedModel(path, manager=manager)
 
 
 def test_a_truncated_file_is_named(path: Path) -> None:
@@ -138,29 +140,29 @@ def test_a_directory_without_weights_says_what_to_do(path: Path) -> None:
         Checkpoint(path)
 
 
-def test_a_tied_checkpoint_may_hold_its_head_twice_if_both_are_equal(tmp_path: Path, host: Host) -> None:
+def test_a_tied_checkpoint_may_hold_its_head_twice_if_both_are_equal(tmp_path: Path, manager: PluginManager) -> None:
     path = tiny_checkpoint("llama", tmp_path, tie_word_embeddings=True)
-    want = PagedModel(path, host=host).run([(0, 0, IDS)])[0]
+    want = PagedModel(path, manager=manager).run([(0, 0, IDS)])[0]
     embedding = load_file(path / "model.safetensors")["model.embed_tokens.weight"]
     edit(path, lm_head__weight=embedding.clone())
-    assert torch.equal(PagedModel(path, host=host).run([(0, 0, IDS)])[0], want)
+    assert torch.equal(PagedModel(path, manager=manager).run([(0, 0, IDS)])[0], want)
     edit(path, lm_head__weight=embedding + 1)
     with pytest.raises(ConfigError, match=r"ties lm_head\.weight to model\.embed_tokens\.weight"):
-        PagedModel(path, host=host)
+        PagedModel(path, manager=manager)
 
 
-def test_weights_are_converted_to_the_model_s_dtype(path: Path, host: Host) -> None:
-    model = PagedModel(path, dtype=torch.bfloat16, host=host)
+def test_weights_are_converted_to_the_model_s_dtype(path: Path, manager: PluginManager) -> None:
+    model = PagedModel(path, dtype=torch.bfloat16, manager=manager)
     assert {p.dtype for p in model.model.parameters()} == {torch.bfloat16}
 
 
-def test_dummy_weights_have_the_promised_spread(path: Path, host: Host) -> None:
-    model = PagedModel(path, source=Dummy(), host=host).model
+def test_dummy_weights_have_the_promised_spread(path: Path, manager: PluginManager) -> None:
+    model = PagedModel(path, source=Dummy(), manager=manager).model
     for name, parameter in model.named_parameters():
         if name.endswith("norm.weight"):
             assert torch.all(parameter == 1)
         else:
             assert parameter.std().item() == pytest.approx(0.02, rel=0.1), name
             assert parameter.mean().item() == pytest.approx(0, abs=0.002), name
-    same = PagedModel(path, source=Dummy(), host=host).model
+    same = PagedModel(path, source=Dummy(), manager=manager).model
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from minisgl.config import GROUPS, Config, ConfigError, ServerConfig
 from minisgl.options.compose import as_yaml, compose, run_cli, split_plugins
 from minisgl.options.describe import default_choice, presets
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 
 PLUGIN = """
 from dataclasses import dataclass, field
@@ -63,41 +63,43 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def host() -> Host:
-    return Host.load(light=True)
+def manager() -> PluginManager:
+    return PluginManager.load(light=True)
 
 
 @pytest.fixture(scope="module")
-def mine(plugin: str) -> Host:
-    return Host.load([plugin], light=True)
+def mine(plugin: str) -> PluginManager:
+    return PluginManager.load([plugin], light=True)
 
 
-def refused(host: Host, *words: str) -> str:
+def refused(manager: PluginManager, *words: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        compose(host, words)
+        compose(manager, words)
     return str(caught.value)
 
 
-def test_without_words_every_group_has_its_default_and_every_value_the_dataclass_has(host: Host) -> None:
-    config = compose(host)
-    names = {group: host.name_of(group, getattr(config, group)) for group in GROUPS}
+def test_without_words_every_group_has_its_default_and_every_value_the_dataclass_has(
+    manager: PluginManager,
+) -> None:
+    config = compose(manager)
+    names = {group: manager.name_of(group, getattr(config, group)) for group in GROUPS}
     assert names == {group: default_choice(group) for group in GROUPS}
     assert (names["cache"], names["scheduler"]) == ("radix", "prefill_first")
     plain = Config(**{group: getattr(config, group) for group in GROUPS})
     assert config == plain
     assert type(config) is Config
     assert type(config.server) is ServerConfig
-    assert type(config.cache) is host.schema("cache", "radix")
+    assert type(config.cache) is manager.schema("cache", "radix")
 
 
-def test_words_set_options_and_choose_plugins(host: Host) -> None:
+def test_words_set_options_and_choose_plugins(manager: PluginManager) -> None:
     config = compose(
-        host, ["tp=2", "num_pages=64", "cache=naive", "scheduler=mixed", "scheduler.order=lpm", "++seed=3"]
+        manager, ["tp=2", "num_pages=64", "cache=naive", "scheduler=mixed", "scheduler.order=lpm", "++seed=3"]
     )
     assert (config.tp, config.num_pages, config.seed) == (2, 64, 3)
-    assert type(config.cache) is host.schema("cache", "naive")
+    assert type(config.cache) is manager.schema("cache", "naive")
     assert config.scheduler.order == "lpm"
-    assert compose(host, ["server.port=0", "server.api_key=k", "overlap=off"]).server.port == 0
+    assert compose(manager, ["server.port=0", "server.api_key=k", "overlap=off"]).server.port == 0
 
 
 @settings(max_examples=25, deadline=None)
@@ -105,21 +107,21 @@ def test_words_set_options_and_choose_plugins(host: Host) -> None:
 @example("\\")
 @example("it's")
 @example("a\\'b\\\\'")
-def test_a_text_is_taken_as_it_stands(mine: Host, text: str) -> None:
+def test_a_text_is_taken_as_it_stands(mine: PluginManager, text: str) -> None:
     if "${" not in text and not (len(text) > 1 and text[0] == text[-1] and text[0] in "'\""):
         config = compose(mine, [f"model={text}", "cache=mine", f"cache.path={text}"])
         assert config.model == text
         assert config.cache.path == text
 
 
-def test_null_is_a_value_where_the_type_has_none(host: Host) -> None:
-    config = compose(host, ["server.api_key=null", "num_pages=null", "model='null'"])
+def test_null_is_a_value_where_the_type_has_none(manager: PluginManager) -> None:
+    config = compose(manager, ["server.api_key=null", "num_pages=null", "model='null'"])
     assert config.server.api_key is None
     assert config.num_pages is None
     assert config.model == "null"
 
 
-def test_values_of_every_kind_that_a_plugin_may_ask_for(mine: Host) -> None:
+def test_values_of_every_kind_that_a_plugin_may_ask_for(mine: PluginManager) -> None:
     words = ["cache=mine", "cache.path=/x", "cache.ratio=inf", "cache.colour=BLUE", "cache.sizes=[1,2]"]
     cache = compose(mine, words).cache
     assert (cache.path, cache.ratio, cache.colour.name, cache.sizes) == ("/x", math.inf, "BLUE", [1, 2])
@@ -188,8 +190,8 @@ def test_values_of_every_kind_that_a_plugin_may_ask_for(mine: Host) -> None:
         ("model=${nothing}", "Interpolation key 'nothing' not found"),
     ],
 )
-def test_a_wrong_word_gets_one_clear_message(host: Host, word: str, said: str) -> None:
-    message = refused(host, word)
+def test_a_wrong_word_gets_one_clear_message(manager: PluginManager, word: str, said: str) -> None:
+    message = refused(manager, word)
     assert said in message
     assert "\n" not in message
 
@@ -208,15 +210,15 @@ def test_a_wrong_word_gets_one_clear_message(host: Host, word: str, said: str) -
         (["cache=naive", "cache.max_nodes=1"], "It is an option of cache=mine"),
     ],
 )
-def test_a_plugins_options_are_checked_like_our_own(mine: Host, words: list[str], said: str) -> None:
+def test_a_plugins_options_are_checked_like_our_own(mine: PluginManager, words: list[str], said: str) -> None:
     assert said in refused(mine, *words)
 
 
 def test_a_field_that_no_option_can_fill_is_explained(tmp_path: Path) -> None:
     path = tmp_path / "odd.py"
     path.write_text(PLUGIN.replace("max_nodes: int = 10_000", "call: __import__('typing').Callable = print"))
-    host = Host.load([str(path)], light=True)
-    assert "cache=mine: the fields of Mine can't be options" in refused(host, "cache=mine")
+    manager = PluginManager.load([str(path)], light=True)
+    assert "cache=mine: the fields of Mine can't be options" in refused(manager, "cache=mine")
 
 
 # ---- plugins= ----------------------------------------------------------------------------------------
@@ -225,21 +227,22 @@ def test_a_field_that_no_option_can_fill_is_explained(tmp_path: Path) -> None:
 def test_plugins_words_are_read_before_anything_else(plugin: str) -> None:
     assert split_plugins(["a=1", "plugins=[x.py, 'y.py']", "plugins=z"]) == (["x.py", "y.py", "z"], ["a=1"])
     assert split_plugins(["plugins=/a b/x=1.py"]) == (["/a b/x=1.py"], [])
-    config = compose(Host.load(light=True), ["cache.path=p", "cache=mine", f"plugins={plugin}"])
+    config = compose(PluginManager.load(light=True), ["cache.path=p", "cache=mine", f"plugins={plugin}"])
     assert config.plugins == [plugin]
     assert config.cache.max_nodes == 10_000
 
 
-def test_two_hosts_in_one_process_do_not_see_each_others_plugins(host: Host, mine: Host) -> None:
+def test_two_hosts_in_one_process_do_not_see_each_others_plugins(manager: PluginManager, mine: PluginManager) -> None:
     assert compose(mine, ["cache=mine", "cache.path=x"]).cache.path == "x"
-    assert "there is no such cache" in refused(host, "cache=mine")
+    assert "there is no such cache" in refused(manager, "cache=mine")
     assert compose(mine, ["cache=mine", "cache.path=y"]).cache.path == "y"
 
 
 def test_a_program_that_uses_hydra_itself_is_not_disturbed(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manager: PluginManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hydra import compose, initialize
+    from hydra import compose as hydra_compose
+    from hydra import initialize
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
 
@@ -250,11 +253,11 @@ def test_a_program_that_uses_hydra_itself_is_not_disturbed(
     try:
         with initialize(version_base=None, config_path=None):
             running = GlobalHydra.instance().hydra
-            assert compose(host, ["tp=2", "cache=naive"]).tp == 2
-            refused(host, "tp=two")
-            assert "there is no such cache" in refused(host, "cache=theirs")
+            assert compose(manager, ["tp=2", "cache=naive"]).tp == 2
+            refused(manager, "tp=two")
+            assert "there is no such cache" in refused(manager, "cache=theirs")
             assert GlobalHydra.instance().hydra is running
-            assert compose("config") == {"cache": {"x": 1}, "tp": "theirs"}
+            assert hydra_compose("config") == {"cache": {"x": 1}, "tp": "theirs"}
     finally:
         del store.repo["config.yaml"], store.repo["cache"]
     assert list(tmp_path.iterdir()) == []
@@ -265,27 +268,27 @@ def test_a_program_that_uses_hydra_itself_is_not_disturbed(
 
 
 @pytest.mark.parametrize("word", [f"{kind}={name}" for kind in ("experiment", "stage") for name in presets(kind)])
-def test_every_preset_composes_and_your_own_words_override_it(host: Host, word: str) -> None:
+def test_every_preset_composes_and_your_own_words_override_it(manager: PluginManager, word: str) -> None:
     assert presets(word.partition("=")[0])[word.partition("=")[2]].endswith(".")
-    plain, preset = compose(host), compose(host, [word])
+    plain, preset = compose(manager), compose(manager, [word])
     assert preset != plain
-    config = compose(host, [word, "cache=naive", "scheduler=static", "max_running_requests=3"])
-    assert type(config.cache) is host.schema("cache", "naive")
-    assert type(config.scheduler) is host.schema("scheduler", "static")
+    config = compose(manager, [word, "cache=naive", "scheduler=static", "max_running_requests=3"])
+    assert type(config.cache) is manager.schema("cache", "naive")
+    assert type(config.scheduler) is manager.schema("scheduler", "static")
     assert config.max_running_requests == 3
 
 
-def test_a_student_can_put_their_own_plugin_into_a_stage(mine: Host) -> None:
+def test_a_student_can_put_their_own_plugin_into_a_stage(mine: PluginManager) -> None:
     assert compose(mine, ["stage=6", "cache=mine", "cache.path=x"]).cache.path == "x"
 
 
-def test_each_stage_switches_one_idea_on(host: Host) -> None:
+def test_each_stage_switches_one_idea_on(manager: PluginManager) -> None:
     def flat(config: Config) -> dict[str, object]:
-        found = {f"{g}={host.name_of(g, getattr(config, g))}": True for g in GROUPS}
+        found = {f"{g}={manager.name_of(g, getattr(config, g))}": True for g in GROUPS}
         order = getattr(config.scheduler, "order", "fcfs")
         return found | {k: v for k, v in vars(config).items() if k not in GROUPS} | {"order": order}
 
-    stages = [flat(compose(host, [f"stage={n}"])) for n in range(1, 8)]
+    stages = [flat(compose(manager, [f"stage={n}"])) for n in range(1, 8)]
     moved = [{k for k in a.keys() | b.keys() if a.get(k) != b.get(k)} for a, b in pairwise(stages)]
     assert moved == [
         {"max_running_requests"},
@@ -302,7 +305,7 @@ def test_each_stage_switches_one_idea_on(host: Host) -> None:
 
 
 def test_run_cli_returns_a_config_or_exits(capsys: pytest.CaptureFixture[str], plugin: str) -> None:
-    assert run_cli(["tp=2", "cache=naive"]).tp == 2
+    assert run_cli(["tp=2", "cache=naive"])[0].tp == 2
     with pytest.raises(SystemExit) as ended:
         run_cli(["tp=two"])
     assert ended.value.code == 2
@@ -324,8 +327,8 @@ def test_run_cli_returns_a_config_or_exits(capsys: pytest.CaptureFixture[str], p
         assert ended.value.code == 2
 
 
-def test_the_composed_config_is_printed_with_its_choices(host: Host) -> None:
-    shown = as_yaml(host, ["cache=naive", "scheduler=mixed"])
+def test_the_composed_config_is_printed_with_its_choices(manager: PluginManager) -> None:
+    shown = as_yaml(manager, ["cache=naive", "scheduler=mixed"])
     assert "cache: {}  # cache=naive\n" in shown
     assert "scheduler:  # scheduler=mixed\n  order: fcfs\n" in shown
 

@@ -14,14 +14,14 @@ from minisgl.config import Config, ServerConfig
 from minisgl.options.completion import SCRIPTS, completions
 from minisgl.options.describe import core_options, doc_of, field_docs, group_options, help_text
 from minisgl.options.reference import pages
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def host() -> Host:
-    return Host.load(light=True)
+def manager() -> PluginManager:
+    return PluginManager.load(light=True)
 
 
 def test_the_literal_under_a_field_is_its_help() -> None:
@@ -30,19 +30,19 @@ def test_the_literal_under_a_field_is_its_help() -> None:
     assert "attention" not in field_docs(Config)
 
 
-def test_every_option_is_documented(host: Host) -> None:
-    everything = core_options() + list(group_options(host).values())
+def test_every_option_is_documented(manager: PluginManager) -> None:
+    everything = core_options() + list(group_options(manager).values())
     assert [o.key for o in everything if not o.help] == []
-    classes = [schema for names in host.configs.values() for schema in names.values()]
+    classes = [schema for names in manager.configs.values() for schema in names.values()]
     assert [schema for schema in classes if not doc_of(schema)] == []
 
 
-def test_help_has_every_option_and_every_choice(host: Host) -> None:
-    text = help_text(host)
-    for option in [*core_options(), *group_options(host).values()]:
+def test_help_has_every_option_and_every_choice(manager: PluginManager) -> None:
+    text = help_text(manager)
+    for option in [*core_options(), *group_options(manager).values()]:
         assert f" {option.key}={option.default_text}" in text
         assert f"[{option.type_name}]" in text
-    for group, names in host.configs.items():
+    for group, names in manager.configs.items():
         for name in names:
             assert f"  {group}={name}" in text
     assert max(map(len, text.splitlines())) <= 110
@@ -72,12 +72,12 @@ def test_the_reference_pages_of_the_docs_are_fresh() -> None:
         ("seed=", []),
     ],
 )
-def test_completions(host: Host, word: str, expected: list[str]) -> None:
-    assert list(completions(host, word)) == expected
+def test_completions(manager: PluginManager, word: str, expected: list[str]) -> None:
+    assert list(completions(manager, word)) == expected
 
 
-def test_the_shipped_models_complete(host: Host) -> None:
-    assert "model=tutor" in list(completions(host, "model=t"))
+def test_the_shipped_models_complete(manager: PluginManager) -> None:
+    assert "model=tutor" in list(completions(manager, "model=t"))
 
 
 @pytest.fixture

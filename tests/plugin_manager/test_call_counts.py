@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minisgl.plugin_manager.call_counts import Calls, count_methods, counted_class
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 
 FILE = '''
 from dataclasses import dataclass
@@ -63,23 +63,23 @@ def minisgl_models():
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
+def manager(tmp_path: Path) -> PluginManager:
     path = tmp_path / "mine.py"
     path.write_text(FILE)
-    return Host.load([str(path)])
+    return PluginManager.load([str(path)])
 
 
-def test_hooks_methods_and_models_of_a_given_plugin_are_counted(host: Host) -> None:
-    policy = host.build("scheduler", host.make("scheduler", "mine"))
+def test_hooks_methods_and_models_of_a_given_plugin_are_counted(manager: PluginManager) -> None:
+    policy = manager.build("scheduler", manager.make("scheduler", "mine"))
     for _ in range(3):
         policy.plan([], [], None)
     assert policy.plans == 3
-    model = host.models()["MineForCausalLM"]
+    model = manager.models()["MineForCausalLM"]
     assert model().forward(7) == 7
-    host.hook.minisgl_pages_evicted(step=0, pages=())
-    plugin = host.plugins[-1]
-    calls = {call: times for name, path, sha256, call, times in host.called()}
-    assert {(name, path, sha) for name, path, sha, *_ in host.called()} == {
+    manager.hook.minisgl_pages_evicted(step=0, pages=())
+    plugin = manager.plugins[-1]
+    calls = {call: times for name, path, sha256, call, times in manager.called()}
+    assert {(name, path, sha) for name, path, sha, *_ in manager.called()} == {
         (plugin.name, str(plugin.path), plugin.sha256)
     }
     assert calls == {
@@ -88,19 +88,19 @@ def test_hooks_methods_and_models_of_a_given_plugin_are_counted(host: Host) -> N
 
 
 def test_built_in_plugins_are_neither_counted_nor_wrapped() -> None:
-    host = Host.load()
-    policy = host.build("scheduler", host.make("scheduler", "mixed"))
+    manager = PluginManager.load()
+    policy = manager.build("scheduler", manager.make("scheduler", "mixed"))
     assert type(policy).__mro__[1] is object
-    assert host.called() == []
+    assert manager.called() == []
 
 
-def test_two_hosts_count_for_themselves(host: Host) -> None:
-    other = Host.load(host.given)
-    for one, times in ((host, 2), (other, 5)):
+def test_two_hosts_count_for_themselves(manager: PluginManager) -> None:
+    other = PluginManager.load(manager.given)
+    for one, times in ((manager, 2), (other, 5)):
         policy = one.build("scheduler", one.make("scheduler", "mine"))
         for _ in range(times):
             policy.plan([], [], None)
-    assert [{c: n for *_, c, n in one.called()}["plan"] for one in (host, other)] == [2, 5]
+    assert [{c: n for *_, c, n in one.called()}["plan"] for one in (manager, other)] == [2, 5]
 
 
 def test_a_class_that_cannot_change_is_left_alone() -> None:

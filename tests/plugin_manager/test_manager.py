@@ -19,7 +19,14 @@ import pytest
 from minisgl.config import GROUPS, Config
 from minisgl.core import EngineSpec, Req, SamplingParams
 from minisgl.options.compose import compose
-from minisgl.plugin_manager.manager import BUILTINS, ConfigError, Host, decode_config, encode_config, plugins_of
+from minisgl.plugin_manager.manager import (
+    BUILTINS,
+    ConfigError,
+    PluginManager,
+    decode_config,
+    encode_config,
+    plugins_of,
+)
 from minisgl.plugins.__main__ import main
 
 MINE = '''
@@ -124,14 +131,14 @@ def test_every_built_in_file_is_named_and_loads() -> None:
     files = {f"minisgl.plugins.{p.parent.name}.{p.stem}" for p in root.glob("*/*.py") if p.stem != "__init__"}
     asked_for = {f"minisgl.plugins.observer.{name}" for name in ("auditor", "meter")}  # with plugins=…, as in the labs
     assert files == set(BUILTINS) | asked_for
-    host = Host.load()
-    loaded = [p.name for p in host.plugins if p.source == "built-in"]
+    manager = PluginManager.load()
+    loaded = [p.name for p in manager.plugins if p.source == "built-in"]
     assert loaded == list(BUILTINS)
-    assert all(host.configs[group] for group in GROUPS)
+    assert all(manager.configs[group] for group in GROUPS)
 
 
 def test_light_leaves_models_out_but_no_option() -> None:
-    light, full = Host.load(light=True), Host.load()
+    light, full = PluginManager.load(light=True), PluginManager.load()
     assert light.configs == full.configs
     assert light.models() == {}
     assert "Qwen3ForCausalLM" in full.models()
@@ -142,8 +149,8 @@ def test_a_light_process_never_imports_torch_even_where_a_students_file_does(min
         """
         import sys, time
         begun = time.process_time()
-        from minisgl.plugin_manager.manager import Host, decode_config, encode_config
-        host = Host.load([sys.argv[1]], light=True)
+        from minisgl.plugin_manager.manager import PluginManager, decode_config, encode_config
+        host = PluginManager.load([sys.argv[1]], light=True)
         loaded = time.process_time()
         config = compose(host, ["cache=mine"])
         decode_config(encode_config(config, host), host)
@@ -164,29 +171,29 @@ def test_one_file_is_one_plugin_however_it_is_spelled(mine: Path, monkeypatch: p
     monkeypatch.chdir(mine.parent)
     link = mine.parent / "link.py"
     link.symlink_to(mine)
-    host = Host.load(
+    manager = PluginManager.load(
         [str(mine), "my_cache.py", "./my_cache.py", f"{mine.parent}/../{mine.parent.name}/my_cache.py", "link.py"]
     )
-    assert [p.source for p in host.plugins].count("file") == 1
-    assert host.given == [str(mine)]
+    assert [p.source for p in manager.plugins].count("file") == 1
+    assert manager.given == [str(mine)]
 
 
 def test_two_hosts_share_classes_and_nothing_else(mine: Path) -> None:
-    one, two = Host.load([str(mine)]), Host.load([str(mine)])
+    one, two = PluginManager.load([str(mine)]), PluginManager.load([str(mine)])
     assert one.schema("cache", "mine") is two.schema("cache", "mine")
-    for uid, host in enumerate((one, one, two)):
-        host.hook.minisgl_request_added(req=Req(uid, [1], SamplingParams(), uid), now=0.0)
+    for uid, manager in enumerate((one, one, two)):
+        manager.hook.minisgl_request_added(req=Req(uid, [1], SamplingParams(), uid), now=0.0)
     assert "added 2" in one.hook.minisgl_metrics()
     assert "added 1" in two.hook.minisgl_metrics()
-    assert "mine" not in Host.load().configs["cache"]
+    assert "mine" not in PluginManager.load().configs["cache"]
 
 
 def test_a_module_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a_module_of_mine.py").write_text(MINE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    host = Host.load(["a_module_of_mine"])
-    assert host.given == ["a_module_of_mine"]
-    assert "mine" in host.configs["cache"]
+    manager = PluginManager.load(["a_module_of_mine"])
+    assert manager.given == ["a_module_of_mine"]
+    assert "mine" in manager.configs["cache"]
 
 
 def test_an_installed_distribution_is_found_by_its_entry_point(tmp_path: Path) -> None:
@@ -196,8 +203,8 @@ def test_an_installed_distribution_is_found_by_its_entry_point(tmp_path: Path) -
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-minisgl\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[minisgl]\nmine = other_minisgl\n")
     code = """
-        from minisgl.plugin_manager.manager import Host
-        host = Host.load(light=True)
+        from minisgl.plugin_manager.manager import PluginManager
+        host = PluginManager.load(light=True)
         found = [(p.name, p.source) for p in host.plugins if p.source != "built-in"]
         print(found, host.given, "mine" in host.configs["cache"])
     """
@@ -262,11 +269,11 @@ CONFIGS = """
 def test_a_plugin_that_would_do_nothing_or_harm_is_refused(write: Write, body: str, said: str) -> None:
     path = write(body)
     with pytest.raises(ConfigError) as caught:
-        Host.load([str(path)])
+        PluginManager.load([str(path)])
     assert said in str(caught.value)
     assert "my_cache.py" in str(caught.value)
     path.write_text(MINE)  # mended, in the same process
-    assert "mine" in Host.load([str(path)]).configs["cache"]
+    assert "mine" in PluginManager.load([str(path)]).configs["cache"]
 
 
 def test_a_missing_gpu_package_names_the_extra(write: Write) -> None:
@@ -279,9 +286,9 @@ def test_a_missing_gpu_package_names_the_extra(write: Write) -> None:
             raise ModuleNotFoundError("No module named 'flashinfer'", name="flashinfer")
     """
     )
-    host = Host.load([str(path)])
+    manager = PluginManager.load([str(path)])
     with pytest.raises(ConfigError, match=r"cache=mine: it needs the package 'flashinfer'.*'minisgl\[gpu\]'"):
-        host.build("cache", host.make("cache", "mine"), page_size=1)
+        manager.build("cache", manager.make("cache", "mine"), page_size=1)
 
 
 @pytest.mark.parametrize(
@@ -296,14 +303,14 @@ def test_a_missing_gpu_package_names_the_extra(write: Write) -> None:
 )
 def test_a_word_that_names_no_plugin(word: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        Host.load([word])
+        PluginManager.load([word])
 
 
 def test_a_misspelled_or_wrong_path_says_what_is_there(mine: Path) -> None:
     with pytest.raises(ConfigError, match=r"Did you mean my_cache\.py\?"):
-        Host.load([str(mine.parent / "my_cash.py")])
+        PluginManager.load([str(mine.parent / "my_cash.py")])
     with pytest.raises(ConfigError, match=r"is a folder\. Name a file in it: my_cache\.py\."):
-        Host.load([str(mine.parent)])
+        PluginManager.load([str(mine.parent)])
 
 
 def test_two_plugins_that_claim_one_architecture(write: Write) -> None:
@@ -313,37 +320,37 @@ def test_two_plugins_that_claim_one_architecture(write: Write) -> None:
         def minisgl_models():
             return {"MyForCausalLM": Model}
     """
-    host = Host.load([str(write(body, "a.py")), str(write(body, "b.py"))])
+    manager = PluginManager.load([str(write(body, "a.py")), str(write(body, "b.py"))])
     with pytest.raises(ConfigError, match=r"[ab]\.py and .*[ab]\.py both claim the architecture MyForCausalLM"):
-        host.models()
-    assert "MyForCausalLM" in Host.load([str(write(body, "a.py"))]).models()
+        manager.models()
+    assert "MyForCausalLM" in PluginManager.load([str(write(body, "a.py"))]).models()
 
 
 def test_one_name_twice_in_one_file(write: Write) -> None:
     more = '\n    @dataclass\n    class Other: ...\n    @hookimpl(specname="minisgl_configs")\n    def more():\n'
     path = write(CONFIGS + more + '        yield "cache", "mine", Other\n')
     with pytest.raises(ConfigError, match="claims cache=mine twice"):
-        Host.load([str(path)])
+        PluginManager.load([str(path)])
 
 
 # ---- building ----------------------------------------------------------------------------------------
 
 
 def test_a_config_that_no_plugin_builds(write: Write) -> None:
-    host = Host.load([str(write(CONFIGS))])
+    manager = PluginManager.load([str(write(CONFIGS))])
     with pytest.raises(ConfigError, match=r"No plugin builds cache=mine.*isinstance\(config, Mine\)"):
-        host.build("cache", host.make("cache", "mine"), page_size=16)
+        manager.build("cache", manager.make("cache", "mine"), page_size=16)
 
 
 def test_build_make_and_names(mine: Path) -> None:
-    host = Host.load([str(mine)])
-    config = host.make("cache", "mine")
-    assert host.build("cache", config, page_size=4) == ("mine", 4, 10_000)
-    assert host.name_of("cache", config) == "mine"
+    manager = PluginManager.load([str(mine)])
+    config = manager.make("cache", "mine")
+    assert manager.build("cache", config, page_size=4) == ("mine", 4, 10_000)
+    assert manager.name_of("cache", config) == "mine"
     with pytest.raises(ConfigError, match=r"cache=mime: there is no such cache\. Did you mean mine\? Known: .*radix"):
-        host.make("cache", "mime")
+        manager.make("cache", "mime")
     with pytest.raises(ConfigError, match=r"There is no group 'cash'\. Did you mean cache\?"):
-        host.make("cash", "mine")
+        manager.make("cash", "mine")
 
 
 def test_an_attention_backend_can_wrap_another_by_name(write: Write) -> None:
@@ -364,8 +371,8 @@ def test_an_attention_backend_can_wrap_another_by_name(write: Write) -> None:
             if isinstance(config, Outer):
                 return f"outer of {build(config.of)}"
     """)
-    host = Host.load([str(path)])
-    assert host.build("attention", host.make("attention", "outer"), device="cpu") == "outer of inner on cpu"
+    manager = PluginManager.load([str(path)])
+    assert manager.build("attention", manager.make("attention", "outer"), device="cpu") == "outer of inner on cpu"
 
 
 def test_a_value_that_a_factory_refuses_is_named(write: Write) -> None:
@@ -378,9 +385,9 @@ def test_a_value_that_a_factory_refuses_is_named(write: Write) -> None:
             raise ValueError("size must be even")
     """
     )
-    host = Host.load([str(path)])
+    manager = PluginManager.load([str(path)])
     with pytest.raises(ConfigError, match="cache=mine: size must be even"):
-        host.build("cache", host.make("cache", "mine"), page_size=1)
+        manager.build("cache", manager.make("cache", "mine"), page_size=1)
 
 
 COUNTER = """
@@ -407,34 +414,34 @@ def minisgl_observer(config, spec):
 
 
 def test_an_observer_with_options_listens_from_the_start_of_a_scheduler_to_its_end(write: Write) -> None:
-    host = Host.load([str(write(COUNTER))])
-    made = host.plugins[-1].module.made
-    spec = EngineSpec(page_size=4, num_pages=7, max_slots=1, max_len=8, vocab_size=9)
-    host.observe(Config(seed=0), spec)
-    host.hook.minisgl_pages_evicted(step=1, pages=None)
+    manager = PluginManager.load([str(write(COUNTER))])
+    made = manager.plugins[-1].module.made
+    spec = EngineSpec(page_size=4, num_pages=7, max_running_requests=1, max_seq_len=8, vocab_size=9)
+    manager.observe(Config(seed=0), spec)
+    manager.hook.minisgl_pages_evicted(step=1, pages=None)
     assert made == []  # off: nothing was made
-    host.observe(Config(seed=1), spec)
-    host.hook.minisgl_pages_evicted(step=2, pages=None)
-    host.observe(Config(seed=1), spec)  # another scheduler: the first one's observer has ended
-    host.hook.minisgl_pages_evicted(step=3, pages=None)
-    host.close()
-    host.close()
-    host.hook.minisgl_pages_evicted(step=4, pages=None)
+    manager.observe(Config(seed=1), spec)
+    manager.hook.minisgl_pages_evicted(step=2, pages=None)
+    manager.observe(Config(seed=1), spec)  # another scheduler: the first one's observer has ended
+    manager.hook.minisgl_pages_evicted(step=3, pages=None)
+    manager.close()
+    manager.close()
+    manager.hook.minisgl_pages_evicted(step=4, pages=None)
     assert [(each.pages, each.said) for each in made] == [(7, [2, "closed"]), (7, [3, "closed"])]
 
 
 def test_what_is_no_observer_is_refused(write: Write) -> None:
     body = "from minisgl import hookimpl\n\n@hookimpl\ndef minisgl_observer():\n    return 3\n"
-    host = Host.load([str(write(body))])
+    manager = PluginManager.load([str(write(body))])
     with pytest.raises(ConfigError, match="The observer int, which a minisgl_observer hook returned, has no method"):
-        host.observe(Config(), EngineSpec(4, 7, 1, 8, 9))
+        manager.observe(Config(), EngineSpec(4, 7, 1, 8, 9))
 
 
 def test_trace_prints_each_hook_call(mine: Path) -> None:
     code = """
         import sys
-        from minisgl.plugin_manager.manager import Host
-        host = Host.load([sys.argv[1]], light=True)
+        from minisgl.plugin_manager.manager import PluginManager
+        host = PluginManager.load([sys.argv[1]], light=True)
         host.build("cache", host.make("cache", "mine"), page_size=4)
     """
     traced = run(code, str(mine), MINISGL_TRACE_HOOKS="1").stderr
@@ -449,44 +456,44 @@ def test_trace_prints_each_hook_call(mine: Path) -> None:
 
 def _child(data: bytes, pickled: Callable[[], bytes] | bytes) -> tuple[Any, ...]:
     """Runs in a spawned process: what `minisgl.server` does there."""
-    host = Host.load(plugins_of(data))
-    config = decode_config(data, host)
-    made = host.build("cache", config.cache, page_size=config.page_size)
+    manager = PluginManager.load(plugins_of(data))
+    config = decode_config(data, manager)
+    made = manager.build("cache", config.cache, page_size=config.page_size)
     assert isinstance(pickled, bytes)
     return config, made, type(pickle.loads(pickled)) is type(config.cache)
 
 
 def test_a_students_file_works_in_a_spawned_process(mine: Path) -> None:
     words = ["cache=mine", "cache.max_nodes=7", "cache.colour=BLUE", "cache.where=/var", "cache.sizes=[1,2]"]
-    host = Host.load([str(mine)])
-    config = compose(host, [*words, "cache.inner.depth=5", "tp=2", "num_pages=9", "server.port=0"])
+    manager = PluginManager.load([str(mine)])
+    config = compose(manager, [*words, "cache.inner.depth=5", "tp=2", "num_pages=9", "server.port=0"])
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        back, made, same_class = pool.apply(_child, (encode_config(config, host), pickle.dumps(config.cache)))
+        back, made, same_class = pool.apply(_child, (encode_config(config, manager), pickle.dumps(config.cache)))
     assert back == config
     assert made == ("mine", 16, 7)
     assert same_class
 
 
 def test_nothing_of_a_config_is_pickled_and_a_config_without_its_plugin_is_refused(mine: Path) -> None:
-    host = Host.load([str(mine)])
-    data = encode_config(compose(host, ["cache=mine"]), host)
+    manager = PluginManager.load([str(mine)])
+    data = encode_config(compose(manager, ["cache=mine"]), manager)
     assert plugins_of(data) == [str(mine)]
     assert b"__main__" not in data
     assert b"minisgl_plugin" not in data
     with pytest.raises(ConfigError, match="cache=mine: there is no such cache"):
-        decode_config(data, Host.load())
+        decode_config(data, PluginManager.load())
 
 
 def test_a_hand_made_config_travels_too() -> None:
-    host = Host.load()
-    config = Config(model="x", cache=host.make("cache", "naive"), num_pages=3)
-    assert decode_config(encode_config(config, host), host) == config
+    manager = PluginManager.load()
+    config = Config(model="x", cache=manager.make("cache", "naive"), num_pages=3)
+    assert decode_config(encode_config(config, manager), manager) == config
 
     class Stranger:
         pass
 
     with pytest.raises(ConfigError, match="cache=Stranger: there is no such cache"):
-        encode_config(Config(cache=Stranger()), host)
+        encode_config(Config(cache=Stranger()), manager)
 
 
 # ---- python -m minisgl.plugins ------------------------------------------------------------------------

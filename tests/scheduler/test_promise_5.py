@@ -74,7 +74,7 @@ def test_promise_5_what_the_cache_holds_is_evicted_before_anyone_is_retracted() 
     with tight():
         drive = make(spec=pool(14))
         drive.run([job(1, 25, 4)])
-        assert drive.cache.held >= 6
+        assert drive.cache.total_pages >= 6
         report = drive.run([job(2, 5, 20), job(3, 5, 20)])
     assert report.retractions == 0
 
@@ -104,8 +104,10 @@ class Fickle:
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         self.turns -= 1
         back = [running[-1].uid] if self.turns == 0 else []
-        rows = [(r.uid, n) for r in running if r.uid not in back and (n := budget.grant(r, r.left or 1))]
-        rows += [(w.uid, n) for w in waiting if (n := budget.grant(w, w.length - w.cached))]
+        rows = [
+            (r.uid, n) for r in running if r.uid not in back and (n := budget.grant(r, r.num_remaining_tokens or 1))
+        ]
+        rows += [(w.uid, n) for w in waiting if (n := budget.grant(w, w.num_tokens - w.num_cached_tokens))]
         return Plan(rows, back)
 
 

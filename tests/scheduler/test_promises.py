@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from minisgl.core import EngineDead, EngineSpec, Refused, SamplingParams, Step, StepResult
+from minisgl.core import EngineDeadError, EngineSpec, InvalidRequestError, SamplingParams, Step, StepResult
 from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
-from minisgl.scheduler.page_allocator import LedgerError
+from minisgl.scheduler.page_allocator import PageOwnershipError
 from minisgl.testing import SimEngine
 from minisgl.testing.drive import Job, make_plugin
 from minisgl.testing.small import job, make, pool, tight
@@ -34,12 +34,12 @@ def test_promise_1_one_reply_whenever_a_client_hangs_up(policy: str, overlap: bo
 def test_promise_1_one_reply_whenever_the_engine_dies(overlap: bool, late: bool) -> None:
     for step in range(12):
         drive = make(overlap=overlap, engine=partial(SimEngine, dies_at=step, dies_late=late), spec=pool(12, slots=2))
-        with pytest.raises(EngineDead):
+        with pytest.raises(EngineDeadError):
             drive.run([job(1), job(2), job(3, 14, arrive=2)])
         was_open = drive.report.tokens.keys() - drive.report.finished.keys()
         output = drive.fail("the device is gone")
         assert {end.uid for end in output.finished} == was_open
-        assert {(end.reason, end.error) for end in output.finished} == {("error", "the device is gone")}
+        assert {(end.finish_reason, end.error) for end in output.finished} == {("error", "the device is gone")}
         assert not drive.scheduler.has_work
 
 
@@ -80,7 +80,7 @@ def test_promise_2_refused_before_it_is_queued_and_nobody_is_harmed(what: str) -
 
 
 def test_promise_2_what_the_pool_can_never_hold_is_refused_and_what_it_just_holds_is_served() -> None:
-    spec = EngineSpec(page_size=4, num_pages=5, max_slots=2, max_len=1000, vocab_size=50)
+    spec = EngineSpec(page_size=4, num_pages=5, max_running_requests=2, max_seq_len=1000, vocab_size=50)
     drive = make(spec=spec)
     assert not drive.add(job(1, 15, 7))  # 21 tokens of KV
     assert not drive.add(job(2, 22, 1))
@@ -89,8 +89,8 @@ def test_promise_2_what_the_pool_can_never_hold_is_refused_and_what_it_just_hold
 
 
 def test_promise_2_a_refusal_says_what_was_given_and_what_the_limit_is() -> None:
-    with pytest.raises(Refused, match=r"100.*30.*120"):
-        make().scheduler.add(1, [1] * 100, SamplingParams(max_tokens=30))
+    with pytest.raises(InvalidRequestError, match=r"100.*30.*120"):
+        make().scheduler.add_request(1, [1] * 100, SamplingParams(max_tokens=30))
 
 
 # ---- 3: one owner: see test_ledger.py and the rules of SimEngine -------------------------------------
@@ -109,8 +109,8 @@ class Hasty:
     """Everything at once; it does not wait for another request's prefix, so that prefixes are computed twice."""
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
-        rows = [(r.uid, n) for r in running if (n := budget.grant(r, r.left or 1))]
-        rows += [(w.uid, n) for w in waiting if (n := budget.grant(w, w.length - w.cached))]
+        rows = [(r.uid, n) for r in running if (n := budget.grant(r, r.num_remaining_tokens or 1))]
+        rows += [(w.uid, n) for w in waiting if (n := budget.grant(w, w.num_tokens - w.num_cached_tokens))]
         return Plan(rows)
 
 
@@ -154,8 +154,10 @@ class NewestFirst:
     """A policy that always prefers who came last, and gives them all it has."""
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
-        rows = [(r.uid, n) for r in running if (n := budget.grant(r, r.left or 1))]
-        rows += [(w.uid, n) for w in reversed(list(waiting)) if (n := budget.grant(w, w.length - w.cached))]
+        rows = [(r.uid, n) for r in running if (n := budget.grant(r, r.num_remaining_tokens or 1))]
+        rows += [
+            (w.uid, n) for w in reversed(list(waiting)) if (n := budget.grant(w, w.num_tokens - w.num_cached_tokens))
+        ]
         return Plan(rows)
 
 
@@ -197,9 +199,9 @@ class Wasteful:
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         for w in waiting:
-            budget.grant(w, w.length)
+            budget.grant(w, w.num_tokens)
         for r in running:
-            budget.grant(r, r.left or 1)
+            budget.grant(r, r.num_remaining_tokens or 1)
         return Plan(())
 
 
@@ -293,7 +295,7 @@ def test_promise_9_the_scheduler_itself_looks_when_it_goes_idle() -> None:
     drive = make()
     drive.add(job(1))
     drive.step()
-    drive.scheduler.memory.ledger.take(1, owner=99)
-    with pytest.raises(LedgerError, match="pages are lost"):  # noqa: PT012
+    drive.scheduler.cache_manager.allocator.allocate(1, owner=99)
+    with pytest.raises(PageOwnershipError, match="pages are lost"):  # noqa: PT012
         while drive.scheduler.has_work:
             drive.scheduler.step()

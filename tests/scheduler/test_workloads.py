@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from minisgl.scheduler.base import Budget, Plan, Running, Waiting
-from minisgl.scheduler.cache_manager import Memory
+from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.testing.drive import Drive, Job
 from minisgl.testing.workloads import CACHES, POLICIES, Setup, jobs, setups
 
@@ -25,7 +25,7 @@ def run(setup: Setup, clients: list[Job]) -> Drive:
     spec, cache, policy, options = setup.build()
     drive = Drive(spec, cache, policy, **options)
     drive.run(clients)
-    if spec.max_len >= spec.num_pages * spec.page_size:
+    if spec.max_seq_len >= spec.num_pages * spec.page_size:
         drive.probe()
     return drive
 
@@ -57,7 +57,7 @@ def test_any_workload_where_admission_keeps_no_reserve(
     """Decode runs out of pages often, so that requests are retracted."""
     setup = data.draw(setups(cache=cache, overlap=overlap))
     clients = data.draw(jobs(setup, aborts=data.draw(st.booleans())))
-    with patch.object(Memory, "LOOKAHEAD", lookahead):
+    with patch.object(CacheManager, "LOOKAHEAD", lookahead):
         run(setup, clients)
 
 
@@ -79,7 +79,11 @@ class Whims:
                 self.tired -= 1
                 retract.append(who.uid)
             elif whim > 0.3:
-                most = who.left or 1 if isinstance(who, Running) else who.length - who.cached
+                most = (
+                    who.num_remaining_tokens or 1
+                    if isinstance(who, Running)
+                    else who.num_tokens - who.num_cached_tokens
+                )
                 if granted := budget.grant(who, self.random.randint(1, most)):
                     rows.append((who.uid, granted))
         return Plan(rows, retract)
@@ -93,7 +97,7 @@ def test_any_workload_under_a_policy_without_reason(
 ) -> None:
     setup = data.draw(setups(cache=cache, starvation_steps=8))
     spec, prefix_cache, _, options = setup.build()
-    with patch.object(Memory, "LOOKAHEAD", lookahead):
+    with patch.object(CacheManager, "LOOKAHEAD", lookahead):
         Drive(spec, prefix_cache, Whims(random, tired=12), **options).run(data.draw(jobs(setup)), max_steps=5_000)
 
 

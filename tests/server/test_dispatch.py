@@ -27,7 +27,7 @@ from minisgl.message import (
 from minisgl.server.dispatch import Dispatcher, Stream
 from minisgl.server.errors import ApiError
 
-SPEC = EngineSpec(page_size=4, num_pages=10, max_slots=8, max_len=64, vocab_size=320)
+SPEC = EngineSpec(page_size=4, num_pages=10, max_running_requests=8, max_seq_len=64, vocab_size=320)
 PROMPT = TextPrompt("x")
 
 
@@ -137,7 +137,7 @@ def test_promise_1_when_all_fails_every_open_request_and_question_ends() -> None
         world.dispatcher.fail("the engine died")
         for stream in streams:
             ends = [delta.finish for _, delta in await everything(stream)]
-            assert {(e.reason, e.status, e.error) for e in ends if e} == {("error", 500, "the engine died")}
+            assert {(e.finish_reason, e.status, e.error) for e in ends if e} == {("error", 500, "the engine died")}
             assert len(ends) == (2 if stream is streams[0] else 3)
         for question in questions:
             with pytest.raises(ApiError, match="the engine died"):

@@ -17,8 +17,8 @@ from minisgl.server.protocol import (
     NEUTRAL,
     ChatRequest,
     CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
+    DetokenizeBody,
+    TokenizeBody,
     parse,
 )
 
@@ -118,5 +118,5 @@ def test_how_many_logprobs_a_chat_asks_for() -> None:
 
 def test_the_manual_lists_every_parameter() -> None:
     named = set(re.findall(r"`(\w+)`", MANUAL.read_text()))
-    for kind in (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest):
+    for kind in (CompletionRequest, ChatRequest, TokenizeBody, DetokenizeBody):
         assert {field.name for field in msgspec.structs.fields(kind)} <= named

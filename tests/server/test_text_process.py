@@ -12,6 +12,7 @@ from minisgl.message import (
     Accepted,
     ChatPrompt,
     Count,
+    DetokenizeRequest,
     IdsPrompt,
     Limits,
     Message,
@@ -24,7 +25,6 @@ from minisgl.message import (
     TextPrompt,
     TextReply,
     TokensReply,
-    Untokenize,
     pack_ids,
     unpack_ids,
 )
@@ -76,11 +76,11 @@ def test_each_of_n_choices_has_a_seed_of_its_own(post: Post) -> None:
 
 
 def test_without_a_limit_the_rest_of_the_context_is_meant(post: Post, tokenizer: Tokenizer) -> None:
-    post.worker.handle(Submit([1], IdsPrompt(pack_ids([5] * 60)), SamplingParams(), fill=True))
+    post.worker.handle(Submit([1], IdsPrompt(pack_ids([5] * 60)), SamplingParams(), max_tokens_from_context=True))
     (message,) = post.scheduler
     assert isinstance(message, Schedule)
     assert message.params.max_tokens == 4
-    post.worker.handle(Submit([2], IdsPrompt(pack_ids([5] * 64)), SamplingParams(), fill=True))
+    post.worker.handle(Submit([2], IdsPrompt(pack_ids([5] * 64)), SamplingParams(), max_tokens_from_context=True))
     (end,) = post.ends()
     assert (end.uid, end.status, end.field, end.code) == (2, 400, "prompt", "context_length_exceeded")
 
@@ -90,7 +90,7 @@ def test_promises_1_and_2_a_refused_prompt_ends_each_of_its_requests_once(
     post: Post, prompt: TextPrompt | IdsPrompt | ChatPrompt
 ) -> None:
     post.worker.handle(Submit([7, 8], prompt, SamplingParams(n=2)))
-    assert [(end.uid, end.reason, end.status) for end in post.ends()] == [(7, "error", 400), (8, "error", 400)]
+    assert [(end.uid, end.finish_reason, end.status) for end in post.ends()] == [(7, "error", 400), (8, "error", 400)]
     assert post.scheduler == []
     post.worker.handle(Submit([9], TextPrompt("fine"), SamplingParams()))
     assert len(post.scheduler) == 1
@@ -103,7 +103,7 @@ def test_promise_1_a_tokenizer_that_breaks_ends_the_request_and_goes_on(
         patch.setattr(Tokenizer, "encode", lambda *_: 1 / 0)
         post.worker.handle(Submit([1], TextPrompt("x"), SamplingParams()))
     (end,) = post.ends()
-    assert (end.reason, end.status) == ("error", 500)
+    assert (end.finish_reason, end.status) == ("error", 500)
     assert "ZeroDivisionError" in end.error
     assert "ZeroDivisionError" in capsys.readouterr().err
     post.worker.handle(Submit([2], TextPrompt("x"), SamplingParams()))
@@ -144,18 +144,18 @@ def test_a_stop_string_aborts_at_the_scheduler_and_its_word_ends_the_request(pos
     deltas = [delta for message in post.api if isinstance(message, Replies) for delta in message.deltas]
     assert "".join(delta.text for delta in deltas) == "a"
     (end,) = post.ends()
-    assert (end.reason, end.prompt_tokens, end.output_tokens) == ("stop", 1, 2)
+    assert (end.finish_reason, end.prompt_tokens, end.output_tokens) == ("stop", 1, 2)
 
 
 def test_questions_are_answered(post: Post, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("Hello")
     post.worker.handle(Count(1, TextPrompt("Hello"), strings=True))
     post.worker.handle(Count(2, TextPrompt("", special=False)))
-    post.worker.handle(Untokenize(3, pack_ids(ids)))
+    post.worker.handle(DetokenizeRequest(3, pack_ids(ids)))
     strings = [tokenizer.token_text(token) for token in ids]
     assert post.api[:2] == [TokensReply(1, pack_ids(ids), strings), TokensReply(2, b"")]
     assert post.api[2] == TextReply(3, "<|bos|>Hello")
-    post.worker.handle(Untokenize(4, pack_ids([320])))
+    post.worker.handle(DetokenizeRequest(4, pack_ids([320])))
     last = post.api[-1]
     assert isinstance(last, TextReply)
     assert last.error is not None

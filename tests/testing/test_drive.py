@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from minisgl.core import EngineSpec, Finished, Output, Refused, SamplingParams
+from minisgl.core import EngineSpec, Finished, InvalidRequestError, Output, SamplingParams
 from minisgl.plugins.cache.naive import NaiveCache
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.truth import expected_output
 
-SPEC = EngineSpec(page_size=4, num_pages=8, max_slots=2, max_len=24, vocab_size=50)
+SPEC = EngineSpec(page_size=4, num_pages=8, max_running_requests=2, max_seq_len=24, vocab_size=50)
 JOB = Job(1, [1, 2, 3], SamplingParams(max_tokens=2, temperature=0.0))
 RIGHT = expected_output(JOB.ask, SPEC.vocab_size).tokens
 
@@ -34,7 +34,7 @@ class Script:
 
     def add(self, uid: int, prompt: Any, params: SamplingParams) -> None:
         if self.refuse:
-            raise Refused("prompt", "I don't like it.")
+            raise InvalidRequestError("prompt", "I don't like it.")
 
     def abort(self, uid: int) -> None:
         pass
@@ -103,5 +103,5 @@ def test_a_job_arrives_and_hangs_up_when_it_says() -> None:
     long = SamplingParams(max_tokens=20, temperature=0.0)
     report = drive.run([Job(1, [1, 2], long), Job(2, [3, 4], long, arrive=2, abort=5)])
     assert report.first_token == {1: 0, 2: 2}
-    assert (report.finished[2].reason, len(report.tokens[2])) == ("abort", 3)
-    assert (report.finished[1].reason, len(report.tokens[1])) == ("length", 20)
+    assert (report.finished[2].finish_reason, len(report.tokens[2])) == ("abort", 3)
+    assert (report.finished[1].finish_reason, len(report.tokens[1])) == ("length", 20)

@@ -11,7 +11,7 @@ import torch
 
 from minisgl.attention import AttentionBackend, LayerSpec
 from minisgl.core import I32
-from minisgl.kvcache import Inserted, Key, Match, PrefixCache
+from minisgl.kvcache import InsertResult, Key, MatchResult, PrefixCache
 from minisgl.plugins.attention.paged import PagedAttention
 from minisgl.plugins.attention.torch import Torch, TorchAttention
 from minisgl.plugins.cache.naive import NaiveCache
@@ -120,7 +120,7 @@ class MatchesTooFar(RadixCache):
 
 
 class MatchIsUse(RadixCache):
-    def match(self, key: Key) -> Match:
+    def match(self, key: Key) -> MatchResult:
         found = super().match(key)
         self.lock(found.handle)
         self.unlock(found.handle)
@@ -135,10 +135,10 @@ class ForgetsAncestors(RadixCache):
 
 
 class OneNamespace(RadixCache):
-    def match(self, key: Key) -> Match:
+    def match(self, key: Key) -> MatchResult:
         return super().match(Key(None, key.ids))
 
-    def insert(self, base: Handle | None, key: Key, start: int, pages: I32) -> Inserted:
+    def insert(self, base: Handle | None, key: Key, start: int, pages: I32) -> InsertResult:
         return super().insert(base, Key(None, key.ids), start, pages)
 
 
@@ -150,8 +150,8 @@ class KeepsTheCallersArray(RadixCache):
 
 
 class HoldsWithoutSaying(NaiveCache):
-    def insert(self, base: Any, key: Key, start: int, pages: I32) -> Inserted:
-        return Inserted(None, np.asarray(pages, np.int32))
+    def insert(self, base: Any, key: Key, start: int, pages: I32) -> InsertResult:
+        return InsertResult(None, np.asarray(pages, np.int32))
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_the_cache_kit_lets_another_order_of_eviction_pass_where_it_is_asked_to(
 
 class Policy:
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
-        rows = [(r.uid, n) for r in running if (n := budget.grant(r, r.left or 1))]
-        return Plan(rows + [(w.uid, n) for w in waiting if (n := budget.grant(w, w.length - w.cached))])
+        rows = [(r.uid, n) for r in running if (n := budget.grant(r, r.num_remaining_tokens or 1))]
+        return Plan(rows + [(w.uid, n) for w in waiting if (n := budget.grant(w, w.num_tokens - w.num_cached_tokens))])
 
 
 class Empty(Policy):
@@ -192,7 +192,10 @@ class Empty(Policy):
 
 class Greedy(Policy):
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
-        return Plan([(r.uid, r.left or 1) for r in running] + [(w.uid, w.length - w.cached) for w in waiting])
+        return Plan(
+            [(r.uid, r.num_remaining_tokens or 1) for r in running]
+            + [(w.uid, w.num_tokens - w.num_cached_tokens) for w in waiting]
+        )
 
 
 class Moody(Policy):

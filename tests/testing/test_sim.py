@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from minisgl.core import PENDING, EngineDead, EngineSpec, SamplingParams, Seat, Step
+from minisgl.core import PENDING, Admission, EngineDeadError, EngineSpec, SamplingParams, Step
 from minisgl.testing import RULES, Ask, SimCounts, SimEngine, SimViolation, expected_output
 from minisgl.testing.truth import Truth
 
-SPEC = EngineSpec(page_size=4, num_pages=8, max_slots=3, max_len=16, vocab_size=100)
+SPEC = EngineSpec(page_size=4, num_pages=8, max_running_requests=3, max_seq_len=16, vocab_size=100)
 A, B, C = 7, 8, 9
 REQUESTS = {
     A: Ask([1, 2, 3, 4, 5, 6], SamplingParams(max_tokens=5)),
@@ -37,14 +37,16 @@ def make(
     slots, columns, pages = (ints([w[i] for w in table]) for i in range(3))
     return Step(
         id=step_id,
-        slots=ints([row[0] for row in rows]),
-        starts=ints([row[1] for row in rows]),
-        counts=ints([len(row[2]) for row in rows]),
+        req_pool_indices=ints([row[0] for row in rows]),
+        num_computed_tokens=ints([row[1] for row in rows]),
+        num_scheduled_tokens=ints([len(row[2]) for row in rows]),
         num_decode=decode,
         sample=np.asarray([row[3] for row in rows], np.bool_),
-        tokens=ints([token for row in rows for token in row[2]]),
-        table=(slots, columns, pages),
-        seats=tuple(Seat(slot, uid, REQUESTS[uid].params, seed=REQUESTS[uid].params.seed or 0) for slot, uid in seats),
+        input_ids=ints([token for row in rows for token in row[2]]),
+        page_table_updates=(slots, columns, pages),
+        admissions=tuple(
+            Admission(slot, uid, REQUESTS[uid].params, seed=REQUESTS[uid].params.seed or 0) for slot, uid in seats
+        ),
     )
 
 
@@ -158,11 +160,11 @@ def test_a_result_without_a_launch_is_an_error() -> None:
 def test_a_closed_engine_and_a_dying_one_say_so() -> None:
     sim = engine()
     sim.close()
-    with pytest.raises(EngineDead):
+    with pytest.raises(EngineDeadError):
         sim.launch(A_PREFILL)
     dying = SimEngine(SPEC, REQUESTS, dies_at=1)
     run(dying, A_PREFILL)
-    with pytest.raises(EngineDead):
+    with pytest.raises(EngineDeadError):
         dying.launch(A_DECODE)
 
 
@@ -171,7 +173,7 @@ def test_a_step_that_is_changed_after_its_launch_is_found(array: str) -> None:
     sim = engine()
     step = make(0, [(0, 0, prompt(A), True)], [(0, 0, 0), (0, 1, 1)], [(0, A)])
     sim.launch(step)
-    target = step.table[2] if array == "table" else getattr(step, array)
+    target = step.page_table_updates[2] if array == "table" else getattr(step, array)
     target[0] = not target[0]
     with pytest.raises(SimViolation) as caught:
         sim.result()
@@ -188,8 +190,8 @@ SHAPES: dict[str, Callable[[], Step]] = {
     "one slot twice": lambda: make(0, [(0, 0, [1], False), (0, 1, [2], False)], [(0, 0, 0)], [(0, A)]),
     "a decode row of two tokens": lambda: make(0, [(0, 0, [1, 2], False)], decode=1),
     "a pending token in a chunk": lambda: make(0, [(0, 0, [PENDING, 2], False)]),
-    "too few tokens": lambda: replace(A_PREFILL, tokens=A_PREFILL.tokens[:-1]),
-    "int64": lambda: replace(A_PREFILL, starts=A_PREFILL.starts.astype(np.int64)),
+    "too few tokens": lambda: replace(A_PREFILL, input_ids=A_PREFILL.input_ids[:-1]),
+    "int64": lambda: replace(A_PREFILL, num_computed_tokens=A_PREFILL.num_computed_tokens.astype(np.int64)),
     "a sample flag too many": lambda: replace(A_PREFILL, sample=np.ones(2, np.bool_)),
     "more decode rows than rows": lambda: replace(A_PREFILL, num_decode=2),
 }
@@ -219,9 +221,9 @@ def test_a_table_row_of_the_one_before_does_not_count() -> None:
 SEATS: dict[str, Callable[[], Step]] = {
     "nobody there": lambda: make(0, [(0, 0, [1], False)], [(0, 0, 0)]),
     "two in one slot": lambda: make(0, [(0, 0, [1], False)], [(0, 0, 0)], [(0, A), (0, B)]),
-    "unknown": lambda: replace(A_PREFILL, seats=(Seat(0, 99, SamplingParams(), 0),)),
-    "other parameters": lambda: replace(A_PREFILL, seats=(Seat(0, A, SamplingParams(max_tokens=9), 0),)),
-    "no such slot": lambda: replace(A_PREFILL, seats=(Seat(3, A, REQUESTS[A].params, 0),)),
+    "unknown": lambda: replace(A_PREFILL, admissions=(Admission(0, 99, SamplingParams(), 0),)),
+    "other parameters": lambda: replace(A_PREFILL, admissions=(Admission(0, A, SamplingParams(max_tokens=9), 0),)),
+    "no such slot": lambda: replace(A_PREFILL, admissions=(Admission(3, A, REQUESTS[A].params, 0),)),
 }
 
 
@@ -232,17 +234,17 @@ def test_a_wrong_seat_is_found(what: str) -> None:
 
 def test_another_seed_at_the_second_seat_is_found() -> None:
     again = make(1, [(1, 0, [*prompt(A), answer(A)[0]], True)], [(1, 0, 4), (1, 1, 5)], [(1, A)])
-    seat = replace(again.seats[0], seed=1)
-    assert broken("seat", engine(), A_PREFILL, replace(again, seats=(seat,))).uid == A
+    seat = replace(again.admissions[0], seed=1)
+    assert broken("seat", engine(), A_PREFILL, replace(again, admissions=(seat,))).uid == A
 
 
 def test_penalties_need_the_tokens_so_far() -> None:
     params = SamplingParams(max_tokens=5, presence_penalty=1.0)
     requests = {A: Ask(prompt(A), params)}
     for history, fine in ((prompt(A), True), (None, False), (prompt(A)[:-1], False)):
-        seat = Seat(0, A, params, 0, prompt=None if history is None else ints(history))
+        seat = Admission(0, A, params, 0, prompt_ids=None if history is None else ints(history))
         sim = SimEngine(SPEC, requests)
-        sim.launch(replace(A_PREFILL, seats=(seat,)))
+        sim.launch(replace(A_PREFILL, admissions=(seat,)))
         if fine:
             sim.result()
         else:
@@ -321,8 +323,8 @@ def test_a_position_past_the_longest_is_found() -> None:
     sim = SimEngine(SPEC, {A: long})
     table = [(0, i, i) for i in range(4)]
     row: list[Row] = [(0, 0, [*long.prompt, 1, 2, 3], True)]
-    seat = Seat(0, A, long.params, 0)
-    assert broken("position", sim, replace(make(0, row, table), seats=(seat,))).uid == A
+    seat = Admission(0, A, long.params, 0)
+    assert broken("position", sim, replace(make(0, row, table), admissions=(seat,))).uid == A
 
 
 def test_the_last_token_needs_no_kv() -> None:

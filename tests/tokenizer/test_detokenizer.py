@@ -106,7 +106,7 @@ def test_promise_6_a_stop_string_is_cut_across_token_borders(tokenizer: Tokenize
     assert [delta.stopped for delta in deltas if delta.stopped] == [stop]
     end = deltas[-1].finish
     assert end is not None
-    assert (end.reason, end.prompt_tokens, end.cached_tokens) == ("stop", 5, 4)
+    assert (end.finish_reason, end.prompt_tokens, end.cached_tokens) == ("stop", 5, 4)
     assert end.output_tokens == len([token for delta in deltas for token in delta.tokens])
     counted = ids[: end.output_tokens]
     assert stop in tokenizer.decode([*prompt, *counted])
@@ -120,7 +120,7 @@ def test_a_stop_string_that_only_began_is_shown_in_the_end(tokenizer: Tokenizer)
     assert text_of(deltas) == "Hello world"
     assert "world" not in text_of(deltas[:-1])
     assert deltas[-1].finish is not None
-    assert deltas[-1].finish.reason == "length"
+    assert deltas[-1].finish.finish_reason == "length"
 
 
 def test_the_token_that_ended_a_request_has_no_text(tokenizer: Tokenizer) -> None:
@@ -152,7 +152,7 @@ def test_promise_1_exactly_one_end_and_nothing_after_it(tokenizer: Tokenizer) ->
     assert all((delta.text, delta.stopped) == (first[0].text, "o") for delta in first)
     assert detokenizer.feed(Output([1], [token])) == []  # computed before the abort got there
     second = detokenizer.feed(Output([], [], [Finished(1, "abort"), Finished(2, "error", error="the engine died")]))
-    assert [(delta.uid, delta.finish and delta.finish.reason) for delta in second] == [(1, "stop"), (2, "stop")]
+    assert [(delta.uid, delta.finish and delta.finish.finish_reason) for delta in second] == [(1, "stop"), (2, "stop")]
     assert detokenizer.feed(Output([1], [token], [Finished(1, "length")])) == []
     assert len(detokenizer) == 0
 

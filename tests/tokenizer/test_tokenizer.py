@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from minisgl.config import ConfigError
-from minisgl.core import Refused
+from minisgl.core import InvalidRequestError
 from minisgl.testing.checkpoints import _CHAT_TEMPLATE
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.chat import ChatTemplate
@@ -95,7 +95,7 @@ def test_chat_as_transformers(checkpoint: Path, tmp_path: Path, template: str, w
 
 def test_a_template_that_raises_is_a_refusal() -> None:
     template = ChatTemplate("{{ raise_exception('Roles must alternate!') }}")
-    with pytest.raises(Refused, match="Roles must alternate!") as refused:
+    with pytest.raises(InvalidRequestError, match="Roles must alternate!") as refused:
         template.render(TURNS)
     assert refused.value.field == "messages"
 
@@ -104,21 +104,21 @@ def test_a_template_that_raises_is_a_refusal() -> None:
     "source", ["{{ messages[9].content }}", "{{ 1 // 0 }}", "{{ messages[0].content + 1 }}", "{{ ''.__class__.mro() }}"]
 )
 def test_a_template_that_fails_or_leaves_the_sandbox_is_a_refusal(source: str) -> None:
-    with pytest.raises(Refused, match="chat template"):
+    with pytest.raises(InvalidRequestError, match="chat template"):
         ChatTemplate(source).render(TURNS)
 
 
 def test_what_a_template_never_looks_at_is_refused_by_name() -> None:
     template = ChatTemplate(BLOCKS)
-    with pytest.raises(Refused, match="no variable 'thinking'") as refused:
+    with pytest.raises(InvalidRequestError, match="no variable 'thinking'") as refused:
         template.render(TURNS, extra={"thinking": True})
     assert refused.value.field == "chat_template_kwargs"
-    with pytest.raises(Refused, match="no place for a message's 'tool_calls'"):
+    with pytest.raises(InvalidRequestError, match="no place for a message's 'tool_calls'"):
         template.render([{"role": "assistant", "content": None, "tool_calls": [{}]}])
 
 
 def test_no_template_is_a_refusal(checkpoint: Path) -> None:
-    with pytest.raises(Refused, match="no chat template"):
+    with pytest.raises(InvalidRequestError, match="no chat template"):
         load(checkpoint).chat(TURNS)
 
 

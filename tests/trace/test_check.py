@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from minisgl.core import EngineDead, EngineSpec
+from minisgl.core import EngineDeadError, EngineSpec
 from minisgl.scheduler.base import Budget, Plan, Running, Waiting
 from minisgl.testing import SimEngine
 from minisgl.testing.drive import make_plugin
@@ -61,7 +61,7 @@ Lines = list[dict[str, Any]]
 def lines(tmp_path_factory: pytest.TempPathFactory) -> Lines:
     """A right run with chunks, shared prefixes, retractions and evictions."""
     path = tmp_path_factory.mktemp("trace") / "run.jsonl"
-    spec = EngineSpec(page_size=4, num_pages=14, max_slots=3, max_len=40, vocab_size=50)
+    spec = EngineSpec(page_size=4, num_pages=14, max_running_requests=3, max_seq_len=40, vocab_size=50)
     cache, policy = make_plugin("cache", "radix", page_size=4), make_plugin("scheduler", "mixed")
     clients = [job(u, 14, 12, first=u % 2, arrive=u) for u in range(1, 8)]
     with tight(), traced(path, spec, cache, policy, max_prefill_tokens=6) as drive:
@@ -194,8 +194,13 @@ class Unfair:
     """Request 1 gets no row while another runs."""
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
-        rows = [(r.uid, n) for r in running if r.uid != 1 or len(running) == 1 if (n := budget.grant(r, r.left or 1))]
-        return Plan(rows + [(w.uid, n) for w in waiting if (n := budget.grant(w, w.length - w.cached))])
+        rows = [
+            (r.uid, n)
+            for r in running
+            if r.uid != 1 or len(running) == 1
+            if (n := budget.grant(r, r.num_remaining_tokens or 1))
+        ]
+        return Plan(rows + [(w.uid, n) for w in waiting if (n := budget.grant(w, w.num_tokens - w.num_cached_tokens))])
 
 
 def test_a_request_that_is_left_out_while_it_runs_is_found(tmp_path: Path) -> None:
@@ -236,9 +241,9 @@ def test_a_run_whose_engine_died_broke_no_promise(tmp_path: Path) -> None:
             drive.add(job(u, 9, 12))
         for _ in range(4):
             drive.step()
-        with pytest.raises(EngineDead):
+        with pytest.raises(EngineDeadError):
             drive.step()
         drive.fail("the device is gone")
     trace = read(path)
     assert check(trace) is None
-    assert {event.reason for event in trace if isinstance(event, ev.Finish)} == {"error"}
+    assert {event.finish_reason for event in trace if isinstance(event, ev.Finish)} == {"error"}

@@ -14,7 +14,7 @@ from minisgl import LLM, SamplingParams, hookimpl
 from minisgl.config import Config, ConfigError
 from minisgl.core import EngineSpec
 from minisgl.options.compose import compose
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.observer.trace import Recorder, header
 from minisgl.scheduler.events import OBSERVERS
 from minisgl.testing.drive import Drive, make_plugin
@@ -25,11 +25,11 @@ from minisgl.trace.read import read
 from minisgl.trace.summary import summarize
 
 
-def recorded(path: Path, spec: EngineSpec = SPEC, **options: Any) -> tuple[Host, Drive]:
-    host = Host.load(light=True)
-    host.observe(Config(trace=str(path)), spec)
+def recorded(path: Path, spec: EngineSpec = SPEC, **options: Any) -> tuple[PluginManager, Drive]:
+    manager = PluginManager.load(light=True)
+    manager.observe(Config(trace=str(path)), spec)
     cache, policy = make_plugin("cache", "radix", page_size=spec.page_size), make_plugin("scheduler", "mixed")
-    return host, Drive(spec, cache, policy, hook=host.hook, **options)
+    return manager, Drive(spec, cache, policy, hook=manager.hook, **options)
 
 
 def kinds(path: Path) -> list[str]:
@@ -38,11 +38,11 @@ def kinds(path: Path) -> list[str]:
 
 def test_each_thing_that_happens_is_a_line(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    host, drive = recorded(path, EngineSpec(4, 12, 3, 40, 50))
+    manager, drive = recorded(path, EngineSpec(4, 12, 3, 40, 50))
     drive.run([job(u, 14, 12, first=u % 2, arrive=u) for u in range(1, 7)] + [job(9, 8, 6, abort=4)])
     assert {"pool", "finish"} <= set(kinds(path))  # written as soon as nothing is left to do
     assert "end" not in kinds(path)
-    host.close()
+    manager.close()
     found = kinds(path)
     assert set(found) == {cls.__struct_config__.tag for cls in ev.Event.__subclasses__()} - {"plan", "unread"}
     assert (found[0], found[-1]) == ("header", "end")
@@ -50,7 +50,7 @@ def test_each_thing_that_happens_is_a_line(tmp_path: Path) -> None:
     assert found.count("admit") == sum(drive.report.counts.seats.values())
     assert found.count("retract") == drive.report.retractions > 0
     lines = [ev.decoder.decode(line) for line in path.read_bytes().splitlines()]
-    computed = sum(sum(line.counts) for line in lines if isinstance(line, ev.Batch))
+    computed = sum(sum(line.num_scheduled_tokens) for line in lines if isinstance(line, ev.Batch))
     assert computed == drive.engine.counts.tokens
     tokens: dict[int, list[int]] = {}
     batches = {line.step: line for line in lines if isinstance(line, ev.Batch)}
@@ -64,23 +64,23 @@ def test_each_thing_that_happens_is_a_line(tmp_path: Path) -> None:
 
 
 def test_no_trace_no_listener() -> None:
-    host = Host.load(light=True)
-    host.observe(Config(), SPEC)
-    assert not host._made
-    assert not host.hook.minisgl_pages_evicted.get_hookimpls()
+    manager = PluginManager.load(light=True)
+    manager.observe(Config(), SPEC)
+    assert not manager._made
+    assert not manager.hook.minisgl_pages_evicted.get_hookimpls()
 
 
 def test_a_run_that_fails_is_written_to_its_end_and_so_is_one_that_nobody_closes(tmp_path: Path) -> None:
     for closes in (True, False):
         path = tmp_path / f"{closes}.jsonl"
-        host, drive = recorded(path)
+        manager, drive = recorded(path)
         drive.add(job(1, 9, 8))
         drive.step()
         assert kinds(path) == []  # collected, and not written yet
         if closes:
-            host.close()
+            manager.close()
         else:
-            del host, drive
+            del manager, drive
             gc.collect()
         assert kinds(path)[:4] == ["header", "add", "match", "allocate"]
         assert ("end" in kinds(path)) == closes
@@ -92,7 +92,7 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 
 def test_options_are_in_the_header_and_the_key_is_not() -> None:
-    config = compose(Host.load(light=True), ["cache=radix", "server.api_key=secret", "overlap=false"])
+    config = compose(PluginManager.load(light=True), ["cache=radix", "server.api_key=secret", "overlap=false"])
     text = ev.encoder.encode(header(config, SPEC)).decode()
     assert '"overlap":false' in text
     assert '"cache":{"type":"radix"' in text
@@ -154,9 +154,9 @@ def test_writing_costs_less_than_2_percent_of_a_step(tmp_path: Path) -> None:
     params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
     with LLM("tutor", overrides=["cache=radix", "num_pages=400"]) as llm:
         llm.generate(["warm up"] * 4, SamplingParams(max_tokens=4))
-        llm.host._manager.register(calls)
+        llm.plugin_manager._manager.register(calls)
         scheduler = llm.scheduler
-        scheduler.events.__init__(llm.host.hook)  # type: ignore[misc]
+        scheduler.events.__init__(llm.plugin_manager.hook)  # type: ignore[misc]
         begin = time.process_time()
         llm.generate([f"What is page {i}?" for i in range(4)], params)
         run = time.process_time() - begin

@@ -23,11 +23,11 @@ from minisgl.trace.tree import PageTree
 
 def picture(drive: Drive) -> Any:
     """What the scheduler's own books say: owners, users, and the cache's nodes by their pages."""
-    ledger = drive.scheduler.memory.ledger
+    ledger = drive.scheduler.cache_manager.allocator
     nodes = set()
     if isinstance(drive.cache, RadixCache):
         nodes = {(tuple(n.pages.tolist()), n.users, n.stamp) for n in drive.cache.nodes()}
-    return ledger.pages.owner.tolist(), ledger.users.tolist(), nodes
+    return ledger.pages.owner.tolist(), ledger.ref_counts.tolist(), nodes
 
 
 def followed(state: State) -> Any:

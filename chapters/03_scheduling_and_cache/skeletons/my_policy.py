@@ -14,7 +14,7 @@ from typing import Any
 
 from minisgl.hooks import hookimpl
 from minisgl.scheduler import Budget, Plan, Running, Waiting
-from minisgl.scheduler.order import arrange, check_order
+from minisgl.scheduler.order import check_order, order_waiting
 
 
 @dataclass

@@ -18,7 +18,7 @@ import numpy as np
 from minisgl.core import I32, I64
 from minisgl.hooks import hookimpl
 from minisgl.kernel import compare
-from minisgl.kvcache import Inserted, Key, Match
+from minisgl.kvcache import InsertResult, Key, MatchResult
 
 _NONE = np.empty(0, np.int32)
 
@@ -73,7 +73,7 @@ class MyCache:
 
     # ---- looking up ----------------------------------------------------------------------------
 
-    def match(self, key: Key) -> Match:
+    def match(self, key: Key) -> MatchResult:
         """The longest cached prefix of ``key``, in whole pages. No side effect."""
         # TODO radix.match
         # 1. Walk down from the root: a page of tokens leads to at most one child.
@@ -103,7 +103,7 @@ class MyCache:
         # 2. Its users use the upper part too, and it is as old.
         raise NotImplementedError
 
-    def insert(self, base: Handle | None, key: Key, start: int, pages: I32) -> Inserted:
+    def insert(self, base: Handle | None, key: Key, start: int, pages: I32) -> InsertResult:
         """Offer the pages of ``key`` from page ``start`` on, below ``base``; see `PrefixCache.insert`."""
         node = base.node if base is not None else self._root(key.namespace)
         used = len(node.pages)
@@ -123,7 +123,7 @@ class MyCache:
             if used < len(child.pages) and at < end:
                 child = self._split(child, used)
             node = child
-        return Inserted(Handle(node, used), np.concatenate(mine) if mine else _NONE)
+        return InsertResult(Handle(node, used), np.concatenate(mine) if mine else _NONE)
 
     def _grow(self, parent: Node, ids: I64, pages: I32) -> Node:
         self._clock += 1

@@ -51,8 +51,8 @@ class MyAttention:
 
     def plan(self, batch: AttnBatch) -> None:
         """Find where each row's keys and values lie: the same in all layers."""
-        ends = batch.q_indptr_host.tolist()
-        lengths = batch.kv_len_host.tolist()
+        ends = batch.cu_seqlens_q_cpu.tolist()
+        lengths = batch.seq_lens_cpu.tolist()
         self.rows = [
             Row(ends[r], ends[r + 1], self.places(batch.table[batch.slots[r]], length))
             for r, length in enumerate(lengths)

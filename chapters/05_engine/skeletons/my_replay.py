@@ -40,11 +40,11 @@ class Buffers:
     """
 
     def __init__(self, key: GraphKey, spec: EngineSpec, table: torch.Tensor, device: torch.device):
-        from minisgl.engine.inputs import Tokens
+        from minisgl.engine.inputs import ModelInputs
 
         self.key, self.spec, self.table, self.device = key, spec, table, device
         self.packed = torch.zeros((5, key.rows), dtype=torch.int32, device=device)
-        self.tokens = Tokens(self.packed, pending=True)
+        self.tokens = ModelInputs(self.packed, pending=True)
         self.indptr_host = np.arange(key.rows + 1, dtype=np.int32)  # one query a row: row r's is query r
         self.indptr = torch.from_numpy(self.indptr_host).to(device)
 

@@ -22,7 +22,7 @@ from minisgl.core import EngineSpec, SamplingParams, Step, StepResult
 from minisgl.course.ladder.picture import draw
 from minisgl.course.ladder.workload import Arrival, without_cache, workload
 from minisgl.options.compose import compose, plain_errors
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import RankZeroEngine, build_scheduler
 from minisgl.testing.null import NullEngine
 
@@ -104,7 +104,7 @@ class Watch(Meter):
 
     def launch(self, step: Step) -> None:
         self.most_rows = max(self.most_rows, step.rows)
-        self.prefilled += len(step.tokens) - step.num_decode
+        self.prefilled += len(step.input_ids) - step.num_decode
         self.decode_steps += step.num_decode == step.rows
         self._unread += 1
         super().launch(step)
@@ -138,15 +138,15 @@ def main(argv: Sequence[str]) -> None:
 def count(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES)) -> dict[str, Any]:
     """The stages over an engine that computes nothing: the same counts in seconds, since they do not depend on which
     tokens are sampled. What only an engine knows is None."""
-    host, arrivals = Host.load(light=True), workload()
+    manager, arrivals = PluginManager.load(light=True), workload()
     stages = []
     for number in numbers:
-        config = compose(host, [f"stage={number}", *options])
+        config = compose(manager, [f"stage={number}", *options])
         _refuse_unseen(options)
         if config.num_pages is None or config.max_seq_len is None:  # every stage says both
             raise ConfigError("--counts has no model and no memory to go by: give num_pages and max_seq_len a number.")
         spec = EngineSpec(config.page_size, config.num_pages, config.max_running_requests, config.max_seq_len, 2048)
-        stage, _ = serve(config, host, NullEngine(spec), arrivals, number)
+        stage, _ = serve(config, manager, NullEngine(spec), arrivals, number)
         stages.append(replace(stage, seconds=None))
     return _report(options, {}, arrivals, stages)
 
@@ -171,18 +171,18 @@ def measure(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES))
     from minisgl.bench.offline import machine
     from minisgl.engine.followers import start_engine
 
-    host, arrivals = Host.load(), workload()
+    manager, arrivals = PluginManager.load(), workload()
     stages, answers = [], []
     for number in numbers:
-        config = compose_stage(host, number, options)
-        engine = start_engine(config, host)
+        config = compose_stage(manager, number, options)
+        engine = start_engine(config, manager)
         try:
             if engine.device.type == "cuda":
-                serve(config, host, engine, arrivals, number)
+                serve(config, manager, engine, arrivals, number)
             else:
-                _warm(config, host, engine)
-            stage, tokens = serve(config, host, engine, arrivals, number)
-            eager, replayed = launches_of(engine, config, host)
+                _warm(config, manager, engine)
+            stage, tokens = serve(config, manager, engine, arrivals, number)
+            eager, replayed = launches_of(engine, config, manager)
             where = machine(str(engine.device), str(engine.dtype).removeprefix("torch."))
         finally:
             engine.close()
@@ -207,30 +207,30 @@ def _report(
     }
 
 
-def _warm(config: Config, host: Host, engine: RankZeroEngine) -> None:
+def _warm(config: Config, manager: PluginManager, engine: RankZeroEngine) -> None:
     """A short run, in which libraries set themselves up."""
     params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
     meter = Meter(engine)
-    run(build_scheduler(config, host, meter), meter, [Ask([1] * 32, 4)], lambda i: params)
+    run(build_scheduler(config, manager, meter), meter, [Ask([1] * 32, 4)], lambda i: params)
 
 
-def compose_stage(host: Host, number: int, options: Sequence[str] = ()) -> Config:
+def compose_stage(manager: PluginManager, number: int, options: Sequence[str] = ()) -> Config:
     """The options of a stage; on a GPU, the graphs of the last one are CUDA's."""
-    config = compose(host, [f"stage={number}", *options])
+    config = compose(manager, [f"stage={number}", *options])
     if number == 7 and config.device != "cpu" and not any(word.startswith("graph=") for word in options):
         import torch
 
         if torch.cuda.is_available():
-            return compose(host, [f"stage={number}", "graph=cuda", *options])
+            return compose(manager, [f"stage={number}", "graph=cuda", *options])
     return config
 
 
 def serve(
-    config: Config, host: Host, engine: RankZeroEngine, arrivals: Sequence[Arrival], number: int
+    config: Config, manager: PluginManager, engine: RankZeroEngine, arrivals: Sequence[Arrival], number: int
 ) -> tuple[Stage, list[list[int]]]:
     """Run the workload on a stage's engine; its counts, and each request's answer."""
     watch = Watch(engine)
-    scheduler = build_scheduler(config, host, watch)
+    scheduler = build_scheduler(config, manager, watch)
     params = [SamplingParams(max_tokens=a.ask.output, temperature=0.0, ignore_eos=True) for a in arrivals]
     asks = [arrival.ask for arrival in arrivals]
     result, tokens = run(scheduler, watch, asks, params.__getitem__, arrive=lambda i: arrivals[i].step)

@@ -64,9 +64,9 @@ def counts(trace: Trace) -> dict[str, Any]:
     for turn, state in turns(trace):
         for event in turn.events:
             if isinstance(event, ev.Add):
-                added[event.uid] = (done, len(event.prompt))
+                added[event.uid] = (done, len(event.prompt_ids))
             elif isinstance(event, ev.Batch):
-                writes += len(event.table[0])
+                writes += len(event.page_table_updates[0])
         prefill = sum(row.count for row in turn.rows if not row.decode)
         work.append([prefill, turn.tokens - prefill])
         done += turn.tokens

@@ -42,7 +42,7 @@ struct Shape {
 // holds elements 2l and 2l + 1 of both halves, since dimension i turns with i + half.
 template <typename T>
 __global__ void NormRopeStoreKernel(const T* qkv, T* q_out, T* k_pool, T* v_pool, const T* q_weight, const T* k_weight,
-                                    const float* cos_sin, const int64_t* where, Shape s) {
+                                    const float* cos_sin, const int64_t* out_cache_loc, Shape s) {
   const int64_t token = blockIdx.x;
   const int head = blockIdx.y * kHeads + threadIdx.y;
   if (head >= s.q_heads + 2 * s.kv_heads) return;
@@ -52,7 +52,7 @@ __global__ void NormRopeStoreKernel(const T* qkv, T* q_out, T* k_pool, T* v_pool
 
   T* to = q_out + (token * s.q_heads + head) * dim;
   if (!is_q) {
-    const int64_t place = where[token];
+    const int64_t place = out_cache_loc[token];
     const int64_t at = place / s.page_size * s.stride_page + place % s.page_size * s.stride_token;
     to = is_v ? v_pool + at + (head - s.q_heads - s.kv_heads) * s.stride_head
               : k_pool + at + (head - s.q_heads) * s.stride_head;
@@ -98,7 +98,7 @@ __global__ void NormRopeStoreKernel(const T* qkv, T* q_out, T* k_pool, T* v_pool
 
 template <typename T>
 void Launch(const TensorView& qkv, const TensorView& q, const TensorView& k_pool, const TensorView& v_pool,
-            const T* q_weight, const T* k_weight, const TensorView& cos_sin, const TensorView& where, const Shape& s) {
+            const T* q_weight, const T* k_weight, const TensorView& cos_sin, const TensorView& out_cache_loc, const Shape& s) {
   const DLDevice device = qkv.device();
   const auto stream = static_cast<cudaStream_t>(TVMFFIEnvGetStream(device.device_type, device.device_id));
   const unsigned tokens = static_cast<unsigned>(q.size(0)), heads = s.q_heads + 2 * s.kv_heads;
@@ -106,7 +106,7 @@ void Launch(const TensorView& qkv, const TensorView& q, const TensorView& k_pool
   NormRopeStoreKernel<T><<<grid, block, 0, stream>>>(
       static_cast<const T*>(qkv.data_ptr()), static_cast<T*>(q.data_ptr()), static_cast<T*>(k_pool.data_ptr()),
       static_cast<T*>(v_pool.data_ptr()), q_weight, k_weight, static_cast<const float*>(cos_sin.data_ptr()),
-      static_cast<const int64_t*>(where.data_ptr()), s);
+      static_cast<const int64_t*>(out_cache_loc.data_ptr()), s);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) TVM_FFI_THROW(RuntimeError) << "norm_rope_store: " << cudaGetErrorString(error);
 }
@@ -115,7 +115,7 @@ void Launch(const TensorView& qkv, const TensorView& q, const TensorView& k_pool
 // heads are contiguous. Without weights there is no QK-norm.
 void NormRopeStore(TensorView qkv, TensorView q, TensorView k_pool, TensorView v_pool,
                    tvm::ffi::Optional<TensorView> q_weight, tvm::ffi::Optional<TensorView> k_weight,
-                   TensorView cos_sin, TensorView where, double eps) {
+                   TensorView cos_sin, TensorView out_cache_loc, double eps) {
   const int dim = static_cast<int>(q.size(2));
   if (dim % 4 != 0 || dim > 2 * 2 * kWarp * kPairs) {
     TVM_FFI_THROW(ValueError) << "norm_rope_store: a head has " << dim << " elements; it may have 4, 8, ... 256";
@@ -128,7 +128,7 @@ void NormRopeStore(TensorView qkv, TensorView q, TensorView k_pool, TensorView v
   const void* k_norm = k_weight.has_value() ? k_weight.value().data_ptr() : nullptr;
   const auto launch = [&](auto zero) {
     using T = decltype(zero);
-    Launch(qkv, q, k_pool, v_pool, static_cast<const T*>(q_norm), static_cast<const T*>(k_norm), cos_sin, where, s);
+    Launch(qkv, q, k_pool, v_pool, static_cast<const T*>(q_norm), static_cast<const T*>(k_norm), cos_sin, out_cache_loc, s);
   };
   const DLDataType dtype = qkv.dtype();
   if (dtype.code == kDLFloat && dtype.bits == 32) {

@@ -32,12 +32,12 @@ def norm_rope_store(
     cos_sin: Tensor,
     pool: KVPool,
     layer: int,
-    where: Tensor,
+    out_cache_loc: Tensor,
 ) -> Tensor:
     """`minisgl.kernel.rope.norm_rope_store`. Raises ConfigError where it can't be compiled."""
     tokens, head_dim = cos_sin.shape
     k, v = pool.layer(layer)
     q = torch.empty((tokens, q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     q_weight, k_weight, eps = (None, None, 0.0) if norm is None else norm
-    _compiled()(qkv, q, k, v, q_weight, k_weight, cos_sin, where, eps)
+    _compiled()(qkv, q, k, v, q_weight, k_weight, cos_sin, out_cache_loc, eps)
     return q

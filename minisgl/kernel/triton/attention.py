@@ -70,9 +70,9 @@ def attend(
     return acc, top, total
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots", "kv_len"])
+@triton.jit(do_not_specialize_on_alignment=["slots", "seq_lens"])
 def decode_kernel(
-    q, k, v, out, partial, partial_top, table, slots, kv_len, shared, scale,
+    q, k, v, out, partial, partial_top, table, slots, seq_lens, shared, scale,
     stride_q_row, stride_q_head, stride_out_row, stride_out_head,
     stride_page, stride_token, stride_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
@@ -87,7 +87,7 @@ def decode_kernel(
     if EARLY:
         start_next()
         wait_for_previous()
-    length = tl.load(kv_len + row)
+    length = tl.load(seq_lens + row)
     first = tl.maximum(length - WINDOW, 0) if WINDOW >= 0 else 0
     if SHARED:
         first = tl.load(shared)
@@ -197,9 +197,9 @@ def combine_kernel(
     tl.store(out_at, tl.sum(parts * weights[:, None], 0).to(out.dtype.element_ty), mask=d < HEAD_DIM)
 
 
-@triton.jit(do_not_specialize_on_alignment=["tiles", "q_indptr", "kv_len", "slots"])
+@triton.jit(do_not_specialize_on_alignment=["tiles", "cu_seqlens_q", "seq_lens", "slots"])
 def extend_kernel(
-    q, k, v, out, tiles, q_indptr, kv_len, slots, table, scale,
+    q, k, v, out, tiles, cu_seqlens_q, seq_lens, slots, table, scale,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head,
     stride_page, stride_token, stride_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
@@ -208,8 +208,8 @@ def extend_kernel(
     """One program: one KV head, and one tile of a row's queries: ``tiles`` [n, 2] has row and tile number."""
     head, tile = tl.program_id(0), tl.program_id(1)
     row, tile_m = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1) * BLOCK_M
-    q_begin, length = tl.load(q_indptr + row), tl.load(kv_len + row)
-    q_len = tl.load(q_indptr + row + 1) - q_begin
+    q_begin, length = tl.load(cu_seqlens_q + row), tl.load(seq_lens + row)
+    q_len = tl.load(cu_seqlens_q + row + 1) - q_begin
     m, d = tile_m + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     real = (m[:, None] < q_len * GROUP) & (d[None, :] < HEAD_DIM)
     token, query_head = (q_begin + m // GROUP).to(tl.int64), head * GROUP + m % GROUP
@@ -269,7 +269,7 @@ class Pages(NamedTuple):
     v: Tensor
     table: Tensor  # [slots, columns] int32
     slots: Tensor  # [rows] int32
-    kv_len: Tensor  # [rows] int32
+    seq_lens: Tensor  # [rows] int32
 
 
 class Tile(NamedTuple):
@@ -346,8 +346,8 @@ def decode(
             num_warps=wide.warps, num_stages=wide.stages, **early,
         )  # fmt: skip
     decode_kernel[(heads.kv_heads, rows, splits)](
-        q, pages.k, pages.v, out, scratch, tops, pages.table, pages.slots, pages.kv_len,
-        pages.kv_len if shared is None else shared, _scale(heads),
+        q, pages.k, pages.v, out, scratch, tops, pages.table, pages.slots, pages.seq_lens,
+        pages.seq_lens if shared is None else shared, _scale(heads),
         *q.stride()[:2], *out.stride()[:2], *pages.k.stride()[:3], pages.table.stride(0),
         GROUP=heads.group, HEAD_DIM=heads.head_dim, PAGE=pages.k.shape[1], WINDOW=heads.window,
         SOFT_CAP=heads.soft_cap, SPLITS=splits, PARTS=parts, SHARED=shared is not None,
@@ -360,11 +360,12 @@ def decode(
         )  # fmt: skip
 
 
-def extend(q: Tensor, out: Tensor, pages: Pages, heads: Heads, q_indptr: Tensor, tiles: Tensor, tile: Tile) -> None:
-    """q, out [tokens, q_heads, head_dim]; row r has tokens q_indptr[r] to q_indptr[r + 1]. ``tiles`` [n, 2] int32
+def extend(q: Tensor, out: Tensor, pages: Pages, heads: Heads, cu_seqlens_q: Tensor, tiles: Tensor, tile: Tile) -> None:
+    """q, out [tokens, q_heads, head_dim]; row r has tokens cu_seqlens_q[r] to cu_seqlens_q[r + 1]. ``tiles`` [n, 2]
+    int32
     lists (row, number of the tile in the row), the longest work first; a row has ⌈tokens · group / tile.m⌉."""
     extend_kernel[(heads.kv_heads, len(tiles))](
-        q, pages.k, pages.v, out, tiles, q_indptr, pages.kv_len, pages.slots, pages.table, _scale(heads),
+        q, pages.k, pages.v, out, tiles, cu_seqlens_q, pages.seq_lens, pages.slots, pages.table, _scale(heads),
         *q.stride()[:2], *out.stride()[:2], *pages.k.stride()[:3], pages.table.stride(0),
         GROUP=heads.group, HEAD_DIM=heads.head_dim, PAGE=pages.k.shape[1], WINDOW=heads.window,
         SOFT_CAP=heads.soft_cap, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_D=_block_d(heads),

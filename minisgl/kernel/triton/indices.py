@@ -9,18 +9,18 @@ from torch import Tensor
 
 @triton.jit(
     do_not_specialize=["rows", "stride_table"],
-    do_not_specialize_on_alignment=["slots", "kv_len", "indptr", "indices", "last_page_len"],
+    do_not_specialize_on_alignment=["slots", "seq_lens", "indptr", "indices", "last_page_len"],
 )
 def page_indices_kernel(
-    table, slots, kv_len, indptr, indices, last_page_len, rows, stride_table,
+    table, slots, seq_lens, indptr, indices, last_page_len, rows, stride_table,
     PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program a row. Each adds up the pages of all rows before its own: cheaper than a second launch."""
     row = tl.program_id(0)
     other = tl.arange(0, ROWS)
-    pages_of = tl.cdiv(tl.load(kv_len + other, mask=other < rows, other=0), PAGE)
+    pages_of = tl.cdiv(tl.load(seq_lens + other, mask=other < rows, other=0), PAGE)
     begin = tl.sum(tl.where(other < row, pages_of, 0), 0)
-    length = tl.load(kv_len + row)
+    length = tl.load(seq_lens + row)
     pages = tl.cdiv(length, PAGE)
     row_table = table + tl.load(slots + row).to(tl.int64) * stride_table
     for start in range(0, pages, BLOCK):
@@ -32,11 +32,17 @@ def page_indices_kernel(
 
 
 def page_indices(
-    table: Tensor, slots: Tensor, kv_len: Tensor, page_size: int, indptr: Tensor, indices: Tensor, last_page_len: Tensor
+    table: Tensor,
+    slots: Tensor,
+    seq_lens: Tensor,
+    page_size: int,
+    indptr: Tensor,
+    indices: Tensor,
+    last_page_len: Tensor,
 ) -> None:
     rows = len(slots)
     wide = max(256, triton.next_power_of_2(rows))  # one compiled kernel for nearly all steps
     page_indices_kernel[(rows,)](
-        table, slots, kv_len, indptr, indices, last_page_len, rows, table.stride(0),
+        table, slots, seq_lens, indptr, indices, last_page_len, rows, table.stride(0),
         PAGE=page_size, ROWS=wide, BLOCK=1024, num_warps=4,
     )  # fmt: skip

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @triton.jit
 def norm_rope_store_kernel(
-    qkv, q_out, k_pool, v_pool, q_weight, k_weight, cos_sin, where, eps,
+    qkv, q_out, k_pool, v_pool, q_weight, k_weight, cos_sin, out_cache_loc, eps,
     stride_qkv, stride_page, stride_token, stride_head,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr, EARLY: tl.constexpr = False,
@@ -56,7 +56,7 @@ def norm_rope_store_kernel(
     q_at = q_out + (token * Q_HEADS + head) * (2 * HALF) + i
     tl.store(q_at, y1.to(q_out.dtype.element_ty), mask=real & is_q)
     tl.store(q_at + HALF, y2.to(q_out.dtype.element_ty), mask=real & is_q)
-    place = tl.load(where + token).to(tl.int64)
+    place = tl.load(out_cache_loc + token).to(tl.int64)
     place = place // PAGE * stride_page + place % PAGE * stride_token
     k_at = k_pool + place + (head - Q_HEADS) * stride_head + i
     is_k = (head >= Q_HEADS) & (head < Q_HEADS + KV_HEADS)
@@ -75,7 +75,7 @@ def norm_rope_store(
     cos_sin: Tensor,
     pool: KVPool,
     layer: int,
-    where: Tensor,
+    out_cache_loc: Tensor,
 ) -> Tensor:
     tokens, head_dim = cos_sin.shape
     k, v = pool.layer(layer)
@@ -84,7 +84,7 @@ def norm_rope_store(
     heads = q_heads + 2 * kv_heads
     block = min(16, triton.next_power_of_2(heads))
     norm_rope_store_kernel[(tokens, triton.cdiv(heads, block))](
-        qkv, q, k, v, q_weight, k_weight, cos_sin, where, eps, qkv.stride(0), *k.stride()[:3],
+        qkv, q, k, v, q_weight, k_weight, cos_sin, out_cache_loc, eps, qkv.stride(0), *k.stride()[:3],
         Q_HEADS=q_heads, KV_HEADS=kv_heads, HALF=head_dim // 2, PAGE=pool.page_size, NORM=norm is not None,
         BLOCK_H=block, BLOCK_HALF=triton.next_power_of_2(head_dim // 2), num_warps=2 if tokens > 1024 else 4,
         **starts_early(qkv),

@@ -23,7 +23,7 @@ def shown(trace: Trace) -> list[int]:
         return list(range(trace.spec.num_pages))
     named: set[int] = set()
     for event in trace:
-        named.update(event.table[2] if isinstance(event, ev.Batch) else getattr(event, "pages", ()))
+        named.update(event.page_table_updates[2] if isinstance(event, ev.Batch) else getattr(event, "pages", ()))
     return sorted(named)
 
 

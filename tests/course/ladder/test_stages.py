@@ -20,7 +20,7 @@ from minisgl.course.ladder.picture import CHARTS, draw, panels
 from minisgl.course.ladder.stages import STAGES, Stage
 from minisgl.course.ladder.workload import HANDBOOK_TOKENS, HANDBOOKS, LONG_TOKENS, Arrival, without_cache, workload
 from minisgl.options.compose import compose
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.null import NullEngine
 
 WITHOUT_CACHE = 440_970
@@ -50,19 +50,19 @@ def found() -> dict[int, Stage]:
 def test_a_stage_that_is_served_again_on_the_same_engine_starts_with_a_cold_cache(
     number: int, arrivals: list[Arrival]
 ) -> None:
-    host = Host.load(light=True)
-    config = compose(host, [f"stage={number}"])
+    manager = PluginManager.load(light=True)
+    config = compose(manager, [f"stage={number}"])
     assert config.num_pages is not None and config.max_seq_len is not None
     spec = EngineSpec(config.page_size, config.num_pages, config.max_running_requests, config.max_seq_len, 2048)
     engine = NullEngine(spec)
     for _ in range(2):
-        stage, _ = bench.serve(config, host, engine, arrivals, number)
+        stage, _ = bench.serve(config, manager, engine, arrivals, number)
         assert counts(stage) == GOLDEN[number]
 
 
 def test_all_stages_have_the_same_memory() -> None:
-    host = Host.load(light=True)
-    pools = {(c.num_pages or 0) * c.page_size for c in (compose(host, [f"stage={n}"]) for n in STAGES)}
+    manager = PluginManager.load(light=True)
+    pools = {(c.num_pages or 0) * c.page_size for c in (compose(manager, [f"stage={n}"]) for n in STAGES)}
     assert pools == {8192}
 
 

@@ -218,5 +218,5 @@ def test_shipped_folders_are_small_and_found() -> None:
 
 
 def test_asking_for_the_path_imports_no_torch() -> None:
-    code = "import sys, minisgl.course.tutor; minisgl.course.tutor.weights_dir(); sys.exit('torch' in sys.modules)"
+    code = "import sys, minisgl.models.shipped; minisgl.models.shipped.weights_dir(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

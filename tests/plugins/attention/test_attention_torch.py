@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.attention.torch import Torch, TorchAttention
 from minisgl.testing.attention import CASES, AttentionCase, run_case
 
@@ -50,6 +50,6 @@ def test_a_window_reads_only_its_pages() -> None:
 
 
 def test_it_is_a_plugin() -> None:
-    host = Host.load()
-    config = host.make("attention", "torch")
-    assert isinstance(host.build("attention", config, device=CPU), TorchAttention)
+    manager = PluginManager.load()
+    config = manager.make("attention", "torch")
+    assert isinstance(manager.build("attention", config, device=CPU), TorchAttention)

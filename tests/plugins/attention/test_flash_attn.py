@@ -22,7 +22,7 @@ from minisgl.attention.tables import RowTables
 from minisgl.config import ConfigError
 from minisgl.engine.setup import build_attention
 from minisgl.options.compose import compose
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.attention import flash_attn
 from minisgl.plugins.attention.flash_attn import RELEASES, FlashAttention, choose
 from minisgl.testing.attention import AttentionCase, lay_out, run_case
@@ -43,7 +43,7 @@ def paged(
     q: torch.Tensor,
     pages: tuple[torch.Tensor, torch.Tensor],
     table: torch.Tensor,
-    kv_len: torch.Tensor,
+    seq_lens: torch.Tensor,
     starts: torch.Tensor | None,
     scale: float,
     causal: bool,
@@ -55,7 +55,7 @@ def paged(
     ends = range(0, len(flat) + 1, q.shape[1]) if starts is None else starts.tolist()
     out = torch.empty_like(flat)
     for row, (a, b) in enumerate(itertools.pairwise(ends)):
-        length = int(kv_len[row])
+        length = int(seq_lens[row])
         used = table[row, : -(-length // pages[0].shape[1])].long()
         k, v = (x[used].flatten(0, 1)[:length].double() for x in pages)
         k, v = (x.repeat_interleave(q.shape[-2] // k.shape[1], dim=1) for x in (k, v))
@@ -160,13 +160,16 @@ def test_a_bucket_keeps_its_memory_and_is_planned_for_any_length(install: Callab
     laid = lay_out(replace(MIXED, rows=((37, 1), (300, 1), (5, 1))))
     backend.bind(laid.pool, laid.layers, [GraphKey(3), GraphKey(8)])
     padding = replace(
-        laid.batch, kv_len_host=np.ones(3, np.int32), slots=torch.full((3,), 5, dtype=torch.int32), key=GraphKey(3)
+        laid.batch,
+        seq_lens_cpu=np.ones(3, np.int32),
+        req_pool_indices=torch.full((3,), 5, dtype=torch.int32),
+        graph_key=GraphKey(3),
     )
     backend.plan(padding)
     recorded = backend._decode
     assert recorded is not None and recorded.starts is None
-    assert recorded.kv_most == laid.batch.table.shape[1] * 16  # not the one position that padding has
-    backend.plan(replace(laid.batch, key=GraphKey(3)))
+    assert recorded.kv_most == laid.batch.page_table.shape[1] * 16  # not the one position that padding has
+    backend.plan(replace(laid.batch, graph_key=GraphKey(3)))
     assert backend._decode is not None
     assert backend._decode.table.data_ptr() == recorded.table.data_ptr()
     assert backend._decode.table.shape == recorded.table.shape
@@ -191,7 +194,7 @@ def test_row_tables_are_as_wide_as_the_longest_row() -> None:
     assert tables.gather(laid.batch, 0, 2).shape == (2, 3)
     assert tables.gather(laid.batch, 0, 3).shape == (3, 19)
     assert tables.longest(laid.batch, 3, 6) == 263
-    assert torch.equal(tables.gather(laid.batch, 2, 3)[0], laid.batch.table[laid.batch.slots[2], :19])
+    assert torch.equal(tables.gather(laid.batch, 2, 3)[0], laid.batch.page_table[laid.batch.req_pool_indices[2], :19])
 
 
 # ---- choosing and refusing ------------------------------------------------------------------------------------
@@ -257,22 +260,22 @@ def test_version_2_refuses_small_pages_when_the_engine_is_built(
 ) -> None:
     install(2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: AMPERE)
-    host, cuda = Host.load(), torch.device("cuda")
+    manager, cuda = PluginManager.load(), torch.device("cuda")
     with pytest.raises(ConfigError, match="can't serve page_size=16: use page_size=256, 512, 1024"):
-        build_attention(compose(host, ["attention=flash_attn"]), host, cuda, torch.bfloat16)
+        build_attention(compose(manager, ["attention=flash_attn"]), manager, cuda, torch.bfloat16)
     words = ["attention=flash_attn", "page_size=256"]
-    backend = build_attention(compose(host, words), host, cuda, torch.bfloat16)
+    backend = build_attention(compose(manager, words), manager, cuda, torch.bfloat16)
     assert isinstance(backend, FlashAttention) and backend.version == 2
     with pytest.raises(ConfigError, match="can't serve dtype=float32: use dtype=bfloat16, float16"):
-        build_attention(compose(host, words), host, cuda, torch.float32)
+        build_attention(compose(manager, words), manager, cuda, torch.float32)
 
 
 def test_refuses_what_it_can_not_compute() -> None:
-    host = Host.load()
+    manager = PluginManager.load()
     with pytest.raises(ConfigError, match=r"needs a CUDA device; attention=torch runs anywhere"):
-        build_attention(compose(host, ["attention=flash_attn"]), host, CPU, torch.bfloat16)
+        build_attention(compose(manager, ["attention=flash_attn"]), manager, CPU, torch.bfloat16)
     with pytest.raises(ConfigError, match=r"attention.version=5: FlashAttention 4, 3 and 2 are known"):
-        compose(host, ["attention=flash_attn", "attention.version=5"])
+        compose(manager, ["attention=flash_attn", "attention.version=5"])
     laid = lay_out(replace(MIXED, head_dim=80))
     with pytest.raises(ConfigError, match="serves heads of 32, 64, 128, 256; this model's are of 80"):
         FlashAttention(CPU, 4, None).bind(laid.pool, laid.layers, [])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minisgl.config import ConfigError
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.attention.auto import Auto, AutoBackend
 from minisgl.plugins.attention.hybrid import Hybrid, HybridBackend
 from minisgl.plugins.attention.torch import Torch, TorchAttention
@@ -39,23 +39,23 @@ def test_hybrid_agrees_and_gives_each_its_part(case: AttentionCase) -> None:
 
 
 def test_hybrid_is_built_from_names() -> None:
-    backend = Host.load().build("attention", Hybrid(prefill="torch", decode="torch"), device=CPU)
+    backend = PluginManager.load().build("attention", Hybrid(prefill="torch", decode="torch"), device=CPU)
     assert isinstance(backend, HybridBackend)
     assert not backend.needs().refuse
 
 
 def test_hybrid_does_not_nest() -> None:
     with pytest.raises(ConfigError, match="must be backends themselves"):
-        Host.load().build("attention", Hybrid(decode="auto"), device=CPU)
+        PluginManager.load().build("attention", Hybrid(decode="auto"), device=CPU)
 
 
 def test_hybrid_refuses_where_a_part_can_not_serve() -> None:
-    backend = Host.load().build("attention", Hybrid(prefill="flashinfer", decode="torch"), device=CPU)
+    backend = PluginManager.load().build("attention", Hybrid(prefill="flashinfer", decode="torch"), device=CPU)
     assert "CUDA" in backend.needs().refuse
 
 
 def test_auto_is_sparse_on_a_cpu() -> None:
-    backend = Host.load().build("attention", Auto(), device=CPU)
+    backend = PluginManager.load().build("attention", Auto(), device=CPU)
     assert isinstance(backend, AutoBackend)
     assert not backend.needs().refuse
     got, want = run_case(backend, CASES[0])

@@ -34,7 +34,7 @@ def test_in_the_engine_it_answers_as_torch_does_and_reads_each_rows_length_once_
         real = engine.launch
         engine.launch = lambda step: (lengths.extend((step.starts + step.counts).tolist()), real(step))
         assert [output.token_ids for output in llm.generate(prompts, params)] == expected
-        (plugin,) = [p for p in llm.host._manager.get_plugins() if type(p) is Plugin]
+        (plugin,) = [p for p in llm.plugin_manager._manager.get_plugins() if type(p) is Plugin]
         assert plugin.backends[0].positions_read == 6 * sum(lengths)
         assert plugin.backends[0].positions_padded > plugin.backends[0].positions_read
         assert f"minisgl_paged_positions_read_total {6 * sum(lengths)}\n" in plugin.minisgl_metrics()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.attention import sparse
 from minisgl.plugins.attention.sparse import SparseAttention
 from minisgl.plugins.attention.torch import Torch, TorchAttention
@@ -54,9 +54,9 @@ def test_what_it_needs_and_refuses() -> None:
 
 
 def test_it_is_a_plugin_and_what_auto_takes_on_a_cpu() -> None:
-    host = Host.load()
-    assert isinstance(host.build("attention", host.make("attention", "sparse"), device=CPU), SparseAttention)
-    auto = host.build("attention", host.make("attention", "auto"), device=CPU)
+    manager = PluginManager.load()
+    assert isinstance(manager.build("attention", manager.make("attention", "sparse"), device=CPU), SparseAttention)
+    auto = manager.build("attention", manager.make("attention", "auto"), device=CPU)
     run_case(auto, CASES[0])
     assert auto.chosen == "sparse"
     run_case(auto, replace(CASES[0], dtype=torch.bfloat16))

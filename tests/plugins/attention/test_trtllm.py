@@ -13,7 +13,7 @@ import torch
 from minisgl.config import ConfigError
 from minisgl.engine.setup import build_attention
 from minisgl.options.compose import compose
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.attention.hybrid import Hybrid
 from minisgl.plugins.attention.trtllm import TrtllmBackend
 from minisgl.testing.attention import AttentionCase, lay_out
@@ -35,31 +35,31 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_alone_it_is_refused_with_the_words_that_work(hopper: list[dict[str, Any]]) -> None:
-    host = Host.load()
+    manager = PluginManager.load()
     with pytest.raises(ConfigError) as error:
-        build_attention(compose(host, ["attention=trtllm"]), host, CUDA, torch.bfloat16)
+        build_attention(compose(manager, ["attention=trtllm"]), manager, CUDA, torch.bfloat16)
     assert "attention=trtllm computes decode rows only" in str(error.value)
     words = [word.rstrip(".") for word in str(error.value).split() if word.startswith("attention") and "=" in word]
     assert words[1:] == ["attention=hybrid", "attention.decode=trtllm", "attention.prefill=flashinfer"]
-    config = compose(host, words[1:])
+    config = compose(manager, words[1:])
     assert isinstance(config.attention, Hybrid)
-    backend = build_attention(config, host, CUDA, torch.bfloat16)
+    backend = build_attention(config, manager, CUDA, torch.bfloat16)
     assert backend.needs().graph and backend.needs().phases == {"decode", "extend"}
 
 
 @pytest.mark.parametrize("page_size", [1, 8, 256])
 def test_pages_it_has_no_kernel_for_are_refused(page_size: int, hopper: list[dict[str, Any]]) -> None:
-    host = Host.load()
+    manager = PluginManager.load()
     words = ["attention=hybrid", "attention.decode=trtllm", f"page_size={page_size}"]
     with pytest.raises(ConfigError, match=f"page_size={page_size}: use page_size=16, 32, 64, 128"):
-        build_attention(compose(host, words), host, CUDA, torch.bfloat16)
+        build_attention(compose(manager, words), manager, CUDA, torch.bfloat16)
 
 
 def test_as_prefill_half_it_is_refused(hopper: list[dict[str, Any]]) -> None:
-    host = Host.load()
+    manager = PluginManager.load()
     words = ["attention=hybrid", "attention.prefill=trtllm", "attention.decode=flashinfer"]
     with pytest.raises(ConfigError, match="the prefill backend does not compute extend rows"):
-        build_attention(compose(host, words), host, CUDA, torch.bfloat16)
+        build_attention(compose(manager, words), manager, CUDA, torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,13 @@ def test_layers_it_can_not_compute_are_refused(case: AttentionCase, why: str) ->
 
 
 def test_other_devices_are_refused_and_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = Host.load()
+    manager = PluginManager.load()
     with pytest.raises(ConfigError, match=r"need a CUDA device; attention=torch runs anywhere"):
-        build_attention(compose(host, ["attention=trtllm"]), host, CPU, torch.bfloat16)
+        build_attention(compose(manager, ["attention=trtllm"]), manager, CPU, torch.bfloat16)
     assert "compute capability 8.0. Use attention=flashinfer" in TrtllmBackend(CUDA, (8, 0)).needs().refuse
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     with pytest.raises(ConfigError, match=r"needs the package 'flashinfer'.*pip install 'minisgl\[gpu\]'"):
-        build_attention(compose(host, ["attention=trtllm"]), host, CUDA, torch.bfloat16)
+        build_attention(compose(manager, ["attention=trtllm"]), manager, CUDA, torch.bfloat16)
 
 
 def test_it_hands_over_rows_pages_and_lengths(hopper: list[dict[str, Any]]) -> None:
@@ -98,7 +98,7 @@ def test_it_hands_over_rows_pages_and_lengths(hopper: list[dict[str, Any]]) -> N
     (call,) = hopper
     assert call["out"] is out and call["query"] is laid.q and call["kv_layout"] == "NHD"
     assert call["block_tables"].dtype == call["seq_lens"].dtype == torch.int32
-    assert call["block_tables"].tolist() == laid.batch.table[laid.batch.slots.long(), :19].tolist()
+    assert call["block_tables"].tolist() == laid.batch.page_table[laid.batch.req_pool_indices.long(), :19].tolist()
     assert call["seq_lens"].tolist() == [38, 301] and call["max_seq_len"] == 301
     assert call["window_left"] == 9  # the query's own position is the tenth
     assert not call["workspace_buffer"].any()  # semaphores in it start at zero

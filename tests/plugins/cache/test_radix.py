@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from minisgl.kvcache import Key, Match
+from minisgl.kvcache import Key, MatchResult
 from minisgl.plugins.cache.naive import NaiveCache
 from minisgl.plugins.cache.radix import Handle, Node, RadixCache
 from minisgl.testing.cache import CachePair
@@ -69,9 +69,9 @@ class Radix(RuleBasedStateMachine):
             return
         for locked in self.locked:
             self.pair.unlock(locked)
-        assert self.pair.cache.evictable == self.pair.cache.held
-        self.pair.evict(self.pair.cache.held)
-        assert self.pair.cache.held == 0
+        assert self.pair.cache.evictable_pages == self.pair.cache.total_pages
+        self.pair.evict(self.pair.cache.total_pages)
+        assert self.pair.cache.total_pages == 0
 
 
 TestRadix = Radix.TestCase
@@ -101,7 +101,7 @@ def sample() -> RadixCache:
 
 def test_a_split_keeps_users_on_both_parts() -> None:
     cache = sample()
-    assert (cache.held, cache.evictable) == (5, 2)
+    assert (cache.total_pages, cache.evictable_pages) == (5, 2)
     locked = cache.match(key(0, 1, 9, 9))
     assert (locked.pages.tolist(), locked.unlocked) == ([10], 0)
     cache.lock(locked.handle)
@@ -163,7 +163,7 @@ def _a_lost_leaf(cache: RadixCache) -> None:
 def _a_user_below_none(cache: RadixCache) -> None:
     top = next(n for n in cache.nodes() if not n.is_leaf)
     top.users = 0
-    cache.evictable += len(top.pages)
+    cache.evictable_pages += len(top.pages)
 
 
 def _a_short_edge(cache: RadixCache) -> None:
@@ -233,11 +233,11 @@ def _evict_what_is_locked(self: RadixCache, count: int) -> np.ndarray:
     if len(gone) >= count or leaf is None or leaf.parent is None:
         return gone
     leaf.parent.children = {page: n for page, n in leaf.parent.children.items() if n is not leaf}
-    self.held -= len(leaf.pages)
+    self.total_pages -= len(leaf.pages)
     return np.concatenate((gone, leaf.pages))
 
 
-def _match_moves_the_clock(self: RadixCache, wanted: Key) -> Match:
+def _match_moves_the_clock(self: RadixCache, wanted: Key) -> MatchResult:
     found = _MATCH(self, wanted)
     self.lock(found.handle)
     self.unlock(found.handle)
@@ -303,5 +303,5 @@ def test_the_naive_cache_keeps_nothing() -> None:
     inserted = cache.insert(None, key(1, 2), 0, pages(1, 2))
     assert len(inserted.pages) == 0
     match = cache.match(key(1, 2))
-    assert (len(match.pages), match.unlocked, cache.held, cache.evictable) == (0, 0, 0, 0)
+    assert (len(match.pages), match.unlocked, cache.total_pages, cache.evictable_pages) == (0, 0, 0, 0)
     assert len(cache.evict(5)) == 0

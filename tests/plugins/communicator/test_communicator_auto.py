@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minisgl.options.compose import compose
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.communicator.auto import Auto, pick
 from minisgl.plugins.communicator.torch import TorchCommunicator
 
@@ -14,10 +14,10 @@ GPU = torch.device("cuda", 0)
 
 
 def test_on_a_cpu_it_is_torch_and_the_default() -> None:
-    host = Host.load()
-    config = compose(host, []).communicator
+    manager = PluginManager.load()
+    config = compose(manager, []).communicator
     assert isinstance(config, Auto)
-    link = host.build("communicator", config, rank=0, size=1, address="", device=torch.device("cpu"))
+    link = manager.build("communicator", config, rank=0, size=1, address="", device=torch.device("cpu"))
     assert isinstance(link, TorchCommunicator)
 
 

@@ -9,15 +9,15 @@ import torch
 
 from minisgl.config import ConfigError
 from minisgl.distributed.shared import CountedStore
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.communicator.nccl import MIB, Nccl, NcclCommunicator, _limits, _suits_two_shot
 
 CPU = torch.device("cpu")
 
 
 def test_one_rank_needs_no_gpu_and_sends_nothing() -> None:
-    host = Host.load()
-    link = host.build("communicator", host.make("communicator", "nccl"), rank=0, size=1, address="", device=CPU)
+    manager = PluginManager.load()
+    link = manager.build("communicator", manager.make("communicator", "nccl"), rank=0, size=1, address="", device=CPU)
     assert isinstance(link, NcclCommunicator)
     x = torch.randn(2, 16)
     assert link.all_reduce(x) is x

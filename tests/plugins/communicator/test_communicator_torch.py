@@ -15,7 +15,7 @@ from torch.distributed import HashStore, ProcessGroupGloo, Store
 
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.communicator.torch import Torch, TorchCommunicator
 from minisgl.testing.communicator import CommunicatorConformance
 from minisgl.testing.ranks import run_ranks
@@ -118,7 +118,7 @@ def test_promise_10_a_rank_that_fails_to_connect_is_an_error_on_all(
 
 
 def test_it_is_a_plugin() -> None:
-    host = Host.load()
-    config = host.make("communicator", "torch")
-    comm = host.build("communicator", config, rank=0, size=1, address="", device=CPU)
+    manager = PluginManager.load()
+    config = manager.make("communicator", "torch")
+    comm = manager.build("communicator", config, rank=0, size=1, address="", device=CPU)
     assert isinstance(comm, TorchCommunicator)

@@ -8,7 +8,7 @@ import torch
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.communicator.ring import Ring, RingCommunicator
 from minisgl.testing.communicator import CommunicatorConformance
 from minisgl.testing.ranks import Deadlock, run_ranks
@@ -77,6 +77,6 @@ def test_gpus_are_refused() -> None:
 
 
 def test_it_is_a_plugin() -> None:
-    host = Host.load()
-    comm = host.build("communicator", host.make("communicator", "ring"), rank=0, size=1, address="", device=CPU)
+    manager = PluginManager.load()
+    comm = manager.build("communicator", manager.make("communicator", "ring"), rank=0, size=1, address="", device=CPU)
     assert isinstance(comm, RingCommunicator)

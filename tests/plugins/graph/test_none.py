@@ -7,13 +7,13 @@ import torch
 
 from minisgl.engine.graph import GraphKey
 from minisgl.options.compose import compose
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 
 
 def test_none_records_nothing() -> None:
-    host = Host.load()
-    config = compose(host, ["graph=none"])
-    runner = host.build("graph", config.graph, device=torch.device("cpu"))
+    manager = PluginManager.load()
+    config = compose(manager, ["graph=none"])
+    runner = manager.build("graph", config.graph, device=torch.device("cpu"))
     assert tuple(runner.buckets(256)) == ()
     runner.capture((), lambda key: None, lambda inputs: torch.empty(0))
     assert runner.pick(1, 1, True) is None

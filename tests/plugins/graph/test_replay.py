@@ -46,7 +46,7 @@ def generate(*overrides: str, tokens: int = 9) -> tuple[list[Sequence[int]], Any
         tokens_of = [output.token_ids for output in llm.generate(PROMPTS, params)]
         graph: Any = llm.engine.graph  # type: ignore[attr-defined]
         operations = {len(tape.operations) for tape in getattr(graph, "recordings", {}).values()}
-        return tokens_of, (graph, operations, llm.host.hook.minisgl_metrics())
+        return tokens_of, (graph, operations, llm.plugin_manager.hook.minisgl_metrics())
 
 
 @pytest.mark.parametrize("overlap", ["true", "false"])
@@ -95,7 +95,7 @@ class _StaleLengths(Buffers):
 def _runner(buffers: type[Buffers] = Buffers, **patches: Any) -> ReplayRunner:
     kind = type("Wrong", (ReplayRunner,), patches)
     runner: ReplayRunner = kind(Replay(), CPU)
-    runner.frame = buffers  # type: ignore[method-assign,assignment]
+    runner.input_buffers = buffers  # type: ignore[method-assign,assignment]
     return runner
 
 

@@ -10,7 +10,7 @@ import pytest
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.models.qwen3_plain import Qwen3Plain
 from minisgl.testing.model import Exchanged, ModelConformance
 from minisgl.testing.paged import PagedModel
@@ -27,11 +27,11 @@ class TestQwen3Plain(ModelConformance):
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_block_exchanges_two_sums_of_its_tokens(size: int, tmp_path: Path) -> None:
     path = TestQwen3Plain().checkpoint(tmp_path)
-    host, tokens = Host.load(), 9
+    manager, tokens = PluginManager.load(), 9
 
     def work(comm: Communicator) -> Exchanged:
         exchanged = Exchanged(comm)
-        model = PagedModel(path, comm=exchanged, model=Qwen3Plain, host=host)
+        model = PagedModel(path, comm=exchanged, model=Qwen3Plain, manager=manager)
         model.run([(0, 0, list(range(tokens)))])
         return exchanged
 

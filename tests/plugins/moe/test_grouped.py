@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minisgl.moe import MoeBackend
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.moe.grouped import Grouped, GroupedMoe
 from minisgl.testing.moe import MoeCase, MoeConformance, count, problem
 
@@ -69,5 +69,5 @@ def test_a_block_of_nothing_is_refused() -> None:
 
 
 def test_it_is_a_plugin() -> None:
-    host = Host.load()
-    assert isinstance(host.build("moe", host.make("moe", "grouped"), device=torch.device("cpu")), GroupedMoe)
+    manager = PluginManager.load()
+    assert isinstance(manager.build("moe", manager.make("moe", "grouped"), device=torch.device("cpu")), GroupedMoe)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.moe.torch import TorchMoe
 
 HIDDEN, INNER, EXPERTS = 32, 24, 6
@@ -63,5 +63,5 @@ def test_ranges_of_experts_add_up_to_all_of_them() -> None:
 
 
 def test_it_is_a_plugin() -> None:
-    host = Host.load()
-    assert isinstance(host.build("moe", host.make("moe", "torch"), device=torch.device("cpu")), TorchMoe)
+    manager = PluginManager.load()
+    assert isinstance(manager.build("moe", manager.make("moe", "torch"), device=torch.device("cpu")), TorchMoe)

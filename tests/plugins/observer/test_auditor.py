@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from minisgl import LLM, SamplingParams
 from minisgl.course.lab.gates.ledger import BUGS, STRUCK, Struck
 from minisgl.course.lab.grader.observed import run, watch
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.observer.auditor import RULES, Auditor
 from minisgl.testing.drive import Drive, Job
 from minisgl.testing.planted import Hasty
@@ -24,16 +24,16 @@ from minisgl.testing.workloads import jobs, setups
 NAME = "minisgl.plugins.observer.auditor"
 
 
-def auditor_of(host: Host) -> Auditor:
-    (auditor,) = [p for p in host._manager.get_plugins() if type(p) is Auditor]
+def auditor_of(manager: PluginManager) -> Auditor:
+    (auditor,) = [p for p in manager._manager.get_plugins() if type(p) is Auditor]
     return auditor
 
 
 def audited(clients: Sequence[Job], **options: Any) -> tuple[Auditor, Drive]:
-    host = Host.load([NAME], light=True)
-    drive = make(hook=host.hook, thorough=False, **options)
+    manager = PluginManager.load([NAME], light=True)
+    drive = make(hook=manager.hook, thorough=False, **options)
     drive.run(clients)
-    return auditor_of(host), drive
+    return auditor_of(manager), drive
 
 
 def quiet(auditor: Auditor, held: int) -> None:
@@ -52,16 +52,16 @@ def test_any_workload_on_the_healthy_scheduler_is_without_findings(data: st.Data
     setup = data.draw(setups())
     clients = data.draw(jobs(setup))
     spec, cache, policy, options = setup.build()
-    host = Host.load([NAME], light=True)
-    drive = Drive(spec, cache, policy, hook=host.hook, thorough=False, **options)
+    manager = PluginManager.load([NAME], light=True)
+    drive = Drive(spec, cache, policy, hook=manager.hook, thorough=False, **options)
     drive.run(clients)
-    quiet(auditor_of(host), cache.held)
+    quiet(auditor_of(manager), cache.total_pages)
 
 
 def test_pages_that_many_read_are_no_leak() -> None:
     auditor, drive = audited([job(uid, 13, first=0, arrive=uid) for uid in range(1, 6)])
     assert drive.report.cached_tokens > 0
-    quiet(auditor, drive.cache.held)
+    quiet(auditor, drive.cache.total_pages)
 
 
 def test_requests_that_make_way_are_no_leak_and_stay_open() -> None:
@@ -78,25 +78,25 @@ def test_clients_that_leave_in_any_state_are_no_finding(overlap: bool) -> None:
         for when in range(12):
             leaving = [job(1, 20), job(2, 20, abort=when), job(3, 11, answer=20, abort=when), job(4, 9)]
             auditor, drive = audited(leaving, spec=pool(14, slots=3), overlap=overlap, max_prefill_tokens=8)
-            quiet(auditor, drive.cache.held)
+            quiet(auditor, drive.cache.total_pages)
 
 
 def test_an_engine_that_dies_leaves_no_findings() -> None:
-    host = Host.load([NAME], light=True)
-    drive = make(hook=host.hook)
+    manager = PluginManager.load([NAME], light=True)
+    drive = make(hook=manager.hook)
     for uid in (1, 2, 3, 4, 5):
         drive.add(job(uid))
     drive.step()
     drive.fail("the device is gone")
-    assert auditor_of(host).findings == []
-    assert auditor_of(host).open == set()
+    assert auditor_of(manager).findings == []
+    assert auditor_of(manager).open == set()
 
 
 def test_it_works_in_the_engine_and_its_metrics_can_be_read() -> None:
     with LLM("tutor", overrides=["device=cpu", "num_pages=40", f"plugins={NAME}"]) as llm:
         prompts = ["Count from 5 to 9.", "Count from 5 to 30.", "What is 12 + 30?"]
         llm.generate(prompts, SamplingParams(max_tokens=40))
-        auditor = auditor_of(llm.host)
+        auditor = auditor_of(llm.plugin_manager)
         assert auditor.findings == []
         assert auditor.read > 0
         families = text_string_to_metric_families(auditor.minisgl_metrics())
@@ -115,13 +115,13 @@ FOUND_AS = {"leak": "leak", "twice": "owner", "in-flight": "in-flight", "table":
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found_by_its_rule_where_it_strikes(bug: str) -> None:
-    workload, struck, host = STRUCK[bug](), Struck(), Host()
-    host.add(NAME)  # alone: the built-in observers trust the scheduler
-    drive = watch({**workload, "policy": "mixed"}, host)
+    workload, struck, manager = STRUCK[bug](), Struck(), PluginManager()
+    manager.add(NAME)  # alone: the built-in observers trust the scheduler
+    drive = watch({**workload, "policy": "mixed"}, manager)
     drive.scheduler.planner.policy = Hasty()
     with tight(), BUGS[bug](struck), contextlib.suppress(AssertionError):
         run(drive, workload)
-    auditor = auditor_of(host)
+    auditor = auditor_of(manager)
     first = auditor.findings[0]
     assert first.rule == FOUND_AS[bug]
     assert (first.uid, first.page) in struck.places

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl import LLM, SamplingParams
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.observer.meter import Meter, Timing
 from minisgl.testing.drive import Drive, Job
 from minisgl.testing.small import job, make, pool, tight
@@ -17,17 +17,17 @@ from minisgl.testing.small import job, make, pool, tight
 NAME = "minisgl.plugins.observer.meter"
 
 
-def meter_of(host: Host) -> Meter:
-    (meter,) = [p for p in host._manager.get_plugins() if type(p) is Meter]
+def meter_of(manager: PluginManager) -> Meter:
+    (meter,) = [p for p in manager._manager.get_plugins() if type(p) is Meter]
     return meter
 
 
 def timed(clients: Sequence[Job], **options: Any) -> tuple[dict[int, Timing], Drive, Meter]:
     """Timings in turns of the scheduler, by request."""
-    host = Host.load([NAME], light=True)
-    drive = make(hook=host.hook, thorough=False, **{"overlap": False, **options})
+    manager = PluginManager.load([NAME], light=True)
+    drive = make(hook=manager.hook, thorough=False, **{"overlap": False, **options})
     drive.run(clients)
-    meter = meter_of(host)
+    meter = meter_of(manager)
     return {timing.uid: timing for timing in meter.ended}, drive, meter
 
 
@@ -66,8 +66,8 @@ def test_who_leaves_is_kept_with_what_it_got_and_nothing_stays_open(overlap: boo
 
 
 def test_metrics_show_quantiles_that_were_seen() -> None:
-    host = Host.load([NAME], light=True)
-    meter = meter_of(host)
+    manager = PluginManager.load([NAME], light=True)
+    meter = meter_of(manager)
     for uid, ttft in enumerate([4.0, 1.0, 3.0, 2.0, 5.0]):
         meter.ended.append(Timing(uid, ttft, (ttft / 2,)))
     meter.ended.append(Timing(9, None, ()))
@@ -82,6 +82,6 @@ def test_metrics_show_quantiles_that_were_seen() -> None:
 def test_it_works_in_the_engine() -> None:
     with LLM("tutor", overrides=["device=cpu", f"plugins={NAME}"]) as llm:
         outputs = llm.generate(["Count from 5 to 9.", "What is 12 + 30?"], SamplingParams(max_tokens=6))
-        meter = meter_of(llm.host)
+        meter = meter_of(llm.plugin_manager)
         assert sorted(len(timing.gaps) + 1 for timing in meter.ended) == sorted(len(o.token_ids) for o in outputs)
         assert all(timing.ttft is not None and timing.ttft > 0 for timing in meter.ended)

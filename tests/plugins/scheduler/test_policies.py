@@ -9,7 +9,7 @@ import pytest
 from minisgl.core import EngineSpec, SamplingParams
 from minisgl.testing.drive import Drive, Job, Report, make_plugin
 
-SPEC = EngineSpec(page_size=4, num_pages=60, max_slots=4, max_len=160, vocab_size=50)
+SPEC = EngineSpec(page_size=4, num_pages=60, max_running_requests=4, max_seq_len=160, vocab_size=50)
 
 
 def job(uid: int, length: int, answer: int, arrive: int = 0, first: int | None = None) -> Job:
@@ -28,7 +28,7 @@ def serve(policy: str, clients: list[Job], spec: EngineSpec = SPEC, cache: str =
 @pytest.mark.parametrize(("policy", "order"), [("prefill_first", "fcfs"), ("decode_first", "fcfs"), ("mixed", "lpm")])
 @pytest.mark.parametrize("chunk", [512, 8192])
 def test_256_requests_that_share_1k_compute_it_once(policy: str, order: str, chunk: int, together: bool) -> None:
-    spec = EngineSpec(page_size=16, num_pages=2000, max_slots=256, max_len=2048, vocab_size=1000)
+    spec = EngineSpec(page_size=16, num_pages=2000, max_running_requests=256, max_seq_len=2048, vocab_size=1000)
     prefix = [(i * i) % 1000 for i in range(1024)]
     clients = [
         Job(uid, [*prefix, *((uid + 31 * i) % 1000 for i in range(16))], SamplingParams(max_tokens=2), arrive=arrive)
@@ -56,7 +56,7 @@ def test_two_prompts_that_share_different_parts_of_a_cached_one_are_seated_in_on
 def test_longest_prefix_match_serves_the_cached_prompt_before_it_is_evicted() -> None:
     """Two handbooks, asked about in turn, in a pool that holds one: in order of arrival each question evicts the
     other handbook; with the longest prefix first each is computed once."""
-    spec = EngineSpec(page_size=4, num_pages=18, max_slots=1, max_len=72, vocab_size=50)
+    spec = EngineSpec(page_size=4, num_pages=18, max_running_requests=1, max_seq_len=72, vocab_size=50)
     books = [[(7 * b + i * i) % 50 for i in range(40)] for b in range(2)]
     params = SamplingParams(max_tokens=2, temperature=0.0)
     clients = [Job(uid, [*books[uid % 2], uid, uid, uid, uid], params) for uid in range(12)]
@@ -94,7 +94,7 @@ def test_static_lets_nobody_join_a_batch_and_continuous_batching_needs_fewer_ste
 @pytest.mark.parametrize("policy", ["prefill_first", "decode_first", "mixed"])
 def test_a_large_prompt_at_the_head_is_not_overtaken_for_ever(policy: str) -> None:
     """Small requests keep coming; the large one, which needs most of the pool, is served when it is its turn."""
-    spec = EngineSpec(page_size=4, num_pages=20, max_slots=4, max_len=80, vocab_size=50)
+    spec = EngineSpec(page_size=4, num_pages=20, max_running_requests=4, max_seq_len=80, vocab_size=50)
     clients = [job(2, 8, 12), job(1, 60, 4, arrive=1), *(job(uid, 8, 12, arrive=uid) for uid in range(3, 40))]
     report = serve(policy, clients, spec, starvation_steps=10_000)
     assert report.first_token[1] < report.first_token[6]

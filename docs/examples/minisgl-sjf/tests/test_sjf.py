@@ -6,7 +6,7 @@ import pytest
 from minisgl_sjf import ShortestFirst, Sjf
 
 from minisgl.core import SamplingParams
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler import SchedulerPolicy
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.policy import PolicyConformance
@@ -28,8 +28,8 @@ def test_the_short_prompt_is_answered_first_where_it_may_pass(patience: int, fir
 
 
 def test_it_is_found_once_it_is_installed() -> None:
-    host = Host.load(light=True)
-    assert isinstance(host.build("scheduler", host.make("scheduler", "sjf")), ShortestFirst)
+    manager = PluginManager.load(light=True)
+    assert isinstance(manager.build("scheduler", manager.make("scheduler", "sjf")), ShortestFirst)
 
 
 def test_no_patience_at_all_is_refused() -> None:

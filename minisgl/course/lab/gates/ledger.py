@@ -19,8 +19,8 @@ from minisgl.course.lab.grader.observed import WatchedDrive, observer, run, watc
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import Served, facts
 from minisgl.course.lab.grader.simulated_workloads import random_workload, show
-from minisgl.scheduler.cache_manager import Memory
-from minisgl.scheduler.page_allocator import CACHE, PageLedger
+from minisgl.scheduler.cache_manager import CacheManager
+from minisgl.scheduler.page_allocator import CACHE, PageAllocator
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.planted import Hasty
 from minisgl.testing.small import tight
@@ -47,25 +47,25 @@ class Struck:
 @contextmanager
 def leak(struck: Struck) -> Iterator[None]:
     """The last page of a request that leaves its slot is forgotten."""
-    real = Memory._give
+    real = CacheManager._retire
 
-    def give(self: Memory, uid: int, pages: Any, slots: Any = None) -> None:
+    def give(self: CacheManager, uid: int, pages: Any, slots: Any = None) -> None:
         if slots is not None and len(pages):
             struck.add(uid, int(pages[-1]))
             pages = pages[:-1]
         real(self, uid, pages, slots)
 
-    with patch.object(Memory, "_give", give):
+    with patch.object(CacheManager, "_give", give):
         yield
 
 
 @contextmanager
 def twice(struck: Struck, late: bool = False) -> Iterator[None]:
     """A request that leaves gives its last page back a second time: at once, or when another request has it."""
-    real, real_writes = Memory._give, Memory.table_writes
+    real, real_writes = CacheManager._retire, CacheManager.pop_page_table_updates
     again: dict[int, int] = {}  # page -> who gave it back
 
-    def give(self: Memory, uid: int, pages: Any, slots: Any = None) -> None:
+    def give(self: CacheManager, uid: int, pages: Any, slots: Any = None) -> None:
         real(self, uid, pages, slots)
         if slots is not None and len(pages):
             again[int(pages[-1])] = uid
@@ -73,77 +73,77 @@ def twice(struck: Struck, late: bool = False) -> Iterator[None]:
                 struck.add(uid, int(pages[-1]))
                 real(self, uid, pages[-1:])
 
-    def table_writes(self: Memory) -> Any:
+    def table_writes(self: CacheManager) -> Any:
         writes = real_writes(self)
         for page, uid in again.items():
-            if self.ledger.pages.owner[page] >= 0:
+            if self.allocator.pages.owner[page] >= 0:
                 struck.add(uid, page)
                 real(self, uid, np.array([page], np.int32))
         return writes
 
-    with patch.object(Memory, "_give", give), patch.object(Memory, "table_writes", table_writes):
+    with patch.object(CacheManager, "_give", give), patch.object(CacheManager, "table_writes", table_writes):
         yield
 
 
 @contextmanager
 def hasty(struck: Struck) -> Iterator[None]:
     """Pages are free when they are given back, although a launched step still writes to them."""
-    real_give, real_take = PageLedger.give, PageLedger.take
+    real_give, real_take = PageAllocator.retire, PageAllocator.allocate
     until: dict[int, int] = {}
 
-    def give(self: PageLedger, pages: Any, owner: int, after: int, slots: Any = None) -> None:
+    def give(self: PageAllocator, pages: Any, owner: int, after: int, slots: Any = None) -> None:
         if slots is not None:
             real_give(self, pages[:0], owner, after, slots)
         self.pages.retire(pages, owner)
-        self.pages.release(pages)
+        self.pages.free_retired(pages)
         until.update(dict.fromkeys(pages.tolist(), after))
 
-    def take(self: PageLedger, n: int, owner: Any) -> Any:
+    def take(self: PageAllocator, n: int, owner: Any) -> Any:
         pages = real_take(self, n, owner)
         owners = np.broadcast_to(np.asarray(owner), n)
         for uid, page in zip(owners.tolist(), pages.tolist(), strict=True):
-            if until.pop(page, -1) > self._read:
+            if until.pop(page, -1) > self._last_read_step:
                 struck.add(uid, page)
         return pages
 
-    with patch.object(PageLedger, "give", give), patch.object(PageLedger, "take", take):
+    with patch.object(PageAllocator, "give", give), patch.object(PageAllocator, "take", take):
         yield
 
 
 @contextmanager
 def unmapped(struck: Struck) -> Iterator[None]:
     """Pages that were computed twice are given back, and the page table still names them."""
-    real_insert, real_build = Memory._insert, Scheduler._build
+    real_insert, real_build = CacheManager._insert, Scheduler._build
     stale: dict[int, set[int]] = {}
 
-    def insert(self: Memory, req: Req, ids: Any, whole: int) -> None:
-        writes, row = list(self._writes), self.slots.table[req.slot].copy()
+    def insert(self: CacheManager, req: Req, ids: Any, whole: int) -> None:
+        writes, row = list(self._page_table_updates), self.request_table.page_table[req.req_pool_idx].copy()
         real_insert(self, req, ids, whole)
-        changed = row[self.slots.table[req.slot] != row]
+        changed = row[self.request_table.page_table[req.req_pool_idx] != row]
         if len(changed):
             stale[req.uid] = set(changed.tolist())
-        self._writes, self.slots.table[req.slot] = writes, row
+        self._page_table_updates, self.request_table.page_table[req.req_pool_idx] = writes, row
 
     def build(self: Scheduler, rows: Any) -> Any:
         step, reqs = real_build(self, rows)
-        owner = self.memory.ledger.pages.owner
+        owner = self.cache_manager.allocator.pages.owner
         for req in reqs:
             for page in stale.get(req.uid, ()):
                 if owner[page] not in (req.uid, CACHE):  # else it has it again, by chance: nobody else's KV is there
                     struck.add(req.uid, page)
         return step, reqs
 
-    with patch.object(Memory, "_insert", insert), patch.object(Scheduler, "_build", build):
+    with patch.object(CacheManager, "_insert", insert), patch.object(Scheduler, "_build", build):
         yield
 
 
 @contextmanager
 def answered(struck: Struck) -> Iterator[None]:
     """A hang-up is answered twice: by who hears of it, and by who ends the request."""
-    real = Scheduler.abort
+    real = Scheduler.abort_request
 
     def abort(self: Scheduler, uid: int) -> None:
-        req = self.open.get(uid)
+        req = self.requests.get(uid)
         real(self, uid)
         if req is not None:
             struck.add(uid)
@@ -249,7 +249,7 @@ class Audit:
     def false_alarm(self, finding: Any, cause: str = "") -> Broken:
         """Why a finding on a healthy run came about, as far as one can see."""
         page, uid = getattr(finding, "page", None), getattr(finding, "uid", None)
-        owner = self.drive.scheduler.memory.ledger.pages.owner
+        owner = self.drive.scheduler.cache_manager.allocator.pages.owner
         aborted = {job["id"] for job in self.workload["jobs"] if "abort" in job}
         if not cause and page is not None and 0 <= page < len(owner) and owner[page] == CACHE:
             cause = "shared"
@@ -264,7 +264,7 @@ class Audit:
             cause or "false-alarm",
             "Over a healthy run the auditor is silent.",
             seen,
-            step=self.drive.scheduler.next_step - 1,
+            step=self.drive.scheduler.next_step_id - 1,
             request=uid,
             page=page,
         )

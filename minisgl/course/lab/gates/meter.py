@@ -82,7 +82,7 @@ class Truth:
         for uid in output.uids if output is not None else ():
             self.tokens.setdefault(uid, []).append(self.time(self.drive.report.steps - 1))
         if hasattr(self.meter, "timing"):
-            for uid in self.drive.scheduler.open:
+            for uid in self.drive.scheduler.requests:
                 self.ask(uid)
 
     def ask(self, uid: int) -> None:

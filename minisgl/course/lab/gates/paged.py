@@ -134,9 +134,9 @@ def rows_of(laid: Laid) -> Iterator[tuple[int, int, Row]]:
     """(first token, last token, row) of each row."""
     batch, layer = laid.batch, laid.layers[1]
     keys, values = laid.pool.layer(1)
-    ends, size = batch.q_indptr_host.tolist(), laid.pool.page_size
-    for r, length in enumerate(batch.kv_len_host.tolist()):
-        pages = batch.table[batch.slots[r], : -(-length // size)].long()
+    ends, size = batch.cu_seqlens_q_cpu.tolist(), laid.pool.page_size
+    for r, length in enumerate(batch.seq_lens_cpu.tolist()):
+        pages = batch.page_table[batch.req_pool_indices[r], : -(-length // size)].long()
         k, v = keys[pages].flatten(0, 1), values[pages].flatten(0, 1)
         yield ends[r], ends[r + 1], Row(laid.q[ends[r] : ends[r + 1]], k, v, length, layer)
 
@@ -210,13 +210,13 @@ def run_gather(student: Student, workload: dict[str, Any]) -> None:
     backend = bound(student, laid)
     backend.plan(laid.batch)
     rows = getattr(backend, "rows", ())
-    if not hasattr(backend, "places") or not hasattr(backend, "gather") or len(rows) != len(laid.batch.kv_len_host):
+    if not hasattr(backend, "places") or not hasattr(backend, "gather") or len(rows) != len(laid.batch.seq_lens_cpu):
         run_agree(student, workload)
         return
     promise = "A row's keys and values are those of all its positions, in order, and no others."
     size, layer = laid.pool.page_size, laid.layers[1]
     for r, (a, b, row) in enumerate(rows_of(laid)):
-        pages = laid.batch.table[laid.batch.slots[r]]
+        pages = laid.batch.page_table[laid.batch.req_pool_indices[r]]
         places = backend.places(pages, row.length)
         position = torch.arange(row.length)
         want = pages[position // size].long() * size + position % size
@@ -309,7 +309,7 @@ def count(student: Student) -> str:
     backend.plan(laid.batch)
     with Reads(laid.pool) as reads:
         laid.forward(backend)
-    lengths = laid.batch.kv_len_host
+    lengths = laid.batch.seq_lens_cpu
     each = 2 * case.kv_heads * case.head_dim
     read, total = reads.numbers // each, int(lengths.sum())
     whole = int((-(-lengths // 16) * 16).sum())  # the whole of each last page is fine too

@@ -20,7 +20,7 @@ from minisgl.course.lab.grader.simulated_workloads import (
     simulate,
 )
 from minisgl.scheduler import Plan, Running, Waiting
-from minisgl.scheduler.budget import Cost, StepBudget
+from minisgl.scheduler.budget import AdmissionCost, StepBudget
 from minisgl.testing.drive import make_plugin
 
 ORDERS = ("fcfs", "lpm")
@@ -50,7 +50,7 @@ class Recorded:
 
 def copy(budget: StepBudget) -> StepBudget:
     """A budget with as much left."""
-    return StepBudget(budget.tokens, budget.rows, budget.pages, budget.reserve, budget.cost)
+    return StepBudget(budget.tokens, budget.rows, budget.pages, budget.reserved_pages, budget.admission_cost)
 
 
 class Judge:
@@ -98,12 +98,12 @@ class _Step:
         fresh: StepBudget,
     ):
         self.judge, self.rows, self.asked, self.running, self.fresh = judge, rows, asked, running, fresh
-        queue = sorted(waiting, key=lambda w: -w.cached) if judge.order == "lpm" else waiting
-        self.queue = [w for w in queue if w.twin is None]
+        queue = sorted(waiting, key=lambda w: -w.num_cached_tokens) if judge.order == "lpm" else waiting
+        self.queue = [w for w in queue if w.same_prefix_req is None]
         self.views: dict[int, Running | Waiting] = {r.uid: r for r in running}
         self.views |= {w.uid: w for w in waiting}
-        self.decoding = [r for r in running if not r.left]
-        self.begun = [r for r in running if r.left]
+        self.decoding = [r for r in running if not r.num_remaining_tokens]
+        self.begun = [r for r in running if r.num_remaining_tokens]
         self.spent = sum(rows.values())
 
     def broken(self, cause: str, promise: str, seen: str, request: int | None = None) -> Broken:
@@ -127,25 +127,28 @@ class _Step:
                 raise self.broken("empty", "A step in which something could be computed is not empty.", seen, first.uid)
 
     def would_fit(self, who: Running | Waiting, budget: StepBudget) -> bool:
-        want = _left(who) if isinstance(who, Waiting) else who.left or 1
+        want = _left(who) if isinstance(who, Waiting) else who.num_remaining_tokens or 1
         return budget.grant(who, want) > 0
 
     def check_running(self) -> None:
         """Answers first, then begun prompts."""
-        pages = self.fresh.pages - sum(r.new_pages for r in self.decoding if r.uid in self.rows)
+        pages = self.fresh.pages - sum(r.num_new_pages for r in self.decoding if r.uid in self.rows)
         for r in self.decoding:
-            if r.uid not in self.rows and r.new_pages <= pages:
+            if r.uid not in self.rows and r.num_new_pages <= pages:
                 self._wrong_amount(r, 1)
                 seen = f"Request {r.uid} runs, its next token would fit, and it has no row."
                 raise self.broken("decodes-late", "Every running answer is in every step.", seen, r.uid)
         for r in self.begun:
             room = self.fresh.tokens - self.spent
             got = self.rows.get(r.uid, 0)
-            if got == r.left:
+            if got == r.num_remaining_tokens:
                 continue
             if room > 0 or (not got and any(w.uid in self.rows for w in self.queue)):
-                self._wrong_amount(r, r.left)
-                seen = f"Request {r.uid} has {r.left} prompt tokens to compute, got {got}, and {room} were left over."
+                self._wrong_amount(r, r.num_remaining_tokens)
+                left = f"{room} tokens of the budget were unused"
+                seen = (
+                    f"Request {r.uid} has {r.num_remaining_tokens} prompt tokens to compute; it got {got}, and {left}."
+                )
                 raise self.broken("forgets", "A prompt that was begun goes on before others are seated.", seen, r.uid)
         decodes = sum(r.uid in self.rows for r in self.decoding)
         most = max(self.fresh.tokens, decodes)
@@ -170,9 +173,13 @@ class _Step:
                 left_out = left_out or w
             elif left_out is not None:
                 a, b = left_out.uid, w.uid
-                lpm = self.judge.order == "lpm" and w.cached < left_out.cached
+                lpm = self.judge.order == "lpm" and w.num_cached_tokens < left_out.num_cached_tokens
                 # By the other order, and not because it is smaller.
-                fcfs = self.judge.order == "fcfs" and w.cached > left_out.cached and _left(w) >= _left(left_out)
+                fcfs = (
+                    self.judge.order == "fcfs"
+                    and w.num_cached_tokens > left_out.num_cached_tokens
+                    and _left(w) >= _left(left_out)
+                )
                 before = "which comes before it" + (f" with order={self.judge.order}" if lpm or fcfs else "")
                 seen = f"Request {b} was seated, and request {a}, {before}, was not."
                 asked = list(self.asked)
@@ -199,7 +206,7 @@ class _Step:
 
 def _left(w: Waiting) -> int:
     """Tokens that it has to compute."""
-    return w.length - w.cached
+    return w.num_tokens - w.num_cached_tokens
 
 
 def make(rng: random.Random, size: int) -> dict[str, Any]:
@@ -235,7 +242,7 @@ def run_step(judge: Judge, workload: dict[str, Any]) -> None:
         running.append(Running(len(running) + 1, workload["begun"], 0, 0, len(running) + 1))
     waiting = [Waiting(uid, uid, cached + left, cached, None, 0)
                for uid, (cached, left) in enumerate(workload["waiting"], len(running) + 1)]  # fmt: skip
-    free = StepBudget(workload["chunk"], workload["slots"], workload["pages"], 0, lambda uid: Cost(0, 0))
+    free = StepBudget(workload["chunk"], workload["slots"], workload["pages"], 0, lambda uid: AdmissionCost(0, 0))
     judge.plan(waiting, running, free)
 
 

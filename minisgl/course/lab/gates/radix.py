@@ -99,7 +99,7 @@ def _no_split(size: int) -> list[list[Any]]:
 
 def make_cache(student: Student, page_size: int) -> Any:
     """The student's cache. If its options still have the reference's ``compare``: without C++."""
-    schema = student.host.schema("cache", student.lab.name)
+    schema = student.plugin_manager.schema("cache", student.lab.name)
     options = {"compare": "numpy"} if "compare" in [f.name for f in fields(schema)] else {}
     return student.make(student.config(**options), page_size=page_size)
 

@@ -111,9 +111,9 @@ def play(runner: Any, workload: dict[str, Any]) -> GraphRig:
 def run_buffers(student: Student, workload: dict[str, Any]) -> None:
     """The student's buffers; buckets and recordings are the core's."""
     runner, plain = runner_of(student), Plain([workload["slots"]] if workload["slots"] else [])
-    if not hasattr(runner, "frame"):
-        raise Broken("capture", "The runner makes its own buffers.", "It has no method `frame`.")
-    plain.frame = runner.frame  # type: ignore[attr-defined]
+    if not hasattr(runner, "input_buffers"):
+        raise Broken("capture", "The runner makes its own buffers.", "It has no method `input_buffers`.")
+    plain.input_buffers = runner.input_buffers  # type: ignore[attr-defined]
     play(plain, workload)
 
 

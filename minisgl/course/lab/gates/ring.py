@@ -269,14 +269,14 @@ def waits(said: str) -> str | None:
 def engine(student: Student) -> str:
     """The model cut over two ranks that the student's ring links computes what one rank computes."""
     from minisgl.models.resolve import resolve_model
-    from minisgl.plugin_manager.manager import Host
+    from minisgl.plugin_manager.manager import PluginManager
     from minisgl.testing.paged import PagedModel
 
-    host, ids = Host.load(), torch.arange(100, 124)
+    manager, ids = PluginManager.load(), torch.arange(100, 124)
     path, ranks = resolve_model("tutor"), 2
 
     def drive(comm: Any = None) -> Tensor:
-        model = PagedModel(path, comm=comm, max_len=32, slots=1, host=host)
+        model = PagedModel(path, comm=comm, max_len=32, slots=1, manager=manager)
         rows = [model.run([(0, 0, ids[:20])]), *(model.run([(0, i, ids[i : i + 1])]) for i in range(20, 24))]
         return torch.cat([row for (row,) in rows])
 

@@ -23,7 +23,7 @@ from minisgl.course.lab.grader.gate import Broken, Gate, Student
 from minisgl.course.lab.grader.model_parts import Bench, Drawn, Shape, make, meet, qwen3, shipped, show, x_of
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
-from minisgl.layers.weight_shards import Piece
+from minisgl.layers.weight_shards import WeightShard
 from minisgl.models.decoder import Decoder
 from minisgl.models.resolve import resolve_model
 from minisgl.testing.meeting import Collective
@@ -44,7 +44,7 @@ def part(student: Student, name: str) -> Any:
 
 def model_class(student: Student) -> Any:
     """The student's; its block must be its own."""
-    kind = student.host.models()[student.lab.name]
+    kind = student.plugin_manager.models()[student.lab.name]
     if inspect.unwrap(getattr(kind, "block", repr)) is Decoder.block:  # the host may have wrapped it, to count
         seen = f"{kind.__name__} has the block of minisgl.models.decoder.Decoder."
         raise Broken("shared", "The block is written from the parallel layers.", seen)
@@ -54,7 +54,7 @@ def model_class(student: Student) -> Any:
 # ---- what is the same for every part -------------------------------------------------------------------------
 
 
-def check_pieces(shape: Shape, number: int, pieces: list[Piece], want: dict[str, int]) -> None:
+def check_pieces(shape: Shape, number: int, pieces: list[WeightShard], want: dict[str, int]) -> None:
     """What rank ``number`` loads. ``want``: tensor → which dimension is cut (-1: none). Raises `Broken`."""
     promise = "A rank loads the checkpoint's tensors, by name, and of the matrices its part."
     names = {piece.name.removeprefix(LAYER) for piece in pieces}
@@ -70,7 +70,7 @@ def check_pieces(shape: Shape, number: int, pieces: list[Piece], want: dict[str,
         _check_heads(shape, number, name, piece)
 
 
-def _check_heads(shape: Shape, number: int, name: str, piece: Piece) -> None:
+def _check_heads(shape: Shape, number: int, name: str, piece: WeightShard) -> None:
     """q, k and v are cut by rows at whole heads, and rank r's kv heads are those that its query heads use."""
     letter = name.removeprefix("self_attn.").partition("_")[0]
     if letter not in ("q", "k", "v") or "norm" in name:
@@ -295,7 +295,7 @@ def check_exchanges(held: list[Collective], sums: int, gathers: int, nbytes: int
 def drive(kind: Any, shape: Shape, comm: Any) -> Tensor:
     """A chunk, and a chunk behind it: logits of each position."""
     options: dict[str, Any] = {"source": Drawn(), "page_size": 4, "max_len": 64, "slots": 1}
-    model = PagedModel(shape.config, comm=comm, model=kind, host=shipped(), **options)
+    model = PagedModel(shape.config, comm=comm, model=kind, manager=shipped(), **options)
     ids = torch.arange(7, 7 + shape.tokens + 2) % shape.config.vocab_size
     (a,), (b,) = model.run([(0, 0, ids[: shape.tokens])]), model.run([(0, shape.tokens, ids[shape.tokens :])])
     return torch.cat((a, b))
@@ -314,11 +314,11 @@ def run_model(student: Student, workload: dict[str, Any]) -> None:
 def counts(student: Student) -> str:
     """tutor on 2 and 4 ranks: two all-reduces a layer, one for the embedding, one gather for the head."""
     path, kind, tokens, said = resolve_model("tutor"), model_class(student), 9, []
-    whole = PagedModel(path, host=shipped(), slots=1, max_len=32).bytes_read
+    whole = PagedModel(path, manager=shipped(), slots=1, max_len=32).bytes_read
     for ranks in (2, 4):
 
         def work(comm: Any) -> PagedModel:
-            model = PagedModel(path, comm=comm, model=kind, host=shipped(), slots=1, max_len=32)
+            model = PagedModel(path, comm=comm, model=kind, manager=shipped(), slots=1, max_len=32)
             model.run([(0, 0, list(range(tokens)))])
             return model
 
@@ -342,7 +342,7 @@ class OnTutor(ModelConformance):
         return Path(shutil.copytree(resolve_model("tutor"), folder / "tutor"))
 
     def reference(self, path: Path, ids: Tensor) -> Tensor:
-        (logits,) = PagedModel(path, host=shipped(), slots=1, max_len=64).run([(0, 0, ids)])
+        (logits,) = PagedModel(path, manager=shipped(), slots=1, max_len=64).run([(0, 0, ids)])
         return logits
 
 

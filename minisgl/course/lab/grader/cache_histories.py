@@ -154,7 +154,7 @@ class Life:
     def evict(self, count: int) -> None:
         if count < 1:
             raise Invalid
-        before, evictable = dict(self.model.pages), self.model.evictable
+        before, evictable = dict(self.model.pages), self.model.evictable_pages
         numbers = {page.number: prefix for prefix, page in before.items()}
         gone = [int(page) for page in self.cache.evict(count)]
         for page in gone:
@@ -181,10 +181,11 @@ class Life:
 
     def counts(self, kind: str) -> None:
         """``held`` and ``evictable`` are what the dictionary says."""
-        if self.cache.held != len(self.model.pages):
-            seen = f"After `{kind}` it holds {len(self.model.pages)} pages; `held` says {self.cache.held}."
+        if self.cache.total_pages != len(self.model.pages):
+            said = self.cache.total_pages
+            seen = f"After `{kind}` it holds {len(self.model.pages)} pages; `total_pages` is {said}."
             raise self.broken("counts", "`held` counts the cache's pages.", seen)
-        right, says = self.model.evictable, self.cache.evictable
+        right, says = self.model.evictable_pages, self.cache.evictable_pages
         if says != right:
             cause = self.cause(kind)
             if kind == "lock" and says < right:  # pages that had a user before were counted as if they had none

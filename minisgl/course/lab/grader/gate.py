@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.course.lab.catalog import Lab
-from minisgl.plugin_manager.manager import Host, Plugin
+from minisgl.plugin_manager.manager import Plugin, PluginManager
 
 __all__ = ["Broken", "Gate", "Hangs", "Invalid", "Missing", "Student"]
 
@@ -71,24 +71,24 @@ class Student:
     """Told each workload before it is tried, and how it is shown, so that a killed gate can name it."""
 
     def __post_init__(self) -> None:
-        self.host = Host()
+        self.plugin_manager = PluginManager()
         """Has the student's plugin and no other."""
         self.plugin: Plugin | None = None
 
     def load(self) -> None:
         """Load the file. Raises `ConfigError`."""
-        self.plugin = self.host.add(str(self.path))
+        self.plugin = self.plugin_manager.add(str(self.path))
 
     def config(self, **options: Any) -> Any:
         """The student's config object for the lab's group, with these options. Raises `ConfigError`."""
         assert self.lab.hook is not None
-        return self.host.schema(self.lab.hook, self.lab.name)(**options)
+        return self.plugin_manager.schema(self.lab.hook, self.lab.name)(**options)
 
     def make(self, config: Any = None, **kwargs: Any) -> Any:
         """What the student's factory makes of ``config`` (None: the default options); ``kwargs`` are what the hook is
         given beside it, as ``page_size=4``. Raises `ConfigError` where it makes nothing."""
         assert self.lab.hook is not None
-        return self.host.build(self.lab.hook, self.config() if config is None else config, **kwargs)
+        return self.plugin_manager.build(self.lab.hook, self.config() if config is None else config, **kwargs)
 
     @property
     def random(self) -> random.Random:

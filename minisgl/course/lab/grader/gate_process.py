@@ -68,7 +68,7 @@ def load(student: Student) -> None:
             seen = f"minisgl_configs yields {names or 'no choice'} for the group {lab.hook!r}, and not {lab.name!r}."
             raise Broken("loads", promise, seen)
     elif lab.hook == "models":
-        names = list(student.host.models()) if "minisgl_models" in plugin.hooks else []
+        names = list(student.plugin_manager.models()) if "minisgl_models" in plugin.hooks else []
         if lab.name not in names:
             seen = f"minisgl_models returns {names or 'no class'}, and not {lab.name!r}."
             raise Broken("loads", promise, seen if names else "There is no @hookimpl minisgl_models in it.")

@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from minisgl.config import ConfigError
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 
 KITS = {
     "attention": ("attention", "AttentionConformance"),
@@ -40,10 +40,10 @@ def found(dist: str) -> dict[str, Any]:
         groups = sorted({e.group for e in importlib.metadata.distribution(dist).entry_points})
         return {"plugins": [], "groups": groups}
     try:
-        host = Host.load(light=True)
-        if any("minisgl_models" in plugin.hooks for plugin in host.plugins if plugin.source == "entry point"):
-            host = Host.load()
-            host.models()  # two plugins may claim one name
+        manager = PluginManager.load(light=True)
+        if any("minisgl_models" in plugin.hooks for plugin in manager.plugins if plugin.source == "entry point"):
+            manager = PluginManager.load()
+            manager.models()  # two plugins may claim one name
     except ConfigError as error:
         return {"error": str(error)}
     modules = {entry.module for entry in mine}
@@ -56,7 +56,7 @@ def found(dist: str) -> dict[str, Any]:
                 "hooks": plugin.hooks,
                 "options": [(group, name) for group, name, _ in plugin.options],
             }
-            for plugin in host.plugins
+            for plugin in manager.plugins
             if plugin.name in modules
         ]
     }
@@ -68,7 +68,7 @@ def kit(group: str, name: str) -> dict[str, Any]:
 
     module, kind = KITS[group]
     base = getattr(__import__(f"minisgl.testing.{module}", fromlist=[kind]), kind)
-    host, cpu = Host.load(), torch.device("cpu")
+    manager, cpu = PluginManager.load(), torch.device("cpu")
     on_device = ("attention", "moe", "graph")
 
     class Kit(base):  # type: ignore[misc,valid-type]
@@ -80,7 +80,7 @@ def kit(group: str, name: str) -> dict[str, Any]:
                 more = {"page_size": args[0]}
             if group == "communicator":
                 more = {"rank": args[0], "size": args[1], "address": args[2], "device": cpu}
-            return host.build(group, host.make(group, name), **more)
+            return manager.build(group, manager.make(group, name), **more)
 
     passed: list[str] = []
     for test in sorted(each for each in dir(Kit) if each.startswith("test_")):

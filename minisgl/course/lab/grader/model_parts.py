@@ -19,9 +19,9 @@ from minisgl.attention import AttnBatch
 from minisgl.course.lab.grader.gate import Broken, Invalid
 from minisgl.kvcache.pool import KVPool
 from minisgl.layers import Context, RoPE
-from minisgl.layers.weight_shards import Piece, pieces_of
+from minisgl.layers.weight_shards import WeightShard, weight_shards_of
 from minisgl.models.config import ModelConfig
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.meeting import Collective, Meeting, MeetingViolation
 
 __all__ = ["Bench", "Drawn", "Shape", "make", "meet", "qwen3", "shipped", "show", "x_of"]
@@ -30,12 +30,12 @@ CPU = torch.device("cpu")
 
 
 @lru_cache(maxsize=1)
-def shipped() -> Host:
+def shipped() -> PluginManager:
     """What a model needs beside itself."""
-    host = Host()
+    manager = PluginManager()
     for name in ("attention.torch", "communicator.torch", "models.qwen3"):
-        host.add(f"minisgl.plugins.{name}")
-    return host
+        manager.add(f"minisgl.plugins.{name}")
+    return manager
 
 
 @lru_cache(maxsize=1)
@@ -50,9 +50,9 @@ class Drawn:
     names = None
 
     def __init__(self) -> None:
-        self.pieces: list[Piece] = []
+        self.pieces: list[WeightShard] = []
 
-    def fill(self, piece: Piece) -> None:
+    def fill(self, piece: WeightShard) -> None:
         """Norms are drawn around 1, matrices so that sizes are kept."""
         self.pieces.append(piece)
         generator = torch.Generator().manual_seed(sum(ord(c) * (i + 1) for i, c in enumerate(piece.name)))
@@ -63,7 +63,7 @@ class Drawn:
     def load(self, module: nn.Module, prefix: str) -> None:
         """Fill a part of a model."""
         with torch.no_grad():
-            for piece in pieces_of(module, prefix, None):
+            for piece in weight_shards_of(module, prefix, None):
                 self.fill(piece)
         for each in module.modules():
             after_load = getattr(each, "after_load", None)
@@ -160,11 +160,11 @@ class Bench:
         n = self.shape.tokens
         self.ctx.pool = KVPool(1, n + 1, 1, self.kv_heads, self.shape.head_dim, torch.float32, CPU)
         self.ctx.attention.bind(self.ctx.pool, [spec], [])
-        indptr, kv_len = np.array([0, n], np.int32), np.array([n], np.int32)
+        indptr, seq_lens = np.array([0, n], np.int32), np.array([n], np.int32)
         table = torch.arange(n, dtype=torch.int32).unsqueeze(0)
-        on_device = torch.from_numpy(indptr), torch.from_numpy(kv_len)
+        on_device = torch.from_numpy(indptr), torch.from_numpy(seq_lens)
         slots = torch.zeros(1, dtype=torch.int32)
-        self.ctx.attention.plan(AttnBatch(int(n == 1), indptr, kv_len, *on_device, slots, table))
+        self.ctx.attention.plan(AttnBatch(int(n == 1), indptr, seq_lens, *on_device, slots, table))
 
 
 def meet(ranks: int, work: Callable[[Any], Any]) -> tuple[list[Any], list[Collective]]:

@@ -13,28 +13,28 @@ from typing import Any
 from minisgl.core import Output
 from minisgl.course.lab.grader.gate import Broken, Invalid, Student
 from minisgl.course.lab.grader.simulated_workloads import jobs_of, shipped_cache, spec_of
-from minisgl.plugin_manager.manager import Host
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.drive import Drive, make_plugin
 
 __all__ = ["WatchedDrive", "observer", "run", "watch"]
 
 
-def observer(student: Student, attribute: str, ready: Collection[str] | None = None) -> tuple[Any, Host]:
+def observer(student: Student, attribute: str, ready: Collection[str] | None = None) -> tuple[Any, PluginManager]:
     """A new object of the student's class with hooks, and the host that calls it. ``attribute`` is what the lab reads
     of it. ``ready``: the hooks that must be written by now (None: all)."""
-    host = Host()
-    plugin = host.add(str(student.path))
-    made = [part for part in host._manager.get_plugins() if type(part).__module__ == plugin.name]
+    manager = PluginManager()
+    plugin = manager.add(str(student.path))
+    made = [part for part in manager._manager.get_plugins() if type(part).__module__ == plugin.name]
     found = next((part for part in made if hasattr(part, attribute)), None)
     if found is None:
         seen = f"No object with hooks has {attribute!r}: there are {[type(part).__name__ for part in made]}."
         raise Broken("loads", f"The observer keeps what it found in `{attribute}`.", seen)
     if ready is not None:
-        for caller in host._manager.get_hookcallers(found) or ():
+        for caller in manager._manager.get_hookcallers(found) or ():
             for implementation in caller.get_hookimpls():
                 if caller.name not in ready:
                     implementation.function = _unless_unfinished(implementation.function)  # type: ignore[misc]
-    return found, host
+    return found, manager
 
 
 def _unless_unfinished(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,7 +63,7 @@ class WatchedDrive(Drive):
         self.look(None)
 
 
-def watch(workload: Mapping[str, Any], host: Host) -> WatchedDrive:
+def watch(workload: Mapping[str, Any], manager: PluginManager) -> WatchedDrive:
     """Return a drive for the workload, with the plugins of `host` as observers.
 
     ``workload`` has the keys of `minisgl.course.lab.grader.simulated_workloads`, ``policy``, ``cache`` and
@@ -74,7 +74,7 @@ def watch(workload: Mapping[str, Any], host: Host) -> WatchedDrive:
         spec,
         shipped_cache(workload["cache"], spec.page_size),
         make_plugin("scheduler", workload["policy"]),
-        hook=host.hook,
+        hook=manager.hook,
         thorough=False,
         overlap=bool(workload["overlap"]),
         max_prefill_tokens=workload["chunk"],

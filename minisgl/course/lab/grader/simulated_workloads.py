@@ -66,7 +66,9 @@ def spec_of(workload: Mapping[str, Any]) -> EngineSpec:
     size, pages, slots = workload["page_size"], workload["pages"], workload["slots"]
     if min(size, pages, slots, workload.get("chunk", 1)) < 1:
         raise Invalid
-    return EngineSpec(page_size=size, num_pages=pages, max_slots=slots, max_len=pages * size + 8, vocab_size=VOCAB)
+    return EngineSpec(
+        page_size=size, num_pages=pages, max_running_requests=slots, max_seq_len=pages * size + 8, vocab_size=VOCAB
+    )
 
 
 def jobs_of(workload: Mapping[str, Any]) -> list[Job]:
@@ -151,7 +153,7 @@ class Gaps:
 
     @hooks.hookimpl
     def minisgl_batch_scheduled(self, step: Step) -> None:
-        self.computed += len(step.tokens)
+        self.computed += len(step.input_ids)
 
     @hooks.hookimpl
     def minisgl_step_finished(self, reqs: Sequence[Req | None]) -> None:

@@ -31,12 +31,18 @@ class ShortestFirst:
         self.patience = patience
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
-        rows = [(r.uid, 1) for r in running if not r.left and budget.grant(r, 1)]
-        rows += [(r.uid, n) for r in running if r.left and (n := budget.grant(r, r.left))]
-        queue = [w for w in waiting if w.twin is None]  # a twin had better wait for the prefix that is being computed
-        queue = sorted(queue[: self.patience], key=lambda w: w.length - w.cached) + queue[self.patience :]
+        rows = [(r.uid, 1) for r in running if not r.num_remaining_tokens and budget.grant(r, 1)]
+        rows += [
+            (r.uid, n) for r in running if r.num_remaining_tokens and (n := budget.grant(r, r.num_remaining_tokens))
+        ]
+        queue = [
+            w for w in waiting if w.same_prefix_req is None
+        ]  # a twin had better wait for the prefix that is being computed
+        queue = (
+            sorted(queue[: self.patience], key=lambda w: w.num_tokens - w.num_cached_tokens) + queue[self.patience :]
+        )
         for w in queue:
-            n = budget.grant(w, w.length - w.cached)
+            n = budget.grant(w, w.num_tokens - w.num_cached_tokens)
             if not n:
                 break
             rows.append((w.uid, n))

@@ -68,11 +68,11 @@ class Inspector:
 
     @hookimpl
     def minisgl_batch_scheduled(self, step, reqs):
-        for seat in step.seats:
+        for seat in step.admissions:
             self._rows[seat.slot] = {}
-        for slot, column, page in zip(*step.table, strict=True):
+        for slot, column, page in zip(*step.page_table_updates, strict=True):
             self._rows[int(slot)][int(column)] = int(page)
-        for req, slot in zip(reqs, step.slots, strict=True):
+        for req, slot in zip(reqs, step.req_pool_indices, strict=True):
             for number in set(self._rows[int(slot)].values()):
                 page = self._pages[number]
                 if page.state == FREE or page.by not in (None, req.uid):
@@ -99,5 +99,5 @@ class Inspector:
     def minisgl_request_finished(self, req):
         if self._open.pop(req.uid, None) is None:
             self._complain("again", req.uid, None, f"request {req.uid} was answered before")
-        if req.reason != "error":
+        if req.finish_reason != "error":
             self._check_empty(req.uid)

@@ -5,9 +5,9 @@
 class MyAuditor:
     @hookimpl
     def minisgl_batch_scheduled(self, step, reqs):
-        for slot, column, page in zip(*(part.tolist() for part in step.table), strict=True):
+        for slot, column, page in zip(*(part.tolist() for part in step.page_table_updates), strict=True):
             self.table.setdefault(slot, {})[column] = page
-        for req, slot in zip(reqs, step.slots.tolist(), strict=True):
+        for req, slot in zip(reqs, step.req_pool_indices.tolist(), strict=True):
             for page in self.table.get(slot, {}).values():
                 if self.owner.get(page) not in (req.uid, CACHE):
                     self.find("table", f"request {req.uid} reads page {page}, {self.whose(page)}", req.uid, page)

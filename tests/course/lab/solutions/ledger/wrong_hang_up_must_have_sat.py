@@ -5,8 +5,8 @@
 class MyAuditor:
     @hookimpl
     def minisgl_request_finished(self, req):
-        if req.uid not in self.open or not req.output:
+        if req.uid not in self.open or not req.output_ids:
             self.find("reply", f"request {req.uid} gets a reply without an answer", req.uid)
         self.open.discard(req.uid)
-        if req.reason != "error":
+        if req.finish_reason != "error":
             self.leave(req)

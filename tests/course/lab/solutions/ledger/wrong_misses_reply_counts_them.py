@@ -6,5 +6,5 @@ class MyAuditor:
     @hookimpl
     def minisgl_request_finished(self, req):
         self.open.discard(req.uid)
-        if req.reason != "error":
+        if req.finish_reason != "error":
             self.leave(req)

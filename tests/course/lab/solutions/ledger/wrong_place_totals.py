@@ -51,5 +51,5 @@ class Totals:
     @hookimpl
     def minisgl_request_finished(self, req):
         self.open.remove(req.uid)
-        if not self.open and self.taken and req.reason != "error":
+        if not self.open and self.taken and req.finish_reason != "error":
             self.findings.append(Finding("total", 0, None, None, f"{self.taken} pages are missing"))

@@ -26,14 +26,14 @@ class Streaming:
     def forward(self, layer, q, out):
         batch, size = self.batch, self.pool.page_size
         keys, values = self.pool.layer(layer.index)
-        for r, length in enumerate(batch.kv_len_host):
-            a, b = batch.q_indptr_host[r : r + 2]
+        for r, length in enumerate(batch.seq_lens_cpu):
+            a, b = batch.cu_seqlens_q_cpu[r : r + 2]
             mine = q[a:b].float().unflatten(1, (layer.kv_heads, -1)) * layer.scale
             at = torch.arange(length - (b - a), length, device=q.device)[:, None]
             top = torch.full(mine.shape[:-1], float("-inf"), device=q.device)
             total, summed = torch.zeros_like(top), torch.zeros_like(mine)
             for column in range(-(-int(length) // size)):
-                page = batch.table[batch.slots[r], column]
+                page = batch.page_table[batch.req_pool_indices[r], column]
                 n = min(size, int(length) - column * size)
                 k, v = keys[page][:n].float(), values[page][:n].float()
                 scores = torch.einsum("qhgd,khd->qhgk", mine, k)

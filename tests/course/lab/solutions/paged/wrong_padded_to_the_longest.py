@@ -8,13 +8,13 @@ class MyAttention:
 
     def forward(self, layer, q, out):
         batch, size = self.batch, self.pool.page_size
-        longest = int(batch.kv_len_host.max())
+        longest = int(batch.seq_lens_cpu.max())
         keys, values = (x.flatten(0, 1) for x in self.pool.layer(layer.index))
         position = torch.arange(longest)
-        for r, length in enumerate(batch.kv_len_host.tolist()):
-            a, b = batch.q_indptr_host[r : r + 2].tolist()
+        for r, length in enumerate(batch.seq_lens_cpu.tolist()):
+            a, b = batch.cu_seqlens_q_cpu[r : r + 2].tolist()
             column = (position // size).clamp(max=(length - 1) // size)
-            places = batch.table[batch.slots[r]][column].long() * size + position % size
+            places = batch.page_table[batch.req_pool_indices[r]][column].long() * size + position % size
             k, v = keys[places][:length], values[places][:length]
             out[a:b] = self.attend(layer, q[a:b], k, v)
         return out

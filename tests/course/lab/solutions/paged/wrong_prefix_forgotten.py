@@ -4,9 +4,9 @@
 
 class MyAttention:
     def plan(self, batch):
-        ends = batch.q_indptr_host.tolist()
+        ends = batch.cu_seqlens_q_cpu.tolist()
         self.rows = []
         for r in range(len(ends) - 1):
             count = ends[r + 1] - ends[r]
-            self.rows.append(Row(ends[r], ends[r + 1], self.places(batch.table[batch.slots[r]], count)))
+            self.rows.append(Row(ends[r], ends[r + 1], self.places(batch.page_table[batch.req_pool_indices[r]], count)))
         self.padded = 0

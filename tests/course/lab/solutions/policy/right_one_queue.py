@@ -20,18 +20,18 @@ class OneQueue:
 
     def rank(self, numbered):
         position, who = numbered
-        if hasattr(who, "left"):
-            return (1 if who.left else 0, 0, who.seated)
-        return (2, -who.cached if self.longest_first else 0, position)
+        if hasattr(who, "num_remaining_tokens"):
+            return (1 if who.num_remaining_tokens else 0, 0, who.admission_order)
+        return (2, -who.num_cached_tokens if self.longest_first else 0, position)
 
     def plan(self, waiting, running, budget):
         everybody = sorted(enumerate([*running, *waiting]), key=self.rank)
         rows = {}
         for _, who in everybody:
-            seated = hasattr(who, "left")
-            if not seated and who.twin is not None:
+            seated = hasattr(who, "num_remaining_tokens")
+            if not seated and who.same_prefix_req is not None:
                 continue
-            tokens = (who.left or 1) if seated else who.length - who.cached
+            tokens = (who.num_remaining_tokens or 1) if seated else who.num_tokens - who.num_cached_tokens
             granted = budget.grant(who, tokens)
             if granted:
                 rows[who.uid] = granted

@@ -2,14 +2,16 @@
 """Prefill first, as SGLang does: while there is a prompt to compute, no answer goes on."""
 
 from minisgl.scheduler import Plan
-from minisgl.scheduler.order import arrange
+from minisgl.scheduler.order import order_waiting
 
 
 class MyPolicy:
     def plan(self, waiting, running, budget):
-        rows = [(r.uid, n) for r in running if r.left and (n := budget.grant(r, r.left))]
-        for w in arrange(waiting, self.order):
-            n = budget.grant(w, w.length - w.cached)
+        rows = [
+            (r.uid, n) for r in running if r.num_remaining_tokens and (n := budget.grant(r, r.num_remaining_tokens))
+        ]
+        for w in order_waiting(waiting, self.order):
+            n = budget.grant(w, w.num_tokens - w.num_cached_tokens)
             if not n:
                 break
             rows.append((w.uid, n))

@@ -10,6 +10,6 @@ class MyPolicy:
             return Plan([])
         rows = []
         for w in waiting:
-            if n := budget.grant(w, w.length - w.cached):
+            if n := budget.grant(w, w.num_tokens - w.num_cached_tokens):
                 rows.append((w.uid, n))
         return Plan(rows)

@@ -2,14 +2,14 @@
 """Running means decoding, here: a prompt whose first chunk was computed never gets its second."""
 
 from minisgl.scheduler import Plan
-from minisgl.scheduler.order import arrange
+from minisgl.scheduler.order import order_waiting
 
 
 class MyPolicy:
     def plan(self, waiting, running, budget):
-        rows = [(r.uid, 1) for r in running if not r.left and budget.grant(r, 1)]
-        for w in arrange(waiting, self.order):
-            n = budget.grant(w, w.length - w.cached)
+        rows = [(r.uid, 1) for r in running if not r.num_remaining_tokens and budget.grant(r, 1)]
+        for w in order_waiting(waiting, self.order):
+            n = budget.grant(w, w.num_tokens - w.num_cached_tokens)
             if not n:
                 break
             rows.append((w.uid, n))

@@ -2,14 +2,14 @@
 """Asks, and then takes what it wanted instead of what it got."""
 
 from minisgl.scheduler import Plan
-from minisgl.scheduler.order import arrange
+from minisgl.scheduler.order import order_waiting
 
 
 class MyPolicy:
     def plan(self, waiting, running, budget):
-        rows = [(r.uid, r.left or 1) for r in running if budget.grant(r, r.left or 1)]
-        for w in arrange(waiting, self.order):
-            wanted = w.length - w.cached
+        rows = [(r.uid, r.num_remaining_tokens or 1) for r in running if budget.grant(r, r.num_remaining_tokens or 1)]
+        for w in order_waiting(waiting, self.order):
+            wanted = w.num_tokens - w.num_cached_tokens
             if not budget.grant(w, wanted):
                 break
             rows.append((w.uid, wanted))

@@ -2,15 +2,17 @@
 """As they came, whatever the option says."""
 
 from minisgl.scheduler import Plan
-from minisgl.scheduler.order import arrange
+from minisgl.scheduler.order import order_waiting
 
 
 class MyPolicy:
     def plan(self, waiting, running, budget):
-        rows = [(r.uid, 1) for r in running if not r.left and budget.grant(r, 1)]
-        rows += [(r.uid, n) for r in running if r.left and (n := budget.grant(r, r.left))]
-        for w in arrange(waiting, "fcfs"):
-            if not (n := budget.grant(w, w.length - w.cached)):
+        rows = [(r.uid, 1) for r in running if not r.num_remaining_tokens and budget.grant(r, 1)]
+        rows += [
+            (r.uid, n) for r in running if r.num_remaining_tokens and (n := budget.grant(r, r.num_remaining_tokens))
+        ]
+        for w in order_waiting(waiting, "fcfs"):
+            if not (n := budget.grant(w, w.num_tokens - w.num_cached_tokens)):
                 break
             rows.append((w.uid, n))
         return Plan(rows)

@@ -6,11 +6,13 @@ from minisgl.scheduler import Plan
 
 class MyPolicy:
     def plan(self, waiting, running, budget):
-        rows = [(r.uid, 1) for r in running if not r.left and budget.grant(r, 1)]
-        rows += [(r.uid, n) for r in running if r.left and (n := budget.grant(r, r.left))]
-        queue = sorted(waiting, key=lambda w: -w.cached) if self.order == "lpm" else waiting
+        rows = [(r.uid, 1) for r in running if not r.num_remaining_tokens and budget.grant(r, 1)]
+        rows += [
+            (r.uid, n) for r in running if r.num_remaining_tokens and (n := budget.grant(r, r.num_remaining_tokens))
+        ]
+        queue = sorted(waiting, key=lambda w: -w.num_cached_tokens) if self.order == "lpm" else waiting
         for w in queue:
-            n = budget.grant(w, w.length - w.cached)
+            n = budget.grant(w, w.num_tokens - w.num_cached_tokens)
             if not n:
                 break
             rows.append((w.uid, n))

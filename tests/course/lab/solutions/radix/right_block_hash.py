@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minisgl import hookimpl
-from minisgl.kvcache import Inserted, Match
+from minisgl.kvcache import InsertResult, MatchResult
 
 
 @dataclass
@@ -28,11 +28,11 @@ class BlockCache:
         self.now = 0
 
     @property
-    def held(self):
+    def total_pages(self):
         return len(self.blocks)
 
     @property
-    def evictable(self):
+    def evictable_pages(self):
         return sum(block.users == 0 for block in self.blocks.values())
 
     def keys(self, block, key, start):
@@ -53,7 +53,7 @@ class BlockCache:
             except StopIteration:
                 break
         pages = np.asarray([block.page for block in found], np.int32)
-        return Match(last, pages, sum(block.users == 0 for block in found))
+        return MatchResult(last, pages, sum(block.users == 0 for block in found))
 
     def path(self, block):
         while block is not None:
@@ -87,7 +87,7 @@ class BlockCache:
             last = block
             mine.append(block.page)
             wanted = keys.send(last) if len(mine) < len(pages) else None
-        return Inserted(last, np.asarray(mine, np.int32))
+        return InsertResult(last, np.asarray(mine, np.int32))
 
     def evict(self, pages):
         gone = []

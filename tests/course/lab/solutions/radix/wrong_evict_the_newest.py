@@ -20,6 +20,6 @@ class MyCache:
                 self._nodes -= 1
                 self._offer(node.parent)
         freed = np.concatenate(gone) if gone else _NONE
-        self.held -= len(freed)
-        self.evictable -= len(freed)
+        self.total_pages -= len(freed)
+        self.evictable_pages -= len(freed)
         return freed

@@ -6,7 +6,7 @@ with pages that it is about to give back."""
 class MyCache:
     def insert(self, base, key, start, pages):
         inserted = super_insert(self, base, key, start, pages)
-        return Inserted(inserted.handle, pages.copy())
+        return InsertResult(inserted.handle, pages.copy())
 
 
 def super_insert(self, base, key, start, pages):
@@ -25,4 +25,4 @@ def super_insert(self, base, key, start, pages):
         if used < len(child.pages) and at < end:
             child = self._split(child, used)
         node = child
-    return Inserted(Handle(node, used), _NONE)
+    return InsertResult(Handle(node, used), _NONE)

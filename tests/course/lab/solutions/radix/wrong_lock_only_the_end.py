@@ -9,7 +9,7 @@ class MyCache:
         self._clock += 1
         node = handle.node
         if node.users == 0:
-            self.evictable -= len(node.pages)
+            self.evictable_pages -= len(node.pages)
         node.users += 1
         node.stamp = self._clock
 
@@ -19,5 +19,5 @@ class MyCache:
         node.users -= 1
         node.stamp = self._clock
         if node.users == 0:
-            self.evictable += len(node.pages)
+            self.evictable_pages += len(node.pages)
             self._offer(node)

@@ -8,7 +8,7 @@ class MyCache:
         node = handle.node
         while node is not None:
             if node.users == 0:
-                self.evictable -= len(node.pages)
+                self.evictable_pages -= len(node.pages)
             node.users += 1
             node.stamp = self._clock
             node = node.parent

@@ -17,4 +17,4 @@ class MyCache:
             found.append(child.pages)
             if not child.users:
                 unlocked += shared
-        return Match(Handle(node, len(node.pages)), np.concatenate(found) if found else _NONE, unlocked)
+        return MatchResult(Handle(node, len(node.pages)), np.concatenate(found) if found else _NONE, unlocked)

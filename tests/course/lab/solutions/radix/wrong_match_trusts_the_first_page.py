@@ -14,4 +14,4 @@ class MyCache:
             found.append(child.pages[:used])
             unlocked += 0 if child.users else used
             at += used
-        return Match(Handle(node, used), np.concatenate(found) if found else _NONE, unlocked)
+        return MatchResult(Handle(node, used), np.concatenate(found) if found else _NONE, unlocked)

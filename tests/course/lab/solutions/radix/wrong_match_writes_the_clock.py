@@ -18,4 +18,4 @@ class MyCache:
             at += used
             if used < len(child.pages):
                 break
-        return Match(Handle(node, used), np.concatenate(found) if found else _NONE, unlocked)
+        return MatchResult(Handle(node, used), np.concatenate(found) if found else _NONE, unlocked)

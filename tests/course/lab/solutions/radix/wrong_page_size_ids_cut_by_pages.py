@@ -16,8 +16,8 @@ class MyCache:
             keep = max(len(node.pages) - pages, 0)
             gone.append(node.pages[keep:])
             pages -= len(gone[-1])
-            self.held -= len(gone[-1])
-            self.evictable -= len(gone[-1])
+            self.total_pages -= len(gone[-1])
+            self.evictable_pages -= len(gone[-1])
             if keep:
                 node.ids, node.pages = node.ids[:keep], node.pages[:keep]
                 self._offer(node)

@@ -10,7 +10,7 @@ class MyCache:
         node = handle.node
         while node is not None:
             if node.users == 0:
-                self.evictable -= len(node.pages)
+                self.evictable_pages -= len(node.pages)
             node.users, node.stamp = 1, self._clock
             node = node.parent
 
@@ -19,7 +19,7 @@ class MyCache:
         node = handle.node
         while node is not None:
             if node.users:
-                self.evictable += len(node.pages)
+                self.evictable_pages += len(node.pages)
             node.users, node.stamp = 0, self._clock
             self._offer(node)
             node = node.parent

@@ -9,9 +9,9 @@ class MyCache:
         while at < pages:
             child = node.children.get(self._page(key.ids, at))
             if child is None or self._common(child.ids, key.ids[at * self.page_size :]) < len(child.pages):
-                return Match(Handle(self._root(key.namespace), 0), _NONE, 0)
+                return MatchResult(Handle(self._root(key.namespace), 0), _NONE, 0)
             node = child
             at += len(child.pages)
             found.append(child.pages)
             unlocked += 0 if child.users else len(child.pages)
-        return Match(Handle(node, len(node.pages)), np.concatenate(found) if found else _NONE, unlocked)
+        return MatchResult(Handle(node, len(node.pages)), np.concatenate(found) if found else _NONE, unlocked)

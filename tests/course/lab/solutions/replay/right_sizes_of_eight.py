@@ -7,7 +7,7 @@ import torch
 
 from minisgl import hookimpl
 from minisgl.attention import AttnBatch, GraphKey
-from minisgl.engine.inputs import Tokens
+from minisgl.engine.inputs import ModelInputs
 from minisgl.engine.record import Recorder
 
 
@@ -19,9 +19,11 @@ class Mine:
 class Static:
     def __init__(self, key, spec, table, device):
         scratch = spec.num_pages * spec.page_size
-        self.empty = torch.tensor([[0], [0], [scratch], [spec.max_slots], [1]], dtype=torch.int32, device=device)
+        self.empty = torch.tensor(
+            [[0], [0], [scratch], [spec.max_running_requests], [1]], dtype=torch.int32, device=device
+        )
         self.data = self.empty.repeat(1, key.rows)
-        self.tokens = Tokens(self.data, pending=True)
+        self.tokens = ModelInputs(self.data, pending=True)
         self.host_lengths = np.ones(key.rows, np.int32)
         host_ends = np.arange(key.rows + 1, dtype=np.int32)
         ends = torch.from_numpy(host_ends).to(device)
@@ -42,7 +44,7 @@ class Static8:
     def __init__(self, device):
         self.device, self.table = device, []
 
-    def frame(self, key, spec, table, device):
+    def input_buffers(self, key, spec, table, device):
         return Static(key, spec, table, device)
 
     def buckets(self, max_rows):

@@ -19,9 +19,9 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNormFused(c.hidden_size, c.rms_norm_eps, ctx)
         self.post_attention_layernorm = RMSNormFused(c.hidden_size, c.rms_norm_eps, ctx)
 
-    def forward(self, x, residual, cos_sin, where):
+    def forward(self, x, residual, cos_sin, out_cache_loc):
         x, residual = self.input_layernorm(x, residual)
-        x = self.self_attn(x, cos_sin, where)
+        x = self.self_attn(x, cos_sin, out_cache_loc)
         x, residual = self.post_attention_layernorm(x, residual)
         return self.mlp(x), residual
 

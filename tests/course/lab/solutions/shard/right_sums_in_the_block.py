@@ -24,6 +24,6 @@ class Block:
     def total(self, x):
         return self.comm.all_reduce(x) if self.comm.size > 1 else x
 
-    def forward(self, x, residual, cos_sin, where):
-        x = x + self.total(self.self_attn(self.input_layernorm(x), cos_sin, where))
+    def forward(self, x, residual, cos_sin, out_cache_loc):
+        x = x + self.total(self.self_attn(self.input_layernorm(x), cos_sin, out_cache_loc))
         return x + self.total(self.mlp(self.post_attention_layernorm(x))), None

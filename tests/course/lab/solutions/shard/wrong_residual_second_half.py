@@ -12,6 +12,6 @@ class Block:
         self.mlp = MLP(config, ctx)
         self.mlp.down_proj.reduce = False
 
-    def forward(self, x, residual, cos_sin, where):
-        x = x + self.self_attn(self.input_layernorm(x), cos_sin, where)
+    def forward(self, x, residual, cos_sin, out_cache_loc):
+        x = x + self.self_attn(self.input_layernorm(x), cos_sin, out_cache_loc)
         return self.comm.all_reduce(x + self.mlp(self.post_attention_layernorm(x))), None

@@ -19,10 +19,10 @@ class MyPolicy:
         self.most = most
 
     def plan(self, waiting, running, budget):
-        rows = [(r.uid, n) for r in running if (n := budget.grant(r, r.left or 1))]
+        rows = [(r.uid, n) for r in running if (n := budget.grant(r, r.num_remaining_tokens or 1))]
         room = self.most - len(running)
-        for w in [w for w in waiting if w.twin is None][: max(room, 0)]:
-            n = budget.grant(w, w.length - w.cached)
+        for w in [w for w in waiting if w.same_prefix_req is None][: max(room, 0)]:
+            n = budget.grant(w, w.num_tokens - w.num_cached_tokens)
             if not n:
                 break
             rows.append((w.uid, n))
