@@ -103,7 +103,7 @@ class TorchEngine:
     # ---- the protocol ---------------------------------------------------------------------------
 
     def launch(self, step: Step) -> None:
-        """Run the step: asynchronously on CUDA, synchronously on a CPU. Raise `EngineDeadError` if a device or peer fails."""
+        """Run the step: asynchronously on CUDA, synchronously on a CPU. Raise `EngineDeadError` if it fails."""
         if self._closed:
             raise EngineDeadError("the engine was closed")
         with self._computing():

@@ -155,7 +155,7 @@ class TextWorker:
         return TokensReply(message.uid, ids, strings)
 
     def _ids(self, prompt: Prompt, empty: bool = False) -> bytes:
-        """Return the prompt's token ids, packed. Raise `InvalidRequestError`; for an empty prompt only without ``empty``."""
+        """Return the prompt's token ids, packed. Raise `InvalidRequestError`, unless ``empty`` for an empty prompt."""
         match prompt:
             case IdsPrompt(ids=ids):
                 pass

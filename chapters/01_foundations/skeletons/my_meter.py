@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test meter     (`hint meter` for a hint)
 Serve it:  python -m minisgl plugins=my_meter.py
 """
 
-# minisgl lab meter, skeleton a667de059a (minisgl 0.1.0)
+# minisgl lab meter, skeleton a667de059a (minisgl 0.2.0)
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test ledger     (`hint ledger` for a hint)
 Serve it:  python -m minisgl plugins=my_ledger.py
 """
 
-# minisgl lab ledger, skeleton 7e456b1fc8 (minisgl 0.1.0)
+# minisgl lab ledger, skeleton c27134ff3a (minisgl 0.2.0)
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test policy     (`hint policy` for a hint)
 Serve it:  python -m minisgl plugins=my_policy.py scheduler=mine
 """
 
-# minisgl lab policy, skeleton 07b8a7de1a (minisgl 0.1.0)
+# minisgl lab policy, skeleton 0f2aead853 (minisgl 0.2.0)
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test radix     (`hint radix` for a hint)
 Serve it:  python -m minisgl plugins=my_radix.py cache=mine
 """
 
-# minisgl lab radix, skeleton 0d18598740 (minisgl 0.1.0)
+# minisgl lab radix, skeleton 987c0ea6a6 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class MyCache:
         self.page_size = page_size
         self.common_pages: compare.CommonPages = compare.common_pages
         self.roots: dict[Hashable, Node] = {}
-        self.evictable = 0
-        self.held = 0
+        self.evictable_pages = 0
+        self.total_pages = 0
         self._clock = 0
         self._heap: list[tuple[int, int, Node]] = []  # unused leaves by age; an entry may be out of date
         self._offers = 0
@@ -130,8 +130,8 @@ class MyCache:
         node = Node(parent, ids.copy(), pages.copy())
         node.stamp = self._clock
         parent.children[self._page(ids, 0)] = node
-        self.held += len(pages)
-        self.evictable += len(pages)
+        self.total_pages += len(pages)
+        self.evictable_pages += len(pages)
         self._nodes += 1
         self._offer(node)
         return node
@@ -207,8 +207,8 @@ class MyCache:
             if node.users == 0:
                 evictable += len(pages)
                 assert not node.is_leaf or id(node) in offered, "an unused leaf that eviction can't find"
-        assert held == self.held, f"{held} pages in the tree, {self.held} in the books"
-        assert evictable == self.evictable, f"{evictable} pages are unused, {self.evictable} in the books"
+        assert held == self.total_pages, f"{held} pages in the tree, {self.total_pages} in the books"
+        assert evictable == self.evictable_pages, f"{evictable} pages are unused, {self.evictable_pages} in the books"
         assert count == self._nodes, f"{count} nodes in the tree, {self._nodes} in the books"
 
 

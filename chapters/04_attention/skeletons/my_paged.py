@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test paged     (`hint paged` for a hint)
 Serve it:  python -m minisgl plugins=my_paged.py attention=mine
 """
 
-# minisgl lab paged, skeleton 7e411fc1c8 (minisgl 0.1.0)
+# minisgl lab paged, skeleton aa08eca5c6 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class MyAttention:
         ends = batch.cu_seqlens_q_cpu.tolist()
         lengths = batch.seq_lens_cpu.tolist()
         self.rows = [
-            Row(ends[r], ends[r + 1], self.places(batch.table[batch.slots[r]], length))
+            Row(ends[r], ends[r + 1], self.places(batch.page_table[batch.req_pool_indices[r]], length))
             for r, length in enumerate(lengths)
         ]
         self.padded = len(lengths) * max(lengths)

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test replay     (`hint replay` for a hint)
 Serve it:  python -m minisgl plugins=my_replay.py graph=mine
 """
 
-# minisgl lab replay, skeleton 6a83c34481 (minisgl 0.1.0)
+# minisgl lab replay, skeleton e0e3e7206a (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class MyRunner:
         self.recordings: dict[GraphKey, Recording] = {}
         self.replays = self.padded_rows = 0
 
-    def frame(self, key: GraphKey, spec: EngineSpec, table: torch.Tensor, device: torch.device) -> Buffers:
+    def input_buffers(self, key: GraphKey, spec: EngineSpec, table: torch.Tensor, device: torch.device) -> Buffers:
         """A bucket's buffers; ``table`` is the live page table [slots + 1, columns]."""
         return Buffers(key, spec, table, device)
 

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test ring     (`hint ring` for a hint)
 Serve it:  python -m minisgl plugins=my_ring.py communicator=mine
 """
 
-# minisgl lab ring, skeleton 94337cc393 (minisgl 0.1.0)
+# minisgl lab ring, skeleton 94337cc393 (minisgl 0.2.0)
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test shard     (`hint shard` for a hint)
 Serve it:  python -m minisgl plugins=my_shard.py architecture=Mine
 """
 
-# minisgl lab shard, skeleton be2146e88a (minisgl 0.1.0)
+# minisgl lab shard, skeleton 8b4bba0984 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Attention(nn.Module):
         # 4. What the pool and the backend see is the heads of this rank, not the model's.
         raise NotImplementedError
 
-    def forward(self, x: Tensor, cos_sin: Tensor, where: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos_sin: Tensor, out_cache_loc: Tensor) -> Tensor:
         """x [tokens, hidden], the same on every rank; cos_sin [tokens, head_dim]; where [tokens] → as x."""
         # TODO shard.attention
         # 5. Normalise and rotate queries and keys, and store KV: attention only reads it.
@@ -70,7 +70,7 @@ class Block(nn.Module):
         # 1. Under the checkpoint's names: input_layernorm, self_attn, post_attention_layernorm, mlp.
         raise NotImplementedError
 
-    def forward(self, x: Tensor, residual: None, cos_sin: Tensor, where: Tensor) -> tuple[Tensor, None]:
+    def forward(self, x: Tensor, residual: None, cos_sin: Tensor, out_cache_loc: Tensor) -> tuple[Tensor, None]:
         """x [tokens, hidden] is the whole residual stream, the same on every rank, before and after; ``residual`` is
         None, for blocks that leave sums to their successor."""
         # TODO shard.block

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test experts     (`hint experts` for a hint)
 Serve it:  python -m minisgl plugins=my_experts.py moe=mine
 """
 
-# minisgl lab experts, skeleton 266cf7eeb5 (minisgl 0.1.0)
+# minisgl lab experts, skeleton 266cf7eeb5 (minisgl 0.2.0)
 
 from __future__ import annotations
 

@@ -146,9 +146,7 @@ class _Step:
             if room > 0 or (not got and any(w.uid in self.rows for w in self.queue)):
                 self._wrong_amount(r, r.num_remaining_tokens)
                 left = f"{room} tokens of the budget were unused"
-                seen = (
-                    f"Request {r.uid} has {r.num_remaining_tokens} prompt tokens to compute; it got {got}, and {left}."
-                )
+                seen = f"Request {r.uid} has {r.num_remaining_tokens} prompt tokens left; it got {got}, and {left}."
                 raise self.broken("forgets", "A prompt that was begun goes on before others are seated.", seen, r.uid)
         decodes = sum(r.uid in self.rows for r in self.decoding)
         most = max(self.fresh.tokens, decodes)
