@@ -1,1 +1,1 @@
-"""The chapters and their labs' descriptions, beside the code so that an installed minisgl has them too."""
+"""The chapters of the course and the descriptions of their labs, a package so that `pip install` includes them."""

@@ -1,1 +1,1 @@
-"""Configuration files. Installed as `minisgl.conf`."""
+"""Configuration files of minisgl, read by Hydra. Installed as the package `minisgl.conf`."""

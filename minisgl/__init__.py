@@ -1,7 +1,7 @@
-"""minisgl: an LLM serving engine that people take apart to learn how serving works.
+"""minisgl: an LLM serving engine for learning how LLM serving works.
 
-Importing it is cheap: the API server and the tokenizer processes import this package and no torch. What
-needs torch (``LLM``) is imported when it is first asked for.
+Importing this package does not import torch, because the API server and the tokenizer processes import it too. ``LLM``,
+which needs torch, is imported at its first use.
 """
 
 from __future__ import annotations

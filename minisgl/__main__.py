@@ -1,4 +1,4 @@
-"""``python -m minisgl``: serve. The words after it are options, ``key=value``; ``--help`` lists them all."""
+"""``python -m minisgl``: runs the server. Its arguments are options, ``key=value``; ``--help`` lists all options."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Every top-level option of minisgl, with its unit and its default. Plain dataclasses: Hydra stays at the edge.
+"""Every top-level option of minisgl, with its unit and its default, as plain dataclasses without Hydra.
 
-A group's object (``attention``, ``cache``, …) is an instance of the dataclass that a plugin registered for it;
-the core hands it to the plugin's factory and looks at nothing in it.
+The string below a field documents that option; ``--help`` and the options page print it. The value of a group
+(``attention``, ``cache``, …) is an instance of the dataclass that a plugin registered for the chosen name. The core
+passes the instance to the plugin's factory and never reads its fields.
 """
 
 from __future__ import annotations
@@ -11,82 +12,90 @@ from dataclasses import dataclass, field
 from typing import Any
 
 GROUPS = ("attention", "cache", "scheduler", "moe", "graph", "communicator")
-LOADS = ("auto", "dummy")
+LOAD_FORMATS = ("auto", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
-LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
+LOG_FORMATS = ("text", "json")
 
 
 class ConfigError(ValueError):
-    """Something in the options, or in what they point to, that a person has to change. The message says what was
-    given, what was wrong and what to do; the command line prints it and exits with status 2."""
+    """An option, or a file that an option names, is invalid and the user must change it.
+
+    The message says what was given, what is wrong with it and what to do. The command line prints the message and exits
+    with status 2.
+    """
 
 
 @dataclass
 class ServerConfig:
-    """The HTTP server and its processes."""
+    """Options of the HTTP server and its processes."""
 
     host: str = "127.0.0.1"
-    """The address to listen on; ``0.0.0.0``: every one of this machine."""
+    """The address to listen on. ``0.0.0.0`` listens on all addresses of the machine."""
     port: int = 1919
-    """0 picks a free port and prints it."""
+    """The TCP port to listen on. With 0, the server picks a free port and prints it."""
     tokenizers: int = 1
-    """Tokenizer processes; 0 lets the detokenizer's process tokenize too."""
+    """Number of tokenizer processes. With 0, the detokenizer process also tokenizes."""
     api_key: str | None = None
-    """Where set, a request needs ``Authorization: Bearer <api_key>``."""
+    """If set, every request must send the header ``Authorization: Bearer <api_key>``."""
     served_model_name: str | None = None
-    """The model's name in the API; the ``model`` option's by default."""
+    """The name of the model in the API. Default: the value of the option ``model``."""
     max_queued: int = 4096
-    """Open requests beyond which a new one gets 503."""
+    """Maximum number of open requests (waiting and running). A request above this limit gets HTTP status 503."""
     drain_timeout: float = 30.0
-    """Seconds that running requests have to finish after SIGTERM."""
+    """Seconds that open requests may take to finish after SIGTERM, before the server stops."""
     watchdog: float = 300.0
-    """Seconds after which a process that is stuck in one step, or in one message, counts as dead, and the server ends;
-    0: never."""
-    log_level: str = "warning"
-    """``critical``, ``error``, ``warning``, ``info``, ``debug`` or ``trace``."""
+    """Seconds after which a process that is still busy with the same step or message counts as dead. The server then
+    stops. 0 turns the watchdog off."""
 
 
 @dataclass
 class Config:
-    """minisgl's options."""
+    """All options of one engine or server."""
 
     model: str = "tutor"
-    """A model that ships with minisgl, a directory, or a Hugging Face id."""
-    load: str = "auto"
-    """``auto`` reads safetensors; ``dummy`` fills the shapes of config.json with random weights."""
+    """The name of a model that ships with minisgl, a checkpoint directory, or a Hugging Face model id."""
+    load_format: str = "auto"
+    """``auto`` loads weights from safetensors files. ``dummy`` fills the shapes in config.json with random weights."""
     architecture: str | None = None
-    """The model class that computes it, by the name its plugin gives it; by default the one that config.json names."""
+    """Architecture name of the model class to use, as a plugin registered it. Default: the name in config.json."""
     knock_out: str | None = None
-    """An expert that contributes nothing, to see what it was for: ``3`` in every layer, ``5:3`` in layer 5 alone."""
+    """Expert whose output is set to zero, to see its effect: ``3`` in every layer, ``5:3`` only in layer 5."""
     dtype: str = "auto"
-    """``float32``, ``bfloat16``, ``float16``; ``auto``: float32 on a CPU, the checkpoint's on a GPU."""
+    """``float32``, ``bfloat16`` or ``float16``. ``auto`` is float32 on a CPU and the checkpoint's dtype on a GPU."""
     device: str = "auto"
-    """``cpu``, ``cuda``; ``auto``: cuda where there is one."""
+    """``cpu`` or ``cuda``. ``auto`` is cuda if torch finds a CUDA device, else cpu."""
     tp: int = 1
-    """Tensor-parallel ranks, one process each."""
+    """Number of tensor-parallel ranks. Each rank is one process."""
     seed: int = 0
-    """From which requests without a seed of their own, and dummy weights, are drawn."""
+    """Seed of dummy weights, and of the seeds of requests that do not set one."""
     page_size: int = 16
-    """Tokens a KV page holds."""
+    """Tokens per KV page."""
     num_pages: int | None = None
-    """Pages in the KV pool; by default what ``memory_ratio`` leaves room for."""
+    """Pages in the KV pool. Default: as many as fit into the memory that ``memory_ratio`` allows."""
     memory_ratio: float = 0.9
-    """Share of the device's memory for weights and KV together (on a CPU: 0.1 of it for KV, 4 GiB at most)."""
+    """Share of the GPU's total memory that may be in use once the KV pool is allocated, weights included. On a CPU this
+    option has no effect: the KV pool gets 0.1 of the machine's memory, at most 4 GiB."""
     max_running_requests: int = 256
-    """Slots: requests that hold KV at the same time."""
+    """Maximum number of running requests: requests that own KV pages at the same time."""
     max_seq_len: int | None = None
-    """Tokens a request may have, prompt and output together; by default the model's."""
+    """Maximum tokens of a request, prompt and output together. Default: the model's context length."""
     max_prefill_tokens: int = 8192
-    """Prompt tokens computed in one step: longer prompts are cut into chunks. ``mixed`` counts decode rows too."""
+    """Maximum prompt tokens computed in one step. A longer prompt is split into chunks. With ``scheduler=mixed``,
+    decode rows count too."""
     overlap: bool = True
-    """Prepare the next step on the host while the device computes this one."""
+    """Whether the host prepares the next step while the device computes the current step."""
     starvation_steps: int = 512
-    """A request that a policy left out for so many steps is put into the next plan by the scheduler itself."""
+    """Steps that a policy may leave a request out. Then the scheduler itself adds the request to the next plan."""
     trace: str = ""
-    """The file to which every scheduling event is written, as JSON lines; empty: none."""
+    """The file to which every scheduling event is written, as JSON lines. Empty: no trace."""
+    log_level: str = "info"
+    """The level of every process's log: ``critical``, ``error``, ``warning``, ``info`` or ``debug``."""
+    log_format: str = "text"
+    """Format of log lines on standard error: ``text``, or ``json`` for one JSON object per line."""
     plugins: list[str] = field(default_factory=list)
-    """Python files or module names with plugins of your own."""
+    """Python files or module names of additional plugins to load."""
 
     server: ServerConfig = field(default_factory=ServerConfig)
 
@@ -98,8 +107,10 @@ class Config:
     communicator: Any = None
 
     def check(self) -> None:
-        """Raise `ConfigError` where a value is out of its range. What the model or the machine can hold is checked
-        later, by those who know them."""
+        """Raise `ConfigError` if a value is out of range.
+
+        Limits of the model and of the machine are not known here. The code that loads the model checks them.
+        """
 
         def need(ok: bool, key: str, what: str) -> None:
             if not ok:
@@ -112,7 +123,7 @@ class Config:
             need(value in choices, key, "one of " + ", ".join(choices))
 
         need(bool(self.model), "model", "a shipped model's name, a directory or a Hugging Face id")
-        one_of("load", self.load, LOADS)
+        one_of("load_format", self.load_format, LOAD_FORMATS)
         one_of("dtype", self.dtype, DTYPES)
         one_of("device", self.device, DEVICES)
         for key in ("tp", "page_size", "max_running_requests", "max_prefill_tokens", "starvation_steps"):
@@ -130,4 +141,5 @@ class Config:
         for key in ("drain_timeout", "watchdog"):
             seconds = getattr(self.server, key)
             need(math.isfinite(seconds) and seconds >= 0.0, f"server.{key}", "a number of seconds, at least 0")
-        one_of("server.log_level", self.server.log_level, LOG_LEVELS)
+        one_of("log_level", self.log_level, LOG_LEVELS)
+        one_of("log_format", self.log_format, LOG_FORMATS)

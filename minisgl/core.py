@@ -1,6 +1,7 @@
-"""The data that every part shares: sampling parameters, one step of work, its result, what a step replies.
+"""Data types shared by all parts of minisgl: sampling parameters, requests, steps, step results, outputs.
 
-Knows numpy and msgspec, and neither torch nor any process. Host arrays are int32 unless said otherwise.
+This module depends on numpy and msgspec. It imports no torch and starts no process. Arrays are in host memory, and are
+int32 unless a comment gives another dtype.
 """
 
 from __future__ import annotations
@@ -19,13 +20,19 @@ I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 PENDING = -1
-"""In ``Step.tokens``: the token that this row's slot sampled last, read on the device."""
+"""Placeholder in ``Step.input_ids``: the engine replaces it with the token that the row's request sampled last.
+
+The token is still on the device, so the scheduler can launch a decode row before it has read that token.
+"""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class InvalidRequestError(ValueError):
-    """A request that can't be served, found before it was queued. ``field`` names what was wrong."""
+    """A request was rejected before it was queued, because it can never be served (promise 2).
+
+    ``field`` names the invalid request parameter, ``message`` describes the error, ``code`` is OpenAI's error code.
+    """
 
     def __init__(self, field: str, message: str, code: str = "invalid_value"):
         super().__init__(message)
@@ -36,16 +43,20 @@ class InvalidRequestError(ValueError):
 
 
 class EngineDeadError(RuntimeError):
-    """The engine can't go on: a device error, or a rank that is gone. Every open request fails."""
+    """The engine cannot continue, after a device error or the death of a rank. Every open request fails."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one request's tokens are chosen and when it ends. Immutable; the field names are OpenAI's and vLLM's.
+    """Sampling and stopping parameters of one request. Immutable. The field names are OpenAI's and vLLM's.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0 (or -1) is off. ``seed`` None lets the scheduler draw one from the
-    server's seed; a given seed fixes the tokens whatever else is in the batch. ``stop`` strings are cut from the
-    text, ``stop_token_ids`` end a request like an end-of-sequence id does. ``logprobs`` is how many alternatives
-    are reported with each token (None: no log-probabilities at all, 0: the chosen token's only).
+    - ``temperature``: 0 selects greedy sampling.
+    - ``top_k``: 0 or -1 turns top-k off.
+    - ``seed``: with a seed, the sampled tokens do not depend on the other requests in the batch. With None, the
+      scheduler derives a seed from the server's seed.
+    - ``stop``: strings that end the request. A stop string is not part of the returned text.
+    - ``stop_token_ids``: token ids that end the request, like an end-of-sequence id.
+    - ``logprobs``: number of alternatives reported with each output token. 0 reports the sampled token's
+      log-probability only; None reports no log-probabilities.
     """
 
     max_tokens: int = 16
@@ -70,15 +81,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def greedy(self) -> bool:
+        """Whether the most likely token is chosen at every position (``temperature`` is 0)."""
         return self.temperature == 0.0
 
     @property
     def needs_history(self) -> bool:
-        """Whether the choice depends on which tokens came before (a penalty is on)."""
+        """Whether sampling depends on the request's earlier tokens, because a penalty is on."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     def check(self, vocab_size: int | None = None) -> None:
-        """Raise `InvalidRequestError`, naming the field, where a value is out of its range."""
+        """Raise `InvalidRequestError`, which names the field, if a value is out of range.
+
+        Token ids are checked only if ``vocab_size`` is given.
+        """
 
         def need(ok: bool, field: str, what: str) -> None:
             if not ok:
@@ -110,14 +125,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             need(all(0 <= t < vocab_size for t in self.logit_bias), "logit_bias", inside)
 
 
-# ---- one step: all that an engine (or a follower rank) is told ----------------------------------
+# ---- one step: everything that an engine, or a follower rank, receives --------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request that takes a slot with this step: what the engine must know to sample for it.
+    """A request that is admitted with this step: what the engine needs in order to sample for the request.
 
-    ``prompt`` and ``output`` (the tokens before this step, int32) are given only where a penalty counts them.
+    ``prompt_ids`` and ``output_ids`` are the request's tokens before this step, int32 ``[tokens]``. They are set only
+    if ``params`` has a penalty, which counts earlier tokens; otherwise they are None.
     """
 
     req_pool_idx: int
@@ -130,48 +146,41 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to compute in one forward pass. Immutable; owns its arrays: no view of scheduler state.
+    """The work of one forward pass. Immutable; owns its arrays, which share no memory with scheduler state.
 
-    Rows ``[:num_decode]`` compute one token each; the rest are prefill chunks. The order is the order on every
-    rank. ``table`` is written before the step, in this order; seats are applied before it too.
+    Rows ``[:num_decode]`` are decode rows, one token each; the other rows are prefill chunks. Every rank computes the
+    rows in this order. Before the forward pass, the engine applies ``admissions``, and then writes
+    ``page_table_updates`` in the given order.
     """
 
     id: int  # 0, 1, 2, … without gaps
     req_pool_indices: I32  # [rows]
-    num_computed_tokens: I32  # [rows] first position computed
-    num_scheduled_tokens: I32  # [rows] positions computed, at least 1
-    num_decode: int
-    sample: Bools  # [rows] False for a chunk that is not the prompt's last
-    input_ids: I32  # [sum(counts)] ids, or PENDING (decode rows)
-    page_table_updates: tuple[I32, I32, I32]  # (slot, page column, page), each [writes]
+    num_computed_tokens: I32  # [rows] positions that already have KV = the first position this step computes
+    num_scheduled_tokens: I32  # [rows] positions that this step computes, at least 1
+    num_decode: int  # decode rows, which come first
+    sample: Bools  # [rows] whether the row samples a token: False for a chunk that does not end its prompt
+    input_ids: I32  # [sum(num_scheduled_tokens)] token ids; PENDING in decode rows
+    page_table_updates: tuple[I32, I32, I32]  # (req_pool_idx, page-table column, page), each [updates]
     admissions: tuple[Admission, ...] = ()
 
     @property
     def rows(self) -> int:
+        """Number of rows: requests that take part in the step."""
         return len(self.req_pool_indices)
 
     def encode(self) -> bytes:
-        """The step as bytes (MessagePack), for the ranks that follow."""
+        """Return the step as bytes (MessagePack), which rank 0 sends to the other ranks."""
         return _step_encoder.encode([getattr(self, f.name) for f in fields(self)])
 
     @staticmethod
     def decode(data: bytes) -> Step:
-        """The inverse of `encode`. The arrays are fresh and owned by the step."""
-        step_id, slots, starts, counts, num_decode, sample, tokens, table, seats = _step_decoder.decode(data)
-        return Step(
-            step_id,
-            slots,
-            starts,
-            counts,
-            num_decode,
-            sample,
-            tokens,
-            tuple(table),
-            tuple(_seat(s) for s in seats),
-        )
+        """Return the step that `encode` turned into ``data``. The step owns its arrays, which are copies."""
+        *values, page_table_updates, admissions = _step_decoder.decode(data)
+        values += [tuple(page_table_updates), tuple(_decode_admission(raw) for raw in admissions)]
+        return Step(*values)
 
 
-def _seat(raw: dict[str, Any]) -> Admission:
+def _decode_admission(raw: dict[str, Any]) -> Admission:
     params = msgspec.convert(raw.pop("params"), SamplingParams, str_keys=False)
     return Admission(params=params, **raw)
 
@@ -179,25 +188,28 @@ def _seat(raw: dict[str, Any]) -> Admission:
 def _pack_array(obj: Any) -> Any:
     if isinstance(obj, np.ndarray):
         return msgspec.msgpack.Ext(1, (b"b" if obj.dtype == np.bool_ else b"i") + obj.tobytes())
-    raise TypeError(f"a Step can't carry a {type(obj).__name__}")
+    raise TypeError(f"a Step cannot contain a {type(obj).__name__}")
 
 
 def _unpack_array(code: int, data: memoryview) -> Any:
-    return np.frombuffer(data[1:], dtype=np.bool_ if data[:1] == b"b" else np.int32).copy()
+    return np.frombuffer(data[1:], dtype=np.bool_ if data[0] == ord("b") else np.int32).copy()
 
 
 class StepResult(NamedTuple):
-    """What a step sampled. ``tokens`` is [rows, k], k = 1 until speculative decoding; ``accepted`` [rows] says how
-    many of the k are valid (0 where ``sample`` was False)."""
+    """The sampled tokens of one step.
+
+    ``tokens`` is int32 ``[rows, k]``. Today k is always 1; speculative decoding would make it larger. ``accepted`` is
+    int32 ``[rows]``: how many of a row's k tokens are valid (0 in a row with ``sample`` False).
+    """
 
     id: int
     tokens: I32
     accepted: I32
-    logprobs: tuple[Logprobs | None, ...] | None = None  # [rows], where a row asked for them
+    logprobs: tuple[Logprobs | None, ...] | None = None  # [rows]; None for rows without log-probabilities
 
 
 class Logprobs(NamedTuple):
-    """The chosen token's log-probability, and the most likely alternatives, best first."""
+    """Log-probability of a sampled token, and its most likely alternatives, the most likely one first."""
 
     chosen: float
     top_ids: tuple[int, ...] = ()
@@ -206,63 +218,79 @@ class Logprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What an engine can hold. Pages and slots are counted without the scratch ones, which come after them:
-    slot ``max_slots`` and page ``num_pages`` exist, are written by padding rows, and belong to nobody."""
+    """Capacity of an engine.
 
-    page_size: int
-    num_pages: int
-    max_running_requests: int
-    max_seq_len: int
+    The engine has one scratch page, number ``num_pages``, and one scratch row in its request pool, number
+    ``max_running_requests``. Padding rows write to them. The counts below exclude both, and no request owns them.
+    """
+
+    page_size: int  # tokens per KV page
+    num_pages: int  # pages in the KV pool
+    max_running_requests: int  # rows of the request pool
+    max_seq_len: int  # tokens per request, prompt and output together
     vocab_size: int
 
 
 class Engine(Protocol):
-    """What a scheduler knows of an engine. Steps take effect in the order of their launch."""
+    """The interface between a scheduler and its engine. Steps take effect in the order of their launch."""
 
     spec: EngineSpec
 
     def launch(self, step: Step) -> None:
-        """Start a step and return; raises `EngineDeadError`."""
+        """Start to execute ``step`` and return without waiting for it. Raise `EngineDeadError` if the engine failed."""
 
     def result(self) -> StepResult:
-        """Wait for the oldest unread step. There is no ``ready()``: what depends on timing differs by rank."""
+        """Wait for the oldest launched step whose result is unread, and return its result.
 
-    def close(self) -> None: ...
+        There is no call that asks whether a result is ready: the answer would depend on timing and could differ between
+        ranks. Raise `EngineDeadError` if the engine failed.
+        """
+
+    def close(self) -> None:
+        """Release the engine's resources."""
 
 
-# ---- what a step replies ------------------------------------------------------------------------
+# ---- outputs of the scheduler, and its requests -------------------------------------------------
 
 
 class Finished(msgspec.Struct, array_like=True):
-    """The end of one request; exactly one for each (promise 1)."""
+    """The final reply to one request. Every request gets exactly one (promise 1)."""
 
     uid: int
     finish_reason: FinishReason
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
-    stop_id: int | None = None  # the token that ended it, if one did (it is not part of the text)
+    stop_id: int | None = None  # the stop token that ended the request, if any; it is not part of the text
     error: str = ""
-    status: int = 500  # HTTP status, where reason is "error"
-    field: str = ""  # the parameter that was refused, if one was
-    code: str = ""  # why it was refused, in OpenAI's words
+    status: int = 500  # HTTP status, used if finish_reason is "error"
+    field: str = ""  # the request parameter that was invalid, if the request was rejected
+    code: str = ""  # OpenAI's error code, if the request was rejected
 
 
 class Output(msgspec.Struct, array_like=True):
-    """Tokens that requests gained, and requests that ended. ``uids[i]`` gained ``tokens[i]``."""
+    """New output tokens and finished requests. ``tokens[i]`` is a new token of request ``uids[i]``.
+
+    ``logprobs`` maps an index into ``uids`` to the log-probability of that token, the ids of its most likely
+    alternatives, and their log-probabilities.
+    """
 
     uids: list[int] = []
     tokens: list[int] = []
     finished: list[Finished] = []
-    logprobs: dict[int, tuple[float, tuple[int, ...], tuple[float, ...]]] = {}  # by index into uids
+    logprobs: dict[int, tuple[float, tuple[int, ...], tuple[float, ...]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self.uids or self.finished)
 
 
 class Req:
-    """One request's state, as the scheduler keeps it and observers read it. ``slot`` is -1 while it waits or when it
-    has ended; ``reason`` is None until then. ``max_len`` is prompt and output together, in tokens."""
+    """The state of one request. The scheduler changes it; observers only read it.
+
+    ``req_pool_idx`` is the request's row in the request pool while the request runs, and -1 while it waits or after it
+    has ended. ``finish_reason`` is None until the request ends. ``max_len`` is the largest number of tokens that the
+    request can have, prompt and output together.
+    """
 
     __slots__ = (
         "admission_order",
@@ -286,29 +314,29 @@ class Req:
         "uid",
     )  # fmt: skip
 
-    def __init__(self, uid: int, prompt: Sequence[int] | I32, params: SamplingParams, arrival: int, seed: int = 0):
+    def __init__(self, uid: int, prompt_ids: Sequence[int] | I32, params: SamplingParams, arrival: int, seed: int = 0):
         self.uid = uid
-        self.prompt_ids: I32 = np.asarray(prompt, np.int32)
+        self.prompt_ids: I32 = np.asarray(prompt_ids, np.int32)
         self.output_ids: list[int] = []
         self.params = params
-        self.arrival = arrival
+        self.arrival = arrival  # arrival number: 0, 1, 2, …; not a time
         self.seed = seed
         self.max_len = len(self.prompt_ids) + params.max_tokens
         self.stop_ids: frozenset[int] = frozenset()
-        self.queued_at_step = 0  # the step for which it began to wait
+        self.queued_at_step = 0  # the next step when the request last entered the waiting queue
         self.req_pool_idx = -1
-        self.admission_order = -1  # number of its admission
-        self.first_admission = True
-        self.num_cached_tokens = 0  # tokens that the cache spared at the first admission
-        self.num_cached_pages = 0  # leading pages of its table row that are the cache's
-        self.cache_handle: Any = None  # the cache's, locked while seated
-        self.prefix_match: Any = None
-        self.page_hashes: list[int] | None = None
+        self.admission_order = -1  # number of the current admission: 0, 1, 2, … over all requests; -1 while not running
+        self.first_admission = True  # whether the request was never admitted so far
+        self.num_cached_tokens = 0  # prompt tokens that the prefix cache held at the first admission
+        self.num_cached_pages = 0  # leading pages in the page table that the prefix cache owns
+        self.cache_handle: Any = None  # prefix-cache handle of these pages, locked while the request runs
+        self.prefix_match: Any = None  # CacheManager's last match for this request
+        self.page_hashes: list[int] | None = None  # hash of the first page, of the first two pages, …
         self.finish_reason: FinishReason | None = None
         self.error = ""
 
     def tokens(self) -> I32:
-        """Prompt and output so far, int32."""
+        """Return the prompt and the output so far, int32 ``[len(self)]``."""
         if not self.output_ids:
             return self.prompt_ids
         return np.concatenate((self.prompt_ids, np.asarray(self.output_ids, np.int32)))
@@ -317,8 +345,8 @@ class Req:
         return len(self.prompt_ids) + len(self.output_ids)
 
     def __repr__(self) -> str:
-        where = f"slot {self.req_pool_idx}" if self.req_pool_idx >= 0 else (self.finish_reason or "waiting")
-        return f"Req({self.uid}, {len(self.prompt_ids)}+{len(self.output_ids)} tokens, {where})"
+        state = f"running in row {self.req_pool_idx}" if self.req_pool_idx >= 0 else (self.finish_reason or "waiting")
+        return f"Req({self.uid}, {len(self.prompt_ids)}+{len(self.output_ids)} tokens, {state})"
 
 
 _step_encoder = msgspec.msgpack.Encoder(enc_hook=_pack_array)

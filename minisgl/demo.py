@@ -1,7 +1,7 @@
-"""`python -m minisgl.demo`: serve the embedded model, ask it three things over HTTP, print the answers as they stream.
+"""`python -m minisgl.demo`: serves the embedded model, sends it three chat requests, and prints the streamed replies.
 
-A client like any other: it starts the real server on a free port, speaks HTTP to it, and stops it. It knows no part
-of the engine. Words after it are options for the server (``python -m minisgl.demo tp=2``).
+The demo starts a server on a free port, uses it over HTTP, and stops it. It uses no part of the engine directly. Its
+arguments are options of the server (``python -m minisgl.demo tp=2``).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
 
 READY = "minisgl is ready: "
-PATIENCE = 120.0
-"""Seconds that the server has to start, to answer, and to end."""
+TIMEOUT_SECONDS = 120.0
+"""Seconds that the demo waits for the server to reply, and to exit."""
 
 HANDBOOK = """\
 Handbook of the Riverside Library
@@ -36,7 +36,7 @@ QUESTIONS: tuple[list[dict[str, str]], ...] = (
 
 
 class Timing(NamedTuple):
-    """Of one answer: seconds to its first token and to its last, and how many tokens there were."""
+    """The timing of one reply: seconds until its first and its last token, and the numbers of tokens."""
 
     first: float
     last: float
@@ -52,22 +52,22 @@ class Timing(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; the exit status: 0 where all three answers came and the server ended by itself."""
+    """Run the demo. Return the exit status: 0 if all three replies arrived and the server then exited with 0."""
     words = list(sys.argv[1:] if argv is None else argv)
     command = [sys.executable, "-m", "minisgl", "model=tutor", "server.port=0", *words]
     print("$", "python", *command[1:], flush=True)
     begun = time.monotonic()
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        address = _wait(server.stdout)
+        address = _wait_until_ready(server.stdout)
         if address is None:
-            print(f"The server did not start (exit status {server.wait(PATIENCE)}).", file=sys.stderr)
+            print(f"The server did not start (exit status {server.wait(TIMEOUT_SECONDS)}).", file=sys.stderr)
             return 1
         print(f"{READY}{address} (started in {time.monotonic() - begun:.1f} s)", flush=True)
         for messages in QUESTIONS:
             _show(address, messages)
         server.send_signal(signal.SIGTERM)
-        status = server.wait(PATIENCE)
+        status = server.wait(TIMEOUT_SECONDS)
         print(f"\nThe server ended with status {status}. Start it yourself: python -m minisgl")
         return status
     finally:
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _end(server: subprocess.Popen[str]) -> None:
-    """Ask a server that still runs to end, and see that it does."""
+    """Stop the server if it still runs: with SIGINT, and after 10 seconds with SIGKILL."""
     if server.poll() is None:
         server.send_signal(signal.SIGINT)
         try:
@@ -85,8 +85,8 @@ def _end(server: subprocess.Popen[str]) -> None:
             server.wait()
 
 
-def _wait(lines: IO[str] | None) -> str | None:
-    """The address that the server prints when it is ready; None where it ended before."""
+def _wait_until_ready(lines: IO[str] | None) -> str | None:
+    """Return the URL that the server prints when it is ready, or None if the server exited before."""
     for line in lines or ():
         if line.startswith(READY):
             return line.removeprefix(READY).strip()
@@ -95,7 +95,7 @@ def _wait(lines: IO[str] | None) -> str | None:
 
 
 def _show(address: str, messages: list[dict[str, str]]) -> None:
-    """Print one question, its answer as it arrives, and what it took."""
+    """Send one chat request. Print its messages, the reply as it is streamed, and the reply's timing."""
     print()
     for message in messages:
         text = message["content"].splitlines()
@@ -115,9 +115,9 @@ def _show(address: str, messages: list[dict[str, str]]) -> None:
 
 
 def _stream(address: str, messages: list[dict[str, str]]) -> Iterator[dict[str, Any]]:
-    """The events of a streamed chat completion (server-sent events, as OpenAI's API has them)."""
-    where = urlsplit(address)
-    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=PATIENCE)
+    """Yield the events (chunks) of a streamed chat completion. Raise RuntimeError if the request fails."""
+    url = urlsplit(address)
+    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=TIMEOUT_SECONDS)
     body = {
         "model": "tutor",
         "messages": messages,

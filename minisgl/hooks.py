@@ -1,12 +1,18 @@
-"""Every hook of minisgl on one screen. A plugin implements some of them with ``@hookimpl``.
+"""Every hook of minisgl: the functions that a plugin can implement, each marked with ``@hookimpl``.
 
-*Factories* are called once, at start, in each scheduler process; the first result that is not None wins. A factory
-gets its group's config object and returns None when that object's type is not its own. *Observers* are called in
-rank 0's scheduler process (or in ``LLM``'s), every one of them, once a step or a request and never per layer; what
-they are given is theirs to read, not to change.
+A hook is a function of the plugin's module, or a method of a class in the module. The plugin manager of each engine
+makes one object of such a class, without arguments, so the state of an observer belongs to one engine. An
+implementation may leave out arguments that it does not use.
 
-Hooks are functions of a module, or methods of a class in it: each host then makes one object of the class, without
-arguments, so that what an observer counts belongs to one engine.
+*Factories* build one part of an engine: the attention backend, the prefix cache and so on. A factory gets the options
+object of its group and returns None if the object's type is another plugin's. The first result that is not None is
+used.
+
+*Observers* are told of events. All implementations of an event are called, in rank 0's process, between two steps or
+once per step, and never per layer. An observer may read its arguments, but must not change them.
+
+The scheduler and the engine of *rank 0* run in the process ``scheduler-0`` of a server, or in the caller's process with
+`LLM`. With ``tp=N``, the engine of each other rank runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -35,155 +41,320 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 def printed() -> bool:
-    """Whether each hook call is printed: ``MINISGL_TRACE_HOOKS=1``."""
+    """Return whether to print every hook call: the environment variable ``MINISGL_TRACE_HOOKS`` is set and not 0."""
     return os.environ.get("MINISGL_TRACE_HOOKS", "0") not in ("", "0")
 
 
-# ---- options: called in every process, before the config is composed or decoded ------------------
+# ---- options ---------------------------------------------------------------------------------------------
 
 
 @hookspec
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
-    """Yield ``(group, name, dataclass)``: selected by ``group=name``; its fields are its options."""
+    """Register options of the plugin.
+
+    When: in every process, once, when the process loads the plugin: before it composes or decodes a `Config`.
+
+    Returns: tuples ``(group, name, dataclass)``. ``group=name`` on the command line then selects this dataclass, and
+    its fields are options of the group. ``group`` is ``attention``, ``cache``, ``scheduler``, ``moe``, ``graph`` or
+    ``communicator``.
+    """
     raise NotImplementedError
 
 
-# ---- factories: called once, at start, in each scheduler process --------------------------------
+# ---- factories -------------------------------------------------------------------------------------------
 
 
 @hookspec(firstresult=True)
 def minisgl_attention(
     config: Any, device: torch.device, build: Callable[[str], AttentionBackend]
 ) -> AttentionBackend | None:
-    """Make the attention backend. ``build(name)`` makes another by its name, for one that wraps others."""
+    """Build the attention backend.
+
+    When: once in each rank's process, at start, before the model is loaded and the KV pool is allocated.
+
+    - ``config``: the options object of the group ``attention``.
+    - ``device``: the device of this rank.
+    - ``build``: ``build(name)`` builds another attention backend by name, with default options, for a backend that
+      wraps others.
+
+    Returns: the backend, or None if ``config`` belongs to another plugin.
+    """
 
 
 @hookspec(firstresult=True)
 def minisgl_cache(config: Any, page_size: int) -> PrefixCache | None:
-    """Make the prefix cache. Called in rank 0's process only: the other ranks follow its steps."""
+    """Build the prefix cache.
+
+    When: once in rank 0's process, at start, when the scheduler is built. Other ranks have no prefix cache: they
+    execute the steps of rank 0.
+
+    - ``config``: the options object of the group ``cache``.
+    - ``page_size``: tokens per KV page.
+
+    Returns: the cache, empty, or None if ``config`` belongs to another plugin.
+    """
 
 
 @hookspec(firstresult=True)
 def minisgl_scheduler(config: Any) -> SchedulerPolicy | None:
-    """Make the scheduling policy. Called in rank 0's process only."""
+    """Build the scheduling policy.
+
+    When: once in rank 0's process, at start, when the scheduler is built.
+
+    - ``config``: the options object of the group ``scheduler``.
+
+    Returns: the policy, or None if ``config`` belongs to another plugin.
+    """
 
 
 @hookspec(firstresult=True)
 def minisgl_moe(config: Any, device: torch.device, build: Callable[[str], MoeBackend]) -> MoeBackend | None:
-    """Make what multiplies tokens with their experts; ``build`` as above. Called for models that have experts."""
+    """Build the MoE backend, which computes the experts of a mixture-of-experts model.
+
+    When: once in each rank's process, at start, before the model is loaded. Only for models that have experts.
+
+    - ``config``: the options object of the group ``moe``.
+    - ``device``: the device of this rank.
+    - ``build``: ``build(name)`` builds another MoE backend by name, with default options.
+
+    Returns: the backend, or None if ``config`` belongs to another plugin.
+    """
 
 
 @hookspec(firstresult=True)
 def minisgl_graph(config: Any, device: torch.device, build: Callable[[str], GraphRunner]) -> GraphRunner | None:
-    """Make what records a decode step once and replays it; ``build`` as above."""
+    """Build the graph runner, which records decode steps once and replays them (CUDA graphs).
+
+    When: once in each rank's process, at start, before the model is loaded.
+
+    - ``config``: the options object of the group ``graph``.
+    - ``device``: the device of this rank.
+    - ``build``: ``build(name)`` builds another graph runner by name, with default options.
+
+    Returns: the graph runner, or None if ``config`` belongs to another plugin.
+    """
 
 
 @hookspec(firstresult=True)
 def minisgl_communicator(
     config: Any, rank: int, size: int, address: str, device: torch.device, build: Callable[[str], Communicator]
 ) -> Communicator | None:
-    """Make the link between the ranks; ``address`` is ``host:port`` of rank 0's rendezvous; ``build`` as above. Also
-    called at size 1."""
+    """Build the communicator, which runs the collectives between tensor-parallel ranks.
+
+    When: once in each rank's process, at start, before the model is loaded. Also called if there is only one rank.
+
+    - ``config``: the options object of the group ``communicator``.
+    - ``rank``: the number of this rank, from 0.
+    - ``size``: the number of ranks.
+    - ``address``: ``host:port`` at which rank 0 listens for the other ranks. May be empty if ``size`` is 1.
+    - ``device``: the device of this rank.
+    - ``build``: ``build(name)`` builds another communicator by name, with default options and the same ranks.
+
+    Returns: the communicator, connected to the other ranks, or None if ``config`` belongs to another plugin.
+    """
 
 
 @hookspec
 def minisgl_models() -> Mapping[str, type]:
-    """Map architecture names, as ``config.json`` has them, to model classes. Every plugin's mapping counts."""
+    """Register model classes.
+
+    When: once in each rank's process, at start, when the model is built. All plugins are called.
+
+    Returns: architecture name → model class. The name is compared with ``architectures`` in the checkpoint's
+    ``config.json``, or with the option ``architecture``. Two plugins must not register the same name.
+    """
     raise NotImplementedError
 
 
 @hookspec
 def minisgl_observer(config: Config, spec: EngineSpec) -> object | None:
-    """Make an observer that needs options, or the engine's sizes: an object with the hooks below as methods, which
-    listens until `minisgl_closed`. None: it is off, and costs nothing. Every plugin is asked, just before the scheduler
-    is built, in rank 0's process or ``LLM``'s. A module that has this hook makes its objects itself: no host does."""
+    """Build an observer that needs options or the sizes of the engine.
+
+    When: once in rank 0's process, at start, after the engine and just before the scheduler is built. All plugins are
+    called. The plugin manager makes no objects of the classes of a module with this hook.
+
+    - ``config``: all options.
+    - ``spec``: the sizes of the engine: pages, page size, running requests, sequence length, vocabulary.
+
+    Returns: an object with observer hooks as methods, which are called until `minisgl_closed`. None: no observer, at
+    no cost.
+    """
 
 
-# ---- observers: a request ------------------------------------------------------------------------
+# ---- observers: requests ---------------------------------------------------------------------------------
 
 
 @hookspec
 def minisgl_request_added(req: Req, now: float) -> None:
-    """A request was accepted and waits. ``now`` is the scheduler's clock in seconds, as in every hook below."""
+    """Observe a request that was accepted and entered the waiting queue.
+
+    When: once per request, before the request's first step. Not called for a request that is rejected.
+
+    - ``req``: the request.
+    - ``now``: the scheduler's clock, in seconds. All hooks with ``now`` use the same monotonic clock.
+    """
 
 
 @hookspec
 def minisgl_prefix_matched(req: Req, pages: I32, step: int) -> None:
-    """A request takes a slot; the cache held ``pages`` of its prefix, which are now locked for it."""
+    """Observe the cached prefix of a request that is being admitted.
+
+    When: once per admission, after `minisgl_batch_planned`. The cached prefix has been locked for the request; the
+    request has no pages of its own yet. A request that was retracted is admitted again, so it may be called again.
+
+    - ``req``: the request.
+    - ``pages``: pages of the cached prefix in order, int32 ``[pages]``; empty if nothing is cached.
+    - ``step``: number of the step that admits the request.
+    """
 
 
 @hookspec
 def minisgl_request_retracted(req: Req, step: int) -> None:
-    """A request lost its slot and pages to older ones and waits again; its output goes on where it was."""
+    """Observe a running request that was retracted (vLLM: preempted) because KV pages ran out.
+
+    When: once per retraction, after the request's pages were retired. The request waits again and keeps its output.
+
+    - ``req``: the request.
+    - ``step``: number of the next step to be launched.
+    """
 
 
 @hookspec
 def minisgl_request_finished(req: Req, now: float) -> None:
-    """A request ended; ``req.reason`` says how. Its slot and pages have been given back."""
+    """Observe a request that has ended.
+
+    When: once per request, with its final reply. Its pages have been retired, except after an engine failure.
+
+    - ``req``: the request. ``req.finish_reason`` is ``stop``, ``length``, ``abort`` or ``error``.
+    - ``now``: the scheduler's clock, in seconds.
+    """
 
 
-# ---- observers: pages, once a step ------------------------------------------------------------------
+# ---- observers: pages ------------------------------------------------------------------------------------
 
 
 @hookspec
 def minisgl_pages_allocated(step: int, owners: I32, pages: I32) -> None:
-    """``owners[i]`` (a request's uid) took ``pages[i]`` for the step being built."""
+    """Observe the KV pages that were allocated to requests for one step.
+
+    When: at most once per step, after the step's admissions and before `minisgl_batch_scheduled`.
+
+    - ``step``: number of the step that is being built.
+    - ``owners``: uid of the request that owns each page, int32 ``[pages]``.
+    - ``pages``: the allocated pages, int32 ``[pages]``.
+    """
 
 
 @hookspec
 def minisgl_pages_cached(step: int, req: Req, pages: I32, start: int, cached_pages: I32) -> None:
-    """The cache now owns ``pages``, which were the request's. ``cached_pages`` are the
-    cache's pages for the request's pages from number ``start`` on, all locked for it. Where they are not ``pages``, the
-    request's own pages are given back."""
+    """Observe the insertion of a request's pages into the prefix cache.
+
+    When: after the launch of a step that completes pages of a prompt, and before a request ends or is retracted.
+
+    - ``step``: number of the last launched step.
+    - ``req``: the request that offered its pages.
+    - ``pages``: pages whose owner changes from the request to the cache, int32 ``[pages]``.
+    - ``start``: the request's page number from which ``cached_pages`` apply.
+    - ``cached_pages``: the cache's pages for the request's pages from ``start`` on, int32 ``[pages]``, all locked for
+      the request. An entry that is not in ``pages`` was cached before: the request's own page is a duplicate and is
+      retired next.
+    """
 
 
 @hookspec
 def minisgl_pages_evicted(step: int, pages: I32) -> None:
-    """The cache gave up ``pages``; they are free."""
+    """Observe the eviction of pages from the prefix cache.
+
+    When: when too few pages are free for an allocation, just before the allocation. The evicted pages are free now.
+
+    - ``step``: number of the step that is being built.
+    - ``pages``: the evicted pages, int32 ``[pages]``.
+    """
 
 
 @hookspec
 def minisgl_pages_freed(step: int, owner: int, pages: I32) -> None:
-    """The request ``owner`` gave back ``pages``; they are free once every step up to ``step`` was read."""
+    """Observe the pages that a request retired: it ended, was retracted, or had duplicates of cached pages.
+
+    When: just before the pages are retired.
+
+    - ``step``: number of the last launched step. The pages become free once its result has been read.
+    - ``owner``: uid of the request.
+    - ``pages``: the retired pages, int32 ``[pages]``.
+    """
 
 
 @hookspec
 def minisgl_pages_counted(step: int, free: int, cached: int, evictable: int, retiring: int) -> None:
-    """The scheduler has done a turn, and ``step`` would be next: how many pages are free, the cache's, of those in
-    nobody's use, and retiring. The others are owned by requests."""
+    """Observe how many KV pages are in each state. Running requests own all pages that are not counted here.
+
+    When: at the end of every turn of the scheduler's loop.
+
+    - ``step``: number of the next step to be launched.
+    - ``free``: number of free pages.
+    - ``cached``: number of pages that the prefix cache owns.
+    - ``evictable``: how many of the cached pages are not locked by a request.
+    - ``retiring``: number of pages that become free once the results of launched steps have been read.
+    """
 
 
-# ---- observers: a step -------------------------------------------------------------------------------
+# ---- observers: steps ------------------------------------------------------------------------------------
 
 
 @hookspec
 def minisgl_batch_planned(step: int, rows: Sequence[tuple[int, int]]) -> None:
-    """A plan was accepted: (uid, tokens) of each row. Next its requests take slots and pages; then
-    `minisgl_batch_scheduled` follows."""
+    """Observe the plan of a step.
+
+    When: once per step, after the scheduler checked the plan and before it admits requests and allocates pages.
+
+    - ``step``: number of the step.
+    - ``rows``: (uid, number of tokens to compute) of each row.
+    """
 
 
 @hookspec
 def minisgl_batch_scheduled(step: Step, reqs: Sequence[Req], now: float) -> None:
-    """A step is about to be launched; ``reqs[i]`` is the request of row i."""
+    """Observe a step that is complete and about to be launched.
+
+    When: once per step, just before the engine launches it.
+
+    - ``step``: the step.
+    - ``reqs``: the request of each row of the step.
+    - ``now``: the scheduler's clock, in seconds.
+    """
 
 
 @hookspec
 def minisgl_step_finished(result: StepResult, reqs: Sequence[Req | None], now: float) -> None:
-    """A step's result was read. ``reqs[i]`` gained the row's token, or is None where the token was discarded."""
+    """Observe the result of a step.
+
+    When: once per step, after its result was read and its tokens were added to the requests. With overlap scheduling,
+    the next step has been launched already.
+
+    - ``result``: the sampled tokens. ``result.id`` is the number of the step.
+    - ``reqs``: for each row, the request that gained the row's token. None if the row gained no token: the row is a
+      chunk that does not end its prompt, or the request ended or was retracted meanwhile.
+    - ``now``: the scheduler's clock, in seconds.
+    """
 
 
-# ---- observers: what they counted -------------------------------------------------------------------------
+# ---- observers: metrics and the end ----------------------------------------------------------------------
 
 
 @hookspec
 def minisgl_metrics() -> str:
-    """Somebody reads ``/metrics``: return what was counted so far, in Prometheus' text format."""
+    """Export the metrics of an observer.
+
+    When: at every ``GET /metrics``, between two turns of the scheduler's loop.
+
+    Returns: metrics in Prometheus' text format. The server adds them to its own.
+    """
     raise NotImplementedError
-
-
-# ---- observers: the end ------------------------------------------------------------------------------------
 
 
 @hookspec
 def minisgl_closed() -> None:
-    """The scheduler has ended, well or badly, and nothing more will be heard: write out and close what is open."""
+    """Write out and close what the observer holds open: no other hook is called any more.
+
+    When: once, when the scheduler has ended, with or without an error.
+    """

@@ -1,4 +1,4 @@
-"""``python -m minisgl.lab``: begin a lab, grade it, get a hint. The program is `minisgl.course.lab.cli`."""
+"""``python -m minisgl.lab``: starts a lab, grades it, gives hints. The program itself is `minisgl.course.lab.cli`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``LLM``: the whole engine in one Python object, without a server.
 
-Rank 0's scheduler runs in the caller's process, and so does text in and out. Knows the parts that a server spreads
-over processes, and how to drive them for a list of prompts at a time.
+The scheduler of rank 0 runs in the caller's process, and so do the tokenizer and the detokenizer. `LLM.generate` and
+`LLM.chat` answer a list of prompts. `LLM.add_request` and `LLM.step` are the same loop, one turn at a time.
 """
 
 from __future__ import annotations
@@ -38,18 +38,29 @@ class Choice:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    """None while the choice is being generated."""
     logprobs: list[Logprobs] | None = None
-    """One for each of ``token_ids``, where the sampling parameters ask for them."""
+    """One entry for each of ``token_ids``, if the sampling parameters ask for log-probabilities."""
 
 
 @dataclass
 class RequestOutput:
-    """What became of one prompt; ``choices`` are its ``n`` continuations, and the other names are the first one's."""
+    """The output of one prompt so far: ``choices`` are its ``n`` continuations.
+
+    The properties are those of the first choice.
+    """
 
     prompt_token_ids: list[int]
     choices: list[Choice]
     cached_tokens: int = 0
-    """Prompt tokens that the prefix cache spared the first choice."""
+    """Prompt tokens of the first choice whose KV came from the prefix cache."""
+    request_id: int = -1
+    """The number that `LLM.add_request` returned."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended."""
+        return all(choice.finish_reason is not None for choice in self.choices)
 
     @property
     def text(self) -> str:
@@ -72,8 +83,8 @@ class LLM:
     """A model ready to generate.
 
     ``model`` and ``overrides`` are options as on the command line (``overrides=["cache=naive", "tp=2"]``). Use it as
-    a context manager, or call `close`. Raises `ConfigError` where the options are wrong. One ``generate`` runs at a
-    time; calls from other threads wait.
+    a context manager, or call `close`. Raise `ConfigError` if the options are wrong. Methods may be called from several
+    threads: one `generate`, `chat` or `step` runs at a time, and the other threads wait.
     """
 
     def __init__(self, model: str = "tutor", *, overrides: Sequence[str] = ()):
@@ -82,8 +93,11 @@ class LLM:
         self.tokenizer = Tokenizer.from_dir(resolve_model(self.config.model))
         self.engine = start_engine(self.config, self.plugin_manager)
         self.scheduler = build_scheduler(self.config, self.plugin_manager, self.engine)
-        self._lock = threading.Lock()
+        self._outputs = _Outputs(Detokenizer(self.tokenizer))
+        self._changed: dict[int, RequestOutput] = {}  # what the next `step` returns
+        self._lock = threading.RLock()
         self._next_uid = 0
+        self._next_request_id = 0
         self._closed = False
 
     def __enter__(self) -> LLM:
@@ -95,7 +109,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Give back the model's memory and end the other ranks. Closing twice is allowed."""
+        """Free the model's memory and end the processes of the other ranks. Closing twice is allowed."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -104,7 +118,7 @@ class LLM:
                 finally:
                     self.engine.close()
 
-    # ---- asking ---------------------------------------------------------------------------------
+    # ---- all prompts at once ------------------------------------------------------------------------
 
     def generate(
         self,
@@ -113,16 +127,16 @@ class LLM:
         *,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """Continue each prompt: a text, or its token ids; one of them, or a list of both kinds.
+        """Continue each prompt and return the outputs in the order of the prompts.
 
-        ``params`` is for all prompts, or one for each. ``progress`` shows a bar; None: on a terminal, when it takes
-        more than a second. Outputs are in the order of the prompts. Raises `InvalidRequestError` for a prompt or a
-        parameter that
-        can't be served, before anything is computed, and `EngineDeadError` where a device or a rank fails.
+        A prompt is a text or a list of token ids; ``prompts`` is one prompt, or a list that may mix both kinds.
+        ``params`` is one for all prompts, or a list with one for each. ``progress`` shows a bar; None shows a bar
+        on a terminal, if the call takes more than a second. Raise `InvalidRequestError` for a prompt or a parameter
+        that can't be served, before anything is computed, and `EngineDeadError` if a device or a rank fails.
         """
         one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
         each: Any = [prompts] if one else prompts
-        ids = [self._encode(i, prompt) for i, prompt in enumerate(each)]
+        ids = [self._encode(prompt, f"prompt {i}") for i, prompt in enumerate(each)]
         return self._run(ids, self._params(params, len(ids)), progress)
 
     def chat(
@@ -132,21 +146,68 @@ class LLM:
         *,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or each of a list of them: messages with ``role`` and ``content``, put into the
-        model's chat template. Otherwise as `generate`."""
+        """Answer one conversation, or each of a list of conversations.
+
+        A conversation is a list of messages with ``role`` and ``content``; the model's chat template turns it into a
+        prompt. Everything else is as in `generate`.
+        """
         chats: Any = [messages] if len(messages) > 0 and isinstance(messages[0], Mapping) else messages
         if self.tokenizer is None:
             raise InvalidRequestError("messages", f"{self.config.model} has no tokenizer, so it can't chat.")
         ids = [self.tokenizer.chat(chat) for chat in chats]
         return self._run(ids, self._params(params, len(ids)), progress)
 
-    def _encode(self, index: int, prompt: Prompt) -> list[int]:
+    # ---- one turn at a time -------------------------------------------------------------------------
+
+    def add_request(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
+        """Queue one prompt, a text or a list of token ids, and return its request id.
+
+        Nothing is computed before `step` is called. Raise `InvalidRequestError` for a prompt or a parameter that can't
+        be served.
+        """
+        with self._lock:
+            self._check_open()
+            ids = self._encode(prompt, "the prompt")
+            return self._add([ids], self._params(params, 1))[0].request_id
+
+    def step(self) -> list[RequestOutput]:
+        """Run one turn of the scheduler and return the output of each request that gained tokens or ended.
+
+        A request's output is the same object each time, and grows; `RequestOutput.finished` says that it is complete.
+        With ``overlap=true`` the tokens of a step arrive one turn later, so the first turn returns an empty list. Raise
+        `EngineDeadError` if a device or a rank fails.
+        """
+        with self._lock:
+            self._check_open()
+            self._turn()
+            changed, self._changed = list(self._changed.values()), {}
+            return changed
+
+    def abort_request(self, request_id: int) -> None:
+        """End a request early. The next `step` returns its output so far, with the finish reason ``abort``.
+
+        A request id that is unknown, or whose request has ended, is ignored.
+        """
+        with self._lock:
+            self._check_open()
+            for uid in self._outputs.uids_of(request_id):
+                self.scheduler.abort_request(uid)
+
+    def has_unfinished_requests(self) -> bool:
+        """Return whether `step` has outputs left to deliver."""
+        return bool(self._outputs.open or self._changed)
+
+    # ---- checking -----------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this LLM was closed; make another one")
+
+    def _encode(self, prompt: Prompt, what: str) -> list[int]:
         if not isinstance(prompt, str):
             return [int(token) for token in prompt]
         if self.tokenizer is None:
-            raise InvalidRequestError(
-                "prompt", f"{self.config.model} has no tokenizer: give prompt {index} as token ids."
-            )
+            raise InvalidRequestError("prompt", f"{self.config.model} has no tokenizer: give {what} as token ids.")
         return self.tokenizer.encode(prompt)
 
     def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
@@ -162,112 +223,140 @@ class LLM:
             raise InvalidRequestError("stop", f"{self.config.model} has no tokenizer, so stop strings can't be found.")
         return each
 
-    # ---- running --------------------------------------------------------------------------------
+    # ---- running ------------------------------------------------------------------------------------
 
     def _run(
         self, prompts: list[list[int]], params: list[SamplingParams], progress: bool | None
     ) -> list[RequestOutput]:
         with self._lock:
-            if self._closed:
-                raise RuntimeError("this LLM was closed; make another one")
-            batch = _Batch(Detokenizer(self.tokenizer), prompts, params)
+            self._check_open()
+            outputs: list[RequestOutput] = []
             try:
-                self._add(batch)
-                with _bar(batch, progress) as bar:
-                    while batch.open:
-                        out = self.scheduler.step()
-                        for uid in batch.take(out):
-                            self.scheduler.abort_request(uid)
-                        bar.update(batch.finished - bar.n)
-                self._drain()
-            except EngineDeadError as error:
-                self.scheduler.fail(str(error))
+                outputs = self._add(prompts, params)
+                ended = {output.request_id: 0 for output in outputs}  # request id → choices that have ended
+                unfinished = set(ended)
+                with _bar(sum(p.n for p in params), progress) as bar:
+                    while unfinished:
+                        for output in self._turn():
+                            if output.request_id in unfinished:
+                                now = sum(choice.finish_reason is not None for choice in output.choices)
+                                bar.update(now - ended[output.request_id])
+                                ended[output.request_id] = now
+                                if output.finished:
+                                    unfinished.remove(output.request_id)
+            except EngineDeadError:
                 raise
             except BaseException:
-                self._abandon(batch)
+                for output in outputs:
+                    self.abort_request(output.request_id)
+                while any(self._outputs.uids_of(output.request_id) for output in outputs):
+                    self._turn()
                 raise
-            return batch.outputs
+            finally:
+                for output in outputs:  # these outputs belong to the caller of `generate`, not to the next `step`
+                    self._changed.pop(output.request_id, None)
+            return outputs
 
-    def _add(self, batch: _Batch) -> None:
-        for i, (ids, p) in enumerate(zip(batch.prompts, batch.params, strict=True)):
-            for k in range(p.n):
-                uid, self._next_uid = self._next_uid, self._next_uid + 1
-                # Several choices of one seed differ, and are the same next time.
-                seed = None if p.seed is None else (p.seed + k + 2**63) % 2**64 - 2**63
-                try:
-                    self.scheduler.add_request(uid, ids, _replace(p, seed))
-                except InvalidRequestError as error:
-                    where = f"prompt {i}: " if len(batch.prompts) > 1 else ""
-                    raise InvalidRequestError(error.field, where + error.message, error.code) from None
-                batch.expect(uid, i, k)
+    def _add(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[RequestOutput]:
+        """Queue every choice of every prompt, or none: a choice that is refused takes the others back."""
+        outputs: list[RequestOutput] = []
+        try:
+            for i, (ids, p) in enumerate(zip(prompts, params, strict=True)):
+                output = RequestOutput(ids, [Choice(logprobs=None if p.logprobs is None else []) for _ in range(p.n)])
+                output.request_id, self._next_request_id = self._next_request_id, self._next_request_id + 1
+                outputs.append(output)
+                for k in range(p.n):
+                    uid, self._next_uid = self._next_uid, self._next_uid + 1
+                    # The choices of one seed differ, and each is the same next time.
+                    seed = None if p.seed is None else (p.seed + k + 2**63) % 2**64 - 2**63
+                    try:
+                        self.scheduler.add_request(uid, ids, msgspec.structs.replace(p, seed=seed, n=1))
+                    except InvalidRequestError as error:
+                        name = f"prompt {i}: " if len(prompts) > 1 else ""
+                        raise InvalidRequestError(error.field, name + error.message, error.code) from None
+                    self._outputs.expect(uid, output, k, p)
+        except BaseException:
+            for output in outputs:
+                for uid in self._outputs.uids_of(output.request_id):
+                    self.scheduler.abort_request(uid)
+            if outputs:
+                self._turn()
+                for output in outputs:
+                    self._changed.pop(output.request_id, None)
+            raise
+        return outputs
 
-    def _abandon(self, batch: _Batch) -> None:
-        """Leave the scheduler as it was before the batch came."""
-        for uid in batch.open:
-            self.scheduler.abort_request(uid)
-        self._drain()
+    def _turn(self) -> list[RequestOutput]:
+        """Run one turn of the scheduler, and abort the requests that met a stop string. Return the changed outputs."""
+        try:
+            out = self.scheduler.step()
+            changed, stopped = self._outputs.book(out)
+            self._changed.update((output.request_id, output) for output in changed)
+            for uid in stopped:
+                self.scheduler.abort_request(uid)
+            # The last request has ended: process the result of the step that was in flight then.
+            while not self._outputs.open and self.scheduler.has_work:
+                self.scheduler.step()
+            return changed
+        except EngineDeadError as error:
+            self.scheduler.fail(str(error))
+            self._outputs = _Outputs(Detokenizer(self.tokenizer))
+            self._changed.clear()
+            raise
 
-    def _drain(self) -> None:
-        """Read the step that was in flight when the last request ended."""
-        while self.scheduler.has_work:
-            self.scheduler.step()
 
+class _Outputs:
+    """The outputs of the requests that the scheduler is computing."""
 
-class _Batch:
-    """The prompts of one call, and what has become of them."""
+    def __init__(self, detokenizer: Detokenizer):
+        self._detokenizer = detokenizer
+        self.open: dict[int, tuple[RequestOutput, int]] = {}  # uid → (output, number of the choice)
 
-    def __init__(self, detokenizer: Detokenizer, prompts: list[list[int]], params: list[SamplingParams]):
-        self.prompts, self.params, self._detokenizer = prompts, params, detokenizer
-        self.outputs = [
-            RequestOutput(ids, [Choice(logprobs=None if p.logprobs is None else []) for _ in range(p.n)])
-            for ids, p in zip(prompts, params, strict=True)
-        ]
-        self.open: dict[int, tuple[int, int]] = {}  # uid -> (prompt, choice)
-        self.finished = 0
-        self.tokens = 0
+    def expect(self, uid: int, output: RequestOutput, choice: int, params: SamplingParams) -> None:
+        """Expect the tokens of one choice."""
+        self.open[uid] = (output, choice)
+        self._detokenizer.add_request(uid, output.prompt_token_ids, params)
 
-    def expect(self, uid: int, prompt: int, choice: int) -> None:
-        self.open[uid] = (prompt, choice)
-        self._detokenizer.open(uid, self.prompts[prompt], self.params[prompt])
+    def uids_of(self, request_id: int) -> list[int]:
+        """Return the uids of a request's choices that have not ended."""
+        return [uid for uid, (output, _) in self.open.items() if output.request_id == request_id]
 
-    def take(self, out: Output) -> list[int]:
-        """Book what a step brought; returns the uids that met a stop string, for the scheduler to abort."""
-        self.tokens += len(out.uids)
+    def book(self, out: Output) -> tuple[list[RequestOutput], list[int]]:
+        """Add a turn's tokens to the outputs.
+
+        Return the outputs that changed, and the uids whose text reached a stop string: the scheduler must abort them.
+        """
         for index, entry in out.logprobs.items():
-            prompt, k = self.open[out.uids[index]]
-            found = self.outputs[prompt].choices[k].logprobs
+            output, k = self.open[out.uids[index]]
+            found = output.choices[k].logprobs
             assert found is not None
             found.append(Logprobs(*entry))
+        changed: dict[int, RequestOutput] = {}
         stopped = []
         for delta in self._detokenizer.feed(out):
-            prompt, k = self.open[delta.uid]
-            output, choice = self.outputs[prompt], self.outputs[prompt].choices[k]
+            output, k = self.open[delta.uid]
+            changed[output.request_id] = output
+            choice = output.choices[k]
             choice.text += delta.text
             choice.token_ids += delta.tokens
             end = delta.finish
             if end is None:
-                if delta.stopped is not None:
+                if delta.matched_stop is not None:
                     stopped.append(delta.uid)
                 continue
-            if choice.logprobs is not None:  # those of tokens that came after a stop string
+            if choice.logprobs is not None:  # drop the entries of tokens behind a stop string
                 del choice.logprobs[len(choice.token_ids) :]
             choice.finish_reason = end.finish_reason
             if k == 0:
                 output.cached_tokens = end.cached_tokens
             del self.open[delta.uid]
-            self.finished += 1
-        return stopped
+        return list(changed.values()), stopped
 
 
-def _replace(params: SamplingParams, seed: int | None) -> SamplingParams:
-    """One choice's parameters."""
-    return msgspec.structs.replace(params, seed=seed, n=1)
-
-
-def _bar(batch: _Batch, progress: bool | None) -> Any:
-    """A progress bar over choices, in the unit that the caller counts in."""
+def _bar(total: int, progress: bool | None) -> Any:
+    """Return a progress bar over choices."""
     return tqdm(
-        total=len(batch.open),
+        total=total,
         desc="Generating",
         unit="request",
         dynamic_ncols=True,

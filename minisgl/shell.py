@@ -1,6 +1,6 @@
-"""``python -m minisgl.shell``: chat in the terminal, with a server that runs already or one of its own.
+"""``python -m minisgl.shell``: a chat in the terminal, with a running server or with a server that the shell starts.
 
-A client like any other: it knows the HTTP API and keeps the conversation. Lines that are piped in work too.
+The shell is a client of the HTTP API, and keeps the messages of the conversation. It also reads lines from a pipe.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from urllib.parse import urlsplit
 
 from minisgl.server.attached import attached_server
 
-HELP = "/reset forgets the conversation, /exit leaves (so does Ctrl-D), Ctrl-C stops an answer."
+HELP = "/reset clears the conversation, /exit (or Ctrl-D) ends the shell, Ctrl-C stops a reply."
 
 
 class ChatError(Exception):
-    """The server refused, failed, or is not there. Says why."""
+    """An error for the user: the server refused the request, failed, or can't be reached."""
 
 
 class Chat:
-    """One conversation with a server at ``url``; ``options`` are parameters of each request."""
+    """One conversation with the server at ``url``.
+
+    ``system`` is the system message, if any. ``options`` are parameters of each chat request, such as ``temperature``.
+    ``messages`` are the user's and the assistant's messages so far.
+    """
 
     def __init__(self, url: str, system: str | None = None, api_key: str | None = None, **options: Any):
         self._url = urlsplit(url if "://" in url else f"http://{url}")
@@ -36,40 +40,43 @@ class Chat:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._options = options
         self._system = [{"role": "system", "content": system}] if system else []
-        self.turns: list[dict[str, str]] = []
+        self.messages: list[dict[str, str]] = []
 
     def reset(self) -> None:
-        """Forget what was said."""
-        self.turns.clear()
+        """Clear the conversation."""
+        self.messages.clear()
 
-    def say(self, text: str) -> Generator[str, None, None]:
-        """The pieces of the answer as they come. The turn counts as said once all of them came, or the caller closes
-        the iterator: then the answer is what came until then. Raises `ChatError`."""
-        asked = [*self.turns, {"role": "user", "content": text}]
-        body = {"messages": [*self._system, *asked], "stream": True, **self._options}
-        answer = ""
+    def send(self, text: str) -> Generator[str, None, None]:
+        """Send a user message, and yield the pieces of the reply as they arrive. Raise `ChatError`.
+
+        The message and its reply are added to ``messages`` when the reply is complete, or when the caller closes the
+        generator. In the second case the reply is the part that has arrived. After an error neither is added.
+        """
+        request = [*self.messages, {"role": "user", "content": text}]
+        body = {"messages": [*self._system, *request], "stream": True, **self._options}
+        reply = ""
         kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
         connection = kind(self._url.hostname or "", self._url.port)
         try:
             path = self._url.path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
             connection.request("POST", path, json.dumps(body), self._headers)
             for piece in _pieces(connection.getresponse()):
-                answer += piece
+                reply += piece
                 yield piece
         except GeneratorExit:
-            self.turns = [*asked, {"role": "assistant", "content": answer}]
+            self.messages = [*request, {"role": "assistant", "content": reply}]
             raise
         except (OSError, http.client.HTTPException) as error:
-            raise ChatError(f"No answer from {self._url.geturl()}: {str(error) or type(error).__name__}") from error
+            raise ChatError(f"No reply from {self._url.geturl()}: {str(error) or type(error).__name__}") from error
         finally:
-            connection.close()  # a server that still computes stops then
-        self.turns = [*asked, {"role": "assistant", "content": answer}]
+            connection.close()  # the server aborts a request whose client has disconnected
+        self.messages = [*request, {"role": "assistant", "content": reply}]
 
 
 def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
-    """The text in a stream of server-sent events, or in one chunk. Raises `ChatError` for an error object."""
+    """Yield the text pieces of a streamed chat completion. Raise `ChatError` if the server sends an error."""
     if response.status != 200:
-        raise ChatError(_message(response.read()))
+        raise ChatError(_error_message(response.read()))
     for line in response:
         data = line.strip().removeprefix(b"data: ")
         if data == b"[DONE]":
@@ -79,18 +86,18 @@ def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
             if "error" in event:
                 raise ChatError(event["error"]["message"])
             yield from (choice["delta"].get("content") or "" for choice in event["choices"])
-    raise ChatError("The server hung up in the middle of its answer.")
+    raise ChatError("The server closed the connection before the reply was complete.")
 
 
-def _message(body: bytes) -> str:
+def _error_message(body: bytes) -> str:
     try:
-        return json.loads(body)["error"]["message"]
+        return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return body.decode(errors="replace") or "the server answered with an error"
+        return body.decode(errors="replace") or "the server replied with an error"
 
 
 def _lines() -> Iterator[str]:
-    """What the user types, with history and editing; or the lines of a pipe."""
+    """Yield the lines that the user types, with editing and a history, or the lines of a pipe."""
     if not sys.stdin.isatty():
         yield from (line.rstrip("\n") for line in sys.stdin)
         return
@@ -109,8 +116,11 @@ def _lines() -> Iterator[str]:
             return
 
 
-def talk(chat: Chat, lines: Iterator[str]) -> int:
-    """Until the lines end, or one says so. The exit status: 1 where the last question got no answer."""
+def run_chat(chat: Chat, lines: Iterator[str]) -> int:
+    """Send each line to the chat, or run it as a command, until the lines end or a line is ``/exit``.
+
+    Return the exit status: 1 if the last message got no reply, otherwise 0.
+    """
     status = 0
     for line in lines:
         text = line.strip()
@@ -118,16 +128,17 @@ def talk(chat: Chat, lines: Iterator[str]) -> int:
             break
         if text == "/reset":
             chat.reset()
-            print("The conversation is forgotten.")
+            print("The conversation was cleared.")
         elif text.startswith("/"):
-            print(HELP if text == "/help" else f"There is no {text.split()[0]}. {HELP}")
+            print(HELP if text == "/help" else f"There is no command {text.split()[0]}. {HELP}")
         elif text:
-            status = _answer(chat, text)
+            status = _print_reply(chat, text)
     return status
 
 
-def _answer(chat: Chat, text: str) -> int:
-    pieces = chat.say(text)
+def _print_reply(chat: Chat, text: str) -> int:
+    """Send a message and print its reply as it arrives. Return 0, or 1 after an error."""
+    pieces = chat.send(text)
     try:
         for piece in pieces:
             print(piece, end="", flush=True)
@@ -142,11 +153,11 @@ def _answer(chat: Chat, text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Chat until the user leaves."""
+    """Run the shell until the user ends it. Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m minisgl.shell", description="Chat with a model in the terminal.")
-    parser.add_argument("--url", help="a server that runs already; without it, one is started")
-    parser.add_argument("--api-key", help="the key that the server at --url asks for")
-    parser.add_argument("--system", help="what the model is told first")
+    parser.add_argument("--url", help="the URL of a running server; without it, the shell starts a server")
+    parser.add_argument("--api-key", help="the API key of the server at --url")
+    parser.add_argument("--system", help="the system message of the conversation")
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument(
@@ -154,13 +165,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     if args.url and args.options:
-        parser.error(f"--url names a server that runs already, so it can't be given options: {' '.join(args.options)}")
+        parser.error(f"--url names a running server, so it can't have options of a new one: {' '.join(args.options)}")
     options = {"temperature": args.temperature} | ({"max_tokens": args.max_tokens} if args.max_tokens else {})
 
     def run(url: str) -> int:
         if sys.stdin.isatty():
-            print(f"Talking to {url}. {HELP}")
-        return talk(Chat(url, args.system, args.api_key, **options), _lines())
+            print(f"Connected to {url}. {HELP}")
+        return run_chat(Chat(url, args.system, args.api_key, **options), _lines())
 
     try:
         if args.url:

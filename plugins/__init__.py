@@ -1,1 +1,1 @@
-"""The built-in plugins, one folder a hook. Installed as `minisgl.plugins`."""
+"""The built-in plugins, one folder per kind. Installed as the package `minisgl.plugins`."""

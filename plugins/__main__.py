@@ -1,6 +1,6 @@
-"""`python -m minisgl.plugins [file.py ...] [--json]`: what is loaded, from where, and what each plugin adds.
+"""`python -m minisgl.plugins [file.py ...] [--json]`: lists the loaded plugins, their files, hooks and options.
 
-Loads plugins as a scheduler process does, models included, and builds nothing.
+The program loads the plugins as a scheduler process does, models included, and builds no part of an engine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ USAGE = "usage: python -m minisgl.plugins [my_plugin.py | module | plugins=my_pl
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print a table, or JSON with ``--json``. Exits with status 2 where a plugin can't be loaded."""
+    """Print the plugins as a table, or as JSON with ``--json``. Exit with status 2 if a plugin can't be loaded."""
     if {"-h", "--help"} & set(argv):
         print(USAGE)
         return
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
             if word.startswith("-"):
                 raise ConfigError(f"{word}: there is no such flag. {USAGE}")
         manager = PluginManager.load([*named, *words])
-        manager.models()  # two plugins that claim one architecture are found here
+        manager.models()  # raises an error if two plugins have the same architecture name
         rows = [_describe(plugin) for plugin in manager.plugins]
     if "--json" in argv:
         print(json.dumps(rows, indent=2))

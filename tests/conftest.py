@@ -1,4 +1,4 @@
-"""What every test lives with: torch computes in one thread, because its tensors are small and the suite is parallel."""
+"""Settings for all tests: torch uses one thread, because the tests' tensors are small and tests run in parallel."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 from minisgl.utils.lazy import LazyModule
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the child processes that tests start
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Leaves processes alone that have no torch."""
+    """Set torch to one thread during a test module. Do nothing if torch is not imported."""
     torch = sys.modules.get("torch")
     if torch is None or isinstance(torch, LazyModule):
         yield

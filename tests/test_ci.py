@@ -1,4 +1,4 @@
-"""`.ci/run` without a browser: it goes on, and says at its beginning and its end that pages were not looked at."""
+"""`.ci/run` without a browser: it skips the browser tests, and reports that at its beginning and at its end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 RUN = Path(__file__).parents[1] / ".ci" / "run"
 TOOLS = ("bash", "dirname", "mktemp", "rm", "tee", "grep", "tail", "tr", "sed")
-SAID = "browser: none here, and none could be installed: tests that look at pages in Chromium are skipped"
+MESSAGE = "browser: Chromium is not installed and could not be installed: the tests that look at pages are skipped"
 
 
 def run(tmp_path: Path, **stubs: str) -> subprocess.CompletedProcess[str]:
-    """The script with no other commands than `TOOLS` and these: name → what it runs."""
+    """Run the script in an environment that has only the commands `TOOLS` and ``stubs``: name → shell code."""
     (tmp_path / "bin").mkdir()
     (tmp_path / ".ci").mkdir()
     shutil.copy(RUN, tmp_path / ".ci")
@@ -29,21 +29,21 @@ def run(tmp_path: Path, **stubs: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("installer", [{}, {"apt-get": "exit 100"}], ids=["no apt-get", "apt-get fails"])
-def test_without_a_browser_it_goes_on_and_says_so(tmp_path: Path, installer: dict[str, str]) -> None:
+def test_without_browser(tmp_path: Path, installer: dict[str, str]) -> None:
     ran = run(tmp_path, **installer)
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = ran.stdout.splitlines()
-    assert lines[0] == lines[-2] == SAID
+    assert lines[0] == lines[-2] == MESSAGE
     assert "make docs" in lines and lines[-1].startswith("tests: 3 passed")
 
 
-def test_with_a_browser_it_says_nothing_of_it(tmp_path: Path) -> None:
+def test_with_browser(tmp_path: Path) -> None:
     ran = run(tmp_path, chromium="", chromedriver="")
     assert ran.returncode == 0
     assert "browser" not in ran.stdout
     assert ran.stdout.splitlines()[-1].startswith("tests: 3 passed")
 
 
-def test_a_failure_ends_it(tmp_path: Path) -> None:
+def test_failure(tmp_path: Path) -> None:
     ran = run(tmp_path, make='[ "$1" != demo ] || exit 3', chromium="", chromedriver="")
     assert ran.returncode == 3

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = (
     {"utils", "core", "hooks", "config"},
-    {"manager"},
+    {"plugin_manager"},
     {"options"},
     {"message", "kernel"},
     {"distributed", "attention", "kvcache", "moe"},
@@ -62,7 +62,7 @@ def walk(node: ast.AST, functions: bool) -> Iterator[ast.AST]:
 
 
 def imports(path: Path, functions: bool = True) -> Iterator[str]:
-    """The modules that a file imports, those inside its functions too; submodules by their full name.
+    """Yield the modules that a file imports, those inside its functions too; submodules by their full name.
 
     ``importlib.import_module`` with a string counts as an import.
     """
@@ -95,7 +95,7 @@ def import_graph() -> dict[str, set[str]]:
 
 
 def part_of(module: str) -> str:
-    """The top-level part that a module belongs to; ``__init__`` for the package ``minisgl`` itself."""
+    """Return the top-level part that a module belongs to; ``__init__`` for the package ``minisgl`` itself."""
     return module.removeprefix("minisgl").lstrip(".").partition(".")[0] or "__init__"
 
 
@@ -200,7 +200,7 @@ def test_architecture_page_has_the_layers() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The tree that a wheel was built from, and the wheel."""
+    """Build a wheel; return the tree that it was built from, and the wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     tree = folder / "tree"
     skip = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pt", "*.bin")

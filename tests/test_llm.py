@@ -19,7 +19,7 @@ from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
 from minisgl.core import EngineDeadError, Finished, InvalidRequestError, Logprobs, Output
 from minisgl.engine import followers
-from minisgl.llm import _Batch
+from minisgl.llm import Choice, RequestOutput, _Outputs
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.tokenizer.detokenizer import Detokenizer
 
@@ -137,13 +137,13 @@ def test_a_stop_string_over_a_token_border_is_cut(llm: LLM) -> None:
 def test_tokens_that_come_with_the_end_of_a_stop_string_are_dropped(llm: LLM) -> None:
     """A scheduler may hand out two steps' tokens at once."""
     assert llm.tokenizer is not None
-    ids = llm.tokenizer.encode("xyz", special=False)
-    batch = _Batch(Detokenizer(llm.tokenizer), [[5]], [SamplingParams(max_tokens=9, stop=("y",), logprobs=0)])
-    batch.expect(7, 0, 0)
+    ids = llm.tokenizer.encode("xyz", add_special_tokens=False)
+    outputs, output = _Outputs(Detokenizer(llm.tokenizer)), RequestOutput([5], [Choice(logprobs=[])])
+    outputs.expect(7, output, 0, SamplingParams(max_tokens=9, stop=("y",), logprobs=0))
     entries = {i: (-float(i), (), ()) for i in range(len(ids))}
-    assert batch.take(Output([7] * len(ids), ids, [], entries)) == [7]
-    assert batch.take(Output([], [], [Finished(7, "abort")])) == []
-    choice = batch.outputs[0].choices[0]
+    assert outputs.book(Output([7] * len(ids), ids, [], entries)) == ([output], [7])
+    assert outputs.book(Output([], [], [Finished(7, "abort")])) == ([output], [])
+    choice = output.choices[0]
     assert (choice.text, choice.finish_reason, choice.token_ids) == ("x", "stop", ids[:2])
     assert choice.logprobs == [Logprobs(0.0), Logprobs(-1.0)]
 
@@ -151,6 +151,91 @@ def test_tokens_that_come_with_the_end_of_a_stop_string_are_dropped(llm: LLM) ->
 def chr_of(llm: LLM, token: int) -> str:
     assert llm.tokenizer is not None
     return llm.tokenizer.decode([token], skip_special_tokens=False)
+
+
+# ---- one turn at a time ------------------------------------------------------------------------------
+
+
+def run(llm: LLM) -> dict[int, RequestOutput]:
+    """Run the loop that a user writes, and return the finished outputs by request id."""
+    finished = {}
+    while llm.has_unfinished_requests():
+        for output in llm.step():
+            if output.finished:
+                assert output.request_id not in finished
+                finished[output.request_id] = output
+    return finished
+
+
+def test_step_by_step_is_generate(llm: LLM) -> None:
+    """Requests that arrive between steps get the tokens that `generate` gives them."""
+    prompts = [[5, 6, 7], list(range(30, 80)), [9] * 17]
+    want = [output.token_ids for output in llm.generate(prompts, GREEDY)]
+    ids = [llm.add_request(prompts[0], GREEDY)]
+    for _ in range(3):
+        llm.step()
+    ids += [llm.add_request(prompt, GREEDY) for prompt in prompts[1:]]
+    outputs = run(llm)
+    assert [outputs[i].token_ids for i in ids] == want
+    assert all(outputs[i].finish_reason == "length" for i in ids)
+    assert not llm.has_unfinished_requests()
+    assert llm.step() == []
+
+
+def test_outputs_grow(llm: LLM) -> None:
+    request_id = llm.add_request(
+        "A page", SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, n=2, logprobs=1)
+    )
+    seen = []
+    while llm.has_unfinished_requests():
+        seen += [(output.request_id, len(output.token_ids), output.finished) for output in llm.step()]
+    assert {entry[0] for entry in seen} == {request_id}
+    assert [n for _, n, _ in seen] == sorted(n for _, n, _ in seen)
+    assert [done for _, _, done in seen].count(True) == 1
+    assert seen[-1][1:] == (6, True)
+
+
+def test_aborted_requests_end(llm: LLM) -> None:
+    first, second = llm.add_request([5, 6], GREEDY), llm.add_request([7, 8], GREEDY)
+    while not any(output.token_ids for output in llm.step()):
+        pass
+    llm.abort_request(first)
+    llm.abort_request(first)
+    llm.abort_request(12345)
+    outputs = run(llm)
+    assert outputs[first].finish_reason == "abort"
+    assert 1 <= len(outputs[first].token_ids) < 24
+    assert outputs[second].token_ids == llm.generate([[7, 8]], GREEDY)[0].token_ids
+
+
+def test_stop_strings_step_by_step(llm: LLM) -> None:
+    whole = llm.generate([[5, 6]], GREEDY)[0]
+    stop = whole.text[3:5]
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, stop=(stop,))
+    request_id = llm.add_request([5, 6], params)
+    output = run(llm)[request_id]
+    assert (output.finish_reason, output.text) == ("stop", whole.text[: whole.text.index(stop)])
+
+
+def test_generate_beside_open_requests(llm: LLM) -> None:
+    """`generate` returns its own outputs only; those of open requests wait for the next `step`."""
+    want = llm.generate([[5, 6], [7, 8]], GREEDY)
+    request_id = llm.add_request([5, 6], GREEDY)
+    llm.step()
+    assert llm.generate([[7, 8]], GREEDY)[0].token_ids == want[1].token_ids
+    with pytest.raises(InvalidRequestError):
+        llm.generate([[7, 8], []], GREEDY)
+    assert llm.has_unfinished_requests()
+    outputs = run(llm)
+    assert list(outputs) == [request_id]
+    assert outputs[request_id].token_ids == want[0].token_ids
+
+
+def test_a_refused_request_leaves_nothing(llm: LLM) -> None:
+    for prompt, params in (([], GREEDY), ([5], SamplingParams(max_tokens=10**6)), ([320], GREEDY)):
+        with pytest.raises(InvalidRequestError):
+            llm.add_request(prompt, params)
+    assert not llm.has_unfinished_requests()
 
 
 # ---- what is drawn -----------------------------------------------------------------------------------
@@ -205,7 +290,7 @@ def test_repetition_penalty_is_that_of_transformers(llm: LLM, path: Path) -> Non
     [
         ([[5], []], GREEDY, "prompt", "prompt 1: The prompt is empty"),
         ([[5], [320]], GREEDY, "prompt", "prompt 1: Token id 320 is not in the vocabulary"),
-        ([[5] * 510], GREEDY, "max_tokens", "together they are over the 512"),
+        ([[5] * 510], GREEDY, "max_tokens", "Together they exceed the 512"),
         ([[5]], SamplingParams(max_tokens=0), "max_tokens", "max_tokens must be at least 1, got 0"),
         ([[5]], SamplingParams(n=0), "n", "n must be between 1 and 128, got 0"),
         ([[5]], SamplingParams(top_p=0.0), "top_p", "top_p must be above 0"),
@@ -318,7 +403,7 @@ def test_promise_10_a_dead_rank_is_an_error_not_a_hang(path: Path) -> None:
 
 
 def on_rank_1(folder: Path, statement: str) -> Path:
-    """A plugin that does this on rank 1, when the ranks are about to meet."""
+    """Write a plugin that runs ``statement`` on rank 1 when the communicator is built; return its path."""
     plugin = folder / "on_rank_1.py"
     plugin.write_text(
         "import time\n"

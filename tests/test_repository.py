@@ -19,23 +19,23 @@ FORMS = [path for path in sorted((GITHUB / "ISSUE_TEMPLATE").glob("*.yml")) if p
 
 
 def load(path: Path) -> Any:
-    """The content of a YAML file, all scalars as strings: YAML 1.1 would read a workflow's `on` as true."""
+    """Return the content of a YAML file, all scalars as strings: YAML 1.1 reads a workflow's `on` as true."""
     return yaml.load(path.read_text("utf-8"), yaml.BaseLoader)
 
 
 def steps(workflow: Path) -> list[dict[str, Any]]:
-    """The steps of all jobs."""
+    """Return the steps of all jobs."""
     return [step for job in load(workflow)["jobs"].values() for step in job["steps"]]
 
 
 def pins() -> dict[str, str]:
-    """The packages of constraints.txt with their versions."""
+    """Return the packages of constraints.txt with their versions."""
     lines = (line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines())
     return dict(line.split("==") for line in lines if line)
 
 
 def instructions() -> list[list[str]]:
-    """The Dockerfile's instructions as words. Comments are left out, continued lines are joined."""
+    """Return the Dockerfile's instructions as words, without comments, continued lines joined."""
     lines = [line for line in (ROOT / "Dockerfile").read_text("utf-8").splitlines() if not line.startswith("#")]
     return [shlex.split(line) for line in "\n".join(lines).replace("\\\n", " ").splitlines() if line.strip()]
 

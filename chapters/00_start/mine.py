@@ -1,4 +1,4 @@
-"""My first policy: who computes in the next step?"""
+"""A first scheduling policy: choose which requests compute in the next step, and how many tokens each."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from minisgl.scheduler import Plan
 
 @dataclass
 class Mine:
-    """My policy."""
+    """The options of `scheduler=mine`: none."""
 
 
 class MyPolicy:

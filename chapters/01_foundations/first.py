@@ -1,10 +1,10 @@
-"""Says when each request got its first token."""
+"""An observer that prints how long each request waited for its first token."""
 
 from minisgl import hookimpl
 
 
 class First:
-    """An observer: it listens, and changes nothing."""
+    """The arrival time of each request that has no token yet, by uid."""
 
     def __init__(self):
         self.arrived = {}

@@ -1,4 +1,4 @@
-"""Start the server, kill its scheduler with a signal that nobody can catch, and see what its client is told."""
+"""Start the server, kill its scheduler with SIGKILL, and print what an open request and `/health` reply."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A cache that trusts too early: where the first page of an edge matches, it believes the rest."""
+"""A radix cache with a bug: if the first page of an edge matches, it assumes that all pages of the edge match."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from minisgl.plugins.cache.radix import RadixCache
 
 @dataclass
 class Careless:
-    """Compare one page, believe the others."""
+    """Compare only the first page of each edge. Wrong on purpose."""
 
 
 class CarelessCache(RadixCache):

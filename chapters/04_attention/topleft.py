@@ -1,4 +1,4 @@
-"""The causal mask that one writes first: right for a prompt computed whole, wrong for its second chunk."""
+"""A causal mask with a bug: right for a prompt computed in one step, wrong from the prompt's second chunk on."""
 
 from dataclasses import dataclass
 
@@ -10,16 +10,16 @@ from minisgl.plugins.attention.torch import Torch, TorchAttention
 
 @dataclass
 class TopLeft(Torch):
-    """Query i sees the keys 0 … i, wherever the query stands."""
+    """Query i of a chunk sees the keys 0 … i, whatever its position. Wrong on purpose."""
 
     block: int = 8192
     """Queries computed at a time."""
 
 
 class TopLeftAttention(TorchAttention):
-    def _seen(self, first, last, q_len, length, window):
+    def _mask(self, first, last, q_len, length, window):
         if q_len == 1:
-            return super()._seen(first, last, q_len, length, window)
+            return super()._mask(first, last, q_len, length, window)
         key = (first + torch.arange(length)).unsqueeze(1)
         query = torch.arange(q_len).unsqueeze(1)
         return (key <= query).unsqueeze(1)

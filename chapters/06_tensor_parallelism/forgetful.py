@@ -1,4 +1,4 @@
-"""A communicator that forgets to add up what the ranks computed."""
+"""A communicator with a bug: its all-reduce does not add up the partial sums of the ranks."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from minisgl.plugins.communicator.torch import Torch, TorchCommunicator
 
 @dataclass
 class Forgetful(Torch):
-    """No all-reduce."""
+    """The all-reduce returns its input unchanged. Wrong on purpose."""
 
 
 class ForgetfulCommunicator(TorchCommunicator):

@@ -1,7 +1,9 @@
-"""What an attention backend is asked for. Backends are plugins; this names none.
+"""Interface of attention backends and the data that it passes. Backends are plugins; this module knows none of them.
 
-A backend does not store KV: the layer does, before it asks for attention, so that QK-norm, RoPE and the store can be
-one launch. ``plan`` runs once a step on the compute stream, never inside a graph.
+Implementations are in `plugins/attention/`: `torch.py`, `triton.py`, `flashinfer.py`, `flash_attn.py`, `trtllm.py` …
+
+A backend does not store KV. The attention layer stores KV before it calls the backend, so that QK-norm, RoPE and the
+store can be one kernel launch. ``plan`` runs once per step on the compute stream, never inside a graph.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ __all__ = ["AttentionBackend", "AttnBatch", "AttnNeeds", "GraphKey", "LayerSpec"
 
 
 class GraphKey(NamedTuple):
-    """A bucket of the graph runner: ``rows`` decode rows of ``q_len`` tokens each; ``shared``: that share a prefix.
+    """Bucket of a graph runner: ``rows`` decode rows of ``q_len`` query tokens each.
 
-    With ``q_len`` 0, ``rows`` counts tokens, of whatever rows, prompts among them. Their attention is no part of the
-    recording, which is made in pieces around it, and no backend is told of such a bucket.
+    ``shared_prefix`` marks a bucket for steps whose rows all share a prefix (`AttnBatch.shared_prefix_len`).
+
+    With ``q_len`` 0 the bucket is piecewise: ``rows`` counts tokens, and the step may contain prompts. The recording
+    then consists of pieces between the calls of attention. Attention is not recorded, so backends do not get this key.
     """
 
     rows: int
@@ -34,59 +38,61 @@ class GraphKey(NamedTuple):
 
     @property
     def piecewise(self) -> bool:
+        """Whether the bucket holds tokens of steps with prompts (``q_len`` 0), recorded in pieces."""
         return self.q_len == 0
 
 
 @dataclass(frozen=True, slots=True)
 class AttnNeeds:
-    """What a backend asks of the pool, before the pool exists. ``refuse`` says why it can't serve here at all."""
+    """Requirements and abilities of a backend, which the engine reads before it builds the KV pool."""
 
-    page_sizes: tuple[int, ...] | None = None  # None: any
-    layout: Literal["NHD", "HND"] = "NHD"
-    kv_dtypes: tuple[torch.dtype, ...] | None = None  # None: any
-    workspace: int = 0  # bytes
-    phases: frozenset[str] = frozenset({"decode", "extend"})
-    graph: bool = False  # a decode step can be recorded and replayed
-    shared_prefix: bool = False  # decode reads a prefix that all rows share once: AttnBatch.shared is looked at
-    refuse: str = ""
+    page_sizes: tuple[int, ...] | None = None  # supported page sizes; None: any
+    layout: Literal["NHD", "HND"] = "NHD"  # order of dimensions within a page of the KV pool
+    kv_dtypes: tuple[torch.dtype, ...] | None = None  # supported dtypes of the KV pool; None: any
+    workspace: int = 0  # bytes of device memory that the backend allocates itself
+    phases: frozenset[str] = frozenset({"decode", "extend"})  # "decode": rows of one query token; "extend": prefill
+    graph: bool = False  # whether a decode step with this backend can be recorded in a graph and replayed
+    shared_prefix: bool = False  # whether decode uses AttnBatch.shared_prefix_len to read a common prefix only once
+    refuse: str = ""  # why the backend cannot run on this machine; "": it can
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One attention layer as a backend sees it; head counts are local to the rank."""
+    """Parameters of one attention layer. Head counts are those of this tensor-parallel rank."""
 
     index: int
     q_heads: int
     kv_heads: int
     head_dim: int
-    scale: float
-    window: int = -1  # positions that a query sees, its own included; -1: all
-    soft_cap: float = 0.0
+    scale: float  # factor of the scores q·k
+    window: int = -1  # sliding window: number of positions that a query attends to, its own included; -1: no window
+    soft_cap: float = 0.0  # a score s becomes soft_cap · tanh(s / soft_cap); 0: no cap
 
 
 @dataclass(frozen=True, slots=True)
 class AttnBatch:
-    """The rows of one step: ``[:num_decode]`` have one query token, the rest are prefill chunks.
+    """Rows of one step, as attention backends get them. Rows ``[:num_decode]`` have one query token (decode).
 
-    Row r's queries are the last ``cu_seqlens_q[r+1] - cu_seqlens_q[r]`` positions of its ``seq_lens[r]``; their KV is
-    (or will
-    be, layer by layer, before ``forward``) in the pages that ``table[slots[r]]`` lists.
+    The other rows are prefill chunks. The queries of row r are the last ``cu_seqlens_q[r+1] - cu_seqlens_q[r]``
+    positions of its ``seq_lens[r]`` positions. The KV of all these positions is in the pages listed in
+    ``page_table[req_pool_indices[r]]``. The attention layer stores the KV of the query tokens before it calls
+    ``forward``.
     """
 
     num_decode: int
-    cu_seqlens_q_cpu: I32  # [rows + 1]
-    seq_lens_cpu: I32  # [rows]; exact today, an upper bound with speculation
-    cu_seqlens_q: Tensor  # device twins, int32
-    seq_lens: Tensor
-    req_pool_indices: Tensor  # [rows] int32
-    page_table: Tensor  # [slots + 1, max_pages] int32, the live table
-    graph_key: GraphKey | None = None  # set: the tensors above are the bucket's static buffers
-    shared_prefix_len: Tensor | None = (
-        None  # [1] int32, where it pays: leading positions that all decode rows have in one place
-    )
+    cu_seqlens_q_cpu: I32  # [rows + 1] first query token of each row, and the number of query tokens
+    seq_lens_cpu: I32  # [rows] positions of each row, this step's included; an upper bound under speculative decoding
+    cu_seqlens_q: Tensor  # cu_seqlens_q_cpu on the device, int32
+    seq_lens: Tensor  # seq_lens_cpu on the device, int32
+    req_pool_indices: Tensor  # [rows] int32: each row's row of the page table
+    page_table: Tensor  # [max_running_requests + 1, max_pages] int32: page numbers; the last row is the scratch row
+    graph_key: GraphKey | None = None  # if set, the tensors above are the static buffers of this bucket
+    shared_prefix_len: Tensor | None = None
+    """[1] int32: number of leading positions that have the same pages in all decode rows. None if there is no such
+    prefix or it is too short to be worth a separate pass."""
 
     def slice_rows(self, first: int, last: int) -> AttnBatch:
-        """Rows ``first`` to ``last`` as a batch of their own, on the same tensors. Decode rows have one query token."""
+        """Return rows ``first`` to ``last`` (exclusive) as a batch of their own, as views of the same tensors."""
         return replace(
             self,
             num_decode=max(0, min(self.num_decode, last) - first),
@@ -101,16 +107,23 @@ class AttnBatch:
 
 
 class AttentionBackend(Protocol):
-    """Attention over pages. One object serves all layers of one engine."""
+    """Attention over KV pages. One object serves all layers of one engine."""
 
     def needs(self) -> AttnNeeds:
-        """Asked first, before the pool exists."""
+        """Return the backend's requirements. The engine calls it first, before the KV pool exists."""
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
-        """Given the pool and every layer once, and the graph buckets that will be captured."""
+        """Store the KV pool and the layers. ``keys`` are the decode buckets that the graph runner will record.
+
+        The engine calls it once, after ``needs`` and before the first ``plan``. Raises `ConfigError` for layers that
+        the backend cannot compute.
+        """
 
     def plan(self, batch: AttnBatch) -> None:
-        """Prepare for a step: whatever is the same in all layers."""
+        """Prepare the step: compute everything that is the same in all layers. Called once per step."""
 
     def forward(self, layer: LayerSpec, q: Tensor, out: Tensor) -> Tensor:
-        """q, out [tokens, q_heads, head_dim]; writes ``out`` and returns it. This layer's KV is already stored."""
+        """Compute attention of ``q`` for one layer, write it to ``out`` and return ``out``.
+
+        ``q`` and ``out`` are [tokens, q_heads, head_dim]. The KV of this layer's tokens has been stored already.
+        """

@@ -1,1 +1,1 @@
-"""`python -m minisgl.bench`: measure the engine."""
+"""`python -m minisgl.bench`: the benchmarks of the engine, the scheduler and the kernels."""

@@ -1,4 +1,4 @@
-"""``python -m minisgl.bench NAME …``: measure one thing. Each benchmark is a module of this package with a ``main``."""
+"""``python -m minisgl.bench NAME …``: runs one benchmark. Each benchmark is a module with a function ``main``."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import sys
 
 BENCHMARKS = {
     "offline": "throughput and latency of a list of requests, without a server",
-    "stages": "the course's seven stages on one workload: what each idea bought",
-    "ttft": "time to the first token of one prompt on an idle engine, by its length",
-    "profile": "whether the device waits for the host while many requests decode, and what it does",
-    "suite": "the design's workloads on named shapes, in one table",
-    "kernels": "what each kernel reaches on this GPU, beside its torch twin and a library's",
-    "link": "what the sum over ranks costs between GPUs, by rows and road",
-    "tiles": "which tile shapes are fastest on this GPU",
-    "host": "what a scheduling step costs on the host, without a model",
+    "stages": "the seven stages of the course on one workload: what each stage gains",
+    "ttft": "time to the first token on an idle engine, by the length of the prompt",
+    "profile": "GPU timeline while many requests decode: idle time, kernels, host time of a step",
+    "suite": "six workloads on named model shapes with random weights, in one table",
+    "kernels": "time of each kernel on this GPU, next to its torch reference and other libraries",
+    "link": "time of the all-reduce between GPUs, by number of rows and algorithm",
+    "tiles": "the fastest tile shapes of the Triton kernels on this GPU",
+    "host": "host time of a scheduling step, without a model",
 }
 
 
 def main(argv: list[str]) -> None:
     if not argv or argv[0] not in BENCHMARKS:
-        known = "\n".join(f"  {name:10} {what}" for name, what in BENCHMARKS.items())
+        known = "\n".join(f"  {name:10} {summary}" for name, summary in BENCHMARKS.items())
         text = f"usage: python -m minisgl.bench NAME [options] [key=value …]\n\n{known}\n\nNAME --help says more."
         if argv and argv[0] not in ("-h", "--help"):
             print(f"minisgl.bench: there is no benchmark {argv[0]!r}.\n{text}", file=sys.stderr)
             raise SystemExit(2)
         print(text)
         return
-    # As in the server: two threads that spin for one busy core took 15 times as long, and waiting costs nothing.
+    # As in the server: OpenMP threads that spin while they wait can make a step on a busy CPU 15 times as slow.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     module = "minisgl.course.ladder.stages" if argv[0] == "stages" else f"minisgl.bench.{argv[0]}"
     importlib.import_module(module).main(argv[1:])

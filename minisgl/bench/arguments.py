@@ -1,7 +1,4 @@
-"""What the benchmarks' command lines share: words `key=value` wherever they stand, and files for the results.
-
-Knows argparse, and neither options nor benchmarks.
-"""
+"""Shared parts of the benchmarks' command lines: options `key=value` at any position, and files for the results."""
 
 from __future__ import annotations
 
@@ -13,25 +10,28 @@ from pathlib import Path
 from typing import Any
 
 
-def add_options(parser: argparse.ArgumentParser, what: str) -> None:
-    """Let the parser take words ``key=value``; read them with `parse`."""
-    parser.add_argument("options", nargs="*", metavar="key=value", help=f"minisgl's options, {what}")
+def add_options(parser: argparse.ArgumentParser, scope: str) -> None:
+    """Let the parser accept options ``key=value``, which `parse` reads. ``scope`` is a phrase for the help text."""
+    parser.add_argument("options", nargs="*", metavar="key=value", help=f"minisgl's options, {scope}")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """``--json FILE``."""
-    parser.add_argument("--json", type=writable, metavar="FILE", help="write everything that was measured")
+    """Add the argument ``--json FILE``."""
+    parser.add_argument("--json", type=writable, metavar="FILE", help="write all results as JSON")
 
 
 def write_json(args: argparse.Namespace, report: Mapping[str, Any]) -> None:
-    """Write ``report`` where ``--json`` says, if it does."""
+    """Write ``report`` to the file of ``--json``, if the argument was given."""
     if args.json is not None:
         args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """The arguments, the words ``key=value`` among ``options``. They are taken out first: a flag that takes several
-    values, as ``--only`` does, would take them too. A flag's own value that has a ``=`` is written ``--flag=value``."""
+    """Return the parsed arguments, with the words ``key=value`` in ``options``.
+
+    These words are removed before the other arguments are parsed, because a flag with several values, like ``--only``,
+    would consume them. A value of a flag that contains ``=`` must be written ``--flag=value``.
+    """
     words = [word for word in argv if "=" in word and not word.startswith("-")]
     args = parser.parse_intermixed_args([word for word in argv if word not in words])
     args.options = [*words, *args.options]
@@ -39,13 +39,16 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
 
 
 def writable(text: str) -> Path:
-    """The type of an argument that names a file to write: says before anything is measured that it can't be."""
+    """Return the path of a file to write: a ``type`` for argparse.
+
+    Raises ``ArgumentTypeError`` if the file cannot be written, before the benchmark runs.
+    """
     path = Path(text)
     folder = path.parent
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{path} is a folder: name a file")
     if not folder.is_dir():
-        raise argparse.ArgumentTypeError(f"{path} can't be written: there is no folder {folder}")
+        raise argparse.ArgumentTypeError(f"{path} cannot be written: there is no folder {folder}")
     if not os.access(path if path.exists() else folder, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{path} can't be written: no permission")
+        raise argparse.ArgumentTypeError(f"{path} cannot be written: no permission")
     return path

@@ -1,7 +1,8 @@
-"""``python -m minisgl.bench host``: what one scheduling step costs on the host, without a model or a device.
+"""``python -m minisgl.bench host``: the host time of one scheduling step, without a model or a device.
 
-The real scheduler, cache and policy over an engine that does nothing. A step's host time must not depend on how long
-the contexts are, and hardly on how many rows there are: while the host works longer than the device, the device waits.
+The real scheduler, cache and policy run on an engine that computes nothing. The host time of a step should not depend
+on the context lengths, and only weakly on the number of rows: if the host needs longer than the device, the device
+waits.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from minisgl.testing.null import NullEngine
 CONTEXTS = (1024, 32768)
 ROWS = (1, 16, 64, 128, 256)
 BLOCK = 25
-"""Steps measured in one go; the two contexts take turns, so that a busy machine slows both."""
+"""Number of steps measured at once. Blocks of the two contexts alternate, so that a busy machine slows down both."""
 VOCABULARY = 150_000
 
 
 @dataclass(frozen=True)
 class Point:
-    """Microseconds a step, over ``steps`` steps."""
+    """Microseconds of one step: statistics over ``steps`` steps of one workload."""
 
     what: str
     context: int
@@ -49,7 +50,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Fit:
-    """``fixed + per_row · rows`` microseconds, by least squares over the medians."""
+    """Microseconds of a decode step as ``fixed + per_row · rows``: the least-squares line through the medians."""
 
     context: int
     fixed: float
@@ -61,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     add_options(p, "as for `python -m minisgl`")
     p.add_argument("--steps", type=int, default=300, help="steps measured for each point (default 300)")
     add_json(p)
-    p.add_argument("--profile", action="store_true", help="instead: where the time of 256 rows goes, by function")
+    p.add_argument("--profile", action="store_true", help="print the time of each function with 256 rows instead")
     return p
 
 
@@ -79,36 +80,38 @@ def main(argv: Sequence[str]) -> None:
 
 
 def measure(config: Config, manager: PluginManager, steps: int) -> list[Point]:
-    """Every point: decoding at each context and batch size, prefill chunks early and late, and a long queue."""
+    """Return all points: decode for each context and number of rows, prefill at each context, and a long queue."""
     points = []
     for rows in ROWS:
-        runs = {context: decoding(config, manager, context, rows, steps) for context in CONTEXTS}
+        schedulers = {context: decoding(config, manager, context, rows, steps) for context in CONTEXTS}
         times: dict[int, list[float]] = {context: [] for context in CONTEXTS}
         for _ in range(-(-steps // BLOCK)):
-            for context, scheduler in runs.items():
+            for context, scheduler in schedulers.items():
                 times[context] += timed(scheduler, BLOCK)
         points += [point("decode", context, rows, times[context]) for context in CONTEXTS]
     points += prefill(config, manager)
-    waiting = decoding(config, manager, CONTEXTS[0], 256, steps, waiting=1000)
-    points.append(point("decode, 1000 waiting", CONTEXTS[0], 256, timed(waiting, steps)))
+    busy = decoding(config, manager, CONTEXTS[0], 256, steps, waiting=1000)
+    points.append(point("decode, 1000 waiting", CONTEXTS[0], 256, timed(busy, steps)))
     return points
 
 
 def decoding(
     config: Config, manager: PluginManager, context: int, rows: int, steps: int, waiting: int = 0
 ) -> Scheduler:
-    """A scheduler whose every slot decodes at ``context`` tokens or a few more, so that pages fill up at different
-    steps; warmed up. ``waiting`` more requests find no slot."""
+    """Return a warmed-up scheduler in which ``rows`` requests decode, and ``waiting`` more requests wait.
+
+    Each running request has ``context`` tokens or a few more, so that pages fill up at different steps.
+    """
     size = config.page_size
-    longest = context + size + steps + 10 * BLOCK
-    spec = EngineSpec(size, (rows + 1) * -(-longest // size), rows, 2 * longest, VOCABULARY)
+    max_len = context + size + steps + 10 * BLOCK
+    spec = EngineSpec(size, (rows + 1) * -(-max_len // size), rows, 2 * max_len, VOCABULARY)
     config = replace(config, max_prefill_tokens=max(config.max_prefill_tokens, 1 << 20))
     scheduler = build_scheduler(config, manager, NullEngine(spec))
     random = np.random.default_rng(0)
-    params = SamplingParams(max_tokens=longest - context - size, ignore_eos=True)
+    params = SamplingParams(max_tokens=max_len - context - size, ignore_eos=True)
     for uid in range(rows):
         scheduler.add_request(uid, _prompt(random, context + uid * 5 % size), params)
-    while scheduler.stats()["waiting"] or scheduler.stats()["output_tokens"] < rows:
+    while scheduler.stats()["num_waiting_reqs"] or scheduler.stats()["output_tokens"] < rows:
         scheduler.step()
     for uid in range(rows, rows + waiting):
         scheduler.add_request(uid, _prompt(random, 100), params)
@@ -117,14 +120,14 @@ def decoding(
 
 
 def prefill(config: Config, manager: PluginManager, chunk: int = 512, repeats: int = 8) -> list[Point]:
-    """One prompt in chunks: the steps whose chunk begins near each context."""
-    size, longest = config.page_size, CONTEXTS[-1] + 8 * chunk
-    spec = EngineSpec(size, 2 * -(-longest // size), 4, 2 * longest, VOCABULARY)
+    """Return the points of one prompt in chunks: for each context, the steps whose chunk begins near that position."""
+    size, max_len = config.page_size, CONTEXTS[-1] + 8 * chunk
+    spec = EngineSpec(size, 2 * -(-max_len // size), 4, 2 * max_len, VOCABULARY)
     near: dict[int, list[float]] = {context: [] for context in CONTEXTS}
     for seed in range(repeats):
         engine = NullEngine(spec)
         scheduler = build_scheduler(replace(config, max_prefill_tokens=chunk), manager, engine)
-        scheduler.add_request(0, _prompt(np.random.default_rng(seed), longest - 2), SamplingParams(max_tokens=1))
+        scheduler.add_request(0, _prompt(np.random.default_rng(seed), max_len - 2), SamplingParams(max_tokens=1))
         while scheduler.has_work:
             (seconds,) = timed(scheduler, 1)
             start = int(engine.last.num_computed_tokens[0]) if engine.last else 0
@@ -139,7 +142,7 @@ def _prompt(random: np.random.Generator, length: int) -> I32:
 
 
 def timed(scheduler: Scheduler, steps: int) -> list[float]:
-    """Seconds of each of the next ``steps`` turns of the scheduler."""
+    """Return the seconds of each of the next ``steps`` turns of the scheduler."""
     times = []
     for _ in range(steps):
         begin = time.perf_counter()
@@ -150,12 +153,12 @@ def timed(scheduler: Scheduler, steps: int) -> list[float]:
 
 def point(what: str, context: int, rows: int, seconds: Sequence[float]) -> Point:
     us = np.asarray(seconds) * 1e6
-    figures = np.median(us), us.mean(), np.percentile(us, 99)
-    return Point(what, context, rows, len(us), *(round(float(figure), 1) for figure in figures))
+    statistics = np.median(us), us.mean(), np.percentile(us, 99)
+    return Point(what, context, rows, len(us), *(round(float(value), 1) for value in statistics))
 
 
 def fit(points: Sequence[Point], context: int) -> Fit:
-    """The line through the medians of the decode points at ``context``."""
+    """Return the line through the medians of the decode points at ``context``."""
     chosen = [p for p in points if p.what == "decode" and p.context == context]
     per_row, fixed = np.polyfit([p.rows for p in chosen], [p.median for p in chosen], 1)
     return Fit(context, round(float(fixed), 1), round(float(per_row), 3))
@@ -170,12 +173,12 @@ def show(points: Sequence[Point]) -> None:
     console = Console()
     console.print(table)
     for line in (fit(points, context) for context in CONTEXTS):
-        console.print(f"at {line.context} tokens: {line.fixed:.0f} µs + {line.per_row:.2f} µs a row")
+        console.print(f"at {line.context} tokens: {line.fixed:.0f} µs + {line.per_row:.2f} µs per row")
     console.print(" · ".join(f"{name} {value}" for name, value in machine().items()))
 
 
 def machine() -> dict[str, str]:
-    """What the figures were measured on."""
+    """Return the names of the machine and the software, for the report."""
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -186,7 +189,7 @@ def machine() -> dict[str, str]:
 
 
 def profile(config: Config, manager: PluginManager, steps: int) -> None:
-    """Print which functions of a decode step of 256 rows take the time."""
+    """Print the time of each function in decode steps of 256 rows."""
     import cProfile
     import pstats
 

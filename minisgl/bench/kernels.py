@@ -1,7 +1,8 @@
-"""``python -m minisgl.bench kernels``: what each kernel reaches on this GPU, beside its torch twin and a library's.
+"""``python -m minisgl.bench kernels``: the time of each kernel on this GPU, next to torch references and libraries.
 
-For each shape: microseconds, GB/s or TFLOP/s, and the share of the chip's limit: bytes that must move, or operations
-that must be done, counted once. Attention and expert backends are all those that are loaded and serve here.
+For each shape the table shows microseconds, GB/s or TFLOP/s, and the share of the chip's limit. The limit follows from
+the bytes that must be moved and the operations that must be done, each counted once. Of attention and experts, all
+loaded backends that support this GPU are measured.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from minisgl.bench import backends
 from minisgl.bench.arguments import add_json, write_json
 from minisgl.bench.timing import BF16, Case, Measured, measure, random
 from minisgl.config import ConfigError
-from minisgl.engine import gumbel as noise
+from minisgl.engine import gumbel
 from minisgl.options.compose import plain_errors
 
 VOCABULARY = 151_936  # Qwen3's
@@ -32,7 +33,7 @@ def main(argv: Sequence[str]) -> None:
     with plain_errors("minisgl.bench"):
         args = parser().parse_args(argv)
         if not torch.cuda.is_available():
-            raise ConfigError("kernels are measured on a GPU, and torch finds no CUDA device here.")
+            raise ConfigError("this benchmark needs a GPU, but torch finds no CUDA device.")
         results = []
         for case in cases(args.only):
             results += measure(case)
@@ -46,13 +47,13 @@ def main(argv: Sequence[str]) -> None:
 
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m minisgl.bench kernels", description=__doc__)
-    p.add_argument("--only", nargs="+", default=[], help="kernels whose name begins with one of these words")
+    p.add_argument("--only", nargs="+", default=[], help="only kernels whose name begins with one of these words")
     add_json(p)
     return p
 
 
 def cases(only: Sequence[str] = ()) -> Iterator[Case]:
-    """Every case, made when it is asked for: its tensors live no longer than it is measured."""
+    """Yield the cases. Each case is built when it is requested, so that its tensors exist only while it is measured."""
     groups: tuple[tuple[str, Callable[[], Iterable[Case]]], ...] = (
         ("add_rms_norm", norms),
         ("silu_and_mul", activations),
@@ -94,7 +95,7 @@ def show(results: Sequence[Measured]) -> None:
 
 
 def library(path: str) -> Callable[..., Any] | None:
-    """A function of a package that may not be installed here: ``package.module:function``."""
+    """Return the function ``package.module:function``, or None if the package is not installed."""
     module, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(module), name, None)
@@ -105,38 +106,38 @@ def library(path: str) -> Callable[..., Any] | None:
 def norms() -> Iterator[Case]:
     from minisgl.kernel.triton import norm as kernel
 
-    theirs = library("flashinfer.norm:fused_add_rmsnorm")
+    library_kernel = library("flashinfer.norm:fused_add_rmsnorm")
     for rows in (1, 64, 8192):
         for dim in (1024, 5120):
             x, residual, weight = random(rows, dim), random(rows, dim), random(dim)
 
             case = Case("add_rms_norm", f"{rows} x {dim}", 4 * x.nbytes)
-            case.versions["torch"] = partial(norm_twin, x, residual, weight)
+            case.versions["torch"] = partial(norm_reference, x, residual, weight)
             case.versions["triton"] = partial(kernel.add_rms_norm, x, residual, weight, 1e-6)
-            if theirs is not None:
-                case.versions["flashinfer"] = partial(theirs, x, residual, weight, 1e-6)
+            if library_kernel is not None:
+                case.versions["flashinfer"] = partial(library_kernel, x, residual, weight, 1e-6)
             yield case
 
 
-def norm_twin(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
+def norm_reference(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
     return torch.nn.functional.rms_norm(x.add_(residual), weight.shape, weight, 1e-6)
 
 
 def activations() -> Iterator[Case]:
     from minisgl.kernel.triton import activation as kernel
 
-    theirs = library("flashinfer.activation:silu_and_mul")
+    library_kernel = library("flashinfer.activation:silu_and_mul")
     for rows in (1, 64, 8192):
         x = random(rows, 2 * 3072)
         case = Case("silu_and_mul", f"{rows} x 3072", 1.5 * x.nbytes)
-        case.versions["torch"] = partial(silu_twin, x)
+        case.versions["torch"] = partial(silu_reference, x)
         case.versions["triton"] = partial(kernel.silu_and_mul, x)
-        if theirs is not None:
-            case.versions["flashinfer"] = partial(theirs, x)
+        if library_kernel is not None:
+            case.versions["flashinfer"] = partial(library_kernel, x)
         yield case
 
 
-def silu_twin(x: Tensor) -> Tensor:
+def silu_reference(x: Tensor) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate).mul_(up)
 
@@ -177,38 +178,40 @@ def ropes() -> Iterator[Case]:
 
 
 def indices() -> Iterator[Case]:
-    from minisgl.kernel import indices as flat
+    from minisgl.kernel import indices as reference
     from minisgl.kernel.triton import indices as kernel
 
     for rows, length, page in ((64, 1024, 16), (256, 1024, 16), (64, 4096, 1)):
         columns = length // page
-        table = torch.randint(0, 1 << 20, (rows + 1, columns), dtype=torch.int32, device="cuda")
-        slots = torch.randperm(rows, device="cuda").int()
+        page_table = torch.randint(0, 1 << 20, (rows + 1, columns), dtype=torch.int32, device="cuda")
+        req_pool_indices = torch.randperm(rows, device="cuda").int()
         seq_lens = torch.full((rows,), length, dtype=torch.int32, device="cuda")
         outs = [torch.empty(n, dtype=torch.int32, device="cuda") for n in (rows + 1, rows * columns, rows)]
         case = Case("page_indices", f"{rows} x {length}, page {page}", 8 * rows * columns)
-        case.versions["torch"] = partial(flat.page_indices_torch, table, slots, seq_lens, page, *outs)
-        case.versions["triton"] = partial(kernel.page_indices, table, slots, seq_lens, page, *outs)
+        case.versions["torch"] = partial(
+            reference.page_indices_torch, page_table, req_pool_indices, seq_lens, page, *outs
+        )
+        case.versions["triton"] = partial(kernel.page_indices, page_table, req_pool_indices, seq_lens, page, *outs)
         yield case
 
 
 def draws() -> Iterator[Case]:
     from minisgl.kernel.triton import sampling as kernel
 
-    theirs = library("flashinfer.sampling:sampling_from_logits")
-    hashes = noise.token_hashes(VOCABULARY, torch.device("cuda"))
+    library_kernel = library("flashinfer.sampling:sampling_from_logits")
+    hashes = gumbel.token_hashes(VOCABULARY, torch.device("cuda"))
     for rows in (1, 64, 256):
         logits = random(rows, VOCABULARY, dtype=torch.float32)
-        table = torch.randint(-(1 << 31), (1 << 31) - 1, (rows, 3), dtype=torch.int32, device="cuda")
-        table[:, 2].view(torch.float32).fill_(0.6)
-        slots = torch.arange(rows, dtype=torch.int32, device="cuda")
-        args = (logits, table, slots, slots, hashes)
+        sampling_table = torch.randint(-(1 << 31), (1 << 31) - 1, (rows, 3), dtype=torch.int32, device="cuda")
+        sampling_table[:, 2].view(torch.float32).fill_(0.6)
+        rows_of_logits = torch.arange(rows, dtype=torch.int32, device="cuda")
+        args = (logits, sampling_table, rows_of_logits, rows_of_logits, hashes)
         case = Case("gumbel_argmax", f"{rows} x {VOCABULARY}", logits.nbytes)
-        case.versions["torch"] = partial(noise.draw_torch, *args)
+        case.versions["torch"] = partial(gumbel.draw_torch, *args)
         case.versions["triton"] = partial(kernel.gumbel_argmax, *args, scaled=True)
         case.versions["argmax alone (torch)"] = partial(logits.argmax, dim=1)
-        if theirs is not None:
-            case.versions["flashinfer"] = partial(theirs, logits)
+        if library_kernel is not None:
+            case.versions["flashinfer"] = partial(library_kernel, logits)
         yield case
 
 

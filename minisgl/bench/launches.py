@@ -1,7 +1,7 @@
-"""How many things the host launches for one decode step, with and without graphs.
+"""Counts what the host launches for one decode step, with and without graphs.
 
-On a CPU a recording graph runner knows: it has each operation of the model on its tape. On a GPU the profiler does: it
-sees every call that launches a kernel or a graph.
+On a CPU, a graph runner that records the operations of the model knows their number. On a GPU, the profiler counts the
+calls that launch a kernel or a graph.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
 
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
-"""What the names of such calls begin with (CUDA's runtime and driver)."""
+"""Prefixes of the names of launching calls, of CUDA's runtime and driver."""
 STEPS = 6
 
 
 def launches_of(engine: Any, config: Config, manager: PluginManager) -> tuple[int | None, int | None]:
-    """Launches of a decode step (operation by operation, replayed), each None where this engine can't tell.
+    """Return the launches of a decode step, as (without graphs, with graphs).
 
-    An engine does one of the two on a GPU. On a CPU its tapes tell both.
+    A number is None if this engine cannot tell. On a GPU, an engine does one of the two. On a CPU, a recording graph
+    runner gives both numbers.
     """
     if engine.device.type != "cuda":
         recorded = getattr(getattr(engine, "graph", None), "operations", {})
@@ -36,7 +37,7 @@ def launches_of(engine: Any, config: Config, manager: PluginManager) -> tuple[in
 
 
 class _Probe:
-    """An engine that profiles the launch of the fourth step, in which one row decodes."""
+    """An engine that wraps another and profiles the launch of the fourth step, in which one row decodes."""
 
     def __init__(self, engine: Any):
         self._engine, self.spec = engine, engine.spec
@@ -60,4 +61,4 @@ class _Probe:
         return result
 
     def close(self) -> None:
-        """The engine belongs to the caller."""
+        """Do nothing: the wrapped engine belongs to the caller."""

@@ -1,7 +1,7 @@
-"""``python -m minisgl.bench link``: what the sum over ranks costs between the GPUs of this machine, by rows and road.
+"""``python -m minisgl.bench link``: the time of the all-reduce between the GPUs of this machine.
 
-One call is what a decoder does twice a layer: sum over ranks, add the residual, RMSNorm. Calls stand in a CUDA graph,
-one process for each rank. The numbers say up to which size `communicator=nccl` should take which road.
+One call does what a decoder layer does twice: sum over ranks, add the residual, RMSNorm. The calls are captured in a
+CUDA graph; each rank is a process. The times show up to which size `communicator=nccl` should use which algorithm.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from minisgl.config import ConfigError
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.utils.ports import free_port
 
-ROADS: dict[str, tuple[str, dict[str, int]]] = {
+ALGORITHMS: dict[str, tuple[str, dict[str, int]]] = {
     "NCCL": ("torch", {}),
     "one-shot": ("nccl", {"one_shot_bytes": 16 << 20, "two_shot_bytes": 0}),
     "two-shot": ("nccl", {"one_shot_bytes": 0, "two_shot_bytes": 64 << 20}),
 }
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 CALLS = 20
+"""Number of calls in the CUDA graph."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -40,13 +41,13 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     found = torch.cuda.device_count()
     if not 2 <= args.size <= found:
-        parser.error(f"a sum over ranks needs two GPUs at least, and one for each rank; torch finds {found}")
+        parser.error(f"an all-reduce needs at least two ranks and one GPU for each rank; torch finds {found} GPUs")
     if args.rank:
         measure(args)
         return
-    args.addresses = [f"127.0.0.1:{free_port()}" for _ in ROADS]
-    words = [*argv, "--size", str(args.size), "--addresses", *args.addresses]
-    command = [sys.executable, "-c", "import sys; from minisgl.bench.link import main; main(sys.argv[1:])", *words]
+    args.addresses = [f"127.0.0.1:{free_port()}" for _ in ALGORITHMS]
+    arguments = [*argv, "--size", str(args.size), "--addresses", *args.addresses]
+    command = [sys.executable, "-c", "import sys; from minisgl.bench.link import main; main(sys.argv[1:])", *arguments]
     others = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(1, args.size)]
     try:
         times = measure(args)
@@ -59,12 +60,15 @@ def main(argv: Sequence[str]) -> None:
 
 
 def measure(args: argparse.Namespace) -> dict[str, list[float | None]]:
-    """Microseconds of a call by road and rows; None where the road can't be had. Every rank must call it."""
+    """Return the microseconds of a call for each algorithm and number of rows.
+
+    A time is None if the algorithm is not available. Every rank must call this function.
+    """
     manager, device = PluginManager.load(), torch.device("cuda", args.rank)
     torch.cuda.set_device(device)
     times: dict[str, list[float | None]] = {}
     with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream(device)):
-        for address, (road, (name, options)) in zip(args.addresses, ROADS.items(), strict=True):
+        for address, (algorithm, (name, options)) in zip(args.addresses, ALGORITHMS.items(), strict=True):
             config: Any = manager.make("communicator", name)
             for option, value in options.items():
                 setattr(config, option, value)
@@ -72,15 +76,15 @@ def measure(args: argparse.Namespace) -> dict[str, list[float | None]]:
             try:
                 comm = manager.build("communicator", config, **build)
             except ConfigError as error:
-                print(f"{road}: {error}", file=sys.stderr)
-                times[road] = [None] * len(args.rows)
+                print(f"{algorithm}: {error}", file=sys.stderr)
+                times[algorithm] = [None] * len(args.rows)
                 continue
-            times[road] = [_one(comm, rows, args.hidden, device) for rows in args.rows]
+            times[algorithm] = [_time_rows(comm, rows, args.hidden, device) for rows in args.rows]
             comm.close()
     return times
 
 
-def _one(comm: Any, rows: int, hidden: int, device: torch.device) -> float:
+def _time_rows(comm: Any, rows: int, hidden: int, device: torch.device) -> float:
     weight = torch.ones(hidden, dtype=torch.bfloat16, device=device)
     residual = torch.zeros(rows, hidden, dtype=torch.bfloat16, device=device)
     x = torch.randn(rows, hidden, device=device).bfloat16()
@@ -92,7 +96,10 @@ def _one(comm: Any, rows: int, hidden: int, device: torch.device) -> float:
 
 
 def time_together(call: Callable[[], Any], calls: int) -> float:
-    """Median microseconds of a call, ``calls`` of them in a graph; all ranks in step, as the calls themselves are."""
+    """Return the median microseconds of a call, measured in a CUDA graph of ``calls`` calls.
+
+    All ranks must call this function; the all-reduce itself keeps them in step.
+    """
     call()
     torch.cuda.current_stream().synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -107,12 +114,12 @@ def time_together(call: Callable[[], Any], calls: int) -> float:
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1000 / calls)
-    return statistics.median(times[3:])
+    return float(statistics.median(times[3:]))
 
 
 def show(times: dict[str, list[float | None]], args: argparse.Namespace) -> None:
     print(f"{args.size} x {torch.cuda.get_device_name()}: sum + residual + norm of rows of {args.hidden} bfloat16, µs")
-    print("rows".rjust(8) + "".join(road.rjust(12) for road in times))
+    print("rows".rjust(8) + "".join(algorithm.rjust(12) for algorithm in times))
     for i, rows in enumerate(args.rows):
         cells = ["–" if column[i] is None else f"{column[i]:.1f}" for column in times.values()]
         print(f"{rows:8}" + "".join(cell.rjust(12) for cell in cells))

@@ -1,6 +1,6 @@
-"""Runs requests through a scheduler and takes the times: of the run, of each token, of what lay between two tokens.
+"""Runs requests through a scheduler, and measures throughput, time to first token, and the gaps between tokens.
 
-Knows a scheduler and an engine, and neither files nor tables. Requests come at once, or each before a turn of its own.
+Requests arrive at once, or each before a given turn of the scheduler. This module reads no files and prints nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from minisgl.bench.workload import Ask
+from minisgl.bench.workload import SampleRequest
 from minisgl.config import ConfigError
 from minisgl.core import I32, Engine, InvalidRequestError, Output, SamplingParams, Step, StepResult
 from minisgl.scheduler.scheduler import Scheduler
@@ -19,7 +19,7 @@ from minisgl.scheduler.scheduler import Scheduler
 
 @dataclass
 class Result:
-    """Times in seconds; ``…_tokens`` and ``steps`` are counts."""
+    """Counts and times of one run. Times are in seconds; ``ttft`` is the time to the first token."""
 
     requests: int
     prompt_tokens: int
@@ -37,36 +37,39 @@ class Result:
     cache_hit_rate: float
     retractions: int
     worst_gap_tokens: int
-    """The most tokens that were computed between two tokens of one request."""
+    """Largest number of tokens, of all requests, computed between two consecutive tokens of one request."""
 
     def plain(self) -> dict[str, float]:
+        """Return the fields as a dict, for JSON."""
         return asdict(self)
 
 
 class Meter:
-    """An engine that notes how many tokens had been computed up to each step's end; otherwise the engine it wraps."""
+    """An engine that wraps another and records how many tokens had been computed at the end of each step."""
 
     def __init__(self, engine: Engine):
         self._engine, self.spec = engine, engine.spec
         self.eos_ids: frozenset[int] = getattr(engine, "eos_ids", frozenset())
-        self._after: list[int] = []  # tokens computed by steps 0 … i
-        self.read = 0  # tokens computed up to the step whose result was read last
+        self._computed: list[int] = []  # entry i: tokens computed by steps 0 to i
+        self.read = 0  # number of tokens computed by the steps whose result was read
 
     @property
     def computed(self) -> int:
-        return self._after[-1] if self._after else 0
+        """Number of tokens computed by all launched steps."""
+        return self._computed[-1] if self._computed else 0
 
     @property
     def steps(self) -> int:
-        return len(self._after)
+        """Number of launched steps."""
+        return len(self._computed)
 
     def launch(self, step: Step) -> None:
-        self._after.append(self.computed + len(step.input_ids))
+        self._computed.append(self.computed + len(step.input_ids))
         self._engine.launch(step)
 
     def result(self) -> StepResult:
         result = self._engine.result()
-        self.read = self._after[result.id]
+        self.read = self._computed[result.id]
         return result
 
     def close(self) -> None:
@@ -74,77 +77,78 @@ class Meter:
 
 
 def queue(scheduler: Scheduler, uid: int, prompt: Sequence[int] | I32, params: SamplingParams) -> None:
-    """Add a request. Raises `ConfigError` where it is refused: the options are too small for the workload."""
+    """Add a request. Raises `ConfigError` if it is refused, because the options are too small for the workload."""
     try:
         scheduler.add_request(uid, prompt, params)
     except InvalidRequestError as error:
-        raise ConfigError(f"these options can't serve request {uid} of the workload. {error}") from error
+        raise ConfigError(f"these options cannot serve request {uid} of the workload. {error}") from error
 
 
 def run(
     scheduler: Scheduler,
     meter: Meter,
-    asks: Sequence[Ask],
+    requests: Sequence[SampleRequest],
     params: Callable[[int], SamplingParams],
     *,
     first_uid: int = 0,
     arrive: Callable[[int], int] = lambda i: 0,
-    seen: Callable[[int], None] = lambda tokens: None,
+    on_tokens: Callable[[int], None] = lambda tokens: None,
 ) -> tuple[Result, dict[int, list[int]]]:
-    """Serve all requests; ``params(i)`` are request i's. Returns the times, and each request's tokens by its index.
+    """Serve all requests. Return the measurements, and the output tokens of each request by its index.
 
-    Request i comes before turn ``arrive(i)`` of the scheduler (which must not fall with i), or earlier if there is
-    nothing else to do. ``seen`` is called after each turn with the number of tokens that came. Raises `ConfigError`
-    where a request is refused, and RuntimeError where it ends in an error.
+    ``params(i)`` are the sampling parameters of request i. Request i arrives before turn ``arrive(i)`` of the scheduler
+    (not less than that of request i - 1), or earlier if the scheduler is idle. ``on_tokens`` is called after each turn
+    with the number of new tokens. Raises `ConfigError` if a request is refused, and RuntimeError if one fails.
     """
     before, steps, computed = scheduler.stats(), meter.steps, meter.computed
     turns: list[tuple[float, int, Output]] = []
-    came: dict[int, float] = {}
+    arrived: dict[int, float] = {}  # uid -> time
     turn = 0
-    prompts = [np.asarray(ask.prompt, np.int32) for ask in asks]  # as a tokenizer's process hands them over
+    # int32 arrays, as a tokenizer's process sends them
+    prompts = [np.asarray(request.prompt_ids, np.int32) for request in requests]
     start = time.perf_counter()
-    while len(came) < len(asks) or scheduler.has_work:
+    while len(arrived) < len(requests) or scheduler.has_work:
         if not scheduler.has_work:
-            turn = max(turn, arrive(len(came)))
-        while len(came) < len(asks) and arrive(len(came)) <= turn:
-            i = len(came)
-            came[first_uid + i] = time.perf_counter()
+            turn = max(turn, arrive(len(arrived)))
+        while len(arrived) < len(requests) and arrive(len(arrived)) <= turn:
+            i = len(arrived)
+            arrived[first_uid + i] = time.perf_counter()
             queue(scheduler, first_uid + i, prompts[i], params(i))
         out = scheduler.step()
         turn += 1
         if out:
             turns.append((time.perf_counter(), meter.read, out))
-            seen(len(out.uids))
+            on_tokens(len(out.uids))
     seconds = time.perf_counter() - start
     for _, _, out in turns:
         for end in out.finished:
             if end.finish_reason == "error":
                 raise RuntimeError(f"request {end.uid - first_uid} failed: {end.error}")
 
-    tokens: dict[int, list[int]] = {i: [] for i in range(len(asks))}
-    last: dict[int, tuple[float, int]] = {}
+    tokens: dict[int, list[int]] = {i: [] for i in range(len(requests))}
+    last: dict[int, tuple[float, int]] = {}  # uid -> (time, tokens computed) at its last token
     first, between, worst = [], [], 0
-    for now, done, out in turns:
+    for now, computed_then, out in turns:
         for uid, token in zip(out.uids, out.tokens, strict=True):
             tokens[uid - first_uid].append(token)
             if uid in last:
                 between.append(now - last[uid][0])
-                worst = max(worst, done - last[uid][1])
+                worst = max(worst, computed_then - last[uid][1])
             else:
-                first.append(now - came[uid])
-            last[uid] = (now, done)
+                first.append(now - arrived[uid])
+            last[uid] = (now, computed_then)
     after = scheduler.stats()
-    prompt = sum(len(ask.prompt) for ask in asks)
-    made = sum(map(len, tokens.values()))
+    prompt = sum(len(request.prompt_ids) for request in requests)
+    generated = sum(map(len, tokens.values()))
     cached = after["cached_tokens"] - before["cached_tokens"]
     ttft, inter = np.array(first or [0.0]), np.array(between or [0.0])
     return Result(
-        requests=len(asks),
+        requests=len(requests),
         prompt_tokens=prompt,
-        output_tokens=made,
+        output_tokens=generated,
         seconds=seconds,
-        output_tokens_per_second=made / seconds,
-        total_tokens_per_second=(prompt + made) / seconds,
+        output_tokens_per_second=generated / seconds,
+        total_tokens_per_second=(prompt + generated) / seconds,
         ttft_p50=float(np.percentile(ttft, 50)),
         ttft_p99=float(np.percentile(ttft, 99)),
         inter_token_p50=float(np.percentile(inter, 50)),

@@ -1,7 +1,7 @@
-"""``python -m minisgl.bench offline``: a list of requests through engine and scheduler, without a server.
+"""``python -m minisgl.bench offline``: throughput and latency of a list of requests, without a server.
 
-Prints a table and writes JSON. What a run was (device, versions, options, workload) stands beside its numbers, so that
-one run can be compared with another.
+Prints a table and writes JSON. The report contains the device, the versions, the options and the workload, so that runs
+can be compared.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from minisgl.bench.arguments import add_json, add_options, parse, write_json
 from minisgl.bench.measure import Meter, Result, run
-from minisgl.bench.transformers_baseline import Reference, run_transformers
-from minisgl.bench.workload import Ask, parse_range, random_asks, read_asks
+from minisgl.bench.transformers_baseline import TransformersResult, run_transformers
+from minisgl.bench.workload import SampleRequest, parse_range, random_requests, read_requests
 from minisgl.config import ConfigError
 from minisgl.core import SamplingParams
 from minisgl.engine.followers import start_engine
@@ -34,14 +34,20 @@ from minisgl.utils.version import __version__
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m minisgl.bench offline", description=__doc__)
     add_options(p, "as for `python -m minisgl`")
-    p.add_argument("--requests", type=int, default=64, help="how many (default 64)")
-    p.add_argument("--input", default="16:512", metavar="LOW:HIGH", help="prompt tokens (default 16:512)")
-    p.add_argument("--output", default="16:256", metavar="LOW:HIGH", help="tokens to generate (default 16:256)")
-    p.add_argument("--shared", type=int, default=0, metavar="N", help="tokens that all prompts begin with, on top")
-    p.add_argument("--seed", type=int, default=0, help="of lengths and tokens (default 0)")
-    p.add_argument("--file", type=Path, help='requests instead: a line each, {"prompt": …, "max_tokens": n}')
-    p.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
-    p.add_argument("--compare", choices=["transformers"], help="run the same requests there too; greedy only")
+    p.add_argument("--requests", type=int, default=64, help="number of requests (default 64)")
+    p.add_argument("--input", default="16:512", metavar="LOW:HIGH", help="prompt lengths in tokens (default 16:512)")
+    p.add_argument("--output", default="16:256", metavar="LOW:HIGH", help="output lengths in tokens (default 16:256)")
+    p.add_argument(
+        "--shared",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens of a common prefix, in addition to --input",
+    )
+    p.add_argument("--seed", type=int, default=0, help="random seed of lengths and tokens (default 0)")
+    p.add_argument("--file", type=Path, help='read requests from JSON lines: {"prompt": …, "max_tokens": n}')
+    p.add_argument("--temperature", type=float, default=0.0, help="sampling temperature; 0 (the default) is greedy")
+    p.add_argument("--compare", choices=["transformers"], help="also run the requests with transformers; greedy only")
     add_json(p)
     return p
 
@@ -55,9 +61,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Run what the arguments ask for; a report that JSON can hold."""
+    """Run the benchmark. Return the report, which can be written as JSON."""
     if args.compare and args.temperature:
-        raise ConfigError("--compare runs greedily: leave --temperature out.")
+        raise ConfigError("--compare is greedy: leave out --temperature.")
     manager = PluginManager.load()
     config = compose(manager, args.options)
     path = resolve_model(config.model)
@@ -65,26 +71,25 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     try:
         meter = Meter(engine)
         scheduler = build_scheduler(config, manager, meter)
-        asks = _asks(args, path, engine.spec.vocab_size)
+        requests = _requests(args, path, engine.spec.vocab_size)
 
         def params(i: int) -> SamplingParams:
-            ask = asks[i]
             return SamplingParams(
-                max_tokens=ask.output, temperature=args.temperature, seed=args.seed + i, ignore_eos=True
+                max_tokens=requests[i].output_len, temperature=args.temperature, seed=args.seed + i, ignore_eos=True
             )
 
-        warm = [Ask(asks[0].prompt[:8], 4)]
-        run(scheduler, meter, warm, lambda i: SamplingParams(max_tokens=4, temperature=args.temperature))
-        with _bar("minisgl", asks) as bar:
-            result, tokens = run(scheduler, meter, asks, params, first_uid=1, seen=bar.update)
+        warmup = [SampleRequest(requests[0].prompt_ids[:8], 4)]
+        run(scheduler, meter, warmup, lambda i: SamplingParams(max_tokens=4, temperature=args.temperature))
+        with _bar("minisgl", requests) as bar:
+            result, tokens = run(scheduler, meter, requests, params, first_uid=1, on_tokens=bar.update)
         device, dtype = str(engine.device), str(engine.dtype).removeprefix("torch.")
     finally:
         manager.close()
         engine.close()
     reference = None
     if args.compare:
-        with _bar("transformers", asks) as bar:
-            reference = run_transformers(path, asks, tokens, device, dtype, seen=bar.update)
+        with _bar("transformers", requests) as bar:
+            reference = run_transformers(path, requests, tokens, device, dtype, on_tokens=bar.update)
     return {
         "options": args.options,
         "workload": {k: str(v) for k, v in vars(args).items() if k not in ("options", "json", "compare")},
@@ -94,23 +99,28 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _asks(args: argparse.Namespace, path: Path, vocab_size: int) -> list[Ask]:
+def _requests(args: argparse.Namespace, path: Path, vocab_size: int) -> list[SampleRequest]:
     outputs = parse_range(args.output)
     if args.file is not None:
-        return read_asks(args.file, Tokenizer.from_dir(path), outputs[1])
+        return read_requests(args.file, Tokenizer.from_dir(path), outputs[1])
     if args.requests < 1:
-        raise ConfigError(f"--requests {args.requests}: at least 1.")
-    return random_asks(args.requests, parse_range(args.input), outputs, vocab_size, args.seed, args.shared)
+        raise ConfigError(f"--requests {args.requests}: must be at least 1.")
+    return random_requests(args.requests, parse_range(args.input), outputs, vocab_size, args.seed, args.shared)
 
 
-def _bar(name: str, asks: Sequence[Ask]) -> Any:
+def _bar(name: str, requests: Sequence[SampleRequest]) -> Any:
     return tqdm(
-        total=sum(ask.output for ask in asks), desc=name, unit="tok", dynamic_ncols=True, disable=None, leave=False
+        total=sum(request.output_len for request in requests),
+        desc=name,
+        unit="tok",
+        dynamic_ncols=True,
+        disable=None,
+        leave=False,
     )
 
 
 def machine(device: str, dtype: str) -> dict[str, Any]:
-    """Where it ran."""
+    """Return the names of the device and the versions of the software, for a report."""
     import torch
 
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else _cpu_name()
@@ -132,13 +142,13 @@ def _cpu_name() -> str:
 
 
 def show(report: dict[str, Any]) -> None:
-    """The report as a table."""
+    """Print the report as a table."""
     m, r = report["machine"], Result(**report["minisgl"])
     console = Console()
     table = Table(title=f"{r.requests} requests on {m['device']} ({m['dtype']}, {m['threads']} threads)")
     table.add_column("")
     table.add_column("minisgl", justify="right")
-    other = Reference(**report["transformers"]) if "transformers" in report else None
+    other = TransformersResult(**report["transformers"]) if "transformers" in report else None
     if other:
         table.add_column(f"{other.version}, batches of {other.batch}", justify="right")
 
@@ -146,7 +156,7 @@ def show(report: dict[str, Any]) -> None:
         table.add_row(name, ours, *([theirs] if other else []))
 
     row(
-        "output tokens a second",
+        "output tokens per second",
         f"{r.output_tokens_per_second:,.0f}",
         f"{other.output_tokens_per_second:,.0f}" if other else "",
     )
@@ -154,7 +164,7 @@ def show(report: dict[str, Any]) -> None:
     row("output tokens", f"{r.output_tokens:,}", f"{other.output_tokens:,}" if other else "")
     row("prompt tokens", f"{r.prompt_tokens:,}")
     row("time to first token, p50 / p99", f"{r.ttft_p50 * 1e3:,.1f} / {r.ttft_p99 * 1e3:,.1f} ms")
-    row("between tokens, p50 / p99", f"{r.inter_token_p50 * 1e3:,.2f} / {r.inter_token_p99 * 1e3:,.2f} ms")
+    row("inter-token latency, p50 / p99", f"{r.inter_token_p50 * 1e3:,.2f} / {r.inter_token_p99 * 1e3:,.2f} ms")
     row("steps", f"{r.steps:,}")
     row("tokens computed", f"{r.computed_tokens:,}")
     row("cache hit rate", f"{r.cache_hit_rate:.1%}")

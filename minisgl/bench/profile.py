@@ -1,8 +1,7 @@
-"""``python -m minisgl.bench profile``: does the device ever wait for the host while many requests decode, and on what
-does it spend its time?
+"""``python -m minisgl.bench profile``: the timeline of the GPU while many requests decode.
 
-Host: seconds of a scheduling turn that are not spent waiting for a result; a sync anywhere between launch and result
-is an error. Device: kernels as `torch.profiler` saw them, and what lay between them.
+Of the host, it measures the time of a scheduling turn without the waiting for a result; a device synchronization during
+a launch is an error. Of the device, it measures kernels with `torch.profiler`, and the idle time between kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from rich.table import Table
 from minisgl.bench.arguments import add_json, add_options, parse, write_json
 from minisgl.bench.measure import queue
 from minisgl.bench.offline import machine
-from minisgl.bench.workload import random_asks
+from minisgl.bench.workload import random_requests
 from minisgl.config import ConfigError
 from minisgl.core import Engine, SamplingParams, Step, StepResult
 from minisgl.engine.followers import start_engine
@@ -34,8 +33,11 @@ from minisgl.scheduler.build import build_scheduler
 
 @dataclass(frozen=True)
 class Timeline:
-    """What the device did: milliseconds from the first kernel's begin to the last one's end, and of that with nothing
-    on the device. ``kernels``: name, milliseconds, launches; the longest first."""
+    """The timeline of the device.
+
+    ``span`` is the time from the begin of the first kernel to the end of the last kernel, ``idle`` the part of it in
+    which no kernel ran, both in milliseconds. ``kernels`` are (name, milliseconds, launches), the longest first.
+    """
 
     span: float
     idle: float
@@ -44,8 +46,11 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Report:
-    """Milliseconds of one decode step of ``rows`` requests; ``host`` does not count waiting for the device, and
-    ``launch`` is the engine's part of it."""
+    """Milliseconds of one decode step of ``rows`` requests.
+
+    ``host`` is the time of the step without waiting for the device. ``launch`` is the part of it inside the engine's
+    ``launch``.
+    """
 
     rows: int
     steps: int
@@ -57,8 +62,11 @@ class Report:
     timeline: Timeline
 
 
-class Watched:
-    """An engine that notes how long the host waited in it for results, and lets nobody wait elsewhere."""
+class TimedEngine:
+    """An engine that wraps another and measures how long ``launch`` takes and how long ``result`` waits.
+
+    A device synchronization inside ``launch`` raises an error.
+    """
 
     def __init__(self, engine: Engine):
         self._engine, self.spec = engine, engine.spec
@@ -88,43 +96,45 @@ def main(argv: Sequence[str]) -> None:
     p = argparse.ArgumentParser(prog="python -m minisgl.bench profile", description=__doc__)
     add_options(p, "as for `python -m minisgl`")
     p.add_argument("--rows", type=int, default=256, help="requests that decode at the same time (default 256)")
-    p.add_argument("--input", type=int, default=512, help="tokens of each prompt (default 512)")
-    p.add_argument("--steps", type=int, default=100, help="steps measured, and then as many profiled (default 100)")
-    p.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
+    p.add_argument("--input", type=int, default=512, help="prompt length in tokens (default 512)")
+    p.add_argument("--steps", type=int, default=100, help="steps to measure, and then to profile (default 100)")
+    p.add_argument("--temperature", type=float, default=0.0, help="sampling temperature; 0 (the default) is greedy")
     add_json(p)
     args = parse(p, argv)
     with plain_errors("minisgl.bench"):
         if not torch.cuda.is_available():
-            raise ConfigError("a device's timeline is taken on a GPU, and torch finds no CUDA device here.")
+            raise ConfigError("this benchmark needs a GPU, but torch finds no CUDA device.")
         manager = PluginManager.load()
         config = compose(manager, [f"max_running_requests={max(args.rows, 1)}", *args.options])
         engine = start_engine(config, manager)
         try:
             where = machine(str(engine.device), str(engine.dtype).removeprefix("torch."))
-            watched = Watched(engine)
-            scheduler = build_scheduler(config, manager, watched)
-            report = measure(scheduler, watched, args.rows, args.input, args.steps, args.temperature)
+            timed = TimedEngine(engine)
+            scheduler = build_scheduler(config, manager, timed)
+            report = measure(scheduler, timed, args.rows, args.input, args.steps, args.temperature)
         finally:
             engine.close()
     show(report, f"{config.model} on {where['device']} ({where['dtype']}, torch {where['torch']})")
     write_json(args, {"options": args.options, "machine": where, "report": asdict(report)})
 
 
-def measure(scheduler: Scheduler, watched: Watched, rows: int, prompt: int, steps: int, temperature: float) -> Report:
-    """Let ``rows`` requests decode: ``steps`` turns under the clock, then as many under the profiler."""
+def measure(scheduler: Scheduler, timed: TimedEngine, rows: int, prompt: int, steps: int, temperature: float) -> Report:
+    """Let ``rows`` requests decode: first ``steps`` turns with a clock, then ``steps`` turns with the profiler."""
     from torch.profiler import ProfilerActivity, profile
 
-    warm = 20
-    output = 2 * steps + 2 * warm + prompt_steps(scheduler, rows * prompt)
-    for uid, ask in enumerate(random_asks(rows, (prompt, prompt), (output, output), scheduler.spec.vocab_size, 0)):
+    warmup = 20
+    output = 2 * steps + 2 * warmup + prompt_steps(scheduler, rows * prompt)
+    for uid, request in enumerate(
+        random_requests(rows, (prompt, prompt), (output, output), scheduler.spec.vocab_size, 0)
+    ):
         params = SamplingParams(max_tokens=output, temperature=temperature, seed=uid, ignore_eos=True)
-        queue(scheduler, uid, ask.prompt, params)
+        queue(scheduler, uid, request.prompt_ids, params)
     while scheduler.stats()["output_tokens"] < rows:
         scheduler.step()
-    turns(scheduler, watched, warm)
-    whole, manager, launch = turns(scheduler, watched, steps)
+    turns(scheduler, timed, warmup)
+    total, host, launch = turns(scheduler, timed, steps)
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        turns(scheduler, watched, steps)
+        turns(scheduler, timed, steps)
         torch.cuda.synchronize()
     events = [
         (e.name, e.time_range.start / 1e3, e.time_range.end / 1e3)
@@ -136,31 +146,31 @@ def measure(scheduler: Scheduler, watched: Watched, rows: int, prompt: int, step
         scheduler.abort_request(uid)
     while scheduler.has_work:
         scheduler.step()
-    p50, p99 = np.percentile(manager, (50, 99)).tolist()
-    medians = float(np.median(whole)), p50, p99, float(np.median(launch))
+    p50, p99 = np.percentile(host, (50, 99)).tolist()
+    medians = float(np.median(total)), p50, p99, float(np.median(launch))
     return Report(rows, steps, *medians, line.idle / line.span, line)
 
 
 def prompt_steps(scheduler: Scheduler, tokens: int) -> int:
-    """How many tokens the first requests may have by the time that the last one begins to decode."""
+    """Return a bound on the tokens that the first requests gain before the last request begins to decode."""
     return 2 + tokens // scheduler.planner.max_prefill_tokens
 
 
-def turns(scheduler: Scheduler, watched: Watched, steps: int) -> tuple[list[float], list[float], list[float]]:
-    """Milliseconds of each of the next turns: in all, without waiting, and of that in the engine's launch."""
-    whole, manager, launch = [], [], []
+def turns(scheduler: Scheduler, timed: TimedEngine, steps: int) -> tuple[list[float], list[float], list[float]]:
+    """Return the milliseconds of each of the next turns: in total, without waiting, and in the engine's ``launch``."""
+    total, host, launch = [], [], []
     for _ in range(steps):
-        begin, waited, launching = time.perf_counter(), watched.waited, watched.launching
+        begin, waited, launching = time.perf_counter(), timed.waited, timed.launching
         scheduler.step()
-        took = time.perf_counter() - begin
-        whole.append(took * 1e3)
-        manager.append((took - (watched.waited - waited)) * 1e3)
-        launch.append((watched.launching - launching) * 1e3)
-    return whole, manager, launch
+        seconds = time.perf_counter() - begin
+        total.append(seconds * 1e3)
+        host.append((seconds - (timed.waited - waited)) * 1e3)
+        launch.append((timed.launching - launching) * 1e3)
+    return total, host, launch
 
 
 def timeline(events: Iterable[tuple[str, float, float]]) -> Timeline:
-    """From (name, begin, end) of what ran on the device; what runs side by side counts once."""
+    """Return the timeline of events (name, begin, end), in milliseconds. Time with several events counts once."""
     by_name: dict[str, list[float]] = defaultdict(list)
     first = last = None
     idle = 0.0
@@ -177,15 +187,15 @@ def timeline(events: Iterable[tuple[str, float, float]]) -> Timeline:
 
 def show(report: Report, title: str) -> None:
     table = Table(title=title)
-    table.add_column(f"a decode step of {report.rows} requests")
+    table.add_column(f"decode step of {report.rows} requests")
     table.add_column("", justify="right")
     table.add_row("step, p50", f"{report.step_p50:.2f} ms")
-    table.add_row("of it the host works, p50 / p99", f"{report.host_p50:.2f} / {report.host_p99:.2f} ms")
-    table.add_row("of that it launches, p50", f"{report.launch_p50:.2f} ms")
-    table.add_row("the device is idle", f"{report.idle_share:.1%}")
+    table.add_row("host time without waiting, p50 / p99", f"{report.host_p50:.2f} / {report.host_p99:.2f} ms")
+    table.add_row("host time in launch, p50", f"{report.launch_p50:.2f} ms")
+    table.add_row("device idle", f"{report.idle_share:.1%}")
     kernels = Table()
-    kernels.add_column("on the device")
-    for name in ("ms a step", "launches a step", "share"):
+    kernels.add_column("kernel")
+    for name in ("ms per step", "launches per step", "share"):
         kernels.add_column(name, justify="right")
     busy = report.timeline.span - report.timeline.idle
     for name, ms, count in report.timeline.kernels[:15]:

@@ -1,8 +1,8 @@
-"""``python -m minisgl.bench suite``: the design's workloads on named shapes with random weights, in one table.
+"""``python -m minisgl.bench suite``: six workloads on named model shapes with random weights, in one table.
 
-Each model is started once; its workloads run one after another on fresh prompts, so that nothing is served from an
-earlier one's cache. Beside each number stand what two other engines reached on one H200 and what bytes and FLOPs allow
-(4.3 TB/s, 790 TFLOP/s), as far as they were measured or counted.
+Each model is started once. Its workloads run one after another with different prompts, so that no workload finds
+prefixes of an earlier one in the cache. The table also shows the numbers of two other engines on one H200, and the
+limit that bytes and FLOPs allow (4.3 TB/s, 790 TFLOP/s), as far as these are known.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.table import Table
 from minisgl.bench.arguments import add_json, add_options, parse, write_json
 from minisgl.bench.measure import Meter, Result, run
 from minisgl.bench.offline import machine
-from minisgl.bench.workload import random_asks
+from minisgl.bench.workload import random_requests
 from minisgl.core import SamplingParams
 from minisgl.engine.followers import start_engine
 from minisgl.options.compose import compose, plain_errors
@@ -30,7 +30,11 @@ from minisgl.scheduler.build import build_scheduler
 
 @dataclass(frozen=True)
 class Workload:
-    """``count`` requests; lengths are ranges of tokens. ``unit`` says which of a run's numbers counts."""
+    """A workload of ``count`` requests.
+
+    ``input`` and ``output`` are ranges of lengths in tokens; ``shared`` is the length of a common prefix. ``unit`` is
+    the unit of the number that the table shows.
+    """
 
     name: str
     count: int
@@ -49,51 +53,51 @@ SHARED = Workload("shared prefix", 256, (64, 64), (32, 32), shared=2048)
 STEADY = Workload("64 decoding", 64, (128, 128), (256, 256), unit="decode tok/s")
 
 
-class Others(NamedTuple):
-    """On one H200, in the workload's unit; None where nobody measured or counted it."""
+class Comparison(NamedTuple):
+    """Numbers of other engines and the limit, on one H200, in the unit of the workload. None: not known."""
 
     mini_sglang: float | None = None
     vllm: float | None = None
     limit: float | None = None
 
 
-KNOWN: dict[str, dict[Workload, Others]] = {
+KNOWN: dict[str, dict[Workload, Comparison]] = {
     "qwen3-0.6b": {
-        OFFLINE: Others(21_700, 23_000, 36_300),
-        SINGLE: Others(580, 608, 3_280),
-        DECODE: Others(14_600, 14_500, 24_900),
-        PREFILL: Others(410_000, 410_000, 791_000),
-        SHARED: Others(10_000, 13_000),
+        OFFLINE: Comparison(21_700, 23_000, 36_300),
+        SINGLE: Comparison(580, 608, 3_280),
+        DECODE: Comparison(14_600, 14_500, 24_900),
+        PREFILL: Comparison(410_000, 410_000, 791_000),
+        SHARED: Comparison(10_000, 13_000),
     },
     "qwen3-14b": {
-        OFFLINE: Others(6_060, 6_100, 8_300),
-        SINGLE: Others(116, 116, 153),
-        DECODE: Others(2_790, 2_780, 3_550),
-        PREFILL: Others(24_000, 23_400, 29_400),
-        SHARED: Others(2_620, 4_500),
+        OFFLINE: Comparison(6_060, 6_100, 8_300),
+        SINGLE: Comparison(116, 116, 153),
+        DECODE: Comparison(2_790, 2_780, 3_550),
+        PREFILL: Comparison(24_000, 23_400, 29_400),
+        SHARED: Comparison(2_620, 4_500),
     },
-    "qwen3-30b-a3b": {SINGLE: Others(limit=710), STEADY: Others(limit=4_120)},
+    "qwen3-30b-a3b": {SINGLE: Comparison(limit=710), STEADY: Comparison(limit=4_120)},
 }
 
 
 @dataclass(frozen=True)
 class Row:
-    """One number: ``value`` in ``unit``, with the run it is from (None for the start)."""
+    """One number of the table: ``value`` in ``unit``. ``result`` is None for the row of the start time."""
 
     model: str
     workload: str
     unit: str
     value: float
-    others: Others
+    comparison: Comparison
     result: Result | None = None
 
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m minisgl.bench suite", description=__doc__)
     add_options(parser, "for every model")
-    parser.add_argument("--models", nargs="+", default=list(KNOWN), choices=list(KNOWN), help="named shapes")
-    parser.add_argument("--only", nargs="+", metavar="WORKLOAD", help="workloads by name")
-    parser.add_argument("--seed", type=int, default=0, help="of lengths and tokens (default 0)")
+    parser.add_argument("--models", nargs="+", default=list(KNOWN), choices=list(KNOWN), help="named model shapes")
+    parser.add_argument("--only", nargs="+", metavar="WORKLOAD", help="run only these workloads")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of lengths and tokens (default 0)")
     add_json(parser)
     args = parse(parser, argv)
     names = {workload.name for known in KNOWN.values() for workload in known}
@@ -112,21 +116,21 @@ def main(argv: Sequence[str]) -> None:
 def measure(
     model: str, options: Sequence[str], only: Sequence[str] | None, seed: int
 ) -> tuple[list[Row], dict[str, Any]]:
-    """Start ``model`` once and run its workloads; the rows, and where it ran."""
+    """Start ``model`` once and run its workloads. Return the rows, and the description of the machine."""
     manager = PluginManager.load()
-    config = compose(manager, [f"model={model}", "load=dummy", *options])
+    config = compose(manager, [f"model={model}", "load_format=dummy", *options])
     begin = time.perf_counter()
     engine = start_engine(config, manager)
-    rows = [Row(model, "start", "s", time.perf_counter() - begin, Others())]
+    rows = [Row(model, "start", "s", time.perf_counter() - begin, Comparison())]
     try:
         where = machine(str(engine.device), str(engine.dtype).removeprefix("torch."))
-        for number, (workload, others) in enumerate(KNOWN[model].items(), 1):
+        for number, (workload, comparison) in enumerate(KNOWN[model].items(), 1):
             if only and workload.name not in only:
                 continue
             meter = Meter(engine)
-            scheduler = build_scheduler(config, manager, meter)  # a new one: its cache is cold
+            scheduler = build_scheduler(config, manager, meter)  # a new scheduler, whose cache is empty
             result = _run(scheduler, meter, workload, seed + 1000 * number)
-            rows.append(Row(model, workload.name, workload.unit, _value(workload, result), others, result))
+            rows.append(Row(model, workload.name, workload.unit, _value(workload, result), comparison, result))
     finally:
         manager.close()
         engine.close()
@@ -134,17 +138,17 @@ def measure(
 
 
 def _run(scheduler: Scheduler, meter: Meter, workload: Workload, seed: int) -> Result:
-    """A short run first, in which kernels compile for these shapes; then the workload, with other prompts."""
+    """Run a workload, after a short run with other prompts in which kernels are compiled for these shapes."""
     short = replace(workload, count=min(workload.count, 8), output=(1, 4), shared=0)
-    for first_uid, what in ((0, short), (short.count, workload)):
-        asks = random_asks(
-            what.count, what.input, what.output, scheduler.spec.vocab_size, seed + first_uid, what.shared
+    for first_uid, each in ((0, short), (short.count, workload)):
+        requests = random_requests(
+            each.count, each.input, each.output, scheduler.spec.vocab_size, seed + first_uid, each.shared
         )
         params = [
-            SamplingParams(max_tokens=ask.output, temperature=what.temperature, seed=seed + i, ignore_eos=True)
-            for i, ask in enumerate(asks)
+            SamplingParams(max_tokens=request.output_len, temperature=each.temperature, seed=seed + i, ignore_eos=True)
+            for i, request in enumerate(requests)
         ]
-        result, _ = run(scheduler, meter, asks, params.__getitem__, first_uid=first_uid)
+        result, _ = run(scheduler, meter, requests, params.__getitem__, first_uid=first_uid)
     return result
 
 
@@ -157,12 +161,12 @@ def _value(workload: Workload, result: Result) -> float:
 
 
 def show(rows: Sequence[Row], where: dict[str, Any]) -> None:
-    """One model's rows as a table."""
+    """Print the rows of one model as a table."""
     table = Table(title=f"{rows[0].model} on {where['device']} ({where['dtype']}, torch {where['torch']})")
-    for name in ("", "minisgl", "", "mini-sglang", "vLLM 0.26", "limit", "of it"):
+    for name in ("", "minisgl", "", "mini-sglang", "vLLM 0.26", "limit", "of limit"):
         table.add_column(name, justify="left" if name == "" else "right")
     for row in rows:
-        o = row.others
+        o = row.comparison
         known = [f"{v:,.0f}" if v else "–" for v in o]
         share = f"{row.value / o.limit:.0%}" if o.limit else "–"
         table.add_row(

@@ -1,7 +1,7 @@
-"""``python -m minisgl.bench tiles``: tries tile shapes of the Triton kernels on this GPU, and prints the fastest.
+"""``python -m minisgl.bench tiles``: measures tile shapes of the Triton kernels on this GPU, and prints the fastest.
 
-What it finds goes into `minisgl.kernel.triton.attention` (decode_tile, extend_tile), `minisgl.kernel.triton.gated` and
-the table of the expert plugin.
+A developer copies the result into `minisgl.kernel.triton.attention` (decode_tile, extend_tile),
+`minisgl.kernel.triton.gated` and the table of the MoE plugin.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def main(argv: Sequence[str]) -> None:
     with plain_errors("minisgl.bench"):
         p = argparse.ArgumentParser(prog="python -m minisgl.bench tiles", description=__doc__)
         p.add_argument("kernel", nargs="*", default=[*MAKERS], help=", ".join(MAKERS))
-        p.add_argument("--best", type=int, default=4, help="how many of each to print")
+        p.add_argument("--best", type=int, default=4, help="number of tile shapes to print for each kernel shape")
         args = p.parse_args(argv)
         if not torch.cuda.is_available():
-            raise ConfigError("tiles are measured on a GPU, and torch finds no CUDA device here.")
+            raise ConfigError("this benchmark needs a GPU, but torch finds no CUDA device.")
         for name in args.kernel:
             if name not in MAKERS:
-                raise ConfigError(f"{name}: choose among {', '.join(MAKERS)}.")
+                raise ConfigError(f"{name} is not a kernel: choose among {', '.join(MAKERS)}.")
             for shape, variants in MAKERS[name]():
                 show(f"{name}, {shape}", variants, args.best)
 
@@ -43,7 +43,7 @@ def show(title: str, variants: Sequence[Variant], best: int) -> None:
     for name, run in variants:
         try:
             times.append((time_us(run), name))
-        except Exception as error:  # a tile that does not fit into shared memory, say
+        except Exception as error:  # for example a tile that does not fit into shared memory
             print(f"  {title}: {name}: {type(error).__name__}: {str(error)[:80]}", flush=True)
     for us, name in sorted(times)[:best]:
         print(f"{title}: {us:9.1f} µs  {name}", flush=True)
@@ -121,7 +121,7 @@ def gated() -> Iterator[tuple[str, list[Variant]]]:
         weight = random(2 * inner, hidden) * 0.02
         for rows in (512, 1024, 8192):
             x = random(rows, hidden)
-            variants: list[Variant] = [("product and activation apart", partial(gated_linear_torch, x, weight, "silu"))]
+            variants: list[Variant] = [("separate activation", partial(gated_linear_torch, x, weight, "silu"))]
             for (m, n), group, stages in product(((128, 128), (128, 64), (64, 128)), (4, 8, 16), (3, 4)):
                 tile = kernel.Tile(m, n, 64, group, 8 if m == 128 else 4, stages)
                 variants.append((str(tile), partial(kernel.gated_linear, x, weight, "silu", tile)))

@@ -1,4 +1,4 @@
-"""How long one call takes on the device, against what it must move and compute. Knows no kernel."""
+"""Measures the time of a kernel, and compares it with the bytes to move and the operations to compute."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BF16 = torch.bfloat16
 
 @dataclass
 class Case:
-    """One kernel on one shape: the least it must move and compute, and the versions of it, by name."""
+    """One kernel on one shape: the bytes and FLOPs that any implementation needs, and its versions by name."""
 
     kernel: str
     shape: str
@@ -28,7 +28,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Measured:
-    """``us`` is None where the version failed; ``note`` says how."""
+    """The time of one version of a case, in microseconds. ``us`` is None if the version failed; ``note`` says why."""
 
     kernel: str
     shape: str
@@ -41,30 +41,34 @@ class Measured:
 
 
 def time_us(run: Callable[[], Any]) -> float:
-    """Median microseconds of a call: ten of them in a CUDA graph, or one at a time where it waits for the device."""
+    """Return the median microseconds of a call.
+
+    Ten calls are captured in a CUDA graph, unless the call waits for the device.
+    """
     with torch.inference_mode():
-        run()  # compiles, plans
+        run()  # compile and plan
         torch.cuda.synchronize()
-        again, calls = run, 1
-        if not waits(run):
+        timed, calls = run, 1
+        if not synchronizes(run):
             graph, calls = torch.cuda.CUDAGraph(), 10
             with torch.cuda.graph(graph):
                 for _ in range(calls):
                     run()
-            again = graph.replay
+            timed = graph.replay
         times = []
         for i in range(23):
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
-            again()
+            timed()
             end.record()
             end.synchronize()
             if i >= 3:
                 times.append(begin.elapsed_time(end) * 1000 / calls)
-        return statistics.median(times)
+        return float(statistics.median(times))
 
 
-def waits(run: Callable[[], Any]) -> bool:
+def synchronizes(run: Callable[[], Any]) -> bool:
+    """Return whether a call waits for the device."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         run()
@@ -76,11 +80,12 @@ def waits(run: Callable[[], Any]) -> bool:
 
 
 def measure(case: Case) -> list[Measured]:
+    """Measure all versions of a case."""
     lines = []
     for version, run in case.versions.items():
         try:
             us = time_us(run)
-        except Exception as error:  # another library's kernels may refuse a shape: say so and go on
+        except Exception as error:  # a kernel of another library may not support the shape
             lines.append(
                 Measured(case.kernel, case.shape, version, None, note=f"{type(error).__name__}: {error}"[:200])
             )
@@ -94,4 +99,5 @@ def measure(case: Case) -> list[Measured]:
 
 
 def random(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    """Return a random tensor on the GPU."""
     return torch.randn(shape, device="cuda", dtype=dtype)

@@ -1,7 +1,7 @@
-"""``python -m minisgl.bench ttft``: time to the first token of one prompt on an idle engine, by the prompt's length.
+"""``python -m minisgl.bench ttft``: the time to the first token on an idle engine, by the length of the prompt.
 
-From the moment the scheduler takes the request to the token on the host. Every prompt is fresh, so nothing of it is in
-the cache.
+The time runs from adding the request to the scheduler until the token is on the host. All prompts are different, so the
+cache contains no prefix of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.table import Table
 from minisgl.bench.arguments import add_json, add_options, parse, write_json
 from minisgl.bench.measure import Meter, run
 from minisgl.bench.offline import machine
-from minisgl.bench.workload import random_asks
+from minisgl.bench.workload import random_requests
 from minisgl.config import ConfigError
 from minisgl.core import SamplingParams
 from minisgl.engine.followers import start_engine
@@ -27,12 +27,13 @@ from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 
 LENGTHS = (16, 64, 128, 256, 512, 1000, 2000)
-WARM = 3  # prompts of a length before those that count: kernels are loaded, and caches of compilers filled
+WARMUP = 3
+"""Number of prompts of each length before the measured prompts, in which kernels are compiled and loaded."""
 
 
 @dataclass(frozen=True)
-class First:
-    """Milliseconds to the first token of a prompt of so many tokens."""
+class FirstTokenTime:
+    """Milliseconds to the first token, for prompts of ``prompt_tokens`` tokens."""
 
     prompt_tokens: int
     p50: float
@@ -43,15 +44,20 @@ def main(argv: Sequence[str]) -> None:
     p = argparse.ArgumentParser(prog="python -m minisgl.bench ttft", description=__doc__)
     add_options(p, "as for `python -m minisgl`")
     p.add_argument(
-        "--input", type=int, nargs="+", default=LENGTHS, metavar="N", help=f"tokens of a prompt (default {LENGTHS})"
+        "--input",
+        type=int,
+        nargs="+",
+        default=LENGTHS,
+        metavar="N",
+        help=f"prompt lengths (default {LENGTHS})",
     )
-    p.add_argument("--repeat", type=int, default=15, help="prompts of each length (default 15)")
-    p.add_argument("--seed", type=int, default=0, help="of the tokens (default 0)")
+    p.add_argument("--repeat", type=int, default=15, help="number of prompts of each length (default 15)")
+    p.add_argument("--seed", type=int, default=0, help="random seed of the tokens (default 0)")
     add_json(p)
     args = parse(p, argv)
     with plain_errors("minisgl.bench"):
         if min(args.repeat, *args.input) < 1:
-            raise ConfigError("--input and --repeat: at least 1.")
+            raise ConfigError("--input and --repeat must be at least 1.")
         manager = PluginManager.load()
         config = compose(manager, args.options)
         engine = start_engine(config, manager)
@@ -66,22 +72,22 @@ def main(argv: Sequence[str]) -> None:
     write_json(args, {"options": args.options, "machine": where, "ttft": [asdict(line) for line in lines]})
 
 
-def measure(scheduler: Scheduler, meter: Meter, lengths: Sequence[int], repeat: int, seed: int) -> list[First]:
-    """``repeat`` prompts of each length, one after another."""
+def measure(scheduler: Scheduler, meter: Meter, lengths: Sequence[int], repeat: int, seed: int) -> list[FirstTokenTime]:
+    """Serve ``repeat`` prompts of each length, one after another. Return the times of each length."""
     lines, uid = [], 0
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
     for length in lengths:
-        took = []
-        asks = random_asks(WARM + repeat, (length, length), (1, 1), scheduler.spec.vocab_size, seed + uid)
-        for ask in asks:
-            result, _ = run(scheduler, meter, [ask], lambda i: params, first_uid=uid)
-            took.append(result.ttft_p50 * 1e3)
+        times = []
+        requests = random_requests(WARMUP + repeat, (length, length), (1, 1), scheduler.spec.vocab_size, seed + uid)
+        for request in requests:
+            result, _ = run(scheduler, meter, [request], lambda i: params, first_uid=uid)
+            times.append(result.ttft_p50 * 1e3)
             uid += 1
-        lines.append(First(length, float(np.median(took[WARM:])), max(took[WARM:])))
+        lines.append(FirstTokenTime(length, float(np.median(times[WARMUP:])), max(times[WARMUP:])))
     return lines
 
 
-def show(lines: Sequence[First], title: str) -> None:
+def show(lines: Sequence[FirstTokenTime], title: str) -> None:
     table = Table(title=f"Time to the first token, {title}")
     for name in ("prompt tokens", "p50", "slowest"):
         table.add_column(name, justify="right")

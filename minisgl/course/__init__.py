@@ -1,1 +1,1 @@
-"""The course: labs and their grader, the ladder of stages, the site's build, and the embedded model's training."""
+"""The course: the labs and their grader, the ladder of stages, the site's build, and the training of `tutor`."""

@@ -1,4 +1,9 @@
-"""What the ranks of one model say to each other. Communicators are plugins; this names none."""
+"""The interface for collectives between the tensor-parallel ranks of one model.
+
+Communicators are plugins: `nccl.py`, `torch.py` and `ring.py` in `plugins/communicator/`.
+
+This module knows no communicator by name.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +17,31 @@ __all__ = ["Communicator"]
 
 
 class Communicator(Protocol):
-    """Collectives among the tensor-parallel ranks of one engine. At size 1 each of them does nothing."""
+    """Collectives among the tensor-parallel ranks of one engine. At size 1 every collective is a no-op."""
 
     rank: int
     size: int
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over ranks. The result may be another tensor than x; x may be clobbered."""
+        """Return the sum of x over all ranks. The result may be another tensor than x; x may be overwritten."""
 
     def all_reduce_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """All-reduce x, add residual, RMS-normalise with weight: (normalised, new residual)."""
+        """All-reduce x, add ``residual`` to the sum, and apply RMSNorm with ``weight``.
+
+        x and residual are [tokens, dim], weight is [dim]. Returns ``(normalised, new residual)``, each [tokens, dim].
+        """
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Every rank's x, concatenated along dim in rank order."""
+        """Concatenate x of all ranks along ``dim`` in rank order; every rank gets the result."""
 
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
-        """Rank src's x, on every rank."""
+        """Copy x of rank ``src`` to every rank and return the copy."""
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """Every rank's bytes, in rank order. At start-up only."""
+        """Return the ``data`` of every rank, in rank order. Called at start-up only."""
 
     def capturing(self) -> AbstractContextManager[None]:
-        """Entered around a graph capture."""
+        """Return a context manager that the engine enters around each CUDA graph capture."""
 
     def close(self, abort: bool = False) -> None:
-        """End the link; ``abort``: a peer is gone, do not wait for it."""
+        """Close the connections. With ``abort``, a peer has died: do not wait for the other ranks."""

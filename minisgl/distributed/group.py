@@ -1,6 +1,7 @@
 """Collectives through a process group of torch.distributed: gloo between CPUs, NCCL between GPUs.
 
-It makes its process group object itself, from an address, and registers it nowhere: a process may hold several.
+The communicator builds its own process group object from rank 0's address and does not register the group with
+torch.distributed. So one process can hold several groups, for several engines.
 """
 
 from __future__ import annotations
@@ -17,18 +18,23 @@ from minisgl.kernel.launch import one_launch
 
 
 class GroupCommunicator:
-    """See `minisgl.distributed.Communicator`. ``timeout`` is in seconds. At size 1 nothing is sent."""
+    """A `minisgl.distributed.Communicator` over one process group. At size 1 nothing is sent.
+
+    ``timeout`` (seconds) limits each collective, and the wait for the other ranks at start. ``address`` is rank 0's
+    ``host:port``.
+    """
 
     def __init__(self, timeout: float, rank: int, size: int, address: str, device: torch.device):
         self.rank, self.size, self.device = rank, size, device
         self.sent_bytes = 0
-        """What `send` was given so far."""
+        """Total bytes passed to `send` so far."""
         self._group: Any = None
         self._exchanges = 0
         if size > 1:
             self._connect(timedelta(seconds=timeout), address)
 
     def _connect(self, limit: timedelta, address: str) -> None:
+        """Build the process group. Raises ConfigError for a wrong address, RuntimeError if a rank does not connect."""
         dist = torch.distributed
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
@@ -43,16 +49,18 @@ class GroupCommunicator:
             store = dist.PrefixStore("gloo", self._store)
             try:
                 self._group = dist.ProcessGroupGloo(store, self.rank, self.size, limit)
-                # Ranks are done at different times. One that closed its group now would look dead to one that isn't.
+                # Ranks finish connecting at different times. If a rank closed its group before another rank has
+                # connected, the other rank would take it for dead. The barrier makes all ranks wait.
                 self._group.barrier().wait()
             except RuntimeError as error:
                 raise RuntimeError(
-                    f"Rank {self.rank} of {self.size} could not connect to the others: one failed (its own error says "
-                    f"why), or did not come in time ({limit.total_seconds():g} s). gloo says: {error}"
+                    f"Rank {self.rank} of {self.size} could not connect to the other ranks: one of them failed (its "
+                    f"own error says why), or did not connect in time ({limit.total_seconds():g} s). gloo says: {error}"
                 ) from error
 
     @one_launch
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum x over all ranks in place: see `Communicator.all_reduce`."""
         if self._group is not None:
             _wait(self._group.allreduce([x], _ordered(torch.distributed.AllreduceOptions())))
         return x
@@ -60,12 +68,14 @@ class GroupCommunicator:
     def all_reduce_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """All-reduce, then add and normalise: see `Communicator.all_reduce_norm`."""
         from minisgl.kernel.norm import add_rms_norm
 
         return add_rms_norm(self.all_reduce(x), residual, weight, eps)
 
     @one_launch
     def all_gather(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Concatenate x of all ranks along ``dim``: see `Communicator.all_gather`."""
         if self._group is None:
             return x
         dim %= x.dim()
@@ -75,6 +85,7 @@ class GroupCommunicator:
         return parts.view(self.size, *x.shape).movedim(0, dim).flatten(dim, dim + 1)
 
     def broadcast(self, x: torch.Tensor, src: int = 0) -> torch.Tensor:
+        """Overwrite x with rank ``src``'s x: see `Communicator.broadcast`."""
         if self._group is not None:
             options = _ordered(torch.distributed.BroadcastOptions())
             options.rootRank = src
@@ -82,16 +93,22 @@ class GroupCommunicator:
         return x
 
     def send(self, x: torch.Tensor, to: int) -> torch.distributed.Work:
-        """Begin to send contiguous x to rank ``to``, and return at once. It leaves only when that rank receives: until
-        ``wait()`` on what is returned comes back, x must not change. ``wait`` raises RuntimeError after ``timeout``."""
+        """Start sending contiguous x to rank ``to`` and return without waiting.
+
+        The transfer happens only when rank ``to`` calls `receive`. x must not change until ``wait()`` on the returned
+        work has returned; ``wait()`` raises RuntimeError after ``timeout``.
+        """
         self.sent_bytes += x.nbytes
-        return self._group.send([x], to, 0)
+        work: torch.distributed.Work = self._group.send([x], to, 0)
+        return work
 
     def receive(self, x: torch.Tensor, source: int) -> torch.distributed.Work:
-        """Begin to receive into contiguous x what rank ``source`` sends next; it is there after ``wait()``."""
-        return self._group.recv([x], source, 0)
+        """Start receiving the next tensor from rank ``source`` into contiguous x, which is filled after ``wait()``."""
+        work: torch.distributed.Work = self._group.recv([x], source, 0)
+        return work
 
     def exchange(self, data: bytes) -> list[bytes]:
+        """Exchange bytes through the store of rank 0: see `Communicator.exchange`."""
         if self._group is None:
             return [data]
         turn, self._exchanges = self._exchanges, self._exchanges + 1
@@ -100,9 +117,11 @@ class GroupCommunicator:
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
+        """Do nothing: a process group needs no preparation for a CUDA graph capture."""
         yield
 
     def close(self, abort: bool = False) -> None:
+        """Shut the process group down, or abort it without waiting for the other ranks."""
         group, self._group = self._group, None
         if group is None:
             return
@@ -113,12 +132,16 @@ class GroupCommunicator:
 
 
 def _ordered(options: Any) -> Any:
-    """The options of a collective that NCCL runs on the caller's stream: a stream of its own costs two waits."""
+    """Set ``options`` so that NCCL runs on the caller's stream: a stream of its own needs two extra stream waits."""
     options.asyncOp = False
     return options
 
 
 def _wait(work: torch.distributed.Work | None) -> None:
-    """On a CPU until it is done; on a GPU the stream's order says all. Some versions return nothing there."""
+    """Wait for a collective: on a CPU until it has finished, on a GPU only in the order of the stream.
+
+    ``work`` is None on a GPU with some torch versions, which return no work object for a collective on the caller's
+    stream.
+    """
     if work is not None:
         work.wait()

@@ -1,1 +1,1 @@
-"""The model runner: pool, page table, forward pass, sampling."""
+"""Model runner of one rank: KV pool, page table, forward pass, graphs and sampling."""

@@ -1,7 +1,7 @@
-"""From a `Config` to a running engine; and how the other ranks follow rank 0.
+"""Construction of an engine from a `Config`, and the loop with which other ranks replay the steps of rank 0.
 
-What every process that computes calls, whether it is ``LLM``'s or a server's: it knows which hooks to ask and in
-which order, and leaves sockets, pipes and the watching of processes to its callers.
+Every process that computes calls `build_engine`: the process of ``LLM`` and each rank process of a server. Sockets,
+pipes and the supervision of processes are left to the callers.
 """
 
 from __future__ import annotations
@@ -17,41 +17,49 @@ if TYPE_CHECKING:
     from minisgl.engine.engine import TorchEngine
     from minisgl.plugin_manager.manager import PluginManager
 
-MAX_UNREAD = 2
-"""Steps that an engine may have launched whose results nobody has read yet (DESIGN 5, the stream rule)."""
+MAX_IN_FLIGHT = 2
+"""The largest number of steps in flight: launched by the engine, with a result that the caller has not read yet."""
 
 
 def build_engine(
     config: Config, manager: PluginManager, rank: int = 0, size: int = 1, address: str = ""
 ) -> TorchEngine:
-    """The engine of one tensor-parallel rank: model, weights, KV pool, attention, communicator, graphs.
+    """Build the engine of one tensor-parallel rank: model, weights, KV pool, attention, communicator, graphs.
 
-    ``address`` is ``host:port`` of rank 0's rendezvous; at ``size`` 1 it may be empty. With several ranks the call
-    returns when all of them have come, so start the followers first (or at the same time). On a CPU this process
-    then computes with its share of the cores; on GPUs a rank above 0 makes its own this thread's current one. Raises
-    `ConfigError` where options contradict each other or the machine.
+    ``size`` is the number of ranks. ``address`` is ``host:port`` of rank 0's rendezvous; at ``size`` 1 it may be empty.
+    With several ranks the call blocks until all ranks have connected, so the caller must start the follower processes
+    before or while it builds rank 0. With several ranks, torch's thread count in this process is reduced to
+    cores / ``size``. On GPUs, a rank above 0 makes its GPU the current CUDA device of this thread.
+
+    Raises `ConfigError` if options contradict each other, the model or the machine.
     """
     from minisgl.engine.engine import TorchEngine
 
     if size > 1:
-        _share_cores(size)
+        _limit_threads(size)
     if rank > 0:
-        _take_device(config, rank)
+        _set_current_device(config, rank)
     return TorchEngine(config, manager, rank=rank, size=size, address=address)
 
 
-def _take_device(config: Config, rank: int) -> None:
-    """What is launched, or pinned, without a word about the device would take memory of the first GPU."""
+def _set_current_device(config: Config, rank: int) -> None:
+    """Make this rank's GPU the current CUDA device of this thread.
+
+    Kernels and pinned-memory allocations that name no device use the current one, which is the first GPU by default.
+    """
     import torch
 
-    from minisgl.engine.setup import pick_device
+    from minisgl.engine.setup import resolve_device
 
-    if (device := pick_device(config, rank)).type == "cuda":
+    if (device := resolve_device(config, rank)).type == "cuda":
         torch.cuda.set_device(device)
 
 
-def _share_cores(size: int) -> None:
-    """Ranks on one CPU that each use all cores spend their time waiting for each other's threads."""
+def _limit_threads(size: int) -> None:
+    """Reduce torch's threads to this rank's share of the cores, ``cores // size``.
+
+    If each of ``size`` ranks on one machine used all cores, the ranks' threads would compete and slow each other down.
+    """
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -59,10 +67,10 @@ def _share_cores(size: int) -> None:
 
 
 class LeaderEngine:
-    """Rank 0's engine where others follow: each step goes to them, encoded, before it is launched here.
+    """Engine of rank 0 that sends each step to the follower ranks before it launches the step itself.
 
-    ``send`` hands the bytes to every follower, in order and without loss (promise 7). It is an `Engine`, so the
-    scheduler does not know how many ranks there are.
+    ``send(data)`` must deliver the encoded step to every follower, in order and without loss (promise 7). The class
+    implements the `Engine` protocol, so the scheduler does not need to know the number of ranks.
     """
 
     def __init__(self, engine: TorchEngine, send: Callable[[bytes], None]):
@@ -71,30 +79,32 @@ class LeaderEngine:
         self.eos_ids: frozenset[int] = engine.eos_ids
 
     def launch(self, step: Step) -> None:
+        """Send the encoded step to the followers, then launch the step on rank 0's engine."""
         self._send(step.encode())
         self._engine.launch(step)
 
     def result(self) -> StepResult:
+        """Return the result of the oldest step in flight, as rank 0's engine reports it."""
         return self._engine.result()
 
     def close(self) -> None:
-        """Close rank 0's engine. The followers end when their ``receive`` says so."""
+        """Close rank 0's engine. Each follower ends when its ``receive`` (see `follow`) returns None."""
         self._engine.close()
 
 
 def follow(engine: Engine, receive: Callable[[], bytes | None]) -> None:
-    """Replay rank 0's steps until ``receive`` returns None. For ranks above 0.
+    """Launch rank 0's steps on this rank's engine until ``receive`` returns None. Ranks above 0 call it.
 
-    ``receive`` blocks for the next encoded step. At most `MAX_UNREAD` steps are in flight: the oldest result is
-    waited for before another step is launched, so a follower never runs further ahead than rank 0 may. The caller
-    closes the engine. Raises `EngineDeadError` where the device or a peer fails.
+    ``receive`` blocks until the next encoded step arrives. At most `MAX_IN_FLIGHT` steps are in flight: before another
+    step is launched, the function waits for the result of the oldest one, so a follower runs no further ahead of its
+    device than rank 0 does. The caller closes the engine. Raises `EngineDeadError` if the device or another rank fails.
     """
-    unread = 0
+    in_flight = 0
     while (data := receive()) is not None:
-        if unread == MAX_UNREAD:
+        if in_flight == MAX_IN_FLIGHT:
             engine.result()
-            unread -= 1
+            in_flight -= 1
         engine.launch(Step.decode(data))
-        unread += 1
-    for _ in range(unread):
+        in_flight += 1
+    for _ in range(in_flight):
         engine.result()

@@ -1,7 +1,7 @@
-"""The model runner of one rank: executes steps, one after another, on one device.
+"""Model runner of one rank: executes steps, one after another, on one device.
 
-Knows the model, the KV pool, the page table and each slot's last token; nothing of requests, queues or pages' owners,
-which are the scheduler's. Whatever changes on the device changes in the order of the steps, on one stream.
+Knows the model, the KV pool, the page table and the last token of each request-pool row. Requests, queues and the
+ownership of pages belong to the scheduler. All device state changes on one stream, in the order of the steps.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import logging
+import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +36,15 @@ from minisgl.layers.context import Context
 if TYPE_CHECKING:
     from minisgl.plugin_manager.manager import PluginManager
 
+log = logging.getLogger(__name__)
+
+PROGRESS_SECONDS = 2.0
+"""Seconds between two lines of the log while graphs are recorded."""
+
 
 @dataclass(slots=True)
-class _Launched:
-    """A step whose result nobody has read yet."""
+class _LaunchedStep:
+    """A launched step whose result the scheduler has not read yet. ``plan`` is None if no row samples."""
 
     step: Step
     plan: SamplePlan | None
@@ -44,20 +52,20 @@ class _Launched:
 
 
 class TorchEngine:
-    """One rank's engine (`minisgl.core.Engine`).
+    """Engine of one tensor-parallel rank; implements `minisgl.core.Engine`.
 
-    ``address`` is ``host:port`` of rank 0's rendezvous where ``size`` is above 1. Raises `ConfigError` where the
-    options do not fit the model, the attention backend or the machine.
+    ``size`` is the number of ranks. If it is above 1, ``address`` is ``host:port`` of rank 0's rendezvous. Raises
+    `ConfigError` if the options do not fit the model, the attention backend or the machine.
     """
 
     def __init__(self, config: Config, manager: PluginManager, *, rank: int = 0, size: int = 1, address: str = ""):
         self.rank, self.size = rank, size
-        self.device = setup.pick_device(config, rank)
+        self.device = setup.resolve_device(config, rank)
         path, model_config = setup.read_model(config)
-        self.dtype = setup.pick_dtype(config, model_config, self.device)
-        max_len = setup.pick_max_len(config, model_config)
+        self.dtype = setup.resolve_dtype(config, model_config, self.device)
+        max_seq_len = setup.resolve_max_seq_len(config, model_config)
         self.eos_ids = setup.eos_ids(path)
-        self._unread: deque[_Launched] = deque()
+        self._in_flight: deque[_LaunchedStep] = deque()
         self._closed = False
 
         self.attention: AttentionBackend = setup.build_attention(config, manager, self.device, self.dtype)
@@ -66,54 +74,80 @@ class TorchEngine:
         )
         moe = manager.build("moe", config.moe, device=self.device) if model_config.num_experts else None
         self.graph = manager.build("graph", config.graph, device=self.device)
-        piecewise = getattr(self.graph, "piecewise", lambda most: ())(setup.largest_step(config, max_len))
+        piecewise = getattr(self.graph, "piecewise", lambda max_tokens: ())(setup.max_step_tokens(config, max_seq_len))
         self._piecewise = PiecewiseAttention(self.attention) if piecewise else None
         self.ctx = Context(self.comm, self._piecewise or self.attention, moe, self.device, self.dtype)
+        started = time.monotonic()
+        log.info("loading weights of %s (%s, %s) from %s", model_config.architecture, self.dtype, self.device, path)
         self.model = setup.build_model(config, manager, path, model_config, self.ctx)
+        log.info("loaded weights in %.1f s", time.monotonic() - started)
 
         layers = self.model.attention_layers()
         needs = self.attention.needs()
         shape = (len(layers), config.page_size, layers[0].kv_heads, layers[0].head_dim)
-        pages = size_pool(config, KVPool.page_bytes(*shape, self.dtype), max_len, self.device, needs.workspace)
-        pages = min(int(n) for n in self.comm.exchange(str(pages).encode()))
+        pages = size_pool(config, KVPool.page_bytes(*shape, self.dtype), max_seq_len, self.device, needs.workspace)
+        pages = min(int(n) for n in self.comm.exchange(str(pages).encode()))  # page numbers must be valid on all ranks
         self.spec = EngineSpec(
             page_size=config.page_size,
             num_pages=pages,
             max_running_requests=config.max_running_requests,
-            max_seq_len=max_len,
+            max_seq_len=max_seq_len,
             vocab_size=model_config.vocab_size,
         )
         self.ctx.pool = KVPool(shape[0], pages + 1, *shape[1:], self.dtype, self.device, needs.layout)
+        tokens, gib = pages * config.page_size, self.ctx.pool.nbytes / 2**30
+        log.info("KV pool: %d pages of %d tokens (%d tokens, %.2f GiB)", pages, config.page_size, tokens, gib)
         self.sampler = Sampler(self.spec.max_running_requests, self.spec.vocab_size, self.device)
-        self._inputs = InputBuilder(self.spec, self.device, sharing=needs.shared_prefix)
-        self._last = torch.zeros(self.spec.max_running_requests + 1, dtype=torch.int64, device=self.device)
+        self._inputs = InputBuilder(self.spec, self.device, detect_shared_prefix=needs.shared_prefix)
+        # [request-pool rows, the scratch row included]: the token that the row sampled last.
+        self._last_token_ids = torch.zeros(self.spec.max_running_requests + 1, dtype=torch.int64, device=self.device)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         keys = self.graph.buckets(self.spec.max_running_requests) if needs.graph else ()
-        if needs.shared_prefix:  # few buckets of that kind: a row of padding costs less than a recording
-            keys = [*keys, *(key._replace(shared=True) for key in keys if key.rows % 32 == 0)]
-        self._frames: dict[Any, StaticInputs] = {}
-        self._token_frames: dict[Any, PiecewiseInputBuffers] = {}
-        if self._stream is not None:  # weights, pool and tables came on the default stream
+        if needs.shared_prefix:  # only multiples of 32 rows: a few padding rows cost less than another recording
+            keys = [*keys, *(key._replace(shared_prefix=True) for key in keys if key.rows % 32 == 0)]
+        self._buffers: dict[Any, StaticInputs] = {}
+        self._piecewise_buffers: dict[Any, PiecewiseInputBuffers] = {}
+        if self._stream is not None:  # weights, KV pool and page table were written on the default stream
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        with self._computing(), setup.room_to_record(config):
-            # A backend may launch kernels: as in a step, on this rank's device and stream.
+        with self._computing(), setup.explain_out_of_memory(config):
+            # `bind` may launch kernels, so it runs on this rank's device and stream, as a step does.
             self.attention.bind(self.ctx.pool, layers, keys)
-            self.graph.capture([*keys, *piecewise], self._frame, self._forward_frame)
+            self._capture([*keys, *piecewise])
+
+    def _capture(self, keys: Sequence[Any]) -> None:
+        """Let the graph runner record every bucket, and log the progress."""
+        started = last_logged = time.monotonic()
+        begun = 0
+
+        def make_buffers(key: Any) -> StaticInputs | PiecewiseInputBuffers:
+            nonlocal begun, last_logged
+            if time.monotonic() - last_logged > PROGRESS_SECONDS:
+                last_logged = time.monotonic()
+                log.info("recorded %d of %d graphs", begun, len(keys))
+            begun += 1
+            return self._make_buffers(key)
+
+        self.graph.capture(keys, make_buffers, self._forward_buffers)
+        if keys:
+            log.info("recorded %d graphs in %.1f s", len(keys), time.monotonic() - started)
 
     # ---- the protocol ---------------------------------------------------------------------------
 
     def launch(self, step: Step) -> None:
-        """Run the step: asynchronously on CUDA, synchronously on a CPU. Raise `EngineDeadError` if it fails."""
+        """Execute the step: asynchronously on CUDA, synchronously on a CPU. Raises `EngineDeadError` if it fails."""
         if self._closed:
             raise EngineDeadError("the engine was closed")
         with self._computing():
             self._launch(step)
 
     def result(self) -> StepResult:
-        """The oldest unread step's tokens, as soon as they are on the host."""
-        if not self._unread:
-            raise EngineDeadError("a result was asked for, but every launched step was read")
-        launched = self._unread.popleft()
+        """Wait for the oldest step in flight and return its tokens and log-probabilities.
+
+        Raises `EngineDeadError` if the step failed on the device, or if no step is in flight.
+        """
+        if not self._in_flight:
+            raise EngineDeadError("result() was called, but no step is in flight: every launched step was read")
+        launched = self._in_flight.popleft()
         step, plan = launched.step, launched.plan
         try:
             arrays = launched.download.arrays()
@@ -124,49 +158,53 @@ class TorchEngine:
         if arrays:
             tokens[step.sample, 0] = arrays[0]
         if plan is not None and len(arrays) > 1:
-            found: list[Any] = [None] * step.rows
+            entries: list[Any] = [None] * step.rows
             rows = np.flatnonzero(step.sample)
             for row, entry in zip(rows, read_logprobs(plan, *arrays[1:]), strict=True):
-                found[row] = entry
-            logprobs = tuple(found)
+                entries[row] = entry
+            logprobs = tuple(entries)
         return StepResult(step.id, tokens, step.sample.astype(np.int32), logprobs)
 
-    def arrived(self) -> bool:
-        """Whether `result` would return, or raise, at once."""
+    def result_ready(self) -> bool:
+        """Return whether `result` would return or raise without waiting."""
         try:
-            return not self._unread or self._unread[0].download.arrived()
-        except RuntimeError:  # the device failed: `result` says how
+            return not self._in_flight or self._in_flight[0].download.ready()
+        except RuntimeError:  # the device failed; `result` raises an error that says how
             return True
 
     def abandon(self) -> None:
-        """Close where the device may wait for a rank that is gone, and with it whoever waits for the device: nothing
-        is taken down, and what is held there comes back when this process ends."""
+        """Mark the engine closed after another rank failed, without releasing anything.
+
+        The device may be blocked in a collective with the failed rank, and releasing graphs, the communicator or
+        memory would wait for the device. All of it is released when this process exits. Further launches raise.
+        """
         self._closed = True
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # nobody may collect it: graphs and links would wait
+        # An extra reference keeps the engine from being collected: destructors of graphs and communicator can block.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
     def close(self) -> None:
-        """Drop graphs, link, weights and KV; further launches raise. Closing twice is allowed."""
+        """Release graphs, communicator, weights and KV pool. Further launches raise. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
         self.graph.close()
         self.comm.close()
-        self._unread.clear()
-        self._frames.clear()
-        self._token_frames.clear()
+        self._in_flight.clear()
+        self._buffers.clear()
+        self._piecewise_buffers.clear()
         self.ctx.pool = None
-        for kept in ("model", "attention", "_piecewise", "graph", "sampler", "_inputs"):
-            delattr(self, kept)
+        for attribute in ("model", "attention", "_piecewise", "graph", "sampler", "_inputs"):
+            delattr(self, attribute)
         self.ctx.attention = self.ctx.moe = None  # type: ignore[assignment]
         if self.device.type == "cuda":
-            gc.collect()  # modules and their backends refer to each other
+            gc.collect()  # modules and attention backends refer to each other in cycles
             torch.cuda.empty_cache()
 
     # ---- one step -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _computing(self) -> Any:
-        """On the engine's stream, without autograd; what torch raises means that the engine is dead."""
+        """Run the body on the engine's stream, without autograd, and turn each RuntimeError into `EngineDeadError`."""
         stream: Any = torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext()
         try:
             with torch.inference_mode(), stream:
@@ -177,30 +215,31 @@ class TorchEngine:
             raise EngineDeadError(f"rank {self.rank} failed on {self.device}: {error}") from error
 
     def _launch(self, step: Step) -> None:
-        sampling = self.rank == 0  # the others take rank 0's tokens, and need no sampling state
+        sampling = self.rank == 0  # other ranks receive rank 0's sampled tokens and keep no sampling state
         if sampling:
             self.sampler.admit(step.admissions)
         self._inputs.update_page_table(step)
         plan = self.sampler.plan(step.req_pool_indices[step.sample]) if step.sample.any() else None
         ready = self._compute(step, plan)
         if ready is None:
-            self._unread.append(_Launched(step, None, Download([])))
+            self._in_flight.append(_LaunchedStep(step, None, Download([])))
             return
-        logits, choices = ready
+        logits, inputs = ready
         if sampling:
-            sampled = self.sampler.sample(
-                logits, choices.req_pool_indices, choices.positions, choices.plan, choices.groups
-            )
+            sampled = self.sampler.sample(logits, inputs.req_pool_indices, inputs.positions, inputs.plan, inputs.groups)
         else:
-            sampled = Sampled(torch.empty(len(choices.req_pool_indices), dtype=torch.int64, device=self.device))
+            sampled = Sampled(torch.empty(len(inputs.req_pool_indices), dtype=torch.int64, device=self.device))
         if self.size > 1:
             sampled = sampled._replace(tokens=self.comm.broadcast(sampled.tokens, src=0))
-        self._last.index_put_((choices.req_pool_indices,), sampled.tokens)
-        found = [t for t in sampled if t is not None]
-        self._unread.append(_Launched(step, plan, Download(found, self._stream)))
+        self._last_token_ids.index_put_((inputs.req_pool_indices,), sampled.tokens)
+        tensors = [t for t in sampled if t is not None]
+        self._in_flight.append(_LaunchedStep(step, plan, Download(tensors, self._stream)))
 
     def _compute(self, step: Step, plan: SamplePlan | None) -> tuple[Tensor, SamplingInputs] | None:
-        """Logits [sampled rows, vocab] and what to choose by, None where nobody samples: in the fewest launches."""
+        """Run the forward pass with the fewest launches: graph replay, replay in pieces, or operation by operation.
+
+        Returns the logits [sampled rows, vocab] and the inputs of sampling, or None if no row of the step samples.
+        """
         key = self.graph.pick(step.rows, 1, step.num_decode == step.rows)
         if key is not None:
             return self._replay(step, key, plan)
@@ -208,77 +247,93 @@ class TorchEngine:
         return self._forward(step, plan, key)
 
     def _forward(self, step: Step, plan: SamplePlan | None, key: Any) -> tuple[Tensor, SamplingInputs] | None:
-        """Run the step operation by operation, or where there is a bucket ``key`` for its tokens, in pieces; returns
-        what `_compute` does."""
+        """Run the step in pieces, if ``key`` is a bucket for its number of tokens, or else operation by operation.
+
+        Returns the same as `_compute`.
+        """
         tokens, batch = self._inputs.build(step)
         self.attention.plan(batch)
-        choices = None if plan is None else self._inputs.sampling_inputs(step, plan, batch)
+        inputs = None if plan is None else self._inputs.sampling_inputs(step, plan, batch)
         if key is not None:
-            last = None if choices is None else choices.last_token_indices
-            if choices is not None and last is None:  # every token is a row's last; of the bucket's, so many
-                last = batch.cu_seqlens_q[1:] - 1
-            hidden = self._replay_pieces(key, tokens, last)
+            indices = None if inputs is None else inputs.last_token_indices
+            if inputs is not None and indices is None:  # every token of the step is its row's last; padding is not
+                indices = batch.cu_seqlens_q[1:] - 1
+            hidden = self._replay_pieces(key, tokens, indices)
         else:
-            # Where nobody samples, KV is all that is wanted: any one token will do for the rest.
+            # If no row samples, the step only writes KV. The model still needs an index: pass token 0 as a dummy.
             hidden = self.model.forward(
-                *self._resolve(tokens), batch.cu_seqlens_q[:1] if choices is None else choices.last_token_indices
+                *self._resolve(tokens), batch.cu_seqlens_q[:1] if inputs is None else inputs.last_token_indices
             )
-        return None if choices is None else (self.model.logits(hidden), choices)
+        return None if inputs is None else (self.model.logits(hidden), inputs)
 
     def _resolve(self, tokens: ModelInputs) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids, positions and places, int64 [tokens]; each PENDING id replaced by what its slot sampled last."""
-        ids, positions, out_cache_loc, slots = tokens.packed[:4].long().unbind()
+        """Return token ids, positions and out_cache_loc (KV locations to write), int64 [tokens] each.
+
+        A PENDING id is replaced by the token that its request-pool row sampled last.
+        """
+        input_ids, positions, out_cache_loc, req_pool_indices = tokens.packed[:4].long().unbind()
         if tokens.pending:
-            ids = torch.where(ids < 0, self._last.index_select(0, slots), ids)
-        return ids, positions, out_cache_loc
+            input_ids = torch.where(input_ids < 0, self._last_token_ids.index_select(0, req_pool_indices), input_ids)
+        return input_ids, positions, out_cache_loc
 
     # ---- graphs ---------------------------------------------------------------------------------
 
-    def _frame(self, key: Any) -> StaticInputs | PiecewiseInputBuffers:
-        """The static inputs of a bucket, filled with padding; and planned for, if attention is recorded too."""
+    def _make_buffers(self, key: Any) -> StaticInputs | PiecewiseInputBuffers:
+        """Allocate the static input buffers of a bucket, filled with padding.
+
+        For a decode bucket also plan attention over the padding rows, because attention is part of the recording.
+        """
         if key.piecewise:
-            self._token_frames[key] = PiecewiseInputBuffers(key, self.spec, self.device)
-            return self._token_frames[key]
-        own = getattr(self.graph, "input_buffers", None)
-        frame: StaticInputs = (
-            own(key, self.spec, self._inputs.page_table, self.device)
-            if own is not None
+            self._piecewise_buffers[key] = PiecewiseInputBuffers(key, self.spec, self.device)
+            return self._piecewise_buffers[key]
+        factory = getattr(self.graph, "input_buffers", None)
+        buffers: StaticInputs = (
+            factory(key, self.spec, self._inputs.page_table, self.device)
+            if factory is not None
             else self._inputs.graph_buffers(key)
         )
-        self._frames[key] = frame
-        self._plan(frame.fill(None), key)
-        return frame
+        self._buffers[key] = buffers
+        self._plan(buffers.fill(None), key)
+        return buffers
 
     def _plan(self, batch: AttnBatch, key: Any) -> None:
-        """Plan for a bucket; one for rows with a shared prefix finds its length in a buffer of its own."""
-        self.attention.plan(replace(batch, shared_prefix_len=self._inputs.shared_prefix_len) if key.shared else batch)
+        """Plan attention for a bucket. A shared-prefix bucket gets the prefix length as a static device buffer."""
+        if key.shared_prefix:
+            batch = replace(batch, shared_prefix_len=self._inputs.shared_prefix_len)
+        self.attention.plan(batch)
 
-    def _forward_frame(self, frame: StaticInputs | PiecewiseInputBuffers) -> Tensor:
-        """What a graph records, on static buffers only: from ids to logits [bucket rows, vocab]. In pieces, where few
-        tokens are sampled from, to the hidden states of those."""
-        if not isinstance(frame, PiecewiseInputBuffers):
-            return self.model.logits(self.model.forward(*self._resolve(frame.tokens)))
+    def _forward_buffers(self, buffers: StaticInputs | PiecewiseInputBuffers) -> Tensor:
+        """Run the forward pass that a graph records, on static buffers only.
+
+        Returns logits [bucket rows, vocab] for a decode bucket. For a piecewise bucket, returns the hidden states of
+        the tokens in ``buffers.last_token_indices``, or of all tokens if that is None.
+        """
+        if not isinstance(buffers, PiecewiseInputBuffers):
+            return self.model.logits(self.model.forward(*self._resolve(buffers.tokens)))
         assert self._piecewise is not None
         with self._piecewise.in_bucket(0):
-            return self.model.forward(*self._resolve(frame.tokens), frame.last_token_indices)
+            return self.model.forward(*self._resolve(buffers.tokens), buffers.last_token_indices)
 
     def _replay(self, step: Step, key: Any, plan: SamplePlan | None) -> tuple[Tensor, SamplingInputs] | None:
-        """Run a decode step by replaying its bucket; returns what `_compute` does."""
+        """Pad a decode step up to its bucket and replay the bucket's graph. Returns the same as `_compute`."""
         if self._inputs.find_shared_prefix(step):
-            key = min((k for k in self._frames if k.shared and k.rows >= step.rows), default=key)
-        batch = self._frames[key].fill(self._inputs.decode_rows(step))
+            key = min((k for k in self._buffers if k.shared_prefix and k.rows >= step.rows), default=key)
+        batch = self._buffers[key].fill(self._inputs.decode_rows(step))
         self._plan(batch, key)
         logits = self.graph.run(key)
         return None if plan is None else (logits[: step.rows], self._inputs.sampling_inputs(step, plan, batch))
 
-    def _replay_pieces(self, key: Any, tokens: ModelInputs, last: Tensor | None) -> Tensor:
-        """Replay what lies between the attention of so few tokens; the hidden states of those in ``last`` int32 (None:
-        nobody asks for any)."""
-        frame = self._token_frames[key]
-        frame.fill(tokens, last)
+    def _replay_pieces(self, key: Any, tokens: ModelInputs, indices: Tensor | None) -> Tensor:
+        """Replay the pieces recorded for bucket ``key`` on the step's tokens; attention between them runs eagerly.
+
+        Returns the hidden states of the tokens in ``indices`` int32. If ``indices`` is None (no row samples), the
+        contents of the result are meaningless.
+        """
+        buffers = self._piecewise_buffers[key]
+        buffers.fill(tokens, indices)
         assert self._piecewise is not None
         with self._piecewise.in_bucket(tokens.packed.shape[1]):
-            hidden = self.graph.run(key)
-        if last is None:
+            hidden: Tensor = self.graph.run(key)
+        if indices is None:
             return hidden
-        return hidden[: len(last)] if frame.last_token_indices is not None else hidden.index_select(0, last)
+        return hidden[: len(indices)] if buffers.last_token_indices is not None else hidden.index_select(0, indices)

@@ -1,7 +1,9 @@
-"""What a graph runner is asked for: record the launches of a step once, and replay them as one, or in pieces.
+"""Interface of graph runners, which record the launches of a step once and replay them as one launch or in pieces.
 
-A decode step is one launch. One with prompts is a launch for each stretch between two calls of attention, whose kernels
-depend on the lengths: `minisgl.engine.piecewise`. How launches are recorded is `minisgl.engine.record`'s business.
+A decode step is replayed as one launch. A step with prompts is replayed in pieces: one launch for each stretch between
+two calls of attention. Attention itself is launched anew, because its kernels depend on the lengths of the rows
+(`minisgl.engine.piecewise`). `minisgl.engine.record` implements the recording; the CUDA graph runner is
+`plugins/graph/cuda.py`. `minisgl.engine.inputs.GraphInputBuffers.fill` pads a batch up to its bucket.
 """
 
 from __future__ import annotations
@@ -22,27 +24,38 @@ __all__ = ["Buckets", "GraphKey", "GraphRunner", "StaticInputs", "check_sizes"]
 
 
 class StaticInputs(Protocol):
-    """The inputs of one bucket: tensors that stay where they are, since a recording reads them there."""
+    """Input tensors of one bucket. They keep their addresses, because a recording reads from fixed addresses."""
 
     @property
     def tokens(self) -> ModelInputs:
-        """What the model's forward pass takes: ``packed`` [4 or more, rows] int32: ids (or PENDING), positions, places
-        in the pool, slots."""
+        """Inputs of the model's forward pass.
+
+        ``tokens.packed`` is int32 [4 or more, rows]: token ids (or PENDING), positions, out_cache_loc (KV locations to
+        write: page · page_size + offset), request-pool indices.
+        """
 
     def fill(self, packed: I32 | None) -> AttnBatch:
-        """Take over a step's rows: ids, positions, places, slots and KV lengths, int32 [5, rows] on the host, at most
-        as many as the bucket has. The others (None: all) are padding, which computes position 0 of the scratch slot,
-        with its KV in the scratch page. Returns the bucket's rows as what attention is to plan."""
+        """Copy the rows of a step into the buffers, and return the bucket's rows as the batch for attention to plan.
+
+        ``packed`` is int32 [5, rows] on the host: token ids, positions, out_cache_loc, request-pool indices and
+        sequence lengths, with at most as many rows as the bucket has. The remaining rows of the bucket (all rows, if
+        ``packed`` is None) become padding: each computes position 0 of the scratch request-pool row and writes its KV
+        to the scratch page.
+        """
 
 
 class GraphRunner(Protocol):
-    """Records and replays decode steps by batch-size bucket. One that has a method ``frame(key, spec, table, device)``
-    makes each bucket's `StaticInputs` itself; for the others the engine does. One that has a method ``piecewise(most)``
-    names buckets for the other steps, which have at most ``most`` tokens (see `GraphKey`), and finds the one for a step
-    in ``pick_tokens(tokens)``."""
+    """Runner that records and replays decode steps by batch-size bucket.
+
+    Two optional methods are not part of the protocol. A runner with ``input_buffers(key, spec, page_table, device)``
+    allocates the `StaticInputs` of each bucket itself; without the method, the engine allocates them. A runner with
+    ``piecewise(max_tokens)`` returns buckets for steps with prompts, which have at most ``max_tokens`` tokens (a
+    `GraphKey` with ``q_len`` 0); it must then also have ``pick_tokens(tokens)``, which returns the bucket for a step of
+    ``tokens`` tokens, or None.
+    """
 
     def buckets(self, max_rows: int) -> Sequence[GraphKey]:
-        """The buckets it wants for at most ``max_rows`` decode rows; none: every step runs eagerly."""
+        """Return the buckets to record for steps of at most ``max_rows`` decode rows. Empty: no step is recorded."""
 
     def capture(
         self,
@@ -50,21 +63,26 @@ class GraphRunner(Protocol):
         build: Callable[[GraphKey], Any],
         forward: Callable[[Any], Tensor],
     ) -> None:
-        """For each key, ``build`` its static input buffers and record ``forward`` on them, in pieces where it says so
-        (`Recorder.record`)."""
+        """Record ``forward(build(key))`` for each key, where ``build(key)`` allocates the bucket's input buffers.
+
+        A key whose ``piecewise`` is True is recorded in pieces (see `minisgl.engine.record.Recorder.record`).
+        """
 
     def pick(self, rows: int, q_len: int, uniform: bool) -> GraphKey | None:
-        """The smallest captured bucket for a step of ``rows`` rows, or None: run it eagerly."""
+        """Return the smallest recorded bucket for a step of ``rows`` rows, or None to run the step eagerly.
+
+        ``q_len`` is the number of query tokens of a row; ``uniform`` is True if all rows have that number.
+        """
 
     def run(self, key: GraphKey) -> Tensor:
-        """Replay; the inputs were written into ``build(key)``'s buffers. Returns the recorded output buffer."""
+        """Replay a bucket, whose input buffers the caller has filled. Return the recorded output buffer."""
 
     def close(self) -> None:
-        """Drop the recordings; called before the communicator closes."""
+        """Drop the recordings. The engine calls it before it closes the communicator."""
 
 
 class Buckets:
-    """Recorded buckets by size: those of decode rows, and those of tokens (``q_len`` 0)."""
+    """Recorded buckets sorted by size, separately for decode rows (``q_len`` 1) and for tokens (``q_len`` 0)."""
 
     def __init__(self, keys: Iterable[GraphKey] = ()):
         self._sizes: dict[int, list[int]] = {}
@@ -72,13 +90,15 @@ class Buckets:
             self._sizes.setdefault(key.q_len, []).append(key.rows)
 
     def smallest(self, rows: int, q_len: int) -> GraphKey | None:
-        """The smallest that holds ``rows``; None: none does."""
+        """Return the smallest bucket of ``q_len`` that holds ``rows`` rows (tokens, if ``q_len`` is 0), or None."""
         sizes = self._sizes.get(q_len, [])
         i = bisect_left(sizes, rows)
         return GraphKey(sizes[i], q_len) if i < len(sizes) else None
 
 
 def check_sizes(max_rows: int, max_tokens: int) -> None:
-    """Raise ValueError unless a runner can have such options."""
+    """Raise ValueError unless ``max_rows`` is at least 1 and ``max_tokens`` at least 0."""
     if max_rows < 1 or max_tokens < 0:
-        raise ValueError(f"graph.max_rows={max_rows} and graph.max_tokens={max_tokens}: at least 1 and 0")
+        raise ValueError(
+            f"graph.max_rows={max_rows} must be at least 1, and graph.max_tokens={max_tokens} at least 0 (0: off)"
+        )

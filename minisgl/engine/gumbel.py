@@ -1,8 +1,9 @@
-"""Random numbers without a state: Gumbel noise as a pure function of (seed, position, token id).
+"""Stateless random numbers for sampling: Gumbel noise as a pure function of (seed, position, token id).
 
-A stateful generator would make a request's tokens depend on its neighbours, on its row and on how often it was
-retracted. A counter-based one (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) does not. Knows
-torch's integer operations, which wrap alike on every device, and nothing of requests.
+With a stateful generator, a request's tokens would depend on the other requests in the batch, on its row and on how
+often it was retracted. A counter-based generator (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011)
+has no such dependence. The code uses torch's integer operations, which overflow in the same way on every device, and
+knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _MASK64 = (1 << 64) - 1
 
 
 def _i32(value: int) -> int:
-    """A 32-bit pattern as the signed number that torch wants."""
+    """Return the lowest 32 bits of ``value`` as a signed number, as torch.int32 requires."""
     value &= 0xFFFFFFFF
     return value - (1 << 32) if value >= 1 << 31 else value
 
@@ -23,7 +24,7 @@ _M1, _M2, _GOLDEN = _i32(0x7FEB352D), _i32(0x846CA68B), _i32(0x9E3779B9)
 
 
 def seed_key(seed: int) -> tuple[int, int]:
-    """Two int32 of key for a 64-bit seed, by splitmix64's finaliser: close seeds get unrelated keys."""
+    """Return two int32 key words for a 64-bit seed. splitmix64's finaliser gives close seeds unrelated keys."""
     z = (seed + 0x9E3779B97F4A7C15) & _MASK64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
@@ -32,7 +33,10 @@ def seed_key(seed: int) -> tuple[int, int]:
 
 
 def mix_(x: Tensor) -> Tensor:
-    """Hash int32 to int32 in place, a bijection (C. Wellons' lowbias32). Shifts are masked: torch's are arithmetic."""
+    """Hash an int32 tensor in place with a bijection of 32-bit words (C. Wellons' lowbias32).
+
+    torch's right shift is arithmetic, so each shift is masked to make it logical.
+    """
     x ^= (x >> 16) & 0xFFFF
     x *= _M1
     x ^= (x >> 15) & 0x1FFFF
@@ -42,57 +46,63 @@ def mix_(x: Tensor) -> Tensor:
 
 
 def token_hashes(vocab_size: int, device: torch.device) -> Tensor:
-    """[vocab] int32: each token id's hash, the same for every row; made once."""
+    """Return the hash of each token id, int32 [vocab]. All rows use the same hashes, so they are computed once."""
     return mix_(torch.arange(1, vocab_size + 1, dtype=torch.int32, device=device).mul_(_GOLDEN))
 
 
 def gumbel(keys: Tensor, positions: Tensor, hashes: Tensor) -> Tensor:
-    """Standard Gumbel noise, float32 [rows, vocab].
+    """Return standard Gumbel noise, float32 [rows, vocab].
 
-    ``keys`` int32 [rows, 2] from `seed_key`, ``positions`` int32 [rows], ``hashes`` from `token_hashes`. The argmax of
-    ``logits + noise`` is a draw from softmax(logits) (the Gumbel-max trick).
+    ``keys`` int32 [rows, 2] comes from `seed_key`, ``positions`` is int32 [rows], ``hashes`` comes from `token_hashes`.
+    The argmax of ``logits + noise`` is a sample from softmax(logits) (the Gumbel-max trick).
     """
-    place = mix_(positions * _GOLDEN + keys[:, 0])
-    low = mix_(place ^ keys[:, 1])
-    odd = mix_(place + keys[:, 1]) | 1
+    row_hash = mix_(positions * _GOLDEN + keys[:, 0])
+    low = mix_(row_hash ^ keys[:, 1])
+    odd = mix_(row_hash + keys[:, 1]) | 1
     bits = (hashes ^ low[:, None]).mul_(odd[:, None])
     mix_(bits)
-    # 31 random bits as u in (0, 1), smallest 2^-32. E = -log(1 - u) keeps its precision where E is small, that is for
-    # the large noise which decides; u is held below 1 so that no token gets -inf.
+    # 31 random bits become u in (0, 1); the smallest u is 2^-32. Noise is -log(E) with E = -log(1 - u). This form of E
+    # is precise for small E, that is for large noise, which decides the argmax. u stays below 1: no noise is -inf.
     u = bits.bitwise_right_shift_(1).bitwise_and_(0x7FFFFFFF).to(torch.float32)
     u.mul_(2.0**-31).add_(2.0**-32).clamp_(max=1.0 - 2.0**-24)
     return u.neg_().log1p_().neg_().log_().neg_()
 
 
 def draw(
-    logits: Tensor, table: Tensor, slots: Tensor, positions: Tensor, hashes: Tensor, *, scaled: bool = True
+    logits: Tensor, table: Tensor, req_pool_indices: Tensor, positions: Tensor, hashes: Tensor, *, scaled: bool = True
 ) -> Tensor:
-    """argmax(logits / temperature + noise), int64 [rows].
+    """Sample a token for each row: argmax(logits / temperature + noise), int64 [rows].
 
-    logits [rows, vocab], of which float32 is made; ``table`` int32 [slots, 3 or more] has each slot's key and, as
-    float32's bits, its temperature, above 0 (unless ``scaled``, it is not looked at); slots int32 [rows]; the others
-    are `gumbel`'s. On a GPU the noise is made while the logits are read, once, and never stored; of equal ones that
-    kernel takes the smallest token id.
+    ``logits`` [rows, vocab] of any float dtype are converted to float32. ``table`` int32 [request-pool rows, 3 or more]
+    holds the seed key in columns 0 and 1, and the bits of the float32 temperature, above 0, in column 2. If ``scaled``
+    is False, the logits are not divided by the temperature. ``req_pool_indices`` int32 [rows] selects a row of
+    ``table`` for each row of logits. ``positions`` and ``hashes`` are as in `gumbel`.
+
+    On a GPU a Triton kernel reads the logits once and computes the noise on the fly, without storing it. Among equal
+    maxima that kernel returns the smallest token id.
     """
     if logits.is_cuda:
         from minisgl.kernel.triton.sampling import gumbel_argmax
 
-        return gumbel_argmax(logits, table, slots, positions, hashes, scaled=scaled)
-    return draw_torch(logits, table, slots, positions, hashes, scaled=scaled)
+        return gumbel_argmax(logits, table, req_pool_indices, positions, hashes, scaled=scaled)
+    return draw_torch(logits, table, req_pool_indices, positions, hashes, scaled=scaled)
 
 
 def draw_torch(
-    logits: Tensor, table: Tensor, slots: Tensor, positions: Tensor, hashes: Tensor, *, scaled: bool = True
+    logits: Tensor, table: Tensor, req_pool_indices: Tensor, positions: Tensor, hashes: Tensor, *, scaled: bool = True
 ) -> Tensor:
-    """`draw`, with the noise of all tokens in memory: what a CPU runs, and the kernel's twin."""
-    asked, logits = table.index_select(0, slots), logits.float()
+    """Sample as `draw` does, with the noise of all rows and tokens in memory.
+
+    This is the CPU implementation, and the torch reference of the Triton kernel.
+    """
+    params, logits = table.index_select(0, req_pool_indices), logits.float()
     if scaled:
-        logits = logits / asked[:, 2:3].view(torch.float32)
-    return gumbel(asked[:, :2], positions, hashes).add_(logits).argmax(dim=1)
+        logits = logits / params[:, 2:3].view(torch.float32)
+    return gumbel(params[:, :2], positions, hashes).add_(logits).argmax(dim=1)
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """The likeliest token of each row, int64 [rows], as `draw` would choose it without noise."""
+    """Return the most likely token of each row, int64 [rows]: the choice of `draw` without noise."""
     if logits.is_cuda:
         from minisgl.kernel.triton.sampling import gumbel_argmax
 

@@ -1,7 +1,7 @@
-"""From a `Step` to the tensors that a forward pass reads: whole arrays at a time, one copy to the device.
+"""Conversion of a `Step` into the tensors that a forward pass reads, with one copy to the device per step.
 
-Knows the page table, on the device and its twin on the host, with which it turns positions into places in the pool.
-Nothing here depends on the length of a request, and no row is looked at in Python.
+The module owns the page table on the device and a host copy of it, which maps positions to KV locations
+(page · page_size + offset). All work is done on whole numpy arrays: there is no Python loop over rows or tokens.
 """
 
 from __future__ import annotations
@@ -17,37 +17,41 @@ from minisgl.core import I32, PENDING, EngineSpec, Step
 from minisgl.engine.sampler import SamplePlan
 from minisgl.engine.transfer import Uploader
 
-SHARING = 1 << 15
-"""Tokens that need not be read again (the prefix that all rows share, times the rows but one) from which on it pays to
-read them apart: on an H200 that costs about what reading so many tokens of eight KV heads does."""
+MIN_SAVED_TOKENS = 1 << 15
+"""The smallest saving at which attention handles the common prefix of all decode rows separately, in tokens.
+
+Reading the KV of the common prefix once, instead of once per row, saves prefix length · (rows - 1) tokens of KV reads.
+The separate pass itself costs about as much as reading this number of tokens with eight KV heads (measured on an H200).
+"""
 
 
 class ModelInputs(NamedTuple):
-    """What the model's forward pass takes, on the device."""
+    """Inputs of the model's forward pass, on the device."""
 
-    packed: Tensor  # [4 or more, tokens] int32: ids (or PENDING), positions, places in the pool, slots
-    pending: bool  # whether an id may be PENDING: what its slot sampled last
+    packed: Tensor  # [4 or more, tokens] int32: token ids (or PENDING), positions, out_cache_loc, request-pool indices
+    pending: bool  # whether a token id may be PENDING, which means: the token that the request sampled last
 
 
 class SamplingInputs(NamedTuple):
-    """What sampling takes: one entry for each row that samples, on the device."""
+    """Inputs of sampling: tensors with one entry for each row that samples, on the device."""
 
-    last_token_indices: Tensor | None  # index of the row's last token; None: every token is one
+    last_token_indices: Tensor | None  # index of each row's last token in the step; None: every token is its row's last
     req_pool_indices: Tensor
-    positions: Tensor  # of the token being chosen
+    positions: Tensor  # position of the token to be sampled
     plan: SamplePlan
-    groups: dict[int, Tensor]  # plan.rows on the device
+    groups: dict[int, Tensor]  # `plan.rows` as tensors on the device
 
 
 class GraphInputBuffers:
-    """The static input buffers of one graph bucket; `fill` is one copy.
+    """Static input buffers of one graph bucket. `fill` writes them with one host-to-device copy.
 
-    Rows beyond a step's are padding: they compute position 0 of the scratch slot, whose KV lies in the scratch page.
+    Rows that the step does not use are padding: each computes position 0 of the scratch request-pool row and writes its
+    KV to the scratch page. ``page_table`` is the live page table on the device.
     """
 
-    def __init__(self, key: GraphKey, spec: EngineSpec, table: Tensor, device: torch.device):
+    def __init__(self, key: GraphKey, spec: EngineSpec, page_table: Tensor, device: torch.device):
         rows = key.rows * key.q_len
-        self.key, self._page_table, self._device = key, table, device
+        self.key, self._page_table, self._device = key, page_table, device
         self._pad = (0, 0, spec.num_pages * spec.page_size, spec.max_running_requests, 1)
         self._packed = torch.tensor(self._pad, dtype=torch.int32, device=device)[:, None].repeat(1, rows)
         self.tokens = ModelInputs(self._packed, pending=True)
@@ -55,7 +59,10 @@ class GraphInputBuffers:
         self._cu_seqlens_q = torch.arange(rows + 1, dtype=torch.int32, device=device)
 
     def fill(self, packed: I32 | None) -> AttnBatch:
-        """Take over a step's `InputBuilder.decode_rows` (None: only padding); returns what to plan."""
+        """Copy the rows of a step into the buffers and pad up to the bucket. Return the batch for attention to plan.
+
+        ``packed`` comes from `InputBuilder.decode_rows`. If it is None, all rows of the bucket become padding.
+        """
         size, n = self.key.rows, 0 if packed is None else packed.shape[1]
         host = torch.empty(self._packed.shape, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         array = host.numpy()
@@ -63,81 +70,99 @@ class GraphInputBuffers:
         if packed is not None:
             array[:, :n] = packed
         self._packed.copy_(host, non_blocking=True)
-        slots, seq_lens = self._packed[3], self._packed[4]
+        req_pool_indices, seq_lens = self._packed[3], self._packed[4]
         return AttnBatch(
-            size, self._cu_seqlens_q_cpu, array[4], self._cu_seqlens_q, seq_lens, slots, self._page_table, self.key
+            size,
+            self._cu_seqlens_q_cpu,
+            array[4],
+            self._cu_seqlens_q,
+            seq_lens,
+            req_pool_indices,
+            self._page_table,
+            self.key,
         )
 
 
 class PiecewiseInputBuffers:
-    """The static input buffers of a bucket of tokens, whatever rows they are of (a `GraphKey` with ``q_len`` 0).
+    """Static input buffers of a bucket of tokens, for steps with prompts (a `GraphKey` with ``q_len`` 0).
 
-    ``last`` int32 [max_slots]: the tokens whose hidden states are wanted, each row's last; behind those of a step stand
-    an earlier one's, whose results nobody reads. None in a bucket of no more tokens than that: all are wanted.
+    ``last_token_indices`` int32 [max_running_requests] lists the tokens whose hidden states the recording returns: the
+    last token of each row. Entries past the rows of the current step are stale, and their hidden states are ignored.
+    In a bucket of at most ``max_running_requests`` tokens the attribute is None, and the recording returns the hidden
+    states of all tokens.
     """
 
     def __init__(self, key: GraphKey, spec: EngineSpec, device: torch.device):
-        pad = (0, 0, spec.num_pages * spec.page_size, spec.max_running_requests)  # as a `GraphInputBuffers`'s
+        pad = (0, 0, spec.num_pages * spec.page_size, spec.max_running_requests)  # as in `GraphInputBuffers`
         self._pad = torch.tensor(pad, dtype=torch.int32, device=device)[:, None]
         self.tokens = ModelInputs(self._pad.repeat(1, key.rows), pending=True)
-        choose = key.rows > spec.max_running_requests
+        selects = key.rows > spec.max_running_requests
         self.last_token_indices = (
-            torch.zeros(spec.max_running_requests, dtype=torch.int32, device=device) if choose else None
+            torch.zeros(spec.max_running_requests, dtype=torch.int32, device=device) if selects else None
         )
 
-    def fill(self, tokens: ModelInputs, last: Tensor | None) -> None:
-        """Take over a step's tokens, which are on the device already, and those of them that are sampled from (None:
-        nobody is)."""
+    def fill(self, tokens: ModelInputs, indices: Tensor | None) -> None:
+        """Copy the tokens of a step, which are on the device already, into the buffers and pad the rest.
+
+        ``indices`` int32 lists the last token of each row that samples. None: no row samples.
+        """
         n = tokens.packed.shape[1]
         self.tokens.packed[:, :n] = tokens.packed[:4]
         self.tokens.packed[:, n:] = self._pad
-        if self.last_token_indices is not None and last is not None:
-            self.last_token_indices[: len(last)] = last
+        if self.last_token_indices is not None and indices is not None:
+            self.last_token_indices[: len(indices)] = indices
 
 
 class InputBuilder:
-    """Builds the inputs of each step; owns the page table [max_slots + 1, max_pages] int32. ``sharing``: attention
-    looks at what all rows of a decode step have in common."""
+    """Builder of each step's inputs; owns the page table, int32 [max_running_requests + 1, max_pages].
 
-    def __init__(self, spec: EngineSpec, device: torch.device, *, sharing: bool = True):
-        self.spec, self.device, self.shared_prefix = spec, device, sharing
+    ``detect_shared_prefix`` is True if the attention backend can handle a prefix that all decode rows share separately
+    (`AttnNeeds.shared_prefix`). If it is False, `find_shared_prefix` always returns False.
+    """
+
+    def __init__(self, spec: EngineSpec, device: torch.device, *, detect_shared_prefix: bool = True):
+        self.spec, self.device, self.detect_shared_prefix = spec, device, detect_shared_prefix
         self.upload = Uploader(device)
         columns = -(-spec.max_seq_len // spec.page_size)
-        # The host's twin tells where a token's KV goes without a launch; on a CPU both are the same memory.
+        # The host copy gives KV locations without reading the device. On a CPU both tables share the same memory.
         self._page_table_cpu = np.full((spec.max_running_requests + 1, columns), spec.num_pages, np.int32)
         self.page_table = torch.from_numpy(self._page_table_cpu)
         if device.type != "cpu":
             self.page_table = self.page_table.to(device)
         self._cu_seqlens_q_cpu = np.arange(spec.max_running_requests + 2, dtype=np.int32)
         self._cu_seqlens_q = torch.from_numpy(self._cu_seqlens_q_cpu).to(device)
-        self.shared_prefix_len = torch.zeros(1, dtype=torch.int32, device=device)  # what the last `share` found
+        self.shared_prefix_len = torch.zeros(1, dtype=torch.int32, device=device)  # set by `find_shared_prefix`
 
     def graph_buffers(self, key: GraphKey) -> GraphInputBuffers:
-        """Static buffers for a graph bucket."""
+        """Allocate static input buffers for the decode bucket ``key``."""
         return GraphInputBuffers(key, self.spec, self.page_table, self.device)
 
     def update_page_table(self, step: Step) -> None:
-        """Apply the step's page-table writes, in their order."""
-        slots, columns, pages = step.page_table_updates
-        if not len(slots):
+        """Apply the step's writes to the page table, on the host and on the device, in their order."""
+        rows, columns, pages = step.page_table_updates
+        if not len(rows):
             return
-        self._page_table_cpu[slots, columns] = pages  # of equal places, numpy keeps the last
+        self._page_table_cpu[rows, columns] = pages  # duplicate indices: numpy keeps the last write
         if self.device.type != "cpu":
-            # A device's scatter keeps any, so equal places must carry equal pages: read them back.
-            places = slots * np.int32(self._page_table_cpu.shape[1]) + columns
-            at, values = self.upload([places, self._page_table_cpu[slots, columns]])
-            self.page_table.view(-1).index_copy_(0, at.long(), values)
+            # With duplicate indices, a scatter on the device may keep any of the writes. Read the values back from the
+            # host copy, so that all writes to one entry carry the same page.
+            entries = rows * np.int32(self._page_table_cpu.shape[1]) + columns
+            indices, values = self.upload([entries, self._page_table_cpu[rows, columns]])
+            self.page_table.view(-1).index_copy_(0, indices.long(), values)
 
     def find_shared_prefix(self, step: Step) -> bool:
-        """Whether it pays to read apart what all rows of a decode step have in common; `shared` then says how much.
+        """Return whether all rows of a decode step share a prefix long enough to be worth a separate pass.
 
-        A page has one content, so where two rows have the same page in a column, all before it are alike.
+        If so, write the length of the prefix in tokens, a multiple of the page size, to `shared_prefix_len` on the
+        device. The search is a binary search over page columns: two rows with the same page in column c have the same
+        tokens in all columns up to c, because the content of a page determines the tokens before it.
         """
         size = self.spec.page_size
-        low, high = 0, int(step.num_computed_tokens.min()) // size  # the token that is computed now is each row's own
-        if not self.shared_prefix or high * size * (step.rows - 1) < SHARING:
+        # In pages. The token that a row computes in this step is not shared, so its page does not count.
+        low, high = 0, int(step.num_computed_tokens.min()) // size
+        if not self.detect_shared_prefix or high * size * (step.rows - 1) < MIN_SAVED_TOKENS:
             return False
-        probe = -(-SHARING // (size * (step.rows - 1)))  # so many pages at least
+        probe = -(-MIN_SAVED_TOKENS // (size * (step.rows - 1)))  # the shortest prefix, in pages, that is worth it
         while low < high:
             column = self._page_table_cpu[step.req_pool_indices, probe - 1]
             if (column == column[0]).all():
@@ -151,15 +176,18 @@ class InputBuilder:
         self.shared_prefix_len.copy_(length)
         return True
 
-    def out_cache_loc(self, slots: I32, positions: I32) -> I32:
-        """The place in the pool of each position, both int32 [tokens]."""
+    def out_cache_loc(self, req_pool_indices: I32, positions: I32) -> I32:
+        """Return the KV location (page · page_size + offset) of each position. All arrays are int32 [tokens]."""
         size = np.int32(self.spec.page_size)
         columns, offsets = np.divmod(positions, size)
-        places: I32 = self._page_table_cpu[slots, columns] * size + offsets
-        return places
+        locations: I32 = self._page_table_cpu[req_pool_indices, columns] * size + offsets
+        return locations
 
     def decode_rows(self, step: Step) -> I32:
-        """For a step of decode rows only: ids, positions, places, slots and KV lengths, int32 [5, rows]."""
+        """Pack a step that has only decode rows into one host array, int32 [5, rows].
+
+        The five lines are token ids, positions, out_cache_loc, request-pool indices and sequence lengths.
+        """
         packed = np.empty((5, step.rows), np.int32)
         packed[0] = step.input_ids
         packed[1] = step.num_computed_tokens
@@ -169,14 +197,14 @@ class InputBuilder:
         return packed
 
     def build(self, step: Step) -> tuple[ModelInputs, AttnBatch]:
-        """The inputs of a step that runs operation by operation."""
+        """Build the inputs of a step that is not replayed as one graph: the model's inputs and attention's batch."""
         rows = step.rows
         pending = bool((step.input_ids[: step.num_decode] == PENDING).any())
         if step.num_decode == rows:
             host = self.decode_rows(step)
             (packed,) = self.upload([host])
             cu_seqlens_q_cpu, cu_seqlens_q = self._cu_seqlens_q_cpu[: rows + 1], self._cu_seqlens_q[: rows + 1]
-            shared = self.shared_prefix_len if self.find_shared_prefix(step) else None
+            shared_prefix_len = self.shared_prefix_len if self.find_shared_prefix(step) else None
             batch = AttnBatch(
                 rows,
                 cu_seqlens_q_cpu,
@@ -185,7 +213,7 @@ class InputBuilder:
                 packed[4],
                 packed[3],
                 self.page_table,
-                shared_prefix_len=shared,
+                shared_prefix_len=shared_prefix_len,
             )
             return ModelInputs(packed, pending), batch
         cu_seqlens_q_cpu = np.zeros(rows + 1, np.int32)
@@ -198,24 +226,27 @@ class InputBuilder:
         host[3] = np.repeat(step.req_pool_indices, step.num_scheduled_tokens)
         host[2] = self.out_cache_loc(host[3], host[1])
         seq_lens_cpu = step.num_computed_tokens + step.num_scheduled_tokens
-        packed, slots, seq_lens, cu_seqlens_q = self.upload(
+        packed, req_pool_indices, seq_lens, cu_seqlens_q = self.upload(
             [host, step.req_pool_indices, seq_lens_cpu, cu_seqlens_q_cpu]
         )
         batch = AttnBatch(
-            step.num_decode, cu_seqlens_q_cpu, seq_lens_cpu, cu_seqlens_q, seq_lens, slots, self.page_table
+            step.num_decode, cu_seqlens_q_cpu, seq_lens_cpu, cu_seqlens_q, seq_lens, req_pool_indices, self.page_table
         )
         return ModelInputs(packed, pending), batch
 
     def sampling_inputs(self, step: Step, plan: SamplePlan, batch: AttnBatch) -> SamplingInputs:
-        """What sampling takes, for a step in which some row samples; ``batch`` is what was planned for it."""
+        """Build the inputs of sampling for a step in which at least one row samples.
+
+        ``batch`` is the batch that attention was planned for. It may have padding rows after the rows of the step.
+        """
         rows = step.rows
         decode = step.num_decode == rows
         if step.sample.all():
-            last = None if decode else batch.cu_seqlens_q[1:] - 1
+            indices = None if decode else batch.cu_seqlens_q[1:] - 1
             groups = self.upload(list(plan.rows.values())) if plan.rows else []
-            slots, positions = batch.req_pool_indices[:rows], batch.seq_lens[:rows]
+            req_pool_indices, positions = batch.req_pool_indices[:rows], batch.seq_lens[:rows]
         else:
-            ends = batch.cu_seqlens_q_cpu[1:][step.sample] - np.int32(1)
-            who = [ends, step.req_pool_indices[step.sample], batch.seq_lens_cpu[:rows][step.sample]]
-            last, slots, positions, *groups = self.upload([*who, *plan.rows.values()])
-        return SamplingInputs(last, slots, positions, plan, dict(zip(plan.rows, groups, strict=True)))
+            last_tokens = batch.cu_seqlens_q_cpu[1:][step.sample] - np.int32(1)
+            host = [last_tokens, step.req_pool_indices[step.sample], batch.seq_lens_cpu[:rows][step.sample]]
+            indices, req_pool_indices, positions, *groups = self.upload([*host, *plan.rows.values()])
+        return SamplingInputs(indices, req_pool_indices, positions, plan, dict(zip(plan.rows, groups, strict=True)))

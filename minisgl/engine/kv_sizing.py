@@ -1,6 +1,6 @@
-"""How many KV pages fit: from the options, what a page takes, and what the device has left.
+"""Number of pages of the KV pool, from the options, the bytes of a page and the free memory of the device.
 
-Knows bytes, and nothing of models or requests.
+Knows sizes in bytes, and nothing of models or requests.
 """
 
 from __future__ import annotations
@@ -11,23 +11,27 @@ import torch
 from minisgl.config import Config, ConfigError
 
 CPU_SHARE, CPU_LIMIT = 0.1, 4 << 30
-"""On a CPU the machine has other work: this share of its memory, and at most so many bytes (config.memory_ratio)."""
+"""Limits of the KV pool on a CPU: a share of the machine's memory, and a number of bytes. The smaller limit applies.
+``memory_ratio`` applies to GPUs only."""
 
 
 def size_pool(config: Config, page_bytes: int, max_len: int, device: torch.device, reserved: int) -> int:
-    """Pages for the KV pool, the scratch page not counted.
+    """Return the number of pages of the KV pool, not counting the scratch page.
 
-    ``page_bytes``: one page in all layers on this rank; ``reserved`` bytes are asked for besides, by the attention
-    backend. Never more than ``max_running_requests`` requests of ``max_len`` tokens could fill. Raises `ConfigError`
-    where not even a short request fits, or not one as long as ``max_seq_len`` says.
+    ``page_bytes`` is the size of one page in all layers on this rank. ``reserved`` is the workspace of the attention
+    backend in bytes, which is left free. If ``num_pages`` is not given, the result is at most the number of pages that
+    ``max_running_requests`` requests of ``max_len`` tokens can fill.
+
+    Raises `ConfigError` if the pool would hold fewer than 2 tokens, or if the option ``max_seq_len`` is given and a
+    request of that length does not fit.
     """
     size = config.page_size
     if config.num_pages is not None:
         pages, why = config.num_pages, f"num_pages={config.num_pages}"
     else:
-        room, why = _room(config, device, reserved)
-        useful = config.max_running_requests * -(-max_len // size)
-        pages = min(room // page_bytes - 1, useful)
+        available, why = _available_bytes(config, device, reserved)
+        usable_pages = config.max_running_requests * -(-max_len // size)
+        pages = min(available // page_bytes - 1, usable_pages)  # one page is the scratch page
     if pages * size < 2:
         raise ConfigError(
             f"No KV pool fits: {why} leaves {max(pages, 0)} pages of {size} tokens, {page_bytes / 2**20:.1f} MiB each. "
@@ -41,11 +45,11 @@ def size_pool(config: Config, page_bytes: int, max_len: int, device: torch.devic
     return pages
 
 
-def _room(config: Config, device: torch.device, reserved: int) -> tuple[int, str]:
-    """Bytes for KV, and the option that says so."""
+def _available_bytes(config: Config, device: torch.device, reserved: int) -> tuple[int, str]:
+    """Return the bytes available for KV, and the option or rule that determines this number, for error messages."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        used = total - free  # weights are loaded by now
+        used = total - free  # includes the weights, which are loaded before the pool is sized
         return int(config.memory_ratio * total) - used - reserved, f"memory_ratio={config.memory_ratio}"
     total = psutil.virtual_memory().total
     share = min(int(CPU_SHARE * total), CPU_LIMIT)

@@ -1,8 +1,8 @@
-"""What changes logits before a token is chosen: bias, penalties, top-k, top-p, min-p. Pure functions over rows.
+"""Logits processors, applied before a token is chosen: logit bias, penalties, top-k, top-p, min-p.
 
-Each takes float32 logits [rows, vocab] and one parameter a row, as tensors; all stays on the device. Order and
-meaning are those of vLLM and transformers: bias, penalties, temperature, top-k, top-p, min-p, each on what the one
-before left.
+Each function takes float32 logits [rows, vocab] and, as tensors, one parameter for each row. All data stays on the
+device, and no function keeps state. Order and meaning are those of vLLM and transformers: bias, penalties, temperature,
+top-k, top-p, min-p, where each processor works on the result of the processor before it.
 """
 
 from __future__ import annotations
@@ -10,23 +10,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-NARROW = 256
-"""Rows whose top-k is at most this wide are sorted that far only. Fixed, so that a row's sums never depend on its
-neighbours' parameters."""
+PARTIAL_SORT_WIDTH = 256
+"""If a row's top_k is at most this number, only this number of largest logits of the row is sorted. The width is a
+constant, so the floating-point sums of a row do not depend on the parameters of other rows."""
 
 
 def add_bias(logits: Tensor, ids: Tensor, values: Tensor) -> Tensor:
-    """Add ``values`` [rows, k] to the logits of ``ids`` [rows, k] int64, in place. Pad with value 0."""
+    """Add ``values`` [rows, k] to the logits of the token ids ``ids`` [rows, k] int64, in place.
+
+    Rows with fewer than k biased tokens are padded with value 0.
+    """
     return logits.scatter_add_(1, ids, values)
 
 
-def penalise(
+def apply_penalties(
     logits: Tensor, prompt: Tensor, counts: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor
 ) -> Tensor:
-    """Make tokens that came before less likely (or, below 1 or 0, more).
+    """Lower the logits of tokens that occurred before. Values below 1 (repetition) or 0 (the others) raise them.
 
-    ``prompt`` bool [rows, vocab]: in the prompt; ``counts`` int32 [rows, vocab]: times in the output. Repetition
-    (Keskar et al., "CTRL", 2019) counts both, presence and frequency the output only, as OpenAI defines them.
+    ``prompt`` bool [rows, vocab] says whether the token occurs in the prompt; ``counts`` int32 [rows, vocab] says how
+    often it occurs in the output. The repetition penalty (Keskar et al., "CTRL", 2019) applies to tokens of prompt and
+    output. The presence and frequency penalties apply to tokens of the output only, as OpenAI defines them.
     """
     repeated = prompt | (counts > 0)
     scale = torch.where(repeated, repetition[:, None], 1.0)
@@ -35,10 +39,11 @@ def penalise(
 
 
 def top_k_p_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, width: int) -> Tensor:
-    """[rows, 1]: the smallest logit that top-k and then top-p keep. Ties with it are kept too.
+    """Return the smallest logit [rows, 1] that top-k followed by top-p keeps. Equal logits are kept too.
 
-    ``top_k`` int32 (0: off), ``top_p`` in (0, 1] (Holtzman et al., "The curious case of neural text degeneration",
-    2019). Only the ``width`` largest logits are sorted: at least top_k, or all.
+    ``top_k`` is int32 (0: off), ``top_p`` is in (0, 1] (Holtzman et al., "The curious case of neural text
+    degeneration", 2019). Only the ``width`` largest logits of a row are sorted: ``width`` must be at least every
+    top_k, or the vocabulary size.
     """
     if width < logits.shape[1]:
         values = logits.topk(width, dim=1).values
@@ -47,17 +52,20 @@ def top_k_p_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, width: int) 
     limit = torch.where(top_k > 0, top_k.clamp(max=width), width)
     beyond = torch.arange(width, device=logits.device) >= limit[:, None]
     probs = values.masked_fill(beyond, -torch.inf).softmax(dim=1)
-    before = probs.cumsum(dim=1) - probs  # what the more likely ones hold together
+    before = probs.cumsum(dim=1) - probs  # total probability of the more likely tokens
     kept = ((before < top_p[:, None]) | (top_p[:, None] >= 1.0)) & ~beyond
     kept[:, 0] = True
     return values.gather(1, kept.sum(dim=1, keepdim=True) - 1)
 
 
 def min_p_threshold(logits: Tensor, min_p: Tensor) -> Tensor:
-    """[rows, 1]: the logit of a token ``min_p`` times as likely as the likeliest (Nguyen et al., 2024). 0: -inf."""
+    """Return the logit [rows, 1] of a token that is ``min_p`` times as likely as the most likely token.
+
+    For ``min_p`` 0 the threshold is -inf. Source: Nguyen et al., "Turning up the heat: min-p sampling", 2024.
+    """
     return logits.amax(dim=1, keepdim=True) + min_p.log()[:, None]
 
 
-def keep_from(logits: Tensor, threshold: Tensor) -> Tensor:
-    """Logits below ``threshold`` [rows, 1] become -inf, in place."""
+def mask_below(logits: Tensor, threshold: Tensor) -> Tensor:
+    """Set logits below ``threshold`` [rows, 1] to -inf, in place."""
     return logits.masked_fill_(logits < threshold, -torch.inf)

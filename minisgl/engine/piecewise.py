@@ -1,8 +1,8 @@
-"""Steps with prompts, replayed in pieces: what lies between two calls of attention is recorded, attention is not.
+"""Piecewise graphs for steps with prompts: the launches between two calls of attention are recorded, attention is not.
 
-How a prompt's attention is computed is planned anew for each step, down to which kernels are launched, so it can't be
-replayed. Everything else in a layer depends on nothing but the number of tokens. (Others call these piecewise CUDA
-graphs.) Knows backends, and no step.
+The attention of a prompt is planned anew for each step: even the choice of kernels depends on the lengths of the rows.
+So it cannot be replayed. Everything else in a layer depends only on the number of tokens. vLLM and SGLang call this
+piecewise CUDA graphs. This module knows attention backends, and no steps.
 """
 
 from __future__ import annotations
@@ -23,25 +23,29 @@ __all__ = ["PiecewiseAttention"]
 
 
 class PiecewiseAttention:
-    """A backend, as the layers of a model see it whose steps are replayed in pieces.
+    """Attention backend that wraps another one, for a model whose steps with prompts are recorded in pieces.
 
-    In a bucket of tokens, a call of ``forward`` ends one piece and begins the next; what stands between them attends
-    for the step's tokens and leaves padding alone. Elsewhere a call is the backend's own.
+    Inside `in_bucket`, a call of ``forward`` ends one recorded piece and begins the next. Between the two pieces, the
+    wrapped backend computes attention for the step's tokens, not for padding. Outside `in_bucket`, ``forward`` calls
+    the wrapped backend directly.
     """
 
     def __init__(self, backend: AttentionBackend):
         self.backend = backend
-        self._tokens: int | None = None  # of a step that are in the bucket; 0: it is being recorded; None: no bucket
+        # The step's number of tokens while its bucket is replayed; 0 during the recording; None outside `in_bucket`.
+        self._num_tokens: int | None = None
 
     @contextmanager
     def in_bucket(self, tokens: int) -> Iterator[None]:
-        """What runs inside is a bucket's: one that is replayed, with a step's ``tokens`` first and padding behind them,
-        or (0) one that is recorded, for no step."""
-        self._tokens = tokens
+        """Mark the body as the replay of a bucket with ``tokens`` tokens of a step followed by padding.
+
+        With ``tokens`` 0, mark the body as the recording of a bucket, in which no step is computed.
+        """
+        self._num_tokens = tokens
         try:
             yield
         finally:
-            self._tokens = None
+            self._num_tokens = None
 
     def needs(self) -> AttnNeeds:
         return self.backend.needs()
@@ -53,13 +57,15 @@ class PiecewiseAttention:
         self.backend.plan(batch)
 
     def forward(self, layer: LayerSpec, q: Tensor, out: Tensor) -> Tensor:
-        if self._tokens is None:
+        """Compute attention as `AttentionBackend.forward` does. Inside `in_bucket`, the rows of padding become zero."""
+        if self._num_tokens is None:
             return self.backend.forward(layer, q, out)
-        out.zero_()  # nobody writes what padding attends to, and what lay there before may be no number
+        out.zero_()  # attention does not write padding rows, and uninitialised memory may hold NaN
         self._attend(layer, q, out)
         return out
 
     @between_pieces
     def _attend(self, layer: LayerSpec, q: Tensor, out: Tensor) -> None:
-        if self._tokens:  # nothing is planned while a bucket is recorded
-            self.backend.forward(layer, q[: self._tokens], out[: self._tokens])
+        """Compute attention for the step's tokens; during the recording, when nothing is planned, do nothing."""
+        if self._num_tokens:
+            self.backend.forward(layer, q[: self._num_tokens], out[: self._num_tokens])

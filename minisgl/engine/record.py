@@ -1,7 +1,8 @@
-"""Recording what a forward pass launches, once, to launch it again as one: what a graph runner is built on.
+"""Recording of a forward pass: its kernel launches are recorded once and replayed as one launch.
 
-On a GPU that is a CUDA graph, on a CPU a tape that keeps the same rules (`minisgl.engine.simulated_graph`). Which
-steps are recorded, on what inputs, and which recording serves a step, is the runner's business.
+Graph runners are built on this module. On a GPU a recording is a CUDA graph. On a CPU it is a simulated graph, which
+enforces the same rules (`minisgl.engine.simulated_graph`). The graph runner decides which steps are recorded, on which
+inputs, and which recording serves a step.
 """
 
 from __future__ import annotations
@@ -25,92 +26,110 @@ __all__ = ["Recorder", "Recording"]
 
 
 class Recording(Protocol):
-    """``out`` is the recorded result: the same tensor in each replay, overwritten by it."""
+    """A recorded forward pass. ``out`` is its result: the same tensor for all replays, overwritten by each of them."""
 
     out: Tensor
 
     def replay(self) -> Tensor:
-        """Launch what was recorded, on what the inputs hold now; returns ``out``."""
+        """Launch the recorded operations again, on the current contents of the input buffers. Returns ``out``."""
 
 
 class _CudaRecording:
-    """Graphs, and between them the calls that each replay makes anew: a step in pieces. Whole, it is one graph."""
+    """Recording on a GPU: one CUDA graph, or, recorded in pieces, several graphs with eager calls between them.
+
+    ``pool`` is the memory pool that all graphs of a device share.
+    """
 
     def __init__(self, pool: Any):
         self._pool = pool
-        self._graph: torch.cuda.CUDAGraph | None = None  # the one being recorded
+        self._graph: torch.cuda.CUDAGraph | None = None  # the graph being recorded, if any
         self._launches: list[Callable[[], None]] = []
         self.out: Tensor
 
     def begin(self) -> None:
-        """What is launched from here on is recorded."""
+        """Begin a CUDA graph: all launches from here on are recorded in the graph."""
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool)
         self._graph = graph
 
     def end(self) -> None:
-        """What was launched since `begin` is a graph."""
+        """End the CUDA graph that `begin` began, and append the graph to the launches of a replay."""
         graph, self._graph = self._graph, None
         assert graph is not None
         graph.capture_end()
         self._launches.append(graph.replay)
 
     def abandon(self) -> None:
-        """Something failed: the device records no longer. That it can't make a graph of it is not what went wrong."""
+        """End the capture after an error in the forward pass, so that the device no longer records.
+
+        Ending a capture that failed raises another RuntimeError. That error is suppressed, because the caller re-raises
+        the original one.
+        """
         if self._graph is not None:
             with suppress(RuntimeError):
                 self.end()
 
     def split(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A call between two graphs: see `minisgl.kernel.launch.between_pieces`."""
+        """End the current graph, call ``function`` eagerly, and begin the next graph.
+
+        Each replay calls ``function`` with the same arguments between the two graphs: see
+        `minisgl.kernel.launch.between_pieces`.
+        """
         self.end()
         function(*args, **kwargs)
-        # Held, q and out of every layer would keep memory of their own. As in one graph, a later piece may have theirs:
-        # by then each replay has read them.
-        args, kwargs = pytree.tree_map_only(Tensor, _borrowed, (args, kwargs))
+        # References to q and out of every layer would keep all their memory allocated. Aliases without a reference let
+        # later graphs reuse the memory, which is safe: a replay has finished with q and out by then.
+        args, kwargs = pytree.tree_map_only(Tensor, _unowned_alias, (args, kwargs))
         self._launches.append(partial(function, *args, **kwargs))
         self.begin()
 
     def replay(self) -> Tensor:
+        """Launch the graphs and the eager calls between them, in order. Returns ``out``."""
         for launch in self._launches:
             launch()
         return self.out
 
 
-def _borrowed(x: Tensor) -> Tensor:
-    """x where it lies, without a hold on its memory."""
+def _unowned_alias(x: Tensor) -> Tensor:
+    """Return a tensor over the memory of x, with the same shape and strides, that does not keep the memory alive."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    place = {"shape": (span * x.element_size(),), "typestr": "|u1", "data": (x.data_ptr(), False), "version": 3}
-    memory = torch.as_tensor(SimpleNamespace(__cuda_array_interface__=place), device=x.device)
+    interface = {"shape": (span * x.element_size(),), "typestr": "|u1", "data": (x.data_ptr(), False), "version": 3}
+    memory = torch.as_tensor(SimpleNamespace(__cuda_array_interface__=interface), device=x.device)
     return memory.view(x.dtype).as_strided(x.shape, x.stride())
 
 
 class Recorder:
-    """Makes the recordings of one device. On a GPU they share their memory: the result of one is overwritten by the
-    replay of any, and the largest should be recorded first, so that the others fit into its memory."""
+    """Factory of the recordings of one device.
+
+    On a GPU all recordings share one memory pool. So the replay of any recording overwrites the results of all others.
+    Record the largest bucket first: smaller recordings then reuse its memory.
+    """
 
     def __init__(self, device: torch.device):
         self.device = device
         self._pool: Any = None
 
     def record(self, forward: Callable[[Any], Tensor], inputs: Any, *, piecewise: bool = False) -> Recording:
-        """Run ``forward(inputs)`` and keep its launches. A replay reads the tensors of ``inputs`` where they are now.
-        ``piecewise``: calls marked `minisgl.kernel.launch.between_pieces` are not recorded, but made at each replay.
-        Raises `ConfigError` where, on a CPU, it breaks a rule of graphs."""
+        """Run ``forward(inputs)`` and record its launches. A replay reads the tensors of ``inputs`` at their addresses.
+
+        With ``piecewise``, calls of functions marked `minisgl.kernel.launch.between_pieces` are not recorded: each
+        replay makes them again. Raises `ConfigError` if, on a CPU, the forward pass breaks a rule of CUDA graphs.
+        """
         if self.device.type == "cuda":
             return self._record_on_cuda(forward, inputs, piecewise)
         try:
             return record(partial(forward, inputs), inputs, piecewise=piecewise)
         except GraphViolation as error:
             raise ConfigError(
-                f"A step can't be recorded: {error}\n  Use another backend for what stands there, or graph=none."
+                f"A step can't be recorded: {error}\n"
+                "  Choose another backend for the operation at that source line, or use graph=none."
             ) from error
 
     def _record_on_cuda(self, forward: Callable[[Any], Tensor], inputs: Any, piecewise: bool) -> Recording:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         made = _CudaRecording(self._pool)
         with _no_collection():
-            forward(inputs)  # once unrecorded: libraries set themselves up in it
+            forward(inputs)  # a first run without recording, in which libraries initialise themselves
             torch.cuda.synchronize(self.device)
             try:
                 made.begin()
@@ -125,7 +144,7 @@ class Recorder:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """A tensor collected during a capture would be freed inside it."""
+    """Disable the garbage collector: a tensor that is collected during a capture would be freed inside the capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:

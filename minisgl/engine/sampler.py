@@ -1,7 +1,8 @@
-"""Chooses each row's next token from its logits, on the device, for all rows at once and without waiting for it.
+"""Sampler: chooses the next token of each row from its logits, on the device, for all rows of a step at once.
 
-Knows the sampling state of each slot, which changes only where a step seats a request or samples a token, in step
-order. What a row gets depends on its own logits, parameters, seed and position, never on its neighbours.
+The host does not wait for the device. The sampler keeps the sampling state of each request-pool row. This state changes
+only when a step admits a request or samples a token, in the order of the steps. The token of a row depends on its own
+logits, parameters, seed and position, never on other rows of the batch.
 """
 
 from __future__ import annotations
@@ -15,129 +16,138 @@ import torch
 from torch import Tensor
 
 from minisgl.core import I32, I64, Admission, Logprobs, SamplingParams
-from minisgl.engine import logits_processors as filters
+from minisgl.engine import logits_processors
 from minisgl.engine.gumbel import argmax, draw, seed_key, token_hashes
 from minisgl.engine.transfer import Uploader
 
-Reals = npt.NDArray[np.float32]
+F32 = npt.NDArray[np.float32]
 
-# What a slot's request asks for, as bits.
-RANDOM, NARROW, WIDE, MIN_P, PENALTY, BIAS, LOGPROBS = (1 << i for i in range(7))
-GROUPS = (RANDOM, NARROW, WIDE, PENALTY, BIAS, LOGPROBS)  # those that work on a part of the rows
+# Flags of a request: which parts of sampling it uses. PARTIAL_SORT: top-k (and top-p) over the PARTIAL_SORT_WIDTH
+# largest logits; FULL_SORT: top-k or top-p over the whole vocabulary.
+RANDOM, PARTIAL_SORT, FULL_SORT, MIN_P, PENALTY, BIAS, LOGPROBS = (1 << i for i in range(7))
+GROUPS = (RANDOM, PARTIAL_SORT, FULL_SORT, PENALTY, BIAS, LOGPROBS)  # parts that run on a subset of the rows
 
-COLDEST = 1e-5  # a lower temperature would overflow float32; the difference to greedy is nil
+MIN_TEMPERATURE = 1e-5  # lower temperatures would overflow float32; sampling at this temperature equals greedy choice
 
 
 class SamplePlan(NamedTuple):
-    """Which rows ask for what: decided on the host, before the logits exist."""
+    """Parts of sampling that each row of a step uses. Made on the host, before the logits are computed."""
 
-    flags: int  # or'ed over all rows
-    rows: dict[int, I32]  # group -> its rows; a group that all rows are in is left out
-    alternatives: I32 | None = None  # [rows]: how many each wants reported; -1: no log-probabilities
+    flags: int  # bitwise or of the flags of all rows
+    rows: dict[int, I32]  # group (a flag of GROUPS) -> the rows that use it; no entry if all rows use the group
+    alternatives: I32 | None = None  # [rows] number of alternatives to report with the token; -1: no log-probabilities
 
 
 class Sampled(NamedTuple):
-    """On the device: ``tokens`` int64 [rows], and for the rows of the logprobs group what they asked for."""
+    """Sampled tokens on the device, and the log-probabilities of the rows in the group LOGPROBS."""
 
-    tokens: Tensor
-    chosen: Tensor | None = None  # float32 [group]
-    top: Tensor | None = None  # float32 [group, MAX_LOGPROBS], best first
-    top_ids: Tensor | None = None  # int64 [group, MAX_LOGPROBS]
+    tokens: Tensor  # int64 [rows]
+    chosen: Tensor | None = None  # float32 [group]: log-probability of the sampled token
+    top: Tensor | None = None  # float32 [group, MAX_LOGPROBS]: log-probabilities of the most likely tokens, best first
+    top_ids: Tensor | None = None  # int64 [group, MAX_LOGPROBS]: ids of the most likely tokens
 
 
-def read_logprobs(plan: SamplePlan, chosen: Reals, top: Reals, top_ids: I64) -> list[Logprobs | None]:
-    """The host's form of what `Sampler.sample` found for the logprobs group: one entry for each row of the plan."""
+def read_logprobs(plan: SamplePlan, chosen: F32, top: F32, top_ids: I64) -> list[Logprobs | None]:
+    """Convert the log-probabilities of a `Sampled`, as host arrays, into one entry for each row of the plan.
+
+    The entry is None for a row that did not ask for log-probabilities.
+    """
     assert plan.alternatives is not None
-    found: list[Logprobs | None] = [None] * len(plan.alternatives)
+    entries: list[Logprobs | None] = [None] * len(plan.alternatives)
     for i, row in enumerate(np.flatnonzero(plan.alternatives >= 0)):
         k = int(plan.alternatives[row])
-        found[row] = Logprobs(float(chosen[i]), tuple(top_ids[i, :k].tolist()), tuple(top[i, :k].tolist()))
-    return found
+        entries[row] = Logprobs(float(chosen[i]), tuple(top_ids[i, :k].tolist()), tuple(top[i, :k].tolist()))
+    return entries
 
 
 class Sampler:
-    """The sampling state of ``max_slots`` slots (and the scratch slot), and the choice of tokens."""
+    """Sampling state of ``max_running_requests`` request-pool rows plus the scratch row, and the choice of tokens."""
 
-    def __init__(self, max_slots: int, vocab_size: int, device: torch.device):
+    def __init__(self, max_running_requests: int, vocab_size: int, device: torch.device):
         self.vocab_size, self.device = vocab_size, device
         self._upload = Uploader(device)
-        self._flags = np.zeros(max_slots + 1, np.uint8)
-        self._alternatives = np.full(max_slots + 1, -1, np.int32)
-        # One row a slot: seed key (2); temperature, top_p, min_p, repetition, presence, frequency as float32; top_k.
-        self._table = torch.zeros(max_slots + 1, 9, dtype=torch.int32, device=device)
-        self._hashes: Tensor | None = None  # from the first random row on
-        # From the first penalty on: in the prompt, bool, and times in the output, int32; both [slots, vocab].
+        self._flags = np.zeros(max_running_requests + 1, np.uint8)
+        self._alternatives = np.full(max_running_requests + 1, -1, np.int32)
+        # Columns of each request-pool row: seed key (2 words); temperature, top_p, min_p, repetition, presence and
+        # frequency penalty as the bits of float32; top_k.
+        self._params = torch.zeros(max_running_requests + 1, 9, dtype=torch.int32, device=device)
+        self._hashes: Tensor | None = None  # `token_hashes`, made for the first request that is not greedy
+        # (token occurs in the prompt, bool; occurrences in the output, int32), both [request-pool rows, vocab].
+        # Allocated for the first request with a penalty.
         self._history: tuple[Tensor, Tensor] | None = None
-        # From the first logit bias on: token ids, int64, and what to add, float32; both [slots, k].
+        # (token ids, int64; biases to add, float32), both [request-pool rows, k]. Allocated for the first request with
+        # a logit bias; k grows with the largest number of biased tokens of a request.
         self._bias: tuple[Tensor, Tensor] | None = None
 
-    def admit(self, seats: Sequence[Admission]) -> None:
-        """Take over the parameters of newly seated requests."""
-        if not seats:
+    def admit(self, admissions: Sequence[Admission]) -> None:
+        """Store the sampling parameters of newly admitted requests in their request-pool rows."""
+        if not admissions:
             return
-        ints = np.zeros((len(seats), 9), np.int32)
-        reals = ints.view(np.float32)
-        for i, seat in enumerate(seats):
-            p = seat.params
-            ints[i, 0], ints[i, 1] = seed_key(seat.seed)
+        ints = np.zeros((len(admissions), 9), np.int32)
+        floats = ints.view(np.float32)
+        for i, admission in enumerate(admissions):
+            p = admission.params
+            ints[i, 0], ints[i, 1] = seed_key(admission.seed)
             ints[i, 8] = p.top_k if 0 < p.top_k < self.vocab_size else 0
-            reals[i, 2:8] = (
-                max(p.temperature, COLDEST) if not p.greedy else 1.0,
+            floats[i, 2:8] = (
+                max(p.temperature, MIN_TEMPERATURE) if not p.greedy else 1.0,
                 p.top_p,
                 p.min_p,
                 p.repetition_penalty,
                 p.presence_penalty,
                 p.frequency_penalty,
             )
-            self._flags[seat.req_pool_idx] = self._flags_of(p)
-            self._alternatives[seat.req_pool_idx] = -1 if p.logprobs is None else p.logprobs
-        slots, rows = self._upload([np.array([s.req_pool_idx for s in seats], np.int32), ints])
-        self._table.index_copy_(0, slots.long(), rows)
-        for seat in seats:
-            if seat.params.needs_history:
-                self._admit_history(seat)
-            if seat.params.logit_bias:
-                self._admit_bias(seat)
+            self._flags[admission.req_pool_idx] = self._flags_of(p)
+            self._alternatives[admission.req_pool_idx] = -1 if p.logprobs is None else p.logprobs
+        host_indices = np.array([admission.req_pool_idx for admission in admissions], np.int32)
+        req_pool_indices, rows = self._upload([host_indices, ints])
+        self._params.index_copy_(0, req_pool_indices.long(), rows)
+        for admission in admissions:
+            if admission.params.needs_history:
+                self._admit_history(admission)
+            if admission.params.logit_bias:
+                self._admit_bias(admission)
 
-    def plan(self, slots: I32) -> SamplePlan:
-        """What the sampled rows, given by their slots [rows], ask for."""
-        flags = self._flags[slots]
+    def plan(self, req_pool_indices: I32) -> SamplePlan:
+        """Plan the sampling of rows that belong to the requests in ``req_pool_indices`` [rows]."""
+        flags = self._flags[req_pool_indices]
         union = int(np.bitwise_or.reduce(flags)) if len(flags) else 0
         rows: dict[int, I32] = {}
         if union:
             common = int(np.bitwise_and.reduce(flags))
             rows = {g: np.flatnonzero(flags & g).astype(np.int32) for g in GROUPS if union & ~common & g}
-        return SamplePlan(union, rows, self._alternatives[slots] if union & LOGPROBS else None)
+        return SamplePlan(union, rows, self._alternatives[req_pool_indices] if union & LOGPROBS else None)
 
     def sample(
-        self, logits: Tensor, slots: Tensor, positions: Tensor, plan: SamplePlan, groups: dict[int, Tensor]
+        self, logits: Tensor, req_pool_indices: Tensor, positions: Tensor, plan: SamplePlan, groups: dict[int, Tensor]
     ) -> Sampled:
         """Choose a token for each row.
 
-        ``logits`` [rows, vocab] in the model's dtype (may be overwritten); ``slots`` and ``positions`` (of the token
-        being chosen) int32 [rows]; ``groups`` is ``plan.rows`` on the device.
+        ``logits`` [rows, vocab] are in the model's dtype and may be overwritten. ``req_pool_indices`` and ``positions``
+        (of the tokens to be chosen) are int32 [rows]. ``groups`` holds the arrays of ``plan.rows`` as device tensors.
         """
         if not plan.flags:
             return Sampled(argmax(logits))
-        if plan.flags & ~RANDOM:  # what changes logits, or reports them, does so in float32
+        if plan.flags & ~RANDOM:  # logits processors and log-probabilities compute in float32
             logits = logits.float()
-        raw = _take(logits, groups.get(LOGPROBS)).clone() if plan.flags & LOGPROBS else None
+        raw = _select_rows(logits, groups.get(LOGPROBS)).clone() if plan.flags & LOGPROBS else None
         if plan.flags & BIAS:
-            logits = self._add_bias(logits, slots, groups.get(BIAS))
+            logits = self._add_bias(logits, req_pool_indices, groups.get(BIAS))
         if plan.flags & PENALTY:
-            logits = self._penalise(logits, slots, groups.get(PENALTY))
+            logits = self._apply_penalties(logits, req_pool_indices, groups.get(PENALTY))
         if plan.flags & RANDOM:
-            tokens = self._draw(logits, slots, positions, plan, groups)
+            tokens = self._draw(logits, req_pool_indices, positions, plan, groups)
         else:
             tokens = argmax(logits)
         if plan.flags & PENALTY:
-            self._count(tokens, slots, groups.get(PENALTY))
+            self._count(tokens, req_pool_indices, groups.get(PENALTY))
         if raw is None:
             return Sampled(tokens)
-        # The model's own distribution, before bias, penalties and temperature, as vLLM reports it by default.
+        # Log-probabilities are those of the model's own distribution, before bias, penalties and temperature, as vLLM
+        # reports them by default.
         top, top_ids = raw.topk(min(SamplingParams.MAX_LOGPROBS, self.vocab_size), dim=1)
         total = raw.logsumexp(dim=1, keepdim=True)
-        chosen = raw.gather(1, _take(tokens, groups.get(LOGPROBS))[:, None])
+        chosen = raw.gather(1, _select_rows(tokens, groups.get(LOGPROBS))[:, None])
         return Sampled(tokens, (chosen - total).squeeze(1), top - total, top_ids)
 
     # ---- state ----------------------------------------------------------------------------------
@@ -146,17 +156,18 @@ class Sampler:
         flags = 0
         if not p.greedy:
             flags |= RANDOM
-            if 0 < p.top_k <= filters.NARROW and p.top_k < self.vocab_size:
-                flags |= NARROW
+            if 0 < p.top_k <= logits_processors.PARTIAL_SORT_WIDTH and p.top_k < self.vocab_size:
+                flags |= PARTIAL_SORT
             elif 0 < p.top_k < self.vocab_size or p.top_p < 1.0:
-                flags |= WIDE
+                flags |= FULL_SORT
             flags |= MIN_P if p.min_p > 0.0 else 0
         flags |= PENALTY if p.needs_history else 0
         flags |= BIAS if p.logit_bias else 0
         flags |= LOGPROBS if p.logprobs is not None else 0
         return flags
 
-    def _admit_history(self, seat: Admission) -> None:
+    def _admit_history(self, admission: Admission) -> None:
+        """Store which tokens the request's prompt and output contain, for penalties."""
         if self._history is None:
             shape = (len(self._flags), self.vocab_size)
             self._history = (
@@ -164,12 +175,13 @@ class Sampler:
                 torch.zeros(shape, dtype=torch.int32, device=self.device),
             )
         empty = np.empty(0, np.int32)
-        prompt, output = self._upload([empty if t is None else t for t in (seat.prompt_ids, seat.output_ids)])
-        self._history[0][seat.req_pool_idx].zero_().index_fill_(0, prompt.long(), True)
-        self._history[1][seat.req_pool_idx].zero_().index_add_(0, output.long(), torch.ones_like(output))
+        prompt, output = self._upload([empty if t is None else t for t in (admission.prompt_ids, admission.output_ids)])
+        self._history[0][admission.req_pool_idx].zero_().index_fill_(0, prompt.long(), True)
+        self._history[1][admission.req_pool_idx].zero_().index_add_(0, output.long(), torch.ones_like(output))
 
-    def _admit_bias(self, seat: Admission) -> None:
-        bias = seat.params.logit_bias
+    def _admit_bias(self, admission: Admission) -> None:
+        """Store the request's logit bias. If the table has too few columns for its tokens, allocate a wider table."""
+        bias = admission.params.logit_bias
         width = 0 if self._bias is None else self._bias[0].shape[1]
         if len(bias) > width:
             wider = 1 << (len(bias) - 1).bit_length()
@@ -183,62 +195,71 @@ class Sampler:
         packed.view(np.float32)[1, : len(bias)] = list(bias.values())
         (new,) = self._upload([packed])
         assert self._bias is not None
-        self._bias[0][seat.req_pool_idx] = new[0]
-        self._bias[1][seat.req_pool_idx] = new[1].view(torch.float32)
+        self._bias[0][admission.req_pool_idx] = new[0]
+        self._bias[1][admission.req_pool_idx] = new[1].view(torch.float32)
 
     # ---- the choice -----------------------------------------------------------------------------
 
-    def _reals(self, slots: Tensor) -> Tensor:
-        """float32 [6, rows]: temperature, top_p, min_p, repetition, presence, frequency."""
-        return self._table[:, 2:8].index_select(0, slots).view(torch.float32).T
+    # In these methods ``rows`` are the rows of the batch in a group, as `SamplePlan.rows` has them; None: all rows.
 
-    def _add_bias(self, logits: Tensor, slots: Tensor, rows: Tensor | None) -> Tensor:
+    def _float_params(self, req_pool_indices: Tensor) -> Tensor:
+        """Return float32 [6, rows]: temperature, top_p, min_p, repetition, presence and frequency penalty."""
+        return self._params[:, 2:8].index_select(0, req_pool_indices).view(torch.float32).T
+
+    def _add_bias(self, logits: Tensor, req_pool_indices: Tensor, rows: Tensor | None) -> Tensor:
         assert self._bias is not None
-        slots = _take(slots, rows)
-        ids, values = (table.index_select(0, slots) for table in self._bias)
-        return _put(logits, rows, filters.add_bias(_take(logits, rows), ids, values))
+        req_pool_indices = _select_rows(req_pool_indices, rows)
+        ids, values = (table.index_select(0, req_pool_indices) for table in self._bias)
+        return _replace_rows(logits, rows, logits_processors.add_bias(_select_rows(logits, rows), ids, values))
 
-    def _penalise(self, logits: Tensor, slots: Tensor, rows: Tensor | None) -> Tensor:
+    def _apply_penalties(self, logits: Tensor, req_pool_indices: Tensor, rows: Tensor | None) -> Tensor:
         assert self._history is not None
-        slots = _take(slots, rows)
-        prompt, counts = (table.index_select(0, slots) for table in self._history)
-        return _put(logits, rows, filters.penalise(_take(logits, rows), prompt, counts, *self._reals(slots)[3:]))
+        req_pool_indices = _select_rows(req_pool_indices, rows)
+        prompt, counts = (table.index_select(0, req_pool_indices) for table in self._history)
+        penalties = self._float_params(req_pool_indices)[3:]
+        part = logits_processors.apply_penalties(_select_rows(logits, rows), prompt, counts, *penalties)
+        return _replace_rows(logits, rows, part)
 
-    def _count(self, tokens: Tensor, slots: Tensor, rows: Tensor | None) -> None:
+    def _count(self, tokens: Tensor, req_pool_indices: Tensor, rows: Tensor | None) -> None:
+        """Add the sampled tokens to the output counts of their requests."""
         assert self._history is not None
-        slots, tokens = _take(slots, rows).long(), _take(tokens, rows)
+        req_pool_indices, tokens = _select_rows(req_pool_indices, rows).long(), _select_rows(tokens, rows)
         one = torch.ones((), dtype=torch.int32, device=self.device).expand(len(tokens))
-        self._history[1].index_put_((slots, tokens), one, accumulate=True)
+        self._history[1].index_put_((req_pool_indices, tokens), one, accumulate=True)
 
     def _draw(
-        self, logits: Tensor, slots: Tensor, positions: Tensor, plan: SamplePlan, groups: dict[int, Tensor]
+        self, logits: Tensor, req_pool_indices: Tensor, positions: Tensor, plan: SamplePlan, groups: dict[int, Tensor]
     ) -> Tensor:
-        """Tokens int64 [rows]: the likeliest for a greedy row, drawn by the Gumbel-max trick for the others."""
+        """Return tokens int64 [rows]: the argmax for a greedy row, a Gumbel-max sample for every other row."""
         if self._hashes is None:
             self._hashes = token_hashes(self.vocab_size, self.device)
-        filtered = bool(plan.flags & (NARROW | WIDE | MIN_P))  # without a filter, the draw scales as it reads
+        # Without top-k, top-p and min-p, `draw` divides by the temperature while it reads the logits.
+        filtered = bool(plan.flags & (PARTIAL_SORT | FULL_SORT | MIN_P))
         if filtered:
-            temperature, top_p, min_p = self._reals(slots)[:3]
+            temperature, top_p, min_p = self._float_params(req_pool_indices)[:3]
             logits = logits / temperature[:, None]
-            threshold = filters.min_p_threshold(logits, min_p)
-            top_k = self._table[:, 8].index_select(0, slots)
-            for group, width in ((NARROW, min(filters.NARROW, self.vocab_size)), (WIDE, self.vocab_size)):
+            threshold = logits_processors.min_p_threshold(logits, min_p)
+            top_k = self._params[:, 8].index_select(0, req_pool_indices)
+            partial_width = min(logits_processors.PARTIAL_SORT_WIDTH, self.vocab_size)
+            for group, width in ((PARTIAL_SORT, partial_width), (FULL_SORT, self.vocab_size)):
                 if plan.flags & group:
                     rows = groups.get(group)
-                    part = filters.top_k_p_threshold(_take(logits, rows), _take(top_k, rows), _take(top_p, rows), width)
-                    threshold = _put(threshold, rows, torch.maximum(part, _take(threshold, rows)))
-            filters.keep_from(logits, threshold)
+                    part = logits_processors.top_k_p_threshold(
+                        _select_rows(logits, rows), _select_rows(top_k, rows), _select_rows(top_p, rows), width
+                    )
+                    threshold = _replace_rows(threshold, rows, torch.maximum(part, _select_rows(threshold, rows)))
+            logits_processors.mask_below(logits, threshold)
         rows = groups.get(RANDOM)
-        who = (_take(slots, rows), _take(positions, rows))
-        drawn = draw(_take(logits, rows), self._table, *who, self._hashes, scaled=not filtered)
+        keys = (_select_rows(req_pool_indices, rows), _select_rows(positions, rows))
+        drawn = draw(_select_rows(logits, rows), self._params, *keys, self._hashes, scaled=not filtered)
         return drawn if rows is None else argmax(logits).index_copy_(0, rows.long(), drawn)
 
 
-def _take(x: Tensor, rows: Tensor | None) -> Tensor:
-    """The given rows of x; None: all of them, as they are."""
+def _select_rows(x: Tensor, rows: Tensor | None) -> Tensor:
+    """Return the given rows of x. None: return x itself."""
     return x if rows is None else x.index_select(0, rows)
 
 
-def _put(x: Tensor, rows: Tensor | None, part: Tensor) -> Tensor:
-    """x with the given rows replaced."""
+def _replace_rows(x: Tensor, rows: Tensor | None, part: Tensor) -> Tensor:
+    """Write ``part`` over the given rows of x and return x. None: return ``part``, which then has all rows."""
     return part if rows is None else x.index_copy_(0, rows.long(), part)

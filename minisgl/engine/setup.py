@@ -1,7 +1,7 @@
-"""What an engine decides before it can run: device, dtype, length, which tokens end a text; and the parts it asks for.
+"""Decisions and checks at engine start: device, dtype, maximum length, end-of-sequence ids, attention backend, model.
 
-Every contradiction between options, model and machine is found here, before a rank waits for another, and raised as a
-`ConfigError` that says what to change.
+Contradictions between options, model and machine are found here, before any rank waits for another rank. Each is raised
+as a `ConfigError` that says what to change.
 """
 
 from __future__ import annotations
@@ -30,21 +30,23 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def pick_device(config: Config, rank: int) -> torch.device:
-    """``device``, where ``auto`` is CUDA if there is one; rank r computes on the r-th GPU."""
+def resolve_device(config: Config, rank: int) -> torch.device:
+    """Return the device of ``rank``: the CPU, or GPU number ``rank``. ``device=auto`` is CUDA if torch finds a GPU."""
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if config.device not in ("auto", "cuda"):
         raise ConfigError(f"device={config.device} is unknown: use auto, cpu or cuda.")
     if not torch.cuda.is_available():
-        raise ConfigError("device=cuda, but torch finds no CUDA device here. Use device=cpu, or install a CUDA torch.")
+        raise ConfigError(
+            "device=cuda, but torch finds no CUDA device here. Use device=cpu, or install a torch build with CUDA."
+        )
     if config.tp > torch.cuda.device_count():
-        raise ConfigError(f"tp={config.tp} needs as many GPUs; torch finds {torch.cuda.device_count()}.")
+        raise ConfigError(f"tp={config.tp} needs {config.tp} GPUs, but torch finds {torch.cuda.device_count()}.")
     return torch.device("cuda", rank)
 
 
-def pick_dtype(config: Config, model: ModelConfig, device: torch.device) -> torch.dtype:
-    """``dtype``, where ``auto`` is float32 on a CPU and the checkpoint's on a GPU."""
+def resolve_dtype(config: Config, model: ModelConfig, device: torch.device) -> torch.dtype:
+    """Return the dtype of weights and KV. ``dtype=auto`` is float32 on a CPU and the checkpoint's dtype on a GPU."""
     name = config.dtype
     if name == "auto":
         name = "float32" if device.type == "cpu" else model.dtype
@@ -54,8 +56,8 @@ def pick_dtype(config: Config, model: ModelConfig, device: torch.device) -> torc
     return DTYPES[name]
 
 
-def pick_max_len(config: Config, model: ModelConfig) -> int:
-    """Tokens that a request may have: ``max_seq_len``, at most the model's."""
+def resolve_max_seq_len(config: Config, model: ModelConfig) -> int:
+    """Return the maximum number of tokens of a request: ``max_seq_len`` if given, else the model's maximum."""
     if config.max_seq_len is None:
         return model.max_len
     if not 2 <= config.max_seq_len <= model.max_len:
@@ -66,35 +68,39 @@ def pick_max_len(config: Config, model: ModelConfig) -> int:
 
 
 def read_model(config: Config) -> tuple[Path, ModelConfig]:
-    """The model's directory (or a named shape's file) and what its config.json says, checked against ``tp``."""
+    """Return the path of the model and its configuration from config.json.
+
+    The path is a directory, or the JSON file of a built-in model shape. Raises `ConfigError` if ``tp`` does not divide
+    the attention heads.
+    """
     path = resolve_model(config.model)
     model = ModelConfig.from_dir(path)
     if config.architecture is not None:
         model = replace(model, architecture=config.architecture)
     heads, kv_heads, tp = model.num_attention_heads, model.num_key_value_heads, config.tp
     if heads % tp or (kv_heads % tp and tp % kv_heads):
-        good = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+        valid = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
         raise ConfigError(
             f"tp={tp} does not divide the {heads} query and {kv_heads} key-value heads of {config.model}: "
-            f"use tp={', '.join(map(str, good))}."
+            f"use tp={', '.join(map(str, valid))}."
         )
     return path, model
 
 
 def eos_ids(path: Path) -> frozenset[int]:
-    """Token ids that end a text: generation_config.json's, else config.json's."""
+    """Return the end-of-sequence token ids from generation_config.json or, if it has none, from config.json."""
     files = [path / "generation_config.json", path / "config.json"] if path.is_dir() else [path]
     for file in files:
-        found = read_json(file).get("eos_token_id") if file.is_file() else None
-        if found is not None:
-            return frozenset(found if isinstance(found, list) else [found])
+        ids = read_json(file).get("eos_token_id") if file.is_file() else None
+        if ids is not None:
+            return frozenset(ids if isinstance(ids, list) else [ids])
     return frozenset()
 
 
 def build_attention(
     config: Config, manager: PluginManager, device: torch.device, dtype: torch.dtype
 ) -> AttentionBackend:
-    """The attention backend, asked whether it can serve these pages and this dtype here."""
+    """Build the attention backend. Raises `ConfigError` if it cannot serve this device, page size or dtype."""
     backend: AttentionBackend = manager.build("attention", config.attention, device=device)
     needs = backend.needs()
     name = manager.name_of("attention", config.attention)
@@ -103,33 +109,33 @@ def build_attention(
         raise ConfigError(f"{what} can't serve here: {needs.refuse}")
     if "extend" not in needs.phases:
         raise ConfigError(
-            f"{what} computes decode rows only, and no prompts: use attention=hybrid attention.decode={name} "
+            f"{what} computes decode rows only, not prompts: use attention=hybrid attention.decode={name} "
             "attention.prefill=flashinfer (or another backend)."
         )
     if needs.page_sizes is not None and config.page_size not in needs.page_sizes:
-        good = ", ".join(map(str, needs.page_sizes))
-        raise ConfigError(f"{what} can't serve page_size={config.page_size}: use page_size={good}.")
+        valid = ", ".join(map(str, needs.page_sizes))
+        raise ConfigError(f"{what} can't serve page_size={config.page_size}: use page_size={valid}.")
     if needs.kv_dtypes is not None and dtype not in needs.kv_dtypes:
-        good = ", ".join(str(d).removeprefix("torch.") for d in needs.kv_dtypes)
-        raise ConfigError(f"{what} can't serve dtype={str(dtype).removeprefix('torch.')}: use dtype={good}.")
+        valid = ", ".join(str(d).removeprefix("torch.") for d in needs.kv_dtypes)
+        raise ConfigError(f"{what} can't serve dtype={str(dtype).removeprefix('torch.')}: use dtype={valid}.")
     return backend
 
 
 def build_model(config: Config, manager: PluginManager, path: Path, model: ModelConfig, ctx: Context) -> Model:
-    """The model with this rank's weights in it."""
+    """Build the model and load this rank's weights. Raises `ConfigError` if no plugin has the architecture."""
     classes = manager.models()
     if model.architecture not in classes:
         known = f"{near(model.architecture, classes)} Known: {', '.join(sorted(classes))}."
         if config.architecture is not None:
             raise ConfigError(f"architecture={config.architecture}: no plugin has a model class of that name{known}")
-        raise ConfigError(f"{config.model} is a {model.architecture}, which no plugin models{known}")
+        raise ConfigError(f"{config.model} is a {model.architecture}, which no plugin implements{known}")
     try:
         built: Model = classes[model.architecture](model, ctx)
     except ValueError as error:
         raise ConfigError(f"{config.model} can't be built: {error}") from error
     if config.knock_out is not None:
         knock_out(built, config.knock_out)
-    if config.load == "dummy":
+    if config.load_format == "dummy":
         built.load(Dummy(config.seed))
     else:
         with Checkpoint(path) as weights:
@@ -137,20 +143,23 @@ def build_model(config: Config, manager: PluginManager, path: Path, model: Model
     return built
 
 
-def largest_step(config: Config, max_len: int) -> int:
-    """Tokens that a step with prompts can have at most."""
-    most = min(config.max_prefill_tokens, config.max_running_requests * max_len)
-    return most if config.num_pages is None else min(most, config.num_pages * config.page_size)
+def max_step_tokens(config: Config, max_seq_len: int) -> int:
+    """Return the maximum number of tokens of a step with prompts."""
+    limit = min(config.max_prefill_tokens, config.max_running_requests * max_seq_len)
+    return limit if config.num_pages is None else min(limit, config.num_pages * config.page_size)
 
 
 @contextmanager
-def room_to_record(config: Config) -> Iterator[None]:
-    """Attention's workspace, and what graphs keep of what they compute, lie beside weights and KV."""
+def explain_out_of_memory(config: Config) -> Iterator[None]:
+    """Turn an out-of-memory error of the body into a `ConfigError` that names the option to lower.
+
+    The body allocates the workspace of attention and the memory of the graphs, which must fit beside weights and KV.
+    """
     try:
         yield
     except torch.OutOfMemoryError as error:
-        less = "memory_ratio" if config.num_pages is None else "num_pages"
+        option = "memory_ratio" if config.num_pages is None else "num_pages"
         raise ConfigError(
-            f"The device has no memory left for attention's workspace and graphs: lower {less} or max_prefill_tokens, "
-            f"or use graph=none. ({error})"
+            f"The device has no memory left for attention's workspace and graphs: lower {option} or "
+            f"max_prefill_tokens, or use graph=none. ({error})"
         ) from error

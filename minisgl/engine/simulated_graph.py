@@ -1,7 +1,8 @@
-"""A graph's stand-in on a CPU: the operations of a forward pass, recorded once and replayed into the same memory.
+"""Simulated graph: a CPU replacement for CUDA graphs that records torch operations and replays them in the same memory.
 
-It keeps the rules of CUDA graphs (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs) and says which one
-was broken, where a GPU would read stale memory in silence. Knows torch's operations and `one_launch`, and no model.
+It enforces the rules of CUDA graphs (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs). Code that
+breaks a rule raises a `GraphViolation` that names the rule; on a GPU, the same code would compute wrong results without
+an error. The module knows torch's operations and `minisgl.kernel.launch.one_launch`, and no model.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from minisgl.kernel.launch import recording
 
-__all__ = ["RULES", "GraphViolation", "Tape", "record"]
+__all__ = ["RULES", "GraphViolation", "SimulatedGraph", "record"]
 
 RULES = {
-    "host-read": "The host reads no value of the device inside: what it did with it would not be done again.",
-    "host-data": "No tensor is made from the host's values inside: a replay would copy memory that is gone.",
-    "dynamic-shape": "No shape inside depends on values: a replay launches the same kernels on the same shapes.",
-    "static-buffer": "Inputs stay where they were recorded: write into them (copy_), never replace or resize them.",
-    "escaped-memory": "What is made inside, other than the result, is not kept: each replay overwrites it.",
-    "unrecorded-work": "All work inside is torch's, or marked with one_launch: what is not seen is not replayed.",
+    "host-read": "The forward pass must not read a tensor's value on the host: a replay does not run the host's code.",
+    "host-data": "The forward pass must not create a tensor from host values: a replay would copy freed host memory.",
+    "dynamic-shape": "No shape may depend on a tensor's values: a replay launches the same kernels on the same shapes.",
+    "static-buffer": "Input tensors must keep their memory: write into them (copy_), never replace or resize them.",
+    "escaped-memory": "Tensors made in the forward pass, except its result, must not be kept: replays overwrite them.",
+    "unrecorded-work": "All work must be torch operations or functions marked one_launch: no other work is recorded.",
 }
 
 
-class GraphViolation(RuntimeError):  # noqa: N818 - as the simulated engine's violations are called
-    """A recorded forward pass, or the way it is replayed, broke a rule. ``rule`` is a key of `RULES`."""
+class GraphViolation(RuntimeError):  # noqa: N818 - named like SimViolation of the simulated engine
+    """A recorded forward pass, or a change between its replays, broke a rule. ``rule`` is a key of `RULES`."""
 
     def __init__(self, rule: str, text: str):
         self.rule, self.text = rule, text
@@ -44,19 +45,19 @@ class GraphViolation(RuntimeError):  # noqa: N818 - as the simulated engine's vi
 
 
 class Operation(NamedTuple):
-    """One recorded launch: ``function(*args, **kwargs)``, whose new tensors go to ``targets``."""
+    """One recorded operation: ``function(*args, **kwargs)``, whose new tensors are stored in ``targets``."""
 
     name: str
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     targets: tuple[Tensor, ...]
-    into: bool  # the function has been given the target and writes into it
-    where: str
+    writes_target: bool  # the function writes its result into the target itself (through ``out=``)
+    source_line: str  # file and line of the call, for error messages
 
 
-class Place(NamedTuple):
-    """Where a tensor lies, and as what."""
+class MemoryLayout(NamedTuple):
+    """Address, shape, strides and dtype of a tensor. Two tensors with equal layouts are the same memory."""
 
     address: int
     shape: tuple[int, ...]
@@ -64,185 +65,214 @@ class Place(NamedTuple):
     dtype: torch.dtype
 
     @staticmethod
-    def of(x: Tensor) -> Place:
-        return Place(x.data_ptr(), tuple(x.shape), x.stride(), x.dtype)
+    def of(x: Tensor) -> MemoryLayout:
+        """Return the layout of tensor x."""
+        return MemoryLayout(x.data_ptr(), tuple(x.shape), x.stride(), x.dtype)
 
 
-class Tape:
-    """Recorded operations. ``out`` is the recorded result: the same tensor in every replay."""
+class SimulatedGraph:
+    """Recorded operations of a forward pass. ``out`` is the recorded result: the same tensor in every replay."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
         self.replays = 0
         self.out: Tensor
         self._inputs: Any = None
-        self._input_places: dict[str, Place] = {}
-        self._outside: dict[int, tuple[Tensor, Place]] = {}
+        self._input_layouts: dict[str, MemoryLayout] = {}
+        # Tensors that operations read and that existed before the recording, by `id`: weights, KV pool, inputs.
+        self._external: dict[int, tuple[Tensor, MemoryLayout]] = {}
 
     def replay(self) -> Tensor:
-        """Run the recorded operations on what their inputs hold now. Raises `GraphViolation`."""
+        """Run the recorded operations on the current contents of the inputs, and return ``out``.
+
+        Raises `GraphViolation` if an input tensor was replaced or resized, or if a result has another shape than in
+        the recording.
+        """
         self._check_buffers()
         with torch.inference_mode():
             for operation in self.operations:
                 made = operation.function(*operation.args, **operation.kwargs)
-                if operation.targets and not operation.into:
-                    self._keep(operation, made)
+                if operation.targets and not operation.writes_target:
+                    self._store(operation, made)
         self.replays += 1
         return self.out
 
-    def _keep(self, operation: Operation, made: Any) -> None:
-        """Put what was made where the recording has it."""
+    def _store(self, operation: Operation, made: Any) -> None:
+        """Copy the new tensors of an operation into the memory that the recording has for them."""
         targets = iter(operation.targets)
         for x in _tensors(made):
-            if not _shares(x, operation.args, operation.kwargs):
+            if not _shares_storage(x, operation.args, operation.kwargs):
                 target = next(targets)
                 if x.shape != target.shape:
                     shapes = f"{list(x.shape)} now, and {list(target.shape)} when recorded"
-                    raise GraphViolation("dynamic-shape", f"{operation.name} at {operation.where} made {shapes}.")
+                    raise GraphViolation("dynamic-shape", f"{operation.name} at {operation.source_line} made {shapes}.")
                 target.copy_(x)
 
     def _check_buffers(self) -> None:
-        found = {name: Place.of(x) for name, x in _buffers(self._inputs)}
-        for name, place in self._input_places.items():
-            if found.get(name) != place:
-                raise GraphViolation("static-buffer", _moved(name, place, found.get(name)))
-        for x, place in self._outside.values():
-            if Place.of(x) != place:
-                raise GraphViolation("static-buffer", _moved("A tensor that was recorded", place, Place.of(x)))
+        """Raise `GraphViolation` if an input or another external tensor no longer has its recorded layout."""
+        layouts = {name: MemoryLayout.of(x) for name, x in _named_tensors(self._inputs)}
+        for name, recorded in self._input_layouts.items():
+            if layouts.get(name) != recorded:
+                raise GraphViolation("static-buffer", _layout_change(name, recorded, layouts.get(name)))
+        for x, recorded in self._external.values():
+            if MemoryLayout.of(x) != recorded:
+                text = _layout_change("A tensor that was recorded", recorded, MemoryLayout.of(x))
+                raise GraphViolation("static-buffer", text)
 
 
-def record(forward: Callable[[], Tensor], inputs: Any = None, *, piecewise: bool = False) -> Tape:
-    """Run ``forward`` once and keep its operations. ``inputs``: an object, or objects in tuples, lists, dicts and
-    dataclasses, whose tensors `Tape.replay` expects to find where they are now. In ``piecewise``, what is marked
-    `minisgl.kernel.launch.between_pieces` need keep no rule. Raises `GraphViolation`."""
-    tape = Tape()
-    recorder = _Recorder(tape)
+def record(forward: Callable[[], Tensor], inputs: Any = None, *, piecewise: bool = False) -> SimulatedGraph:
+    """Run ``forward`` once and record its operations.
+
+    ``inputs`` is an object, or objects in tuples, lists, dicts and dataclasses. `SimulatedGraph.replay` checks that
+    each tensor in ``inputs`` still has the same address, shape, strides and dtype. With ``piecewise``, functions marked
+    `minisgl.kernel.launch.between_pieces` may break any rule inside. Raises `GraphViolation`.
+    """
+    graph = SimulatedGraph()
+    recorder = _Recorder(graph)
     with torch.inference_mode():
         with recording(recorder.launch, recorder.launch if piecewise else None), _HostReads(recorder), recorder:
             out = forward()
-        tape.out = recorder.own(out)
+        graph.out = recorder.detached(out)
         recorder.check_escapes(out)
-        tape._inputs = inputs
-        tape._input_places = {name: Place.of(x) for name, x in _buffers(inputs)}
-        _check_replay(tape, recorder.inside)
-    return tape
+        graph._inputs = inputs
+        graph._input_layouts = {name: MemoryLayout.of(x) for name, x in _named_tensors(inputs)}
+        _check_replay(graph, recorder.allocated)
+    return graph
 
 
-def _check_replay(tape: Tape, inside: dict[int, Tensor]) -> None:
-    """A replay must make from nothing what was recorded: else some work was done that torch did not see."""
-    expected = tape.out.clone()
-    for memory in inside.values():
+def _check_replay(graph: SimulatedGraph, allocated: dict[int, Tensor]) -> None:
+    """Raise `GraphViolation` unless a replay reproduces the recorded result from overwritten memory.
+
+    A different result means that ``forward`` did work that torch did not dispatch, so the work was not recorded.
+    ``allocated`` is the memory that the recording allocated. The check fills it with NaN or 0 before the replay.
+    """
+    expected = graph.out.clone()
+    for memory in allocated.values():
         memory.fill_(float("nan") if memory.is_floating_point() else 0)
     try:
-        same = torch.equal(tape.replay().nan_to_num(), expected.nan_to_num())
-        same = same and torch.equal(tape.out.isnan(), expected.isnan())
+        same = torch.equal(graph.replay().nan_to_num(), expected.nan_to_num())
+        same = same and torch.equal(graph.out.isnan(), expected.isnan())
     except (IndexError, RuntimeError) as error:
         if isinstance(error, GraphViolation):
             raise
         raise GraphViolation("unrecorded-work", f"The first replay failed: {error}") from error
     if not same:
-        raise GraphViolation("unrecorded-work", "The first replay, on the same inputs, did not give the same result.")
-    tape.replays = 0
+        raise GraphViolation(
+            "unrecorded-work", "The first replay, on the same inputs, gave another result than the recording."
+        )
+    graph.replays = 0
 
 
 class _Recorder(TorchDispatchMode):
-    """Sees every operation that torch dispatches, and every marked launch, and writes them on the tape."""
+    """Dispatch mode that records every operation that torch dispatches, and every call of a marked function."""
 
-    def __init__(self, tape: Tape) -> None:
-        super().__init__()
-        self.tape = tape
-        self.inside: dict[int, Tensor] = {}  # storage -> memory made inside
+    def __init__(self, graph: SimulatedGraph) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.graph = graph
+        self.allocated: dict[int, Tensor] = {}  # id of a storage allocated during the recording -> all its memory
+        # Tensors made during the recording, with the operation's name and source line.
         self.made: list[tuple[weakref.ref[Tensor], str, str]] = []
-        self.seeing = True
+        self.active = True  # False inside a function that is recorded as one operation
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and torch's compiler would take a second to import
+        return False  # the base class would import torch's compiler, which takes a second and is not needed
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self.seeing:
+        if not self.active:
             return func(*args, **kwargs)
         if func.name() in _HOST_READS:
-            raise GraphViolation("host-read", f"{func} at {_where()} reads a tensor's value.")
+            raise GraphViolation("host-read", f"{func} at {_source_line()} reads a tensor's value.")
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
-            with self:  # made of other operations: those are what a device would run
+            with self:  # a composite operation: record the operations it consists of, as a device would run them
                 return func.decompose(*args, **kwargs)
         _check(func, args, kwargs)
         made = func(*args, **kwargs)
-        self._write(str(func), func, args, kwargs, made, func._schema.is_mutable)
+        self._append(str(func), func, args, kwargs, made, func._schema.is_mutable)
         return made
 
     def launch(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of a function marked with `one_launch`: what it does inside is its own business."""
-        if not self.seeing:
+        """Call a function marked `one_launch` and record the call as one operation, without rules for its body."""
+        if not self.active:
             return function(*args, **kwargs)
-        self.seeing = False
+        self.active = False
         try:
             made = function(*args, **kwargs)
-            self._write(function.__qualname__, function, args, kwargs, made, True)
+            self._append(function.__qualname__, function, args, kwargs, made, True)
         finally:
-            self.seeing = True
+            self.active = True
         return made
 
-    def own(self, x: Tensor) -> Tensor:
-        """The tape's own handle of a tensor's memory: it must not keep alive what the forward pass let go."""
-        return x.detach() if x.untyped_storage()._cdata in self.inside else x
+    def detached(self, x: Tensor) -> Tensor:
+        """Return a separate tensor object for memory that was allocated during the recording; else return x itself.
 
-    def _write(
-        self, name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, acts: bool
+        The graph must not hold the tensor objects of the forward pass, because `check_escapes` tests whether anything
+        else still holds them.
+        """
+        return x.detach() if x.untyped_storage()._cdata in self.allocated else x
+
+    def _append(
+        self, name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, has_effect: bool
     ) -> None:
-        """Keep a call that was made. ``acts``: it does something even if it makes no new tensor."""
-        where = _where()
+        """Append an operation that has just been run, with its result ``made``, to the graph.
+
+        ``has_effect`` is True if the operation must be replayed even if it makes no new tensor.
+        """
+        source_line = _source_line()
         for x in _tensors((args, kwargs)):
-            if x.untyped_storage()._cdata not in self.inside:
-                self.tape._outside.setdefault(id(x), (x, Place.of(x)))
-        args, kwargs = pytree.tree_map_only(Tensor, self.own, (args, kwargs))
+            if x.untyped_storage()._cdata not in self.allocated:
+                self.graph._external.setdefault(id(x), (x, MemoryLayout.of(x)))
+        args, kwargs = pytree.tree_map_only(Tensor, self.detached, (args, kwargs))
         targets = []
         for x in _tensors(made):
-            if not _shares(x, args, kwargs):
-                memory = x.untyped_storage()
-                self.inside.setdefault(memory._cdata, _whole(x))
+            if not _shares_storage(x, args, kwargs):
+                storage = x.untyped_storage()
+                self.allocated.setdefault(storage._cdata, _whole_storage(x))
                 targets.append(x.detach())
-            if x.untyped_storage()._cdata in self.inside:
-                self.made.append((weakref.ref(x), name, where))
-        if (not targets and not acts) or name in _ALLOCATIONS:
-            return  # a view, or memory without contents: nothing is launched
-        into = None if acts else _out_variant(function, targets)
-        kept = (into or function, args, {**kwargs, "out": targets[0]} if into else kwargs)
-        self.tape.operations.append(Operation(name, *kept, tuple(targets), into is not None, where))
+            if x.untyped_storage()._cdata in self.allocated:
+                self.made.append((weakref.ref(x), name, source_line))
+        if (not targets and not has_effect) or name in _ALLOCATIONS:
+            return  # a view or an uninitialised allocation launches no kernel
+        out_variant = None if has_effect else _out_variant(function, targets)
+        call = (out_variant or function, args, {**kwargs, "out": targets[0]} if out_variant else kwargs)
+        self.graph.operations.append(Operation(name, *call, tuple(targets), out_variant is not None, source_line))
 
     def check_escapes(self, out: Tensor) -> None:
-        def alive() -> list[tuple[str, str]]:
-            return [(name, where) for ref, name, where in self.made if ref() is not None and ref() is not out]
+        """Raise `GraphViolation` if a tensor made during the recording, other than ``out``, is still referenced."""
 
-        for pause in (0.0, 0.01, 0.1, 0.5):  # gloo's thread lets go of what it sent a moment after it said so
+        def alive() -> list[tuple[str, str]]:
+            return [(name, line) for ref, name, line in self.made if ref() is not None and ref() is not out]
+
+        for pause in (0.0, 0.01, 0.1, 0.5):  # seconds: gloo's thread drops sent tensors shortly after the send is done
             if not alive():
                 return
             gc.collect()
             time.sleep(pause)
-        for name, where in alive():
-            raise GraphViolation("escaped-memory", f"The result of {name} at {where} is still held after the pass.")
+        for name, line in alive():
+            raise GraphViolation(
+                "escaped-memory", f"The result of {name} at {line} is still referenced after the forward pass."
+            )
 
 
 class _HostReads(TorchFunctionMode):
-    """Sees what torch does not dispatch: on a CPU, tolist and numpy look at memory directly."""
+    """Function mode that detects host reads without a dispatch: on a CPU, tolist and numpy read memory directly."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()
         self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.recorder.seeing:
+        if self.recorder.active:
             name = (resolve_name(func) or "").removeprefix("torch.")
             if name in _HOST_MAKES:
-                raise GraphViolation("host-data", f"{name} at {_where()} makes a tensor from values of the host.")
+                raise GraphViolation("host-data", f"{name} at {_source_line()} makes a tensor from host values.")
             if name in _HOST_METHODS:
-                raise GraphViolation("host-read", f"{name} at {_where()} reads a tensor's value.")
+                raise GraphViolation("host-read", f"{name} at {_source_line()} reads a tensor's value.")
         return func(*args, **(kwargs or {}))
 
 
-# ---- what operations are -----------------------------------------------------------------------------------
+# ---- classes of operations --------------------------------------------------------------------------------
 
 _HOST_METHODS = frozenset(
     f"Tensor.{name}"
@@ -266,30 +296,30 @@ _ALLOCATIONS = frozenset(
 
 
 def _check(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse what a device could do only with the host's help."""
+    """Raise `GraphViolation` for an operation that needs the host: its data comes from the host, or its shape does."""
     name = str(func)
     if name in _HOST_DATA:
-        raise GraphViolation("host-data", f"At {_where()} a tensor is made from values of the host.")
+        raise GraphViolation("host-data", f"At {_source_line()} a tensor is made from host values.")
     dynamic = torch.Tag.dynamic_output_shape in func.tags
     if name.startswith(("aten.index.", "aten.index_put", "aten._unsafe_index.")):
         dynamic = any(x.dtype in (torch.bool, torch.uint8) for x in _tensors(args[1]))
     if name == "aten.repeat_interleave.Tensor":
         dynamic = kwargs.get("output_size") is None
     if dynamic or name == "aten.bincount.default":
-        raise GraphViolation("dynamic-shape", f"The shape of {name}'s result at {_where()} depends on values.")
+        raise GraphViolation("dynamic-shape", f"The shape of {name}'s result at {_source_line()} depends on values.")
 
 
 def _out_variant(function: Any, targets: list[Tensor]) -> Any:
-    """The overload of an operation that writes its one result into ``out``, if there is one."""
+    """Return the overload of an operation that writes its single result into ``out``, or None if there is none."""
     if len(targets) != 1 or len(function._schema.returns) != 1:
         return None
-    wanted = [(a.name, str(a.type)) for a in function._schema.arguments]
+    arguments = [(a.name, str(a.type)) for a in function._schema.arguments]
     for name in function.overloadpacket.overloads():
-        other = getattr(function.overloadpacket, name)
-        plain = [(a.name, str(a.type)) for a in other._schema.arguments if not a.is_out]
-        outs = [a.name for a in other._schema.arguments if a.is_out]
-        if outs == ["out"] and plain == wanted:
-            return other
+        overload = getattr(function.overloadpacket, name)
+        inputs = [(a.name, str(a.type)) for a in overload._schema.arguments if not a.is_out]
+        outs = [a.name for a in overload._schema.arguments if a.is_out]
+        if outs == ["out"] and inputs == arguments:
+            return overload
     return None
 
 
@@ -297,59 +327,61 @@ def _out_variant(function: Any, targets: list[Tensor]) -> Any:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
+    """Return all tensors in a nest of tuples, lists and dicts."""
     return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
 
 
-def _shares(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether x lies in the memory of one of the arguments."""
+def _shares_storage(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether x is in the same storage as one of the arguments."""
     storage = x.untyped_storage()._cdata
     return any(y.untyped_storage()._cdata == storage for y in _tensors((args, kwargs)))
 
 
-def _whole(x: Tensor) -> Tensor:
-    """All of the memory that x lies in, as one row."""
+def _whole_storage(x: Tensor) -> Tensor:
+    """Return the whole storage of x as a one-dimensional tensor."""
     count = x.untyped_storage().nbytes() // x.element_size()
     return x.detach().as_strided((count,), (1,), 0)
 
 
-def _buffers(tree: Any, name: str = "inputs", depth: int = 4) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in a tree of objects, with its path."""
+def _named_tensors(tree: Any, name: str = "inputs", depth: int = 4) -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor in a nest of objects, up to ``depth`` levels, with its path, such as ``inputs.parts[1]``."""
     if isinstance(tree, Tensor):
         yield name, tree
     elif depth == 0 or tree is None or isinstance(tree, (str, bytes, int, float)):
         return
     elif isinstance(tree, tuple) and hasattr(tree, "_fields"):
         for key, value in zip(tree._fields, tree, strict=True):
-            yield from _buffers(value, f"{name}.{key}", depth - 1)
+            yield from _named_tensors(value, f"{name}.{key}", depth - 1)
     elif isinstance(tree, (tuple, list)):
         for i, value in enumerate(tree):
-            yield from _buffers(value, f"{name}[{i}]", depth - 1)
+            yield from _named_tensors(value, f"{name}[{i}]", depth - 1)
     elif isinstance(tree, dict):
         for key, value in tree.items():
-            yield from _buffers(value, f"{name}[{key!r}]", depth - 1)
+            yield from _named_tensors(value, f"{name}[{key!r}]", depth - 1)
     elif is_dataclass(tree):
         for field in fields(tree):
-            yield from _buffers(getattr(tree, field.name), f"{name}.{field.name}", depth - 1)
+            yield from _named_tensors(getattr(tree, field.name), f"{name}.{field.name}", depth - 1)
     elif type(tree).__module__.partition(".")[0] not in ("torch", "numpy", "builtins"):
         for key, value in getattr(tree, "__dict__", {}).items():
-            yield from _buffers(value, f"{name}.{key}", depth - 1)
+            yield from _named_tensors(value, f"{name}.{key}", depth - 1)
 
 
-# ---- words -------------------------------------------------------------------------------------------------
+# ---- messages ----------------------------------------------------------------------------------------------
 
 
-def _moved(name: str, place: Place, now: Place | None) -> str:
+def _layout_change(name: str, recorded: MemoryLayout, now: MemoryLayout | None) -> str:
+    """Describe how the tensor ``name`` differs from its recorded layout. ``now`` is None if the tensor is missing."""
     if now is None:
-        return f"{name} is gone; it was recorded as {list(place.shape)}."
-    if now._replace(address=place.address) == place:
-        return f"{name} {list(place.shape)} is another tensor now: it was replaced after it was recorded."
-    return f"{name} is {list(now.shape)} {now.dtype} now; it was recorded as {list(place.shape)} {place.dtype}."
+        return f"{name} is missing; it was recorded as {list(recorded.shape)}."
+    if now._replace(address=recorded.address) == recorded:
+        return f"{name} {list(recorded.shape)} is another tensor now: it was replaced after it was recorded."
+    return f"{name} is {list(now.shape)} {now.dtype} now; it was recorded as {list(recorded.shape)} {recorded.dtype}."
 
 
-def _where() -> str:
-    """File and line of the innermost frame that is neither torch's nor this module's."""
+def _source_line() -> str:
+    """Return file and line of the innermost stack frame that is neither torch's nor this module's."""
     skipped = (str(Path(torch.__file__).parent), __file__)
     for frame in reversed(traceback.extract_stack()):
         if not frame.filename.startswith(skipped) and "functools" not in frame.filename:
             return f"{'/'.join(Path(frame.filename).parts[-3:])}:{frame.lineno}"
-    return "an unknown place"
+    return "an unknown source line"

@@ -1,7 +1,7 @@
-"""Copies between host and device that nobody waits for. On a CPU they are no copies at all.
+"""Asynchronous copies between host and device. On a CPU no data is copied.
 
-On CUDA the host side is pinned memory from torch's caching allocator, which reuses a block only when the copies that
-use it are done; so nothing here is kept or overwritten.
+On CUDA the host side is pinned memory from torch's caching allocator, which reuses a block only after the copies that
+use the block have finished. So the code here may drop its references to pinned memory before a copy has finished.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from minisgl.core import I32
 
 
 class Uploader:
-    """Host arrays to the device, many in one copy."""
+    """Uploader of host arrays: all arrays of a call go to the device in one copy."""
 
     def __init__(self, device: torch.device):
         self.device = device
 
     def __call__(self, arrays: Sequence[I32]) -> list[Tensor]:
-        """The arrays as int32 tensors on the device; the copy is ordered on the current stream.
+        """Return the arrays as int32 tensors on the device. The copy is ordered on the current stream.
 
-        On a CPU the tensors share memory with the arrays, which nobody may change afterwards.
+        On a CPU the tensors share memory with the arrays, so the caller must not change the arrays afterwards.
         """
         if self.device.type == "cpu":
             return [torch.from_numpy(a) for a in arrays]
@@ -38,8 +38,10 @@ class Uploader:
 
 
 class Download:
-    """Tensors on their way to the host, on ``stream``, the current one. `arrays` waits for them, and for nothing
-    launched later."""
+    """An asynchronous copy of tensors to the host, on ``stream``, which must be the current stream.
+
+    `arrays` waits for this copy, and not for work that is launched later.
+    """
 
     def __init__(self, tensors: Sequence[Tensor], stream: torch.cuda.Stream | None = None):
         self._event: Any = None
@@ -53,11 +55,12 @@ class Download:
         else:
             self._tensors = tensors
 
-    def arrived(self) -> bool:
-        """Whether `arrays` would return at once."""
+    def ready(self) -> bool:
+        """Return whether `arrays` would return without waiting."""
         return self._event is None or bool(self._event.query())
 
     def arrays(self) -> list[np.ndarray[Any, Any]]:
+        """Wait until the copy has finished and return the tensors as numpy arrays."""
         if self._event is not None:
             self._event.synchronize()
         return [t.numpy() for t in self._tensors]

@@ -1,4 +1,4 @@
-"""Gated activations over a merged projection: plain torch, and Triton on a GPU.
+"""Gated activations over a merged gate-and-up projection: plain torch on a CPU, Triton on a GPU.
 
 Shazeer, GLU Variants Improve Transformer, 2020.
 """
@@ -13,16 +13,16 @@ from torch import Tensor
 Act = Literal["silu", "gelu", "gelu_tanh"]
 
 ACTS: dict[str, Act] = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
-"""Hugging Face's ``hidden_act`` → its name in kernels that have it inside them."""
+"""Hugging Face's ``hidden_act`` → the activation's name in the kernels that compute it."""
 
 
 def act_and_mul(x: Tensor, act: Act) -> Tensor:
-    """x [..., 2·dim], gate before up → act(gate)·up [..., dim]."""
+    """Return act(gate)·up [..., dim] for x [..., 2·dim]; the gate half comes first."""
     return silu_and_mul(x) if act == "silu" else gelu_and_mul(x, "tanh" if act == "gelu_tanh" else "none")
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """x [..., 2·dim], gate before up → silu(gate)·up [..., dim]."""
+    """Return silu(gate)·up [..., dim] for x [..., 2·dim]; the gate half comes first."""
     if x.is_cuda:
         from minisgl.kernel.triton import activation as triton
 
@@ -32,7 +32,10 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 
 def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
-    """x [..., 2·dim], gate before up → gelu(gate)·up [..., dim]; ``approximate`` as in torch: "none" or "tanh"."""
+    """Return gelu(gate)·up [..., dim] for x [..., 2·dim]; the gate half comes first.
+
+    ``approximate`` is torch's: "none" or "tanh".
+    """
     if x.is_cuda:
         from minisgl.kernel.triton import activation as triton
 

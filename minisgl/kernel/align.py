@@ -1,7 +1,8 @@
-"""Sorts (token, choice) pairs by expert into blocks of one expert each: the rows of a grouped matrix product.
+"""Sorting of (token, choice) pairs by expert into blocks that each belong to one expert.
 
-A block that two experts shared would need two weight matrices, so each expert's last block is padded. Here is the plain
-torch version; on a GPU it is two launches, and neither version waits for the device.
+Each block is a tile of rows of a grouped matrix product. A block with pairs of two experts would need two weight
+matrices, so each expert's last block is padded. This module has the torch reference; on a GPU the sort is two Triton
+launches. Neither version makes the host wait for the device.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from minisgl.kernel.blocks import max_blocks
 
 
 def align(ids: Tensor, first: int, experts: int, block: int) -> tuple[Tensor, Tensor]:
-    """ids [tokens, top_k] int32, experts' global numbers; experts ``first`` to ``first + experts`` are here.
+    """Sort the pairs of ``ids`` by expert into blocks of ``block`` pairs.
 
-    Returns int32 ``pairs`` [blocks · block], numbers of pairs (token · top_k + choice) in their order within each
-    expert, padded with tokens · top_k; and ``owner`` [blocks], each block's expert counted from ``first``, -1 for a
-    block that nobody needs. Pairs of experts that are elsewhere are left out.
+    ids [tokens, top_k] int32 holds global expert numbers. This rank has the experts ``first`` up to, but not including,
+    ``first + experts``; pairs that chose an expert of another rank are left out.
+
+    Returns two int32 tensors. ``pairs`` [blocks · block] holds pair numbers (token · top_k + choice), grouped by
+    expert, ascending within each expert; padding entries are tokens · top_k. ``owner`` [blocks] holds each block's
+    expert, counted from ``first``, or -1 for an unused block.
     """
     blocks = max_blocks(ids.numel(), experts, block)
     if ids.is_cuda:
@@ -32,7 +36,7 @@ def align(ids: Tensor, first: int, experts: int, block: int) -> tuple[Tensor, Te
     ends = padded.cumsum(0)
     order = flat.argsort(stable=True)
     rank = torch.arange(len(flat), device=device) - (counts.cumsum(0) - counts)[flat[order]]
-    # Pairs of experts elsewhere come last; they go to one place behind the end.
+    # Pairs of other ranks' experts sort last; they are all written to one extra element past the end.
     place = torch.where(flat[order] < experts, (ends - padded)[flat[order]] + rank, blocks * block)
     pairs = torch.full((blocks * block + 1,), len(flat), dtype=torch.int32, device=device)
     pairs.index_copy_(0, place, order.int())

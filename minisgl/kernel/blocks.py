@@ -1,9 +1,12 @@
-"""How many blocks of (token, choice) pairs a grouped matrix product can need. Pure arithmetic, for torch and Triton."""
+"""The largest number of blocks of (token, choice) pairs that a grouped matrix product can need.
+
+Pure arithmetic, used by the torch reference and the Triton kernels.
+"""
 
 from __future__ import annotations
 
 
 def max_blocks(pairs: int, experts: int, block: int) -> int:
-    """Return the number of blocks that ``pairs`` pairs over ``experts`` experts need at most, in any routing."""
+    """Return the largest number of blocks of ``block`` pairs that ``pairs`` pairs over ``experts`` experts can need."""
     used = min(pairs, experts)
     return used + (pairs - used) // block

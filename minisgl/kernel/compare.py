@@ -1,6 +1,8 @@
-"""How far two token sequences agree, in whole pages: what a prefix cache asks at every edge it walks.
+"""The length of the common prefix of two token sequences, in whole pages.
 
-In numpy, and in C++ (`minisgl/kernel/cpp/compare.cpp`), which spares the two passes and the array between them.
+A radix cache calls this for every edge that a lookup walks. There are two implementations: numpy, and C++
+(`minisgl/kernel/cpp/compare.cpp`). The C++ version reads the ids once and allocates no intermediate array; the numpy
+version makes two passes over a boolean array.
 """
 
 from __future__ import annotations
@@ -11,40 +13,41 @@ from minisgl.config import ConfigError
 from minisgl.core import I64
 
 CommonPages = Callable[[I64, I64, int], int]
-"""``f(a, b, page_size)``: whole pages that a and b, both int64 [ids], have in common at their start."""
+"""``f(a, b, page_size)`` returns how many whole pages a and b (int64, one-dimensional) share at their start."""
 
-ROADS = ("auto", "numpy", "cpp")
+ALGORITHMS = ("auto", "numpy", "cpp")
 
 
 def common_pages(a: I64, b: I64, page_size: int) -> int:
-    """`CommonPages` in numpy."""
+    """Count the common leading pages of a and b in numpy: see `CommonPages`."""
     n = min(len(a), len(b))
     differs = a[:n] != b[:n]
     first = int(differs.argmax()) if n else 0
     return (first if n and differs[first] else n) // page_size
 
 
-def pick_common_pages(road: str) -> CommonPages:
-    """The function for ``road``: ``numpy``, ``cpp``, or ``auto``: C++ where it can be compiled, else numpy.
+def pick_common_pages(algorithm: str) -> CommonPages:
+    """Return the implementation named ``algorithm``: ``numpy``, ``cpp`` or ``auto``.
 
-    Raises `ConfigError` for any other word, and where ``cpp`` was asked for and can't be had.
+    ``auto`` is C++ if it can be compiled on this machine, else numpy. Raises `ConfigError` for any other name, and for
+    ``cpp`` if it can't be compiled.
     """
-    if road not in ROADS:
-        raise ConfigError(f"compare={road} is unknown: use {', '.join(ROADS)}.")
-    if road == "numpy":
+    if algorithm not in ALGORITHMS:
+        raise ConfigError(f"compare={algorithm} is unknown: use {', '.join(ALGORITHMS)}.")
+    if algorithm == "numpy":
         return common_pages
     from minisgl.kernel.cpp import load
 
     try:
         compiled: CommonPages = load("compare.cpp").common_pages
     except ConfigError:
-        if road == "auto":
+        if algorithm == "auto":
             return common_pages
         raise
 
     def in_cpp(a: I64, b: I64, page_size: int) -> int:
         if a.flags.writeable and b.flags.writeable:
             return compiled(a, b, page_size)
-        return common_pages(a, b, page_size)  # an array that is read-only can't be handed over
+        return common_pages(a, b, page_size)  # a read-only array can't be passed through DLPack
 
     return in_cpp

@@ -1,8 +1,9 @@
-"""A gated projection in one launch: the product with gate and up, and the activation while both are still in registers.
+"""A gated projection in one launch: the product with gate and up, and the activation on the result in registers.
 
-For a prompt the merged projection's result is the largest tensor of a layer. Apart, the product writes it and the
-activation reads it back; together, it never leaves the chip. For fewer rows there is less to save, and cuBLAS has tiles
-that suit them better.
+In a prefill step the result of the merged gate-and-up projection is the largest tensor of a layer. As two launches, the
+matrix product writes this tensor to memory and the activation reads it back; the fused launch keeps it on the chip.
+With fewer rows there is less memory traffic to save, and cuBLAS has better tile shapes; so the fused kernel is used for
+many rows only.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from minisgl.kernel.activation import Act, act_and_mul
 
 
 def gated_linear(x: Tensor, weight: Tensor, act: Act) -> Tensor | None:
-    """x [rows, in], weight [2·dim, in], gate before up → act(x·gateᵀ)·(x·upᵀ) [rows, dim] in one launch; None where
-    that is not faster than two, or the device can't: see `minisgl.kernel.triton.gated`."""
+    """Return act(x·gateᵀ)·(x·upᵀ) [rows, dim] in one launch, or None if that is not faster or not possible.
+
+    x is [rows, in]; weight is [2·dim, in], the gate rows first. None means that the caller must launch the product and
+    the activation separately: see `minisgl.kernel.triton.gated.serves` for the conditions.
+    """
     if not x.is_cuda:
         return None
     from minisgl.kernel.triton import gated as triton
@@ -24,5 +28,5 @@ def gated_linear(x: Tensor, weight: Tensor, act: Act) -> Tensor | None:
 
 
 def gated_linear_torch(x: Tensor, weight: Tensor, act: Act) -> Tensor:
-    """The same in two: the product, and the activation of its halves."""
+    """Compute `gated_linear` in two operations, the product and the activation: the torch reference."""
     return act_and_mul(F.linear(x, weight), act)

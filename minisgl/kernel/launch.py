@@ -1,7 +1,9 @@
-"""Marks for what records a forward pass: what counts as one launch, and where a recording is cut in two.
+"""Two decorators for functions that run inside a recorded forward pass: `one_launch` and `between_pieces`.
 
-A kernel that torch does not dispatch (a Triton kernel, a collective, a planned attention call) is invisible to a
-recorder of torch operations; a function marked here is shown to it whole. Knows no recorder.
+A recorder of torch operations (`minisgl.engine.simulated_graph`) does not see a kernel that torch does not dispatch: a
+Triton kernel, a collective, a planned attention call. It sees a call of a function marked `one_launch` as one
+operation. A recorder of CUDA graphs in pieces ends a piece at each call of a function marked `between_pieces`. This
+module knows neither recorder.
 """
 
 from __future__ import annotations
@@ -23,23 +25,28 @@ _splitter: ContextVar[Watcher | None] = ContextVar("splitter", default=None)
 
 
 def one_launch(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator: a recorder keeps a call of ``function`` as one operation, and calls it again at each replay.
+    """Decorate ``function`` so that a recorder keeps each call as one operation and calls it again at each replay.
 
-    What the function reads besides its arguments must be what was planned for the step, or static.
+    State that the function reads besides its arguments must be constant, or be set up by the step's plan.
     """
     return _shown_to(_recorder, function)
 
 
 def between_pieces(function: Callable[P, None]) -> Callable[P, None]:
-    """A decorator: where a step is recorded in pieces, one ends before a call of ``function`` and the next begins
-    after it. A replay calls the function again, with the same arguments: it writes into them, and returns nothing."""
+    """Decorate ``function`` so that a step recorded in pieces is cut at each call of it.
+
+    One piece ends before the call and the next piece begins after it. A replay calls the function again with the same
+    arguments. So the function must write its result into its arguments and return None.
+    """
     return _shown_to(_splitter, function)
 
 
-def _shown_to(place: ContextVar[Watcher | None], function: Callable[P, R]) -> Callable[P, R]:
+def _shown_to(variable: ContextVar[Watcher | None], function: Callable[P, R]) -> Callable[P, R]:
+    """Wrap ``function`` so that a call goes to the watcher in ``variable``, if there is one."""
+
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        watcher = place.get()
+        watcher = variable.get()
         if watcher is None:
             return function(*args, **kwargs)
         return watcher(function, args, kwargs)  # type: ignore[no-any-return]
@@ -49,8 +56,11 @@ def _shown_to(place: ContextVar[Watcher | None], function: Callable[P, R]) -> Ca
 
 @contextmanager
 def recording(recorder: Watcher | None, splitter: Watcher | None = None) -> Iterator[None]:
-    """Show calls marked `one_launch` to ``recorder``, and those marked `between_pieces` to ``splitter`` (None: to
-    nobody), while the context is entered, in this thread only."""
+    """Pass marked calls to watchers while the context is entered, in this thread only.
+
+    A call of a function marked `one_launch` goes to ``recorder``; a call of one marked `between_pieces` goes to
+    ``splitter``. With None the function is called as usual.
+    """
     tokens = _recorder.set(recorder), _splitter.set(splitter)
     try:
         yield

@@ -1,6 +1,10 @@
-"""A linear layer's product: torch's; on a GPU kernels of our own for one row and, where the matrix is small, for few,
-which torch's serve badly, and cuBLASLt's where it is not; on a CPU oneDNN's over a packed copy of a small matrix, which
-for few rows is twice as fast as BLAS over the plain one."""
+"""The matrix product of a linear layer, with the fastest kernel for each device and shape.
+
+On a GPU: a Triton kernel for one row, a Triton kernel for at most 64 rows if the matrix is small, cuBLASLt for other
+products of at most `FEW_ROWS` rows, and torch's default (cuBLAS) for more rows. On a CPU: oneDNN over a packed copy of
+the matrix if the matrix is small, which for few rows is twice as fast as BLAS over the plain matrix; else torch's
+default.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +18,26 @@ from torch import Tensor
 from minisgl.kernel.launch import one_launch
 
 PACKED_BYTES = 8 << 20
-"""Larger matrices are not packed: they wait for memory however they lie in it, and a copy of them would hurt."""
+"""Matrices larger than this are not packed. Their product is limited by memory bandwidth in any layout, and the packed
+copy would double their memory."""
 
 FEW_ROWS = 256
-"""Up to so many rows cuBLASLt picks better kernels on an H200 than cuBLAS does: 10 to 20 % for the large matrices."""
+"""Up to this number of rows cuBLASLt is faster than cuBLAS on an H200: by 10 to 20 % for large matrices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A weight in the layout that oneDNN reads fastest. Torch knows its shape, and no memory of it."""
+    """A weight in oneDNN's blocked layout: an opaque tensor with a shape, whose memory torch can't read."""
 
     weight: Tensor
 
 
 def pack(weight: Tensor) -> Packed | None:
-    """A packed copy of weight [out, in]; None where there is no use in one."""
+    """Return a packed copy of weight [out, in], or None if packing does not help.
+
+    None is returned on a GPU, for dtypes other than float32, for empty weights, for weights larger than `PACKED_BYTES`,
+    and if torch was built without oneDNN.
+    """
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.nbytes > PACKED_BYTES:
         return None
     if weight.numel() == 0 or not torch.backends.mkldnn.is_available():
@@ -39,13 +48,16 @@ def pack(weight: Tensor) -> Packed | None:
 
 @one_launch
 def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    """x [..., in] → [..., out]."""
+    """Multiply x [..., in] with a packed weight; returns [..., out]."""
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed.weight, bias, "none", [], "")
     return out
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Packed | None = None) -> Tensor:
-    """x [..., in], weight [out, in], bias [out] → [..., out]. ``packed`` is what `pack` made of the weight."""
+    """Return x·weightᵀ + bias: x [..., in], weight [out, in], bias [out] → [..., out].
+
+    ``packed`` is the result of `pack` for the same weight; if given, it is used instead of ``weight``.
+    """
     if packed is not None:
         return packed_linear(x, packed, bias)
     if x.is_cuda and x.dim() == 2 and x.shape[0] <= FEW_ROWS:
@@ -54,6 +66,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Packed
 
 
 def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute the product on a GPU for x [rows, in] with at most `FEW_ROWS` rows."""
     from minisgl.kernel.triton import linear as triton
 
     if x.stride(1) == 1 and weight.is_contiguous():
@@ -61,7 +74,7 @@ def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             return triton.one_row_linear(x, weight, bias)
         if triton.serves_few_rows(x, weight):
             return triton.few_rows_linear(x, weight, bias)
-    # Torch goes to cuBLASLt where there is a bias.
+    # torch calls cuBLASLt instead of cuBLAS only if there is a bias, so pass a bias of zeros.
     return F.linear(x, weight, _zeros(weight.shape[0], weight.dtype, weight.device) if bias is None else bias)
 
 

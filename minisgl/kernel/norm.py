@@ -1,4 +1,6 @@
-"""RMSNorm, alone and with the residual added first, computed in float32 inside: plain torch, and Triton on a GPU.
+"""RMSNorm, alone and with the residual added first: plain torch on a CPU, Triton on a GPU.
+
+The norm is computed in float32 in any dtype.
 
 Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
 """
@@ -10,7 +12,7 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., dim] divided by its root mean square over dim, times weight [dim]."""
+    """Divide x [..., dim] by its root mean square over dim and multiply by weight [dim]."""
     if x.is_cuda:
         from minisgl.kernel.triton import norm as triton
 
@@ -19,7 +21,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """``(rms_norm(x + residual), x + residual)``; the sum may be written over x."""
+    """Return ``(rms_norm(x + residual), x + residual)``, each [..., dim].
+
+    The sum may be written over x.
+    """
     if x.is_cuda:
         from minisgl.kernel.triton import norm as triton
 

@@ -1,7 +1,8 @@
-"""The sum over ranks of a few rows, with what follows it: the next layer's residual add and RMSNorm.
+"""Mailboxes for the one-launch all-reduce of a few rows, fused with the residual add and RMSNorm that follow.
 
-Every rank pushes its rows into the mailboxes of the others and sums what it finds in its own. Here is how mailboxes are
-laid out, and the plain torch version of what a rank computes from them; the launch is `minisgl.kernel.triton.reduce`.
+Every rank writes its rows into the mailboxes of all other ranks, and sums the rows that arrive in its own mailbox. This
+module defines the memory layout of a mailbox and the torch reference of the sum. The kernel is
+`minisgl.kernel.triton.reduce`.
 """
 
 from __future__ import annotations
@@ -15,23 +16,31 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TURNS = 3
-"""Messages that a place of a mailbox holds one after another: one being read, one that a faster peer may already push,
-and one being emptied for the message after that."""
+"""Buffers per row and sender in a mailbox, used in turn by successive messages. One buffer is being read; a faster peer
+may already be writing its next message into the second; the third is being reset to `EMPTY` for the message after
+that."""
 
 EMPTY = {2: -(1 << 15), 4: -0x7FFF8000}
-"""What stands in a mailbox where nothing has come yet, as bits, by an element's bytes: in two bytes -0.0, in four the
-same twice, which is a float32 of 5e-41. For these, 0 is sent."""
+"""The bit pattern that marks an element of a mailbox as not yet written, by element size in bytes.
+
+For 2 bytes it is -0.0; for 4 bytes it is that pattern twice, which as a float32 is a denormal near -5e-41. A sender
+replaces an element that has this bit pattern by 0.
+"""
 
 
 def bits_of(dtype: torch.dtype) -> torch.dtype | None:
-    """The integers in which elements of ``dtype`` are sent; None for what can't be sent."""
+    """Return the integer dtype as which elements of ``dtype`` are sent, or None if ``dtype`` can't be sent."""
     return {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}.get(dtype)
 
 
 class Mailboxes(NamedTuple):
-    """``boxes[r]`` is rank r's, [rows, TURNS, size, dim], int16 or int32: the bits of ``dtype``. All can be written
-    from here; only the own one is read. Row i of every message goes to row i of a box, whatever else is in the message,
-    so each row has its own count of messages, ``turns`` [rows] int32."""
+    """The mailboxes of all ranks, as tensors on this rank.
+
+    ``boxes[r]`` is the mailbox on rank r's GPU: [rows, TURNS, size, dim], int16 or int32, holding the bits of
+    ``dtype``; its third dimension is the sending rank. This rank writes to the boxes of all other ranks and reads only
+    ``boxes[rank]``. Row i of every message goes to row i of a box. Messages differ in length, so each row counts its
+    messages separately: ``turns`` [rows] int32.
+    """
 
     rank: int
     boxes: tuple[Tensor, ...]
@@ -40,14 +49,16 @@ class Mailboxes(NamedTuple):
 
     @property
     def rows(self) -> int:
+        """The largest number of rows of a message."""
         return self.boxes[0].shape[0]
 
     @property
     def dim(self) -> int:
+        """Elements per row."""
         return self.boxes[0].shape[3]
 
     def fits(self, x: Tensor) -> bool:
-        """Whether x [rows, dim] can be summed through them."""
+        """Return whether x [rows, dim] can be summed through these mailboxes."""
         return (
             x.dim() == 2
             and x.dtype == self.dtype
@@ -58,18 +69,21 @@ class Mailboxes(NamedTuple):
 
 
 def mailbox_bytes(message: int, size: int) -> int:
-    """What a rank's mailboxes take, for messages of up to so many bytes among ``size`` ranks."""
+    """Return the bytes of one rank's mailbox, for messages of up to ``message`` bytes among ``size`` ranks."""
     return message * TURNS * size
 
 
 def empty(part: Tensor) -> None:
-    """Make the bytes of a rank's mailboxes empty."""
+    """Fill the bytes of a rank's mailbox with the `EMPTY` pattern."""
     part.view(torch.int16).fill_(EMPTY[2])
 
 
 def cut_mailboxes(parts: Sequence[Tensor], rank: int, like: Tensor) -> Mailboxes | None:
-    """Mailboxes for rows as those of ``like`` [·, dim], as many as ``parts`` hold: the bytes of each rank, all of them
-    empty. None for what can't be summed through mailboxes."""
+    """Lay mailboxes out in the shared memory ``parts``, for rows like those of ``like`` [·, dim].
+
+    ``parts[r]`` is the memory on rank r's GPU, filled by `empty`. The mailboxes have as many rows as fit into it.
+    Returns None if ``like`` is not two-dimensional, its dtype can't be sent, or not even one row fits.
+    """
     bits = bits_of(like.dtype)
     if like.dim() != 2 or bits is None:
         return None
@@ -83,7 +97,10 @@ def cut_mailboxes(parts: Sequence[Tensor], rank: int, like: Tensor) -> Mailboxes
 
 
 def sum_add_norm(parts: Sequence[Tensor], residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """What `minisgl.kernel.triton.reduce.all_reduce_norm` computes, from every rank's x [rows, dim] in rank order."""
+    """Compute `minisgl.kernel.triton.reduce.all_reduce_norm` in plain torch: the torch reference.
+
+    ``parts`` holds every rank's x [rows, dim] in rank order. Returns ``(rms_norm(sum + residual), sum + residual)``.
+    """
     from minisgl.kernel.norm import add_rms_norm
 
     total = parts[0].float()

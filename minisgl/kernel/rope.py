@@ -1,6 +1,7 @@
-"""What happens to a token between its QKV projection and attention: QK-norm, rotation, and the store of its KV.
+"""QK-norm, RoPE and the KV store: all that is computed between the QKV projection and attention.
 
-One place, because on a GPU it is one launch, in Triton. Here is the plain torch version, which a CPU runs.
+The three are one function because on a GPU they are one Triton launch. This module has the torch reference, which a CPU
+runs. `minisgl.models.plain` shows the same steps inside a whole decoder layer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class QKNorm(NamedTuple):
-    """RMSNorm of each query and key head before the rotation; weights [head_dim]."""
+    """The weights and epsilon of the RMSNorm of each query and key head before RoPE; q and k are [head_dim]."""
 
     q: Tensor
     k: Tensor
@@ -24,9 +25,10 @@ class QKNorm(NamedTuple):
 
 
 def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
-    """Rotate x [tokens, heads, head_dim] by each token's cos_sin [tokens, head_dim] (float32, cosines first).
+    """Apply RoPE to x [tokens, heads, head_dim]; cos_sin [tokens, head_dim] is float32, cosines first.
 
-    Dimension i turns with i + head_dim/2, as Hugging Face's checkpoints have it. Su et al., RoFormer, 2021.
+    Dimension i is rotated together with dimension i + head_dim/2, as in Hugging Face's checkpoints. Su et al.,
+    RoFormer, 2021.
     """
     cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)
     wide = x.float()
@@ -48,10 +50,10 @@ def norm_rope_store(
     layer: int,
     out_cache_loc: Tensor,
 ) -> Tensor:
-    """Normalise and rotate queries and keys, store keys and values in the pool; returns the queries.
+    """Normalise and rotate queries and keys, store keys and values in the pool, and return the queries.
 
-    qkv [tokens, (q_heads + 2·kv_heads)·head_dim]; cos_sin [tokens, head_dim] float32; where [tokens] is
-    page·page_size + offset of each token. Returns [tokens, q_heads, head_dim].
+    qkv [tokens, (q_heads + 2·kv_heads)·head_dim]; cos_sin [tokens, head_dim] float32; out_cache_loc [tokens] is
+    page·page_size + offset of each token. ``norm`` None: the model has no QK-norm. Returns [tokens, q_heads, head_dim].
     """
     if qkv.is_cuda:
         from minisgl.kernel.triton import rope as triton
@@ -70,7 +72,7 @@ def norm_rope_store_torch(
     layer: int,
     out_cache_loc: Tensor,
 ) -> Tensor:
-    """`norm_rope_store` in plain torch."""
+    """Compute `norm_rope_store` in plain torch: the torch reference."""
     tokens, head_dim = qkv.shape[0], cos_sin.shape[-1]
     heads = qkv.view(tokens, q_heads + 2 * kv_heads, head_dim)
     qk, v = heads[:, : q_heads + kv_heads], heads[:, q_heads + kv_heads :]

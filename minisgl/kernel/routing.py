@@ -1,6 +1,7 @@
-"""Which experts a token goes to: softmax over the router's logits, the largest k, their weights.
+"""Routing of tokens to experts: softmax over the router's logits, then the k largest probabilities.
 
-Shazeer et al., Outrageously Large Neural Networks, 2017. Here is the plain torch version; on a GPU it is one launch.
+Shazeer et al., Outrageously Large Neural Networks, 2017. This module has the torch reference; on a GPU routing is one
+Triton launch.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from torch import Tensor
 
 
 def softmax_topk(logits: Tensor, k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
-    """logits [tokens, experts] → experts [tokens, k] int32, likeliest first, and weights [tokens, k] float32.
+    """Choose k experts for each token of logits [tokens, experts].
 
-    The softmax is over all experts, in float32; ``renormalise`` makes the k weights sum to 1.
+    Returns expert numbers [tokens, k] int32, the most probable first, and their weights [tokens, k] float32. The
+    softmax is over all experts, in float32; ``renormalise`` scales the k weights to sum to 1.
     """
     if logits.is_cuda:
         from minisgl.kernel.triton import routing as triton
@@ -22,7 +24,7 @@ def softmax_topk(logits: Tensor, k: int, renormalise: bool) -> tuple[Tensor, Ten
 
 
 def softmax_topk_torch(logits: Tensor, k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
-    """`softmax_topk` in plain torch."""
+    """Compute `softmax_topk` in plain torch: the torch reference."""
     weights, ids = logits.softmax(dim=-1, dtype=torch.float32).topk(k, dim=-1)
     if renormalise:
         weights = weights / weights.sum(dim=-1, keepdim=True)

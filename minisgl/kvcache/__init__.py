@@ -1,6 +1,9 @@
-"""What a prefix cache is asked for. Caches are plugins; they know page numbers, never the pool of KV memory.
+"""The interface of a prefix cache, which maps token prefixes to KV pages. Caches are plugins (`minisgl_cache`).
 
-A cache frees nothing: ``evict`` returns pages, and the scheduler's ledger gives them back.
+The radix tree is `plugins/cache/radix.py` (match, insert, node split, evict); `plugins/cache/naive.py` caches nothing.
+
+A prefix cache knows page numbers only. It never reads or writes KV memory, and it frees no page: `PrefixCache.evict`
+returns page numbers, and the scheduler's `CacheManager` frees these pages in the `PageAllocator`.
 """
 
 from __future__ import annotations
@@ -14,58 +17,64 @@ __all__ = ["InsertResult", "Key", "MatchResult", "PrefixCache"]
 
 
 class Key(NamedTuple):
-    """What a prefix is known by. Two requests share KV only where namespace and ids are equal."""
+    """The key of a prefix. Two requests share KV only if their namespaces and their token ids are equal."""
 
-    namespace: Hashable  # None today; a LoRA adapter, a salt, an image model
-    ids: I64  # token ids
+    namespace: Hashable  # always None today; a LoRA adapter or a cache salt would go here
+    ids: I64  # token ids, [tokens]
 
 
 class MatchResult(NamedTuple):
-    """The longest prefix that a cache holds, in whole pages."""
+    """The longest cached prefix of a key, in whole pages."""
 
-    handle: Any
-    pages: I32
-    unlocked: int  # how many of the pages nobody has locked: locking them takes them from ``evictable``
+    handle: Any  # the cache's own reference to the prefix, for `lock`, `unlock` and `insert`
+    pages: I32  # [pages] pages of the prefix, in order
+    unlocked: int  # how many of these pages have no lock; locking the handle makes them not evictable
 
 
 class InsertResult(NamedTuple):
-    """``pages[i]`` is the cache's page for page i of the key, for as many as it holds. It took over those that equal
-    the caller's; for the others it had one already, and the caller's is a duplicate."""
+    """The result of `PrefixCache.insert`. ``pages[i]`` is the cache's page for offered page i.
 
-    handle: Any
-    pages: I32
+    If ``pages[i]`` equals the offered page, the cache now owns that page. Otherwise the cache already had a page with
+    the same KV, and the offered page is a duplicate, which the caller keeps. ``pages`` is shorter than the offer if the
+    cache did not store all of it.
+    """
+
+    handle: Any  # the whole prefix, from its first page to the last of ``pages``; not locked
+    pages: I32  # [pages]
 
 
 class PrefixCache(Protocol):
-    """Maps token prefixes to pages. Every length is a multiple of the page size."""
+    """A map from token prefixes to KV pages. The length of every prefix is a multiple of the page size."""
 
     reuses: bool
-    """False: it never holds anything, so that waiting for another request's prefix gains nothing."""
+    """Whether the cache ever holds pages. If False, no request waits for another request's prefix."""
 
     def match(self, key: Key) -> MatchResult:
-        """The longest cached prefix of key, in whole pages. No side effect; good until the cache next changes."""
+        """Return the longest cached prefix of ``key``. No side effect. The result is valid until the cache changes."""
 
     def lock(self, handle: Any) -> None:
         """Keep the handle's prefix from eviction until `unlock`. Locks are counted."""
 
     def unlock(self, handle: Any) -> None:
-        """The inverse of `lock`."""
+        """Remove one lock from the handle's prefix."""
 
     def insert(self, base: Any, key: Key, start: int, pages: I32) -> InsertResult:
-        """Offer ``pages``, the KV of ``key`` from page ``start`` on; ``base`` is the handle of the first ``start``
-        pages, locked by the caller (None: the root). Walks from there: O(new pages). ``Inserted.pages`` is for
-        page ``start`` on, and ``Inserted.handle`` for the whole prefix; it is not locked yet."""
+        """Offer ``pages``, which hold the KV of ``key`` from page number ``start`` on.
+
+        ``base`` is the handle of the first ``start`` pages, locked by the caller; None means an empty prefix. The cost
+        is O(new pages), because the search begins at ``base``.
+        """
 
     def evict(self, pages: int) -> I32:
-        """Give up at least so many pages if it can; it may return fewer, or somewhat more. Never locked ones."""
+        """Remove about ``pages`` unlocked pages and return them: fewer if fewer are evictable, or slightly more."""
 
     @property
     def evictable_pages(self) -> int:
-        """Pages that `evict` could return now."""
+        """Number of pages that `evict` could return now."""
 
     @property
     def total_pages(self) -> int:
-        """Pages that the cache owns, locked or not."""
+        """Number of pages that the cache owns, locked or not."""
 
     def check(self) -> None:
-        """Raise AssertionError where the cache's own structure is broken."""
+        """Raise AssertionError if the cache's own data structure is inconsistent."""

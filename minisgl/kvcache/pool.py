@@ -1,6 +1,6 @@
-"""The memory that keys and values live in: one pair of buffers for all layers, cut into pages.
+"""The KV pool: device memory for the keys and values of all layers, divided into pages.
 
-It knows shapes, dtype and layout, and nothing of who owns a page: the scheduler's ledger does.
+This module knows shapes, dtype and layout. The owner of each page is known to the scheduler's `PageAllocator` only.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class KVPool:
-    """``layers`` times ``num_pages`` pages of ``page_size`` tokens; the caller counts the scratch page in.
+    """Keys and values of ``layers`` layers, each with ``num_pages`` pages of ``page_size`` tokens.
 
-    ``layout`` is the order within a page: NHD [page_size, kv_heads, head_dim] or HND [kv_heads, page_size, head_dim];
-    `layer` shows both as NHD. The memory starts as zeros: attention multiplies what it masks by 0, and 0·NaN is NaN.
+    ``num_pages`` includes the scratch page. ``layout`` is the order of dimensions within a page: NHD is
+    ``[page_size, kv_heads, head_dim]``, HND is ``[kv_heads, page_size, head_dim]``; `layer` returns both as NHD. The
+    memory is initialized with zeros, because attention multiplies masked values by 0, and 0 · NaN would be NaN.
     """
 
     def __init__(
@@ -43,19 +44,23 @@ class KVPool:
 
     @staticmethod
     def page_bytes(layers: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-        """Bytes that one page takes in all layers, keys and values together."""
+        """Return the size of one page in bytes: keys and values of all layers together."""
         return 2 * layers * page_size * kv_heads * head_dim * dtype.itemsize
 
     @property
     def nbytes(self) -> int:
+        """Size of the pool in bytes."""
         return self._memory.nbytes
 
     def layer(self, i: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of layer i, each [num_pages, page_size, kv_heads, head_dim] (a strided view under HND)."""
+        """Return keys and values of layer i, each ``[num_pages, page_size, kv_heads, head_dim]`` (strided for HND)."""
         return self._layers[i]
 
     def store(self, i: int, k: Tensor, v: Tensor, out_cache_loc: Tensor) -> None:
-        """Write k, v [tokens, kv_heads, head_dim] to positions where [tokens] (page·page_size + offset) of layer i."""
+        """Write ``k`` and ``v``, each ``[tokens, kv_heads, head_dim]``, into layer i.
+
+        ``out_cache_loc`` is int32 or int64 ``[tokens]``: the KV location of each token, ``page * page_size + offset``.
+        """
         out_cache_loc = out_cache_loc.long()
         if self._flat:
             keys, values = self._flat[i]
@@ -63,14 +68,17 @@ class KVPool:
             values.index_copy_(0, out_cache_loc, v.to(self.dtype))
         else:
             keys, values = self._layers[i]
-            at = (out_cache_loc // self.page_size, out_cache_loc % self.page_size)
-            keys[at] = k.to(self.dtype)
-            values[at] = v.to(self.dtype)
+            page_and_offset = (out_cache_loc // self.page_size, out_cache_loc % self.page_size)
+            keys[page_and_offset] = k.to(self.dtype)
+            values[page_and_offset] = v.to(self.dtype)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Like torch.zeros; but on a CPU nothing is written: the system hands out zero pages as they are touched first, so
-    that a large pool takes no time and no memory before it is used."""
+    """Return a tensor of zeros; on a CPU, without writing to its memory.
+
+    The operating system provides zeroed memory at the first access, so a large pool on a CPU costs neither time nor
+    memory until it is used. ``torch.zeros`` would write all of it.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

@@ -1,4 +1,4 @@
-"""The tensor-parallel layers that models are built from. Each gets a `Context` and holds only its rank's weights."""
+"""The tensor-parallel layers of a model. Each layer takes a `Context` and holds only its own rank's weights."""
 
 from __future__ import annotations
 

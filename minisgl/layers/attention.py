@@ -1,6 +1,6 @@
-"""A decoder's self-attention: project, QK-norm, rotate, store KV, attend, project back.
+"""The self-attention of a decoder layer: QKV projection, QK-norm, RoPE, KV store, attention, output projection.
 
-The layer stores KV itself, through ``ctx.pool``; the attention backend only reads it.
+The layer itself stores keys and values in ``ctx.pool``; the attention backend only reads them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from minisgl.layers.norm import RMSNorm
 
 
 class AttentionLayer(nn.Module):
-    """Grouped-query attention with RoPE over the pool's pages; heads are cut over the ranks.
+    """Grouped-query attention with RoPE over the pages of the KV pool; heads are split over the ranks.
 
-    ``window``: how many positions a query sees, its own included (-1: all). ``qk_norm_eps``: RMSNorm of each query
-    and key head before the rotation, with this eps (None: no QK-norm). Returns a partial sum: see LinearRowParallel.
+    ``window`` is the number of positions that a query sees, including its own (-1: all). ``qk_norm_eps`` is the eps of
+    the RMSNorm of each query and key head before RoPE (None: no QK-norm). ``soft_cap`` limits attention scores to
+    cap·tanh(score / cap) (0: no limit). The output is a partial sum: see `LinearRowParallel`.
     """
 
     def __init__(
@@ -60,8 +61,11 @@ class AttentionLayer(nn.Module):
     def forward(
         self, x: Tensor, cos_sin: Tensor, out_cache_loc: Tensor, logits_indices: Tensor | None = None
     ) -> Tensor:
-        """x [tokens, hidden], cos_sin [tokens, head_dim] float32, where [tokens] → [tokens, hidden], partial; of the
-        tokens ``rows`` [m] only: [m, hidden]."""
+        """Compute attention of x [tokens, hidden]; returns a partial sum [tokens, hidden].
+
+        cos_sin is [tokens, head_dim] float32; out_cache_loc [tokens] is each token's KV location. With
+        ``logits_indices`` [m], only these tokens' outputs are projected and returned: [m, hidden].
+        """
         spec, pool = self.spec, self.ctx.pool
         if pool is None:
             raise RuntimeError("the engine must set Context.pool before the first forward")
@@ -70,4 +74,5 @@ class AttentionLayer(nn.Module):
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         self.ctx.attention.forward(spec, q, out)
         out = out.flatten(1)
-        return self.o_proj(out if logits_indices is None else out.index_select(0, logits_indices))
+        projected: Tensor = self.o_proj(out if logits_indices is None else out.index_select(0, logits_indices))
+        return projected

@@ -1,6 +1,6 @@
-"""What every layer of one engine is built with: its rank's link, its attention and expert backends, its KV pool.
+"""The `Context`: communicator, attention and MoE backends, device, dtype and KV pool of one engine.
 
-It belongs to the engine and is handed to each layer at construction; two engines in a process have two of them.
+The engine builds one context and passes it to every layer's constructor. Two engines in one process have two contexts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from minisgl.moe import MoeBackend
 
 @dataclass
 class Context:
-    """``pool`` is set by the engine after the weights are loaded and before the first forward."""
+    """The objects that all layers of one engine share.
+
+    The engine sets ``pool`` after the weights are loaded and before the first forward pass.
+    """
 
     comm: Communicator
     attention: AttentionBackend

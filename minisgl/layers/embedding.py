@@ -1,7 +1,7 @@
-"""The vocabulary, cut over the ranks: token embedding and the head that scores every token.
+"""The vocabulary, split over the ranks: token embedding and LM head.
 
-A vocabulary that the ranks don't divide is padded: each rank has the same number of rows, the last ones of zeros, and
-the logits are cut to the true vocabulary.
+If the number of ranks does not divide the vocabulary size, the vocabulary is padded with rows of zeros, so that each
+rank has the same number of rows. The logits are cut back to the true vocabulary size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from minisgl.layers.weight_shards import WeightShard
 
 
 class _VocabRows(nn.Module):
-    """This rank's rows of a [vocab, hidden] matrix."""
+    """This rank's rows of a [vocab, hidden] matrix, with the loading of its weights."""
 
     def __init__(self, vocab_size: int, hidden_size: int, ctx: Context):
         super().__init__()
@@ -29,6 +29,7 @@ class _VocabRows(nn.Module):
         self.weight = nn.Parameter(weight, requires_grad=False)
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
+        """Yield this rank's rows without the padding: see `HasWeightShards`."""
         start = min(self.start, self.vocab_size)
         true_rows = min(self.weight.shape[0], self.vocab_size - start)
         shape = (self.vocab_size, self.weight.shape[1])
@@ -36,20 +37,23 @@ class _VocabRows(nn.Module):
 
 
 class VocabParallelEmbedding(_VocabRows):
-    """Looks tokens up; each rank has some of the rows, and the sum over ranks has them all."""
+    """The token embedding. A rank returns zeros for the tokens of other ranks, and an all-reduce adds the results."""
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens [n] in [0, vocab) → [n, hidden] on every rank."""
+        """Look up tokens [n], each in [0, vocab); returns [n, hidden], the same on every rank."""
         if self.comm.size == 1:
             return F.embedding(tokens, self.weight)
         local = tokens - self.start
-        elsewhere = (local < 0) | (local >= self.weight.shape[0])
-        rows = F.embedding(local.masked_fill_(elsewhere, 0), self.weight)
-        return self.comm.all_reduce(rows.masked_fill_(elsewhere.unsqueeze(1), 0))
+        not_local = (local < 0) | (local >= self.weight.shape[0])
+        rows = F.embedding(local.masked_fill_(not_local, 0), self.weight)
+        return self.comm.all_reduce(rows.masked_fill_(not_local.unsqueeze(1), 0))
 
 
 class ParallelLMHead(_VocabRows):
-    """Scores the vocabulary; each rank its rows. ``tied`` shares the embedding's weight (Press and Wolf, 2017)."""
+    """The LM head: each rank computes the logits of its part of the vocabulary, and an all-gather joins them.
+
+    With ``tied`` the head uses the embedding's weight (Press and Wolf, 2017).
+    """
 
     def __init__(self, vocab_size: int, hidden_size: int, ctx: Context, *, tied: VocabParallelEmbedding | None = None):
         if tied is None:
@@ -61,13 +65,15 @@ class ParallelLMHead(_VocabRows):
         self.packed: Packed | None = None
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
+        """Return this rank's rows to load, or nothing if the head is tied to the embedding."""
         return iter(()) if self.tied else super().weight_shards(prefix, names)
 
     def after_load(self) -> None:
+        """Pack the loaded weight for the CPU's matrix product, if that is faster: see `minisgl.kernel.linear.pack`."""
         self.packed = pack(self.weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [rows, hidden] → logits [rows, vocab], the same on every rank."""
+        """Return the logits [rows, vocab] of hidden [rows, hidden], the same on every rank."""
         logits = linear(hidden, self.weight, packed=self.packed)
         if self.comm.size > 1:
             logits = self.comm.all_gather(logits, dim=-1)[:, : self.vocab_size]

@@ -1,7 +1,8 @@
-"""Linear layers cut over the tensor-parallel ranks: by output (column) or by input (row).
+"""Linear layers split over the tensor-parallel ranks: by output (column-parallel) or by input (row-parallel).
 
-Shoeybi et al., Megatron-LM, 2019. Merged layers hold several of the checkpoint's matrices as one, so that one matrix
-product serves them all; the checkpoint's parts stand beside the merged layer under their own names.
+Shoeybi et al., Megatron-LM, 2019. A merged layer stores several of the checkpoint's matrices as one matrix, so that one
+matrix product computes them all. When loading, each part has the checkpoint's own name: ``self_attn.qkv_proj`` is
+filled from ``self_attn.q_proj``, ``k_proj`` and ``v_proj``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ def _parameter(ctx: Context, *shape: int) -> nn.Parameter:
 
 
 class _Merged(nn.Module):
-    """Several column-parallel matrices over the same input. ``parts``: (name, all rows, first row here, rows here)."""
+    """Several column-parallel matrices with the same input, stored as one matrix.
+
+    ``parts`` lists for each matrix (name, rows in the checkpoint, this rank's first row, number of this rank's rows).
+    """
 
     def __init__(self, in_size: int, parts: Sequence[tuple[str, int, int, int]], bias: bool, ctx: Context):
         super().__init__()
@@ -33,6 +37,7 @@ class _Merged(nn.Module):
         self.packed: Packed | None = None
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
+        """Yield this rank's rows of each part, under the part's name beside the merged layer."""
         beside = prefix[:-1].rpartition(".")[0]
         begin = 0
         for name, total, start, here in self.parts:
@@ -44,15 +49,16 @@ class _Merged(nn.Module):
             begin += here
 
     def after_load(self) -> None:
+        """Pack the loaded weight for the CPU's matrix product, if that is faster: see `minisgl.kernel.linear.pack`."""
         self.packed = pack(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in] → [..., the parts' rows here, in order]."""
+        """Multiply x [..., in] with all parts; returns [..., sum of this rank's rows], the parts one after another."""
         return linear(x, self.weight, self.bias, self.packed)
 
 
 class LinearColParallelMerged(_Merged):
-    """Matrices ``names`` (gate and up), each cut by its output rows: this rank's share of each, one after another."""
+    """Column-parallel matrices, e.g. gate and up: this rank's rows of each matrix in ``names``, one after another."""
 
     def __init__(self, in_size: int, outs: Sequence[int], names: Sequence[str], ctx: Context, *, bias: bool = False):
         rank, size = ctx.comm.rank, ctx.comm.size
@@ -62,8 +68,11 @@ class LinearColParallelMerged(_Merged):
 
 
 class LinearQKVMerged(_Merged):
-    """Query, key and value projections. Whole heads go to ranks; where there are fewer kv heads than ranks, several
-    ranks hold a copy of the same one (Ainslie et al., GQA, 2023)."""
+    """The query, key and value projections, split over the ranks by whole heads.
+
+    If there are fewer KV heads than ranks, several ranks hold a copy of the same KV head (Ainslie et al., GQA, 2023).
+    Raises `ConfigError` if the heads can't be split over the ranks.
+    """
 
     def __init__(
         self,
@@ -80,7 +89,7 @@ class LinearQKVMerged(_Merged):
         self.q_heads = split_rows(q_heads, size, "query heads")
         if kv_heads % size and size % kv_heads:
             raise ConfigError(
-                f"tp={size} can't share {kv_heads} kv heads: it must divide them or be a multiple of them."
+                f"tp={size} can't share {kv_heads} kv heads: tp must divide that number or be a multiple of it."
             )
         self.kv_heads = max(1, kv_heads // size)
         first_kv = rank * kv_heads // size
@@ -90,8 +99,11 @@ class LinearQKVMerged(_Merged):
 
 
 class LinearRowParallel(nn.Module):
-    """A matrix cut by its input columns: each rank has a partial sum. ``reduce`` sums it here; without, the caller
-    does (`RMSNormFused` together with the norm). The bias counts once, on rank 0."""
+    """A matrix split by its input columns: each rank computes a partial sum of the output.
+
+    With ``reduce`` the layer all-reduces the partial sums. Without ``reduce`` the caller must do so; `RMSNormFused`
+    fuses the all-reduce with the norm. Only rank 0 adds the bias, so that the sum contains it once.
+    """
 
     def __init__(self, in_size: int, out_size: int, ctx: Context, *, bias: bool = False, reduce: bool = True):
         super().__init__()
@@ -102,15 +114,17 @@ class LinearRowParallel(nn.Module):
         self.packed: Packed | None = None
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
+        """Yield this rank's columns of the weight, and the whole bias."""
         out_size, here = self.weight.shape
         yield WeightShard.part(f"{prefix}weight", (out_size, self.in_size), 1, self.comm.rank * here, self.weight)
         if self.bias is not None:
             yield WeightShard.whole(f"{prefix}bias", self.bias)
 
     def after_load(self) -> None:
+        """Pack the loaded weight for the CPU's matrix product, if that is faster: see `minisgl.kernel.linear.pack`."""
         self.packed = pack(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [tokens, in / size] → [tokens, out], a partial sum unless ``reduce``."""
+        """Multiply x [tokens, in / size]; returns [tokens, out], a partial sum unless the layer has ``reduce``."""
         x = linear(x, self.weight, self.bias if self.comm.rank == 0 else None, self.packed)
         return self.comm.all_reduce(x) if self.reduce else x

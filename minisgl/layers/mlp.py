@@ -1,4 +1,4 @@
-"""The gated feed-forward layer of a decoder."""
+"""The gated MLP of a decoder layer."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from minisgl.layers.context import Context
 from minisgl.layers.linear import LinearColParallelMerged, LinearRowParallel
 
 CPU_ROWS = 1024
-"""Tokens that a CPU computes at a time, so that the widest activations stay in its cache (a fifth of the time of 8192
-tokens went into fetching fresh memory for them)."""
+"""The most tokens that a CPU computes at a time, so that the gate-and-up activations stay in its cache. Without the
+limit, a step of 8192 tokens spent a fifth of its time on first-touch allocation of memory for these activations.
+"""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {name: partial(act_and_mul, act=act) for name, act in ACTS.items()}
-"""Hugging Face's ``hidden_act`` → the gated activation."""
+"""Hugging Face's ``hidden_act`` → the gated activation: [..., 2·dim] → [..., dim]."""
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The gated activation of that name; raises ConfigError where there is none."""
+    """Return the gated activation for Hugging Face's ``hidden_act`` name. Raises ConfigError for an unknown name."""
     if name not in ACTIVATIONS:
         raise ConfigError(f"hidden_act {name!r} is not supported: use {', '.join(ACTIVATIONS)}.")
     return ACTIVATIONS[name]
 
 
 class GatedMLP(nn.Module):
-    """down(act(gate(x))·up(x)), the inner dimension cut over the ranks. Returns a partial sum."""
+    """down(act(gate(x))·up(x)), with the inner dimension split over the ranks. The output is a partial sum."""
 
     def __init__(self, hidden_size: int, inner_size: int, act: str, ctx: Context, *, bias: bool = False):
         super().__init__()
@@ -40,9 +41,10 @@ class GatedMLP(nn.Module):
         self.down_proj = LinearRowParallel(inner_size, hidden_size, ctx, bias=bias, reduce=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [tokens, hidden] → [tokens, hidden], partial."""
+        """Compute the MLP of x [tokens, hidden]; returns a partial sum [tokens, hidden]."""
         if x.device.type == "cpu" and len(x) > CPU_ROWS:
             return torch.cat([self.forward(rows) for rows in x.split(CPU_ROWS)])
         merged = self.gate_up_proj
         inner = gated_linear(x, merged.weight, self.act_name) if merged.bias is None else None
-        return self.down_proj(self.act(merged(x)) if inner is None else inner)
+        out: Tensor = self.down_proj(self.act(merged(x)) if inner is None else inner)
+        return out

@@ -1,6 +1,7 @@
-"""A mixture-of-experts layer: the router, and the sum of the experts it chose. The backend multiplies, this routes.
+"""A mixture-of-experts (MoE) layer: it routes each token to experts and sums the experts' outputs.
 
-Every rank routes every token and holds a slice of each expert's inner dimension.
+The layer computes the routing; the MoE backend (`minisgl.moe`) computes the experts. Every rank routes every token and
+holds a slice of each expert's inner dimension.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from minisgl.layers.weight_shards import WeightShard, split_rows
 
 
 class MoELayer(nn.Module):
-    """Routes by softmax over all experts, in float32, to the ``top_k`` largest; ``renormalise`` makes their weights
-    sum to 1 (Shazeer et al., Outrageously Large Neural Networks, 2017). ``reduce`` sums over ranks here; without, the
-    caller does."""
+    """A router and its experts (Shazeer et al., Outrageously Large Neural Networks, 2017).
+
+    The router takes the softmax over all experts in float32 and chooses the ``top_k`` most probable ones;
+    ``renormalise`` scales their weights to sum to 1. With ``reduce`` the layer all-reduces its output over the ranks;
+    without it the output is a partial sum, which the caller must reduce.
+    """
 
     def __init__(
         self,
@@ -36,12 +40,15 @@ class MoELayer(nn.Module):
     ):
         super().__init__()
         if ctx.moe is None:
-            raise RuntimeError("a model with experts needs Context.moe")
+            raise RuntimeError("a model with experts needs an MoE backend, but Context.moe is None")
         self.moe, self.comm, self.reduce = ctx.moe, ctx.comm, reduce and ctx.comm.size > 1
         self.inner_size, self.num_experts, self.top_k, self.act = inner_size, num_experts, top_k, act
         self.renormalise = renormalise
         self.silenced: int | None = None
-        """An expert that contributes nothing, as if its last matrix were zeros; set before the weights are loaded."""
+        """The number of an expert whose down projection is set to zeros after loading, so that it contributes nothing.
+
+        None: no expert is silenced. Must be set before the weights are loaded: see `minisgl.models.knockout`.
+        """
         inner = split_rows(inner_size, ctx.comm.size, "expert size (moe_intermediate_size)")
 
         def empty(*shape: int) -> nn.Parameter:
@@ -53,8 +60,11 @@ class MoELayer(nn.Module):
         self.experts: Any = None
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
-        """Checkpoints hold the experts one by one (``experts.7.up_proj.weight``) or stacked (transformers 5's own
-        layout: ``experts.gate_up_proj`` [experts, 2·inner, hidden])."""
+        """Yield the router's weight and this rank's slice of every expert.
+
+        Checkpoints store the experts separately (``experts.7.up_proj.weight``) or stacked, as transformers 5 does
+        (``experts.gate_up_proj`` [experts, 2·inner, hidden]). ``names`` says which layout the source has.
+        """
         assert self.gate_up is not None
         assert self.down is not None
         yield WeightShard.whole(f"{prefix}gate.weight", self.gate)
@@ -73,7 +83,7 @@ class MoELayer(nn.Module):
             yield WeightShard.part(f"{prefix}experts.{e}.down_proj.weight", (hidden, inner), 1, start, self.down[e])
 
     def after_load(self) -> None:
-        """Hand the weights to the backend, which may keep them in a form of its own."""
+        """Pass the experts' weights to the MoE backend, which may convert them, and drop the layer's own references."""
         assert self.gate_up is not None
         assert self.down is not None
         if self.silenced is not None:
@@ -82,11 +92,11 @@ class MoELayer(nn.Module):
         self.gate_up = self.down = None
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [tokens, hidden] → experts [tokens, top_k] int32 and their weights [tokens, top_k] float32."""
+        """Route x [tokens, hidden]: return expert numbers, int32, and weights, float32, both [tokens, top_k]."""
         return softmax_topk(F.linear(x, self.gate), self.top_k, self.renormalise)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [tokens, hidden] → [tokens, hidden], a partial sum unless ``reduce``."""
+        """Compute the layer of x [tokens, hidden]; returns [tokens, hidden], a partial sum unless ``reduce`` is set."""
         ids, scale = self.route(x)
         out = self.moe.forward(self.experts, x, ids, scale, torch.empty_like(x))
         return self.comm.all_reduce(out) if self.reduce else out

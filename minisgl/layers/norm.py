@@ -1,4 +1,7 @@
-"""RMSNorm layers. The fused one also adds the residual, and sums over ranks what the layer before left partial."""
+"""RMSNorm layers.
+
+`RMSNormFused` also adds the residual, and all-reduces the partial sum that the preceding layer returned.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from minisgl.layers.weight_shards import WeightShard
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dimension (Zhang and Sennrich, 2019)."""
+    """Root-mean-square normalisation over the last dimension (Zhang and Sennrich, 2019)."""
 
     def __init__(self, dim: int, eps: float, ctx: Context):
         super().__init__()
@@ -21,24 +24,31 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
+        """Yield the weight, which every rank holds in full."""
         yield WeightShard.whole(f"{prefix}weight", self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., dim] → [..., dim]."""
+        """Normalise x [..., dim]; returns a tensor of the same shape."""
         return rms_norm(x, self.weight, self.eps)
 
 
 class RMSNormFused(RMSNorm):
-    """Adds the residual stream, then normalises. ``partial`` inputs are first summed over the ranks: all-reduce,
-    add and norm are one call, so that a communicator can make them one launch."""
+    """RMSNorm of the sum of x and the residual stream.
+
+    With ``partial``, x is a partial sum and is first all-reduced over the ranks. All-reduce, addition and norm are one
+    call of the communicator, which can fuse them into one launch.
+    """
 
     def __init__(self, dim: int, eps: float, ctx: Context, *, partial: bool = True):
         super().__init__(dim, eps, ctx)
         self.comm = ctx.comm if partial and ctx.comm.size > 1 else None
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """x, residual [tokens, dim] → (norm(x + residual), x + residual). Without a residual, x begins the stream
-        (and is no partial sum). x may be overwritten."""
+        """Return ``(norm(x + residual), x + residual)`` for x and residual [tokens, dim].
+
+        Without ``residual``, x itself starts the residual stream and must not be a partial sum; the result is
+        ``(norm(x), x)``. x may be overwritten.
+        """
         if residual is None:
             return rms_norm(x, self.weight, self.eps), x
         if self.comm is not None:

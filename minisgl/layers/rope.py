@@ -1,6 +1,6 @@
-"""Rotary position embedding: the angle that each position turns each pair of dimensions by, for four scalings.
+"""Rotary position embedding (RoPE): the table of cosines and sines of all positions, for four kinds of scaling.
 
-Makes the table once, in float32; minisgl.kernel.rope applies it.
+This module computes the table once, in float32. `minisgl.kernel.rope` applies it to queries and keys.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ __all__ = ["RoPE", "RopeConfig", "frequencies"]
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """What config.json says of RoPE, under Hugging Face's names. ``original_max_position_embeddings`` is the length
-    the model was first trained for; llama3 and yarn need it."""
+    """The RoPE parameters of config.json, under Hugging Face's names.
+
+    ``original_max_position_embeddings`` is the context length before it was extended; llama3 and yarn need it.
+    """
 
     rope_type: str = "default"
     rope_theta: float = 10_000.0
@@ -36,8 +38,9 @@ class RopeConfig:
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """Radians a position turns each of head_dim/2 pairs by (float32), and a factor for the cosines and sines.
+    """Return the angle per position of each of the head_dim/2 pairs, and a factor for cosines and sines.
 
+    The angles are float32 [head_dim/2], in radians.
     Su et al., RoFormer, 2021; "linear": Chen et al., Extending Context Window … via Position Interpolation, 2023;
     "llama3": the Llama 3.1 release; "yarn": Peng et al., YaRN, 2023. Raises ConfigError for another type.
     """
@@ -55,23 +58,30 @@ def frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
 
 
 def _llama3(inv_freq: Tensor, rope: RopeConfig) -> Tensor:
-    """Long waves are stretched by ``factor``, short ones kept, those between blended."""
-    waves = rope.original_max_position_embeddings * inv_freq / (2 * math.pi)  # turns in the original context
-    kept = (waves - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    """Scale the frequencies as Llama 3.1 does.
+
+    Low frequencies (long wavelengths) are divided by ``factor``, high frequencies are kept, and those between are
+    interpolated.
+    """
+    turns = rope.original_max_position_embeddings * inv_freq / (2 * math.pi)  # rotations within the original context
+    kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     kept = kept.clamp(0, 1)
     return (1 - kept) * inv_freq / rope.factor + kept * inv_freq
 
 
 def _yarn(inv_freq: Tensor, rope: RopeConfig) -> Tensor:
-    """Pairs that turn more than beta_fast times in the original context are kept, those that turn less than
-    beta_slow times are stretched, with a linear ramp over the pairs between."""
+    """Scale the frequencies as YaRN does.
+
+    Pairs that rotate more than ``beta_fast`` times within the original context are kept; pairs that rotate less than
+    ``beta_slow`` times are divided by ``factor``; the pairs between are interpolated linearly over the pair number.
+    """
     pairs = len(inv_freq)
 
-    def pair_that_turns(times: float) -> float:
+    def pair_with_turns(turns: float) -> float:
         length = rope.original_max_position_embeddings
-        return pairs * math.log(length / (times * 2 * math.pi)) / math.log(rope.rope_theta)
+        return pairs * math.log(length / (turns * 2 * math.pi)) / math.log(rope.rope_theta)
 
-    low, high = pair_that_turns(rope.beta_fast), pair_that_turns(rope.beta_slow)
+    low, high = pair_with_turns(rope.beta_fast), pair_with_turns(rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * pairs - 1)
@@ -81,7 +91,7 @@ def _yarn(inv_freq: Tensor, rope: RopeConfig) -> Tensor:
 
 
 def _yarn_attention_factor(rope: RopeConfig) -> float:
-    """Makes up for the flatter attention of a stretched context (YaRN, section 3.4)."""
+    """Return the factor for cosines and sines that sharpens attention in an extended context (YaRN, section 3.4)."""
     if rope.attention_factor is not None:
         return rope.attention_factor
 
@@ -94,7 +104,7 @@ def _yarn_attention_factor(rope: RopeConfig) -> float:
 
 
 class RoPE(nn.Module):
-    """The table of a model, [positions, head_dim] float32: cosines, then sines. One serves all layers."""
+    """The RoPE table of a model, [positions, head_dim] float32: cosines, then sines. All layers share one table."""
 
     def __init__(self, rope: RopeConfig, head_dim: int, positions: int, device: torch.device):
         super().__init__()
@@ -103,5 +113,5 @@ class RoPE(nn.Module):
         self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1).mul_(scale)
 
     def forward(self, positions: Tensor) -> Tensor:
-        """positions [n] → cosines and sines [n, head_dim], float32."""
+        """Return the cosines and sines [n, head_dim], float32, of positions [n]."""
         return self.cos_sin.index_select(0, positions)

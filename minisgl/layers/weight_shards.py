@@ -1,6 +1,7 @@
-"""Which part of which checkpoint tensor a rank wants, and where it goes. Layers say it, a `WeightSource` fills it.
+"""Weight shards: which slice of which checkpoint tensor a rank loads into which parameter.
 
-Knows neither files nor formats: minisgl.models.weights does. A layer never sees a whole checkpoint tensor.
+Layers list their shards; a `WeightSource` fills them. This module knows neither files nor formats
+(`minisgl.models.weights` does). A layer never receives a whole checkpoint tensor if the rank needs only a slice.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ __all__ = ["HasWeightShards", "WeightShard", "WeightSource", "split_rows", "weig
 
 @dataclass(frozen=True, slots=True)
 class WeightShard:
-    """``target`` (a view of a parameter) takes ``index`` of the checkpoint's tensor ``name``, which has ``shape``."""
+    """One slice to load: ``target`` = checkpoint tensor ``name`` [``index``].
+
+    ``shape`` is the shape of the whole checkpoint tensor; ``target`` is a view of a parameter, with the slice's shape.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -27,38 +31,43 @@ class WeightShard:
 
     @staticmethod
     def whole(name: str, target: Tensor) -> WeightShard:
-        """A tensor that every rank has in full."""
+        """Return the shard of a tensor that every rank holds in full."""
         return WeightShard(name, tuple(target.shape), tuple(slice(0, n) for n in target.shape), target)
 
     @staticmethod
     def part(name: str, shape: tuple[int, ...], dim: int, start: int, target: Tensor) -> WeightShard:
-        """The ``target.shape[dim]`` entries along ``dim`` from ``start`` on."""
+        """Return the shard of the ``target.shape[dim]`` entries along ``dim`` that begin at ``start``."""
         index = [slice(0, n) for n in shape]
         index[dim] = slice(start, start + target.shape[dim])
         return WeightShard(name, shape, tuple(index), target)
 
 
 class WeightSource(Protocol):
-    """Where weights come from."""
+    """A source of weights: a checkpoint, or a generator of random numbers."""
 
     @property
     def names(self) -> frozenset[str] | None:
-        """The tensors it has; None: whatever is asked for."""
+        """The names of the tensors that the source has; None: it has any tensor."""
 
-    def fill(self, piece: WeightShard) -> None:
-        """Write the piece's part into its target, converted to the target's dtype and device."""
+    def fill(self, shard: WeightShard) -> None:
+        """Write the shard's slice into its target, converted to the target's dtype and device."""
 
 
 @runtime_checkable
 class HasWeightShards(Protocol):
-    """A module with parameters of its own. ``prefix`` is its name in the checkpoint with a dot behind it, ``names``
-    the tensors that the source has (for layers that more than one layout of checkpoint can fill)."""
+    """A module that lists the shards of its own parameters."""
 
-    def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]: ...
+    def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
+        """Yield the shards to load.
+
+        ``prefix`` is the module's name in the checkpoint, followed by a dot. ``names`` are the tensors that the source
+        has, for layers that can load more than one checkpoint layout; None: the source has any tensor.
+        """
+        ...
 
 
 def weight_shards_of(module: nn.Module, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
-    """Everything ``module`` and the modules in it want; attribute names are the checkpoint's names."""
+    """Yield the shards of ``module`` and its submodules; attribute names are the checkpoint's names."""
     if isinstance(module, HasWeightShards):
         yield from module.weight_shards(prefix, names)
         return
@@ -67,7 +76,7 @@ def weight_shards_of(module: nn.Module, prefix: str, names: frozenset[str] | Non
 
 
 def split_rows(total: int, size: int, what: str) -> int:
-    """``total / size``; raises ConfigError, naming ``what``, where the ranks don't divide it."""
+    """Return ``total / size``. Raises ConfigError that names ``what`` if ``size`` does not divide ``total``."""
     if total % size:
         raise ConfigError(f"tp={size} does not divide the model's {what} ({total}); choose a tp that does.")
     return total // size

@@ -1,7 +1,7 @@
 """Typed messages between the processes, and the queues that carry them.
 
-The messages encode and decode themselves (MessagePack); the queues never drop one. What a message means is the
-business of the processes in ``minisgl/server``.
+The messages encode and decode themselves (MessagePack). The queues never drop a message. The processes in
+``minisgl/server`` decide what to do with each message.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from minisgl.message.messages import (
     Abort,
     Accepted,
     ChatPrompt,
-    Count,
     Delta,
+    DetokenizeReply,
     DetokenizeRequest,
     GetStats,
-    IdsPrompt,
     Limits,
     Message,
-    Opened,
+    NewRequest,
     Outputs,
     Prompt,
     Replies,
@@ -26,9 +25,10 @@ from minisgl.message.messages import (
     Stop,
     Submit,
     TextPrompt,
-    TextReply,
+    TokenizeReply,
+    TokenizeRequest,
     TokenLogprob,
-    TokensReply,
+    TokensPrompt,
     decode,
     pack_ids,
     unpack_ids,
@@ -40,14 +40,13 @@ __all__ = [
     "Accepted",
     "Addresses",
     "ChatPrompt",
-    "Count",
     "Delta",
+    "DetokenizeReply",
     "DetokenizeRequest",
     "GetStats",
-    "IdsPrompt",
     "Limits",
     "Message",
-    "Opened",
+    "NewRequest",
     "Outputs",
     "Prompt",
     "Pull",
@@ -58,9 +57,10 @@ __all__ = [
     "Stop",
     "Submit",
     "TextPrompt",
-    "TextReply",
     "TokenLogprob",
-    "TokensReply",
+    "TokenizeReply",
+    "TokenizeRequest",
+    "TokensPrompt",
     "decode",
     "pack_ids",
     "unpack_ids",

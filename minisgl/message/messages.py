@@ -1,7 +1,9 @@
-"""What the processes say to each other: one struct for each kind of message, all in one tagged union.
+"""The messages between the processes of a server: one struct for each kind of message, all in one tagged union.
 
-A request's way is Submit (API server → tokenizer), Schedule (→ scheduler), Outputs (→ detokenizer), Replies (→ API
-server). Each message carries uids, which the API server makes; token ids travel as int32 arrays, a step at a time.
+A request passes through four messages: Submit (API server → tokenizer), Schedule (tokenizer → scheduler), Outputs
+(scheduler → detokenizer) and Replies (detokenizer → API server). The API server gives every request its ``uid``, and
+the messages refer to a request by it. A prompt's token ids travel as int32 bytes (`pack_ids`). `Outputs` and `Replies`
+carry the tokens of all requests of one scheduler step in one message.
 """
 
 from __future__ import annotations
@@ -16,20 +18,20 @@ from minisgl.core import I32, Finished, Output, SamplingParams
 
 
 def pack_ids(ids: Sequence[int] | I32) -> bytes:
-    """Token ids as little-endian int32 bytes. Raises OverflowError for one that does not fit."""
+    """Return token ids as little-endian int32 bytes. Raise OverflowError for an id that does not fit into int32."""
     return np.asarray(ids, dtype="<i4").tobytes()
 
 
 def unpack_ids(data: bytes) -> I32:
-    """The inverse of `pack_ids`: an int32 array of its own."""
+    """Return the token ids in ``data`` as a new, writable int32 array: the inverse of `pack_ids`."""
     return np.frombuffer(data, dtype="<i4").astype(np.int32)
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):
-    """The base of every message."""
+    """The base class of every message. Its subclasses form one tagged union, which `decode` reads."""
 
     def encode(self) -> bytes:
-        """The message as bytes (MessagePack); `decode` is the inverse."""
+        """Return the message as MessagePack bytes. `decode` is the inverse."""
         return msgspec.msgpack.encode(self)
 
 
@@ -37,33 +39,39 @@ class Message(msgspec.Struct, tag=True, array_like=True):
 
 
 class TextPrompt(msgspec.Struct, tag="text"):
-    """A plain text. ``special`` lets the tokenizer add its own special tokens (BOS)."""
+    """A prompt given as plain text. ``add_special_tokens`` lets the tokenizer add its special tokens (BOS)."""
 
     text: str
-    special: bool = True
+    add_special_tokens: bool = True
 
 
-class IdsPrompt(msgspec.Struct, tag="ids"):
-    """Token ids, as `pack_ids` makes them."""
+class TokensPrompt(msgspec.Struct, tag="tokens"):
+    """A prompt given as token ids. ``ids`` are bytes, packed by `pack_ids`."""
 
     ids: bytes
 
 
 class ChatPrompt(msgspec.Struct, tag="chat"):
-    """Turns of a conversation for the model's chat template; ``extra`` are further variables for it."""
+    """A prompt given as chat messages, which the tokenizer process renders with the model's chat template.
 
-    turns: list[dict[str, Any]]
-    generate: bool = True  # end with the opening of the assistant's turn
-    extra: dict[str, Any] = {}
+    ``messages`` are dictionaries with ``role`` and ``content``, as in the OpenAI API. ``add_generation_prompt`` ends
+    the rendered text with the beginning of an assistant message. ``chat_template_kwargs`` are further template
+    variables.
+    """
+
+    messages: list[dict[str, Any]]
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
 
 
-Prompt: TypeAlias = TextPrompt | IdsPrompt | ChatPrompt
+Prompt: TypeAlias = TextPrompt | TokensPrompt | ChatPrompt
 
 
 class Submit(Message):
-    """A new prompt and the requests (one for each of its ``n`` choices) that start from it.
+    """A new prompt, to be tokenized and scheduled. ``uids`` has one request for each of the prompt's ``n`` choices.
 
-    ``fill``: nobody gave ``max_tokens``; what the context has left is meant.
+    ``max_tokens_from_context`` is true where the client set no ``max_tokens``: the tokenizer then sets ``max_tokens``
+    to the number of tokens that the context has left after the prompt.
     """
 
     uids: list[int]
@@ -73,28 +81,39 @@ class Submit(Message):
 
 
 class Abort(Message):
-    """Nobody waits for these requests any more. Goes the way that their Submit went, so it never overtakes it."""
+    """An instruction to abort these requests: the client has gone, or the detokenizer found a stop string.
+
+    The API server sends `Abort` to the tokenizer that got the requests' `Submit`, and the tokenizer passes it on to the
+    scheduler. So an `Abort` never overtakes the `Submit` of its requests.
+    """
 
     uids: list[int]
 
 
 class Limits(Message):
-    """What the engine can hold: tokens in a request, prompt and output together, and token ids."""
+    """The engine's limits, sent to every tokenizer before the first request.
 
-    max_len: int
+    ``max_seq_len`` is the largest number of tokens of a request, prompt and output together. ``vocab_size`` is the
+    number of token ids.
+    """
+
+    max_seq_len: int
     vocab_size: int
 
 
-class Count(Message):
-    """Tokenize, and reply with `TokensReply`; ``strings`` asks for each token's text too."""
+class TokenizeRequest(Message):
+    """A question to a tokenizer: a prompt's token ids, and with ``return_token_strs`` each token's text as well.
+
+    The tokenizer replies with `TokenizeReply`. ``uid`` identifies this question, not a request.
+    """
 
     uid: int
     prompt: Prompt
-    strings: bool = False
+    return_token_strs: bool = False
 
 
 class DetokenizeRequest(Message):
-    """Turn ids (as `pack_ids` makes them) into text, and reply with `TextReply`."""
+    """A question to a tokenizer: the text of token ids, packed by `pack_ids`. The reply is `DetokenizeReply`."""
 
     uid: int
     ids: bytes
@@ -104,38 +123,41 @@ class DetokenizeRequest(Message):
 
 
 class Schedule(Message):
-    """A request ready for the scheduler; ``prompt`` as `pack_ids` makes it."""
+    """A tokenized request for the scheduler. ``prompt_ids`` are the prompt's token ids, packed by `pack_ids`."""
 
     uid: int
-    prompt: bytes
+    prompt_ids: bytes
     params: SamplingParams
 
 
 class GetStats(Message):
-    """Ask for the scheduler's counts; it replies with `Stats`, between two steps."""
+    """A question to the scheduler: its counts. The scheduler replies with `Stats`, between two steps."""
 
     uid: int
 
 
 class Stop(Message):
-    """Close what you hold and end."""
+    """An instruction to a process to release its resources and exit."""
 
 
 # ---- scheduler → detokenizer ---------------------------------------------------------------------------
 
 
-class Opened(msgspec.Struct, array_like=True):
-    """A request that the scheduler accepted: what its detokenizer must know. ``tail`` is the prompt's last ids."""
+class NewRequest(msgspec.Struct, array_like=True):
+    """A request that the scheduler has just accepted, described for the detokenizer.
+
+    ``prompt_tail`` are the prompt's last token ids, at most `minisgl.tokenizer.detokenizer.PROMPT_TAIL_TOKENS`.
+    """
 
     uid: int
-    tail: list[int]
+    prompt_tail: list[int]
     params: SamplingParams
 
 
 class Outputs(Message):
-    """What one step of the scheduler brought; ``opened`` requests are new."""
+    """The output of one scheduler step, and the requests that the scheduler has accepted since the step before."""
 
-    opened: list[Opened]
+    new_requests: list[NewRequest]
     output: Output
 
 
@@ -143,7 +165,11 @@ class Outputs(Message):
 
 
 class TokenLogprob(msgspec.Struct, array_like=True):
-    """One token with its log-probability, and the most likely ones in its place, best first."""
+    """One output token with its log-probability.
+
+    ``raw`` are the token's bytes, and ``text`` is ``raw`` decoded. ``top`` are the most likely tokens at the same
+    position, in descending order of probability.
+    """
 
     text: str
     raw: bytes
@@ -152,10 +178,12 @@ class TokenLogprob(msgspec.Struct, array_like=True):
 
 
 class Delta(msgspec.Struct, array_like=True):
-    """What one request gained: text that is safe to show, the tokens behind it, and (once, last) its end.
+    """The new output of one request: text that the client may see, and the token ids that were added.
 
-    ``stopped`` is the stop string that was found; whoever drives the scheduler then aborts the request there, and
-    the ``finish`` follows.
+    The text may lag behind the tokens, where it is held back because a stop string may have begun. The last delta of a
+    request, and only that one, has ``finish``. ``matched_stop`` is the stop string that the detokenizer found. Where
+    such a delta has no ``finish``, the caller of the detokenizer aborts the request at the scheduler; the scheduler's
+    output for the aborted request then leads to the delta with ``finish``.
     """
 
     uid: int
@@ -163,32 +191,35 @@ class Delta(msgspec.Struct, array_like=True):
     tokens: list[int] = []
     logprobs: list[TokenLogprob] = []
     finish: Finished | None = None
-    stopped: str | None = None
+    matched_stop: str | None = None
 
 
 class Accepted(Message):
-    """These requests passed every check and wait for their turn."""
+    """A notice that the scheduler accepted these requests: they passed every check and are waiting requests now."""
 
     uids: list[int]
 
 
 class Replies(Message):
-    """What requests gained, from one step."""
+    """The new output of every request that one scheduler step changed."""
 
     deltas: list[Delta]
 
 
-class TokensReply(Message):
-    """The answer to `Count`; ``error`` as in `Finished`, with its field and status, where it can't be done."""
+class TokenizeReply(Message):
+    """The answer to `TokenizeRequest`. ``ids`` are the token ids, packed by `pack_ids`.
+
+    ``error`` is set where the prompt can't be tokenized. It has the error message, the parameter and the HTTP status.
+    """
 
     uid: int
     ids: bytes = b""
-    strings: list[str] | None = None
+    token_strs: list[str] | None = None
     error: Finished | None = None
 
 
-class TextReply(Message):
-    """The answer to `DetokenizeRequest`."""
+class DetokenizeReply(Message):
+    """The answer to `DetokenizeRequest`. ``error`` is set where the token ids can't be decoded."""
 
     uid: int
     text: str = ""
@@ -196,7 +227,11 @@ class TextReply(Message):
 
 
 class Stats(Message):
-    """The answer to `GetStats`: counts by name, and what observers add in Prometheus' text format."""
+    """The answer to `GetStats`.
+
+    ``values`` are the scheduler's counts by name. ``text`` are the metrics of the observers, in Prometheus' text
+    format.
+    """
 
     uid: int
     values: dict[str, float]
@@ -207,7 +242,7 @@ AnyMessage: TypeAlias = (
     Submit
     | Abort
     | Limits
-    | Count
+    | TokenizeRequest
     | DetokenizeRequest
     | Schedule
     | GetStats
@@ -215,13 +250,13 @@ AnyMessage: TypeAlias = (
     | Outputs
     | Accepted
     | Replies
-    | TokensReply
-    | TextReply
+    | TokenizeReply
+    | DetokenizeReply
     | Stats
 )
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 
 
 def decode(data: bytes) -> AnyMessage:
-    """The message that `Message.encode` made these bytes of. Raises msgspec.ValidationError for others."""
+    """Return the message that `Message.encode` encoded. Raise msgspec.ValidationError for any other bytes."""
     return _decoder.decode(data)

@@ -1,7 +1,7 @@
-"""ZeroMQ PUSH and PULL between the processes of one server. Nothing is ever dropped: no queue has a bound.
+"""ZeroMQ PUSH and PULL sockets between the processes of one server. No message is dropped: the queues have no bound.
 
-The one who pulls binds, everyone who pushes connects; so it does not matter who starts first. What bounds the
-queues is the number of open requests, which the API server counts.
+The receiving process binds the socket and the sending processes connect to it, so the processes may start in any order.
+The API server bounds the number of open requests (``server.max_queued``), and with it the length of the queues.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from minisgl.message.messages import AnyMessage, Message, decode
 
 
 class Addresses(msgspec.Struct, frozen=True):
-    """Where each process of a server pulls its messages.
+    """The address at which each process of a server receives its messages.
 
-    On Linux these are abstract sockets, which have no file and end with their process; elsewhere they are files in
-    ``folder``, which `remove` deletes. With no tokenizer processes the detokenizer's process tokenizes too.
+    On Linux the addresses are abstract sockets, which have no file and disappear with their process. On other systems
+    they are socket files in ``folder``, and `remove` deletes the folder. With no tokenizer process, ``tokenizers``
+    holds the address of the detokenizer process, which then tokenizes too. ``followers`` are the ranks from 1 on.
     """
 
     api: str
@@ -34,7 +35,7 @@ class Addresses(msgspec.Struct, frozen=True):
 
     @staticmethod
     def make(tokenizers: int, tp: int) -> Addresses:
-        """Fresh addresses, that no other server has."""
+        """Return new addresses that no other server uses, for ``tokenizers`` tokenizer processes and ``tp`` ranks."""
         folder = None
         if sys.platform.startswith("linux"):
             base = f"ipc://@minisgl-{secrets.token_hex(16)}-"
@@ -52,7 +53,7 @@ class Addresses(msgspec.Struct, frozen=True):
         )
 
     def remove(self) -> None:
-        """Delete the socket files, where there are any."""
+        """Delete the folder of the socket files, if there is one."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -66,7 +67,7 @@ def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[by
 
 
 class Push:
-    """Sends to one address. Never blocks. For one thread only, as every ZeroMQ socket."""
+    """A socket that sends messages to one address and never blocks. Like every ZeroMQ socket, it is not thread-safe."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str):
         self._socket = _socket(context, zmq.PUSH)
@@ -76,42 +77,45 @@ class Push:
         self._socket.send(message.encode(), copy=True)
 
     def send_bytes(self, data: bytes) -> None:
-        """Send what is encoded already."""
+        """Send a message that is already encoded."""
         self._socket.send(data)
 
     def close(self, linger: float = 0.0) -> None:
-        """Close; what is still unsent has ``linger`` seconds to leave."""
+        """Close the socket. ZeroMQ goes on sending the unsent messages for at most ``linger`` seconds."""
         self._socket.close(linger=int(linger * 1000))
 
 
 class Pull:
-    """Receives what any number of `Push` send to its address, each one's messages in their order."""
+    """A socket that receives the messages of any number of `Push` sockets. Each sender's messages keep their order."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str):
         self._socket = _socket(context, zmq.PULL)
         self._socket.bind(address)
 
     def receive(self) -> AnyMessage:
-        """Wait for the next message."""
+        """Wait for the next message, and return it decoded."""
         return decode(self._socket.recv())
 
     def receive_bytes(self) -> bytes:
-        """Wait for the next message and leave it encoded."""
+        """Wait for the next message, and return its bytes."""
         return self._socket.recv()
 
     def ready(self) -> bool:
-        """Whether `receive` would return at once."""
+        """Return whether `receive` would return at once."""
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def drain(self, block: bool) -> Iterator[AnyMessage]:
-        """The messages that are here now; ``block`` waits for the first one."""
+        """Yield the messages that have arrived. With ``block``, wait for the first message if there is none."""
         if block:
             yield self.receive()
         while self.ready():
             yield self.receive()
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when a message may have come (edge-triggered: then `drain`)."""
+        """Return a file descriptor that becomes readable when a message may have arrived.
+
+        The descriptor is edge-triggered: after it becomes readable, call `drain` until there is no message left.
+        """
         return int(self._socket.getsockopt(zmq.FD))
 
     def close(self) -> None:

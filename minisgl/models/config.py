@@ -1,8 +1,8 @@
-"""What config.json says about a decoder, in one dataclass. Field names are Hugging Face's.
+"""The contents of a decoder's config.json as one dataclass. Field names are Hugging Face's.
 
-Reads the layout of transformers 5 (``rope_parameters``, ``dtype``) and older ones (``rope_theta``, ``rope_scaling``,
-``torch_dtype``). What only one architecture knows stays in ``raw``, for its plugin. Refuses what would be computed
-wrongly: an unknown RoPE, a quantised checkpoint.
+The module reads the layout of transformers 5 (``rope_parameters``, ``dtype``) and older layouts (``rope_theta``,
+``rope_scaling``, ``torch_dtype``). Fields that only one architecture uses stay in ``raw``, for the architecture's
+plugin. Configurations that minisgl would compute wrongly are refused: an unknown RoPE type, a quantised checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder's shape. Sizes are those of the whole model, before it is cut over ranks."""
+    """The configuration of a decoder. Sizes are those of the whole model, before it is split over ranks.
+
+    ``raw`` is the whole content of config.json.
+    """
 
     architecture: str
     vocab_size: int
@@ -46,19 +49,27 @@ class ModelConfig:
 
     @property
     def max_len(self) -> int:
-        """Positions that the model can use: yarn stretches them beyond ``max_position_embeddings``."""
+        """The longest sequence that the model supports, in tokens.
+
+        It is ``max_position_embeddings``, unless YaRN scaling extends the context further.
+        """
         if self.rope.rope_type != "yarn":
             return self.max_position_embeddings
         stretched = int(self.rope.original_max_position_embeddings * self.rope.factor)
         return max(self.max_position_embeddings, stretched)
 
     def need(self, key: str) -> int:
-        """A positive integer that only this architecture has. Raises `ConfigError` that names it."""
+        """Return the positive integer ``key`` of config.json, which not every architecture has.
+
+        Raises `ConfigError` that names ``key`` if it is missing or no positive integer.
+        """
         return _positive(self.raw, key)
 
     def window(self, index: int) -> int:
-        """Positions that layer ``index`` sees, -1 for all, where ``layer_types`` or ``max_window_layers`` says which
-        layers have the window."""
+        """Return the sliding window of layer ``index`` in positions, or -1 if the layer has full attention.
+
+        ``layer_types`` or ``max_window_layers`` of config.json says which layers have the window.
+        """
         if self.sliding_window is None:
             return -1
         types = self.raw.get("layer_types")
@@ -67,7 +78,7 @@ class ModelConfig:
 
     @staticmethod
     def from_dir(path: str | Path) -> ModelConfig:
-        """From a model's directory, or from a config file itself. Raises `ConfigError`."""
+        """Read the configuration from a model's directory or from a config file. Raises `ConfigError`."""
         path = Path(path)
         file = path / "config.json" if path.is_dir() else path
         if not file.is_file():
@@ -79,7 +90,7 @@ class ModelConfig:
 
     @staticmethod
     def from_dict(raw: Mapping[str, Any]) -> ModelConfig:
-        """From config.json's content. Raises `ConfigError` that names the field."""
+        """Build the configuration from the content of config.json. Raises `ConfigError` that names the wrong field."""
         architectures = raw.get("architectures") or []
         if len(architectures) != 1:
             raise ConfigError(f"architectures must name one model class, got {architectures!r}.")
@@ -115,7 +126,7 @@ class ModelConfig:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file; raises `ConfigError` where it is something else."""
+    """Read a JSON object from a file. Raises `ConfigError` if the file holds anything else."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -126,6 +137,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _positive(raw: Mapping[str, Any], key: str) -> int:
+    """Return ``raw[key]``. Raises `ConfigError` if it is not a positive integer."""
     value = raw.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{key} must be a positive integer, got {value!r}.")
@@ -133,7 +145,10 @@ def _positive(raw: Mapping[str, Any], key: str) -> int:
 
 
 def _rope(raw: Mapping[str, Any]) -> RopeConfig:
-    """``rope_parameters`` (transformers 5), or ``rope_theta`` and ``rope_scaling`` beside each other (before)."""
+    """Return the RoPE parameters of config.json. Raises `ConfigError` for kinds that are not supported.
+
+    transformers 5 writes ``rope_parameters``; older versions write ``rope_theta`` and ``rope_scaling``.
+    """
     given = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
     if any(isinstance(value, dict) for value in given.values()):
         raise ConfigError("rope_parameters differ by layer type, which is not supported.")

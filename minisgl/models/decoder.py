@@ -1,7 +1,9 @@
-"""The decoder that all architectures share: embed, then layers of attention and feed-forward, then the head.
+"""The decoder that all architectures share: embedding, decoder layers, final norm, LM head.
 
-An architecture is a subclass in a plugin that says what differs: which attention, which feed-forward. The residual
-stream is carried beside the activations, so that add and norm (and the sum over ranks before them) are one call.
+`minisgl.models.plain` shows one decoder layer in plain torch; read that first. An architecture is a subclass of
+`Decoder` in a plugin, which overrides what differs: the attention or the MLP. Layers pass the residual stream and the
+latest layer output as two tensors. So the addition, the norm and the all-reduce before them are one call, which can be
+one launch.
 """
 
 from __future__ import annotations
@@ -29,28 +31,36 @@ __all__ = ["Decoder", "DecoderLayer", "Model"]
 
 
 class Model(Protocol):
-    """What an engine knows of a model, which is built as ``cls(config, ctx)`` and holds only this rank's weights."""
+    """The interface between the engine and a model.
+
+    The engine builds a model as ``cls(config, ctx)``. The model holds only this rank's weights.
+    """
 
     def attention_layers(self) -> list[LayerSpec]:
-        """One for each layer that stores KV, in the order of their indices."""
+        """Return the `LayerSpec` of each layer that stores KV, in the order of the layers' indices."""
 
     def load(self, source: WeightSource) -> None:
-        """Fill the weights. Raises ConfigError that names tensors which are missing, unknown or mis-shaped."""
+        """Load the weights. Raises ConfigError that names tensors which are missing, unknown or of a wrong shape."""
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, out_cache_loc: Tensor, logits_indices: Tensor | None = None
     ) -> Tensor:
-        """tokens, positions, where [n] int32 or int64 → hidden [n, hidden]. ``out_cache_loc`` is page·page_size +
-        offset of
-        each token's KV; the attention backend has been planned for the same rows. ``rows`` int32 or int64 [m]: the
-        tokens whose hidden states are wanted, [m, hidden]; all tokens' KV is stored nevertheless."""
+        """Compute the final hidden states [n, hidden] of a step's n tokens, and store the tokens' KV.
+
+        input_ids, positions and out_cache_loc are [n], int32 or int64. ``out_cache_loc`` is page·page_size + offset of
+        each token's KV. The attention backend must have been planned for the same step. With ``logits_indices`` [m],
+        int32 or int64, only these tokens' hidden states are returned, [m, hidden]; the KV of all tokens is stored.
+        """
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [rows, hidden], the rows that sample → [rows, vocab], the same on every rank."""
+        """Return the logits [rows, vocab] of the hidden states [rows, hidden], the same on every rank."""
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and feed-forward. Both return partial sums: the norm that follows reduces them."""
+    """Attention and MLP, each after an RMSNorm (pre-norm).
+
+    Attention and MLP return partial sums, which the following `RMSNormFused` all-reduces over the ranks.
+    """
 
     def __init__(self, attention: AttentionLayer, mlp: nn.Module, config: ModelConfig, ctx: Context):
         super().__init__()
@@ -67,7 +77,12 @@ class DecoderLayer(nn.Module):
         out_cache_loc: Tensor,
         logits_indices: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """x, residual [n, hidden] → both [n, hidden], or [m, hidden] of the tokens ``rows`` [m] only."""
+        """Compute the layer; returns the MLP's partial sum and the residual stream, to be added by the next norm.
+
+        x and residual are [n, hidden]: the preceding layer's partial sum and the residual stream (None in the first
+        layer). cos_sin is [n, head_dim] float32 and out_cache_loc [n]. Both results are [n, hidden], or [m, hidden] for
+        the tokens ``logits_indices`` [m] only.
+        """
         x, residual = self.input_layernorm(x, residual)
         x = self.self_attn(x, cos_sin, out_cache_loc, logits_indices)
         if logits_indices is not None:
@@ -77,7 +92,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A causal language model. Subclasses override `attention` and `mlp`, or the whole `block`."""
+    """A causal language model. Subclasses override `attention` or `mlp`, or the whole layer with `block`."""
 
     def __init__(self, config: ModelConfig, ctx: Context):
         super().__init__()
@@ -92,36 +107,47 @@ class Decoder(nn.Module):
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, ctx, tied=tied)
 
     def block(self, index: int) -> Any:
-        """Layer ``index``: called as a `DecoderLayer` is, and its ``self_attn`` has a ``spec``."""
+        """Build layer ``index``.
+
+        The layer must be callable with the arguments of `DecoderLayer.forward` (``logits_indices`` only if it is a
+        `DecoderLayer`), and its ``self_attn`` must have a `LayerSpec` as attribute ``spec``.
+        """
         return DecoderLayer(self.attention(index), self.mlp(index), self.config, self.ctx)
 
     def attention(self, index: int, **options: Any) -> AttentionLayer:
-        """The attention of layer ``index``; ``options`` are AttentionLayer's, with ``attention_bias`` as default."""
+        """Build the attention of layer ``index``.
+
+        ``options`` are keyword arguments of `AttentionLayer`; by default the biases follow ``attention_bias`` of the
+        configuration.
+        """
         c = self.config
         options = {"qkv_bias": c.attention_bias, "out_bias": c.attention_bias, **options}
         heads = (c.num_attention_heads, c.num_key_value_heads, c.head_dim)
         return AttentionLayer(index, c.hidden_size, *heads, self.ctx, **options)
 
     def mlp(self, index: int, **options: Any) -> nn.Module:
-        """The feed-forward of layer ``index``: gated, and dense; ``options`` are GatedMLP's."""
+        """Build the MLP of layer ``index``: gated and dense. ``options`` are keyword arguments of `GatedMLP`."""
         c = self.config
         return GatedMLP(c.hidden_size, c.intermediate_size, c.hidden_act, self.ctx, **options)
 
     def attention_layers(self) -> list[LayerSpec]:
+        """Return the `LayerSpec` of every layer, in order."""
         return list(self.specs)
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
-        """Everything but the head is named ``model.…`` in checkpoints."""
+        """Yield the shards of all weights. In checkpoints, every name but the LM head's begins with ``model.``."""
         for name, child in self.named_children():
             yield from weight_shards_of(child, f"{prefix}{'' if name == 'lm_head' else 'model.'}{name}.", names)
 
     def load(self, source: WeightSource) -> None:
+        """Load all weights from ``source``: see `Model.load`."""
         load_weights(self, source, tied={"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head.tied else {})
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, out_cache_loc: Tensor, logits_indices: Tensor | None = None
     ) -> Tensor:
-        x = self.embed_tokens(input_ids)
+        """Compute the final hidden states: see `Model.forward`."""
+        x: Tensor = self.embed_tokens(input_ids)
         cos_sin, out_cache_loc = self.rope(positions), out_cache_loc.long()
         residual = None
         *layers, last = self.layers
@@ -130,8 +156,11 @@ class Decoder(nn.Module):
         if logits_indices is None or not isinstance(last, DecoderLayer):
             x = self.norm(*last(x, residual, cos_sin, out_cache_loc))[0]
             return x if logits_indices is None else x.index_select(0, logits_indices)
-        # Of what follows the last layer's attention nobody reads more than these rows: of a prompt, one token.
-        return self.norm(*last(x, residual, cos_sin, out_cache_loc, logits_indices))[0]
+        # Past the last layer's attention only these rows are needed: of a prompt, the last token. Compute no others.
+        x = self.norm(*last(x, residual, cos_sin, out_cache_loc, logits_indices))[0]
+        return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(hidden)
+        """Compute the logits: see `Model.logits`."""
+        logits: Tensor = self.lm_head(hidden)
+        return logits

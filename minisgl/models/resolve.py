@@ -1,6 +1,7 @@
-"""From the ``model`` option to a path: what ships with minisgl, a directory, or the Hugging Face hub and its cache.
+"""Resolution of the ``model`` option to a path.
 
-Imports no torch, so that the server's processes can ask too.
+The option names a model that ships with minisgl, a directory, or a model on the Hugging Face hub. The module imports no
+torch, so that the API server and the tokenizer processes can use it too.
 """
 
 from __future__ import annotations
@@ -15,45 +16,56 @@ from minisgl.models.shipped import shipped, weights_dir
 
 __all__ = ["named_models", "resolve_model"]
 
-_WANTED = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "merges.txt", "*.tiktoken"]
+_HUB_PATTERNS = [
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.json",
+    "*.jinja",
+    "*.model",
+    "merges.txt",
+    "*.tiktoken",
+]
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def named_models() -> dict[str, Path]:
-    """The models that ship with minisgl by name: directories with weights (``tutor``), and named shapes, which are
-    config files without weights (for ``load=dummy``)."""
+    """Return the models that ship with minisgl, by name.
+
+    The value is a directory for a model with weights (``tutor``). For a named shape the value is a config file: it has
+    no weights and is meant for ``load_format=dummy``.
+    """
     shapes = Path(__file__).resolve().parent / "shapes"
     return {file.stem: file for file in sorted(shapes.glob("*.json"))} | {name: weights_dir(name) for name in shipped()}
 
 
 def resolve_model(name: str) -> Path:
-    """The directory of the model ``name``, or the config file of a named shape.
+    """Return the directory of the model ``name``, or the config file of a named shape.
 
-    Looked for in this order: a directory or a ``.json`` config file; a name that ships with minisgl; the local
-    Hugging Face cache; the hub. Raises `ConfigError`.
+    ``name`` is tried in this order: as a directory or a ``.json`` config file; as the name of a model that ships with
+    minisgl; in the local Hugging Face cache; on the Hugging Face hub. Raises `ConfigError` if none of these has it.
     """
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ConfigError(f"model={name}: the directory has no config.json. Name the folder that holds the model.")
+            raise ConfigError(f"model={name}: the directory has no config.json. Give the directory of a model.")
         return path.resolve()
     if path.suffix == ".json" and path.is_file():
         return path.resolve()
-    ours = named_models()
-    if name in ours:
-        return ours[name]
+    available = named_models()
+    if name in available:
+        return available[name]
     if _HUB_ID.fullmatch(name) and not name.startswith("."):
         return _from_hub(name)
-    close = difflib.get_close_matches(name, ours, n=1)
+    close = difflib.get_close_matches(name, available, n=1)
     guess = f" Did you mean {close[0]}?" if close else ""
     raise ConfigError(
         f"model={name}: there is no such directory, and no model of that name ships with minisgl "
-        f"({', '.join(ours)}).{guess} A Hugging Face id has the form owner/name."
+        f"({', '.join(available)}).{guess} A Hugging Face id has the form owner/name."
     )
 
 
 def _from_hub(name: str) -> Path:
-    """The snapshot of a hub id: from the local cache where it is whole there, downloaded otherwise."""
+    """Return the snapshot of a hub id: from the local cache if it is complete there, else downloaded."""
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
@@ -64,26 +76,26 @@ def _from_hub(name: str) -> Path:
         ) from None
     try:
         cached = Path(snapshot_download(name, local_files_only=True))
-        if _is_whole(cached):
+        if _is_complete(cached):
             return cached
     except (LocalEntryNotFoundError, OSError, ValueError):
         pass
     try:
-        path = Path(snapshot_download(name, allow_patterns=_WANTED))
-        if _is_whole(path):  # where the hub can't be reached, the download returns what the cache has
+        path = Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
+        if _is_complete(path):  # without a connection, the download returns the cached snapshot, maybe incomplete
             return path
         reason = "the hub can't be reached, or it has no config.json and *.safetensors for it"
-    except Exception as error:  # the hub's errors, and those of whichever HTTP library it uses
+    except Exception as error:  # the hub's own errors, and those of its HTTP library
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
     raise ConfigError(
-        f"model={name}: there is no directory of that name, the local Hugging Face cache does not have all of it, and "
-        f"downloading it failed ({reason}). Check the name, the connection and, for a gated model, HF_TOKEN; or name "
+        f"model={name}: there is no directory of that name, the local Hugging Face cache has no complete copy, and "
+        f"downloading it failed ({reason}). Check the name, the connection and, for a gated model, HF_TOKEN; or give "
         "a directory."
     )
 
 
-def _is_whole(path: Path) -> bool:
-    """Whether a snapshot has its config and every weight file that it should have."""
+def _is_complete(path: Path) -> bool:
+    """Return whether a snapshot has its config.json and all of its weight files."""
     if not (path / "config.json").is_file():
         return False
     index = path / "model.safetensors.index.json"

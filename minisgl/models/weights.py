@@ -1,6 +1,7 @@
-"""Fills a model's weights: from safetensors, of which a rank reads only its slices, or with random numbers.
+"""Loading of a model's weights from safetensors files, or initialisation with random numbers.
 
-Strict: a tensor that is missing, unknown or of another shape is an error that names it.
+A rank reads only its own slices of the files. Loading is strict: a tensor that is missing, unknown or of a wrong shape
+raises an error with its name.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from minisgl.models.config import read_json
 __all__ = ["Checkpoint", "Dummy", "load_weights"]
 
 _DERIVED = ("rotary_emb.inv_freq",)
-"""Endings of tensors that old checkpoints hold although config.json determines them."""
+"""Name suffixes of tensors that are ignored: old checkpoints store them, but config.json determines their values."""
 
 
 class Checkpoint:
-    """The safetensors files of a directory: one ``model.safetensors``, or several with an index.
+    """The safetensors files of a directory: one ``model.safetensors``, or several files with an index.
 
-    Use it as a context manager. ``bytes_read`` counts what was taken from the files. Raises `ConfigError`.
+    Use the checkpoint as a context manager. ``bytes_read`` counts the bytes of the slices read so far. Raises
+    `ConfigError` if a file is missing or unreadable.
     """
 
     def __init__(self, path: str | Path):
@@ -51,9 +53,11 @@ class Checkpoint:
                 self._files[name] = handle
 
     def _list_files(self) -> dict[Path, set[str] | None]:
-        """Each file, with the tensors that an index expects in it."""
+        """Return each file with the tensors that the index lists for it, or None without an index."""
         if not self.path.is_dir():
-            raise ConfigError(f"{self.path} is no directory with weights. A named shape has none: use load=dummy.")
+            raise ConfigError(
+                f"{self.path} is not a directory with weights. A named shape has no weights: use load_format=dummy."
+            )
         index = self.path / "model.safetensors.index.json"
         files: dict[Path, set[str] | None] = {}
         if index.is_file():
@@ -67,7 +71,9 @@ class Checkpoint:
         else:
             files = dict.fromkeys(sorted(self.path.glob("*.safetensors")))
         if not files:
-            raise ConfigError(f"{self.path} has no *.safetensors file. Convert other formats first, or use load=dummy.")
+            raise ConfigError(
+                f"{self.path} has no *.safetensors file. Convert other formats first, or use load_format=dummy."
+            )
         return files
 
     def __enter__(self) -> Checkpoint:
@@ -81,28 +87,30 @@ class Checkpoint:
 
     @property
     def names(self) -> frozenset[str]:
+        """The names of all tensors in the files."""
         return frozenset(self._files)
 
-    def fill(self, piece: WeightShard) -> None:
-        stored = self._files[piece.name].get_slice(piece.name)
+    def fill(self, shard: WeightShard) -> None:
+        """Read the shard's slice into its target. Raises `ConfigError` if the stored tensor has another shape."""
+        stored = self._files[shard.name].get_slice(shard.name)
         shape = tuple(stored.get_shape())
-        if shape != piece.shape:
+        if shape != shard.shape:
             raise ConfigError(
-                f"{self.path}: the tensor {piece.name} has shape {list(shape)}, config.json makes it "
-                f"{list(piece.shape)}."
+                f"{self.path}: the tensor {shard.name} has shape {list(shape)}, but config.json implies "
+                f"{list(shard.shape)}."
             )
-        if piece.target.numel() == 0:
+        if shard.target.numel() == 0:
             return
-        part = stored[piece.index]
+        part = stored[shard.index]
         self.bytes_read += part.nbytes
-        piece.target.copy_(part)
+        shard.target.copy_(part)
 
 
 class Dummy:
-    """Random weights: normal with a standard deviation of ``std``, but norms are ones.
+    """Random weights: normal with standard deviation ``std``; the weights of norms are ones.
 
-    A tensor depends on its name, its whole shape, the seed and the kind of device, so that ranks hold slices of the
-    same model whatever their number. Each is drawn on the device it belongs to.
+    A tensor's values depend only on its name, its whole shape, the seed and the kind of device. So the ranks hold
+    slices of the same model at any tensor-parallel size. Each tensor is drawn on the device that it belongs to.
     """
 
     names = None
@@ -110,33 +118,35 @@ class Dummy:
     def __init__(self, seed: int = 0, std: float = 0.02):
         self.seed, self.std = seed, std
 
-    def fill(self, piece: WeightShard) -> None:
-        if piece.name.endswith("norm.weight"):
-            piece.target.fill_(1.0)
+    def fill(self, shard: WeightShard) -> None:
+        """Draw the whole tensor and copy the shard's slice into its target."""
+        if shard.name.endswith("norm.weight"):
+            shard.target.fill_(1.0)
             return
-        digest = hashlib.sha256(f"{self.seed} {piece.name}".encode()).digest()
-        generator = torch.Generator(piece.target.device)
+        digest = hashlib.sha256(f"{self.seed} {shard.name}".encode()).digest()
+        generator = torch.Generator(shard.target.device)
         generator.manual_seed(int.from_bytes(digest[:7], "little"))
-        dtype, device = piece.target.dtype, piece.target.device
-        if piece.target.shape == piece.shape and piece.target.is_contiguous():
-            piece.target.normal_(0.0, self.std, generator=generator)
+        dtype, device = shard.target.dtype, shard.target.device
+        if shard.target.shape == shard.shape and shard.target.is_contiguous():
+            shard.target.normal_(0.0, self.std, generator=generator)
             return
-        whole = torch.empty(piece.shape, dtype=dtype, device=device).normal_(0.0, self.std, generator=generator)
-        piece.target.copy_(whole[piece.index])
+        whole = torch.empty(shard.shape, dtype=dtype, device=device).normal_(0.0, self.std, generator=generator)
+        shard.target.copy_(whole[shard.index])
 
 
 @torch.no_grad()
 def load_weights(model: nn.Module, source: WeightSource, tied: Mapping[str, str] = {}) -> None:
-    """Fill every weight of ``model`` from ``source``, then let its layers prepare theirs (``after_load``).
+    """Load every weight of ``model`` from ``source``, then call ``after_load`` of each layer that has it.
 
-    ``tied`` maps a tensor that the model does not have to the one it shares: where a checkpoint holds both, they
-    must be equal. Raises `ConfigError` that names what is missing, unknown, mis-shaped or not tied.
+    ``tied`` maps the name of a tensor that the model does not store to the name of the tensor that it shares, for
+    example the LM head to the embedding. If a checkpoint stores both, they must be equal. Raises `ConfigError` that
+    names tensors which are missing, unknown, of a wrong shape, or not equal although they are tied.
     """
-    pieces = list(weight_shards_of(model, "", source.names))
+    shards = list(weight_shards_of(model, "", source.names))
     if source.names is not None:
-        wanted = {piece.name for piece in pieces}
-        missing = wanted - source.names
-        unknown = {n for n in source.names - wanted - tied.keys() if not n.endswith(_DERIVED)}
+        required = {shard.name for shard in shards}
+        missing = required - source.names
+        unknown = {n for n in source.names - required - tied.keys() if not n.endswith(_DERIVED)}
         if missing or unknown:
             problems = [f"lacks {_some(missing)}"] * bool(missing) + [f"also has {_some(unknown)}"] * bool(unknown)
             raise ConfigError(
@@ -144,29 +154,32 @@ def load_weights(model: nn.Module, source: WeightSource, tied: Mapping[str, str]
             )
         for other, name in tied.items():
             if other in source.names:
-                pieces += [_comparison(piece, other) for piece in pieces if piece.name == name]
-    for piece in pieces:
-        source.fill(piece)
-        if piece.name in tied:
-            _check_tied(piece, next(p for p in pieces if p.name == tied[piece.name]))
+                shards += [_comparison(shard, other) for shard in shards if shard.name == name]
+    for shard in shards:
+        source.fill(shard)
+        if shard.name in tied:
+            _check_tied(shard, next(s for s in shards if s.name == tied[shard.name]))
     for module in model.modules():
         after_load = getattr(module, "after_load", None)
         if after_load is not None:
             after_load()
 
 
-def _comparison(piece: WeightShard, name: str) -> WeightShard:
-    return WeightShard(name, piece.shape, piece.index, torch.empty_like(piece.target))
+def _comparison(shard: WeightShard, name: str) -> WeightShard:
+    """Return a shard like ``shard`` of the tensor ``name``, read into temporary memory for `_check_tied`."""
+    return WeightShard(name, shard.shape, shard.index, torch.empty_like(shard.target))
 
 
 def _check_tied(copy: WeightShard, own: WeightShard) -> None:
+    """Raise `ConfigError` if the two shards of tied tensors differ."""
     if not torch.equal(copy.target, own.target):
         raise ConfigError(
-            f"config.json ties {copy.name} to {own.name} (tie_word_embeddings), but the checkpoint holds two "
-            "different ones: set tie_word_embeddings to false in config.json to use both."
+            f"config.json ties {copy.name} to {own.name} (tie_word_embeddings), but in the checkpoint "
+            "they differ: set tie_word_embeddings to false in config.json to use both."
         )
 
 
-def _some(names: set[str] | list[str], most: int = 5) -> str:
-    shown = sorted(names)[:most]
-    return ", ".join(shown) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _some(names: set[str] | list[str], max_names: int = 5) -> str:
+    """Format at most ``max_names`` of ``names`` for a message, and the number of those left out."""
+    shown = sorted(names)[:max_names]
+    return ", ".join(shown) + (f" and {len(names) - max_names} more" if len(names) > max_names else "")

@@ -1,4 +1,7 @@
-"""What a mixture-of-experts backend is asked for. Backends are plugins; routing is the layer's business."""
+"""The interface of a mixture-of-experts (MoE) backend. Backends are plugins (`plugins/moe/`).
+
+A backend computes the experts' outputs. The layer (`minisgl.layers.moe`) computes the routing.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,19 @@ __all__ = ["MoeBackend"]
 
 
 class MoeBackend(Protocol):
-    """Multiplies tokens with the experts they were routed to."""
+    """The computation of the experts to which tokens were routed."""
 
     def load(self, gate_up: Tensor, down: Tensor, experts: range, activation: str) -> Any:
-        """gate_up [experts, 2·inner, hidden], down [experts, hidden, inner]: this rank's share of each expert.
-        ``experts`` are their global numbers; ``activation`` is "silu" or "gelu". Returns what `forward` takes."""
+        """Prepare the experts' weights; returns an object that the layer passes to `forward` as ``weights``.
+
+        gate_up [experts, 2·inner, hidden] and down [experts, hidden, inner] hold this rank's slice of each expert.
+        ``experts`` are the experts' global numbers. ``activation`` is a ``hidden_act`` name, such as "silu" or "gelu".
+        """
 
     def forward(self, weights: Any, x: Tensor, ids: Tensor, scale: Tensor, out: Tensor) -> Tensor:
-        """x, out [tokens, hidden]; ids [tokens, top_k] int32, global; scale [tokens, top_k] float32. Writes the sum
-        over this rank's experts, a partial sum where ranks share the work: the layer all-reduces."""
+        """Write to ``out`` each token's weighted sum of its experts' outputs, and return ``out``.
+
+        x and out are [tokens, hidden]; ids [tokens, top_k] int32 are global expert numbers; scale [tokens, top_k]
+        float32 are the router's weights. The sum covers only the experts that were passed to `load`, and this rank's
+        slice of them. With several ranks it is a partial sum, which is all-reduced outside the backend.
+        """

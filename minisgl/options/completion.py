@@ -1,7 +1,7 @@
-"""Finishing a half-written word in the shell: ``eval "$(minisgl --shell-completion bash)"``.
+"""Shell completion of options: ``eval "$(minisgl --shell-completion bash)"``.
 
-The shell's script asks ``minisgl --complete WORD LINE…`` for the words that may stand there; `completions` answers,
-from the same dataclasses that ``--help`` reads. Plugins that the line names count.
+The shell's completion script calls ``minisgl --complete WORD LINE…``, which prints the completions of WORD. They come
+from the same dataclasses as ``--help``, and include the options of the plugins that LINE names with ``plugins=``.
 """
 
 from __future__ import annotations
@@ -11,17 +11,28 @@ from importlib import resources
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from minisgl.config import DEVICES, DTYPES, GROUPS, LOADS, LOG_LEVELS
+from minisgl.config import DEVICES, DTYPES, GROUPS, LOAD_FORMATS, LOG_FORMATS, LOG_LEVELS
 from minisgl.options.describe import PRESETS, core_options, group_options, presets
 
 if TYPE_CHECKING:
     from minisgl.plugin_manager.manager import PluginManager
 
-VALUES = MappingProxyType({"load": LOADS, "dtype": DTYPES, "device": DEVICES, "server.log_level": LOG_LEVELS})
+VALUES = MappingProxyType(
+    {
+        "load_format": LOAD_FORMATS,
+        "dtype": DTYPES,
+        "device": DEVICES,
+        "log_level": LOG_LEVELS,
+        "log_format": LOG_FORMATS,
+    }
+)
 
 
 def completions(manager: PluginManager, word: str) -> Iterator[str]:
-    """Ways to finish ``word``: options up to their ``=``, or the values of one that has a known set of them."""
+    """Return the completions of ``word``, a partly written argument of the command line.
+
+    Before the ``=`` these are options, and after it the values of an option that has a known set of values.
+    """
     key, equals, _ = word.partition("=")
     if not equals:
         keys = [o.key for o in core_options()] + [*GROUPS, *PRESETS, *group_options(manager)]

@@ -1,7 +1,8 @@
-"""From words on a command line to a `Config`: Hydra stays in this file, and its errors become ours.
+"""`compose`: builds a `Config` from the arguments of a command line. Only this file uses Hydra.
 
-Knows Hydra, the host's dataclasses and the files in ``conf/``. What comes out is plain dataclasses: no ``outputs/``
-folder, no logging set up, no working directory changed, nothing left behind in Hydra's own global state.
+This module knows Hydra, the dataclasses of the plugins and the files in ``conf/``. It turns Hydra's errors into
+`ConfigError`. The result consists of plain dataclasses. Hydra creates no ``outputs/`` folder, sets up no logging, does
+not change the working directory, and its global state is the same afterwards.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from minisgl.options.completion import SCRIPTS, completions
 from minisgl.options.describe import PRESETS, Option, core_options, group_options, help_text, options_of, presets
 from minisgl.plugin_manager.discovery import near
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugin_manager.renamed import RENAMED_OPTIONS, RENAMED_SINCE
 from minisgl.utils.version import __version__
 
 if TYPE_CHECKING:
@@ -28,11 +30,14 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 _HYDRA = threading.Lock()
-"""Hydra keeps its state in singletons: one composition at a time."""
+"""The lock of Hydra's global state: one composition at a time."""
 
 
 def split_plugins(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The files and modules that ``plugins=`` words name, and the other words."""
+    """Return the files and modules that ``plugins=`` arguments name, and the other arguments.
+
+    ``words`` are the arguments of a command line, such as ``tp=2`` or ``plugins=[a.py,b.py]``.
+    """
     named: list[str] = []
     rest: list[str] = []
     for word in words:
@@ -47,9 +52,10 @@ def split_plugins(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def compose(manager: PluginManager, overrides: Sequence[str] = ()) -> Config:
-    """Return the options that the words ``key=value`` describe, over the defaults. Raise `ConfigError`.
+    """Return the config with the default options, changed by ``overrides`` of the form ``key=value``.
 
-    Files that ``plugins=`` words name are loaded into the host first.
+    The plugins that ``plugins=`` overrides name are loaded into ``manager`` first. Raise `ConfigError` for a wrong
+    override.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -62,7 +68,7 @@ def compose(manager: PluginManager, overrides: Sequence[str] = ()) -> Config:
     except (TypeError, ValueError) as error:  # a __post_init__ that checks its values
         raise ConfigError(f"{error}") from error
     assert isinstance(config, Config)
-    config.plugins = list(manager.given)
+    config.plugins = list(manager.user_plugins)
     config.check()
     return config
 
@@ -90,8 +96,10 @@ def _compose(manager: PluginManager, overrides: Sequence[str]) -> DictConfig:
 
 @contextlib.contextmanager
 def _private_hydra() -> Iterator[ConfigStore]:
-    """Hydra keeps its state in singletons. Inside they are new ones, so that a program that is a Hydra application
-    itself, or has another host, finds its own as they were."""
+    """Replace Hydra's singletons by new ones inside the context, and yield the new config store.
+
+    So a program that uses Hydra itself, or another plugin manager, finds its own Hydra state unchanged.
+    """
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.plugins import Plugins
@@ -101,16 +109,16 @@ def _private_hydra() -> Iterator[ConfigStore]:
 
     with _HYDRA:
         Plugins.instance()  # puts Hydra's own configs into the store, once in a process
-        theirs = ConfigStore.instance().repo
-        kept = Singleton._instances
-        ours = (ConfigStore, GlobalHydra, JobRuntime, VersionBase)
-        Singleton._instances = {kind: one for kind, one in kept.items() if kind not in ours}
+        outer_repo = ConfigStore.instance().repo
+        outer_instances = Singleton._instances
+        replaced = (ConfigStore, GlobalHydra, JobRuntime, VersionBase)
+        Singleton._instances = {kind: one for kind, one in outer_instances.items() if kind not in replaced}
         try:
             store = ConfigStore.instance()
-            store.repo = {name: node for name, node in theirs.items() if name.startswith(("hydra", "_"))}
+            store.repo = {name: node for name, node in outer_repo.items() if name.startswith(("hydra", "_"))}
             yield store
         finally:
-            Singleton._instances = kept
+            Singleton._instances = outer_instances
 
 
 def _store(store: Any, group: str, name: str, schema: type) -> None:
@@ -123,11 +131,11 @@ def _store(store: Any, group: str, name: str, schema: type) -> None:
         ) from error
 
 
-# ---- checking words ----------------------------------------------------------------------------------
+# ---- checking arguments ------------------------------------------------------------------------------
 
 
 def _checked(manager: PluginManager, word: str) -> str:
-    """The word as Hydra takes it. Raises `ConfigError` where no dataclass has its key, or no group its choice."""
+    """Return an argument in Hydra's syntax. Raise `ConfigError` for an unknown option or choice of a group."""
     if word.startswith("-"):
         bare = word.lstrip("-")
         hint = f" Options are written without dashes: {bare}" if "=" in bare else " Options are written key=value."
@@ -143,11 +151,14 @@ def _checked(manager: PluginManager, word: str) -> str:
         raise ConfigError(f"{word}: write key=value.{hint if word in known or word.endswith('.py') else ''}")
     if key in PRESETS or key in GROUPS:
         return _choice(manager, key, value)
+    if key in RENAMED_OPTIONS:
+        new = RENAMED_OPTIONS[key]
+        raise ConfigError(f"{key} was renamed to {new} in minisgl {RENAMED_SINCE}. Write {new}={value}.")
     core = {option.key: option for option in core_options()}
     if key in core:
         return f"{key}={_literal(core[key], value)}"
     head = key.partition(".")[0]
-    if head in GROUPS and "." in key:  # whether it exists depends on the choice, which a preset may make
+    if head in GROUPS and "." in key:  # Hydra checks this option, once all choices are known
         named = [o for schema in manager.configs[head].values() for o in options_of(schema, f"{head}.") if o.key == key]
         return f"{key}={_literal(named[0], value) if named and all(o.is_text for o in named) else value}"
     _unknown(manager, key, [*core, *GROUPS, *PRESETS, *group_options(manager)])
@@ -165,7 +176,10 @@ def _choice(manager: PluginManager, group: str, value: str) -> str:
 
 
 def _literal(option: Option, value: str) -> str:
-    """A text option takes the word as it stands: a path with blanks, brackets or ``=`` needs no quotes of Hydra's."""
+    """Return an option's value in Hydra's syntax.
+
+    The value of a text option is quoted, so a user can write a path with blanks, brackets or ``=`` without quotes.
+    """
     quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""
     if not option.is_text or quoted or "${" in value or (option.optional and value == "null"):
         return value
@@ -183,11 +197,11 @@ def _unknown(manager: PluginManager, key: str, known: Sequence[str]) -> NoReturn
     raise ConfigError(f"There is no option {key!r}{guess} See: python -m minisgl --help")
 
 
-# ---- Hydra's errors, for people ---------------------------------------------------------------------
+# ---- Hydra's errors ---------------------------------------------------------------------------------
 
 
 def _explain(error: Exception, manager: PluginManager, overrides: Sequence[str]) -> NoReturn:
-    """Raise a `ConfigError` that says what Hydra or OmegaConf meant."""
+    """Raise a `ConfigError` that explains an error of Hydra or OmegaConf, and names the argument that caused it."""
     from hydra.errors import OverrideParseException
     from omegaconf.errors import (
         ConfigAttributeError,
@@ -225,7 +239,7 @@ def _explain(error: Exception, manager: PluginManager, overrides: Sequence[str])
 
 
 def _near_in(key: str, own: Sequence[str]) -> str:
-    """Like `near`, among keys that share all but their last part."""
+    """Return a suggestion like `near` does, for keys that differ only in the part after the last dot."""
     prefix, dot, last = key.rpartition(".")
     return near(last, [k.rpartition(".")[2] for k in own]).replace("mean ", f"mean {prefix}{dot}")
 
@@ -247,7 +261,7 @@ def _unknown_in(manager: PluginManager, key: str, schema: type) -> NoReturn:
 
 
 def _expected(schema: Any, key: str) -> str:
-    """What a field's type asks for, in words; empty where that is not known."""
+    """Return a description of the values that a field accepts, such as "a whole number". Empty if it is not known."""
     if not (isinstance(schema, type) and is_dataclass(schema)):
         return ""
     name = key.rpartition(".")[2]
@@ -257,12 +271,12 @@ def _expected(schema: Any, key: str) -> str:
     kinds = [k for k in (typing.get_args(hint) or (hint,)) if k is not type(None)]
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], Enum):
-        said = "one of " + ", ".join(kinds[0].__members__)
+        expected = "one of " + ", ".join(kinds[0].__members__)
     elif len(kinds) == 1 and kinds[0] in words and typing.get_origin(hint) not in (list, dict):
-        said = words[kinds[0]]
+        expected = words[kinds[0]]
     else:
         return f"of type {hint}".replace("typing.", "")
-    return said + (" or null" if type(None) in typing.get_args(hint) else "")
+    return expected + (" or null" if type(None) in typing.get_args(hint) else "")
 
 
 def _quoted_example(word: str) -> str:
@@ -279,7 +293,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def plain_errors(program: str = "minisgl") -> Iterator[None]:
-    """A `ConfigError` inside is printed without a traceback and ends the program with status 2."""
+    """Print a `ConfigError` raised inside the context without a traceback, and exit with status 2."""
     try:
         yield
     except ConfigError as error:
@@ -288,12 +302,10 @@ def plain_errors(program: str = "minisgl") -> Iterator[None]:
 
 
 def run_cli(argv: Sequence[str]) -> tuple[Config, PluginManager]:
-    """Return the config that a command line describes, and the host whose plugins it uses.
+    """Return the config that a command line describes, and the plugin manager with the plugins that it names.
 
-    Print and exit where the line asks for something else (``--help``, ``--cfg job``, ``--version``,
-    ``--shell-completion SHELL``). Exit with status 2 where it is wrong.
-
-    Loads plugins the light way: torch is not imported.
+    For ``--help``, ``--cfg job``, ``--version`` and ``--shell-completion SHELL``, print the text and exit with status
+    0. Exit with status 2 if an argument is wrong. The plugins are loaded with ``light=True``, so torch is not imported.
     """
     words = list(argv)
     if words[:1] == ["--complete"]:
@@ -321,7 +333,7 @@ def run_cli(argv: Sequence[str]) -> tuple[Config, PluginManager]:
 
 
 def as_yaml(manager: PluginManager, overrides: Sequence[str]) -> str:
-    """The composed config as YAML, each group's choice beside it."""
+    """Return the composed config as YAML, with each group's choice as a comment."""
     from omegaconf import OmegaConf
 
     config = compose(manager, overrides)
@@ -341,8 +353,10 @@ def _print_script(rest: Sequence[str]) -> NoReturn:
 
 
 def _complete(words: Sequence[str]) -> NoReturn:
-    """Print the completions of the first word; the others are the whole line, read for ``plugins=``. Says nothing
-    about errors: a half-written line is no mistake."""
+    """Print the completions of ``words[0]`` and exit. ``words[1:]`` is the whole command line, read for ``plugins=``.
+
+    A plugin that can't be loaded is ignored without an error, because the command line may be only partly written.
+    """
     named, _ = split_plugins(words[1:])
     manager = PluginManager.load(light=True)
     for name in named:

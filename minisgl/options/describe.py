@@ -1,7 +1,7 @@
-"""What the options are called, of which type, with which default and help: read off the dataclasses.
+"""Descriptions of the options: key, type, default and help text, read from the dataclasses.
 
-``--help``, the reference page of the docs, shell completion and the suggestions in error messages all come from here.
- Knows dataclasses, the host's groups and the names of the files in ``conf/``; composes nothing.
+``--help``, the reference page of the docs, shell completion and the suggestions in error messages use this module. It
+knows the dataclasses, the groups of the plugin manager and the names of the files in ``conf/``. It composes no config.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from minisgl.plugin_manager.manager import PluginManager
 
 PRESETS = ("experiment", "stage")
-"""Groups of files in ``conf/`` that set several options at once."""
+"""The folders of ``conf/`` whose files (presets) set several options at once."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One ``key=value`` of the command line. ``required``: it has no default."""
+    """One option of the command line, written ``key=value``. A ``required`` option has no default."""
 
     key: str
     type: Any
@@ -40,12 +40,12 @@ class Option:
 
     @property
     def type_name(self) -> str:
-        """The type as the dataclass's source has it: ``int | None``."""
+        """The type as it is written in the dataclass, such as ``int | None``."""
         return self.type.__name__ if isinstance(self.type, type) else str(self.type).replace("typing.", "")
 
     @property
     def default_text(self) -> str:
-        """The default as one would write it on the command line."""
+        """The default value as it is written on the command line, or ``(required)``."""
         return "(required)" if self.required else as_word(self.default)
 
     @property
@@ -54,13 +54,13 @@ class Option:
 
     @property
     def is_text(self) -> bool:
-        """Whether the value is a string (or null): then a word is taken as it stands."""
+        """Whether the value is a string (or null). Such a value needs no quotes on the command line."""
         kinds = set(typing.get_args(self.type)) - {type(None)} if typing.get_args(self.type) else {self.type}
         return kinds == {str}
 
 
 def as_word(value: Any) -> str:
-    """A value as one would write it on the command line: ``null``, ``true``, ``[a,b]``."""
+    """Return a value as it is written on the command line: ``null``, ``true``, ``[a,b]``."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -75,10 +75,13 @@ def as_word(value: Any) -> str:
 
 
 def options_of(schema: type, prefix: str = "") -> list[Option]:
-    """The options that a dataclass's fields are, nested dataclasses included; ``prefix`` ends in a dot or is empty."""
+    """Return the options that a dataclass defines: its fields, and the fields of nested dataclasses.
+
+    ``prefix`` is put before each key. It is empty or ends with a dot.
+    """
     try:
         hints = typing.get_type_hints(schema)
-    except Exception:  # an annotation that only a type checker can resolve: OmegaConf will refuse it by name
+    except Exception:  # an annotation that can't be resolved at run time: OmegaConf reports the field later
         hints = {}
     found = []
     for f in fields(schema):
@@ -93,12 +96,15 @@ def options_of(schema: type, prefix: str = "") -> list[Option]:
 
 
 def core_options() -> list[Option]:
-    """The options of `Config` itself, without the groups."""
+    """Return the options of `Config` itself, without the groups."""
     return [option for option in options_of(Config) if option.key not in GROUPS]
 
 
 def group_options(manager: PluginManager) -> dict[str, Option]:
-    """Every option that any loaded plugin adds, by its key. Where two choices of a group share one, the first."""
+    """Return the options of all choices of all groups, by key.
+
+    If two choices of a group have an option with the same key, the result has the option of the first choice.
+    """
     found: dict[str, Option] = {}
     for group in GROUPS:
         for schema in manager.configs[group].values():
@@ -108,14 +114,17 @@ def group_options(manager: PluginManager) -> dict[str, Option]:
 
 
 def doc_of(schema: type) -> str:
-    """The dataclass's own docstring, unwrapped; not the signature that ``@dataclass`` puts where there is none."""
+    """Return the dataclass's docstring as one line, or an empty text if the dataclass has none.
+
+    The signature that ``@dataclass`` sets as a missing docstring does not count.
+    """
     doc = schema.__dict__.get("__doc__") or ""
     return "" if doc.startswith(f"{schema.__name__}(") else " ".join(inspect.cleandoc(doc).split())
 
 
 @cache
 def field_docs(schema: type) -> dict[str, str]:
-    """Field → the string literal that stands under it in the source."""
+    """Return the help text of each field: the string literal on the line below the field in the source code."""
     module = sys.modules.get(schema.__module__)
     found: dict[str, str] = {}
     for base in reversed(schema.__mro__[1:-1]):
@@ -140,7 +149,7 @@ def field_docs(schema: type) -> dict[str, str]:
 
 @cache
 def presets(kind: str) -> dict[str, str]:
-    """``conf/<kind>/``: name → the comment at the head of its file."""
+    """Return the presets in ``conf/<kind>/``: name → description, which is the comment at the top of its file."""
     folder = resources.files("minisgl.conf") / kind
     found = {}
     for file in sorted(folder.iterdir(), key=lambda f: f.name) if folder.is_dir() else []:
@@ -156,7 +165,7 @@ def presets(kind: str) -> dict[str, str]:
 
 
 def default_choice(group: str) -> str:
-    """The name that ``conf/config.yaml`` gives a group."""
+    """Return the default choice of a group, as set in ``conf/config.yaml``."""
     for line in (resources.files("minisgl.conf") / "config.yaml").read_text("utf-8").splitlines():
         key, _, name = line.strip(" -").partition(": ")
         if key == group:
@@ -185,7 +194,7 @@ Serves a model over an OpenAI-compatible HTTP API.
 
 
 def help_text(manager: PluginManager) -> str:
-    """What ``--help`` prints: every option with type, default and help, and every group's choices."""
+    """Return the text of ``--help``: every option with its type, default and help, and the choices of every group."""
     parts = [USAGE, "Options\n"]
     core = core_options()
     parts += [_entry(o) for o in core if not o.key.startswith("server.")]
@@ -196,7 +205,7 @@ def help_text(manager: PluginManager) -> str:
             parts.append(_wrap(f"  {group}={name}", doc_of(schema)))
             parts += [_entry(o, indent=4) for o in options_of(schema, f"{group}.")]
     for kind in PRESETS:
-        parts.append(f"\n{kind}=NAME (several options at once; your own words override them)\n")
+        parts.append(f"\n{kind}=NAME (a preset of several options; other arguments override it)\n")
         parts += [_wrap(f"  {kind}={name}", text) for name, text in presets(kind).items()]
     return "".join(parts)
 

@@ -1,6 +1,7 @@
-"""The reference pages of the docs, written from the sources: `python -m minisgl.options.reference docs/reference`.
+"""Generator of the docs' reference pages: `python -m minisgl.options.reference docs/reference`.
 
-`options.md` comes from the dataclasses and `hooks.md` from `minisgl/hooks.py`; a test says so when they are stale.
+`options.md` is generated from the dataclasses of the options, and `hooks.md` from `minisgl/hooks.py` and the example
+plugins in `docs/examples/hooks/`. A test fails if a page in the docs differs from the generated page.
 """
 
 from __future__ import annotations
@@ -16,19 +17,23 @@ from minisgl.options.describe import PRESETS, Option, core_options, default_choi
 from minisgl.plugin_manager.discovery import HOOKS
 from minisgl.plugin_manager.manager import PluginManager
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples" / "hooks"
+"""The folder of a source checkout with one example plugin per hook, ``<hook>.py``."""
+
 
 def pages() -> dict[str, str]:
-    """File name → content, for the built-in plugins."""
+    """Return the reference pages of the built-in plugins: file name → content."""
     return {"options.md": options_page(PluginManager.load(light=True)), "hooks.md": hooks_page()}
 
 
 def options_page(manager: PluginManager) -> str:
-    """Every option, as ``--help`` prints them."""
+    """Return the page of all options: key, type, default and help text."""
     lines = [
         "# Options",
         "",
-        "Every word on the command line is `option=value`. `python -m minisgl --help` prints what this page says; both",
-        "are read off the dataclasses that hold the options. To write the page anew: `make reference`.",
+        "An option is set on the command line as `option=value`. `python -m minisgl --help` prints the same",
+        "descriptions.",
+        "This page is generated from the dataclasses that define the options: `make reference`.",
         "",
     ]
     core = core_options()
@@ -44,8 +49,8 @@ def options_page(manager: PluginManager) -> str:
             own = options_of(schema, f"{group}.")
             lines += [*_table(own), ""] if own else []
     for kind in PRESETS:
-        lines += [f"## `{kind}`", "", "Several options at once; your own words override them.", ""]
-        lines += ["| word | what it is |", "| --- | --- |"]
+        lines += [f"## `{kind}`", "", "A preset sets several options. Other arguments override it.", ""]
+        lines += ["| argument | description |", "| --- | --- |"]
         lines += [f"| `{kind}={name}` | {code(text)} |" for name, text in presets(kind).items()]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
@@ -60,32 +65,56 @@ def _table(options: list[Option]) -> list[str]:
 
 
 def code(text: str) -> str:
+    """Return a docstring's text with Markdown's code marks (`) in place of reStructuredText's (``)."""
     return text.replace("``", "`")
 
 
 def hooks_page() -> str:
-    """Every hook with its arguments and the docstring that says when it is called."""
+    """Return the page of all hooks: when each is called, its parameters, its result, and an example plugin."""
     lines = [
         "# Hooks",
         "",
         *(code(" ".join(part.split())) + "\n" for part in inspect.cleandoc(hooks.__doc__ or "").split("\n\n")[1:]),
-        "A hook may leave out arguments that it does not use. To write this page anew: `make reference`.",
+        "Every example is a complete plugin. Save it as a file and load the file with `plugins=FILE.py`. This page",
+        "is generated from `minisgl/hooks.py` and `docs/examples/hooks/`: `make reference`.",
         "",
     ]
     for name in HOOKS:
-        spec = getattr(hooks, name)
-        signature = inspect.signature(spec)
-        arguments = ", ".join(f"{p.name}: {p.annotation}" for p in signature.parameters.values())
-        first = getattr(spec, f"{hooks.PROJECT}_spec")["firstresult"]
-        doc = " ".join(inspect.cleandoc(spec.__doc__ or "").split())
-        kind = " The first result that is not None wins." if first else ""
-        lines += [f"## `{name}`", "", "```python", f"{name}({arguments}) -> {signature.return_annotation}", "```", ""]
-        lines += [code(doc) + kind, ""]
+        lines += _hook(name)
     return "\n".join(lines).rstrip() + "\n"
 
 
+def _hook(name: str) -> list[str]:
+    """Return the section of one hook. Raise ValueError if its docstring does not describe all parameters in order."""
+    spec = getattr(hooks, name)
+    signature = inspect.signature(spec)
+    arguments = ", ".join(f"{p.name}: {p.annotation}" for p in signature.parameters.values())
+    summary, *parts = (part for part in inspect.cleandoc(spec.__doc__ or "").split("\n\n") if part)
+    lines = [f"## `{name}`", "", code(" ".join(summary.split())), ""]
+    lines += ["```python", f"{name}({arguments}) -> {signature.return_annotation}", "```", ""]
+    described: list[str] = []
+    for part in parts:
+        if part.startswith("- "):
+            items = [" ".join(item.split()).partition(": ") for item in part.removeprefix("- ").split("\n- ")]
+            described = [parameter.strip("`") for parameter, _, _ in items]
+            lines += ["| parameter | type | meaning |", "| --- | --- | --- |"]
+            for parameter, (_, _, meaning) in zip(described, items, strict=True):
+                kind = str(signature.parameters[parameter].annotation).replace("|", "\\|")
+                lines.append(f"| `{parameter}` | `{kind}` | {code(meaning)[0].upper() + code(meaning)[1:]} |")
+            lines.append("")
+        else:
+            title, _, text = " ".join(part.split()).partition(": ")
+            lines += [f"**{title}:** {code(text)}", ""]
+    if described != list(signature.parameters):
+        raise ValueError(f"{name} has the parameters {list(signature.parameters)}, its docstring describes {described}")
+    if getattr(spec, f"{hooks.PROJECT}_spec")["firstresult"]:
+        lines += ["The first result that is not None is used.", ""]
+    example = (EXAMPLES / f"{name}.py").read_text("utf-8")
+    return [*lines, f'```python title="{name}.py"', *example.rstrip().splitlines(), "```", ""]
+
+
 def main(argv: Sequence[str]) -> None:
-    """Write the pages into the folder that the one argument names."""
+    """Write the pages into the folder ``argv[0]``."""
     if len(argv) != 1 or not Path(argv[0]).is_dir():
         raise SystemExit("usage: python -m minisgl.options.reference docs/reference")
     for name, text in pages().items():

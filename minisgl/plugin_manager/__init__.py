@@ -1,1 +1,1 @@
-"""Finds, checks and loads plugins, and calls their hooks."""
+"""The plugin manager: it finds, checks and loads plugins, and calls their hooks."""

@@ -1,6 +1,7 @@
-"""How often a plugin's code is called: what shows that a file which was named is also used.
+"""Call counts of plugins: they show that a plugin that was loaded is also used.
 
-The host counts the plugins that somebody named or installed, never the built-in ones, so by default nothing is wrapped.
+The plugin manager counts the calls of plugins that the user named or installed. It does not count those of the built-in
+plugins, so by default no function is wrapped.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 Calls = Counter[str]
-"""What was called → how often."""
+"""Name of a hook or method → number of calls."""
 
 
-def counting(function: Callable[..., Any], calls: Calls, name: str) -> Callable[..., Any]:
-    """``function``, counted under ``name``."""
+def count_calls(function: Callable[..., Any], calls: Calls, name: str) -> Callable[..., Any]:
+    """Return ``function`` wrapped so that each call increments ``calls[name]``."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -26,20 +27,25 @@ def counting(function: Callable[..., Any], calls: Calls, name: str) -> Callable[
     return call
 
 
-def counted_class(kind: type, calls: Calls) -> type:
-    """A subclass of ``kind`` with every public method counted under its name. Raises TypeError for a class that can't
-    have subclasses."""
+def counting_subclass(kind: type, calls: Calls) -> type:
+    """Return a subclass of ``kind`` whose public methods increment ``calls`` under their own names.
+
+    Raise TypeError if ``kind`` can't have subclasses.
+    """
     methods: dict[str, Any] = {"__slots__": (), "__module__": kind.__module__, "__doc__": kind.__doc__}
     for name in dir(kind):
         function = inspect.getattr_static(kind, name)
         if inspect.isfunction(function) and (not name.startswith("_") or name == "__call__"):
-            methods[name] = counting(function, calls, name)
+            methods[name] = count_calls(function, calls, name)
     return type(kind)(kind.__name__, (kind,), methods)
 
 
-def count_methods(made: object, calls: Calls) -> None:
-    """Count the public methods of one object from now on. One whose class can't be changed stays as it is."""
+def count_method_calls(made: object, calls: Calls) -> None:
+    """Count the calls of the public methods of one object from now on.
+
+    The object's class is replaced by a subclass. An object whose class can't be replaced stays as it is, uncounted.
+    """
     try:
-        made.__class__ = counted_class(type(made), calls)  # type: ignore[assignment]
+        made.__class__ = counting_subclass(type(made), calls)
     except TypeError:
         return

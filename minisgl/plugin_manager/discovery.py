@@ -1,7 +1,7 @@
-"""Finding a plugin's file or module, importing it, and the checks of what pluggy would let pass in silence.
+"""Functions that find, import and check a plugin. The checks find mistakes that pluggy would silently ignore.
 
-Every error here is a `ConfigError` that says what was given, what is wrong with it, and what to do. The host keeps
-what is found; nothing is kept here.
+Every error is a `ConfigError` that says what was given, what is wrong with it, and what to do. This module has no
+state: `PluginManager` keeps the plugins.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,17 +22,18 @@ from typing import Any
 
 from minisgl import hooks
 from minisgl.config import GROUPS, ConfigError
+from minisgl.plugin_manager.renamed import RENAMED_HOOK_ARGUMENTS, RENAMED_SINCE, UPGRADE_PAGE
 
 HOOKS = tuple(name for name in vars(hooks) if name.startswith("minisgl_"))
-MARK = f"{hooks.PROJECT}_impl"
-"""The attribute that ``@hookimpl`` leaves on a function."""
+HOOKIMPL_ATTRIBUTE = f"{hooks.PROJECT}_impl"
+"""The attribute that ``@hookimpl`` sets on a function."""
 
 
 # ---- finding and importing ---------------------------------------------------------------------------
 
 
 def find_file(word: str) -> Path:
-    """The absolute path that ``plugins=word`` names. Raises `ConfigError` where there is no such file."""
+    """Return the absolute path of the file that ``plugins=word`` names. Raise `ConfigError` if it is not a file."""
     path = Path(word).expanduser()
     if path.is_dir():
         files = ", ".join(sorted(p.name for p in path.glob("*.py"))[:5])
@@ -45,7 +46,10 @@ def find_file(word: str) -> Path:
 
 
 def import_file(path: Path, word: str) -> ModuleType:
-    """The file as a module whose name depends on its path alone, so that every process gives its classes one name."""
+    """Import a file as a module. ``word`` is the file as the user wrote it, for errors. Raise `ConfigError`.
+
+    The module's name depends only on the file's path, so the plugin's classes have the same names in every process.
+    """
     stem = re.sub(r"\W", "_", path.stem)
     name = f"minisgl_plugin_{stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
@@ -67,7 +71,7 @@ def import_file(path: Path, word: str) -> ModuleType:
 
 
 def import_module(name: str, label: str) -> ModuleType:
-    """The module of that name; ``label`` says in an error what asked for it."""
+    """Import the module ``name``. ``label`` says in an error where the name was given. Raise `ConfigError`."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -95,12 +99,15 @@ def _import_failure(error: Exception, path: Path) -> str:
 
 
 def missing_package(error: ImportError) -> str:
-    """Which package is missing, and the command that installs it: one of minisgl's extras where that brings it."""
+    """Return an error message that names the missing package and the command that installs it.
+
+    The command installs one of minisgl's extras if that extra includes the package.
+    """
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return f"{error}. Check the spelling, and that the package's version has it."
     package = error.name.partition(".")[0]
     if "relative import" in str(error) or not package:
-        return f"{error}. A plugin file stands alone: use absolute imports."
+        return f"{error}. A plugin file is not part of a package: use absolute imports."
     command = f"pip install {package.replace('_', '-')}"
     wanted = re.sub(r"[-_.]+", "-", package).lower()
     try:
@@ -116,44 +123,53 @@ def missing_package(error: ImportError) -> str:
     return f"it needs the package {package!r}, which is not installed. Try: {command}"
 
 
-# ---- what pluggy lets pass ---------------------------------------------------------------------------
+# ---- checks ------------------------------------------------------------------------------------------
 
 
 def near(word: str, words: Iterable[str]) -> str:
-    """``. Did you mean x?``, or ``.`` where nothing is near."""
+    """Return ``. Did you mean x?`` for the name in ``words`` that is most similar to ``word``, or ``.`` if none is."""
     close = difflib.get_close_matches(str(word), list(words), n=1, cutoff=0.6)
     return f". Did you mean {close[0]}?" if close else "."
 
 
 def hook_classes(module: ModuleType) -> list[type]:
-    """Classes of the module that have hooks as methods: each host makes its own object of them, to keep state in. None
-    where the module makes them itself, in `minisgl_observer`."""
-    if hasattr(getattr(module, "minisgl_observer", None), MARK):
+    """Return the classes of a module that have hooks as methods.
+
+    Each plugin manager makes one object of each of these classes, so that the object's state belongs to one engine. The
+    result is empty if the module has the hook `minisgl_observer`, which makes the objects itself.
+    """
+    if hasattr(getattr(module, "minisgl_observer", None), HOOKIMPL_ATTRIBUTE):
         return []
     own = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
-    return [c for c in own if any(hasattr(getattr(c, n, None), MARK) for n in dir(c))]
+    return [c for c in own if any(hasattr(getattr(c, n, None), HOOKIMPL_ATTRIBUTE) for n in dir(c))]
 
 
-def instance(cls: type, label: str) -> object:
-    """One object of a class with hooks."""
+def instantiate(cls: type, label: str) -> object:
+    """Return an object of a class with hooks. Raise `ConfigError` if its constructor needs arguments."""
     try:
         return cls()
     except TypeError as error:
         raise ConfigError(
-            f"{label}: {cls.__name__} has hooks as methods, so each host makes one {cls.__name__}() without arguments, "
-            f"and that failed: {error}. One that needs arguments is returned by the hook minisgl_observer."
+            f"{label}: {cls.__name__} has hooks as methods, so the plugin manager calls {cls.__name__}() without "
+            f"arguments, which failed: {error}. To make an object that needs arguments, return it from the hook "
+            "minisgl_observer."
         ) from error
 
 
 def check_hooks(part: object, label: str) -> list[str]:
-    """The names of a module's or an object's hooks. Raises `ConfigError` for one that would never be called."""
+    """Return the names of the hooks that a module or an object implements.
+
+    Raise `ConfigError` for a hook that pluggy would never call, or would call with an argument that does not exist.
+    """
     module = part.__name__ if isinstance(part, ModuleType) else type(part).__module__
     found = []
     for name in dir(part):
         function = inspect.getattr_static(part, name)
-        if not inspect.isfunction(function) or (function.__module__ != module and not hasattr(function, MARK)):
+        if not inspect.isfunction(function) or (
+            function.__module__ != module and not hasattr(function, HOOKIMPL_ATTRIBUTE)
+        ):
             continue
-        if not hasattr(function, MARK):
+        if not hasattr(function, HOOKIMPL_ATTRIBUTE):
             if name.startswith("minisgl_") and isinstance(part, ModuleType):
                 unknown = "" if name in HOOKS else f" There is no hook of that name either{near(name, HOOKS)}"
                 raise ConfigError(
@@ -161,12 +177,17 @@ def check_hooks(part: object, label: str) -> list[str]:
                     f"`from minisgl import hookimpl` and the line @hookimpl.{unknown}"
                 )
             continue
-        hook = getattr(function, MARK).get("specname") or name
+        hook = getattr(function, HOOKIMPL_ATTRIBUTE).get("specname") or name
         if hook not in HOOKS:
             raise ConfigError(f"{label}: there is no hook {hook}{near(hook, HOOKS)} All of them: {', '.join(HOOKS)}.")
         allowed = list(inspect.signature(getattr(hooks, hook)).parameters)
-        asked = list(inspect.signature(getattr(part, name)).parameters)
-        for argument in asked:
+        renamed: Mapping[str, str] = RENAMED_HOOK_ARGUMENTS.get(hook, {})
+        for argument in inspect.signature(getattr(part, name)).parameters:
+            if argument in renamed:
+                raise ConfigError(
+                    f"{label}: the argument {argument!r} of {name} was renamed to {renamed[argument]!r} in minisgl "
+                    f"{RENAMED_SINCE}. Rename it in the plugin; {UPGRADE_PAGE} lists all renamed names."
+                )
             if argument not in allowed:
                 raise ConfigError(
                     f"{label}: {name} takes {argument!r}, which this hook does not offer{near(argument, allowed)} "
@@ -177,7 +198,10 @@ def check_hooks(part: object, label: str) -> list[str]:
 
 
 def check_options(yielded: Any, label: str) -> list[tuple[str, str, type]]:
-    """What a ``minisgl_configs`` hook yielded, as a list. Raises `ConfigError` where it can't be options."""
+    """Return the items that a ``minisgl_configs`` hook yielded, as a list of (group, name, dataclass).
+
+    Raise `ConfigError` for an item of another form, an unknown group or a frozen dataclass.
+    """
     if not isinstance(yielded, Iterable):
         raise ConfigError(f"{label}: minisgl_configs must yield (group, name, dataclass); it yields nothing.")
     options = []
@@ -192,7 +216,7 @@ def check_options(yielded: Any, label: str) -> list[tuple[str, str, type]]:
         group, name, schema = item
         if group not in GROUPS:
             raise ConfigError(f"{label}: there is no group {group!r}{near(group, GROUPS)} Groups: {', '.join(GROUPS)}.")
-        if schema.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        if schema.__dataclass_params__.frozen:
             raise ConfigError(f"{label}: {schema.__name__} is a frozen dataclass, which options can't be: drop frozen.")
         options.append((group, name, schema))
     return options

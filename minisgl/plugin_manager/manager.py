@@ -1,8 +1,8 @@
-"""The plugin host: which plugins an engine has, what they add, and asking them to build things.
+"""`PluginManager`: the plugins of one engine. It loads them, and calls their hooks to build the engine's parts.
 
-It knows no plugin by what it does: the built-in ones are one tuple of module names here. Finding and checking files
-is the task of `minisgl.plugin_manager.discovery`; `minisgl.options.compose` makes a `Config` from words on a command
-line.
+The built-in plugins are listed here by module name, and are loaded like any other plugin. The functions that find and
+check a plugin are in `minisgl.plugin_manager.discovery`. `minisgl.options.compose` builds a `Config` from the arguments
+of a command line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pluggy
 
 from minisgl import hooks
 from minisgl.config import GROUPS, Config, ConfigError
-from minisgl.plugin_manager.call_counts import Calls, count_methods, counted_class, counting
+from minisgl.plugin_manager.call_counts import Calls, count_calls, count_method_calls, counting_subclass
 from minisgl.plugin_manager.discovery import (
     HOOKS,
     check_hooks,
@@ -32,7 +32,7 @@ from minisgl.plugin_manager.discovery import (
     hook_classes,
     import_file,
     import_module,
-    instance,
+    instantiate,
     missing_package,
     near,
 )
@@ -86,7 +86,7 @@ MODELS = "minisgl.plugins.models."
 
 @dataclass(frozen=True)
 class Plugin:
-    """One loaded plugin: what `python -m minisgl.plugins` prints of it."""
+    """One loaded plugin, as `python -m minisgl.plugins` prints it."""
 
     name: str
     source: str  # "built-in", "entry point", "file" or "module"
@@ -98,18 +98,22 @@ class Plugin:
 
 
 class PluginManager:
-    """The plugins of one engine. Two hosts in a process share modules, so classes are the same, and nothing else."""
+    """The plugins of one engine.
+
+    Two plugin managers in one process share the imported modules, and therefore the plugins' classes. They share no
+    other state.
+    """
 
     def __init__(self, *, light: bool = False):
         self.light = light
         self.plugins: list[Plugin] = []
-        self.given: list[str] = []
-        """What ``plugins=`` named, as a child process must be told it: absolute paths and module names."""
+        self.user_plugins: list[str] = []
+        """The plugins that ``plugins=`` named, as absolute paths and module names. Worker processes load them too."""
         self.configs: dict[str, dict[str, type]] = {group: {} for group in GROUPS}
         self.calls: dict[str, Calls] = {}
-        """By name, the plugins that are not built in, and how often each of their hooks and methods was called."""
+        """Plugin name → call counts of its hooks and methods. Only plugins that are not built in are counted."""
         self._owners: dict[tuple[str, str], str] = {}
-        self._made: list[object] | None = None  # observers; None: no scheduler was built, or it has ended
+        self._observers: list[object] | None = None  # from `minisgl_observer`; None: there is no scheduler
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
         if hooks.printed():
@@ -117,11 +121,12 @@ class PluginManager:
 
     @classmethod
     def load(cls, plugins: Sequence[str] = (), *, light: bool = False) -> PluginManager:
-        """A host with the built-in plugins, the installed ones (entry points of group ``minisgl``) and ``plugins``:
-        Python files or module names. Raises `ConfigError`.
+        """Return a plugin manager with three kinds of plugins. Raise `ConfigError` if one of them can't be loaded.
 
-        ``light`` is for processes that compute nothing (the API server, the tokenizers): models are left out, and a
-        plugin's ``import torch`` costs nothing until torch is used.
+        These are the built-in plugins, the installed plugins (entry points of the group ``minisgl``), and ``plugins``,
+        which are Python files or module names. ``light`` is for processes that compute nothing (the API server, the
+        tokenizers): the model plugins are not loaded, and ``import torch`` in a plugin loads torch only at its first
+        use.
         """
         manager = cls(light=light)
         if light:
@@ -138,11 +143,14 @@ class PluginManager:
 
     @property
     def hook(self) -> pluggy.HookRelay:
-        """pluggy's relay: ``host.hook.minisgl_request_added(req=…, now=…)`` calls every plugin's."""
+        """Pluggy's hook relay: ``manager.hook.minisgl_request_added(req=…, now=…)`` calls that hook of all plugins."""
         return self._manager.hook
 
     def add(self, word: str) -> Plugin:
-        """Load one more plugin: a file's path or a module's name. The same file twice is one plugin."""
+        """Load a plugin from a file path or a module name, and return it.
+
+        A file that is loaded already is not loaded again. Raise `ConfigError` if the plugin can't be loaded.
+        """
         if not word or not isinstance(word, str):
             raise ConfigError(f"plugins={word!r}: write the path of a Python file, or the name of a module.")
         if word.endswith(".py") or os.sep in word or Path(word).is_file():
@@ -155,7 +163,7 @@ class PluginManager:
             try:
                 plugin = self._add(module, "file", word)
             except ConfigError:
-                del sys.modules[module.__name__]  # so that the file is read again once it is mended
+                del sys.modules[module.__name__]  # so that a later `add` reads the corrected file
                 raise
             self._remember(str(path), plugin)
         else:
@@ -164,8 +172,8 @@ class PluginManager:
         return plugin
 
     def _remember(self, word: str, plugin: Plugin) -> None:
-        if word not in self.given and plugin.source in ("file", "module"):
-            self.given.append(word)
+        if word not in self.user_plugins and plugin.source in ("file", "module"):
+            self.user_plugins.append(word)
 
     def _add(self, module: ModuleType, source: str, label: str = "") -> Plugin:
         name = label or module.__name__
@@ -173,7 +181,7 @@ class PluginManager:
         for plugin in self.plugins:
             if plugin.module is module or plugin.path == path:
                 return plugin
-        parts = [module, *(instance(cls, name) for cls in hook_classes(module))]
+        parts = [module, *(instantiate(cls, name) for cls in hook_classes(module))]
         found = {hook for part in parts for hook in check_hooks(part, name)}
         if not found:
             raise ConfigError(
@@ -204,23 +212,25 @@ class PluginManager:
         for caller in self._manager.get_hookcallers(part) or ():
             for implementation in caller.get_hookimpls():
                 if implementation.plugin is part:
-                    implementation.function = counting(  # type: ignore[misc]
+                    implementation.function = count_calls(  # type: ignore[misc]
                         implementation.function, calls, caller.name
                     )
 
-    def _claim(self, what: tuple[str, str], who: str) -> None:
-        owner = self._owners.setdefault(what, who)
-        if owner != who:
-            group, name = what
-            named = f"the architecture {name}" if group == "models" else f"{group}={name}"
-            raise ConfigError(f"{who} and {owner} both claim {named}. Give one of them another name.")
+    def _claim(self, choice: tuple[str, str], plugin: str) -> None:
+        """Record that ``plugin`` registers the choice (group, name). Raise `ConfigError` if another plugin has it."""
+        owner = self._owners.setdefault(choice, plugin)
+        if owner != plugin:
+            group, name = choice
+            label = f"the architecture {name}" if group == "models" else f"{group}={name}"
+            raise ConfigError(f"{plugin} and {owner} both claim {label}. Give one of them another name.")
 
     # ---- building ------------------------------------------------------------------------------------
 
     def build(self, group: str, config: Any, **kwargs: Any) -> Any:
-        """Ask the plugins to make what ``config`` describes; ``kwargs`` is what the hook ``minisgl_<group>`` takes.
+        """Return the object that a plugin's hook ``minisgl_<group>`` builds for ``config``.
 
-        Raises `ConfigError` where none of them does, or where a package that it needs is missing.
+        ``kwargs`` are the hook's other arguments. Raise `ConfigError` if no plugin builds the object, if the plugin
+        raises ValueError, or if a package that the plugin needs is not installed.
         """
         caller = getattr(self.hook, f"minisgl_{group}")
         if caller.spec is not None and "build" in caller.spec.argnames:
@@ -232,22 +242,25 @@ class PluginManager:
         except ValueError as error:
             raise ConfigError(f"{group}={self.name_of(group, config)}: {error}") from error
         if made is None:
-            who = self._owners.get((group, self.name_of(group, config)), "no plugin")
+            owner = self._owners.get((group, self.name_of(group, config)), "no plugin")
             raise ConfigError(
                 f"No plugin builds {group}={self.name_of(group, config)}: every minisgl_{group} hook returned None for "
-                f"a {type(config).__name__} (registered by {who}). It needs a hook that does "
+                f"a {type(config).__name__} (registered by {owner}). A plugin must have a hook with "
                 f"`if isinstance(config, {type(config).__name__}): return …`."
             )
         calls = self.calls.get(type(config).__module__)
         if calls is not None:
-            count_methods(made, calls)
+            count_method_calls(made, calls)
         return made
 
     def observe(self, config: Config, spec: EngineSpec) -> None:
-        """Let the observers listen that plugins make for a scheduler (`minisgl_observer`). One scheduler at a time:
-        an earlier one's are closed first. Raises `ConfigError`."""
+        """Register the observers that the plugins' `minisgl_observer` hooks make for a new scheduler.
+
+        A plugin manager has the observers of one scheduler at a time: those of an earlier scheduler are closed first.
+        Raise `ConfigError` if a hook returns an object without hooks, or needs a package that is not installed.
+        """
         self.close()
-        self._made = []
+        self._observers = []
         try:
             made = self.hook.minisgl_observer(config=config, spec=spec)
         except ImportError as error:
@@ -257,16 +270,19 @@ class PluginManager:
             if not check_hooks(observer, label):
                 raise ConfigError(f"{label}, which a minisgl_observer hook returned, has no method with @hookimpl.")
             self._manager.register(observer)
-            self._made.append(observer)
+            self._observers.append(observer)
             calls = self.calls.get(type(observer).__module__)
             if calls is not None:
                 self._count_hooks(observer, calls)
 
     def close(self) -> None:
-        """The scheduler has ended: tell the observers, and forget those that were made for it. Twice is allowed."""
-        if self._made is None:
+        """Call `minisgl_closed` at the end of a scheduler, and unregister the observers that were made for it.
+
+        A second call does nothing.
+        """
+        if self._observers is None:
             return
-        made, self._made = self._made, None
+        made, self._observers = self._observers, None
         try:
             self.hook.minisgl_closed()
         finally:
@@ -274,7 +290,10 @@ class PluginManager:
                 self._manager.unregister(observer)
 
     def make(self, group: str, name: str) -> Any:
-        """A config object of that name with its default values. Raises `ConfigError` for an unknown name."""
+        """Return the config object of ``group=name`` with its default values.
+
+        Raise `ConfigError` for an unknown name, or if an option has no default value.
+        """
         schema = self.schema(group, name)
         missing = [f"{group}.{f.name}" for f in fields(schema) if f.default is MISSING and f.default_factory is MISSING]
         if missing:
@@ -282,7 +301,7 @@ class PluginManager:
         return schema()
 
     def schema(self, group: str, name: str) -> type:
-        """The dataclass behind ``group=name``. Raises `ConfigError` with the names there are."""
+        """Return the dataclass of ``group=name``. Raise `ConfigError`, with the known names, for an unknown name."""
         if group not in self.configs:
             raise ConfigError(f"There is no group {group!r}{near(group, self.configs)} Groups: {', '.join(GROUPS)}.")
         names = self.configs[group]
@@ -292,14 +311,17 @@ class PluginManager:
         return names[name]
 
     def name_of(self, group: str, config: Any) -> str:
-        """The name under which a config object's dataclass was registered; its class name where it was not."""
+        """Return the name under which a config object's dataclass is registered, or its class name if it is not."""
         for name, schema in self.configs.get(group, {}).items():
             if type(config) is schema:
                 return name
         return "null" if config is None else type(config).__name__
 
     def models(self) -> dict[str, type]:
-        """Architecture name → model class, over all plugins. Raises `ConfigError` where two claim one name."""
+        """Return the model classes of all plugins by architecture name.
+
+        Raise `ConfigError` if two plugins have the same architecture name.
+        """
         found: dict[str, type] = {}
         for implementation in self._manager.hook.minisgl_models.get_hookimpls():
             others = [p for p in self._manager.get_plugins() if p is not implementation.plugin]
@@ -307,11 +329,14 @@ class PluginManager:
                 for name, model in mapping.items():
                     self._claim(("models", name), implementation.plugin_name)
                     calls = self.calls.get(model.__module__)
-                    found[name] = model if calls is None else counted_class(model, calls)
+                    found[name] = model if calls is None else counting_subclass(model, calls)
         return found
 
-    def called(self) -> list[tuple[str, str, str, str, int]]:
-        """For each plugin that is not built in: its name, path and SHA-256, what was called of it, and how often."""
+    def call_counts(self) -> list[tuple[str, str, str, str, int]]:
+        """Return the call counts of the plugins that are not built in.
+
+        An item is: plugin name, path, SHA-256, hook or method, number of calls.
+        """
         known = {plugin.name: plugin for plugin in self.plugins}
         return [
             (name, str(known[name].path), known[name].sha256, call, times)
@@ -320,11 +345,14 @@ class PluginManager:
         ]
 
 
-# ---- for child processes ----------------------------------------------------------------------------
+# ---- for worker processes ---------------------------------------------------------------------------
 
 
 def encode_config(config: Config, manager: PluginManager) -> bytes:
-    """A config as bytes (MessagePack), each group's object by its name: nothing is pickled."""
+    """Return a config as MessagePack bytes, for a worker process. A group's object is encoded as its name and values.
+
+    Raise `ConfigError` if the dataclass of a group's object is not registered. Nothing is pickled.
+    """
     plain = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in GROUPS}
     groups: dict[str, Any] = {}
     for group in GROUPS:
@@ -333,16 +361,17 @@ def encode_config(config: Config, manager: PluginManager) -> bytes:
             name = manager.name_of(group, value)
             manager.schema(group, name)
             groups[group] = [name, asdict(value)]
-    return msgspec.msgpack.encode([manager.given, plain, groups], enc_hook=str)
+    return msgspec.msgpack.encode([manager.user_plugins, plain, groups], enc_hook=str)
 
 
 def plugins_of(data: bytes) -> list[str]:
-    """What a child must give `PluginManager.load` before it decodes the config."""
-    return msgspec.msgpack.decode(data)[0]
+    """Return the plugins that a worker process must load (`PluginManager.load`) before it decodes the config."""
+    plugins: list[str] = msgspec.msgpack.decode(data)[0]
+    return plugins
 
 
 def decode_config(data: bytes, manager: PluginManager) -> Config:
-    """The inverse of `encode_config`, in a process whose host has loaded the same plugins."""
+    """Return the config that `encode_config` encoded. ``manager`` must have loaded the same plugins."""
     _, plain, groups = msgspec.msgpack.decode(data)
     config = msgspec.convert(plain, Config)
     for group, (name, values) in groups.items():
@@ -359,8 +388,8 @@ def _from_text(kind: type, value: Any) -> Any:
 
 def _print_call(hook_name: str, hook_impls: Sequence[pluggy.HookImpl], kwargs: Mapping[str, Any]) -> None:
     arguments = ", ".join(f"{key}={reprlib.repr(value)}" for key, value in kwargs.items())
-    who = ", ".join(impl.plugin_name for impl in reversed(hook_impls)) or "nobody"
-    print(f"hook [{os.getpid()}] {hook_name}({arguments}) calls {who}", file=sys.stderr, flush=True)
+    plugins = ", ".join(impl.plugin_name for impl in reversed(hook_impls)) or "no plugin"
+    print(f"hook [{os.getpid()}] {hook_name}({arguments}) calls {plugins}", file=sys.stderr, flush=True)
 
 
 def _print_result(

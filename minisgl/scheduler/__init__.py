@@ -1,4 +1,7 @@
-"""The scheduler: who computes what, when, and in which pages. The seams are in `minisgl.scheduler.base`."""
+"""The scheduler: which requests compute how many tokens in each step, and in which KV pages.
+
+The interface that scheduling policies implement is in `minisgl.scheduler.base`.
+"""
 
 from __future__ import annotations
 

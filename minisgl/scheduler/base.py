@@ -1,7 +1,9 @@
-"""What a scheduling policy sees and answers. Policies are plugins: pure functions of some thirty lines.
+"""The interface of a scheduling policy: its inputs, its result, and the budget that it asks. Policies are plugins.
 
-A policy decides who computes how many tokens in the next step. It allocates nothing: it asks ``budget.grant``, an
-accountant over a copy; the scheduler checks the plan, allocates, retracts and builds the step.
+A policy decides which requests compute how many tokens in the next step. It allocates nothing: it calls
+``budget.grant``, which counts tokens, rows and pages without reserving any. The scheduler then checks the plan,
+allocates pages, retracts requests and builds the step. A policy is a pure function of about thirty lines; the shipped
+policies are in `plugins/scheduler/`.
 """
 
 from __future__ import annotations
@@ -11,49 +13,59 @@ from typing import NamedTuple, Protocol
 
 
 class Waiting(NamedTuple):
-    """A request that has no slot."""
+    """A waiting request, as a policy sees it: the request owns no KV pages."""
 
     uid: int
-    arrival: int  # arrival number, not a clock
-    num_tokens: int  # tokens to compute if nothing were cached (prompt and kept output)
-    num_cached_tokens: int  # how many of them the cache holds
-    same_prefix_req: int | None  # an earlier request that will compute the same next page: waiting is cheaper
-    skipped_steps: int  # steps it was left out
-    priority: int = 0  # 0 for all today
+    arrival: int  # arrival number, not a time
+    num_tokens: int  # prompt tokens, and output tokens kept over a retraction
+    num_cached_tokens: int  # how many of these tokens the prefix cache holds
+    same_prefix_req: int | None  # uid of an earlier request that will compute the same next page, if any
+    skipped_steps: int  # steps in which the request had no row
+    priority: int = 0  # always 0 today
 
 
 class Running(NamedTuple):
-    """A request that has a slot."""
+    """A running request, as a policy sees it: the request owns KV pages."""
 
     uid: int
-    num_remaining_tokens: int  # prompt tokens still to compute; 0: it decodes
-    num_new_pages: int  # pages that its next token needs
-    skipped_steps: int  # steps it was left out
-    admission_order: int  # order of admission
-    ready: bool = True  # for all today; False: its last token must reach the host first (a grammar)
+    num_remaining_tokens: int  # prompt tokens still to compute; 0 if the request decodes
+    num_new_pages: int  # pages that the request's next decode token needs: 0 or 1
+    skipped_steps: int  # steps in which the request had no row
+    admission_order: int  # admission number: lower was admitted earlier
+    ready: bool = True  # always True today; False would mean that the last token must reach the host first
 
 
 class Budget(Protocol):
-    """What one step can hold. Each grant is taken off."""
+    """The free capacity of one step. Every grant reduces it."""
 
-    tokens: int  # left of max_prefill_tokens; a decode row takes one too, but is never refused for it
-    rows: int  # free slots
+    tokens: int  # what is left of max_prefill_tokens; a decode row also uses 1, but is granted even at 0
+    rows: int  # free rows of the request pool
 
-    def grant(self, who: Waiting | Running, want: int) -> int:
-        """How many of ``want`` tokens fit: 0 where it gets none. A waiting request is granted only if all its
-        pages fit; what it shares with the cache is locked before what is evictable is counted."""
+    def grant(self, request: Waiting | Running, num_tokens: int) -> int:
+        """Return how many of ``num_tokens`` tokens of ``request`` fit into the step; 0 if none do.
+
+        A waiting request gets tokens only if all pages of its prompt fit. The pages of its cached prefix count as
+        locked first, so they are no longer evictable for its other pages.
+        """
 
 
 class Plan(NamedTuple):
-    """``rows``: (uid, tokens) for each request that takes part. ``retract``: uids to put back into the queue."""
+    """The decision of a policy for one step.
+
+    ``rows``: (uid, tokens) of each request that takes part in the step. ``retract``: uids of running requests to
+    return to the waiting queue.
+    """
 
     rows: Sequence[tuple[int, int]]
     retract: Sequence[int] = ()
 
 
 class SchedulerPolicy(Protocol):
-    """Chooses the next step's rows."""
+    """Chooses the rows of the next step."""
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
-        """Pure. ``waiting`` is in order of arrival (retracted ones first) and computed as it is iterated;
-        ``running`` is in order of admission. An empty plan means: nothing to do now."""
+        """Return the plan of the next step, without side effects other than calls of ``budget.grant``.
+
+        ``waiting`` is in order of arrival, so retracted requests come first; its entries are computed when they are
+        read. ``running`` is in order of admission. An empty plan means that no request should compute now.
+        """

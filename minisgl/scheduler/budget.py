@@ -1,7 +1,8 @@
-"""What one step can hold, as a policy is told it.
+"""The budget of one step, which a policy asks how many tokens of a request fit, and the lazy view of the waiting queue.
 
-Pages are counted whole, what a request would lock of the cache is no longer evictable for it, and admission leaves
-room for what the running requests will write next (promise 5), so that admitting does not lead to retracting.
+The budget counts whole pages, and it counts the cached pages that a request would lock as not evictable. Admission
+keeps pages in reserve for the next tokens of the running requests (promise 5), so that an admission does not soon cause
+a retraction.
 """
 
 from __future__ import annotations
@@ -13,48 +14,50 @@ from minisgl.scheduler.base import Running, Waiting
 
 
 class AdmissionCost(NamedTuple):
-    """What it takes to seat a waiting request: ``pages`` that must be free or evictable, ``growth`` it needs soon."""
+    """The pages that the admission of a waiting request costs."""
 
-    pages: int
-    growth: int
+    pages: int  # pages that must be free or evictable now
+    growth: int  # further pages that the request's next tokens will need soon
 
 
 class StepBudget:
-    """See `minisgl.scheduler.base.Budget`. ``pages`` are free or evictable; ``reserve`` of them are spoken for."""
+    """The scheduler's `minisgl.scheduler.base.Budget`.
+
+    ``tokens`` and ``rows`` are what the step has left. ``pages`` is the number of free or evictable pages, and
+    ``reserved_pages`` of them are kept from waiting requests, for the next tokens of running requests.
+    ``admission_cost(uid)`` returns the `AdmissionCost` of a waiting request.
+    """
 
     __slots__ = ("admission_cost", "pages", "reserved_pages", "rows", "tokens")
 
-    def __init__(self, tokens: int, rows: int, pages: int, reserve: int, cost: Callable[[int], AdmissionCost]):
-        self.tokens, self.rows, self.pages, self.reserved_pages, self.admission_cost = (
-            tokens,
-            rows,
-            pages,
-            reserve,
-            cost,
-        )
+    def __init__(
+        self, tokens: int, rows: int, pages: int, reserved_pages: int, admission_cost: Callable[[int], AdmissionCost]
+    ):
+        self.tokens, self.rows, self.pages, self.reserved_pages = tokens, rows, pages, reserved_pages
+        self.admission_cost = admission_cost
 
-    def grant(self, who: Waiting | Running, want: int) -> int:
-        """How many of ``want`` tokens fit, and take them off."""
-        if isinstance(who, Waiting):
-            return self._admit(who, want)
-        if who.num_remaining_tokens:  # its pages were taken when it was seated
-            granted = max(min(want, who.num_remaining_tokens, self.tokens), 0)
+    def grant(self, request: Waiting | Running, num_tokens: int) -> int:
+        """Return how many of ``num_tokens`` tokens of ``request`` fit, and subtract them from the budget."""
+        if isinstance(request, Waiting):
+            return self._grant_admission(request, num_tokens)
+        if request.num_remaining_tokens:  # prefill: all pages of the prompt were allocated at admission
+            granted = max(min(num_tokens, request.num_remaining_tokens, self.tokens), 0)
             self.tokens -= granted
             return granted
-        if who.num_new_pages > self.pages or want < 1:
+        if request.num_new_pages > self.pages or num_tokens < 1:
             return 0
-        if who.num_new_pages:
-            self.pages -= who.num_new_pages
-            self.reserved_pages -= who.num_new_pages
+        if request.num_new_pages:
+            self.pages -= request.num_new_pages
+            self.reserved_pages -= request.num_new_pages
         if self.tokens:
             self.tokens -= 1
         return 1
 
-    def _admit(self, who: Waiting, want: int) -> int:
-        granted = min(want, who.num_tokens - who.num_cached_tokens, self.tokens)
+    def _grant_admission(self, request: Waiting, num_tokens: int) -> int:
+        granted = min(num_tokens, request.num_tokens - request.num_cached_tokens, self.tokens)
         if granted <= 0 or self.rows == 0:
             return 0
-        cost = self.admission_cost(who.uid)
+        cost = self.admission_cost(request.uid)
         if cost.pages + max(self.reserved_pages, 0) > self.pages:
             return 0
         self.rows -= 1
@@ -65,12 +68,15 @@ class StepBudget:
 
 
 class WaitingView(Sequence[Waiting]):
-    """The queue as a policy sees it; an entry is worked out when it is first looked at."""
+    """The waiting queue as a policy sees it. ``make(i)`` computes entry i when the entry is first read.
+
+    Entries are computed in order, because whether entry i has a ``same_prefix_req`` depends on the earlier entries.
+    """
 
     def __init__(self, size: int, make: Callable[[int], Waiting]):
         self._size = size
         self._make = make
-        self._made: list[Waiting] = []
+        self._entries: list[Waiting] = []
 
     def __len__(self) -> int:
         return self._size
@@ -86,9 +92,9 @@ class WaitingView(Sequence[Waiting]):
             index += self._size
         if not 0 <= index < self._size:
             raise IndexError(index)
-        while len(self._made) <= index:
-            self._made.append(self._make(len(self._made)))
-        return self._made[index]
+        while len(self._entries) <= index:
+            self._entries.append(self._make(len(self._entries)))
+        return self._entries[index]
 
     def __iter__(self) -> Iterator[Waiting]:
         for i in range(self._size):

@@ -1,4 +1,4 @@
-"""Builds rank 0's scheduler from a `Config`: the cache, the policy and the observers that the options name."""
+"""Builds rank 0's scheduler from a `Config`: with the cache, the policy and the observers that the options name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RankZeroEngine(Engine, Protocol):
-    """What a scheduler is built over: an engine that knows which tokens end a text."""
+    """The engine of rank 0, which also knows the model's end-of-sequence token ids."""
 
     eos_ids: frozenset[int]
 
@@ -23,8 +23,11 @@ class RankZeroEngine(Engine, Protocol):
 def build_scheduler(
     config: Config, manager: PluginManager, engine: RankZeroEngine, clock: Callable[[], float] = time.monotonic
 ) -> Scheduler:
-    """Rank 0's scheduler over ``engine``, with the cache and the policy that the config names. Its observers listen
-    until ``host.close()``."""
+    """Build rank 0's scheduler for ``engine``, with the cache and the policy that ``config`` names.
+
+    The observers of ``manager`` receive the scheduler's events until ``manager.close()`` is called. ``clock`` returns
+    seconds.
+    """
     manager.observe(config, engine.spec)
     return Scheduler(
         engine,
@@ -35,6 +38,6 @@ def build_scheduler(
         starvation_steps=config.starvation_steps,
         eos_ids=engine.eos_ids,
         seed=config.seed,
-        hook=manager.hook,
+        observers=manager.hook,
         clock=clock,
     )

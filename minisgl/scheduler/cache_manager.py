@@ -1,7 +1,53 @@
-"""Pages of requests: from the ledger and the cache into a request's table row, and back.
+"""Moves KV pages between the page allocator, the prefix cache and the page table, so that all three always agree.
 
-Knows which pages hold which tokens, and which steps were launched and read; nothing of policies. A prompt's pages are
-offered to the cache as soon as the step that writes them is launched: whoever matches them runs in a later step.
+This module knows which pages hold which tokens, and which steps were launched and read. It knows nothing of policies.
+
+The page-table row of a running request, with the owner of each page. In this example a page holds 4 tokens, the prompt
+has 30 tokens, and a step that computes the positions up to 18 has just been launched::
+
+    page      0     1     2     3     4     5     6     7     8     9
+           +-----------+-----------+-----+-----------------+ - - - - - -
+           |  cached   | computed  | now |    allocated    |  not yet
+           |  prefix   |           |     |  not computed   |  allocated
+           +-----------+-----------+-----+-----------------+ - - - - - -
+    token  0           8           16  ^ 20                32
+                       |               |                   |
+       num_cached_pages = 2            |            num_pages = 8: at admission, pages for the whole prompt;
+                                       |            while the request decodes, one page at a time
+                      num_computed_tokens = 19
+
+    part            owner        state
+    cached prefix   the cache    [0, num_cached_pages): locked by `Req.cache_handle`, one user more in `ref_counts`
+    computed        the request  full pages; `cache_prompt` offers them to the cache
+    now             the request  the page that is being written
+    allocated       the request  pages for the rest of the prompt
+
+The methods of `CacheManager` move pages between these parts::
+
+    admit                  free or evicted -> allocated       for the prompt without its cached prefix, which is locked
+    allocate_decode_pages  free or evicted -> allocated       one page for each decode row that needs it
+    cache_prompt           computed        -> cached prefix   the cache becomes the owner, num_cached_pages grows
+                           duplicate       -> retiring        if the cache already had a page with the same tokens, the
+                                                              page table changes to that page first (promise 4)
+    release                all parts, see below               the request ends or is retracted
+    free_retired           retiring        -> free            after the last step that may touch the pages was read;
+                                                              the request's lock on its cached prefix ends then, too
+    _allocate              cached, no lock -> free            eviction, if too few pages are free
+
+What `release` does with each part::
+
+           +-----------+-----------+-----+-----------------+
+           |  cached   | computed  | now |    allocated    |
+           +-----------+-----------+-----+-----------------+
+           | remains   | inserted  | retired               |
+           | cached    | into the  |                       |
+           |           | cache;    |                       |
+           |           | duplicates|                       |
+           |           | retired   |                       |
+           +-----------+-----------+-----------------------+
+
+The pages of a prompt are offered to the cache as soon as the step that computes them is launched. This is safe: a
+request that matches these pages runs in a later step, and steps take effect in the order of their launch.
 """
 
 from __future__ import annotations
@@ -19,15 +65,18 @@ from minisgl.scheduler.events import Events
 from minisgl.scheduler.page_allocator import PageAllocator
 from minisgl.scheduler.request_table import RequestTable
 
-_HASH_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd: its powers never vanish modulo 2^64
+_HASH_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so its powers are never 0 modulo 2^64
 _HASH_MIX = np.uint64(0xD6E8FEB86659FD93)
 
 
 class CacheManager:
-    """The ledger, the cache and the table rows of one scheduler, kept in step with each other."""
+    """The page allocator, the prefix cache and the request table of one scheduler, kept consistent with each other.
+
+    The module docstring draws which pages of a request have which owner, and which method moves them.
+    """
 
     LOOKAHEAD = 32
-    """Tokens that each running request is expected to write: admission leaves their pages alone."""
+    """Tokens that each running request is expected to write soon. Admission does not use the pages for them."""
 
     def __init__(self, spec: EngineSpec, cache: PrefixCache, events: Events):
         self.spec = spec
@@ -35,176 +84,189 @@ class CacheManager:
         self.events = events
         self.allocator = PageAllocator(spec.num_pages, spec.max_running_requests)
         self.request_table = RequestTable(spec)
-        self.last_launched_step = -1  # the last step that was launched
+        self.last_launched_step = -1
         self.last_read_step = -1
-        self.evicted_pages = 0
-        self._version = 0  # of the cache's content and locks: what `match` found before is void
-        self._pending_unlocks: deque[tuple[int, Any, I32]] = deque()
-        self._page_table_updates: list[tuple[I32, I32, I32]] = []  # slots, columns, pages
-        self._allocated: list[tuple[I32, I32]] = []
+        self.evicted_pages = 0  # since the start
+        self._version = 0  # changes with the cache's content and locks; an older match result is invalid
+        self._pending_unlocks: deque[tuple[int, Any, I32]] = deque()  # (step, handle, pages), by step
+        self._page_table_updates: list[tuple[I32, I32, I32]] = []  # (req_pool_indices, columns, pages)
+        self._allocated: list[tuple[I32, I32]] = []  # (owners, pages), for the event of the next step
 
     # ---- what fits ----------------------------------------------------------------------------------
 
     @property
     def num_available_pages(self) -> int:
-        """Pages that can be had now: free, or the cache's and used by nobody."""
+        """Number of pages that can be allocated now: free pages, and pages that the cache can evict."""
         return self.allocator.num_free + self.cache.evictable_pages
 
     @property
     def has_pending_frees(self) -> bool:
-        """Whether reading a launched step would free pages."""
+        """Whether pages become free or evictable when the result of a launched step is read."""
         return self.allocator.num_retiring > 0 or len(self._pending_unlocks) > 0
 
     def match(self, req: Req) -> MatchResult:
-        """What the cache holds of a waiting request: at most all but its last token, which is always computed."""
+        """Return the cached prefix of a waiting request, from the cache or from the last call if nothing changed.
+
+        The match never contains the request's last token: the model must compute at least one position.
+        """
         if req.prefix_match is None or req.prefix_match[0] != self._version:
             ids = req.prefix_match[2] if req.prefix_match is not None else req.tokens().astype(np.int64)
-            whole = (len(ids) - 1) // self.spec.page_size * self.spec.page_size
-            req.prefix_match = (self._version, self.cache.match(Key(None, ids[:whole])), ids)
-        found: MatchResult = req.prefix_match[1]
-        return found
+            end = (len(ids) - 1) // self.spec.page_size * self.spec.page_size
+            req.prefix_match = (self._version, self.cache.match(Key(None, ids[:end])), ids)
+        match: MatchResult = req.prefix_match[1]
+        return match
 
     def admission_cost(self, req: Req) -> AdmissionCost:
-        """Pages to seat a waiting request, and those that its next tokens will need."""
+        """Return the pages that the admission of a waiting request needs, now and for its next tokens."""
         match, size = self.match(req), self.spec.page_size
-        whole = -(-len(req) // size)
-        soon = -(-max(min(len(req) + self.LOOKAHEAD, req.max_len - 1), len(req)) // size)
-        return AdmissionCost(whole - len(match.pages) + match.unlocked, soon - whole)
+        pages_now = -(-len(req) // size)
+        pages_soon = -(-max(min(len(req) + self.LOOKAHEAD, req.max_len - 1), len(req)) // size)
+        # Unlocked pages of the match are evictable now. The admission locks them, so they count as pages it needs.
+        return AdmissionCost(pages_now - len(match.pages) + match.unlocked, pages_soon - pages_now)
 
     def next_page_hash(self, req: Req, page: int) -> int | None:
-        """A number that two requests share if and only if they begin with the same ``page + 1`` whole pages."""
+        """Return a hash of the request's first ``page + 1`` pages of tokens.
+
+        None means that the request has fewer whole pages, or that the cache reuses no pages. Two requests with the same
+        hash compute the same KV in these pages.
+        """
         if not self.cache.reuses:
             return None
         if req.page_hashes is None:
             req.page_hashes = _page_hashes(req.tokens(), self.spec.page_size)
         return req.page_hashes[page] if page < len(req.page_hashes) else None
 
-    # ---- into slots and pages ------------------------------------------------------------------------
+    # ---- free -> allocated ---------------------------------------------------------------------------
 
     def admit(self, reqs: Sequence[Req], step: int) -> None:
-        """Give each request a slot and pages for all its tokens. Every match is locked before anything is evicted."""
+        """Allocate a request-pool row and the pages of all tokens for each request that step ``step`` admits.
+
+        All cached prefixes are locked before the first page is allocated, so that no allocation evicts one of them.
+        """
         matches = []
         for req in reqs:
-            self._version += 1  # a lock may split a node: earlier handles are void
+            self._version += 1  # the lock of an earlier request may have split a node: match again
             match = self.match(req)
             self.cache.lock(match.handle)
             self.allocator.incref(match.pages)
             matches.append(match)
             self.events.prefix_matched(req, match.pages, step)
         for req, match in zip(reqs, matches, strict=True):
-            shared = len(match.pages)
-            fresh = self._allocate(-(-len(req) // self.spec.page_size) - shared, req.uid)
-            req.cache_handle, req.num_cached_pages = match.handle, shared
+            num_cached_pages = len(match.pages)
+            new_pages = self._allocate(-(-len(req) // self.spec.page_size) - num_cached_pages, req.uid)
+            req.cache_handle, req.num_cached_pages = match.handle, num_cached_pages
             req.req_pool_idx = self.allocator.allocate_req_pool_idx(req.uid)
-            pages = np.concatenate((match.pages, fresh))
-            self.request_table.admit(req, pages, shared * self.spec.page_size, step - 1)
+            pages = np.concatenate((match.pages, new_pages))
+            self.request_table.admit(req, pages, num_cached_pages * self.spec.page_size, step - 1)
             self._page_table_updates.append(
                 (np.full(len(pages), req.req_pool_idx, np.int32), np.arange(len(pages), dtype=np.int32), pages)
             )
 
-    def allocate_decode_pages(self, slots: I32) -> None:
-        """One page more for each of these decode slots."""
-        n = len(slots)
-        pages = self._allocate(n, self.request_table.uid[slots])
-        cols = self.request_table.num_pages[slots]
-        self.request_table.page_table[slots, cols] = pages
-        self.request_table.num_pages[slots] += 1
-        self._page_table_updates.append((slots, cols, pages))
+    def allocate_decode_pages(self, req_pool_indices: I32) -> None:
+        """Allocate one more page for each of these rows, whose next token starts a new page."""
+        n = len(req_pool_indices)
+        pages = self._allocate(n, self.request_table.uid[req_pool_indices])
+        columns = self.request_table.num_pages[req_pool_indices]
+        self.request_table.page_table[req_pool_indices, columns] = pages
+        self.request_table.num_pages[req_pool_indices] += 1
+        self._page_table_updates.append((req_pool_indices, columns, pages))
 
     def _allocate(self, n: int, owner: int | I32) -> I32:
+        """Allocate ``n`` pages for ``owner`` (or ``owner[i]`` each). Evict cached pages first if too few are free."""
         if n > self.allocator.num_free:
-            gone = self.cache.evict(n - self.allocator.num_free)
-            self.allocator.free_evicted(gone)
+            evicted = self.cache.evict(n - self.allocator.num_free)
+            self.allocator.free_evicted(evicted)
             self._version += 1
-            self.evicted_pages += len(gone)
-            self.events.pages_evicted(self.last_launched_step + 1, gone)
+            self.evicted_pages += len(evicted)
+            self.events.pages_evicted(self.last_launched_step + 1, evicted)
         pages = self.allocator.allocate(n, owner)
         if n:
             self._allocated.append((np.broadcast_to(np.asarray(owner, np.int32), n), pages))
         return pages
 
     def pop_page_table_updates(self) -> tuple[I32, I32, I32]:
-        """The page-table entries that changed since the last step: (slot, column, page), in order."""
-        writes, self._page_table_updates = self._page_table_updates, []
-        taken, self._allocated = self._allocated, []
-        if taken:
-            owners, pages = (np.concatenate(parts) for parts in zip(*taken, strict=True))
-            self.events.pages_allocated(self.last_launched_step + 1, owners, pages)
-        if not writes:
-            return _NONE.copy(), _NONE.copy(), _NONE.copy()
-        slots, columns, pages = (np.concatenate(parts) for parts in zip(*writes, strict=True))
-        return slots, columns, pages
+        """Return the page-table entries that changed since the last call, oldest first, and forget them.
 
-    # ---- into the cache, and out of the slot -----------------------------------------------------------
+        The arrays are (req_pool_idx, column, page), each int32 ``[updates]``.
+        """
+        updates, self._page_table_updates = self._page_table_updates, []
+        allocated, self._allocated = self._allocated, []
+        if allocated:
+            owners, pages = (np.concatenate(parts) for parts in zip(*allocated, strict=True))
+            self.events.pages_allocated(self.last_launched_step + 1, owners, pages)
+        if not updates:
+            return _NONE.copy(), _NONE.copy(), _NONE.copy()
+        req_pool_indices, columns, pages = (np.concatenate(parts) for parts in zip(*updates, strict=True))
+        return req_pool_indices, columns, pages
+
+    # ---- computed -> cached, and retired -> free -------------------------------------------------------
 
     def cache_prompt(self, req: Req) -> None:
-        """Offer the whole pages that launched steps have computed of a prompt."""
-        whole = (
-            int(
-                min(
-                    self.request_table.num_computed_tokens[req.req_pool_idx],
-                    self.request_table.num_prefill_tokens[req.req_pool_idx],
-                )
-            )
-            // self.spec.page_size
-        )
-        if self.cache.reuses and whole > req.num_cached_pages:
-            self._insert(req, req.prefix_match[2], whole)
+        """Offer the whole pages of a prompt that launched steps have computed to the cache."""
+        row = req.req_pool_idx
+        computed = int(min(self.request_table.num_computed_tokens[row], self.request_table.num_prefill_tokens[row]))
+        end_page = computed // self.spec.page_size
+        if self.cache.reuses and end_page > req.num_cached_pages:
+            self._insert(req, req.prefix_match[2], end_page)
 
-    def _insert(self, req: Req, ids: I64, whole: int) -> None:
-        start, slot = req.num_cached_pages, req.req_pool_idx
-        mine = self.request_table.page_table[slot, start:whole].copy()
-        handle, held = self.cache.insert(req.cache_handle, Key(None, ids[: whole * self.spec.page_size]), start, mine)
+    def _insert(self, req: Req, ids: I64, end_page: int) -> None:
+        """Offer the request's pages ``[num_cached_pages, end_page)`` to the cache, and retire the duplicates."""
+        start, row = req.num_cached_pages, req.req_pool_idx
+        offered = self.request_table.page_table[row, start:end_page].copy()
+        key = Key(None, ids[: end_page * self.spec.page_size])
+        handle, cached = self.cache.insert(req.cache_handle, key, start, offered)
         self._version += 1
-        if len(held) == 0:
+        if len(cached) == 0:
             return
-        mine = mine[: len(held)]
-        new = held == mine
-        self.allocator.transfer_to_cache(mine[new], req.uid)
-        self.events.pages_cached(self.last_launched_step, req, mine[new], start, held)
+        offered = offered[: len(cached)]
+        new = cached == offered  # the other offered pages are duplicates of pages that the cache already had
+        self.allocator.transfer_to_cache(offered[new], req.uid)
+        self.events.pages_cached(self.last_launched_step, req, offered[new], start, cached)
         self.cache.lock(handle)
-        self.allocator.incref(held)
+        self.allocator.incref(cached)
         self.cache.unlock(req.cache_handle)
-        req.cache_handle, req.num_cached_pages = handle, start + len(held)
+        req.cache_handle, req.num_cached_pages = handle, start + len(cached)
         if not new.all():
-            # Computed twice: point the request at the cache's pages, and only then let its own go (promise 4).
-            cols = (start + np.flatnonzero(~new)).astype(np.int32)
-            self.request_table.page_table[slot, cols] = held[~new]
-            self._page_table_updates.append((np.full(len(cols), slot, np.int32), cols, held[~new]))
-            self._retire(req.uid, mine[~new])
+            # First change the page table to the cache's pages, and only then retire the duplicates (promise 4).
+            columns = (start + np.flatnonzero(~new)).astype(np.int32)
+            self.request_table.page_table[row, columns] = cached[~new]
+            self._page_table_updates.append((np.full(len(columns), row, np.int32), columns, cached[~new]))
+            self._retire(req.uid, offered[~new])
 
     def release(self, req: Req) -> None:
-        """Take a request's slot and pages away. What it computed goes to the cache; what a launched step may still
-        touch is free once that step was read, and stays locked until then."""
+        """Retire the request-pool row and the pages of a request that has ended or is retracted.
+
+        Pages that hold computed tokens go to the cache. The row and the other pages become free, and the cached prefix
+        becomes unlocked, once the result of the last launched step has been read.
+        """
+        # num_computed_tokens may be ahead of the tokens that the scheduler knows: a launched step computes a token's KV
+        # before the scheduler has read that token.
         known = int(min(self.request_table.num_computed_tokens[req.req_pool_idx], len(req)))
-        whole = known // self.spec.page_size
-        if self.cache.reuses and whole > req.num_cached_pages:
-            self._insert(req, req.tokens().astype(np.int64), whole)
-        row = self.request_table.pages_of(req)
+        end_page = known // self.spec.page_size
+        if self.cache.reuses and end_page > req.num_cached_pages:
+            self._insert(req, req.tokens().astype(np.int64), end_page)
+        pages = self.request_table.pages_of(req)
+        # Drop updates of this row that no step has carried yet: they may name pages that are retired below.
         self._page_table_updates = [
-            (s[k], c[k], p[k]) for s, c, p in self._page_table_updates if (k := s != req.req_pool_idx).any()
+            (rows[keep], columns[keep], updated[keep])
+            for rows, columns, updated in self._page_table_updates
+            if (keep := rows != req.req_pool_idx).any()
         ]
-        self._pending_unlocks.append((self.last_launched_step, req.cache_handle, row[: req.num_cached_pages]))
-        self._retire(req.uid, row[req.num_cached_pages :], np.array([req.req_pool_idx], np.int32))
+        self._pending_unlocks.append((self.last_launched_step, req.cache_handle, pages[: req.num_cached_pages]))
+        self._retire(req.uid, pages[req.num_cached_pages :], np.array([req.req_pool_idx], np.int32))
         self.request_table.remove(req)
-        (
-            req.req_pool_idx,
-            req.admission_order,
-            req.num_cached_pages,
-            req.cache_handle,
-            req.prefix_match,
-            req.page_hashes,
-        ) = -1, -1, 0, None, None, None
+        req.req_pool_idx = req.admission_order = -1
+        req.num_cached_pages = 0
+        req.cache_handle = req.prefix_match = req.page_hashes = None
         self.free_retired(self.last_read_step)
 
-    def _retire(self, uid: int, pages: I32, slots: I32 | None = None) -> None:
-        self.events.pages_freed(
-            self.last_launched_step, uid, pages
-        )  # told first: an observer hears what the ledger may refuse
-        self.allocator.retire(pages, uid, self.last_launched_step, slots)
+    def _retire(self, uid: int, pages: I32, req_pool_indices: I32 | None = None) -> None:
+        # The event comes first, so that an observer sees the pages even if the allocator raises an error.
+        self.events.pages_freed(self.last_launched_step, uid, pages)
+        self.allocator.retire(pages, uid, self.last_launched_step, req_pool_indices)
 
     def free_retired(self, step: int) -> None:
-        """The result of ``step`` was read: what waited for it is free."""
+        """Free the pages and unlock the prefixes that waited for the result of ``step``, which has now been read."""
         self.last_read_step = step
         self.allocator.free_retired(step)
         while self._pending_unlocks and self._pending_unlocks[0][0] <= step:
@@ -215,16 +277,16 @@ class CacheManager:
 
 
 def _page_hashes(tokens: I32, page_size: int) -> list[int]:
-    """Polynomial hashes modulo 2^64 of the prefixes of 1, 2, … whole pages."""
-    whole = len(tokens) // page_size * page_size
-    if whole == 0:
+    """Return the hashes of the first page of ``tokens``, the first two pages, …: polynomials modulo 2^64."""
+    end = len(tokens) // page_size * page_size
+    if end == 0:
         return []
-    mixed = (tokens[:whole].astype(np.uint64) + np.uint64(1)) * _HASH_MIX
+    mixed = (tokens[:end].astype(np.uint64) + np.uint64(1)) * _HASH_MIX
     mixed ^= mixed >> np.uint64(29)
-    powers = np.cumprod(np.full(whole, _HASH_BASE, np.uint64))
+    powers = np.cumprod(np.full(end, _HASH_BASE, np.uint64))
     sums = np.cumsum(mixed * powers)
-    out: list[int] = sums[page_size - 1 :: page_size].tolist()
-    return out
+    hashes: list[int] = sums[page_size - 1 :: page_size].tolist()
+    return hashes
 
 
 _NONE = np.empty(0, np.int32)

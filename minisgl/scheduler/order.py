@@ -1,4 +1,4 @@
-"""In which order a policy looks at the waiting requests. Shared by the policies; pure."""
+"""The order in which a policy considers the waiting requests. Pure functions, shared by the built-in policies."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from minisgl.scheduler.base import Waiting
 
 ORDERS = ("fcfs", "lpm")
 LPM_WINDOW = 128
-"""Longest prefix match looks at so many requests: matching all, each step, would cost more than it gains."""
+"""``lpm`` sorts this many requests at the head of the queue.
+
+A match of every waiting request in every step would cost more than the better order gains.
+"""
 
 
 def order_waiting(waiting: Sequence[Waiting], order: str) -> Iterator[Waiting]:
-    """The waiting requests in ``order``: ``fcfs`` as they came, ``lpm`` the longest cached prefix first (SGLang's
-    order, arXiv:2312.07104). One whose twin is about to compute the same prefix is left for a later step."""
+    """Return the waiting requests in ``order``, without requests that should wait for another request's prefix.
+
+    ``fcfs`` is the order of arrival. ``lpm`` (longest prefix match, arXiv:2312.07104) puts the request with the most
+    cached tokens first. A request with a ``same_prefix_req`` is left out: in a later step, the cache holds the prefix
+    that the other request is about to compute.
+    """
     if order == "lpm":
         candidates = sorted(islice(waiting, LPM_WINDOW), key=lambda w: -w.num_cached_tokens)
         return (w for w in candidates if w.same_prefix_req is None)
@@ -22,7 +29,7 @@ def order_waiting(waiting: Sequence[Waiting], order: str) -> Iterator[Waiting]:
 
 
 def check_order(order: str) -> str:
-    """``order`` if there is such an order; raises ValueError with the ones there are."""
+    """Return ``order``. Raise ValueError, which lists the valid orders, if ``order`` is not a valid one."""
     if order not in ORDERS:
-        raise ValueError(f"order={order!r}: there are {' and '.join(ORDERS)}")
+        raise ValueError(f"order={order!r}: order must be {' or '.join(ORDERS)}")
     return order

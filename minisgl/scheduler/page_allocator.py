@@ -1,7 +1,15 @@
-"""The only owner of free pages and slots (promise 3). It knows numbers and owners, neither KV memory nor requests.
+"""The allocator of KV pages and request-pool rows, which records the owner of each (promise 3).
 
-A page is free, owned by one request, owned by the cache (with a count of users), or retiring: given back, but a step
-that was launched before may still touch it. It is free once the last step launched before it was given back was read.
+A page is in one of four states:
+
+- free;
+- owned by one request;
+- owned by the prefix cache, with a count of the running requests that use the page;
+- retiring: its owner has returned the page, but a step that was launched before may still read or write it. The page
+  becomes free once the result of the last such step has been read.
+
+A row of the request pool is free, owned by one request, or retiring. The allocator knows numbers and owners only,
+neither KV memory nor requests.
 """
 
 from __future__ import annotations
@@ -16,11 +24,14 @@ FREE, RETIRING, CACHE = -1, -2, -3
 
 
 class PageOwnershipError(AssertionError):
-    """Someone took, gave or used a page or slot that was not theirs. Never a user's fault."""
+    """A call contradicts the recorded owner of a page or request-pool row: a bug in minisgl, never a user's mistake."""
 
 
 class _OwnerTable:
-    """Owners of one kind of thing, numbered from 0, with a stack of free ones."""
+    """The owners of ``count`` numbered resources (pages or request-pool rows), with a stack of the free ones.
+
+    ``owner[i]`` is a request's uid, or FREE, RETIRING or CACHE. ``kind`` is the resource's name in error messages.
+    """
 
     def __init__(self, kind: str, count: int):
         self.kind = kind
@@ -32,148 +43,176 @@ class _OwnerTable:
 
     def allocate(self, n: int, owner: int | I32) -> I32:
         if n > self.num_free:
-            raise PageOwnershipError(f"{n} {self.kind}s wanted, {self.num_free} free of {self.size}")
+            raise PageOwnershipError(f"{n} {self.kind}s requested, {self.num_free} free of {self.size}")
         self.num_free -= n
-        taken: I32 = self._stack[self.num_free : self.num_free + n][::-1].copy()
-        self.owner[taken] = owner
-        return taken
+        ids: I32 = self._stack[self.num_free : self.num_free + n][::-1].copy()
+        self.owner[ids] = owner
+        return ids
 
-    def check_owner(self, things: I32, owner: int | I32, verb: str) -> None:
-        wrong = np.flatnonzero(self.owner[things] != owner)
+    def check_owner(self, ids: I32, owner: int | I32, action: str) -> None:
+        """Raise `PageOwnershipError` unless ``owner`` (or ``owner[i]`` each) owns all ``ids``."""
+        wrong = np.flatnonzero(self.owner[ids] != owner)
         if len(wrong):
             i = int(wrong[0])
-            who = int(owner) if np.ndim(owner) == 0 else int(np.asarray(owner)[i])
+            expected = int(owner) if np.ndim(owner) == 0 else int(np.asarray(owner)[i])
             raise PageOwnershipError(
-                f"{verb} {self.kind} {int(things[i])} of {_name(who)}, but it is {_state(int(self.owner[things[i]]))}"
+                f"cannot {action} {self.kind} {int(ids[i])} of {_name(expected)}: "
+                f"the {self.kind} {_state(int(self.owner[ids[i]]))}"
             )
 
-    def retire(self, things: I32, owner: int) -> None:
-        self.check_owner(things, owner, "give back")
-        self.owner[things] = RETIRING
-        self.num_retiring += len(things)
-        if len(things) > 1 and len(np.unique(things)) < len(things):
-            raise PageOwnershipError(f"{self.kind}s given back twice in one call by {_name(owner)}: {things.tolist()}")
+    def retire(self, ids: I32, owner: int) -> None:
+        self.check_owner(ids, owner, "retire")
+        self.owner[ids] = RETIRING
+        self.num_retiring += len(ids)
+        if len(ids) > 1 and len(np.unique(ids)) < len(ids):
+            raise PageOwnershipError(f"{_name(owner)} retires {self.kind}s twice in one call: {ids.tolist()}")
 
-    def free_retired(self, things: I32) -> None:
-        self.check_owner(things, RETIRING, "free")
-        self.num_retiring -= len(things)
-        self.free_now(things)
+    def free_retired(self, ids: I32) -> None:
+        self.check_owner(ids, RETIRING, "free")
+        self.num_retiring -= len(ids)
+        self.free_now(ids)
 
-    def free_now(self, things: I32) -> None:
-        self.owner[things] = FREE
-        self._stack[self.num_free : self.num_free + len(things)] = things
-        self.num_free += len(things)
+    def free_now(self, ids: I32) -> None:
+        self.owner[ids] = FREE
+        self._stack[self.num_free : self.num_free + len(ids)] = ids
+        self.num_free += len(ids)
 
     def check(self) -> None:
         stack = self._stack[: self.num_free]
         free = np.flatnonzero(self.owner == FREE)
         if len(free) != self.num_free or not np.array_equal(np.sort(stack), free):
             raise PageOwnershipError(
-                f"the free {self.kind}s and their owners disagree: {self.num_free} on the stack, {len(free)} free"
+                f"the stack of free {self.kind}s has {self.num_free} entries, which are not the {len(free)} "
+                f"{self.kind}s without an owner"
             )
         if int((self.owner == RETIRING).sum()) != self.num_retiring:
-            raise PageOwnershipError(f"{self.num_retiring} {self.kind}s should be retiring")
+            raise PageOwnershipError(
+                f"{int((self.owner == RETIRING).sum())} {self.kind}s are retiring, {self.num_retiring} were counted"
+            )
 
 
 class PageAllocator:
-    """Who owns which page and which slot. Every change of owner goes through it, and is checked."""
+    """The owner of every page and request-pool row. Every change of owner is a method call, which is checked.
 
-    def __init__(self, num_pages: int, num_slots: int):
+    ``ref_counts[page]`` is the number of running requests that use a page of the cache, int32 ``[num_pages]``.
+    """
+
+    def __init__(self, num_pages: int, max_running_requests: int):
         self.pages = _OwnerTable("page", num_pages)
-        self.req_pool = _OwnerTable("slot", num_slots)
+        self.req_pool = _OwnerTable("request-pool row", max_running_requests)
         self.ref_counts: I32 = np.zeros(num_pages, np.int32)
-        self._retired: deque[tuple[int, I32, I32]] = deque()
+        self._retired: deque[tuple[int, I32, I32]] = deque()  # (step, pages, request-pool rows), by step
         self._last_read_step = -1
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody owns and no unread step touches."""
+        """Number of free pages: pages without an owner that no unread step touches."""
         return self.pages.num_free
 
     @property
     def num_retiring(self) -> int:
-        """Pages given back that an unread step may touch."""
+        """Number of retiring pages: returned by their owner, but a step whose result is unread may touch them."""
         return self.pages.num_retiring
 
     def allocate(self, n: int, owner: int | I32) -> I32:
-        """``n`` free pages for one owner, or for ``owner[i]`` each. Raises `PageOwnershipError` if fewer are free."""
+        """Allocate ``n`` pages for request ``owner``, or page i for request ``owner[i]``. Return their numbers, int32.
+
+        Raise `PageOwnershipError` if fewer than ``n`` pages are free.
+        """
         return self.pages.allocate(n, owner)
 
     def allocate_req_pool_idx(self, owner: int) -> int:
-        """A free slot."""
+        """Allocate a row of the request pool for request ``owner``. Return its number.
+
+        Raise `PageOwnershipError` if no row is free.
+        """
         return int(self.req_pool.allocate(1, owner)[0])
 
-    def retire(self, pages: I32, owner: int, after: int, slots: I32 | None = None) -> None:
-        """``owner`` gives back pages (and slots): free once the result of step ``after`` was read."""
+    def retire(self, pages: I32, owner: int, after: int, req_pool_indices: I32 | None = None) -> None:
+        """Return pages, and optionally request-pool rows, of request ``owner``.
+
+        They become free once the result of step ``after`` has been read. Launched steps up to ``after`` may still touch
+        them.
+        """
         self.pages.retire(pages, owner)
-        none = np.empty(0, np.int32)
-        if slots is not None:
-            self.req_pool.retire(slots, owner)
-        self._retired.append((after, pages, none if slots is None else slots))
+        rows = np.empty(0, np.int32) if req_pool_indices is None else req_pool_indices
+        if len(rows):
+            self.req_pool.retire(rows, owner)
+        self._retired.append((after, pages, rows))
         self.free_retired(self._last_read_step)
 
     def free_retired(self, step: int) -> None:
-        """The result of ``step`` was read: what waited for it is free."""
+        """Free the retiring pages and rows that waited for the result of ``step``, which has now been read."""
         self._last_read_step = step
         while self._retired and self._retired[0][0] <= step:
-            _, pages, slots = self._retired.popleft()
+            _, pages, rows = self._retired.popleft()
             self.pages.free_retired(pages)
-            self.req_pool.free_retired(slots)
+            self.req_pool.free_retired(rows)
 
     def transfer_to_cache(self, pages: I32, owner: int) -> None:
-        """The cache takes over pages that were ``owner``'s."""
-        self.pages.check_owner(pages, owner, "adopt")
+        """Make the prefix cache the owner of pages that request ``owner`` owned. Their user count starts at 0."""
+        self.pages.check_owner(pages, owner, "transfer to the cache")
         self.pages.owner[pages] = CACHE
 
     def incref(self, pages: I32) -> None:
-        """One more request uses these pages of the cache."""
-        self.pages.check_owner(pages, CACHE, "use")
+        """Count one more running request that uses these pages of the cache."""
+        self.pages.check_owner(pages, CACHE, "add a user to")
         self.ref_counts[pages] += 1
 
     def decref(self, pages: I32) -> None:
-        """One request fewer uses these pages of the cache."""
-        self.pages.check_owner(pages, CACHE, "leave")
+        """Count one running request fewer that uses these pages of the cache."""
+        self.pages.check_owner(pages, CACHE, "remove a user from")
         if len(pages) and int(self.ref_counts[pages].min()) < 1:
             raise PageOwnershipError(
-                f"pages left by one who did not use them: {pages[self.ref_counts[pages] < 1].tolist()}"
+                f"cannot remove a user from pages {pages[self.ref_counts[pages] < 1].tolist()}: they have no users"
             )
         self.ref_counts[pages] -= 1
 
     def free_evicted(self, pages: I32) -> None:
-        """The cache gave up pages. Nobody may use them, so they are free at once."""
+        """Free pages that the cache evicted, at once: they have no users, so no launched step touches them."""
         self.pages.check_owner(pages, CACHE, "evict")
         if len(pages) and int(self.ref_counts[pages].max()) > 0:
-            raise PageOwnershipError(f"evicted while in use: pages {pages[self.ref_counts[pages] > 0].tolist()}")
+            used = pages[self.ref_counts[pages] > 0].tolist()
+            raise PageOwnershipError(f"cannot evict pages {used}: they are in use")
         self.pages.free_now(pages)
 
-    def check(self, held: int | None = None) -> None:
-        """Raise `PageOwnershipError` where the books are not in order; ``held``: pages that the cache says it owns."""
+    def check(self, total_cached: int | None = None) -> None:
+        """Raise `PageOwnershipError` if the records are inconsistent.
+
+        ``total_cached`` is the number of pages that the cache says it owns; None leaves it unchecked.
+        """
         self.pages.check()
         self.req_pool.check()
         cached = self.pages.owner == CACHE
-        if held is not None and int(cached.sum()) != held:
-            raise PageOwnershipError(f"the cache says it holds {held} pages; the ledger has {int(cached.sum())}")
+        if total_cached is not None and int(cached.sum()) != total_cached:
+            raise PageOwnershipError(
+                f"the cache says it owns {total_cached} pages; the page allocator has recorded {int(cached.sum())}"
+            )
         if (self.ref_counts[~cached] != 0).any() or (self.ref_counts < 0).any():
             raise PageOwnershipError("a page that the cache does not own has users")
 
-    def check_idle(self, held: int) -> None:
-        """Promise 9: free + cached + retiring = all, and nobody uses anything."""
-        pages, slots = self.pages, self.req_pool
-        if pages.num_free + held + pages.num_retiring != pages.size:
-            lost = np.unique(pages.owner[pages.owner >= 0]).tolist()
+    def check_idle(self, total_cached: int) -> None:
+        """Raise `PageOwnershipError` unless free + cached + retiring pages are all pages, without users (promise 9)."""
+        pages, req_pool = self.pages, self.req_pool
+        if pages.num_free + total_cached + pages.num_retiring != pages.size:
+            owners = np.unique(pages.owner[pages.owner >= 0]).tolist()
             raise PageOwnershipError(
-                f"pages are lost: {pages.num_free} free + {held} cached + {pages.num_retiring} retiring is not "
-                f"{pages.size}; still owned by requests {lost}"
+                f"pages are lost: {pages.num_free} free + {total_cached} cached + {pages.num_retiring} retiring is not "
+                f"{pages.size}; requests {owners} still own pages"
             )
         if self.ref_counts.any():
             raise PageOwnershipError(f"idle, but pages {np.flatnonzero(self.ref_counts).tolist()} have users")
-        if slots.num_free + slots.num_retiring != slots.size:
-            raise PageOwnershipError(f"idle, but slots {np.flatnonzero(slots.owner >= 0).tolist()} are taken")
+        if req_pool.num_free + req_pool.num_retiring != req_pool.size:
+            raise PageOwnershipError(
+                f"idle, but requests own the request-pool rows {np.flatnonzero(req_pool.owner >= 0).tolist()}"
+            )
 
 
 def _name(owner: int) -> str:
-    return {FREE: "nobody", RETIRING: "the retiring", CACHE: "the cache"}.get(owner, f"request {owner}")
+    return {FREE: "the free ones", RETIRING: "the retiring ones", CACHE: "the cache"}.get(owner, f"request {owner}")
 
 
 def _state(owner: int) -> str:
-    return {FREE: "free", RETIRING: "retiring", CACHE: "the cache's"}.get(owner, f"request {owner}'s")
+    return {FREE: "is free", RETIRING: "is retiring", CACHE: "belongs to the cache"}.get(
+        owner, f"belongs to request {owner}"
+    )

@@ -1,8 +1,7 @@
-"""From requests to the rows of the next step: what a policy is shown, what it may not do, and what it must not forget.
+"""Chooses the rows of the next step: calls the policy, checks its plan, and adds requests that the policy starves.
 
-Knows who waits and who runs, and asks `CacheManager` what they cost. It decides and retracts; it seats nobody and
-builds no
-step.
+The planner reads the waiting and running requests and asks `CacheManager` how many pages they need. It may retract a
+request. It admits no request and builds no step: `Scheduler` does.
 """
 
 from __future__ import annotations
@@ -20,86 +19,92 @@ from minisgl.scheduler.cache_manager import CacheManager
 
 
 class PolicyError(RuntimeError):
-    """A policy answered with a plan that can't be carried out. Says what was wrong with it."""
+    """A policy returned a plan that the scheduler cannot execute. The message says what is wrong with the plan."""
 
 
 def req_pool_indices_of(reqs: Sequence[Req]) -> I32:
-    """Each request's slot, -1 for one that waits."""
+    """Return the request-pool index of each request, -1 for a waiting request: int32 ``[requests]``."""
     return np.array([req.req_pool_idx for req in reqs], np.int32)
 
 
 class Requests(Protocol):
-    """Who is open, as the scheduler keeps it."""
+    """The part of `Scheduler` that the planner uses: its open requests."""
 
-    requests: dict[int, Req]
-    waiting: list[Req]  # by arrival
+    requests: dict[int, Req]  # open requests (waiting and running) by uid
+    waiting: list[Req]  # in order of arrival
     next_step_id: int
 
     def retract(self, req: Req) -> None:
-        """Take a running request's slot and pages and put it back into the queue."""
+        """Retire the pages of a running request and return it to the waiting queue."""
 
 
 class Planner:
-    """Asks the policy, and sees to promises 5 and 6 whatever it answers."""
+    """Calls the policy, and keeps promises 5 (no over-commitment) and 6 (no starvation) whatever its plans contain."""
 
     def __init__(
         self,
         requests: Requests,
         policy: SchedulerPolicy,
-        memory: CacheManager,
+        cache_manager: CacheManager,
         max_prefill_tokens: int,
         starvation_steps: int,
     ):
-        self.requests, self.policy, self.cache_manager, self.request_table = (
-            requests,
-            policy,
-            memory,
-            memory.request_table,
-        )
+        self.requests, self.policy = requests, policy
+        self.cache_manager, self.request_table = cache_manager, cache_manager.request_table
         self.max_prefill_tokens, self.starvation_steps = max_prefill_tokens, starvation_steps
 
     def next_rows(self, views: list[Running], in_flight: bool) -> Sequence[tuple[int, int]]:
-        """The rows of the next step: those that were left out for too long, then the policy's."""
+        """Return the rows of the next step, (uid, tokens) each: first those of starved requests, then the policy's.
+
+        ``views`` are the running requests, ``in_flight`` says whether a launched step is unread. The result is empty
+        only if a step is in flight, or if no request can compute anything.
+        """
         if self._retract_for_starved():
             views = self.request_table.running_views(self.requests.next_step_id)
         budget = self._budget(CacheManager.LOOKAHEAD if self.requests.waiting else 0)
         forced = self._starved_rows(views, budget)
         if forced:
-            taken = {uid for uid, _ in forced}
-            views = [v for v in views if v.uid not in taken]
-            queue = [req for req in self.requests.waiting if req.uid not in taken]
+            planned = {uid for uid, _ in forced}
+            views = [v for v in views if v.uid not in planned]
+            waiting = [req for req in self.requests.waiting if req.uid not in planned]
         else:
-            queue = self.requests.waiting
-        plan = self.policy.plan(WaitingView(len(queue), self._waiting_view_factory(queue, views)), views, budget)
+            waiting = self.requests.waiting
+        plan = self.policy.plan(WaitingView(len(waiting), self._waiting_view_factory(waiting, views)), views, budget)
         if not isinstance(plan, Plan):
             raise PolicyError(f"plan() returned a {type(plan).__name__}; it must return a Plan(rows, retract)")
         rows = [*forced, *plan.rows] if forced else plan.rows
         if plan.retract:
             rows = self._apply_retractions(plan.retract, rows)
         if not rows and not in_flight:
-            # Nothing is in flight, so waiting would change nothing: the oldest goes on.
+            # No result is due that could free pages, so another turn would be the same: compute the oldest request.
             rows = self._oldest_row()
         return rows
 
-    def _budget(self, ahead: int) -> StepBudget:
-        """All that a step may take; ``ahead`` tokens of each running request are kept from those that wait."""
+    def _budget(self, num_reserved_tokens: int) -> StepBudget:
+        """Return the budget of a whole step.
+
+        The pages for the next ``num_reserved_tokens`` tokens of each running request are not granted to waiting ones.
+        """
         return StepBudget(
             tokens=self.max_prefill_tokens,
             rows=self.cache_manager.allocator.req_pool.num_free,
             pages=self.cache_manager.num_available_pages,
-            reserve=self.request_table.page_growth(ahead) if ahead else 0,
-            cost=self._cost,
+            reserved_pages=self.request_table.page_growth(num_reserved_tokens) if num_reserved_tokens else 0,
+            admission_cost=self._admission_cost,
         )
 
     def _apply_retractions(self, retract: Sequence[int], rows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Retract what the policy wants to, and return what still fits of its rows: what is retracted goes into the
-        cache, so another's prompt may have less left to compute, and pages that could be evicted may be in use."""
+        """Retract the requests that the plan names, and return the rows of the plan that still fit.
+
+        The pages of a retracted request go to the cache. So another request's prompt may have fewer tokens left to
+        compute, and pages that were evictable may now be locked.
+        """
         for uid in retract:
             req = self.requests.requests.get(uid)
             if req is None or req.req_pool_idx < 0:
-                raise PolicyError(f"the plan retracts request {uid}, which does not run")
+                raise PolicyError(f"the plan retracts request {uid}, which is not running")
             if any(uid == other for other, _ in rows):
-                raise PolicyError(f"the plan retracts request {uid} and has a row for it too")
+                raise PolicyError(f"the plan retracts request {uid} and also has a row for it")
             self.requests.retract(req)
         budget = self._budget(0)
         views: dict[int, Running | Waiting] = {
@@ -109,34 +114,45 @@ class Planner:
         views |= {req.uid: self._waiting_view(req) for req in self.requests.waiting if req.uid in wanted}
         return [(uid, n) for uid, want in rows if (n := budget.grant(views[uid], want) if uid in views else want)]
 
-    def _cost(self, uid: int) -> AdmissionCost:
+    def _admission_cost(self, uid: int) -> AdmissionCost:
         return self.cache_manager.admission_cost(self.requests.requests[uid])
 
-    def _waiting_view_factory(self, queue: list[Req], views: list[Running]) -> Callable[[int], Waiting]:
-        """Makes the policy's view of ``queue[i]``; asked for in order, so that a twin is always an earlier request."""
-        memory, size, step = self.cache_manager, self.cache_manager.spec.page_size, self.requests.next_step_id
-        computing: dict[int, int] = {}
+    def _waiting_view_factory(self, waiting: list[Req], views: list[Running]) -> Callable[[int], Waiting]:
+        """Return a function that makes the policy's view of ``waiting[i]``.
 
-        def claim(req: Req, page: int) -> int | None:
-            page_hash = memory.next_page_hash(req, page)
+        The returned function must be called for i = 0, 1, 2, …, so that the ``same_prefix_req`` of a request is always
+        an earlier request.
+        """
+        cache_manager, page_size = self.cache_manager, self.cache_manager.spec.page_size
+        step = self.requests.next_step_id
+        computing: dict[int, int] = {}  # hash of a prefix in whole pages -> the first request to compute its last page
+
+        def first_to_compute(req: Req, page: int) -> int | None:
+            page_hash = cache_manager.next_page_hash(req, page)
             return None if page_hash is None else computing.setdefault(page_hash, req.uid)
 
         for view in views:
             if view.num_remaining_tokens:
                 req = self.requests.requests[view.uid]
-                claim(req, int(self.request_table.num_computed_tokens[req.req_pool_idx]) // size)
+                first_to_compute(req, int(self.request_table.num_computed_tokens[req.req_pool_idx]) // page_size)
 
         def view_of(i: int) -> Waiting:
-            req = queue[i]
-            cached = len(memory.match(req).pages)
-            first = claim(req, cached)
-            twin = None if first == req.uid else first
-            return Waiting(req.uid, req.arrival, len(req), cached * size, twin, step - req.queued_at_step)
+            req = waiting[i]
+            num_cached_pages = len(cache_manager.match(req).pages)
+            first = first_to_compute(req, num_cached_pages)
+            return Waiting(
+                uid=req.uid,
+                arrival=req.arrival,
+                num_tokens=len(req),
+                num_cached_tokens=num_cached_pages * page_size,
+                same_prefix_req=None if first == req.uid else first,
+                skipped_steps=step - req.queued_at_step,
+            )
 
         return view_of
 
     def _oldest_starved(self) -> Req | None:
-        """The oldest waiting request, if it was left out for ``starvation_steps`` steps."""
+        """Return the oldest waiting request if it had no row for ``starvation_steps`` steps, else None."""
         first = self.requests.waiting[0] if self.requests.waiting else None
         return (
             first
@@ -145,8 +161,11 @@ class Planner:
         )
 
     def _retract_for_starved(self) -> bool:
-        """Whether a running request was retracted for a late one that does not fit: the youngest of the younger ones.
-        Behind older ones it is only late, not starved."""
+        """Retract the youngest running request if the starved request does not fit and arrived before it.
+
+        Return whether a request was retracted. If all running requests arrived before the starved request, the starved
+        request keeps waiting: none of them overtook it.
+        """
         req = self._oldest_starved()
         if (
             req is None
@@ -161,7 +180,7 @@ class Planner:
         return True
 
     def _starved_rows(self, views: list[Running], budget: StepBudget) -> list[tuple[int, int]]:
-        """Promise 6: whoever was left out for ``starvation_steps`` steps takes part in this one."""
+        """Return a row for each request that had none for ``starvation_steps`` steps, if it fits (promise 6)."""
         rows = [
             (v.uid, n)
             for v in views
@@ -172,11 +191,12 @@ class Planner:
             view = self._waiting_view(req)
             if n := budget.grant(view, view.num_tokens - view.num_cached_tokens):
                 return [*rows, (req.uid, n)]
-            budget.rows = 0  # it is next: nobody else is seated before it
+            budget.rows = 0  # the starved request is the next to be admitted: the policy may admit no other request
         return rows
 
     def _oldest_row(self) -> list[tuple[int, int]]:
-        budget = self._budget(0)  # whatever the policy was granted: it did not use it
+        """Return a row for the request that was admitted first; without one, for the oldest waiting request."""
+        budget = self._budget(0)  # a new budget: the policy's plan was empty, so its grants do not count
         for view in self.request_table.running_views(self.requests.next_step_id):
             if n := budget.grant(view, view.num_remaining_tokens or 1):
                 return [(view.uid, n)]
@@ -186,41 +206,47 @@ class Planner:
         return []
 
     def _waiting_view(self, req: Req) -> Waiting:
-        """A waiting request on its own."""
+        """Return the view of a waiting request that ignores all other requests."""
         return self._waiting_view_factory([req], [])(0)
 
-    def check(self, reqs: list[Req], at: I32, counts: I32) -> None:
-        """Raise `PolicyError` unless the rows fit: the scheduler's own count, whatever the policy was granted. ``at``
-        is `req_pool_indices_of` them, ``counts`` their tokens."""
-        slots = self.request_table
-        seated = at >= 0
-        running, waiting = at[seated], np.flatnonzero(~seated).tolist()
+    def check(self, reqs: list[Req], req_pool_indices: I32, num_tokens: I32) -> None:
+        """Raise `PolicyError` unless the rows fit into one step.
+
+        ``reqs[i]`` is the request of row i, ``req_pool_indices[i]`` its request-pool index (-1: waiting), and
+        ``num_tokens[i]`` the tokens that the plan gives it. The check counts anew and ignores the budget's grants.
+        """
+        table = self.request_table
+        is_running = req_pool_indices >= 0
+        running, waiting = req_pool_indices[is_running], np.flatnonzero(~is_running).tolist()
         if len({id(reqs[i]) for i in waiting}) < len(waiting) or np.bincount(running, minlength=1).max() > 1:
             twice = {req.uid for req in reqs if sum(r is req for r in reqs) > 1}
             raise PolicyError(f"the plan names requests {sorted(twice)} more than once")
-        computed = slots.num_computed_tokens[running]
-        left = slots.num_prefill_tokens[running] - computed
-        most = np.ones(len(at), np.int64)
-        most[seated] = np.where(left > 0, left, computed < slots.max_len[running] - 1)
-        pages = len(slots.needing_page(running[left <= 0]))
+        computed = table.num_computed_tokens[running]
+        remaining = table.num_prefill_tokens[running] - computed
+        limit = np.ones(len(reqs), np.int64)  # tokens that each request can compute
+        limit[is_running] = np.where(remaining > 0, remaining, computed < table.max_len[running] - 1)
+        pages = len(table.needing_page(running[remaining <= 0]))
         for i in waiting:
-            most[i] = len(reqs[i]) - len(self.cache_manager.match(reqs[i]).pages) * self.cache_manager.spec.page_size
+            limit[i] = len(reqs[i]) - len(self.cache_manager.match(reqs[i]).pages) * self.cache_manager.spec.page_size
             pages += self.cache_manager.admission_cost(reqs[i]).pages
-        bad = np.flatnonzero((counts < 1) | (counts > most))
+        bad = np.flatnonzero((num_tokens < 1) | (num_tokens > limit))
         if len(bad):
             i = int(bad[0])
             raise PolicyError(
-                f"the plan gives request {reqs[i].uid} {int(counts[i])} tokens; it can compute "
-                + (f"1 to {most[i]}" if most[i] else "none: its last token is on the way")
+                f"the plan gives request {reqs[i].uid} {int(num_tokens[i])} tokens; the request can compute "
+                + (f"1 to {limit[i]}" if limit[i] else "none: its last token is in flight")
             )
-        prefill = np.ones(len(at), bool)
-        prefill[seated] = left > 0
-        spent, free = int(counts[prefill].sum()), self.cache_manager.allocator.req_pool.num_free
-        if spent > self.max_prefill_tokens:
-            raise PolicyError(f"the plan computes {spent} prompt tokens; a step may compute {self.max_prefill_tokens}")
-        if len(waiting) > free:
-            raise PolicyError(f"the plan seats {len(waiting)} requests; {free} slots are free")
+        is_prefill = np.ones(len(reqs), bool)
+        is_prefill[is_running] = remaining > 0
+        prefill_tokens = int(num_tokens[is_prefill].sum())
+        num_free_rows = self.cache_manager.allocator.req_pool.num_free
+        if prefill_tokens > self.max_prefill_tokens:
+            raise PolicyError(
+                f"the plan computes {prefill_tokens} prompt tokens; a step may compute {self.max_prefill_tokens}"
+            )
+        if len(waiting) > num_free_rows:
+            raise PolicyError(f"the plan admits {len(waiting)} requests; {num_free_rows} request-pool rows are free")
         if pages > self.cache_manager.num_available_pages:
             raise PolicyError(
-                f"the plan takes {pages} pages; {self.cache_manager.num_available_pages} are free or evictable"
+                f"the plan needs {pages} pages; {self.cache_manager.num_available_pages} are free or evictable"
             )

@@ -1,7 +1,7 @@
-"""The running requests as arrays, one entry a slot, so that a step's cost hardly grows with its rows.
+"""The running requests as arrays, with one entry per request-pool row, so that a step costs little more for more rows.
 
-Knows positions and pages of what runs; requests themselves are the scheduler's. ``table`` is the host's copy of the
-page table that the engine keeps on the device.
+This module knows positions and pages of the running requests. ``page_table`` is the host copy of the page table that
+the engine keeps on the device.
 """
 
 from __future__ import annotations
@@ -13,9 +13,18 @@ from minisgl.scheduler.base import Running
 
 
 class RequestTable:
-    """Per slot, int32: ``computed`` positions a launched step has computed or the cache held; ``target`` prompt tokens
-    (and output kept over a retraction); ``max_len`` tokens at the end; ``pages`` filled columns of ``table``;
-    ``last`` the last step that had a row; ``seat`` which admission holds the slot, -1 for none."""
+    """One array per attribute of a running request, each int32 ``[max_running_requests]``, indexed by req_pool_idx.
+
+    - ``uid``: the request in this row.
+    - ``num_computed_tokens``: positions that the cache held or that a launched step has computed.
+    - ``num_prefill_tokens``: tokens to prefill: the prompt, and the output kept over a retraction.
+    - ``max_len``: tokens of the request when it reaches its ``max_tokens``.
+    - ``num_pages``: filled columns of ``page_table``.
+    - ``last_step``: the last step in which the request had a row.
+    - ``admission_order``: number of the admission that occupies the row; -1 if the row is not occupied.
+
+    ``page_table`` is int32 ``[max_running_requests, pages of max_seq_len]``.
+    """
 
     def __init__(self, spec: EngineSpec):
         self.page_size = spec.page_size
@@ -30,77 +39,90 @@ class RequestTable:
             self.admission_order,
         ) = (np.full(n, -1, np.int32) for _ in range(7))
         self.page_table: I32 = np.full((n, -(-spec.max_seq_len // spec.page_size)), -1, np.int32)
-        self.reqs: list[Req] = []  # in order of admission
-        self.req_pool_indices: I32 = np.empty(0, np.int32)  # their slots
-        self._views: list[Running] = []
-        self._seen: I32 = np.empty((3, 0), np.int32)
+        self.reqs: list[Req] = []  # running requests, in order of admission
+        self.req_pool_indices: I32 = np.empty(0, np.int32)  # [len(reqs)] the row of each
+        self._views: list[Running] = []  # one per request, reused by the next step
+        self._view_fields: I32 = np.empty((3, 0), np.int32)  # the fields of _views that change
 
-    def admit(self, req: Req, pages: I32, computed: int, step: int) -> None:
-        """``req`` takes its slot: ``pages`` fill its table row, ``computed`` of its tokens are in the cache."""
-        s = req.req_pool_idx
-        self.uid[s] = req.uid
-        self.num_computed_tokens[s], self.num_prefill_tokens[s], self.max_len[s] = computed, len(req), req.max_len
-        self.num_pages[s], self.last_step[s], self.admission_order[s] = len(pages), step, req.admission_order
-        self.page_table[s, : len(pages)] = pages
+    def admit(self, req: Req, pages: I32, num_computed_tokens: int, step: int) -> None:
+        """Fill the row of an admitted request.
+
+        ``pages`` are all pages of its prompt, ``num_computed_tokens`` of its tokens are in the cache, and ``step`` is
+        stored as the last step in which the request had a row.
+        """
+        row = req.req_pool_idx
+        self.uid[row] = req.uid
+        self.num_computed_tokens[row], self.num_prefill_tokens[row] = num_computed_tokens, len(req)
+        self.max_len[row] = req.max_len
+        self.num_pages[row], self.last_step[row], self.admission_order[row] = len(pages), step, req.admission_order
+        self.page_table[row, : len(pages)] = pages
         self.reqs.append(req)
-        self._reorder()
+        self._update_req_pool_indices()
 
     def remove(self, req: Req) -> None:
-        """``req`` has lost its slot."""
+        """Clear the row of a request that was retracted or has ended."""
         self.admission_order[req.req_pool_idx] = -1
         self.reqs.remove(req)
-        self._reorder()
+        self._update_req_pool_indices()
 
     def pages_of(self, req: Req) -> I32:
-        """The pages of a seated request, a copy."""
-        row: I32 = self.page_table[req.req_pool_idx, : self.num_pages[req.req_pool_idx]].copy()
-        return row
+        """Return a copy of the page-table row of a running request: int32 ``[pages]``."""
+        pages: I32 = self.page_table[req.req_pool_idx, : self.num_pages[req.req_pool_idx]].copy()
+        return pages
 
-    def _reorder(self) -> None:
+    def _update_req_pool_indices(self) -> None:
         self.req_pool_indices = np.fromiter((r.req_pool_idx for r in self.reqs), np.int32, len(self.reqs))
         self._views = []
 
     def decoding(self) -> I32:
-        """Slots whose next step is a decode row. One whose last token is sampled, though unread, has none."""
-        s = self.req_pool_indices
-        done = self.num_computed_tokens[s]
-        out: I32 = s[(done >= self.num_prefill_tokens[s]) & (done < self.max_len[s] - 1)]
+        """Return the rows of the requests that can decode in the next step.
+
+        A request whose last token is already being sampled by an unread step is left out.
+        """
+        rows = self.req_pool_indices
+        computed = self.num_computed_tokens[rows]
+        out: I32 = rows[(computed >= self.num_prefill_tokens[rows]) & (computed < self.max_len[rows] - 1)]
         return out
 
-    def needing_page(self, slots: I32) -> I32:
-        """Those of ``slots`` whose next token begins a page."""
-        out: I32 = slots[self.num_computed_tokens[slots] >= self.num_pages[slots] * self.page_size]
+    def needing_page(self, req_pool_indices: I32) -> I32:
+        """Return the rows of ``req_pool_indices`` whose next token starts a page that is not allocated yet."""
+        rows = req_pool_indices
+        out: I32 = rows[self.num_computed_tokens[rows] >= self.num_pages[rows] * self.page_size]
         return out
 
-    def page_growth(self, ahead: int) -> int:
-        """Pages that all running requests will need for their next ``ahead`` tokens."""
-        s = self.req_pool_indices
+    def page_growth(self, num_tokens: int) -> int:
+        """Return how many new pages all running requests together need for their next ``num_tokens`` tokens each."""
+        rows = self.req_pool_indices
         end = np.minimum(
-            np.maximum(self.num_computed_tokens[s], self.num_prefill_tokens[s]) + ahead, self.max_len[s] - 1
+            np.maximum(self.num_computed_tokens[rows], self.num_prefill_tokens[rows]) + num_tokens,
+            self.max_len[rows] - 1,
         )
-        return int(np.maximum(-(-end // self.page_size) - self.num_pages[s], 0).sum())
+        return int(np.maximum(-(-end // self.page_size) - self.num_pages[rows], 0).sum())
 
     def running_views(self, next_step: int) -> list[Running]:
-        """What a policy sees of each running request that can take part in step ``next_step``."""
-        s = self.req_pool_indices
-        if not len(s):
+        """Return the policy's view of each running request that can take part in step ``next_step``."""
+        rows = self.req_pool_indices
+        if not len(rows):
             return []
-        computed = self.num_computed_tokens[s]
-        left = np.maximum(self.num_prefill_tokens[s] - computed, 0)
-        new = (left == 0) & (computed >= self.num_pages[s] * self.page_size)
-        seen = np.stack((left, new, next_step - 1 - self.last_step[s]))
-        if self._views:  # most rows look as they did: renew the others
-            stale = np.flatnonzero((seen != self._seen).any(axis=0))
+        computed = self.num_computed_tokens[rows]
+        remaining = np.maximum(self.num_prefill_tokens[rows] - computed, 0)
+        new_pages = (remaining == 0) & (computed >= self.num_pages[rows] * self.page_size)
+        view_fields = np.stack((remaining, new_pages, next_step - 1 - self.last_step[rows]))
+        if self._views:  # most views are the same as in the step before: replace only those that changed
+            stale = np.flatnonzero((view_fields != self._view_fields).any(axis=0))
         else:
-            stale, self._views = np.arange(len(s)), [_NOBODY] * len(s)
-        for i, of_prompt, pages, skipped in zip(stale.tolist(), *seen[:, stale].tolist(), strict=True):
+            stale, self._views = np.arange(len(rows)), [_PLACEHOLDER] * len(rows)
+        for i, num_remaining, num_new_pages, skipped in zip(
+            stale.tolist(), *view_fields[:, stale].tolist(), strict=True
+        ):
             req = self.reqs[i]
-            self._views[i] = Running(req.uid, of_prompt, pages, skipped, req.seated)
-        self._seen = seen
-        over = (left == 0) & (computed >= self.max_len[s] - 1)
-        if over.any():
-            return [v for v, gone in zip(self._views, over.tolist(), strict=True) if not gone]
+            self._views[i] = Running(req.uid, num_remaining, num_new_pages, skipped, req.admission_order)
+        self._view_fields = view_fields
+        # A request whose last token is already being sampled has nothing left to compute.
+        complete = (remaining == 0) & (computed >= self.max_len[rows] - 1)
+        if complete.any():
+            return [view for view, is_complete in zip(self._views, complete.tolist(), strict=True) if not is_complete]
         return self._views
 
 
-_NOBODY = Running(-1, 0, 0, 0, -1)
+_PLACEHOLDER = Running(-1, 0, 0, 0, -1)

@@ -1,1 +1,1 @@
-"""The API server, the processes behind it, and who watches them."""
+"""The HTTP server: the API server, the worker processes behind it, and the launcher that watches the workers."""

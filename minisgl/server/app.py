@@ -1,6 +1,7 @@
-"""The HTTP routes of the OpenAI API, and a few of minisgl's own. Each reads its request and asks the dispatcher.
+"""The HTTP routes: those of the OpenAI API, ``/tokenize``, ``/detokenize``, ``/health`` and ``/metrics``.
 
-Errors of all kinds (a route that does not exist, a body that is no JSON) come as OpenAI error objects.
+Each route parses its request and passes it to the dispatcher. Every error response is an OpenAI error object, also for
+an unknown route or a body that is not JSON.
 """
 
 from __future__ import annotations
@@ -15,35 +16,35 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from minisgl.message import unpack_ids
-from minisgl.server.answers import Answer
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import ApiError
-from minisgl.server.generate import HUNG_UP, Json, streamed, whole
+from minisgl.server.generate import CLIENT_CLOSED_REQUEST, Json, respond_json, respond_stream
 from minisgl.server.metrics import CountRequests, Metrics
 from minisgl.server.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeBody,
     TokenizeBody,
-    ids_prompt,
     parse,
+    tokens_prompt,
 )
+from minisgl.server.responses import ResponseBuilder
 from minisgl.utils.version import __version__
 
 MAX_BODY = 64 * 2**20
-"""Bytes that a request's body may have."""
+"""The largest size of a request's body in bytes."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the routes need of the config."""
+    """The options that the routes need: the model's name in the API, and the API key or None."""
 
     model: str
     api_key: str | None = None
 
 
 def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> FastAPI:
-    """The application; everything it knows is handed to it here."""
+    """Build the ASGI application of the API server. It has no global state: all it uses are these arguments."""
     app = FastAPI(title="minisgl", version=__version__, openapi_url=None)
     started = int(time.time())
 
@@ -65,39 +66,39 @@ def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> 
 
     @guarded.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        asked = parse(await _body(request), ChatRequest)
-        check_model(asked.model)
-        params = asked.params(asked.limit, asked.alternatives)
-        answer = Answer(
+        body = parse(await _body(request), ChatRequest)
+        check_model(body.model)
+        params = body.params(body.token_limit, body.num_logprobs)
+        builder = ResponseBuilder(
             chat=True,
             model=settings.model,
-            n=asked.n,
-            logprobs=asked.logprobs,
-            token_ids=asked.return_token_ids,
-            include_usage=asked.include_usage,
+            n=body.n,
+            logprobs=body.logprobs,
+            token_ids=body.return_token_ids,
+            include_usage=body.include_usage,
         )
-        stream = dispatcher.submit([asked.chat()], params, fill=asked.limit is None)
-        return await (streamed if asked.stream else whole)(request, dispatcher, stream, answer)
+        stream = dispatcher.submit([body.to_prompt()], params, max_tokens_from_context=body.token_limit is None)
+        return await (respond_stream if body.stream else respond_json)(request, dispatcher, stream, builder)
 
     @guarded.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        asked = parse(await _body(request), CompletionRequest)
-        check_model(asked.model)
-        params = asked.params(asked.max_tokens, asked.logprobs)
-        answer = Answer(
+        body = parse(await _body(request), CompletionRequest)
+        check_model(body.model)
+        params = body.params(body.max_tokens, body.logprobs)
+        builder = ResponseBuilder(
             chat=False,
             model=settings.model,
-            n=asked.n,
-            logprobs=asked.logprobs is not None,
-            token_ids=asked.return_token_ids,
-            include_usage=asked.include_usage,
+            n=body.n,
+            logprobs=body.logprobs is not None,
+            token_ids=body.return_token_ids,
+            include_usage=body.include_usage,
         )
-        stream = dispatcher.submit(asked.prompts(), params, fill=False)
-        return await (streamed if asked.stream else whole)(request, dispatcher, stream, answer)
+        stream = dispatcher.submit(body.to_prompts(), params, max_tokens_from_context=False)
+        return await (respond_stream if body.stream else respond_json)(request, dispatcher, stream, builder)
 
     def model_card() -> dict[str, object]:
         card = {"id": settings.model, "object": "model", "created": started, "owned_by": "minisgl"}
-        return {**card, "max_model_len": dispatcher.max_len}
+        return {**card, "max_model_len": dispatcher.max_seq_len}
 
     @guarded.get("/v1/models")
     async def models() -> Response:
@@ -110,22 +111,22 @@ def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> 
 
     @guarded.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        asked = parse(await _body(request), TokenizeBody)
-        check_model(asked.model)
-        reply = await dispatcher.count(asked.one(), asked.return_token_strs)
+        body = parse(await _body(request), TokenizeBody)
+        check_model(body.model)
+        reply = await dispatcher.tokenize(body.to_prompt(), body.return_token_strs)
         if reply.error is not None:
-            raise ApiError.ended(reply.error)
+            raise ApiError.from_finished(reply.error)
         tokens = unpack_ids(reply.ids).tolist()
-        body = {"count": len(tokens), "max_model_len": dispatcher.max_len, "tokens": tokens}
-        return Json({**body, "token_strs": reply.strings} if asked.return_token_strs else body)
+        result = {"count": len(tokens), "max_model_len": dispatcher.max_seq_len, "tokens": tokens}
+        return Json({**result, "token_strs": reply.token_strs} if body.return_token_strs else result)
 
     @guarded.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        asked = parse(await _body(request), DetokenizeBody)
-        check_model(asked.model)
-        reply = await dispatcher.untokenize(ids_prompt(asked.tokens, "tokens").ids)
+        body = parse(await _body(request), DetokenizeBody)
+        check_model(body.model)
+        reply = await dispatcher.detokenize(tokens_prompt(body.tokens, "tokens").ids)
         if reply.error is not None:
-            raise ApiError.ended(reply.error)
+            raise ApiError.from_finished(reply.error)
         return Json({"prompt": reply.text})
 
     @app.get("/health")
@@ -138,35 +139,35 @@ def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> 
         return Response(await metrics.text(dispatcher), media_type="text/plain; version=0.0.4")
 
     app.include_router(guarded)
-    _errors(app)
+    _add_error_handlers(app)
     app.add_middleware(CountRequests, counter=metrics.requests)
     return app
 
 
-def _errors(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
         return Json(error.body, status_code=error.status)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        where = f"{request.method} {request.url.path}"
-        said = {404: f"Unknown request URL: {where}.", 405: f"Not allowed to {where}."}
-        message = said.get(error.status_code, str(error.detail))
+        url = f"{request.method} {request.url.path}"
+        messages = {404: f"Unknown request URL: {url}.", 405: f"Method not allowed: {url}."}
+        message = messages.get(error.status_code, str(error.detail))
         return Json(ApiError(error.status_code, message, code="unknown_url").body, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
-    async def bug(request: Request, error: Exception) -> Response:
+    async def internal_error(request: Request, error: Exception) -> Response:
         return Json(ApiError(500, f"The server failed: {type(error).__name__}.").body, status_code=500)
 
 
 async def _body(request: Request) -> bytes:
     body = bytearray()
     try:
-        async for piece in request.stream():
-            body += piece
+        async for part in request.stream():
+            body += part
             if len(body) > MAX_BODY:
                 raise ApiError(413, f"The body is larger than {MAX_BODY >> 20} MiB.", code="request_too_large")
     except ClientDisconnect:
-        raise ApiError(HUNG_UP, "The client hung up.") from None
+        raise ApiError(CLIENT_CLOSED_REQUEST, "The client disconnected.") from None
     return bytes(body)

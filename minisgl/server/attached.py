@@ -1,6 +1,7 @@
-"""``python -m minisgl.server.attached``: a server that belongs to the program which started it.
+"""``python -m minisgl.server.attached``: a server that exits together with the program that started it.
 
-It takes the same options as ``python -m minisgl``, and ends when its standard input does: however its owner ends.
+The server takes the same options as ``python -m minisgl``. It exits when its standard input is closed, which the
+operating system does however the program that started the server ends.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from minisgl.server.cli import main
 
 @contextlib.contextmanager
 def attached_server(words: Sequence[str]) -> Iterator[str]:
-    """Start a server with these options on a free port; yields its URL. Raises SystemExit with its exit status where
-    it does not come up (it has said why on standard error)."""
+    """Start a server with the options ``words`` on a free port, yield its URL, and end the server at the exit.
+
+    Raise SystemExit with the server's exit status if the server can't start. The server has then printed the reason on
+    standard error.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "minisgl.server.attached", "server.port=0", *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        process_group=0,  # the keyboard's interrupt is for its owner
+        process_group=0,  # Ctrl-C in the terminal must reach the starting program only
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -45,7 +49,8 @@ def attached_server(words: Sequence[str]) -> Iterator[str]:
 
 
 def _end_with_input() -> None:
-    while os.read(0, 4096):  # not through sys.stdin, whose lock a thread must not hold when the program ends
+    """Wait until standard input is closed, then interrupt this process."""
+    while os.read(0, 4096):  # not sys.stdin.read: the program must not exit while a thread holds sys.stdin's lock
         pass
     os.kill(os.getpid(), signal.SIGINT)
 

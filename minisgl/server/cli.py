@@ -10,26 +10,31 @@ from collections.abc import Sequence
 from types import FrameType
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _exit_at_once(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve with the options of the command line until told to end; the exit status."""
-    # Torch's threads on a CPU spin while they wait for each other. Where another program had one of two cores, that
-    # left 7 tokens a second of 170; to wait passively costs nothing that could be measured. Children inherit it.
+    """Run the server with the options of the command line until it ends. Return the exit status of the program.
+
+    ``argv`` are the command line's arguments without the program's name, by default those of ``sys.argv``.
+    """
+    # On a CPU, torch's OpenMP threads spin while they wait for each other. If another program uses one of two cores,
+    # the spinning slows the server from 170 to 7 tokens per second. Passive waiting has no measurable cost. The worker
+    # processes inherit this environment variable.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if threading.current_thread() is threading.main_thread():
-        # Until the launcher takes over there is nothing to end, and an exception could be lost inside an import.
-        signal.signal(signal.SIGINT, _leave)
+        # Before the launcher installs its own handler there is no worker to stop, so exit at once. The default
+        # handler's KeyboardInterrupt could be caught inside an import.
+        signal.signal(signal.SIGINT, _exit_at_once)
     try:
-        # Imported here, so that a child process that imports the main module again gets nothing with it.
+        # Imported here: each spawned worker process imports the main module again, and does not need these modules.
         from minisgl.options.compose import plain_errors, run_cli
 
-        config, host = run_cli(sys.argv[1:] if argv is None else argv)
+        config, manager = run_cli(sys.argv[1:] if argv is None else argv)
         with plain_errors():
             from minisgl.server.serve import serve
 
-            return serve(config, host)
-    except KeyboardInterrupt:  # before there is anything to end
+            return serve(config, manager)
+    except KeyboardInterrupt:  # no worker has been started yet
         return 130

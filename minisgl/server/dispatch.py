@@ -1,7 +1,8 @@
-"""The API server's link to the processes behind it: requests out, replies in, each reply to the one who waits for it.
+"""The dispatcher: the API server's connection to the worker processes.
 
-It alone knows which requests are open, so it is here that each of them gets exactly one final reply, whatever happened
-(promise 1). Lives in the event loop's thread. Knows nothing of HTTP but the status of an error.
+The dispatcher sends requests to the tokenizers, and passes each reply to the HTTP handler that waits for it. It knows
+which requests are open, and makes sure that each of them gets exactly one final reply (promise 1). It runs in the event
+loop's thread. Of HTTP it knows only the status of an error.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from minisgl.message import (
     Abort,
     Accepted,
     Addresses,
-    Count,
     Delta,
+    DetokenizeReply,
     DetokenizeRequest,
     GetStats,
     Limits,
@@ -32,41 +33,47 @@ from minisgl.message import (
     Stats,
     Stop,
     Submit,
-    TextReply,
-    TokensReply,
+    TokenizeReply,
+    TokenizeRequest,
 )
 from minisgl.server.errors import ApiError
 
 R = TypeVar("R", bound=Message)
 State = Literal["starting", "ready", "draining", "dead"]
 _BATCH = 64
-"""Messages taken in before the event loop gets a turn."""
+"""The largest number of messages that are received before other tasks of the event loop run."""
 
 
 class Stream:
-    """What the requests of one HTTP request gain. ``index`` of an event is the request's place among them."""
+    """The replies to the requests of one HTTP request.
 
-    def __init__(self, uids: Sequence[int], worker: int):
-        self.uids, self.worker = uids, worker
-        self._open = len(uids)  # requests without their final reply
+    An HTTP request has one request for each choice of each prompt: ``uids``. An event is ``(index, delta)``, where
+    ``index`` is the request's position in ``uids``. ``tokenizer`` is the index of the tokenizer that got the requests.
+    """
+
+    def __init__(self, uids: Sequence[int], tokenizer: int):
+        self.uids, self.tokenizer = uids, tokenizer
+        self._open = len(uids)  # the number of requests without their final reply
         self._events: list[tuple[int, Delta]] = []
         self._accepted = 0
         self._wake = asyncio.Event()
 
     def put(self, index: int, delta: Delta) -> None:
+        """Add an event. The dispatcher calls this."""
         if delta.finish is not None:
             self._open -= 1
         self._events.append((index, delta))
         self._wake.set()
 
     def accept(self) -> None:
+        """Count one more request that the scheduler accepted. The dispatcher calls this."""
         self._accepted += 1
         self._wake.set()
 
-    async def accepted(self) -> None:
-        """Wait until every request has passed the checks, or one has not, or there is news anyway."""
+    async def wait_until_accepted(self) -> None:
+        """Wait until the scheduler has accepted every request, or an event has arrived, such as a refusal."""
         while self._accepted < len(self.uids) and not self._events:
-            await self._next()
+            await self._wait()
 
     @property
     def done(self) -> bool:
@@ -74,23 +81,27 @@ class Stream:
         return self._open == 0 and not self._events
 
     def peek(self) -> list[Delta]:
-        """The news so far, which `get` returns too."""
+        """Return the deltas that have arrived and were not returned by `get`. The next `get` returns them too."""
         return [delta for _, delta in self._events]
 
     async def get(self) -> list[tuple[int, Delta]]:
-        """Wait for news: all that came since the last call, in order."""
+        """Return the events that have arrived since the last call, in order. Wait for an event if there is none."""
         while not self._events:
-            await self._next()
+            await self._wait()
         events, self._events = self._events, []
         return events
 
-    async def _next(self) -> None:
+    async def _wait(self) -> None:
         self._wake.clear()
         await self._wake.wait()
 
 
 class Dispatcher:
-    """Sends to the tokenizers, receives from all. ``state`` says what new requests are told."""
+    """The open requests of a server, and the sockets to its worker processes.
+
+    New requests are accepted only while ``state`` is "ready"; otherwise they are refused with ``reason``. ``max_open``
+    is the largest number of open requests. ``spec`` is None until the engine is ready.
+    """
 
     def __init__(self, addresses: Addresses, max_open: int):
         self._context = zmq.Context()
@@ -99,9 +110,9 @@ class Dispatcher:
         self._scheduler = Push(self._context, addresses.scheduler)
         self._detokenizer = Push(self._context, addresses.detokenizer)
         self._uids = itertools.count(1)
-        self._turn = itertools.cycle(range(len(self._tokenizers)))
-        self._requests: dict[int, tuple[Stream, int]] = {}
-        self._questions: dict[int, asyncio.Future[Any]] = {}
+        self._next_tokenizer = itertools.cycle(range(len(self._tokenizers)))
+        self._requests: dict[int, tuple[Stream, int]] = {}  # uid of an open request -> its stream and index
+        self._queries: dict[int, asyncio.Future[Any]] = {}  # uid of a query without a reply -> its reply
         self._max_open = max_open
         self._idle = asyncio.Event()
         self._idle.set()
@@ -112,94 +123,109 @@ class Dispatcher:
         asyncio.get_running_loop().add_reader(self._inbox.fileno(), self._receive)
 
     @property
-    def open(self) -> int:
-        """Requests without their final reply."""
+    def num_open(self) -> int:
+        """The number of open requests: those without their final reply."""
         return len(self._requests)
 
     @property
-    def max_len(self) -> int:
-        """Tokens that a request may have, prompt and output together."""
+    def max_seq_len(self) -> int:
+        """The largest number of tokens of a request, prompt and output together. 0 until the engine is ready.
+
+        It is limited by the model, and by the KV pool: the KV of a request's last token is never stored.
+        """
         spec = self.spec
         return 0 if spec is None else min(spec.max_seq_len, spec.num_pages * spec.page_size + 1)
 
     def begin(self, spec: EngineSpec) -> None:
-        """Every process is ready: let requests in."""
+        """Accept requests from now on. The launcher calls this when every worker is ready."""
         self.spec, self.state, self.reason = spec, "ready", ""
         for tokenizer in self._tokenizers:
-            tokenizer.send(Limits(self.max_len, spec.vocab_size))
+            tokenizer.send(Limits(self.max_seq_len, spec.vocab_size))
 
     # ---- requests ------------------------------------------------------------------------------------
 
-    def submit(self, prompts: Sequence[Prompt], params: SamplingParams, fill: bool) -> Stream:
-        """Send ``params.n`` requests for each prompt; they are numbered in this order. Raises `ApiError` (503)."""
+    def submit(self, prompts: Sequence[Prompt], params: SamplingParams, max_tokens_from_context: bool) -> Stream:
+        """Send ``params.n`` requests for each prompt to a tokenizer, and return the stream of their replies.
+
+        The stream has the first prompt's ``n`` requests first, then the second prompt's, and so on. See `Submit` for
+        ``max_tokens_from_context``. Raise `ApiError` (503) if the server accepts no new request.
+        """
         self.check_open(len(prompts) * params.n)
         uids = [next(self._uids) for _ in range(len(prompts) * params.n)]
-        worker = next(self._turn)
-        stream = Stream(uids, worker)
+        tokenizer = next(self._next_tokenizer)
+        stream = Stream(uids, tokenizer)
         self._requests.update((uid, (stream, index)) for index, uid in enumerate(uids))
         self._idle.clear()
         for i, prompt in enumerate(prompts):
-            self._tokenizers[worker].send(Submit(uids[i * params.n : (i + 1) * params.n], prompt, params, fill))
+            self._tokenizers[tokenizer].send(
+                Submit(uids[i * params.n : (i + 1) * params.n], prompt, params, max_tokens_from_context)
+            )
         return stream
 
     def check_open(self, more: int = 0) -> None:
-        """Raise `ApiError` (503) unless so many new requests may come in."""
+        """Raise `ApiError` (503) unless the server is ready and can accept ``more`` new requests."""
         if self.state != "ready":
             raise ApiError(503, self.reason)
-        if self.open + more > self._max_open:
+        if self.num_open + more > self._max_open:
             raise ApiError(
                 503,
-                f"Too many requests are open ({self.open} of {self._max_open}): try again later.",
+                f"Too many requests are open ({self.num_open} of {self._max_open}): try again later.",
                 code="overloaded",
             )
 
     def abort(self, stream: Stream) -> None:
-        """Nobody waits for the stream any more. It goes the way its requests went, so it never overtakes them."""
-        gone = [uid for uid in stream.uids if self._requests.pop(uid, None) is not None]
-        if gone:
-            self._tokenizers[stream.worker].send(Abort(gone))
+        """Abort the stream's open requests. Nothing happens if all of them have had their final reply.
+
+        The `Abort` message goes to the tokenizer that got the requests, so it never overtakes them.
+        """
+        open_uids = [uid for uid in stream.uids if self._requests.pop(uid, None) is not None]
+        if open_uids:
+            self._tokenizers[stream.tokenizer].send(Abort(open_uids))
             self._check_idle()
 
     def fail(self, message: str, status: int = 500) -> None:
-        """End every open request, and whatever else waits, with an error."""
+        """End every open request and every pending query with an error."""
         for uid in list(self._requests):
             self._deliver(Delta(uid, finish=Finished(uid, "error", error=message, status=status)))
-        for future in self._questions.values():
+        for future in self._queries.values():
             if not future.done():
                 future.set_exception(ApiError(status, message))
 
-    async def idle(self, timeout: float) -> bool:
-        """Wait until no request is open, at most ``timeout`` seconds; whether that came."""
+    async def wait_until_idle(self, timeout: float) -> bool:
+        """Wait until no request is open, for at most ``timeout`` seconds. Return whether no request is open."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout)
         return self._idle.is_set()
 
-    # ---- questions -------------------------------------------------------------------------------------
+    # ---- queries ---------------------------------------------------------------------------------------
 
-    async def count(self, prompt: Prompt, strings: bool) -> TokensReply:
-        """Ask a tokenizer for a prompt's token ids."""
-        to = self._tokenizers[next(self._turn)]
-        return await self._ask(to, lambda uid: Count(uid, prompt, strings), TokensReply)
+    async def tokenize(self, prompt: Prompt, return_token_strs: bool) -> TokenizeReply:
+        """Ask a tokenizer for a prompt's token ids. Raise `ApiError` (503) if the server is not running."""
+        to = self._tokenizers[next(self._next_tokenizer)]
+        return await self._query(to, lambda uid: TokenizeRequest(uid, prompt, return_token_strs), TokenizeReply)
 
-    async def untokenize(self, ids: bytes) -> TextReply:
-        """Ask a tokenizer for the text of token ids."""
-        return await self._ask(self._tokenizers[next(self._turn)], lambda uid: DetokenizeRequest(uid, ids), TextReply)
+    async def detokenize(self, ids: bytes) -> DetokenizeReply:
+        """Ask a tokenizer for the text of token ids, packed by `pack_ids`. Raise `ApiError` (503)."""
+        return await self._query(
+            self._tokenizers[next(self._next_tokenizer)], lambda uid: DetokenizeRequest(uid, ids), DetokenizeReply
+        )
 
     async def stats(self) -> Stats:
-        """Ask the scheduler for its counts, as they are between two of its steps."""
-        return await self._ask(self._scheduler, GetStats, Stats)
+        """Ask the scheduler for its counts, which it reads between two steps. Raise `ApiError` (503)."""
+        return await self._query(self._scheduler, GetStats, Stats)
 
-    async def _ask(self, to: Push, question: Callable[[int], Message], kind: type[R]) -> R:
+    async def _query(self, to: Push, query: Callable[[int], Message], kind: type[R]) -> R:
+        """Send ``query(uid)`` with a new uid to a worker, and return the worker's reply, which is of type ``kind``."""
         if self.state not in ("ready", "draining"):
             raise ApiError(503, self.reason)
         uid = next(self._uids)
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._questions[uid] = future
+        self._queries[uid] = future
         try:
-            to.send(question(uid))
+            to.send(query(uid))
             return await future
         finally:
-            del self._questions[uid]
+            del self._queries[uid]
 
     # ---- replies ---------------------------------------------------------------------------------------
 
@@ -207,10 +233,11 @@ class Dispatcher:
         for _ in range(_BATCH):
             if self._closed or not self._inbox.ready():
                 return
-            self._take(self._inbox.receive())
-        asyncio.get_running_loop().call_soon(self._receive)  # the descriptor only tells of what comes from now on
+            self._handle(self._inbox.receive())
+        # The edge-triggered descriptor does not report messages that have arrived already, so schedule another call.
+        asyncio.get_running_loop().call_soon(self._receive)
 
-    def _take(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         match message:
             case Replies(deltas=deltas):
                 for delta in deltas:
@@ -219,8 +246,8 @@ class Dispatcher:
                 for uid in uids:
                     if uid in self._requests:
                         self._requests[uid][0].accept()
-            case TokensReply(uid=uid) | TextReply(uid=uid) | Stats(uid=uid):
-                future = self._questions.get(uid)
+            case TokenizeReply(uid=uid) | DetokenizeReply(uid=uid) | Stats(uid=uid):
+                future = self._queries.get(uid)
                 if future is not None and not future.done():
                     future.set_result(message)
             case _:
@@ -228,7 +255,7 @@ class Dispatcher:
 
     def _deliver(self, delta: Delta) -> None:
         request = self._requests.get(delta.uid)
-        if request is None:  # it was aborted, or has had its final reply
+        if request is None:  # the request was aborted, or has had its final reply
             return
         stream, index = request
         if delta.finish is not None:
@@ -243,12 +270,12 @@ class Dispatcher:
     # ---- the end ---------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Ask every process to end."""
+        """Ask every worker process to exit."""
         for worker in (self._scheduler, self._detokenizer, *self._tokenizers):
             worker.send(Stop())
 
     def close(self) -> None:
-        """Close the sockets."""
+        """Stop receiving messages and close the sockets."""
         self._closed = True
         asyncio.get_running_loop().remove_reader(self._inbox.fileno())
         self._context.destroy(linger=0)

@@ -1,4 +1,4 @@
-"""Errors as the OpenAI API shapes them: ``{"error": {"message", "type", "param", "code"}}`` with an HTTP status."""
+"""Errors in the OpenAI API's format: ``{"error": {"message", "type", "param", "code"}}`` with an HTTP status."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from minisgl.core import Finished, InvalidRequestError
 
 
 class ApiError(Exception):
-    """A request that gets an error for an answer. ``param`` names the parameter that was wrong, if one was."""
+    """An error response to an HTTP request. ``param`` is the name of the wrong parameter, or None."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None):
         super().__init__(message)
@@ -16,24 +16,28 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The error object."""
+        """The response body: an OpenAI error object."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @staticmethod
-    def of(refused: InvalidRequestError) -> ApiError:
-        """What a client hears of a refusal."""
-        return ApiError(400, refused.message, refused.field or None, refused.code)
+    def from_invalid(error: InvalidRequestError) -> ApiError:
+        """Return the error response (400) for an invalid request."""
+        return ApiError(400, error.message, error.field or None, error.code)
 
     @staticmethod
-    def ended(end: Finished, names: dict[str, str] | None = None) -> ApiError:
-        """What a client hears of a request that ended with an error; ``names`` maps fields to its own parameters."""
+    def from_finished(end: Finished, names: dict[str, str] | None = None) -> ApiError:
+        """Return the error response for a request that ended with an error.
+
+        ``names`` maps a field of `Finished` to the parameter that the client used for it, where the names differ: a
+        chat request has ``messages``, which `Finished` calls ``prompt``.
+        """
         field = (names or {}).get(end.field, end.field)
         if end.status >= 500:
             return ApiError(end.status, end.error or "The request failed.")
         return ApiError(end.status, end.error, field or None, end.code or "invalid_value")
 
 
-def refusal(uid: int, refused: InvalidRequestError) -> Finished:
-    """The end of a request that was refused: what the processes behind the API server reply."""
-    return Finished(uid, "error", error=refused.message, status=400, field=refused.field, code=refused.code)
+def refusal(uid: int, error: InvalidRequestError) -> Finished:
+    """Return the end of a refused request, as the worker processes report it to the API server."""
+    return Finished(uid, "error", error=error.message, status=400, field=error.field, code=error.code)

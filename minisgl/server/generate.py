@@ -1,6 +1,6 @@
-"""Runs one request to generate: sends it off, waits for what it gains, answers; or aborts it when the client goes away.
+"""The responses to generation requests: wait for the output and send it, or abort if the client disconnects.
 
-Knows ASGI and the dispatcher. What an answer looks like is `answers`' business.
+This module knows ASGI and the dispatcher. `minisgl.server.responses` builds the bodies of the responses.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from starlette.types import Receive, Scope, Send
 
 from minisgl.core import Finished
 from minisgl.message import Delta
-from minisgl.server.answers import Answer, Choice
 from minisgl.server.dispatch import Dispatcher, Stream
 from minisgl.server.errors import ApiError
+from minisgl.server.responses import Choice, ResponseBuilder
 
 T = TypeVar("T")
-HUNG_UP = 499
-"""The status of an answer that nobody hears."""
+CLIENT_CLOSED_REQUEST = 499
+"""The HTTP status of a response whose client has disconnected. No client receives it; only ``/metrics`` counts it."""
 
 
 class Json(Response):
-    """A JSON body, encoded by msgspec."""
+    """An HTTP response with a JSON body, encoded by msgspec."""
 
     media_type = "application/json"
 
@@ -34,48 +34,53 @@ class Json(Response):
         return msgspec.json.encode(content)
 
 
-async def whole(request: Request, dispatcher: Dispatcher, stream: Stream, answer: Answer) -> Response:
-    """Wait for all choices and answer at once. Raises `ApiError` where one of them failed."""
+async def respond_json(request: Request, dispatcher: Dispatcher, stream: Stream, builder: ResponseBuilder) -> Response:
+    """Wait until all choices have finished, and return the full response. Raise `ApiError` if a choice failed."""
     choices = [Choice(index) for index in range(len(stream.uids))]
 
     async def collect() -> None:
         while not stream.done:
             for index, delta in await stream.get():
-                _check(delta, answer)
-                choices[index].take(delta)
+                _check(delta, builder)
+                choices[index].add(delta)
 
     try:
-        if not await _unless_gone(request.receive, collect()):
-            return Response(status_code=HUNG_UP)
+        if not await _run_unless_disconnected(request.receive, collect()):
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
-        dispatcher.abort(stream)  # whatever has not ended
-    return Json(answer.whole(choices))
+        dispatcher.abort(stream)  # the requests that have not finished, after an error or a disconnect
+    return Json(builder.full(choices))
 
 
-async def streamed(request: Request, dispatcher: Dispatcher, stream: Stream, answer: Answer) -> Response:
-    """Answer in chunks as they come. Raises `ApiError` where a request is refused before it began."""
+async def respond_stream(
+    request: Request, dispatcher: Dispatcher, stream: Stream, builder: ResponseBuilder
+) -> Response:
+    """Return a streamed response once the scheduler has accepted every request. Raise `ApiError` if one is refused."""
     try:
-        if not await _unless_gone(request.receive, stream.accepted()):
+        if not await _run_unless_disconnected(request.receive, stream.wait_until_accepted()):
             dispatcher.abort(stream)
-            return Response(status_code=HUNG_UP)
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
         for delta in stream.peek():
-            _check(delta, answer)
+            _check(delta, builder)
     except BaseException:
         dispatcher.abort(stream)
         raise
-    return EventStream(dispatcher, stream, answer)
+    return EventStream(dispatcher, stream, builder)
 
 
 class EventStream(Response):
-    """Server-sent events: a chunk of the answer each, then ``[DONE]``; or an error, with which the stream ends."""
+    """A response of server-sent events. Each event is a chunk, and the last event is ``[DONE]``.
+
+    If a choice fails, the last event is an error object instead.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, dispatcher: Dispatcher, stream: Stream, answer: Answer):
+    def __init__(self, dispatcher: Dispatcher, stream: Stream, builder: ResponseBuilder):
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-cache"})
-        self._dispatcher, self._stream, self._answer = dispatcher, stream, answer
+        self._dispatcher, self._stream, self._builder = dispatcher, stream, builder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def run() -> None:
@@ -85,63 +90,66 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         try:
-            await _unless_gone(receive, run())
+            await _run_unless_disconnected(receive, run())
         finally:
             self._dispatcher.abort(self._stream)
 
     async def _events(self) -> AsyncIterator[bytes]:
-        stream, answer = self._stream, self._answer
-        choices = [Choice(index) for index in range(len(stream.uids))]
+        stream, builder = self._stream, self._builder
+        choices = [Choice(index) for index in range(len(stream.uids))]  # the output since the last chunk of each choice
         ends: list[Finished | None] = [None] * len(choices)
-        yield _encode(*(answer.opening(choice.index) for choice in choices))
+        yield _encode(*(builder.first_chunk(choice.index) for choice in choices))
         while not stream.done:
-            gained: dict[int, Choice] = {}
+            updated: dict[int, Choice] = {}
             for index, delta in await stream.get():
                 try:
-                    _check(delta, answer)
+                    _check(delta, builder)
                 except ApiError as error:
                     yield _encode(error.body)
                     return
-                gained.setdefault(index, choices[index]).take(delta)
+                updated.setdefault(index, choices[index]).add(delta)
                 ends[index] = delta.finish
-            # A choice without new text (half a character, a stop string that may begin) has nothing to show yet.
-            shown = [c for c in gained.values() if c.text or c.logprobs or c.finish or (answer.token_ids and c.tokens)]
-            if shown:
-                yield _encode(*map(answer.chunk, shown))
-                for choice in shown:
-                    choices[choice.index] = choice.next()
-        yield _encode(answer.closing(ends)) + b"data: [DONE]\n\n"
+            # A choice may have new tokens but no new text: an incomplete character, or the beginning of a stop string.
+            # Such a choice gets a chunk only if the client asked for token ids.
+            ready = [
+                c for c in updated.values() if c.text or c.logprobs or c.finish or (builder.token_ids and c.tokens)
+            ]
+            if ready:
+                yield _encode(*map(builder.chunk, ready))
+                for choice in ready:
+                    choices[choice.index] = choice.next_chunk()
+        yield _encode(builder.usage_chunk(ends)) + b"data: [DONE]\n\n"
 
 
 def _encode(*events: dict[str, Any] | None) -> bytes:
     return b"".join(b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events if event is not None)
 
 
-def _check(delta: Delta, answer: Answer) -> None:
-    """Raise `ApiError` where the delta ends its request with an error."""
+def _check(delta: Delta, builder: ResponseBuilder) -> None:
+    """Raise `ApiError` if the delta ends its request with an error."""
     end = delta.finish
     if end is None or end.finish_reason in ("stop", "length"):
         return
     if end.finish_reason == "abort":
         raise ApiError(500, "The request was aborted.")
-    raise ApiError.ended(end, {"prompt": "messages"} if answer.chat else None)
+    raise ApiError.from_finished(end, {"prompt": "messages"} if builder.chat else None)
 
 
-async def _unless_gone(receive: Receive, work: Awaitable[T]) -> bool:
-    """Do the work unless the client goes away first; whether it was done. Raises what it raised."""
+async def _run_unless_disconnected(receive: Receive, work: Awaitable[T]) -> bool:
+    """Run ``work``, and cancel it if the client disconnects. Return whether ``work`` finished; raise its exception."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(receive))
+    disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             task.result()
         return task.done()
     finally:
-        for each in (task, gone):
+        for each in (task, disconnect):
             each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

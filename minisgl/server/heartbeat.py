@@ -1,6 +1,7 @@
-"""How the launcher notices a child that hangs without dying: a number in memory that the two share.
+"""Hang detection: the launcher notices a child process that is alive but stuck.
 
-Knows nothing of what a turn does. Ranks above 0 have none: where one hangs, rank 0 soon waits for it, and hangs too.
+A heartbeat is one number in memory that the child process and the launcher share. The tensor-parallel ranks from 1 on
+have no heartbeat: if one of them hangs, rank 0 soon waits for it in a collective, and rank 0's heartbeat stops.
 """
 
 from __future__ import annotations
@@ -10,32 +11,35 @@ from multiprocessing.context import BaseContext
 
 
 class Heartbeat:
-    """The child's end, `beat` and `rest`, and the launcher's, `stopped`. No lock and no message: one writes a number
-    (0.1 µs), the other looks at it now and then. It reaches the child as an argument of its process."""
+    """The child process calls `beat` and `idle`, and the launcher waits in `wait_until_hung`.
+
+    There is no lock and no message: the child writes a number, which costs 0.1 µs, and the launcher reads it from time
+    to time. The heartbeat reaches the child as an argument of its process.
+    """
 
     def __init__(self, context: BaseContext):
-        self._shared = context.RawValue("Q", 0)  # 0: at rest, and so from the start until the first message
-        self._beats = 0  # never the same number twice, or a short turn could look like the one before
+        self._shared = context.RawValue("Q", 0)  # 0: the child is idle, as it is from its start to its first message
+        self._beats = 0  # every beat writes a new number, so that two short turns never look like one long turn
 
     def beat(self) -> None:
-        """Something was finished, and something else begins."""
+        """Report that one unit of work (a step, a message) is done and the next one begins. The child calls this."""
         self._beats += 1
         self._shared.value = self._beats
 
-    def rest(self) -> None:
-        """Nothing is to be done until a message comes, however long that takes."""
+    def idle(self) -> None:
+        """Report that the child now waits for a message, for any length of time. The child calls this."""
         self._shared.value = 0
 
-    async def stopped(self, seconds: float) -> None:
-        """Return when ``seconds`` have gone by since a beat, with no other and no rest.
+    async def wait_until_hung(self, seconds: float) -> None:
+        """Return once ``seconds`` have passed since the child's last beat without a new beat and without `idle`.
 
-        What is counted are naps of this loop, not a clock: so long as the machine sleeps, or this process gets no
-        turn itself, nothing is held against the child.
+        The time is counted in sleeps of the launcher's event loop, not read off a clock. So the time while the machine
+        is suspended, or while the launcher itself gets no CPU time, does not count.
         """
-        nap = min(1.0, seconds / 10)
-        seen, naps = 0, 0
-        while naps * nap < seconds:
-            await asyncio.sleep(nap)
+        interval = min(1.0, seconds / 10)
+        last_seen, unchanged = 0, 0
+        while unchanged * interval < seconds:
+            await asyncio.sleep(interval)
             now = self._shared.value
-            naps = naps + 1 if now and now == seen else 0
-            seen = now
+            unchanged = unchanged + 1 if now and now == last_seen else 0
+            last_seen = now

@@ -1,17 +1,18 @@
-"""The launcher's event loop: HTTP, the watch over the other processes, and the signals that end it all.
+"""The launcher's event loop: it runs the HTTP server, watches the worker processes, and handles the signals.
 
-What it promises (promise 10): a dead worker is noticed at once, open requests get an error, ``/health`` says 503 for a
-second, and then nothing of the server is left. SIGTERM drains, SIGINT ends at once.
+The launcher keeps promise 10: it notices a dead worker at once, ends every open request with an error, answers
+``/health`` with 503 for `UNHEALTHY_GRACE_SECONDS`, and then ends every process of the server. SIGTERM lets the running
+requests finish first; SIGINT ends the server at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -25,24 +26,29 @@ from minisgl.server.dispatch import Dispatcher
 from minisgl.server.metrics import Metrics
 from minisgl.server.worker_pool import SIGNALS, Worker, WorkerPool
 
+log = logging.getLogger(__name__)
+
 UNHEALTHY_GRACE_SECONDS = 1.0
 """Seconds that ``/health`` still answers after a worker died."""
-GRACE = 1.0
-"""Seconds that processes and connections have to end by themselves."""
-FLUSH = 5.0
-"""Seconds that the last bytes of finished answers have to reach their clients, when there is no hurry."""
+SHUTDOWN_GRACE_SECONDS = 1.0
+"""Seconds that processes and connections have to end by themselves, before they are killed or closed."""
+FLUSH_SECONDS = 5.0
+"""Seconds that the last bytes of finished responses have to reach their clients after SIGTERM."""
 
 
 class _Event(NamedTuple):
-    """Something that the launcher has to act on."""
+    """An event that the launcher must react to.
 
-    kind: Literal["news", "signal", "http"]
-    worker: Worker | None = None
+    ``worker``: a worker has sent a report, or has ended. ``signal``: the launcher got the signal ``signal``. ``http``:
+    the HTTP server has ended.
+    """
+
+    kind: Literal["worker", "signal", "http"]
     signal: int = 0
 
 
 class _Http(uvicorn.Server):
-    """uvicorn without its own signal handlers: the launcher has them."""
+    """A uvicorn server without uvicorn's signal handlers: the launcher handles the signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -50,56 +56,63 @@ class _Http(uvicorn.Server):
 
 
 class Launcher:
-    """One run of the server, from the first process to the last."""
+    """One run of the server, from the start of the workers to the end of the last worker."""
 
     def __init__(
         self,
         config: Config,
         manager: PluginManager,
         addresses: Addresses,
-        crew: WorkerPool,
+        worker_pool: WorkerPool,
         listener: socket.socket,
     ):
         self._config, self._plugin_manager, self._addresses = config, manager, addresses
-        self._crew, self._listener = crew, listener
+        self._worker_pool, self._listener = worker_pool, listener
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
 
     async def run(self) -> int:
+        """Run the server until it ends. Return the exit status of the program."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._events.put_nowait, _Event("signal", signal=number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        for worker in self._crew.workers:
+        for worker in self._worker_pool.workers:
             for descriptor in (worker.pipe.fileno(), worker.process.sentinel):
-                loop.add_reader(descriptor, self._on_news, worker, descriptor)
+                loop.add_reader(descriptor, self._on_worker_event, worker, descriptor)
         self._dispatcher = Dispatcher(self._addresses, self._config.server.max_queued)
-        self._metrics = Metrics(self._calls)
+        self._metrics = Metrics(self._plugin_calls)
         self._serve_http()
         try:
-            status = await self._starting()
+            status = await self._wait_until_ready()
             if status is None:
-                self._announce()
+                self._begin_serving()
                 watch = asyncio.create_task(self._watch(self._config.server.watchdog))
-                status = await self._serving()
+                status = await self._wait_until_end()
                 watch.cancel()
             return status
         finally:
             self._http.should_exit = True
-            await asyncio.wait({self._http_task}, timeout=GRACE + (self._http.config.timeout_graceful_shutdown or 0))
+            await asyncio.wait(
+                {self._http_task}, timeout=SHUTDOWN_GRACE_SECONDS + (self._http.config.timeout_graceful_shutdown or 0)
+            )
             self._dispatcher.close()
 
-    def _on_news(self, worker: Worker, descriptor: int) -> None:
-        worker.listen()
-        if descriptor == worker.process.sentinel or worker.hung_up:
+    def _on_worker_event(self, worker: Worker, descriptor: int) -> None:
+        """Read the reports of a worker whose pipe or sentinel became readable, and wake the launcher."""
+        worker.read_reports()
+        if descriptor == worker.process.sentinel or worker.pipe_closed:
             asyncio.get_running_loop().remove_reader(descriptor)
-        self._events.put_nowait(_Event("news", worker))
+        self._events.put_nowait(_Event("worker"))
 
-    def _calls(self) -> Iterator[tuple[str, str, str, str, str, int]]:
-        """How often each process has called plugins that are not built in."""
-        yield from (("api", *call) for call in self._plugin_manager.called())
-        for worker in self._crew.workers:
-            if worker.called is not None:
-                yield from ((worker.role, *call) for call in worker.called.calls)
+    def _plugin_calls(self) -> Iterator[tuple[str, str, str, str, str, int]]:
+        """Yield the call counts of the plugins that are not built in.
+
+        An item is: process, plugin name, path, SHA-256, hook or method, number of calls.
+        """
+        yield from (("api", *call) for call in self._plugin_manager.call_counts())
+        for worker in self._worker_pool.workers:
+            if worker.plugin_calls is not None:
+                yield from ((worker.role, *call) for call in worker.plugin_calls.calls)
 
     def _serve_http(self) -> None:
         server = self._config.server
@@ -108,117 +121,133 @@ class Launcher:
         self._http = _Http(
             uvicorn.Config(
                 app,
-                log_level=server.log_level,
+                log_config=None,  # uvicorn's loggers use the handler of setup_logging
+                access_log=self._config.log_level == "debug",
                 lifespan="off",
-                timeout_graceful_shutdown=int(GRACE),
+                timeout_graceful_shutdown=int(SHUTDOWN_GRACE_SECONDS),
                 timeout_keep_alive=60,
             )
         )
         self._http_task = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         self._http_task.add_done_callback(lambda _: self._events.put_nowait(_Event("http")))
 
-    # ---- the three parts of its life -----------------------------------------------------------------------
+    # ---- start, serve, end ---------------------------------------------------------------------------------
 
-    async def _starting(self) -> int | None:
-        """Wait until every process is ready. An exit status where that does not come."""
-        while not all(worker.ready for worker in self._crew.workers) or not self._http.started:
+    async def _wait_until_ready(self) -> int | None:
+        """Wait until every worker and the HTTP server are ready. Return None, or an exit status if the start failed.
+
+        Raise `ConfigError` if a worker reports a wrong option.
+        """
+        while not all(worker.ready for worker in self._worker_pool.workers) or not self._http.started:
             event = await self._events.get()
             if event.kind == "signal":
                 return _status_of(event.signal)
-            if dead := self._crew.dead():
+            if dead := self._worker_pool.dead():
                 failed = dead[0].failed
                 if failed is not None and failed.options:
                     raise ConfigError(failed.message)
-                print(f"minisgl: {dead[0].role} could not start: {dead[0].exit_reason}", file=sys.stderr, flush=True)
+                log.error("%s could not start: %s", dead[0].role, dead[0].exit_reason)
                 return 1
         return None
 
-    def _announce(self) -> None:
-        leader = self._crew.workers[0].ready
+    def _begin_serving(self) -> None:
+        """Let requests in, and print the server's URL."""
+        leader = self._worker_pool.workers[0].ready
         assert leader is not None
         assert leader.spec is not None
         plugins = [(plugin.name, str(plugin.path), plugin.sha256) for plugin in self._plugin_manager.plugins]
-        self._metrics.process("api", os.getpid(), plugins)
-        for worker in self._crew.workers:
+        self._metrics.add_process("api", os.getpid(), plugins)
+        for worker in self._worker_pool.workers:
             assert worker.ready is not None
             assert worker.process.pid is not None
-            self._metrics.process(worker.role, worker.process.pid, worker.ready.plugins)
+            self._metrics.add_process(worker.role, worker.process.pid, worker.ready.plugins)
         self._dispatcher.begin(leader.spec)
         host, port = self._listener.getsockname()[:2]
-        print(f"minisgl is ready: http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        print(f"minisgl is ready: {url}", flush=True)
+        log.info("ready: %s", url)
 
-    async def _serving(self) -> int:
-        """Until a signal ends it, or a death."""
+    async def _wait_until_end(self) -> int:
+        """Serve until a signal arrives, or a worker or the HTTP server ends. Return the exit status."""
         while True:
             event = await self._events.get()
             if event.kind == "signal":
                 return await (self._drain() if event.signal == signal.SIGTERM else self._end_now(event.signal))
-            if status := await self._bury():
+            if status := await self._stop_if_worker_died():
                 return status
 
     async def _watch(self, seconds: float) -> None:
-        """Make a worker that hangs a dead one."""
+        """Watch the heartbeats of all workers, and kill a worker that hangs for ``seconds``. 0: watch none."""
         if seconds:
-            await asyncio.gather(*(self._watch_one(worker, seconds) for worker in self._crew.workers))
+            await asyncio.gather(*(self._watch_one(worker, seconds) for worker in self._worker_pool.workers))
 
     async def _watch_one(self, worker: Worker, seconds: float) -> None:
         if worker.heartbeat is not None:
-            await worker.heartbeat.stopped(seconds)
-            turn = "step" if worker.computes else "message"
-            self._crew.kill_hung(
+            await worker.heartbeat.wait_until_hung(seconds)
+            unit = "step" if worker.is_rank else "message"
+            self._worker_pool.kill_hung(
                 worker,
-                f"it was stuck in one {turn} for {seconds:g} s and was killed (server.watchdog={seconds:g}: where a "
-                f"{turn} may take longer, raise it; 0: never)",
+                f"it was stuck in one {unit} for {seconds:g} s and was killed (server.watchdog={seconds:g}: if a "
+                f"{unit} may take longer, set a larger number of seconds; 0 switches the watchdog off)",
             )
-            self._events.put_nowait(_Event("news"))
+            self._events.put_nowait(_Event("worker"))
 
     async def _drain(self) -> int:
-        """Let running requests finish, and nobody else in."""
+        """Refuse new requests, wait until the open requests have finished, and end the server: after SIGTERM.
+
+        The wait is at most ``server.drain_timeout`` seconds. Return the exit status.
+        """
         dispatcher = self._dispatcher
         dispatcher.state, dispatcher.reason = "draining", "The server is shutting down."
-        idle = asyncio.ensure_future(dispatcher.idle(self._config.server.drain_timeout))
+        idle = asyncio.ensure_future(dispatcher.wait_until_idle(self._config.server.drain_timeout))
         while not idle.done():
-            happens = asyncio.ensure_future(self._events.get())
-            await asyncio.wait({idle, happens}, return_when=asyncio.FIRST_COMPLETED)
-            if not happens.done():
-                happens.cancel()
-            elif happens.result().kind == "signal":
+            event = asyncio.ensure_future(self._events.get())
+            await asyncio.wait({idle, event}, return_when=asyncio.FIRST_COMPLETED)
+            if not event.done():
+                event.cancel()
+            elif event.result().kind == "signal":
                 idle.cancel()
-                return await self._end_now(happens.result().signal)
-            elif status := await self._bury():
+                return await self._end_now(event.result().signal)
+            elif status := await self._stop_if_worker_died():
                 idle.cancel()
                 return status
         if not idle.result():
             dispatcher.fail("The server is shutting down, and the request took too long to finish.", 503)
-        self._http.config.timeout_graceful_shutdown = int(FLUSH)
+        self._http.config.timeout_graceful_shutdown = int(FLUSH_SECONDS)
         return await self._end()
 
     async def _end_now(self, number: int) -> int:
-        """End without waiting for requests: after SIGINT, or a second signal."""
+        """End every open request with an error and end the server: after SIGINT, or a second signal.
+
+        ``number`` is the signal's number. Return the exit status.
+        """
         self._dispatcher.state, self._dispatcher.reason = "dead", "The server is shutting down."
         self._dispatcher.fail(self._dispatcher.reason, 503)
         await self._end()
         return _status_of(number)
 
     async def _end(self) -> int:
-        """Send everybody home; those that don't go are killed later."""
+        """Ask every worker to exit, and wait for them a short time. `serve` kills the workers that have not exited."""
         self._dispatcher.stop()
-        await asyncio.to_thread(self._crew.join, GRACE)
+        await asyncio.to_thread(self._worker_pool.join, SHUTDOWN_GRACE_SECONDS)
         return 0
 
-    async def _bury(self) -> int:
-        """If a worker (or the HTTP server) has died, end with it: status 1. Otherwise 0."""
-        dead = self._crew.dead()
+    async def _stop_if_worker_died(self) -> int:
+        """End the server if a worker or the HTTP server has died, and return 1. Otherwise return 0.
+
+        Every open request fails with the reason. ``/health`` answers 503 for `UNHEALTHY_GRACE_SECONDS`.
+        """
+        dead = self._worker_pool.dead()
         if not dead and not self._http_task.done():
             return 0
-        what = f"{dead[0].role} died: {dead[0].exit_reason}" if dead else "the HTTP server ended"
-        self._dispatcher.state, self._dispatcher.reason = "dead", f"The server can't go on, {what}"
+        cause = f"{dead[0].role} died: {dead[0].exit_reason}" if dead else "the HTTP server ended"
+        self._dispatcher.state, self._dispatcher.reason = "dead", f"The server can't go on: {cause}"
         self._dispatcher.fail(self._dispatcher.reason)
-        print(f"minisgl: {what}", file=sys.stderr, flush=True)
-        await asyncio.gather(asyncio.to_thread(self._crew.kill), asyncio.sleep(UNHEALTHY_GRACE_SECONDS))
+        log.error("%s", cause)
+        await asyncio.gather(asyncio.to_thread(self._worker_pool.kill), asyncio.sleep(UNHEALTHY_GRACE_SECONDS))
         return 1
 
 
 def _status_of(number: int) -> int:
-    """SIGTERM is how a server is asked to end; anything else is an interruption, as a shell counts it."""
+    """Return the exit status for a signal: 0 for SIGTERM, and 128 + ``number`` for any other, as a shell reports it."""
     return 0 if number == signal.SIGTERM else 128 + number

@@ -1,6 +1,7 @@
-"""``/metrics`` in Prometheus' text format: what the API server counts, what the scheduler counts, what observers add.
+"""``/metrics`` in Prometheus' text format: the counts of the API server, of the scheduler and of the observers.
 
-The scheduler is asked at each scrape, so what is read is current. Every server has a registry of its own.
+The API server asks the scheduler for its counts at each scrape, so the values are current. Every server has its own
+Prometheus registry.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from minisgl.message import Stats
 from minisgl.server.dispatch import Dispatcher
 
-_NOW = ("waiting", "running", "unread_steps", "pages")
-"""How the names of counts begin that go up and down; all others only rise."""
+_GAUGE_PREFIX = "num_"
+"""The prefix of the scheduler's counts that rise and fall (gauges). All other counts only rise (counters)."""
 
 
 class Metrics:
-    """What one API server counts. ``calls`` tells how often plugins were called: process, plugin, path, SHA-256, what
-    was called, and how often."""
+    """The metrics of one API server.
 
-    def __init__(self, calls: Callable[[], Iterable[tuple[str, str, str, str, str, int]]] = tuple):
-        self._calls = calls
+    ``plugin_calls()`` returns the call counts of the plugins. Each is: process, plugin name, path, SHA-256, hook or
+    method, number of calls.
+    """
+
+    def __init__(self, plugin_calls: Callable[[], Iterable[tuple[str, str, str, str, str, int]]] = tuple):
+        self._plugin_calls = plugin_calls
         self._registry = CollectorRegistry()
         self.requests = Counter(
             "minisgl_http_requests", "HTTP requests answered", ["route", "status"], registry=self._registry
@@ -38,24 +42,24 @@ class Metrics:
             registry=self._registry,
         )
 
-    def process(self, role: str, pid: int, plugins: Iterable[tuple[str, str, str]] = ()) -> None:
-        """Tell of a process and of the plugins in it, each as name, path and SHA-256."""
+    def add_process(self, role: str, pid: int, plugins: Iterable[tuple[str, str, str]] = ()) -> None:
+        """Add a process of the server, and the plugins that it loaded, each as name, path and SHA-256."""
         self._processes.labels(role, pid).set(1)
         for plugin in plugins:
             self._plugins.labels(role, *plugin).set(1)
 
     async def text(self, dispatcher: Dispatcher) -> bytes:
-        """Everything, as it is now. Raises `ApiError` (503) where the scheduler can't be asked."""
+        """Return all metrics with their current values. Raise `ApiError` (503) if the server is not running."""
         stats = await dispatcher.stats()
-        self._open.set(dispatcher.open)
+        self._open.set(dispatcher.num_open)
         scheduler = CollectorRegistry()
-        scheduler.register(_Counts(stats))
-        scheduler.register(_PluginCalls(self._calls()))
+        scheduler.register(_SchedulerCounts(stats))
+        scheduler.register(_PluginCalls(self._plugin_calls()))
         return generate_latest(self._registry) + generate_latest(scheduler) + stats.text.encode()
 
 
 class CountRequests:
-    """Middleware that counts answers by route and status."""
+    """ASGI middleware that counts HTTP responses by route and status."""
 
     def __init__(self, app: ASGIApp, counter: Counter):
         self._app, self._counter = app, counter
@@ -70,20 +74,20 @@ class CountRequests:
         await self._app(scope, receive, counting if scope["type"] == "http" else send)
 
 
-class _Counts(Collector):
-    """The scheduler's own counts as metrics."""
+class _SchedulerCounts(Collector):
+    """The scheduler's counts as Prometheus metrics."""
 
     def __init__(self, stats: Stats):
         self._stats = stats
 
     def collect(self) -> Iterable[Metric]:
         for name, value in self._stats.values.items():
-            family = GaugeMetricFamily if name.startswith(_NOW) else CounterMetricFamily
+            family = GaugeMetricFamily if name.startswith(_GAUGE_PREFIX) else CounterMetricFamily
             yield family(f"minisgl_scheduler_{name}", name.replace("_", " "), value=value)
 
 
 class _PluginCalls(Collector):
-    """How often each process has called the plugins that are not built in."""
+    """The number of calls of each hook and method of the plugins that are not built in, as Prometheus metrics."""
 
     def __init__(self, calls: Iterable[tuple[str, str, str, str, str, int]]):
         self._calls = calls
@@ -91,6 +95,6 @@ class _PluginCalls(Collector):
     def collect(self) -> Iterable[Metric]:
         labels = ["process", "plugin", "path", "sha256", "call"]
         family = CounterMetricFamily("minisgl_plugin_calls", "Calls of a plugin's hooks and methods", labels=labels)
-        for *labelled, times in self._calls:
-            family.add_metric(labelled, times)  # type: ignore[arg-type]
+        for *values, times in self._calls:
+            family.add_metric(values, times)
         yield family

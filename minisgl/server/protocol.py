@@ -1,7 +1,8 @@
-"""What clients may send: the OpenAI API's requests, as structs, and what is refused by name.
+"""The request bodies of the HTTP API, as structs, and `parse`, which reads and checks a body.
 
-Knows shapes and ranges of parameters, and nothing of models. A parameter is either a field here, and works, or it is
-refused; one that minisgl lacks passes only with the value that asks for nothing.
+This module knows the types and ranges of the parameters, and nothing about models. A parameter that is a field of a
+struct here is supported. A known parameter that minisgl does not support is accepted only with a value that has no
+effect (`NEUTRAL`). Any other parameter is refused with an error that names it.
 """
 
 from __future__ import annotations
@@ -14,20 +15,23 @@ from typing import Any, TypeVar
 import msgspec
 
 from minisgl.core import InvalidRequestError, SamplingParams
-from minisgl.message import ChatPrompt, IdsPrompt, Prompt, TextPrompt, pack_ids
+from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, pack_ids
 from minisgl.server.errors import ApiError
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """``include_usage``: the stream ends with a chunk that has the usage of the whole request."""
+    """The parameter ``stream_options``. ``include_usage`` adds a last chunk with the usage of the whole request."""
 
     include_usage: bool = False
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
-    """What chat and plain completions share. The names and meanings are OpenAI's, or else vLLM's."""
+    """The parameters that chat and plain completions share.
+
+    Their names and meanings are those of the OpenAI API, or else of vLLM.
+    """
 
     model: str | None = None
     stream: bool = False
@@ -53,7 +57,11 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """The sampling parameters, in their ranges. Raises `ApiError`."""
+        """Return the request's sampling parameters. Raise `ApiError` if a value is out of its range.
+
+        ``max_tokens`` and ``logprobs`` are given by the caller, because chat and plain completions have different
+        parameters for them.
+        """
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options is only allowed with stream: true.", "stream_options")
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -77,25 +85,25 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         )
         try:
             params.check()
-        except InvalidRequestError as refused:
-            raise ApiError.of(refused) from None
+        except InvalidRequestError as error:
+            raise ApiError.from_invalid(error) from None
         return params
 
 
 class CompletionRequest(GenerateRequest, kw_only=True):
-    """``POST /v1/completions``."""
+    """The body of ``POST /v1/completions``."""
 
     prompt: Any
     max_tokens: int | None = None
     logprobs: int | None = None
 
-    def prompts(self) -> list[Prompt]:
-        """A text, token ids, or a list of either, as a list of prompts. Raises `ApiError`."""
-        return _prompts(self.prompt)
+    def to_prompts(self) -> list[Prompt]:
+        """Return ``prompt`` (a text, token ids, or a list of either) as a list of prompts. Raise `ApiError`."""
+        return _to_prompts(self.prompt)
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """One turn. What goes beyond role and content must have a place in the model's chat template."""
+    """One chat message. Any field besides role and content must be used by the model's chat template."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -104,17 +112,23 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
-    def turn(self) -> dict[str, Any]:
-        """The turn as chat templates read it; parts of text stand on lines of their own. Raises `ApiError`."""
+    def to_template(self) -> dict[str, Any]:
+        """Return the message in the form that chat templates read: with a text, or None, as its content.
+
+        Content parts are joined with line breaks. Raise `ApiError` for a content part that is not text.
+        """
         content = self.content
         if isinstance(content, list):
             content = "\n".join(map(_text_of, content))
-        more = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
-        return {**more, "content": content}
+        fields = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
+        return {**fields, "content": content}
 
 
 class ChatRequest(GenerateRequest, kw_only=True):
-    """``POST /v1/chat/completions``. Without ``max_tokens``, what is left of the context."""
+    """The body of ``POST /v1/chat/completions``.
+
+    Without ``max_tokens`` and ``max_completion_tokens``, the output may fill the rest of the context.
+    """
 
     messages: list[dict[str, Any]]
     max_tokens: int | None = None
@@ -124,29 +138,29 @@ class ChatRequest(GenerateRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] = {}
 
     @property
-    def limit(self) -> int | None:
-        """``max_completion_tokens``, or its older name."""
+    def token_limit(self) -> int | None:
+        """The value of ``max_completion_tokens``, or of ``max_tokens``, its older name. None if neither is set."""
         new, old = self.max_completion_tokens, self.max_tokens
         if new is not None and old is not None and new != old:
             raise ApiError(400, "max_tokens and max_completion_tokens are two names of one limit.", "max_tokens")
         return old if new is None else new
 
     @property
-    def alternatives(self) -> int | None:
-        """`SamplingParams.logprobs`: how many alternatives each token is reported with, or None."""
+    def num_logprobs(self) -> int | None:
+        """The value for `SamplingParams.logprobs`: the number of alternatives of each token, None for no logprobs."""
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs is only allowed with logprobs: true.", "top_logprobs")
         if self.top_logprobs is not None and not 0 <= self.top_logprobs <= SamplingParams.MAX_LOGPROBS:
             raise ApiError(400, f"top_logprobs must be between 0 and {SamplingParams.MAX_LOGPROBS}.", "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def chat(self) -> ChatPrompt:
-        """The conversation as a prompt. Raises `ApiError`."""
-        return ChatPrompt(turns(self.messages), True, self.chat_template_kwargs)
+    def to_prompt(self) -> ChatPrompt:
+        """Return the messages as a prompt. Raise `ApiError` for an invalid message."""
+        return ChatPrompt(template_messages(self.messages), True, self.chat_template_kwargs)
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
-    """``POST /tokenize``: either a prompt or messages."""
+    """The body of ``POST /tokenize``: either ``prompt`` or ``messages``."""
 
     model: str | None = None
     prompt: str | None = None
@@ -156,23 +170,23 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] = {}
     return_token_strs: bool = False
 
-    def one(self) -> Prompt:
-        """What is to be tokenized. Raises `ApiError`."""
+    def to_prompt(self) -> Prompt:
+        """Return the prompt to tokenize. Raise `ApiError` if not exactly one of prompt and messages is given."""
         if (self.prompt is None) == (self.messages is None):
             raise ApiError(400, "Give either prompt or messages.", "prompt")
         if self.messages is not None:
-            return ChatPrompt(turns(self.messages), self.add_generation_prompt, self.chat_template_kwargs)
+            return ChatPrompt(template_messages(self.messages), self.add_generation_prompt, self.chat_template_kwargs)
         return TextPrompt(self.prompt or "", self.add_special_tokens)
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
-    """``POST /detokenize``."""
+    """The body of ``POST /detokenize``."""
 
     tokens: list[int]
     model: str | None = None
 
 
-# ---- reading them ----------------------------------------------------------------------------------
+# ---- parsing ---------------------------------------------------------------------------------------
 
 
 _ANY = object()
@@ -211,11 +225,17 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "web_search_options": (),
     }
 )
-"""Parameters of the OpenAI API and of other servers that minisgl does not have: the values that change nothing."""
+"""Parameters that minisgl does not support: name → the accepted values, which have no effect.
+
+These are parameters of the OpenAI API and of other servers. `_ANY` accepts every value.
+"""
 
 
 def parse(body: bytes, kind: type[S]) -> S:
-    """A request's body as ``kind``. Raises `ApiError` (400), naming the parameter, for whatever is wrong with it."""
+    """Return a request's body as a struct of type ``kind``. Raise `ApiError` (400) that names the wrong parameter.
+
+    A parameter with the value null is treated as a missing parameter.
+    """
     try:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -236,19 +256,22 @@ def parse(body: bytes, kind: type[S]) -> S:
     return _convert(fields, kind)
 
 
-def turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as chat templates read them. Raises `ApiError`."""
+def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages in the form that chat templates read. Raise `ApiError` for an invalid message or none."""
     if not messages:
         raise ApiError(400, "messages is empty: a chat needs at least one message.", "messages", "invalid_value")
     given = ({k: v for k, v in message.items() if v is not None} for message in messages)
-    return [_convert(message, ChatMessage, f"messages[{i}]").turn() for i, message in enumerate(given)]
+    return [_convert(message, ChatMessage, f"messages[{i}]").to_template() for i, message in enumerate(given)]
 
 
-def ids_prompt(tokens: list[int], param: str) -> IdsPrompt:
-    """Token ids as a prompt. Raises `ApiError` for ids that are in no vocabulary."""
+def tokens_prompt(tokens: list[int], param: str) -> TokensPrompt:
+    """Return token ids as a prompt. Raise `ApiError` for an id that no vocabulary has: negative, or 2**31 or more.
+
+    ``param`` is the name of the parameter with the ids, for the error.
+    """
     try:
         if min(tokens, default=0) >= 0:
-            return IdsPrompt(pack_ids(tokens))
+            return TokensPrompt(pack_ids(tokens))
     except OverflowError:
         pass
     bad = next(token for token in tokens if not 0 <= token < 2**31)
@@ -266,28 +289,32 @@ def _unsupported(name: str) -> ApiError:
     return ApiError(400, f"{name} is not supported by this server.", name, "unsupported_parameter")
 
 
-def _convert(fields: dict[str, Any], kind: type[S], where: str = "") -> S:
+def _convert(fields: dict[str, Any], kind: type[S], prefix: str = "") -> S:
+    """Return the fields as a struct of type ``kind``. Raise `ApiError` with the path of the wrong field.
+
+    ``prefix`` is the path of the struct itself, such as ``messages[0]``.
+    """
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         what, _, path = str(error).partition(" - at `$")
         path = path.removeprefix(".").rstrip("`")
         named = re.search(r"(?:unknown|required) field `(.+)`", what)
-        place = ".".join(part for part in (where, path, named[1] if named else "") if part)
-        param = re.split(r"[.\[]", place)[0] or None
-        raise ApiError(400, f"{place}: {what}." if place else f"{what}.", param, "invalid_type") from None
+        full_path = ".".join(part for part in (prefix, path, named[1] if named else "") if part)
+        param = re.split(r"[.\[]", full_path)[0] or None
+        raise ApiError(400, f"{full_path}: {what}." if full_path else f"{what}.", param, "invalid_type") from None
 
 
-def _prompts(prompt: Any) -> list[Prompt]:
+def _to_prompts(prompt: Any) -> list[Prompt]:
     if isinstance(prompt, str):
         return [TextPrompt(prompt)]
     if isinstance(prompt, list) and prompt:
         if all(type(item) is int for item in prompt):
-            return [ids_prompt(prompt, "prompt")]
+            return [tokens_prompt(prompt, "prompt")]
         if all(isinstance(item, str) for item in prompt):
             return [TextPrompt(item) for item in prompt]
         if all(isinstance(item, list) and all(type(token) is int for token in item) for item in prompt):
-            return [ids_prompt(item, "prompt") for item in prompt]
+            return [tokens_prompt(item, "prompt") for item in prompt]
     elif prompt == []:
         raise ApiError(400, "The prompt is empty: it must have at least one token.", "prompt", "invalid_value")
     raise ApiError(

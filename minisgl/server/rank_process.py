@@ -1,6 +1,6 @@
-"""What the scheduler processes do: one for each tensor-parallel rank; rank 0 plans, the others replay its steps.
+"""The process of a tensor-parallel rank. Rank 0 schedules the steps; the other ranks execute rank 0's steps.
 
-Knows messages, and how to drive a scheduler; text and HTTP are others' business.
+This module connects messages with a scheduler and an engine. Text and HTTP are handled by the other processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minisgl.message import (
     Delta,
     GetStats,
     Message,
-    Opened,
+    NewRequest,
     Outputs,
     Pull,
     Push,
@@ -33,43 +33,47 @@ from minisgl.message import (
 from minisgl.plugin_manager.manager import PluginManager, decode_config, plugins_of
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
-from minisgl.server.child import Ready, Report
 from minisgl.server.errors import refusal
 from minisgl.server.heartbeat import Heartbeat
-from minisgl.tokenizer.detokenizer import TAIL
+from minisgl.server.worker_process import Ready, Report
+from minisgl.tokenizer.detokenizer import PROMPT_TAIL_TOKENS
 
 if TYPE_CHECKING:
     from minisgl.config import Config
     from minisgl.engine.engine import TorchEngine
 
 END = b""
-"""What rank 0 sends the other ranks after its last step."""
+"""The message that rank 0 sends to the other ranks after its last step."""
 
 
 def run_rank(
     report: Report, addresses: Addresses, encoded: bytes, rank: int, rendezvous: str, heartbeat: Heartbeat | None
 ) -> None:
-    """The body of one rank's process. ``encoded`` is the config, ``rendezvous`` where the ranks meet (host:port);
-    rank 0 has a ``heartbeat``."""
+    """Run one rank until the server ends. The ``body`` of the rank's `worker_main`.
+
+    ``encoded`` is the config, encoded by `encode_config`. ``rendezvous`` is the address (host:port) at which the ranks'
+    communicators connect; empty for one rank. ``heartbeat`` is None for the ranks from 1 on.
+    """
     manager = PluginManager.load(plugins_of(encoded))
     config = decode_config(encoded, manager)
     context = zmq.Context()
     engine = build_engine(config, manager, rank, config.tp, rendezvous)
     if manager.calls:
-        report.keep_sending(manager.called)
+        report.keep_sending(manager.call_counts)
     ready = Ready([(plugin.name, str(plugin.path), plugin.sha256) for plugin in manager.plugins], engine.spec)
     if heartbeat is not None:
-        _lead(report, ready, addresses, context, config, manager, engine, heartbeat)
+        _run_leader(report, ready, addresses, context, config, manager, engine, heartbeat)
     else:
         inbox = Pull(context, addresses.followers[rank - 1])
         report.send(ready)
         follow(engine, lambda: inbox.receive_bytes() or None)
-    # Only a proper end comes here: closing an engine after a failure could wait for a peer that is gone.
+    # This line is reached only if no error occurred. After an error the engine is not closed, because closing could
+    # wait for a rank that has died.
     engine.close()
     context.destroy(linger=500)
 
 
-def _lead(
+def _run_leader(
     report: Report,
     ready: Ready,
     addresses: Addresses,
@@ -79,7 +83,7 @@ def _lead(
     engine: TorchEngine,
     heartbeat: Heartbeat,
 ) -> None:
-    """Rank 0: schedule until asked to stop, then send the others home."""
+    """Run rank 0: schedule requests until a `Stop` message arrives, then tell the other ranks to end."""
     followers = [Push(context, address) for address in addresses.followers]
 
     def send(data: bytes) -> None:
@@ -95,7 +99,7 @@ def _lead(
         heartbeat=heartbeat,
     )
     gc.collect()
-    gc.freeze()  # what is here now stays: no collection needs to look at it again
+    gc.freeze()  # the objects of the model and the engine live until the process ends: exclude them from collections
     report.send(ready)
     try:
         loop.run()
@@ -105,8 +109,11 @@ def _lead(
 
 
 class SchedulerLoop:
-    """Takes messages, steps the scheduler, sends what came of it. What it raises ends the process, and with it the
-    server: an engine that failed once is not to be trusted with the next request."""
+    """Rank 0's main loop: it reads messages, steps the scheduler and sends the outputs.
+
+    An exception in the loop ends the process, and thereby the server: after an error the engine's state is unknown, so
+    it must not serve further requests.
+    """
 
     def __init__(
         self,
@@ -121,25 +128,25 @@ class SchedulerLoop:
         self._scheduler, self._inbox = scheduler, inbox
         self._to_api, self._to_detokenizer, self._metrics = to_api, to_detokenizer, metrics
         self._heartbeat = heartbeat
-        self._opened: list[Opened] = []
+        self._new_requests: list[NewRequest] = []
         self._stopped = False
 
     def run(self) -> None:
-        """Until a `Stop` comes. Waits for messages only when there is nothing to compute."""
+        """Run until a `Stop` message arrives. Wait for messages only if the scheduler has no work."""
         while not self._stopped:
             if idle := not self._scheduler.has_work:
-                self._heartbeat.rest()
+                self._heartbeat.idle()
             for message in self._inbox.drain(block=idle):
                 self._heartbeat.beat()
                 self._handle(message)
             self._heartbeat.beat()
-            if self._opened:
-                self._to_api(Accepted([opened.uid for opened in self._opened]))
+            if self._new_requests:
+                self._to_api(Accepted([req.uid for req in self._new_requests]))
             output = self._scheduler.step() if self._scheduler.has_work else Output()
-            if self._opened or output:
-                self._to_detokenizer(Outputs(self._opened, output))
-                self._opened = []
-        self._heartbeat.rest()
+            if self._new_requests or output:
+                self._to_detokenizer(Outputs(self._new_requests, output))
+                self._new_requests = []
+        self._heartbeat.idle()
 
     def _handle(self, message: Message) -> None:
         match message:
@@ -157,10 +164,11 @@ class SchedulerLoop:
                 raise TypeError(f"a scheduler got a {type(message).__name__}")
 
     def _add(self, message: Schedule) -> None:
-        prompt = unpack_ids(message.prompt)
+        prompt_ids = unpack_ids(message.prompt_ids)
         try:
-            self._scheduler.add_request(message.uid, prompt, message.params)
-        except InvalidRequestError as refused:
-            self._to_api(Replies([Delta(message.uid, finish=refusal(message.uid, refused))]))
+            self._scheduler.add_request(message.uid, prompt_ids, message.params)
+        except InvalidRequestError as error:
+            self._to_api(Replies([Delta(message.uid, finish=refusal(message.uid, error))]))
         else:
-            self._opened.append(Opened(message.uid, prompt[-TAIL:].tolist(), message.params))
+            tail = prompt_ids[-PROMPT_TAIL_TOKENS:].tolist()
+            self._new_requests.append(NewRequest(message.uid, tail, message.params))

@@ -1,11 +1,13 @@
-"""``serve``: from a config to a server that runs until told to end. The launcher is the API server too.
+"""`serve`: starts the worker processes and runs the launcher, which is the API server too, until the server ends.
 
-Starts the other processes first, since they take longest, and leaves nothing behind, however it ends.
+The workers are started before the HTTP libraries are imported, because the workers take longest. However the server
+ends, it leaves no process, socket or file behind.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 
@@ -14,33 +16,40 @@ from minisgl.message import Addresses
 from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.manager import PluginManager, encode_config
 from minisgl.server.worker_pool import SIGNALS, WorkerPool
+from minisgl.utils.log import setup_logging
+
+log = logging.getLogger(__name__)
 
 
-def serve(config: Config, host: PluginManager) -> int:
-    """Serve until told to end, or until a worker dies; the exit status. Raises `ConfigError` where the options are
-    wrong, before anything is started or as soon as a child says so."""
+def serve(config: Config, manager: PluginManager) -> int:
+    """Run the server until a signal ends it or a worker dies. Return the exit status of the program.
+
+    Raise `ConfigError` for a wrong option, before a process is started or as soon as a worker reports the option.
+    """
+    setup_logging(config.log_level, config.log_format, "api")
     model = str(resolve_model(config.model))
-    encoded = encode_config(config, host)
+    encoded = encode_config(config, manager)
     listener = _listen(config.server.host, config.server.port)
     addresses = Addresses.make(config.server.tokenizers, config.tp)
-    crew = WorkerPool()
-    # A signal that comes while children start waits until there is somebody to handle it.
+    worker_pool = WorkerPool((config.log_level, config.log_format))
+    # A signal that arrives while the workers start stays pending until the launcher handles it.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        crew.start(addresses, model, encoded, config.tp)
-        from minisgl.server.launcher import Launcher  # HTTP's libraries load while the children do
+        log.info("starting %s with tp=%d and %d tokenizer processes", model, config.tp, config.server.tokenizers)
+        worker_pool.start(addresses, model, encoded, config.tp)
+        from minisgl.server.launcher import Launcher  # imports the HTTP libraries while the workers start
 
-        return asyncio.run(Launcher(config, host, addresses, crew, listener).run())
+        return asyncio.run(Launcher(config, manager, addresses, worker_pool, listener).run())
     finally:
-        crew.kill()
-        crew.close()
+        worker_pool.kill()
+        worker_pool.close()
         addresses.remove()
         listener.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there, before anything else is started. Raises `ConfigError`."""
+    """Return a socket that listens on ``host`` and ``port``. Raise `ConfigError` if the address can't be used."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)

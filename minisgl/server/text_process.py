@@ -1,7 +1,7 @@
-"""What the tokenizer processes and the detokenizer's process do: text to tokens and back, between client and scheduler.
+"""The tokenizer processes and the detokenizer process: text to tokens and back, between API server and scheduler.
 
-One class handles the messages of both, so that one process can be both (``server.tokenizers=0``). Knows the tokenizer
-and no engine; imports neither torch nor transformers.
+One class handles the messages of both, so that one process can do both jobs (``server.tokenizers=0``). This module
+knows the tokenizer but no engine, and imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from minisgl.message import (
     Abort,
     Addresses,
     ChatPrompt,
-    Count,
     Delta,
+    DetokenizeReply,
     DetokenizeRequest,
-    IdsPrompt,
     Limits,
     Message,
     Outputs,
@@ -33,37 +32,45 @@ from minisgl.message import (
     Stop,
     Submit,
     TextPrompt,
-    TextReply,
-    TokensReply,
+    TokenizeReply,
+    TokenizeRequest,
+    TokensPrompt,
     pack_ids,
     unpack_ids,
 )
-from minisgl.server.child import Ready, Report
 from minisgl.server.errors import refusal
 from minisgl.server.heartbeat import Heartbeat
+from minisgl.server.worker_process import Ready, Report
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 
-def run_text(report: Report, addresses: Addresses, inbox: str, model: str, heartbeat: Heartbeat) -> None:
-    """The body of a tokenizer's or the detokenizer's process, which pulls from ``inbox``."""
+def run_text_process(report: Report, addresses: Addresses, inbox: str, model: str, heartbeat: Heartbeat) -> None:
+    """Run a tokenizer process or the detokenizer process until a `Stop` message arrives.
+
+    This is the ``body`` of the process's `worker_main`. ``inbox`` is the address at which the process receives
+    messages. ``model`` is the model's directory.
+    """
     tokenizer = Tokenizer.from_dir(model)
     context = zmq.Context()
     pull = Pull(context, inbox)
     worker = TextWorker(tokenizer, Push(context, addresses.api).send, Push(context, addresses.scheduler).send)
     report.send(Ready())
-    going = True
-    while going:
-        heartbeat.rest()
+    running = True
+    while running:
+        heartbeat.idle()
         message = pull.receive()
         heartbeat.beat()
-        going = worker.handle(message)
-    heartbeat.rest()
+        running = worker.handle(message)
+    heartbeat.idle()
     context.destroy(linger=0)
 
 
 class TextWorker:
-    """Answers messages. ``to_api`` and ``to_scheduler`` send one each."""
+    """The message handler of a tokenizer process or of the detokenizer process.
+
+    ``to_api(message)`` and ``to_scheduler(message)`` send a message to these processes.
+    """
 
     def __init__(
         self,
@@ -76,7 +83,7 @@ class TextWorker:
         self._limits = Limits(0, 0)
 
     def handle(self, message: Message) -> bool:
-        """Do what one message asks for. False where it asks to stop."""
+        """Handle one message. Return False if the message is `Stop`, otherwise True."""
         match message:
             case Outputs():
                 self._outputs(message)
@@ -84,10 +91,10 @@ class TextWorker:
                 self._submit(message)
             case Abort():
                 self._to_scheduler(message)
-            case Count(uid=uid):
-                self._answer(lambda: self._count(message), lambda end: TokensReply(uid, error=end), uid)
+            case TokenizeRequest(uid=uid):
+                self._answer(lambda: self._tokenize(message), lambda end: TokenizeReply(uid, error=end), uid)
             case DetokenizeRequest(uid=uid):
-                self._answer(lambda: self._untokenize(message), lambda end: TextReply(uid, error=end), uid)
+                self._answer(lambda: self._detokenize(message), lambda end: DetokenizeReply(uid, error=end), uid)
             case Limits():
                 self._limits = message
             case Stop():
@@ -99,16 +106,16 @@ class TextWorker:
     # ---- tokens to text ------------------------------------------------------------------------------
 
     def _outputs(self, message: Outputs) -> None:
-        for opened in message.opened:
-            self._detokenizer.open(opened.uid, opened.tail, opened.params)
+        for req in message.new_requests:
+            self._detokenizer.add_request(req.uid, req.prompt_tail, req.params)
         deltas = self._detokenizer.feed(message.output)
         if deltas:
             self._to_api(Replies(deltas))
-        stopped = [delta.uid for delta in deltas if delta.stopped is not None and delta.finish is None]
+        stopped = [delta.uid for delta in deltas if delta.matched_stop is not None and delta.finish is None]
         if stopped:
             self._to_scheduler(Abort(stopped))
 
-    def _untokenize(self, message: DetokenizeRequest) -> Message:
+    def _detokenize(self, message: DetokenizeRequest) -> Message:
         if self._tokenizer is None:
             raise InvalidRequestError("tokens", "This model has no tokenizer.")
         ids = unpack_ids(message.ids).tolist()
@@ -117,7 +124,7 @@ class TextWorker:
                 raise InvalidRequestError(
                     "tokens", f"Token id {token} is not in the vocabulary of {self._limits.vocab_size}."
                 )
-        return TextReply(message.uid, self._tokenizer.decode(ids, skip_special_tokens=False))
+        return DetokenizeReply(message.uid, self._tokenizer.decode(ids, skip_special_tokens=False))
 
     # ---- text to tokens ------------------------------------------------------------------------------
 
@@ -135,59 +142,73 @@ class TextWorker:
             )
         ids = self._ids(message.prompt)
         if message.max_tokens_from_context:
-            left = self._limits.max_len - len(ids) // 4
+            left = self._limits.max_seq_len - len(ids) // 4
             if left < 1:
                 raise InvalidRequestError(
                     "prompt",
-                    f"The prompt has {len(ids) // 4} tokens; with one more they are over the {self._limits.max_len} "
-                    "that this server can hold.",
+                    f"The prompt has {len(ids) // 4} tokens. With one output token that is more than the "
+                    f"{self._limits.max_seq_len} tokens that this server allows for a request.",
                     "context_length_exceeded",
                 )
             params = msgspec.structs.replace(params, max_tokens=left)
         for i, uid in enumerate(message.uids):
             self._to_scheduler(Schedule(uid, ids, _choice(params, i)))
 
-    def _count(self, message: Count) -> Message:
+    def _tokenize(self, message: TokenizeRequest) -> Message:
         ids = self._ids(message.prompt, empty=True)
         strings = None
-        if message.strings and self._tokenizer is not None:
+        if message.return_token_strs and self._tokenizer is not None:
             strings = [self._tokenizer.token_text(token) for token in unpack_ids(ids).tolist()]
-        return TokensReply(message.uid, ids, strings)
+        return TokenizeReply(message.uid, ids, strings)
 
     def _ids(self, prompt: Prompt, empty: bool = False) -> bytes:
-        """Return the prompt's token ids, packed. Raise `InvalidRequestError`, unless ``empty`` for an empty prompt."""
+        """Return the prompt's token ids, packed by `pack_ids`.
+
+        Raise `InvalidRequestError` if the prompt can't be tokenized, or if it is empty and ``empty`` is false.
+        """
         match prompt:
-            case IdsPrompt(ids=ids):
+            case TokensPrompt(ids=ids):
                 pass
-            case TextPrompt(text=text, special=special):
+            case TextPrompt(text=text, add_special_tokens=add_special_tokens):
                 if self._tokenizer is None:
                     raise InvalidRequestError("prompt", "This model has no tokenizer: give the prompt as token ids.")
-                ids = self._encode(self._tokenizer, text, special) if text or empty else b""
-            case ChatPrompt(turns=turns, generate=generate, extra=extra):
+                ids = self._encode(self._tokenizer, text, add_special_tokens) if text or empty else b""
+            case ChatPrompt():
                 if self._tokenizer is None:
                     raise InvalidRequestError("messages", "This model has no tokenizer, so it can't chat.")
-                ids = self._encode(self._tokenizer, self._tokenizer.render(turns, generate, extra), False)
+                text = self._tokenizer.render(
+                    prompt.messages, prompt.add_generation_prompt, prompt.chat_template_kwargs
+                )
+                ids = self._encode(self._tokenizer, text, False)
         if not ids and not empty:
             raise InvalidRequestError("prompt", "The prompt is empty: it must have at least one token.")
         return ids
 
-    def _encode(self, tokenizer: Tokenizer, text: str, special: bool) -> bytes:
-        """A text's token ids, packed. One that can't fit is refused unread: it would hold up all others."""
-        if len(text) > tokenizer.longest * self._limits.max_len:
+    def _encode(self, tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> bytes:
+        """Return a text's token ids, packed by `pack_ids`. Raise `InvalidRequestError` if the text is too long.
+
+        A text whose length shows that it has more than `Limits.max_seq_len` tokens is refused without tokenizing it,
+        because tokenizing a very long text would delay all other requests.
+        """
+        if len(text) > tokenizer.max_token_chars * self._limits.max_seq_len:
             raise InvalidRequestError(
                 "prompt",
-                f"The prompt has {len(text)} characters, which are over the {self._limits.max_len} tokens that this "
-                "server can hold, however they are cut.",
+                f"The prompt has {len(text)} characters. Even with the longest tokens of this model's vocabulary that "
+                f"is more than the {self._limits.max_seq_len} tokens that this server allows for a request.",
                 "context_length_exceeded",
             )
-        return pack_ids(tokenizer.encode(text, special))
+        return pack_ids(tokenizer.encode(text, add_special_tokens))
 
     def _answer(self, work: Callable[[], Message | None], failed: Callable[[Finished], Message], uid: int) -> None:
-        """Send what ``work`` returns, or what its failure comes to: one bad request never harms another."""
+        """Send the message that ``work()`` returns to the API server, if it returns one.
+
+        If ``work`` raises, send ``failed(end)`` instead, where ``end`` describes the error. So one bad request never
+        stops the process.
+        """
         try:
             reply = work()
-        except InvalidRequestError as refused:
-            reply = failed(refusal(uid, refused))
+        except InvalidRequestError as error:
+            reply = failed(refusal(uid, error))
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
             reply = failed(Finished(uid, "error", error=f"The tokenizer failed: {type(error).__name__}: {error}"))
@@ -196,7 +217,7 @@ class TextWorker:
 
 
 def _choice(params: SamplingParams, index: int) -> SamplingParams:
-    """The parameters of one of ``n`` choices: with a seed given, each choice has the next one."""
+    """Return the sampling parameters of one of a prompt's ``n`` choices: choice ``index`` samples with seed + index."""
     if params.seed is None or index == 0:
         return params
     seed = params.seed + index

@@ -1,14 +1,15 @@
-"""The child processes of a server: started, watched and ended by the launcher.
+"""The worker processes of a server: the ranks, the detokenizer and the tokenizers.
 
-Knows processes and pipes, and not what they do. Nothing of it outlives `WorkerPool.kill`.
+The launcher starts, watches and kills the workers through `WorkerPool`. This module knows processes and pipes, and not
+the work that the processes do. After `WorkerPool.kill` no worker process exists any more.
 """
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,19 +19,25 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from minisgl.message import Addresses
-from minisgl.server.child import SHOW_STACK, Called, Failed, Ready, child_main, read_report
 from minisgl.server.heartbeat import Heartbeat
 from minisgl.server.rank_process import run_rank
-from minisgl.server.text_process import run_text
+from minisgl.server.text_process import run_text_process
+from minisgl.server.worker_process import STACK_DUMP_SIGNAL, Failed, PluginCalls, Ready, read_report, worker_main
 from minisgl.utils.ports import free_port
 
+log = logging.getLogger(__name__)
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""What the launcher handles, and its children leave to it."""
+"""The signals that the launcher handles and the workers ignore."""
 
 
 @dataclass
 class Worker:
-    """One child process, and what it last said."""
+    """One worker process, and its last report of each kind.
+
+    ``role`` is ``scheduler-<rank>``, ``detokenizer`` or ``tokenizer-<i>``. ``heartbeat`` is None for the ranks from 1
+    on. ``pipe_closed``: the worker has closed its end of the pipe. ``hung``: the worker hung and was killed.
+    """
 
     role: str
     process: BaseProcess
@@ -38,38 +45,41 @@ class Worker:
     heartbeat: Heartbeat | None = None
     ready: Ready | None = None
     failed: Failed | None = None
-    called: Called | None = None
-    hung_up: bool = False
-    hangs: bool = False
+    plugin_calls: PluginCalls | None = None
+    pipe_closed: bool = False
+    hung: bool = False
 
-    def listen(self) -> None:
-        """Take in what it has said since."""
+    def read_reports(self) -> None:
+        """Read the worker's pending reports from the pipe."""
         try:
-            while not self.hung_up and (news := read_report(self.pipe)) is not None:
-                match news:
+            while not self.pipe_closed and (message := read_report(self.pipe)) is not None:
+                match message:
                     case Ready():
-                        self.ready = news
-                    case Called():
-                        self.called = news
+                        self.ready = message
+                    case PluginCalls():
+                        self.plugin_calls = message
                     case _:
-                        self.failed = news
+                        self.failed = message
         except (EOFError, OSError):
-            self.hung_up = True
+            self.pipe_closed = True
 
     @property
-    def computes(self) -> bool:
-        """Whether it is a rank."""
+    def is_rank(self) -> bool:
+        """Whether the worker is a tensor-parallel rank."""
         return self.role.startswith("scheduler")
 
     @property
-    def gone(self) -> bool:
-        """Whether it has ended, or hangs and was killed: a driver may keep it from ending. Its sentinel tells first:
-        only a moment later is there an exit status."""
-        return self.hangs or bool(wait([self.process.sentinel], 0))
+    def has_ended(self) -> bool:
+        """Whether the worker has exited, or hung and was killed.
+
+        A hung worker counts as ended at once, because a device driver can delay its exit. For the others this property
+        reads the process's sentinel, which becomes ready a moment before the exit status does.
+        """
+        return self.hung or bool(wait([self.process.sentinel], 0))
 
     @property
     def exit_reason(self) -> str:
-        """How it ended."""
+        """How the worker ended, as an error message: the reported failure, the signal or the exit status."""
         if self.failed is not None:
             return self.failed.message
         code = self.process.exitcode
@@ -79,58 +89,70 @@ class Worker:
 
 
 class WorkerPool:
-    """All children of one server."""
+    """All worker processes of one server."""
 
-    def __init__(self) -> None:
+    def __init__(self, log_options: tuple[str, str]) -> None:
+        self._log_options = log_options
         self._context = multiprocessing.get_context("spawn")
         self.workers: list[Worker] = []
 
     def start(self, addresses: Addresses, model: str, config: bytes, tp: int) -> None:
-        """Start them all; the ranks first, which take longest. ``model`` is a directory, ``config`` encoded."""
+        """Start all workers, the ``tp`` ranks first because they take longest to start.
+
+        ``model`` is the model's directory. ``config`` is the config, encoded by `encode_config`.
+        """
         rendezvous = f"127.0.0.1:{free_port()}" if tp > 1 else ""
-        resource_tracker.ensure_running()  # it unblocks the signals, which the children must inherit blocked
+        # Starting the resource tracker unblocks the signals. Start it before they are blocked, because the workers must
+        # inherit the signals blocked.
+        resource_tracker.ensure_running()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             for rank in range(tp):
-                self._start(f"scheduler-{rank}", run_rank, addresses, config, rank, rendezvous, beats=rank == 0)
-            self._start("detokenizer", run_text, addresses, addresses.detokenizer, model)
+                self._start(f"scheduler-{rank}", run_rank, addresses, config, rank, rendezvous, watched=rank == 0)
+            self._start("detokenizer", run_text_process, addresses, addresses.detokenizer, model)
             for i, address in enumerate(addresses.tokenizers):
                 if address != addresses.detokenizer:
-                    self._start(f"tokenizer-{i}", run_text, addresses, address, model)
+                    self._start(f"tokenizer-{i}", run_text_process, addresses, address, model)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
-    def _start(self, role: str, body: Callable[..., None], *args: Any, beats: bool = True) -> None:
+    def _start(self, role: str, body: Callable[..., None], *args: Any, watched: bool = True) -> None:
         ours, theirs = self._context.Pipe(duplex=False)
-        heartbeat = Heartbeat(self._context) if beats else None
-        args = (role, body, theirs, *args, heartbeat)
-        process = self._context.Process(target=child_main, args=args, name=f"minisgl-{role}")
+        heartbeat = Heartbeat(self._context) if watched else None
+        args = (role, self._log_options, body, theirs, *args, heartbeat)
+        process = self._context.Process(target=worker_main, args=args, name=f"minisgl-{role}")
         process.start()
         theirs.close()
         self.workers.append(Worker(role, process, ours, heartbeat))
 
     def dead(self) -> list[Worker]:
-        """Those that have ended, first the one that says best why: an option, a failure, a mere death."""
-        ended = [worker for worker in self.workers if worker.gone]
+        """Return the workers that have ended, the most informative first.
+
+        A worker that reported a wrong option comes first, then a worker that reported another failure, then a worker
+        that ended without a report.
+        """
+        ended = [worker for worker in self.workers if worker.has_ended]
         for worker in ended:
             worker.process.join(1.0)
-            worker.listen()
+            worker.read_reports()
         return sorted(ended, key=lambda worker: 2 if worker.failed is None else not worker.failed.options)
 
     def kill_hung(self, hung: Worker, why: str) -> None:
-        """A worker hangs: take it for dead, once it has written to the log where it is; where it is rank 0, every rank,
-        since another may be the guilty one."""
+        """Log the stack of a hung worker, kill the worker, and set ``why`` as its failure.
+
+        If the hung worker is rank 0, log the stacks of all ranks: rank 0 may be waiting for a rank that hangs.
+        """
         for worker in self.workers:
-            if (worker is hung or (hung.computes and worker.computes)) and not worker.gone:
+            if (worker is hung or (hung.is_rank and worker.is_rank)) and not worker.has_ended:
                 assert worker.process.pid is not None
-                print(f"minisgl: {worker.role} is here:", file=sys.stderr, flush=True)
-                os.kill(worker.process.pid, SHOW_STACK)
-                time.sleep(0.1)  # or the next one would write between its lines
+                log.error("stack of %s:", worker.role)
+                os.kill(worker.process.pid, STACK_DUMP_SIGNAL)
+                time.sleep(0.1)  # let this worker write its stack before the next worker writes
         hung.process.kill()
-        hung.failed, hung.hangs = Failed(why), True
+        hung.failed, hung.hung = Failed(why), True
 
     def join(self, timeout: float) -> bool:
-        """Wait until all have ended, at most ``timeout`` seconds; whether they have."""
+        """Wait at most ``timeout`` seconds until all workers have exited. Return whether all of them have."""
         deadline = time.monotonic() + timeout
         while alive := [worker.process.sentinel for worker in self.workers if worker.process.exitcode is None]:
             if not wait(alive, max(0.0, deadline - time.monotonic())):
@@ -138,13 +160,17 @@ class WorkerPool:
         return True
 
     def kill(self) -> None:
-        """End all at once and wait for it: a rank whose peer is gone hears nothing gentler."""
+        """Kill all workers and wait until they have exited.
+
+        The signal is SIGKILL, because a rank that is blocked in a collective with a dead peer does not react to
+        another.
+        """
         for worker in self.workers:
             worker.process.kill()
         for worker in self.workers:
             worker.process.join()
 
     def close(self) -> None:
-        """Close the pipes; after `kill`, when nobody watches them any more."""
+        """Close the pipes. Call this after `kill`, when the event loop no longer watches them."""
         for worker in self.workers:
             worker.pipe.close()

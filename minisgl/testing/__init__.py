@@ -1,9 +1,9 @@
-"""What proves the promises: the simulated engine, and kits that a plugin can be tested with."""
+"""Test tools: a simulated engine without a model, and conformance kits that plugin authors run on their plugins."""
 
 from __future__ import annotations
 
 from minisgl.testing.sim import SimCounts, SimEngine
-from minisgl.testing.truth import Ask, Expected, expected_output
+from minisgl.testing.truth import Expected, SimRequest, expected_output
 from minisgl.testing.violation import RULES, SimViolation
 
-__all__ = ["RULES", "Ask", "Expected", "SimCounts", "SimEngine", "SimViolation", "expected_output"]
+__all__ = ["RULES", "Expected", "SimCounts", "SimEngine", "SimRequest", "SimViolation", "expected_output"]

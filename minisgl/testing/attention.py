@@ -1,6 +1,6 @@
-"""A kit to test attention backends with: random batches over shuffled pages, and dense attention as the oracle.
+"""A conformance kit for attention backends: random batches over shuffled pages, compared with dense attention.
 
-The oracle computes one row after another in float64 from the row's own keys, and knows no pages.
+The dense attention computes each row alone, in float64, from the row's own keys and values, without pages.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ from torch import Tensor
 from minisgl.attention import AttentionBackend, AttnBatch, LayerSpec
 from minisgl.kvcache.pool import KVPool
 
-__all__ = ["CASES", "AttentionCase", "AttentionConformance", "Laid", "lay_out", "run_case"]
+__all__ = ["CASES", "AttentionCase", "AttentionConformance", "PreparedCase", "prepare_case", "run_case"]
 
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """``rows``: (positions before the step, positions computed); rows of one position come first."""
+    """The sizes of one step and one layer.
+
+    ``rows`` has (positions computed before the step, positions computed in the step) of each row. Rows of one position
+    come first. ``window`` is the number of keys that a query sees (-1: all before it), ``soft_cap`` the soft cap of the
+    scores (0: none).
+    """
 
     rows: tuple[tuple[int, int], ...]
     page_size: int = 16
@@ -54,21 +59,24 @@ CASES: tuple[AttentionCase, ...] = (
     replace(_LONG, window=50, page_size=1),
     *(replace(case, dtype=torch.bfloat16) for case in (_MIXED, _LONG)),
 )
-"""What a backend without limits must pass; one with limits (``needs()``) passes those it claims."""
+"""The default cases. A backend with limits is tested only with the cases that its ``needs()`` allow."""
 
 
 @dataclass(frozen=True)
-class Laid:
-    """A case on a device: what a backend is bound to and asked, and what dense attention says to it."""
+class PreparedCase:
+    """A case with random inputs on a device, and the result of dense attention."""
 
     pool: KVPool
-    layers: tuple[LayerSpec, LayerSpec]  # the case's is the second
+    layers: tuple[LayerSpec, LayerSpec]  # the second is the layer of the case
     batch: AttnBatch
     q: Tensor  # [tokens, q_heads, head_dim]
-    want: Tensor  # like q, float64 on the CPU
+    expected: Tensor  # like q, float64 on the CPU
 
     def forward(self, backend: AttentionBackend) -> Tensor:
-        """The answer of a backend that was bound and has planned: like q, float64 on the CPU. It writes every row."""
+        """Return the result of a backend, like q, in float64 on the CPU. ``bind`` and ``plan`` were called before.
+
+        The backend must write every row of the result, which contains NaN before.
+        """
         out = torch.full_like(self.q, float("nan"))
         return backend.forward(self.layers[1], self.q, out).cpu().double()
 
@@ -76,18 +84,21 @@ class Laid:
 def run_case(
     backend: AttentionBackend, case: AttentionCase, device: torch.device | str = "cpu", seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """What ``backend`` computes for one step, and what dense attention does: both [tokens, q_heads, head_dim] in
-    float64 on the CPU. Pages that belong to no row hold NaN, and must not be seen."""
-    laid = lay_out(case, backend.needs().layout, device, seed)
-    backend.bind(laid.pool, laid.layers, [])
-    backend.plan(laid.batch)
-    return laid.forward(backend), laid.want
+    """Return the result of ``backend`` for a case, and the result of dense attention.
+
+    Both are [tokens, q_heads, head_dim] in float64 on the CPU. Pages that belong to no row contain NaN, so a backend
+    that reads them returns NaN.
+    """
+    prepared = prepare_case(case, backend.needs().layout, device, seed)
+    backend.bind(prepared.pool, prepared.layers, [])
+    backend.plan(prepared.batch)
+    return prepared.forward(backend), prepared.expected
 
 
-def lay_out(
+def prepare_case(
     case: AttentionCase, layout: Literal["NHD", "HND"] = "NHD", device: torch.device | str = "cpu", seed: int = 0
-) -> Laid:
-    """Random keys, values and queries for a case, its pages shuffled over a pool."""
+) -> PreparedCase:
+    """Build random keys, values and queries for a case, with pages in random order in a pool of layout ``layout``."""
     generator = torch.Generator().manual_seed(seed)
     device = torch.device(device)
     layer = LayerSpec(
@@ -96,44 +107,47 @@ def lay_out(
     before, counts = (np.array(column, np.int32) for column in zip(*case.rows, strict=True))
     seq_lens = before + counts
     columns = [-(-int(n) // case.page_size) for n in seq_lens]
-    used, slots = sum(columns), len(case.rows) + 3
+    used, pool_rows = sum(columns), len(case.rows) + 3
 
     def randn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(case.dtype)
 
-    # The pool: page numbers are drawn from twice as many, the others are poisoned.
+    # The pool has more than twice the pages that the rows use. The unused pages contain NaN.
     pool = KVPool(2, 2 * used + 1, case.page_size, case.kv_heads, case.head_dim, case.dtype, device, layout)
     for buffer in pool.layer(1):
         buffer.fill_(float("nan"))
     numbers = iter(torch.randperm(2 * used, generator=generator).tolist())
-    table = torch.full((slots + 1, max(columns) + 2), 2 * used, dtype=torch.int32)
-    slot_of = torch.randperm(slots, generator=generator)[: len(case.rows)]
+    page_table = torch.full((pool_rows + 1, max(columns) + 2), 2 * used, dtype=torch.int32)
+    req_pool_indices = torch.randperm(pool_rows, generator=generator)[: len(case.rows)]
     keys, values = [], []
-    for slot, length, pages in zip(slot_of.tolist(), seq_lens.tolist(), columns, strict=True):
-        mine = torch.tensor(list(itertools.islice(numbers, pages)), dtype=torch.int32)
-        table[slot, :pages] = mine
-        k, v = (randn(pages * case.page_size, case.kv_heads, case.head_dim) for _ in range(2))
-        offsets = torch.arange(pages * case.page_size)
-        out_cache_loc = mine.long()[offsets // case.page_size] * case.page_size + offsets % case.page_size
+    for req_pool_idx, length, num_pages in zip(req_pool_indices.tolist(), seq_lens.tolist(), columns, strict=True):
+        pages = torch.tensor(list(itertools.islice(numbers, num_pages)), dtype=torch.int32)
+        page_table[req_pool_idx, :num_pages] = pages
+        k, v = (randn(num_pages * case.page_size, case.kv_heads, case.head_dim) for _ in range(2))
+        offsets = torch.arange(num_pages * case.page_size)
+        out_cache_loc = pages.long()[offsets // case.page_size] * case.page_size + offsets % case.page_size
         pool.store(1, k.to(device), v.to(device), out_cache_loc.to(device))
         keys.append(k[:length])
         values.append(v[:length])
 
     q = randn(int(counts.sum()), case.q_heads, case.head_dim)
-    indptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    starts, lengths = torch.from_numpy(indptr).to(device), torch.from_numpy(seq_lens).to(device)
-    rows = slot_of.to(device, torch.int32)
-    batch = AttnBatch(int((counts == 1).sum()), indptr, seq_lens, starts, lengths, rows, table.to(device))
-    want = [
+    cu_seqlens_q = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    on_device = torch.from_numpy(cu_seqlens_q).to(device), torch.from_numpy(seq_lens).to(device)
+    num_decode, rows = int((counts == 1).sum()), req_pool_indices.to(device, torch.int32)
+    batch = AttnBatch(num_decode, cu_seqlens_q, seq_lens, *on_device, rows, page_table.to(device))
+    expected = [
         _dense(q[a:b].to(device), k.to(device), v.to(device), layer).cpu()
-        for a, b, k, v in zip(indptr[:-1].tolist(), indptr[1:].tolist(), keys, values, strict=True)
+        for a, b, k, v in zip(cu_seqlens_q[:-1].tolist(), cu_seqlens_q[1:].tolist(), keys, values, strict=True)
     ]
     layers = (replace(layer, index=0, window=-1, soft_cap=0.0), layer)
-    return Laid(pool, layers, batch, q.to(device), torch.cat(want))
+    return PreparedCase(pool, layers, batch, q.to(device), torch.cat(expected))
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, layer: LayerSpec) -> Tensor:
-    """q [n, q_heads, dim] are the last n positions of k, v [length, kv_heads, dim]; in float64."""
+    """Return dense attention in float64, [n, q_heads, dim].
+
+    ``q`` [n, q_heads, dim] are the last n positions of ``k`` and ``v`` [length, kv_heads, dim].
+    """
     group = layer.q_heads // layer.kv_heads
     k, v = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
     scores = torch.einsum("nhd,lhd->hnl", q.double(), k) * layer.scale
@@ -141,63 +155,79 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, layer: LayerSpec) -> Tensor:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
     key = torch.arange(len(k), device=k.device)
     position = key[len(k) - len(q) :, None]
-    seen = key <= position
+    mask = key <= position
     if layer.window >= 0:
-        seen &= key > position - layer.window
-    return torch.einsum("hnl,lhd->nhd", scores.masked_fill(~seen, float("-inf")).softmax(-1), v)
+        mask &= key > position - layer.window
+    return torch.einsum("hnl,lhd->nhd", scores.masked_fill(~mask, float("-inf")).softmax(-1), v)
 
 
 class AttentionConformance:
-    """What every attention backend must do. Subclass it in a test file, name it ``Test…`` and say how to make yours."""
+    """The tests that every attention backend must pass.
+
+    Subclass it in a test file, give the subclass a name that begins with ``Test``, and implement `make`.
+    """
 
     device: torch.device | str = "cpu"
     cases = CASES
-    """Leave out what yours refuses, beside the page sizes and dtypes that its ``needs()`` rule out."""
+    """The cases to test. Leave out the cases that your backend does not support.
+
+    The kit itself skips the page sizes and dtypes that the backend's ``needs()`` exclude.
+    """
     tolerance = 1e-5
-    """Greatest difference in float32; in bfloat16 it is 2e-2."""
+    """Largest allowed difference in float32. In bfloat16 it is always 2e-2."""
 
     def make(self) -> AttentionBackend:
-        """Your backend, fresh."""
-        raise NotImplementedError
+        """Build a new object of your backend."""
+        raise NotImplementedError("make(self) must return a new object of the attention backend to test")
 
-    def claimed(self) -> list[AttentionCase]:
-        """The cases that the backend's own ``needs()`` allow."""
+    def supported_cases(self) -> list[AttentionCase]:
+        """Return the cases that the backend's ``needs()`` allow. Raise AssertionError if there are none."""
         needs = self.make().needs()
         sizes, dtypes = needs.page_sizes, needs.kv_dtypes
         found = [case for case in self.cases if sizes is None or case.page_size in sizes]
         found = [case for case in found if dtypes is None or case.dtype in dtypes]
-        assert found, f"there is no case for pages of {sizes} and {dtypes}: set `cases`"
+        assert found, (
+            f"no case has a page size of {sizes} and a dtype of {dtypes}, which needs() requires: set `cases` to cases "
+            "that your backend supports"
+        )
         return found
 
     def agree(self, backend: AttentionBackend, case: AttentionCase, seed: int = 0) -> None:
-        """Raise AssertionError where the backend's answer is not dense attention's."""
+        """Raise AssertionError if the backend's result for a case differs from dense attention."""
         got, want = run_case(backend, case, self.device, seed)
         eps = 2e-2 if case.dtype == torch.bfloat16 else self.tolerance
-        assert got.shape == want.shape, f"{case}: the result is {list(got.shape)}, and should be {list(want.shape)}"
+        assert got.shape == want.shape, (
+            f"{case}: the shape of the result is {list(got.shape)}, expected {list(want.shape)}"
+        )
         wrong = (~torch.isclose(got, want, atol=eps, rtol=eps)).flatten(1).any(1)
         if wrong.any():
             token = int(wrong.nonzero()[0])
-            at, off = _whose(case, token), float((got - want)[token].abs().max())
-            raise AssertionError(f"{case}: {at} is off by {off:.3g}; {int(wrong.sum())} of {len(wrong)} tokens are")
+            query, off = _describe(case, token), float((got - want)[token].abs().max())
+            raise AssertionError(
+                f"{case}: {query} is off by {off:.3g}; expected at most {eps:g}. {int(wrong.sum())} of {len(wrong)} "
+                "queries are wrong"
+            )
 
-    def test_it_agrees_with_dense_attention(self) -> None:
-        for case in self.claimed():
+    def test_dense_attention(self) -> None:
+        """The result equals dense attention in all supported cases."""
+        for case in self.supported_cases():
             self.agree(self.make(), case)
 
-    def test_the_smallest_batches(self) -> None:
-        """One row: alone, behind a cached prefix, at the edges of a page."""
-        plain = self.claimed()[0]
+    def test_one_row(self) -> None:
+        """A batch of one row: a prompt or decode row, with and without a cached prefix, at the edges of a page."""
+        plain = self.supported_cases()[0]
         for before, count in ((0, 1), (0, 2), (1, 1), (15, 1), (16, 1), (17, 1), (15, 2), (16, 2), (40, 5)):
             self.agree(self.make(), replace(plain, rows=((before, count),)))
 
-    def test_a_step_does_not_remember_the_one_before(self) -> None:
-        backend, plain = self.make(), self.claimed()[0]
+    def test_no_state_between_steps(self) -> None:
+        """The result of a step does not depend on the steps before it."""
+        backend, plain = self.make(), self.supported_cases()[0]
         for seed, rows in enumerate([((90, 1), (0, 60)), ((3, 1),), ((7, 1), (30, 1), (0, 9)), ((90, 1), (0, 60))]):
             self.agree(backend, replace(plain, rows=rows), seed)
 
 
-def _whose(case: AttentionCase, token: int) -> str:
-    """A token of a case, in words."""
+def _describe(case: AttentionCase, token: int) -> str:
+    """Return the row and the query of a token of a case, in words."""
     for row, (before, count) in enumerate(case.rows):
         if token < count:
             return f"query {token} of row {row} ({before} positions before, {count} computed)"

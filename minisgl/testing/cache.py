@@ -1,7 +1,7 @@
-"""A prefix cache against a dictionary: the plainest cache there is, and a pair that makes any cache agree with it.
+"""A conformance kit for prefix caches: compares a cache with a dictionary after every call.
 
-The model remembers, page by page, the whole prefix that each page completes; so it splits nothing, and looks at
-everything to answer anything. Knows `minisgl.kvcache` and no cache plugin: whoever writes one can test it with this.
+The dictionary maps each cached prefix to its last page. It is slow, because every call searches all entries, and it has
+no tree that could be wrong. The kit uses only the interface `minisgl.kvcache`, so it applies to every cache plugin.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["CacheConformance", "CacheModel", "CachePair", "Prefix"]
 
 
 class Prefix(NamedTuple):
-    """A prefix in whole pages, as the model knows it."""
+    """A key of the dictionary: a namespace and the token ids of whole pages."""
 
     namespace: Hashable
     ids: tuple[int, ...]
@@ -29,12 +29,12 @@ class Prefix(NamedTuple):
 @dataclass
 class _Page:
     number: int
-    users: int
-    used: int  # when it was last locked, unlocked or inserted
+    users: int  # number of locks
+    used: int  # time at which the page was last locked, unlocked or inserted
 
 
 class CacheModel:
-    """``pages`` maps each cached prefix of whole pages to its last page."""
+    """The reference cache. ``pages`` maps each cached prefix of whole pages to its last page."""
 
     def __init__(self, page_size: int):
         self.page_size = page_size
@@ -42,12 +42,12 @@ class CacheModel:
         self._clock = 0
 
     def path(self, prefix: Prefix) -> Iterator[Prefix]:
-        """``prefix`` cut after one page, two pages, …"""
+        """Yield the first page of ``prefix``, its first two pages, and so on."""
         for end in range(self.page_size, len(prefix.ids) + 1, self.page_size):
             yield Prefix(prefix.namespace, prefix.ids[:end])
 
     def match(self, prefix: Prefix) -> Prefix:
-        """The longest cached prefix of ``prefix``."""
+        """Return the longest cached prefix of ``prefix``."""
         found = Prefix(prefix.namespace, ())
         for part in self.path(prefix):
             if part not in self.pages:
@@ -56,44 +56,52 @@ class CacheModel:
         return found
 
     def lock(self, prefix: Prefix, users: int = 1) -> None:
-        """``users`` more (-1: one fewer) on every page of the path."""
+        """Add ``users`` locks to every page of ``prefix``. -1 removes one lock."""
         self._clock += 1
         for part in self.path(prefix):
             page = self.pages[part]
             page.users += users
             page.used = self._clock
-            assert page.users >= 0
+            assert page.users >= 0, f"page {page.number} was unlocked more often than it was locked"
 
     def insert(self, prefix: Prefix, start: int, pages: Sequence[int]) -> list[int]:
-        """The pages that the cache then has from page ``start`` on."""
+        """Insert ``pages`` for the pages of ``prefix`` from page ``start`` on.
+
+        Return the pages that the cache then has there: where a page was cached before, it is that page.
+        """
         self._clock += 1
-        held = []
+        cached = []
         for part, number in zip(list(self.path(prefix))[start:], pages, strict=True):
-            held.append(self.pages.setdefault(part, _Page(number, 0, self._clock)).number)
-        return held
+            cached.append(self.pages.setdefault(part, _Page(number, 0, self._clock)).number)
+        return cached
 
     def evict(self, count: int) -> set[int]:
-        """The pages to go, least recently used first, each the end of every path through it."""
-        gone: set[int] = set()
+        """Evict up to ``count`` unlocked pages, least recently used first, and return them.
+
+        A page is evicted only if no longer prefix that contains it is cached.
+        """
+        evicted: set[int] = set()
         for _ in range(count):
             inner = {Prefix(p.namespace, p.ids[: -self.page_size]) for p in self.pages}
             ends = [p for p, page in self.pages.items() if page.users == 0 and p not in inner]
             if not ends:
                 break
             oldest = min(ends, key=lambda p: self.pages[p].used)
-            gone.add(self.pages.pop(oldest).number)
-        return gone
+            evicted.add(self.pages.pop(oldest).number)
+        return evicted
 
     @property
     def evictable_pages(self) -> int:
+        """Number of pages that are not locked."""
         return sum(page.users == 0 for page in self.pages.values())
 
 
 class CachePair:
-    """Does everything to a cache and to its model, and compares: pages, counts, and with ``lru`` who is evicted.
+    """A cache and the reference cache. Each method calls both and raises AssertionError if they differ.
 
-    Page numbers are drawn from a pool of ``num_pages``, as a ledger would: what is evicted or was a duplicate is
-    used again. A handle of the pair is (the cache's, the model's).
+    Compared are the matched and inserted pages, the counts, and the evicted pages. With ``lru``, exactly the least
+    recently used pages must be evicted. Inserted pages come from a pool of ``num_pages`` pages; evicted pages and
+    duplicates return to the pool. A handle of the pair is the tuple (handle of the cache, locked prefix).
     """
 
     def __init__(self, cache: PrefixCache, page_size: int, num_pages: int = 1000, lru: bool = True):
@@ -102,24 +110,29 @@ class CachePair:
         self.free = list(range(num_pages))
 
     def key(self, ids: Sequence[int], namespace: Hashable = None) -> Key:
+        """Return the cache's key for token ids."""
         return Key(namespace, np.asarray(ids, np.int64))
 
     def prefix(self, key: Key) -> Prefix:
+        """Return the whole pages of a key, as a key of the reference cache."""
         whole = len(key.ids) // self.page_size * self.page_size
         return Prefix(key.namespace, tuple(key.ids[:whole].tolist()))
 
     def match(self, key: Key) -> tuple[MatchResult, Prefix]:
-        """Match, and compare what was found and what is still unlocked of it."""
+        """Match a key and compare the matched pages and the number of unlocked pages among them."""
         expected = self.model.match(self.prefix(key))
         found = self.cache.match(key)
         path = [self.model.pages[part] for part in self.model.path(expected)]
-        assert found.pages.tolist() == [page.number for page in path], "match: not the longest cached prefix"
-        assert found.unlocked == sum(page.users == 0 for page in path), "match: wrong count of unlocked pages"
+        pages, unlocked = [page.number for page in path], sum(page.users == 0 for page in path)
+        assert found.pages.tolist() == pages, (
+            f"match: the cache found the pages {found.pages.tolist()}; the longest cached prefix has {pages}"
+        )
+        assert found.unlocked == unlocked, f"match: unlocked is {found.unlocked}, expected {unlocked}"
         self.check()
         return found, expected
 
     def lock(self, key: Key) -> tuple[Any, Prefix]:
-        """Match and lock."""
+        """Match a key, lock the matched prefix, and return its handle."""
         found, prefix = self.match(key)
         self.cache.lock(found.handle)
         self.model.lock(prefix)
@@ -132,20 +145,24 @@ class CachePair:
         self.check()
 
     def insert(self, base: tuple[Any, Prefix] | None, key: Key, lock: bool = False) -> tuple[Any, Prefix] | None:
-        """Offer fresh pages for what ``key`` has beyond ``base``; with ``lock``, the new handle, locked. Does nothing
-        where the pool has no such pages."""
+        """Insert free pages for the pages of ``key`` after the locked prefix ``base``.
+
+        With ``lock``, lock the inserted prefix and return its handle. Do nothing if the pool has too few free pages.
+        """
         prefix = self.prefix(key)
         start = len(base[1].ids) // self.page_size if base else 0
-        want = len(prefix.ids) // self.page_size - start
-        if want > len(self.free):
+        count = len(prefix.ids) // self.page_size - start
+        if count > len(self.free):
             return None
-        mine, self.free = self.free[:want], self.free[want:]
-        offered: I32 = np.asarray(mine, np.int32)
+        new, self.free = self.free[:count], self.free[count:]
+        offered: I32 = np.asarray(new, np.int32)
         inserted = self.cache.insert(base[0] if base else None, key, start, offered)
-        held = self.model.insert(prefix, start, mine)
-        assert inserted.pages.tolist() == held, f"insert: the cache says {inserted.pages.tolist()}, it holds {held}"
-        offered[:] = -7  # the caller's array is the caller's
-        self.free += sorted(set(mine) - set(held))
+        cached = self.model.insert(prefix, start, new)
+        assert inserted.pages.tolist() == cached, (
+            f"insert: the cache returned the pages {inserted.pages.tolist()}, expected {cached}"
+        )
+        offered[:] = -7  # overwrite the caller's array: the cache must have copied it
+        self.free += sorted(set(new) - set(cached))
         if lock:
             self.cache.lock(inserted.handle)
             self.model.lock(prefix)
@@ -153,67 +170,95 @@ class CachePair:
         return (inserted.handle, prefix) if lock else None
 
     def evict(self, count: int) -> list[int]:
-        """Evict, and compare: enough, none of them locked, paths from their ends, and with ``lru`` the oldest."""
+        """Evict at least ``count`` pages, or all evictable pages, and check and return the evicted pages.
+
+        They must be cached and not locked, and must be at the ends of prefixes. With ``lru``, they must be the least
+        recently used.
+        """
         evictable = self.model.evictable_pages
         numbers = {page.number: prefix for prefix, page in self.model.pages.items()}
-        gone = self.cache.evict(count).tolist()
-        assert len(set(gone)) == len(gone), f"evict: a page was given up twice: {gone}"
-        assert len(gone) >= min(count, evictable), f"evict: {len(gone)} of {count} pages, {evictable} could go"
-        assert set(gone) <= numbers.keys(), f"evict: pages {set(gone) - numbers.keys()} are not the cache's"
-        locked = [page for page in gone if self.model.pages[numbers[page]].users]
-        assert not locked, f"evict: pages {locked} are locked"
+        evicted: list[int] = self.cache.evict(count).tolist()
+        assert len(set(evicted)) == len(evicted), f"evict: a page was evicted twice: {evicted}"
+        assert len(evicted) >= min(count, evictable), (
+            f"evict: the cache evicted {len(evicted)} pages, expected {min(count, evictable)}: {count} were requested, "
+            f"and {evictable} are not locked"
+        )
+        assert set(evicted) <= numbers.keys(), (
+            f"evict: pages {sorted(set(evicted) - numbers.keys())} were evicted, but they are not in the cache"
+        )
+        locked = [page for page in evicted if self.model.pages[numbers[page]].users]
+        assert not locked, f"evict: pages {locked} were evicted, but they are locked"
         if self.lru:
-            assert set(gone) == self.model.evict(len(gone)), "evict: not the least recently used"
+            oldest = self.model.evict(len(evicted))
+            assert set(evicted) == oldest, (
+                f"evict: pages {sorted(evicted)} were evicted; the least recently used pages are {sorted(oldest)}"
+            )
         else:
-            for page in gone:
+            for page in evicted:
                 del self.model.pages[numbers[page]]
             broken = [p for p in self.model.pages if any(part not in self.model.pages for part in self.model.path(p))]
-            assert not broken, "evict: a page is gone from the middle of a prefix"
-        self.free += gone
+            assert not broken, (
+                f"evict: after the eviction of pages {evicted}, a cached prefix lacks a page in its middle: "
+                f"{list(broken[0].ids)}"
+            )
+        self.free += evicted
         self.check()
-        return gone
+        return evicted
 
     def check(self) -> None:
-        """The counts agree, and the cache finds nothing wrong with itself."""
+        """Compare the counts of both caches, and call the cache's own check."""
         assert self.cache.total_pages == len(self.model.pages), (
-            f"held: {self.cache.total_pages}, not {len(self.model.pages)}"
+            f"total_pages is {self.cache.total_pages}, expected {len(self.model.pages)}"
         )
         assert self.cache.evictable_pages == self.model.evictable_pages, (
-            f"evictable: {self.cache.evictable_pages}, not {self.model.evictable_pages}"
+            f"evictable_pages is {self.cache.evictable_pages}, expected {self.model.evictable_pages}"
         )
         self.cache.check()
 
 
 class CacheConformance:
-    """What every prefix cache must do. Subclass it in a test file, name it ``Test…`` and say how to make yours. A cache
-    that holds nothing (``reuses = False``) is only asked whether it says so everywhere."""
+    """The tests that every prefix cache must pass.
+
+    Subclass it in a test file, give the subclass a name that begins with ``Test``, and implement `make`. For a cache
+    that stores no pages (``reuses = False``), the kit only checks that the cache reports zero pages everywhere.
+    """
 
     page_sizes: Sequence[int] = (1, 2, 3)
+    """The page sizes to test."""
     lru = True
-    """Whether the least recently used pages must go first; without, any order that keeps prefixes whole."""
-    lives = 150
-    """Random lives, of growing length."""
+    """Whether the least recently used pages must be evicted first. False: any order that evicts prefixes at their end
+    is allowed."""
+    histories = 150
+    """Number of random sequences of calls. Later sequences are longer."""
 
     def make(self, page_size: int) -> PrefixCache:
-        """Your cache, empty."""
-        raise NotImplementedError
+        """Build your cache, empty."""
+        raise NotImplementedError("make(self, page_size) must return a new, empty object of the cache to test")
 
     def pair(self, page_size: int, num_pages: int = 1000) -> CachePair | None:
-        """The cache beside its model; None for one that holds nothing."""
+        """Build the cache together with the reference cache. None if the cache stores no pages."""
         cache = self.make(page_size)
         return CachePair(cache, page_size, num_pages, self.lru) if cache.reuses else None
 
-    def test_a_cache_that_holds_nothing_says_so(self) -> None:
+    def test_empty_cache(self) -> None:
+        """An empty cache has no pages and matches nothing, and only a cache with ``reuses`` stores inserted pages."""
         cache = self.make(2)
-        assert (cache.total_pages, cache.evictable_pages, len(cache.evict(3))) == (0, 0, 0), (
-            "an empty cache holds something"
+        seen = (cache.total_pages, cache.evictable_pages, len(cache.evict(3)))
+        assert seen == (0, 0, 0), (
+            f"an empty cache has total_pages, evictable_pages and evicted pages {seen}, expected (0, 0, 0)"
         )
         key = Key(None, np.arange(4))
-        assert len(cache.match(key).pages) == 0, "an empty cache finds a prefix"
+        found = cache.match(key).pages.tolist()
+        assert not found, f"match of an empty cache found the pages {found}, expected none"
         inserted = cache.insert(None, key, 0, np.asarray([3, 4], np.int32))
-        assert cache.total_pages == len(inserted.pages) == (2 if cache.reuses else 0), "`reuses` is not what it does"
+        expected = 2 if cache.reuses else 0
+        assert cache.total_pages == len(inserted.pages) == expected, (
+            f"after the insertion of 2 pages with reuses={cache.reuses}, total_pages is {cache.total_pages} and insert "
+            f"returned {len(inserted.pages)} pages; expected {expected}"
+        )
 
-    def test_a_prefix_is_found_in_whole_pages(self) -> None:
+    def test_whole_pages(self) -> None:
+        """Match finds the longest cached prefix in whole pages."""
         for size in self.page_sizes:
             if (pair := self.pair(size)) is not None:
                 ids = list(range(4 * size))
@@ -221,19 +266,22 @@ class CacheConformance:
                 for n in range(len(ids) + 1):
                     pair.match(pair.key([*ids[:n], 99, 98, 97]))
 
-    def test_namespaces_share_nothing(self) -> None:
+    def test_namespaces(self) -> None:
+        """Match finds no pages of another namespace."""
         if (pair := self.pair(1)) is not None:
             pair.insert(None, pair.key([1, 2, 3], "adapter"))
             pair.match(pair.key([1, 2, 3]))
             pair.match(pair.key([1, 2, 3], "adapter"))
 
-    def test_what_two_computed_is_kept_once(self) -> None:
+    def test_duplicate_pages(self) -> None:
+        """A prefix that two requests computed is stored once, with the pages of the first."""
         if (pair := self.pair(1)) is not None:
             pair.insert(None, pair.key([1, 2, 3]))
             pair.insert(None, pair.key([1, 2, 4, 5]))
             pair.match(pair.key([1, 2, 4, 5]))
 
-    def test_locked_pages_stay_and_the_rest_can_be_had(self) -> None:
+    def test_locked_pages(self) -> None:
+        """Locked pages are not evicted, and all other pages can be evicted."""
         if (pair := self.pair(1)) is not None:
             pair.insert(None, pair.key([1, 2, 3, 4]))
             pair.insert(None, pair.key([1, 2, 7]))
@@ -244,20 +292,24 @@ class CacheConformance:
             pair.unlock(second)
             pair.evict(9)
 
-    def test_any_life_gives_the_same_answers_as_a_dictionary(self) -> None:
-        for seed in range(self.lives):
+    def test_random_histories(self) -> None:
+        """Random sequences of calls give the same results as the reference cache."""
+        for seed in range(self.histories):
             rng = random.Random(seed)
             pair = self.pair(rng.choice(self.page_sizes), rng.randint(1, 30))
             if pair is not None:
-                _live(pair, rng, 2 + seed // 4)
+                _run_history(pair, rng, 2 + seed // 4)
 
 
-def _live(pair: CachePair, rng: random.Random, events: int) -> None:
-    """Requests that match, lock, insert below what they locked, leave, and a pool that runs out; at last all leave."""
+def _run_history(pair: CachePair, rng: random.Random, events: int) -> None:
+    """Call a cache ``events`` times as requests do: match, lock, insert after a locked prefix, unlock, evict.
+
+    Then unlock everything and evict all pages.
+    """
     locked: list[tuple[Any, Prefix]] = []
 
-    def ids(most: int = 14) -> list[int]:
-        return [rng.randint(0, 1) for _ in range(rng.randint(0, most))]
+    def ids(max_tokens: int = 14) -> list[int]:
+        return [rng.randint(0, 1) for _ in range(rng.randint(0, max_tokens))]
 
     for _ in range(events):
         key = pair.key(ids(), rng.choice([None, None, None, "adapter"]))
@@ -281,4 +333,6 @@ def _live(pair: CachePair, rng: random.Random, events: int) -> None:
     for each in locked:
         pair.unlock(each)
     pair.evict(len(pair.model.pages))
-    assert pair.cache.total_pages == 0, f"nobody uses anything, and {pair.cache.total_pages} pages can't be evicted"
+    assert pair.cache.total_pages == 0, (
+        f"no prefix is locked, but {pair.cache.total_pages} pages were not evicted; expected that all pages are evicted"
+    )

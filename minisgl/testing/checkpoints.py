@@ -1,7 +1,8 @@
-"""Small random checkpoints, written by transformers itself, for tests to load: the independent side of the oracle.
+"""Writes small random checkpoints for tests, with transformers, whose logits minisgl's models are compared with.
 
-Knows transformers (imported when called) and nothing of minisgl. The weights are drawn larger than an initialiser
-would, norms and biases included, so that logits differ by more than rounding and a forgotten weight shows.
+This module uses transformers, imported when a function is called, and no code of minisgl. All weights, also of norms
+and biases, are larger than usual initial weights. So a weight that a model does not load changes the logits by more
+than rounding errors.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
-"""Short name → the name that config.json has."""
+"""Short name → the architecture's name in config.json."""
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": 320,
@@ -69,18 +70,24 @@ def tiny_checkpoint(
     generation: dict[str, Any] | None = None,
     **overrides: Any,
 ) -> Path:
-    """Write a random checkpoint of ``architecture`` (a key or a value of `ARCHITECTURES`) to ``dir``; returns it.
+    """Write a random checkpoint of ``architecture`` to the directory ``dir`` and return its path.
 
-    The default shape has 320 tokens, hidden 64, 2 layers, 4 query and 2 kv heads; ``overrides`` are fields of
-    transformers' config class. Weights are float32, the same for the same seed and shape. generation_config.json has
-    the end-of-sequence ids [1, 2] (``generation`` replaces fields of it). ``max_shard_size`` ("20KB") splits the
-    weights into files with an index; ``fused_experts`` keeps transformers 5's own layout of expert weights instead
-    of one tensor for each expert; ``tokenizer`` adds a byte-level BPE of at most ``vocab_size`` tokens with a chat
-    template that writes the BOS token (0) itself. Raises ValueError for an unknown architecture.
+    - ``architecture``: a key or a value of `ARCHITECTURES`.
+    - ``seed``: the weights are float32, and equal for equal seeds and shapes.
+    - ``tokenizer``: also write a byte-level BPE tokenizer of at most ``vocab_size`` tokens, whose chat template begins
+      with the BOS token (0).
+    - ``fused_experts``: keep transformers 5's layout, one tensor for all experts of a layer, not one per expert.
+    - ``max_shard_size``: largest weight file, for example "20KB"; larger weights are split into files with an index.
+    - ``generation``: fields of generation_config.json, whose end-of-sequence ids are [1, 2] by default.
+    - ``overrides``: fields of transformers' config class. The default model has a vocabulary of 320 tokens, hidden size
+      64, 2 layers, 4 query heads and 2 KV heads.
+
+    Raise ValueError for an unknown architecture, or if ``vocab_size`` is too small for the tokenizer.
     """
     names = {long: short for short, long in ARCHITECTURES.items()} | {short: short for short in ARCHITECTURES}
     if architecture not in names:
-        raise ValueError(f"no tiny checkpoint for {architecture!r}: choose one of {', '.join(sorted(names))}")
+        choices = ", ".join(sorted(names))
+        raise ValueError(f"cannot write a checkpoint of the architecture {architecture!r}: choose one of {choices}")
     import torch
     import transformers
 
@@ -117,7 +124,10 @@ def tiny_checkpoint(
 
 
 def _write_tokenizer(path: Path, vocab_size: int) -> None:
-    """A byte-level BPE trained on a few lines: <|bos|> 0, <|eos|> 1, <|end|> 2, <|start|> 3, then bytes and merges."""
+    """Write a byte-level BPE tokenizer trained on a few lines of text.
+
+    Token ids: <|bos|> 0, <|eos|> 1, <|end|> 2, <|start|> 3, then bytes and merges.
+    """
     import tokenizers
     import transformers
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
@@ -125,7 +135,8 @@ def _write_tokenizer(path: Path, vocab_size: int) -> None:
     specials = ["<|bos|>", "<|eos|>", "<|end|>", "<|start|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if vocab_size < len(alphabet) + len(specials):
-        raise ValueError(f"a byte-level tokenizer needs a vocab_size of at least {len(alphabet) + len(specials)}")
+        least = len(alphabet) + len(specials)
+        raise ValueError(f"vocab_size={vocab_size} is too small: a byte-level tokenizer needs at least {least}")
     bpe = tokenizers.Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()

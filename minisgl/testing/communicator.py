@@ -1,7 +1,7 @@
-"""A kit to test communicators with: what each collective must give on every rank, and to the last bit.
+"""A conformance kit for communicators: checks the result of each collective on every rank.
 
-Ranks are threads of one process. The oracle is what the ranks' tensors, which are known here, add up to in float64.
-Knows `minisgl.distributed` and no communicator plugin: whoever writes one can test it with this.
+The ranks are threads of one process. The expected sums are computed in float64 from the tensors of all ranks. The kit
+uses only the interface `minisgl.distributed`, so it applies to every communicator plugin.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ReduceCase:
-    """One all-reduce among ``ranks`` ranks. ``transposed``: the tensor is not contiguous."""
+    """One all-reduce of a tensor on ``ranks`` ranks. With ``transposed``, the tensor is not contiguous."""
 
     ranks: int
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class ReduceCase:
         return f"{list(self.shape)}{how} of {str(self.dtype).removeprefix('torch.')} on {self.ranks} ranks"
 
     def parts(self, seed: int = 0) -> list[Tensor]:
-        """Each rank's tensor. Small whole numbers where a dtype must hold their sum exactly."""
+        """Return each rank's tensor: normal floats for float32 and float64, else small integers with exact sums."""
         generator = torch.Generator().manual_seed(seed)
         if self.dtype in (torch.float32, torch.float64):
             made = [torch.randn(self.shape, generator=generator).to(self.dtype) for _ in range(self.ranks)]
@@ -47,44 +47,58 @@ class ReduceCase:
 
 
 def cases(ranks: int) -> list[ReduceCase]:
-    """From the smallest: shapes that the ranks divide and shapes that they don't, fewer elements than ranks, none."""
+    """Return the cases to test on ``ranks`` ranks, in different dtypes.
+
+    The numbers of elements are multiples of ``ranks`` and others, smaller than ``ranks``, and 0.
+    """
     shapes = ((1,), (2,), (3,), (4,), (7,), (0,), (2, 3), (5, 8), (1, 1000))
     kinds = [ReduceCase(ranks, (5, 3), dtype) for dtype in (torch.bfloat16, torch.int64)]
     return [*(ReduceCase(ranks, shape) for shape in shapes), *kinds, ReduceCase(ranks, (3, 4), transposed=True)]
 
 
 class CommunicatorConformance:
-    """What every communicator must do. Subclass it in a test file, name it ``Test…`` and say how to make yours."""
+    """The tests that every communicator must pass.
+
+    Subclass it in a test file, give the subclass a name that begins with ``Test``, and implement `make`.
+    """
 
     sizes: Sequence[int] = (2, 3)
-    """How many ranks it is tried with."""
+    """The numbers of ranks to test."""
     limit = 10.0
-    """Seconds after which ranks that are linked and wait for each other are called a deadlock."""
+    """Seconds within which linked ranks must complete a test. After this time the test fails with a deadlock."""
 
     def make(self, rank: int, size: int, address: str) -> Communicator:
-        """One rank's communicator on CPUs; ``address`` is ``host:port`` of rank 0's rendezvous."""
-        raise NotImplementedError
+        """Build the communicator of one rank on CPUs. ``address`` is ``host:port`` at which rank 0 listens."""
+        raise NotImplementedError("make(self, rank, size, address) must return the communicator of one rank")
 
     def on_ranks(self, size: int, work: Callable[[Communicator], T]) -> list[T]:
-        """``work`` on each of ``size`` ranks."""
+        """Run ``work`` on each of ``size`` ranks and return the results in rank order."""
         return run_ranks(size, work, make=self.make, limit=self.limit)
 
-    def test_one_rank_alone_changes_nothing(self) -> None:
+    def test_one_rank(self) -> None:
+        """With one rank, collectives return their input, and ``close`` may be called twice."""
         comm = self.make(0, 1, "")
         x = torch.randn(3, 4)
-        for got in (comm.all_reduce(x.clone()), comm.all_gather(x.clone()), comm.broadcast(x.clone())):
-            assert torch.equal(got, x), "at size 1 a collective changed the tensor"
-        assert comm.exchange(b"x") == [b"x"]
+        for name, got in (
+            ("all_reduce", comm.all_reduce(x.clone())),
+            ("all_gather", comm.all_gather(x.clone())),
+            ("broadcast", comm.broadcast(x.clone())),
+        ):
+            assert torch.equal(got, x), f"{name} with one rank changed the tensor; expected that it returns its input"
+        _expect("exchange(b'x') with one rank", comm.exchange(b"x"), [b"x"])
         with comm.capturing():
             pass
         comm.close()
         comm.close(abort=True)
 
-    def test_a_rank_knows_its_place(self) -> None:
+    def test_rank_and_size(self) -> None:
+        """The attributes ``rank`` and ``size`` have the values that were passed to `make`."""
         for size in self.sizes:
-            assert self.on_ranks(size, lambda c: (c.rank, c.size)) == [(rank, size) for rank in range(size)]
+            got = self.on_ranks(size, lambda c: (c.rank, c.size))
+            _expect(f"(rank, size) on {size} ranks", got, [(rank, size) for rank in range(size)])
 
-    def test_all_reduce_is_the_sum(self) -> None:
+    def test_all_reduce(self) -> None:
+        """all_reduce returns the sum of all ranks' tensors, in all cases of `cases`."""
         for size in self.sizes:
             every = cases(size)
 
@@ -95,14 +109,17 @@ class CommunicatorConformance:
             for rank, results in enumerate(got):
                 for case, result in zip(every, results, strict=True):
                     want = torch.stack([part.double() for part in case.parts()]).sum(0)
-                    assert result.dtype == case.dtype, f"{case}: rank {rank} got {result.dtype}"
-                    assert result.shape == want.shape, f"{case}: rank {rank} got the shape {list(result.shape)}"
+                    seen = f"all_reduce of {case}: rank {rank} got"
+                    assert result.dtype == case.dtype, f"{seen} the dtype {result.dtype}, expected {case.dtype}"
+                    assert result.shape == want.shape, (
+                        f"{seen} the shape {list(result.shape)}, expected {list(want.shape)}"
+                    )
                     assert torch.allclose(result.double(), want, atol=1e-5, rtol=1e-5), (
-                        f"{case}: rank {rank} got {result.flatten()[:8].tolist()} …, not the sum"
+                        f"{seen} {result.flatten()[:8].tolist()} …, not the sum {want.flatten()[:8].tolist()} …"
                     )
 
-    def test_all_reduce_gives_every_rank_the_same_bits(self) -> None:
-        """Ranks that differ in the last bit sample other tokens, sooner or later."""
+    def test_all_reduce_same_bits(self) -> None:
+        """all_reduce returns equal bits on all ranks. Otherwise, ranks would at some time sample different tokens."""
         for size in self.sizes:
             parts = ReduceCase(size, (64, 33)).parts()
 
@@ -112,10 +129,13 @@ class CommunicatorConformance:
             got = self.on_ranks(size, work)
             for rank, x in enumerate(got):
                 differ = int((x != got[0]).sum())
-                assert differ == 0, f"{size} ranks: {differ} of {x.numel()} elements of rank {rank} are not rank 0's"
+                assert differ == 0, (
+                    f"all_reduce on {size} ranks: {differ} of {x.numel()} elements on rank {rank} are not rank 0's; "
+                    "expected equal bits on all ranks"
+                )
 
-    def test_collectives_follow_each_other(self) -> None:
-        """Many in a row, of other sizes each time: nothing of one is left for the next."""
+    def test_many_collectives(self) -> None:
+        """Many collectives of different sizes in sequence: no collective affects the next."""
         lengths = (1, 50, 2, 0, 17, 8, 3, 33)
 
         def work(comm: Communicator) -> list[float]:
@@ -123,17 +143,17 @@ class CommunicatorConformance:
             for i, length in enumerate(lengths * 3):
                 x = torch.full((length,), float(10**comm.rank * (1 + i % 7)))
                 sums.append(float(comm.all_reduce(x).sum()))
-                assert torch.equal(
-                    comm.broadcast(torch.tensor([comm.rank + i]), src=i % comm.size), torch.tensor([i % comm.size + i])
-                )
+                got = comm.broadcast(torch.tensor([comm.rank + i]), src=i % comm.size).tolist()
+                _expect(f"broadcast {i} from rank {i % comm.size}", got, [i % comm.size + i])
             return sums
 
         for size in self.sizes:
             ones = sum(10**rank for rank in range(size))
             want = [float(length * ones * (1 + i % 7)) for i, length in enumerate(lengths * 3)]
-            assert self.on_ranks(size, work) == [want] * size
+            _expect(f"sums of {len(want)} all_reduce calls on {size} ranks", self.on_ranks(size, work), [want] * size)
 
-    def test_all_reduce_norm_adds_the_residual_once(self) -> None:
+    def test_all_reduce_norm(self) -> None:
+        """all_reduce_norm adds the residual to the sum once, and returns the norm and the new residual."""
         x, residual, weight = torch.randn(max(self.sizes), 5, 8), torch.randn(5, 8), torch.rand(8)
 
         def work(comm: Communicator) -> tuple[Tensor, Tensor]:
@@ -145,7 +165,9 @@ class CommunicatorConformance:
                 for a, b, what in zip(got, want, ("the norm", "the new residual"), strict=True):
                     torch.testing.assert_close(a, b, msg=partial("{}: {}".format, f"all_reduce_norm: {what}"))
 
-    def test_all_gather_keeps_the_order_of_the_ranks(self) -> None:
+    def test_all_gather(self) -> None:
+        """all_gather concatenates the ranks' tensors in rank order, along any dimension."""
+
         def work(comm: Communicator) -> list[Tensor]:
             x = torch.arange(6).view(2, 3) + 10 * comm.rank
             return [comm.all_gather(x), comm.all_gather(x, dim=0), comm.all_gather(x.t(), dim=0)]
@@ -155,27 +177,39 @@ class CommunicatorConformance:
             want = [torch.cat(every, 1), torch.cat(every, 0), torch.cat([x.t() for x in every], 0)]
             for got in self.on_ranks(size, work):
                 for a, b in zip(got, want, strict=True):
-                    assert torch.equal(a, b), f"all_gather on {size} ranks: {a.tolist()}, not {b.tolist()}"
+                    assert torch.equal(a, b), f"all_gather on {size} ranks returned {a.tolist()}, expected {b.tolist()}"
 
-    def test_exchange_is_in_the_order_of_the_ranks(self) -> None:
+    def test_exchange(self) -> None:
+        """`exchange` returns the bytes of all ranks in rank order, also empty bytes and bytes that contain 0."""
+
         def work(comm: Communicator) -> list[list[bytes]]:
             return [comm.exchange(b"\0from %d" % comm.rank), comm.exchange(b"")]
 
         for size in self.sizes:
-            assert self.on_ranks(size, work) == [[[b"\0from %d" % r for r in range(size)], [b""] * size]] * size
+            want = [[[b"\0from %d" % r for r in range(size)], [b""] * size]] * size
+            _expect(f"exchange on {size} ranks", self.on_ranks(size, work), want)
 
-    def test_two_links_in_one_process_do_not_meet(self) -> None:
-        """Two engines side by side. torch.distributed's default group, which they would share, stays unused."""
+    def test_two_communicators(self) -> None:
+        """Two communicators in one process do not affect each other.
+
+        They must not create torch.distributed's default group, which they would share.
+        """
         size = self.sizes[0]
 
         def work(comm: Communicator) -> list[float]:
             def other(inner: Communicator) -> float:
                 return float(inner.all_reduce(torch.ones(3)).sum())
 
-            between = self.on_ranks(2, other) if comm.rank == 0 else []  # links two ranks while the others wait
+            between = self.on_ranks(2, other) if comm.rank == 0 else []  # rank 0 links two more ranks meanwhile
             return [float(comm.all_reduce(torch.ones(2)).sum()), *between]
 
         self.limit += LINKING_SECONDS
         got = self.on_ranks(size, work)
-        assert got == [[2.0 * size, 6.0, 6.0], *[[2.0 * size]] * (size - 1)]
-        assert not torch.distributed.is_initialized(), "torch.distributed was given a default group"
+        _expect("sums of two communicators", got, [[2.0 * size, 6.0, 6.0], *[[2.0 * size]] * (size - 1)])
+        assert not torch.distributed.is_initialized(), (
+            "the communicator created torch.distributed's default group; expected a group of its own"
+        )
+
+
+def _expect(what: str, got: object, want: object) -> None:
+    assert got == want, f"{what}: got {got}, expected {want}"

@@ -1,7 +1,7 @@
-"""Drives the real scheduler, with any cache and policy, on the simulated engine, and judges what comes out.
+"""Runs the real scheduler, with any cache and policy, on the simulated engine, and checks every output.
 
-Knows what a client knows (the requests and their answers) and the scheduler's public face; how the scheduler keeps
-its promises is none of its business. A failed check is an AssertionError that says which promise was broken.
+The checks use only the requests, their expected outputs and the scheduler's public methods. A failed check is an
+AssertionError that says which promise was broken.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from minisgl.core import EngineSpec, Finished, InvalidRequestError, Output, Samp
 from minisgl.kvcache import PrefixCache
 from minisgl.scheduler.base import SchedulerPolicy
 from minisgl.testing.sim import SimCounts, SimEngine
-from minisgl.testing.truth import Ask, Expected, expected_output
+from minisgl.testing.truth import Expected, SimRequest, expected_output
 
 __all__ = ["Drive", "Job", "Report", "drive", "make_plugin"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One client: sends its request before step ``arrive``, and hangs up before step ``abort``, if it does."""
+    """A request, sent before step ``arrive`` of the run, and aborted before step ``abort`` unless that is None."""
 
     uid: int
     prompt: Sequence[int]
@@ -31,13 +31,23 @@ class Job:
     abort: int | None = None
 
     @property
-    def ask(self) -> Ask:
-        return Ask(self.prompt, self.params)
+    def request(self) -> SimRequest:
+        """Prompt and sampling parameters, without the arrival."""
+        return SimRequest(self.prompt, self.params)
 
 
 @dataclass
 class Report:
-    """What a run came to. ``counts`` is the engine's; a gap is the steps between two tokens of one request."""
+    """The outcome of a run.
+
+    - ``counts``: what the simulated engine computed.
+    - ``steps``: turns of the scheduler's loop.
+    - ``tokens``: output tokens by uid.
+    - ``finished``: final replies by uid.
+    - ``refused``: errors of the rejected requests by uid.
+    - ``first_token``: the step in which each request got its first token, by uid.
+    - ``worst_gap``: the largest number of steps between two consecutive tokens of a request.
+    """
 
     counts: SimCounts
     steps: int = 0
@@ -49,27 +59,36 @@ class Report:
 
     @property
     def retractions(self) -> int:
-        """Times that a request had to give up its slot and take one again."""
-        return sum(times - 1 for times in self.counts.seats.values())
+        """Number of times that a request was admitted again after it was retracted."""
+        return sum(times - 1 for times in self.counts.admissions.values())
 
     @property
     def cached_tokens(self) -> int:
-        return sum(end.cached_tokens for end in self.finished.values())
+        """Prompt tokens found in the prefix cache, over all finished requests."""
+        return sum(reply.cached_tokens for reply in self.finished.values())
 
 
 def make_plugin(group: str, name: str, **options: Any) -> Any:
-    """The built-in cache or policy of this name: ``make_plugin("scheduler", "mixed", order="lpm")``. What the
-    factory needs beside options (a cache: ``page_size``) is told from the dataclass's fields."""
+    """Build a built-in cache or policy by name: ``make_plugin("scheduler", "mixed", order="lpm")``.
+
+    ``options`` that are fields of the plugin's options dataclass are its options. All other ``options`` are arguments
+    of its factory, for example ``page_size`` of a cache.
+    """
     module = importlib.import_module(f"minisgl.plugins.{group}.{name}")
     config_type = next(cls for g, n, cls in module.minisgl_configs() if (g, n) == (group, name))
     known = config_type.__dataclass_fields__
     config = config_type(**{key: value for key, value in options.items() if key in known})
-    given = {key: value for key, value in options.items() if key not in known}
-    return getattr(module, f"minisgl_{group}")(config=config, **given)
+    arguments = {key: value for key, value in options.items() if key not in known}
+    return getattr(module, f"minisgl_{group}")(config=config, **arguments)
 
 
 class Drive:
-    """A scheduler on a simulated engine, and its clients. ``thorough`` checks the cache after each step too."""
+    """A scheduler on a simulated engine, with methods that do what clients do and check what the scheduler returns.
+
+    ``overlap``, ``max_prefill_tokens``, ``starvation_steps``, ``eos_ids`` and ``observers`` are arguments of the
+    scheduler. With ``thorough``, `step` also calls the cache's own check. ``scheduler`` and ``engine`` replace the
+    classes `Scheduler` and `SimEngine`.
+    """
 
     def __init__(
         self,
@@ -81,7 +100,7 @@ class Drive:
         max_prefill_tokens: int = 8192,
         starvation_steps: int = 64,
         eos_ids: Collection[int] = (),
-        hook: Any = None,
+        observers: Any = None,
         thorough: bool = True,
         scheduler: Callable[..., Any] | None = None,
         engine: Callable[..., SimEngine] = SimEngine,
@@ -91,8 +110,8 @@ class Drive:
 
             scheduler = Scheduler
         self.spec, self.cache, self.eos_ids, self.thorough = spec, cache, frozenset(eos_ids), thorough
-        self.asks: dict[int, Ask] = {}
-        self.engine = engine(spec, self.asks, eos_ids=eos_ids, depth=2 if overlap else 1)
+        self.requests: dict[int, SimRequest] = {}
+        self.engine = engine(spec, self.requests, eos_ids=eos_ids, depth=2 if overlap else 1)
         self.report = report = Report(self.engine.counts)
         self.scheduler = scheduler(
             self.engine,
@@ -102,172 +121,199 @@ class Drive:
             overlap=overlap,
             starvation_steps=starvation_steps,
             eos_ids=eos_ids,
-            hook=hook,
+            observers=observers,
             clock=lambda: float(report.steps),
         )
-        self.patience = starvation_steps + 8
+        self.max_idle_steps = starvation_steps + 8
         self._expected: dict[int, Expected] = {}
-        self._last: dict[int, int] = {}  # uid -> step of its last token
-        self._hung_up: set[int] = set()
-        self._leaving: set[int] = set()
+        self._last_token_step: dict[int, int] = {}  # uid -> step of its last token
+        self._aborted: set[int] = set()
+        self._aborting: set[int] = set()  # aborted since the last step
         self._failed = False
-        self._still = 0
+        self._idle_steps = 0  # steps in a row without progress
 
     # ---- what clients do ------------------------------------------------------------------------------
 
     def add(self, job: Job) -> bool:
-        """Send a request; whether it was accepted. Checks that what can't be served is refused (promise 2)."""
-        must = must_refuse(self.spec, job.ask)
-        self.asks[job.uid] = job.ask
-        refusal: InvalidRequestError | None = None
+        """Send a request and return whether the scheduler accepted it.
+
+        Check that the scheduler rejects a request that can never be served, and accepts every other (promise 2).
+        """
+        reason = rejection_reason(self.spec, job.request)
+        self.requests[job.uid] = job.request
+        rejection: InvalidRequestError | None = None
         try:
             self.scheduler.add_request(job.uid, job.prompt, job.params)
         except InvalidRequestError as error:
-            refusal = error
-        if refusal is not None:
-            assert must or not surely_fits(self.spec, job.ask), f"promise 2: refused without a reason: {refusal!r}"
-            assert refusal.field, f"promise 2: the refusal names no field: {refusal}"
-            del self.asks[job.uid]
-            self.report.refused[job.uid] = refusal
+            rejection = error
+        if rejection is not None:
+            assert reason or not surely_fits(self.spec, job.request), (
+                f"promise 2: request {job.uid} can be served, but the scheduler rejected it: {rejection!r}"
+            )
+            assert rejection.field, f"promise 2: the rejection of request {job.uid} names no field: {rejection}"
+            del self.requests[job.uid]
+            self.report.refused[job.uid] = rejection
             return False
-        assert not must, f"promise 2: request {job.uid} was queued, although {must}"
+        assert not reason, f"promise 2: request {job.uid} was queued, although {reason}"
         self.report.tokens[job.uid] = []
-        self._expected[job.uid] = expected_output(job.ask, self.spec.vocab_size, self.eos_ids)
+        self._expected[job.uid] = expected_output(job.request, self.spec.vocab_size, self.eos_ids)
         return True
 
     def abort(self, uid: int) -> None:
-        """The client of ``uid`` hangs up (whether it ever sent a request, or has its answer, does not matter). The next
-        step must reply."""
-        self._hung_up.add(uid)
+        """Abort request ``uid``, which may be unknown or finished. If it is open, the next step must finish it."""
+        self._aborted.add(uid)
         self.scheduler.abort_request(uid)
-        self._leaving |= {uid} & (self.report.tokens.keys() - self.report.finished.keys())
+        self._aborting |= {uid} & (self.report.tokens.keys() - self.report.finished.keys())
 
     def fail(self, message: str) -> Output:
-        """The engine is gone: every open request must end with an error now."""
+        """Report an engine failure to the scheduler. It must finish every open request with an error."""
         self._failed = True
         output: Output = self.scheduler.fail(message)
-        self._judge(output)
+        self._check_output(output)
         return output
 
     def step(self) -> Output:
-        """One turn of the scheduler, judged."""
+        """Run one turn of the scheduler's loop and check its output."""
         before = self.engine.counts.steps, self.engine.unread, self.scheduler.has_work
         output: Output = self.scheduler.step()
-        self._judge(output)
+        self._check_output(output)
         self.report.steps += 1
-        late = self._leaving - self.report.finished.keys()
-        assert not late, f"the clients of {sorted(late)} hung up a step ago, and their requests go on"
-        self._leaving.clear()
-        moved = bool(output) or before != (self.engine.counts.steps, self.engine.unread, True)
-        self._still = 0 if moved else self._still + 1
-        if self._still > self.patience:
+        late = self._aborting - self.report.finished.keys()
+        assert not late, f"requests {sorted(late)} were aborted before this step, and the step did not finish them"
+        self._aborting.clear()
+        progress = bool(output) or before != (self.engine.counts.steps, self.engine.unread, True)
+        self._idle_steps = 0 if progress else self._idle_steps + 1
+        if self._idle_steps > self.max_idle_steps:
             open_uids = sorted(self.report.tokens.keys() - self.report.finished.keys())
-            raise AssertionError(f"stuck: requests {open_uids} are open, and nothing moved for {self._still} steps")
+            text = f"stuck: requests {open_uids} are not finished, but {self._idle_steps} steps in a row made no"
+            raise AssertionError(f"{text} progress; at most {self.max_idle_steps} are allowed")
         if self.thorough:
             self.cache.check()
         return output
 
     def run(self, jobs: Iterable[Job], max_steps: int = 100_000) -> Report:
-        """Let each job do what it does, until the scheduler is idle; then check that everything is whole."""
-        coming = sorted(jobs, key=lambda job: job.arrive)
-        leaving = sorted((job.abort, job.uid) for job in coming if job.abort is not None)
+        """Send and abort the requests at their steps, step until the scheduler is idle, then do `check_idle`.
+
+        Raise AssertionError if a check fails, or if the scheduler is not idle after ``max_steps`` steps.
+        """
+        arrivals = sorted(jobs, key=lambda job: job.arrive)
+        aborts = sorted((job.abort, job.uid) for job in arrivals if job.abort is not None)
         now = 0
-        while coming or self.scheduler.has_work:
+        while arrivals or self.scheduler.has_work:
             if not self.scheduler.has_work:
-                now = max(now, coming[0].arrive)
-            while coming and coming[0].arrive <= now:
-                self.add(coming.pop(0))
-            while leaving and leaving[0][0] <= now:
-                self.abort(leaving.pop(0)[1])
+                now = max(now, arrivals[0].arrive)
+            while arrivals and arrivals[0].arrive <= now:
+                self.add(arrivals.pop(0))
+            while aborts and aborts[0][0] <= now:
+                self.abort(aborts.pop(0)[1])
             if self.scheduler.has_work:
                 self.step()
             now += 1
-            assert now <= max_steps, f"not done after {max_steps} steps"
+            assert now <= max_steps, f"expected all requests to finish within {max_steps} steps; some are still open"
         self.check_idle()
         return self.report
 
-    # ---- what is checked ------------------------------------------------------------------------------
+    # ---- checks ---------------------------------------------------------------------------------------
 
     def check_idle(self) -> None:
-        """Nothing runs: every request was answered, nothing is in flight, and the pool is whole (promises 1, 9)."""
+        """Check an idle scheduler: all requests finished, no step in flight, the pool whole (promises 1 and 9)."""
         open_uids = self.report.tokens.keys() - self.report.finished.keys()
-        assert not open_uids, f"promise 1: idle, but requests {sorted(open_uids)} have no final reply"
-        assert self.engine.unread == 0, "idle, but a launched step was not read"
+        assert not open_uids, f"promise 1: the scheduler is idle, but requests {sorted(open_uids)} have no final reply"
+        assert self.engine.unread == 0, (
+            f"the scheduler is idle, but the results of {self.engine.unread} launched steps were not read"
+        )
         self.scheduler.check_idle()
         self.cache.check()
 
-    def probe(self) -> None:
-        """Whether every page can still be had, whoever counts them: a request that needs them all must be served."""
-        tokens = self.spec.num_pages * self.spec.page_size
-        assert tokens <= self.spec.max_seq_len, "a probe needs a max_len of the whole pool"
-        uid = max(self.asks, default=0) + 1
-        self.run([Job(uid, [1] * (tokens - 1), SamplingParams(max_tokens=1, temperature=0.0), abort=None)])
-        assert self.report.finished[uid].output_tokens == 1
+    def check_whole_pool(self) -> None:
+        """Check that all pages can be allocated: run a request that needs every page of the pool.
 
-    def _judge(self, output: Output) -> None:
+        This finds lost pages without the scheduler's own counts.
+        """
+        tokens = self.spec.num_pages * self.spec.page_size
+        assert tokens <= self.spec.max_seq_len, (
+            f"check_whole_pool needs max_seq_len of at least the pool's {tokens} tokens; it is {self.spec.max_seq_len}"
+        )
+        uid = max(self.requests, default=0) + 1
+        self.run([Job(uid, [1] * (tokens - 1), SamplingParams(max_tokens=1, temperature=0.0), abort=None)])
+        num_tokens = self.report.finished[uid].output_tokens
+        assert num_tokens == 1, f"the request that needs every page got {num_tokens} output tokens; expected 1"
+
+    def _check_output(self, output: Output) -> None:
         report = self.report
         for uid, token in zip(output.uids, output.tokens, strict=True):
-            assert uid in report.tokens, f"a token for request {uid}, which was never accepted"
+            assert uid in report.tokens, f"the output has a token for request {uid}, which was never accepted"
             assert uid not in report.finished, f"promise 1: request {uid} gained a token after its final reply"
-            gained, expected = report.tokens[uid], self._expected[uid].tokens
-            assert len(gained) < len(expected), f"request {uid} gained more than its {len(expected)} tokens"
-            right = expected[len(gained)]
-            assert token == right, f"promise 8: token {len(gained)} of request {uid} is {token}, not {right}"
-            gained.append(token)
+            tokens, expected = report.tokens[uid], self._expected[uid].tokens
+            assert len(tokens) < len(expected), f"request {uid} gained more than its {len(expected)} expected tokens"
+            right = expected[len(tokens)]
+            assert token == right, f"promise 8: output token {len(tokens)} of request {uid} is {token}, not {right}"
+            tokens.append(token)
             report.first_token.setdefault(uid, report.steps)
-            report.worst_gap = max(report.worst_gap, report.steps - self._last.get(uid, report.steps))
-            self._last[uid] = report.steps
-        for end in output.finished:
-            self._judge_end(end)
+            report.worst_gap = max(report.worst_gap, report.steps - self._last_token_step.get(uid, report.steps))
+            self._last_token_step[uid] = report.steps
+        for reply in output.finished:
+            self._check_finished(reply)
 
-    def _judge_end(self, end: Finished) -> None:
-        uid, report = end.uid, self.report
+    def _check_finished(self, reply: Finished) -> None:
+        uid, report = reply.uid, self.report
         assert uid in report.tokens, f"promise 1: a final reply to request {uid}, which was never accepted"
         assert uid not in report.finished, f"promise 1: a second final reply to request {uid}"
-        report.finished[uid] = end
-        gained, expected, prompt = report.tokens[uid], self._expected[uid], self.asks[uid].prompt
-        if end.finish_reason == "abort":
-            assert uid in self._hung_up, f"request {uid} was aborted, but its client is still there"
-        elif end.finish_reason == "error":
-            assert self._failed, f"request {uid} failed: {end.error}"
+        report.finished[uid] = reply
+        tokens, expected, prompt = report.tokens[uid], self._expected[uid], self.requests[uid].prompt
+        if reply.finish_reason == "abort":
+            assert uid in self._aborted, f"request {uid} ended with finish_reason abort, but it was not aborted"
+        elif reply.finish_reason == "error":
+            assert self._failed, f"request {uid} ended with an error, but the engine did not fail: {reply.error}"
         else:
-            assert gained == expected.tokens, f"promise 8: request {uid} got {gained}, not {expected.tokens}"
-            ended = end.finish_reason, end.stop_id
-            assert ended == (expected.reason, expected.stop_id), f"request {uid} ended by {ended}, not {expected}"
-        assert end.prompt_tokens == len(prompt), f"usage: {end.prompt_tokens} prompt tokens of {len(prompt)}"
-        assert end.output_tokens == len(gained), f"usage: {end.output_tokens} output tokens of {len(gained)}"
-        assert 0 <= end.cached_tokens < len(prompt), f"usage: {end.cached_tokens} cached tokens of {len(prompt)}"
-        if end.finish_reason in ("stop", "length") and report.counts.seats[uid] == 1:
-            spared = len(prompt) + len(gained) - 1 - report.counts.computed_by[uid]
-            # One position more may have been computed before the end was known.
-            assert 0 <= end.cached_tokens - spared <= 1, (
-                f"usage: {end.cached_tokens} cached tokens reported, {spared} positions were not computed"
+            assert tokens == expected.tokens, (
+                f"promise 8: request {uid} got the tokens {tokens}, expected {expected.tokens}"
+            )
+            seen, right = (reply.finish_reason, reply.stop_id), (expected.reason, expected.stop_id)
+            assert seen == right, f"request {uid} ended with (finish_reason, stop_id) {seen}, expected {right}"
+        for name, seen_count, count in (
+            ("prompt_tokens", reply.prompt_tokens, len(prompt)),
+            ("output_tokens", reply.output_tokens, len(tokens)),
+        ):
+            assert seen_count == count, f"usage: {name} of request {uid} is {seen_count}, expected {count}"
+        assert 0 <= reply.cached_tokens < len(prompt), (
+            f"usage: cached_tokens of request {uid} is {reply.cached_tokens}, expected 0 to {len(prompt) - 1}"
+        )
+        if reply.finish_reason in ("stop", "length") and report.counts.admissions[uid] == 1:
+            skipped = len(prompt) + len(tokens) - 1 - report.counts.computed_by[uid]
+            # With overlap, the step after the request's last token may have computed one more position.
+            assert 0 <= reply.cached_tokens - skipped <= 1, (
+                f"usage: cached_tokens of request {uid} is {reply.cached_tokens}, but {skipped} of its positions were "
+                "not computed"
             )
 
 
-def must_refuse(spec: EngineSpec, ask: Ask) -> str:
-    """Why the request can never be served; empty if it may be."""
-    longest = len(ask.prompt) + ask.params.max_tokens
-    if len(ask.prompt) == 0:
+def rejection_reason(spec: EngineSpec, request: SimRequest) -> str:
+    """Return why the scheduler must reject the request; empty if there is no reason."""
+    longest = len(request.prompt) + request.params.max_tokens
+    if len(request.prompt) == 0:
         return "its prompt is empty"
     if longest > spec.max_seq_len:
-        return f"prompt and max_tokens are {longest} tokens, the longest sequence is {spec.max_seq_len}"
-    if longest - 1 > spec.num_pages * spec.page_size:  # the last token needs no KV
-        return f"it needs {longest - 1} tokens of KV, the pool holds {spec.num_pages * spec.page_size}"
-    if min(ask.prompt) < 0 or max(ask.prompt) >= spec.vocab_size:
-        return f"a prompt token is not in the vocabulary of {spec.vocab_size}"
+        return f"prompt and max_tokens are {longest} tokens, and max_seq_len is {spec.max_seq_len}"
+    if longest - 1 > spec.num_pages * spec.page_size:  # the last output token needs no KV
+        return f"it needs KV for {longest - 1} tokens, and the pool holds {spec.num_pages * spec.page_size}"
+    if min(request.prompt) < 0 or max(request.prompt) >= spec.vocab_size:
+        return f"a prompt token is not in the vocabulary of {spec.vocab_size} tokens"
     try:
-        ask.params.check(spec.vocab_size)
-    except InvalidRequestError as refusal:
-        return refusal.message
+        request.params.check(spec.vocab_size)
+    except InvalidRequestError as error:
+        return error.message
     return ""
 
 
-def surely_fits(spec: EngineSpec, ask: Ask) -> bool:
-    """Whether there is room even for the KV of the last token, which nobody needs."""
-    return len(ask.prompt) + ask.params.max_tokens <= spec.num_pages * spec.page_size
+def surely_fits(spec: EngineSpec, request: SimRequest) -> bool:
+    """Return whether the pool has room even for the KV of the last output token, which is never computed."""
+    return len(request.prompt) + request.params.max_tokens <= spec.num_pages * spec.page_size
 
 
 def drive(jobs: Iterable[Job], spec: EngineSpec, cache: PrefixCache, policy: SchedulerPolicy, **options: Any) -> Report:
-    """Run ``jobs`` through the real scheduler to the end, with every check; ``options`` are `Drive`'s."""
+    """Run ``jobs`` through the real scheduler to the end, with all checks of `Drive`, and return the report.
+
+    ``options`` are `Drive`'s.
+    """
     return Drive(spec, cache, policy, **options).run(jobs)

@@ -1,7 +1,8 @@
-"""Ranks that meet in memory: collectives of threads, exact, counted, and never waited for in vain.
+"""In-memory collectives between ranks that are threads of one process: exact, recorded, and checked for mismatches.
 
-A collective takes place when every rank has come; where ranks come to different ones, or one has gone home, that is
-known at once, and who did what is said. Sums are in rank order, so they are the same bits on all ranks.
+A collective runs when every rank has called it. If two ranks call different collectives, or if a rank has ended while
+another waits, `Meeting` raises an error at once that names the ranks and their calls. Sums are computed in rank order,
+so all ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -16,90 +17,98 @@ from torch import Tensor
 
 from minisgl.kernel.launch import one_launch
 from minisgl.kernel.norm import add_rms_norm
-from minisgl.testing.threads import Gone, RankThreads
+from minisgl.testing.threads import RankStopped, RankThreads
 
 __all__ = ["Collective", "Meeting", "MeetingViolation"]
 
 T = TypeVar("T")
 
 
-class MeetingViolation(AssertionError):  # noqa: N818 - as the simulated engine's violations are called
-    """The ranks did not come to the same collective."""
+class MeetingViolation(AssertionError):  # noqa: N818 - named like `SimViolation`
+    """The ranks did not all call the same collective."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One that took place: ``all_reduce``, ``all_gather``, ``broadcast`` or ``exchange``; each rank's part of it."""
+    """A collective that was completed.
+
+    ``kind`` is ``all_reduce``, ``all_gather``, ``broadcast`` or ``exchange``. ``parts`` are the tensors (for
+    ``exchange``: the bytes) that the ranks passed, in rank order.
+    """
 
     kind: str
     parts: tuple[Any, ...]
 
     @property
     def nbytes(self) -> int:
-        """Of one rank's tensor."""
+        """Size in bytes of rank 0's part."""
         return int(self.parts[0].nbytes) if isinstance(self.parts[0], Tensor) else len(self.parts[0])
 
 
 class Meeting(RankThreads):
-    """``size`` ranks; ``held`` are the collectives that took place, in order."""
+    """``size`` ranks. ``collectives`` are the completed collectives, in order."""
 
     def __init__(self, size: int):
         super().__init__(size)
-        self.held: list[Collective] = []
-        self._come: dict[int, tuple[str, Any]] = {}
+        self.collectives: list[Collective] = []
+        self._calls: dict[int, tuple[str, Any]] = {}  # rank -> (kind, part) of the collective in which it waits
 
     def run(self, work: Callable[[Any], T]) -> list[T]:
-        """``work(communicator)`` on each rank; the results in rank order. Raises what the first rank to fail raised,
-        `MeetingViolation` among that."""
+        """Run ``work(communicator)`` on each rank and return the results in rank order.
+
+        Raise the error of the first rank that failed, or `MeetingViolation`.
+        """
         return self._run(lambda rank: work(_Rank(self, rank)))
 
-    def _left(self, rank: int) -> None:
-        self._check(f"rank {rank} is done")
+    def _on_rank_end(self, rank: int) -> None:
+        self._check(f"rank {rank} has ended")
 
-    def _meet(self, rank: int, kind: str, part: Any) -> Collective:
+    def _call(self, rank: int, kind: str, part: Any) -> Collective:
+        """Wait until all ranks have called the collective ``kind``, and return it."""
         kept = part.clone() if isinstance(part, Tensor) else part
         with self._changed:
-            number = len(self.held)
-            self._come[rank] = (kind, kept)
+            number = len(self.collectives)
+            self._calls[rank] = (kind, kept)
             self._check()
-            while len(self.held) == number:
+            while len(self.collectives) == number:
                 if self._errors:
-                    raise Gone
+                    raise RankStopped
                 self._changed.wait(0.5)
-            return self.held[number]
+            return self.collectives[number]
 
-    def _check(self, why: str = "another is done") -> None:
-        """Whether all have come; or whether those who have can no longer be joined by everybody."""
-        come = {rank: self._told(*found) for rank, found in sorted(self._come.items())}
-        if self._errors or not come:
+    def _check(self, why: str = "another rank has ended") -> None:
+        """Complete the collective if all ranks have called it. Fail if it can no longer be completed."""
+        calls = {rank: self._describe(*call) for rank, call in sorted(self._calls.items())}
+        if self._errors or not calls:
             return
-        first, what = next(iter(come.items()))
-        other = next((rank for rank in come if come[rank] != what), None)
+        first, what = next(iter(calls.items()))
+        other = next((rank for rank in calls if calls[rank] != what), None)
         if other is not None:
-            self._fail(MeetingViolation(f"rank {first} came to {what}, rank {other} to {come[other]}"))
-        elif len(come) == self.size:
-            self.held.append(Collective(self._come[0][0], tuple(self._come[rank][1] for rank in range(self.size))))
-            self._come = {}
+            self._fail(MeetingViolation(f"rank {first} called {what}, but rank {other} called {calls[other]}"))
+        elif len(calls) == self.size:
+            kind, parts = self._calls[0][0], tuple(self._calls[rank][1] for rank in range(self.size))
+            self.collectives.append(Collective(kind, parts))
+            self._calls = {}
             self._changed.notify_all()
         elif len(self._running) < self.size:
-            self._fail(MeetingViolation(f"rank {first} waits in {what}, and {why}"))
+            self._fail(MeetingViolation(f"rank {first} waits in {what}, but {why}"))
 
     @staticmethod
-    def _told(kind: str, part: Any) -> str:
+    def _describe(kind: str, part: Any) -> str:
         if not isinstance(part, Tensor):
             return kind
         return f"{kind} of {list(part.shape)} {str(part.dtype).removeprefix('torch.')}"
 
 
 class _Rank:
-    """One rank's communicator (`minisgl.distributed.Communicator`)."""
+    """The communicator of one rank. It implements `minisgl.distributed.Communicator`."""
 
     def __init__(self, meeting: Meeting, rank: int):
         self._meeting, self.rank, self.size = meeting, rank, meeting.size
 
     @one_launch
     def all_reduce(self, x: Tensor) -> Tensor:
-        parts = self._meeting._meet(self.rank, "all_reduce", x).parts
+        parts = self._meeting._call(self.rank, "all_reduce", x).parts
         return torch.stack(parts).sum(0, dtype=x.dtype)
 
     def all_reduce_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -107,17 +116,17 @@ class _Rank:
 
     @one_launch
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        return torch.cat(self._meeting._meet(self.rank, "all_gather", x).parts, dim)
+        return torch.cat(self._meeting._call(self.rank, "all_gather", x).parts, dim)
 
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
-        return x.copy_(self._meeting._meet(self.rank, "broadcast", x).parts[src])
+        return x.copy_(self._meeting._call(self.rank, "broadcast", x).parts[src])
 
     def exchange(self, data: bytes) -> list[bytes]:
-        return list(self._meeting._meet(self.rank, "exchange", data).parts)
+        return list(self._meeting._call(self.rank, "exchange", data).parts)
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
         yield
 
     def close(self, abort: bool = False) -> None:
-        """Nothing to end."""
+        """Do nothing: the communicator holds no resources."""

@@ -1,7 +1,7 @@
-"""A kit to test model classes with: a small random checkpoint, and transformers' logits for it.
+"""A conformance kit for model classes: compares the logits for a small random checkpoint with those of transformers.
 
-However a sequence is cut into chunks, pages and batches, and over ranks, its logits must be the same. Knows the
-`minisgl.models.decoder.Model` protocol and no architecture: whoever writes a model can test it with this.
+The logits of a sequence must not depend on how it is split into chunks, pages, batches and ranks. The kit uses only the
+protocol `minisgl.models.decoder.Model`, so it applies to every architecture.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from minisgl.testing.oracle import Oracle
 from minisgl.testing.paged import PagedModel
 from minisgl.testing.ranks import run_ranks
 
-__all__ = ["Exchanged", "ModelConformance"]
+__all__ = ["CountingCommunicator", "ModelConformance"]
 
 
-class Exchanged:
-    """A communicator that counts: ``calls`` in their order, and the ``bytes`` of their tensors, by kind.
+class CountingCommunicator:
+    """A communicator that records the collectives and passes them on to the communicator ``inner``.
 
-    An all-reduce with a norm behind it counts as an all-reduce. It asks ``inner`` to do the work."""
+    ``calls`` lists the kinds of the collectives in order, and ``bytes`` maps each kind to the bytes of its tensors. An
+    all-reduce followed by a norm (`all_reduce_norm`) is recorded as an all-reduce.
+    """
 
     def __init__(self, inner: Communicator):
         self.inner, self.rank, self.size = inner, inner.rank, inner.size
@@ -68,29 +70,32 @@ class Exchanged:
 
 
 class ModelConformance:
-    """What every model class must do. Subclass it in a test file, name it ``Test…`` and say how to make yours.
+    """The tests that every model class must pass.
 
-    ``architecture`` names one of `minisgl.testing.checkpoints.ARCHITECTURES`; for another, override `checkpoint` and
-    `reference`. transformers is imported when a test runs."""
+    Subclass it in a test file, give the subclass a name that begins with ``Test``, set ``architecture`` and implement
+    `make`. For an architecture that is not in `minisgl.testing.checkpoints.ARCHITECTURES`, also override `checkpoint`
+    and `reference`. transformers is imported when a test runs.
+    """
 
     architecture = ""
+    """A key of `minisgl.testing.checkpoints.ARCHITECTURES`."""
     overrides: dict[str, Any] = {}
-    """Fields of the checkpoint's config.json."""
+    """Fields of the checkpoint's config.json that differ from the default."""
     ranks: tuple[int, ...] = (2,)
-    """How many ranks it is cut over; each must divide the checkpoint's heads."""
+    """Numbers of tensor-parallel ranks to test. Each must divide the checkpoint's heads."""
     tolerance = 1e-4
-    """Greatest difference of a logit in float32."""
+    """Largest allowed difference of a logit, in float32."""
 
     def make(self) -> Callable[..., Any]:
-        """Your class, which is called as ``cls(config, ctx)``."""
-        raise NotImplementedError
+        """Return your model class. The kit calls it as ``cls(config, ctx)``."""
+        raise NotImplementedError("make(self) must return the model class to test")
 
     def checkpoint(self, folder: Path) -> Path:
-        """Write a small checkpoint with random weights into ``folder``; returns its directory."""
+        """Write a small checkpoint with random weights into ``folder`` and return its directory."""
         return tiny_checkpoint(self.architecture, folder, **self.overrides)
 
     def reference(self, path: Path, ids: Tensor) -> Tensor:
-        """What the logits must be, [len(ids), vocab]: row i scores the token after ``ids[: i + 1]``."""
+        """Return the expected logits, [len(ids), vocab] in float32. Row i scores the token after ``ids[: i + 1]``."""
         logits: Tensor = Oracle(path).logits(ids)
         return logits.float()
 
@@ -100,34 +105,41 @@ class ModelConformance:
 
     @cached_property
     def path(self) -> Path:
-        """The checkpoint, made once for each test."""
+        """Directory of the checkpoint, which is written once for each test."""
         return self.checkpoint(Path(self._folder.name))
 
     def model(self, **options: Any) -> PagedModel:
-        """Yours with the checkpoint's weights; ``options`` are `PagedModel`'s."""
-        return PagedModel(self.path, **{"max_len": 64, "slots": 3, "model": self.make(), **options})
+        """Build your model with the checkpoint's weights. ``options`` are `PagedModel`'s."""
+        return PagedModel(self.path, **{"max_seq_len": 64, "max_running_requests": 3, "model": self.make(), **options})
 
     def ids(self, length: int, seed: int = 0) -> Tensor:
-        """A random sequence."""
+        """Return random token ids, [length]."""
         vocab = ModelConfig.from_dir(self.path).vocab_size
         return torch.randint(0, vocab, (length,), generator=torch.Generator().manual_seed(seed))
 
     def agree(self, got: Tensor, want: Tensor, what: str) -> None:
-        """Raise AssertionError that names the first position whose logits differ."""
-        assert got.dtype == torch.float32, f"{what}: logits are {got.dtype}, not float32"
-        assert got.shape == want.shape, f"{what}: logits have the shape {list(got.shape)}, not {list(want.shape)}"
+        """Raise AssertionError that names the first position whose logits ``got`` differ from ``want``."""
+        assert got.dtype == torch.float32, f"{what}: the dtype of the logits is {got.dtype}, expected torch.float32"
+        assert got.shape == want.shape, (
+            f"{what}: the shape of the logits is {list(got.shape)}, expected {list(want.shape)}"
+        )
         off = (got - want).abs().amax(-1)
         wrong = (~(off <= self.tolerance)).nonzero()
         if len(wrong):
             at = int(wrong[0])
-            raise AssertionError(f"{what}: the logits of position {at} are off by {float(off[at]):.3g}")
+            raise AssertionError(
+                f"{what}: the logits of position {at} are off by {float(off[at]):.3g}; expected at most "
+                f"{self.tolerance:g}"
+            )
 
-    def test_logits_are_transformers(self) -> None:
+    def test_whole_prompt(self) -> None:
+        """The logits of a prompt computed in one step equal the reference."""
         ids = self.ids(40)
         (got,) = self.model().run([(0, 0, ids)])
         self.agree(got, self.reference(self.path, ids), "a whole prompt")
 
-    def test_chunks_pages_and_neighbours_do_not_matter(self) -> None:
+    def test_chunks_and_batches(self) -> None:
+        """The logits do not depend on chunks, page size, and other rows of the batch."""
         a, b = self.ids(30), self.ids(21, seed=1)
         want_a, want_b = self.reference(self.path, a), self.reference(self.path, b)
         for page_size in (1, 16):
@@ -144,7 +156,8 @@ class ModelConformance:
             self.agree(got_a, want_a[19:20], f"{label}, two decode rows")
             self.agree(got_b, want_b[20:21], f"{label}, two decode rows")
 
-    def test_ranks_agree_with_one_and_read_only_their_part(self) -> None:
+    def test_tensor_parallel(self) -> None:
+        """Several ranks compute the logits of one rank, and each reads only its part of the checkpoint."""
         ids = self.ids(24)
         alone = self.model()
         (want,) = alone.run([(0, 0, ids)])
@@ -157,10 +170,15 @@ class ModelConformance:
 
             for rank, (rows, read) in enumerate(run_ranks(size, work)):
                 self.agree(torch.cat(rows), want, f"rank {rank} of {size}")
-                most = alone.bytes_read * (1 + 1 / size) / 2  # norms, and kv heads that the ranks share, are copied
-                assert read < most, f"rank {rank} of {size} read {read} of {alone.bytes_read} bytes: what did it cut?"
+                # More than 1 / size: each rank reads all norms, and KV heads that several ranks need.
+                most = alone.bytes_read * (1 + 1 / size) / 2
+                assert read < most, (
+                    f"rank {rank} of {size} read {read} of {alone.bytes_read} bytes of the checkpoint; expected less "
+                    f"than {most:.0f}, because each rank should read only its part"
+                )
 
-    def test_a_checkpoint_without_a_tensor_is_refused_by_its_name(self) -> None:
+    def test_missing_tensor(self) -> None:
+        """A checkpoint without a needed tensor is refused with a `ConfigError` that names the tensor."""
         from safetensors.torch import load_file, save_file
 
         file = self.path / "model.safetensors"
@@ -168,10 +186,10 @@ class ModelConformance:
         name = sorted(name for name in tensors if "layers.1" in name)[0]
         del tensors[name]
         save_file(tensors, file)
-        said = ""
+        message = ""
         try:
             self.model()
         except ConfigError as error:
-            said = str(error)
-        assert said, f"a checkpoint without {name} was loaded"
-        assert name in said, f"the error does not name {name}: {said}"
+            message = str(error)
+        assert message, f"expected a ConfigError: the checkpoint has no tensor {name}, but it was loaded"
+        assert name in message, f"expected an error that names the missing tensor {name}; the error was: {message}"

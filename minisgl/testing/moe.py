@@ -1,7 +1,7 @@
-"""A kit to test expert backends with: random tokens and routings, and the definition, pair by pair, as the oracle.
+"""A conformance kit for MoE backends: random tokens and routings, compared with a direct computation in float64.
 
-The oracle computes every (token, choice) pair alone, in float64, and sorts nothing. `count` says what a backend read
-and multiplied. Knows `minisgl.moe` and no expert plugin: whoever writes one can test it with this.
+The direct computation handles each (token, chosen expert) pair alone, without sorting. `count` measures the cost of a
+backend. The kit uses only the interface `minisgl.moe`, so it applies to every MoE plugin.
 """
 
 from __future__ import annotations
@@ -21,21 +21,26 @@ __all__ = ["CASES", "Counts", "MoeCase", "MoeConformance", "Problem", "count", "
 
 @dataclass(frozen=True)
 class MoeCase:
-    """``tokens`` tokens choose ``top_k`` of ``experts`` experts: of all, or only of those that ``chosen`` names.
-    ``here`` are the experts whose weights the backend is given (empty: all of them)."""
+    """The sizes and the routing of a test: ``tokens`` tokens choose ``top_k`` of ``experts`` experts each.
+
+    - ``chosen``: the experts that tokens choose from; empty: all experts.
+    - ``local_experts``: the experts whose weights the backend has; empty: all experts.
+    - ``hidden``: width of a token's hidden state. ``inner``: width between the two matrices of an expert.
+    """
 
     tokens: int
     top_k: int = 2
     experts: int = 6
     chosen: tuple[int, ...] = ()
-    here: range = range(0)
+    local_experts: range = range(0)
     hidden: int = 32
     inner: int = 24
     activation: str = "silu"
     dtype: torch.dtype = torch.float32
 
     def __str__(self) -> str:
-        more = f", all of {list(self.chosen)}" * bool(self.chosen) + f", {self.here} here" * bool(self.here)
+        more = f", chosen from {list(self.chosen)}" * bool(self.chosen)
+        more += f", {self.local_experts} on this rank" * bool(self.local_experts)
         kind = f" {str(self.dtype).removeprefix('torch.')} {self.activation}"
         return f"{self.tokens} tokens, top {self.top_k} of {self.experts} experts{more},{kind}"
 
@@ -48,69 +53,76 @@ CASES: tuple[MoeCase, ...] = (
     MoeCase(2),
     replace(_PLAIN, experts=2),
     _PLAIN,
-    replace(_PLAIN, chosen=(1, 4)),  # the others get nobody, the last one too
+    replace(_PLAIN, chosen=(1, 4)),  # the other experts, and the last of all, get no token
     replace(_PLAIN, chosen=(5,), top_k=1),
     replace(_PLAIN, top_k=6),  # every token chooses every expert
     MoeCase(3, experts=64, top_k=8),
     MoeCase(200, top_k=3),
-    replace(_PLAIN, here=range(2, 5)),  # other ranks have the experts before and after
-    replace(_PLAIN, here=range(0, 2), chosen=(3, 5)),  # nothing for this rank
+    replace(_PLAIN, local_experts=range(2, 5)),  # other ranks have the experts before and after
+    replace(_PLAIN, local_experts=range(0, 2), chosen=(3, 5)),  # no token chooses an expert of this rank
     replace(_PLAIN, activation="gelu"),
     replace(_PLAIN, dtype=torch.bfloat16),
 )
-"""From the smallest: every number of experts, choices and tokens, and experts that nobody chose."""
+"""The default cases, from small to large: different numbers of tokens, choices and experts, and unchosen experts."""
 
 
 class Problem(NamedTuple):
-    """One call of a backend: ``gate_up``, ``down`` are the experts ``here``; the rest is what `forward` is given."""
+    """The weights and the arguments of one call of a backend."""
 
-    gate_up: Tensor
-    down: Tensor
-    here: range
-    x: Tensor
-    ids: Tensor
-    scale: Tensor
+    gate_up: Tensor  # [local experts, 2 * inner, hidden]
+    down: Tensor  # [local experts, hidden, inner]
+    local_experts: range
+    x: Tensor  # [tokens, hidden]
+    ids: Tensor  # [tokens, top_k] int32: the chosen experts
+    scale: Tensor  # [tokens, top_k] float32: the routing weights
 
     def solve(self, backend: MoeBackend, activation: str = "silu") -> Tensor:
-        """What the backend makes of it. What it should write is NaN before."""
-        weights = backend.load(self.gate_up, self.down, self.here, activation)
+        """Return the backend's result, [tokens, hidden]. The tensor that it must fill contains NaN before."""
+        weights = backend.load(self.gate_up, self.down, self.local_experts, activation)
         return backend.forward(weights, self.x, self.ids, self.scale, torch.full_like(self.x, float("nan")))
 
     def pair(self, token: int, choice: int, activation: str = "silu") -> Tensor:
-        """What one choice of one token adds to it, [hidden] in float64; zeros where its expert is elsewhere."""
+        """Return the contribution of one choice to its token's result, [hidden] in float64.
+
+        Zeros if the chosen expert is not on this rank.
+        """
         expert = int(self.ids[token, choice])
-        if expert not in self.here:
+        if expert not in self.local_experts:
             return torch.zeros(self.x.shape[1], dtype=torch.float64)
-        gate_up, down = (w[expert - self.here.start].double().cpu() for w in (self.gate_up, self.down))
+        gate_up, down = (w[expert - self.local_experts.start].double().cpu() for w in (self.gate_up, self.down))
         gate, up = (gate_up @ self.x[token].double().cpu()).chunk(2)
         acted = F.silu(gate) if activation == "silu" else F.gelu(gate)
         return float(self.scale[token, choice]) * (down @ (acted * up))
 
     def answer(self, activation: str = "silu") -> Tensor:
-        """[tokens, hidden] in float64: each token's pairs, added up."""
+        """Return the expected result, [tokens, hidden] in float64: for each token, the sum of `pair` of its choices."""
         tokens, top_k = self.ids.shape
         rows = [sum(self.pair(t, c, activation) for c in range(top_k)) for t in range(tokens)]
         return torch.stack(rows)  # type: ignore[arg-type]
 
 
 def problem(case: MoeCase, device: torch.device | str = "cpu", seed: int = 0) -> Problem:
-    """The case's weights, tokens and routing. A token's choices differ from each other, as a router's do."""
+    """Build random weights, tokens and routing for a case. A token never chooses the same expert twice."""
     generator = torch.Generator().manual_seed(seed)
-    here = case.here or range(case.experts)
+    local_experts = case.local_experts or range(case.experts)
     gate_up = torch.randn(case.experts, 2 * case.inner, case.hidden, generator=generator) / case.hidden**0.5
     down = torch.randn(case.experts, case.hidden, case.inner, generator=generator) / case.inner**0.5
     x = torch.randn(case.tokens, case.hidden, generator=generator)
     among = torch.tensor(case.chosen or range(case.experts))
     top_k = min(case.top_k, len(among))
     scale, at = torch.rand(case.tokens, len(among), generator=generator).topk(top_k)
-    mine = slice(here.start, here.stop)
-    gate_up, down, x = (tensor.to(device, case.dtype) for tensor in (gate_up[mine], down[mine], x))
-    return Problem(gate_up, down, here, x, among[at].int().to(device), scale.to(device))
+    local = slice(local_experts.start, local_experts.stop)
+    gate_up, down, x = (tensor.to(device, case.dtype) for tensor in (gate_up[local], down[local], x))
+    return Problem(gate_up, down, local_experts, x, among[at].int().to(device), scale.to(device))
 
 
 class Counts(NamedTuple):
-    """What a call cost: matrix products (``gemms``), experts whose weights were read, counted again each time
-    (``experts``: gate-up and down are one expert), and rows that were multiplied with the first matrix (``rows``)."""
+    """The cost of a call of a backend.
+
+    - ``gemms``: number of matrix products.
+    - ``experts``: weights that were read, in experts (gate-up and down matrix). A second read counts again.
+    - ``rows``: rows that were multiplied with a gate-up matrix.
+    """
 
     gemms: int
     experts: float
@@ -118,8 +130,8 @@ class Counts(NamedTuple):
 
 
 def count(backend: MoeBackend, problem: Problem) -> Counts:
-    """Solve the problem with plain torch operations, and count them. On CPU tensors."""
-    weights = backend.load(problem.gate_up, problem.down, problem.here, "silu")
+    """Run the backend on the problem and count its torch operations. All tensors must be on the CPU."""
+    weights = backend.load(problem.gate_up, problem.down, problem.local_experts, "silu")
     out = torch.empty_like(problem.x)
     with _Counter(problem) as counter:
         backend.forward(weights, problem.x, problem.ids, problem.scale, out)
@@ -128,10 +140,10 @@ def count(backend: MoeBackend, problem: Problem) -> Counts:
 
 
 class _Counter(TorchDispatchMode):
-    """Sees every torch operation: which of them multiply, and how much of the weights each is given."""
+    """Counts matrix products and the weight elements that torch operations read, while it is active."""
 
     def __init__(self, problem: Problem):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         tensors = (problem.gate_up, problem.down)
         self._weights = {x.untyped_storage().data_ptr() for x in tensors}
         self._two_inner, self._hidden = problem.gate_up.shape[1:]
@@ -148,7 +160,7 @@ class _Counter(TorchDispatchMode):
             if isinstance(out, Tensor) and out.shape[-1] == self._two_inner:
                 self.rows += out.numel() // self._two_inner
         elif ours and isinstance(out, Tensor) and not _is_view(out, ours):
-            self.read += out.numel()  # it made a copy of weights, or of some experts' weights
+            self.read += out.numel()  # the operation copied weights
         return out
 
 
@@ -157,19 +169,23 @@ def _is_view(out: Tensor, of: list[Tensor]) -> bool:
 
 
 class MoeConformance:
-    """What every expert backend must do. Subclass it in a test file, name it ``Test…`` and say how to make yours."""
+    """The tests that every MoE backend must pass.
+
+    Subclass it in a test file, give the subclass a name that begins with ``Test``, and implement `make`.
+    """
 
     device = "cpu"
     cases = CASES
-    """Leave out what yours refuses."""
+    """The cases to test. Leave out the cases that your backend does not support."""
     tolerance = 1e-5
-    """Greatest difference in float32; in bfloat16 it is 3e-2."""
+    """Largest allowed difference in float32. In bfloat16 it is always 3e-2."""
 
     def make(self) -> MoeBackend:
-        """Your backend."""
-        raise NotImplementedError
+        """Build your backend."""
+        raise NotImplementedError("make(self) must return the MoE backend to test")
 
-    def test_the_sum_of_the_chosen_experts(self) -> None:
+    def test_chosen_experts(self) -> None:
+        """The result of each token is the weighted sum of its chosen experts, in all cases."""
         backend = self.make()
         for case in self.cases:
             given = problem(case, self.device)
@@ -179,30 +195,42 @@ class MoeConformance:
             if wrong.any():
                 token = int(wrong.nonzero()[0])
                 ids, off = given.ids[token].tolist(), float((got - want)[token].abs().max())
-                raise AssertionError(f"{case}: token {token}, which chose experts {ids}, is off by {off:.3g}")
+                raise AssertionError(
+                    f"{case}: the result of token {token}, which chose experts {ids}, is off by {off:.3g}; expected at "
+                    f"most {eps:g}"
+                )
 
-    def test_it_writes_into_out_and_leaves_its_inputs(self) -> None:
+    def test_out_and_inputs(self) -> None:
+        """``forward`` writes into ``out`` and returns it, and does not change its inputs."""
         backend, given = self.make(), problem(MoeCase(9), self.device)
         kept = [x.clone() for x in (given.x, given.ids, given.scale)]
-        weights = backend.load(given.gate_up, given.down, given.here, "silu")
+        weights = backend.load(given.gate_up, given.down, given.local_experts, "silu")
         out = torch.full_like(given.x, float("nan"))
         got = backend.forward(weights, given.x, given.ids, given.scale, out)
-        assert got.data_ptr() == out.data_ptr(), "the result is not in `out`"
+        assert got.data_ptr() == out.data_ptr(), "the result is not in `out`: forward returned another tensor"
         for name, before, after in zip(("x", "ids", "scale"), kept, (given.x, given.ids, given.scale), strict=True):
-            assert torch.equal(before, after), f"forward changed {name}"
+            assert torch.equal(before, after), f"forward changed {name}; expected that its inputs stay unchanged"
 
-    def test_ranges_of_experts_add_up(self) -> None:
-        """Ranks may hold different experts: each writes the sum of its own, and the layer all-reduces."""
+    def test_expert_ranges(self) -> None:
+        """The results of ranks that have different experts add up to the result of one rank with all experts."""
         whole = MoeCase(40)
         backend, want = self.make(), problem(whole, self.device).answer()
-        parts = [problem(replace(whole, here=here), self.device) for here in (range(2), range(2, 5), range(5, 6))]
+        ranges = (range(2), range(2, 5), range(5, 6))
+        parts = [problem(replace(whole, local_experts=local), self.device) for local in ranges]
         got = torch.stack([part.solve(backend).double().cpu() for part in parts]).sum(0)
         off = float((got - want).abs().max())
-        assert off < 10 * self.tolerance, f"three ranks' sums add up to something else: off by {off:.3g}"
+        most = 10 * self.tolerance
+        assert off < most, (
+            f"the sum of the results of three ranks with different experts is off by {off:.3g}; expected less than "
+            f"{most:g}"
+        )
 
-    def test_a_call_does_not_remember_the_one_before(self) -> None:
+    def test_no_state_between_calls(self) -> None:
+        """The result of a call does not depend on the calls before it."""
         backend = self.make()
         given, other = problem(MoeCase(5), self.device), problem(MoeCase(11, chosen=(0, 3)), self.device, seed=1)
         first = given.solve(backend)
         other.solve(backend)
-        assert torch.equal(given.solve(backend), first), "the same call gives another result after a different one"
+        assert torch.equal(given.solve(backend), first), (
+            "the same call gives another result after a call with other tokens; expected equal results"
+        )

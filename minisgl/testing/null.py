@@ -1,4 +1,4 @@
-"""An engine that computes nothing and checks nothing, so that what is left of a step's time is the scheduler's."""
+"""An engine that computes nothing and checks nothing, to measure the time that the scheduler needs for a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["NullEngine"]
 
 
 class NullEngine:
-    """Every sampled token is ``token``; results are ready at once."""
+    """An engine that samples the token ``token`` for every row, and whose results are ready at once."""
 
     eos_ids: frozenset[int] = frozenset()
 
@@ -23,14 +23,14 @@ class NullEngine:
         self._unread: deque[Step] = deque()
 
     def launch(self, step: Step) -> None:
-        """Remember the step."""
+        """Store the step in ``last`` and queue its result."""
         self.last = step
         self._unread.append(step)
 
     def result(self) -> StepResult:
-        """The oldest unread step's; tokens [rows, 1]."""
+        """Return the result of the oldest unread step; tokens [rows, 1]."""
         step = self._unread.popleft()
         return StepResult(step.id, self._tokens[: step.rows], step.sample.astype(np.int32))
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: the engine holds no resources."""

@@ -1,6 +1,7 @@
-"""The oracle of promise 8 on real models: transformers, in float64, teacher-forced with what minisgl generated.
+"""Checks generated tokens against transformers in float64, for promise 8 on real models.
 
-Knows a model's directory and token ids. Nothing here is shared with the code that is tested.
+transformers computes the logits of a prompt followed by the tokens that minisgl generated (teacher forcing). The oracle
+needs a model's directory and token ids, and shares no code with the engine.
 """
 
 from __future__ import annotations
@@ -13,42 +14,48 @@ __all__ = ["Oracle", "check_greedy"]
 
 
 class Oracle:
-    """A checkpoint as transformers computes it: in float64 unless ``dtype`` names another of torch's."""
+    """A checkpoint, computed by transformers in ``dtype``, the name of a torch dtype."""
 
     def __init__(self, model_dir: str | Path, dtype: str = "float64"):
         import torch
         import transformers
 
         self.dtype = getattr(torch, dtype)
-        # Experts one by one: the grouped product that transformers prefers has no float64.
+        # "eager" computes experts one by one: transformers' grouped matrix product does not support float64.
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=self.dtype, experts_implementation="eager"
         )
         self.model = model.eval()
 
     def logits(self, ids: Any) -> Any:
-        """A tensor [len(ids), vocab]: row i scores the token after ``ids[: i + 1]``."""
+        """Return the logits of ``ids``, [len(ids), vocab]. Row i scores the token after ``ids[: i + 1]``."""
         import torch
 
         with torch.inference_mode():
             return self.model(torch.as_tensor(ids, dtype=torch.long)[None], use_cache=False).logits[0]
 
     def check(self, prompt_ids: Sequence[int], output_ids: Sequence[int], eps: float = 1e-4) -> None:
-        """Raise AssertionError, naming the first token that is not within ``eps`` of its position's maximum."""
+        """Raise AssertionError if the logit of an output token is more than ``eps`` below its position's maximum.
+
+        The message names the first such token.
+        """
         self.check_all([prompt_ids], [output_ids], eps)
 
     def check_all(self, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], eps: float = 1e-4) -> None:
-        """`check` for many at once. They stand in one batch, padded behind their ends, where nothing looks back."""
+        """Do `check` for many outputs in one batch.
+
+        Padding follows the end of each sequence, where causal attention of the sequence's tokens does not read.
+        """
         import torch
 
-        assert len(prompts) == len(outputs)
-        assert all(len(output) > 0 for output in outputs), "there is nothing to check: an output is empty"
-        given = [[*prompt, *output][:-1] for prompt, output in zip(prompts, outputs, strict=True)]
-        longest = max(map(len, given))
-        ids = torch.tensor([row + [0] * (longest - len(row)) for row in given])
+        assert len(prompts) == len(outputs), f"expected one output per prompt; got {len(outputs)} for {len(prompts)}"
+        assert all(len(output) > 0 for output in outputs), "expected at least one token in each output; one is empty"
+        sequences = [[*prompt, *output][:-1] for prompt, output in zip(prompts, outputs, strict=True)]
+        longest = max(map(len, sequences))
+        ids = torch.tensor([row + [0] * (longest - len(row)) for row in sequences])
         with torch.inference_mode():
             logits = self.model(ids, use_cache=False).logits
-        assert logits.dtype == self.dtype
+        assert logits.dtype == self.dtype, f"expected logits of {self.dtype}; transformers returned {logits.dtype}"
         for row, prompt, output in zip(logits, prompts, outputs, strict=True):
             _check(row[len(prompt) - 1 :], prompt, output, eps)
 
@@ -56,16 +63,20 @@ class Oracle:
 def _check(logits: Any, prompt: Sequence[int], output: Sequence[int], eps: float) -> None:
     best = logits.max(dim=-1)
     for i, token in enumerate(output):
-        short = float(best.values[i] - logits[i, token])
-        assert short <= eps, (
-            f"output token {i} is {token}, whose logit is {short:.3g} below that of {int(best.indices[i])}; {eps:.1g} "
-            f"is allowed. Prompt of {len(prompt)} tokens: {list(prompt)[:20]}…, output: {list(output)}"
+        gap = float(best.values[i] - logits[i, token])
+        assert gap <= eps, (
+            f"output token {i} is {token}, whose logit is {gap:.3g} below the largest logit, of token "
+            f"{int(best.indices[i])}; expected at most {eps:.1g}. Prompt of {len(prompt)} tokens: "
+            f"{list(prompt)[:20]}…, output: {list(output)}"
         )
 
 
 def check_greedy(
     model_dir: str | Path, prompt_ids: Sequence[int], output_ids: Sequence[int], eps: float = 1e-4
 ) -> None:
-    """Raise AssertionError unless each of ``output_ids``, given what stands before it, is within ``eps`` of the
-    greedy choice. To check many outputs of one model, keep an `Oracle`."""
+    """Raise AssertionError if the logit of an output token is more than ``eps`` below the greedy choice's logit.
+
+    Each token is scored given the prompt and the output tokens before it. To check many outputs of one model, build one
+    `Oracle` and call its methods: this function loads the model each time.
+    """
     Oracle(model_dir).check(prompt_ids, output_ids, eps)

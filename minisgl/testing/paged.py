@@ -1,6 +1,6 @@
-"""A model driven by hand: pages and batches as a test wants them, without engine or scheduler.
+"""Runs a model on batches that a test chooses, without an engine or a scheduler.
 
-The page table is shuffled, so that pages which follow each other in a request do not in the pool.
+The page table is shuffled, so that consecutive pages of a sequence are not consecutive in the pool.
 """
 
 from __future__ import annotations
@@ -27,20 +27,28 @@ from minisgl.plugin_manager.manager import PluginManager
 __all__ = ["PagedModel", "Row"]
 
 Row = tuple[int, int, Sequence[int] | Tensor]
-"""(slot, first position, token ids): what one row of a step computes."""
+"""One row of a step: (req_pool_idx, first position computed, token ids to compute)."""
 
 
 class PagedModel:
-    """One rank of a model with ``slots`` sequences of at most ``max_len`` tokens; plugins are the torch ones unless
-    given, and ``model`` is the class that config.json names. A config without a directory has random weights."""
+    """One rank of a model, with a KV pool for ``max_running_requests`` sequences of at most ``max_seq_len`` tokens.
+
+    - ``path``: a checkpoint directory, or a config; a model built from a config has random weights.
+    - ``comm``, ``attention``, ``moe``: communicator and backends; by default the plugins named ``torch``.
+    - ``source``: weights to load in place of the checkpoint's.
+    - ``manager``: loads the default plugins and model classes.
+    - ``model``: the model class; by default the class that config.json names.
+
+    ``bytes_read`` is the number of bytes that this rank read from the checkpoint.
+    """
 
     def __init__(
         self,
         path: str | Path | ModelConfig,
         *,
         page_size: int = 16,
-        max_len: int = 128,
-        slots: int = 4,
+        max_seq_len: int = 128,
+        max_running_requests: int = 4,
         comm: Communicator | None = None,
         attention: AttentionBackend | None = None,
         moe: MoeBackend | None = None,
@@ -67,36 +75,40 @@ class PagedModel:
                 self.model.load(checkpoint)
                 self.bytes_read = checkpoint.bytes_read
         self.layers = self.model.attention_layers()
-        columns = -(-max_len // page_size)
-        pages, first = slots * columns, self.layers[0]
+        columns = -(-max_seq_len // page_size)
+        pages, first = max_running_requests * columns, self.layers[0]
         layout = self.attention.needs().layout
         sizes = (len(self.layers), pages + 1, page_size, first.kv_heads, first.head_dim)
         ctx.pool = self.pool = KVPool(*sizes, dtype, device, layout)
         self.attention.bind(self.pool, self.layers, [])
-        shuffled = torch.randperm(pages, generator=torch.Generator().manual_seed(pages)).view(slots, columns)
+        shuffled = torch.randperm(pages, generator=torch.Generator().manual_seed(pages))
         scratch = torch.full((1, columns), pages)
-        self.table = torch.cat((shuffled, scratch)).to(device, torch.int32)
+        page_table = torch.cat((shuffled.view(max_running_requests, columns), scratch))
+        self.page_table = page_table.to(device, torch.int32)  # [max_running_requests + 1, columns]
 
     @torch.inference_mode()
     def run(self, rows: Sequence[Row]) -> list[Tensor]:
-        """One step; rows of one token come first. Returns for each row its logits [tokens, vocab] on the CPU."""
+        """Compute one step and return the logits of each row, [tokens, vocab] on the CPU.
+
+        Raise ValueError unless the rows of one token come first.
+        """
         counts = np.array([len(ids) for _, _, ids in rows], np.int32)
         starts = np.array([start for _, start, _ in rows], np.int32)
         single = counts == 1
         if not np.array_equal(single, np.sort(single)[::-1]):
-            raise ValueError("rows of one token must come first")
-        indptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+            raise ValueError(f"expected the rows of one token first; the rows have {counts.tolist()} tokens")
+        cu_seqlens_q = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
         seq_lens = starts + counts
-        slots = torch.tensor([slot for slot, _, _ in rows], dtype=torch.int32)
+        req_pool_indices = torch.tensor([req_pool_idx for req_pool_idx, _, _ in rows], dtype=torch.int32)
         positions = torch.from_numpy(np.concatenate([np.arange(s, e) for s, e in zip(starts, seq_lens, strict=True)]))
         tokens = torch.cat([torch.as_tensor(ids, dtype=torch.long) for _, _, ids in rows])
-        owner = torch.repeat_interleave(slots.long(), torch.from_numpy(counts))
+        owner = torch.repeat_interleave(req_pool_indices.long(), torch.from_numpy(counts))
         size, device = self.pool.page_size, self.pool.device
-        out_cache_loc = self.table.cpu()[owner, positions // size].long() * size + positions % size
-        indptr_device, kv_len_device = torch.from_numpy(indptr).to(device), torch.from_numpy(seq_lens).to(device)
-        decode = int(single.sum())
+        out_cache_loc = self.page_table.cpu()[owner, positions // size].long() * size + positions % size
+        on_device = torch.from_numpy(cu_seqlens_q).to(device), torch.from_numpy(seq_lens).to(device)
+        num_decode = int(single.sum())
         self.attention.plan(
-            AttnBatch(decode, indptr, seq_lens, indptr_device, kv_len_device, slots.to(device), self.table)
+            AttnBatch(num_decode, cu_seqlens_q, seq_lens, *on_device, req_pool_indices.to(device), self.page_table)
         )
         hidden = self.model.forward(tokens.to(device), positions.to(device), out_cache_loc.to(device))
         return list(self.model.logits(hidden).cpu().split(counts.tolist()))

@@ -1,7 +1,7 @@
-"""Bugs that real servers had, to be planted into the real scheduler, each with a small workload that shows it.
+"""Bugs that real servers had, as patches of the real scheduler, each with a small workload that reveals the bug.
 
-For tests of tests: whatever judges a scheduler (the simulated engine, the trace checker, a student's auditor) is
-worth something when it finds these and says nothing on the same workload without them.
+They test the checkers of schedulers: the simulated engine, the trace checker, a student's auditor. A checker must find
+each bug, and must report nothing on the same workload without the bug.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.page_allocator import PageAllocator
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.drive import Drive, Job, make_plugin
-from minisgl.testing.small import tight
+from minisgl.testing.small import no_lookahead
 from minisgl.testing.traced import traced
 
-__all__ = ["PLANTED", "Hasty", "Planted", "planted"]
+__all__ = ["PLANTED", "ArrivalOrderPolicy", "Planted", "planted"]
 
 Bug = AbstractContextManager[Any]
 
 
-class Hasty:
-    """Everything at once, in order of arrival; it does not wait for another request's prefix."""
+class ArrivalOrderPolicy:
+    """A policy that plans as many tokens as the budget grants: running requests, then waiting ones by arrival.
+
+    It does not wait until another request has computed a shared prefix.
+    """
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         rows = [(r.uid, n) for r in running if (n := budget.grant(r, r.num_remaining_tokens or 1))]
@@ -44,8 +47,14 @@ class Hasty:
 
 @dataclass(frozen=True)
 class Planted:
-    """``plant`` makes the context in which the bug is there. On `run`'s workload, the oracle (the simulated engine,
-    the ledger or `Drive`) says ``oracle``, and the trace breaks the rule ``rule`` of `minisgl.trace.violation`."""
+    """A bug, and a workload that reveals it.
+
+    - ``plant``: returns a context in which the scheduler has the bug.
+    - ``clients``: the requests of the workload.
+    - ``num_pages``, ``cache``, ``max_running_requests``: options of the workload's engine.
+    - ``oracle``: part of the message with which the simulated engine, the page allocator or `Drive` reports the bug.
+    - ``rule``: the rule of `minisgl.trace.violation` that the run's trace breaks.
+    """
 
     plant: Callable[[], Bug]
     clients: Sequence[Job]
@@ -53,27 +62,37 @@ class Planted:
     oracle: str
     rule: str
     cache: str = "radix"
-    slots: int = 4
+    max_running_requests: int = 4
 
     def run(self, trace: Path | None = None) -> Drive:
-        """Run the workload, with the bug only inside `planted`. Raises what the oracle says."""
+        """Run the workload and return its `Drive`. Record a trace to the path ``trace`` if it is given.
+
+        The scheduler has the bug only inside the context `planted`. There, raise the error that reports the bug.
+        """
         spec = EngineSpec(
-            page_size=4, num_pages=self.num_pages, max_running_requests=self.slots, max_seq_len=64, vocab_size=50
+            page_size=4,
+            num_pages=self.num_pages,
+            max_running_requests=self.max_running_requests,
+            max_seq_len=64,
+            vocab_size=50,
         )
         cache = make_plugin("cache", self.cache, page_size=4)
         with ExitStack() as stack:
             if trace is not None:
-                drive = stack.enter_context(traced(trace, spec, cache, Hasty(), thorough=False))
+                drive = stack.enter_context(traced(trace, spec, cache, ArrivalOrderPolicy(), thorough=False))
             else:
-                drive = Drive(spec, cache, Hasty(), thorough=False)
+                drive = Drive(spec, cache, ArrivalOrderPolicy(), thorough=False)
             drive.run(self.clients)
         return drive
 
 
 @contextmanager
 def planted(*bugs: Callable[[], Bug]) -> Iterator[None]:
-    """The bugs are there; and admission leaves no room for what runs, so that decode runs out of pages."""
-    with tight(), ExitStack() as stack:
+    """Give the scheduler the bugs while the context is open.
+
+    Admission also reserves no pages for the future tokens of requests, so that decode runs out of pages.
+    """
+    with no_lookahead(), ExitStack() as stack:
         for bug in bugs:
             stack.enter_context(bug())
         yield
@@ -83,46 +102,45 @@ def planted(*bugs: Callable[[], Bug]) -> Iterator[None]:
 
 
 def pages_freed_in_flight() -> Bug:
-    """Pages are free when they are given back, although a launched step still writes to them."""
+    """Patch the allocator: a retired page is free at once, although a launched step may still write to it."""
     real = PageAllocator.retire
 
-    def give(self: PageAllocator, pages: Any, owner: int, after: int, slots: Any = None) -> None:
-        # Slots keep their rule. The queue is in order of `after`, so the hasty ones go in front.
-        if slots is not None:
-            real(self, pages[:0], owner, after, slots)
+    def retire(self: PageAllocator, pages: Any, owner: int, after: int, req_pool_indices: Any = None) -> None:
+        if req_pool_indices is not None:  # request-pool rows are retired correctly
+            real(self, pages[:0], owner, after, req_pool_indices)
         self.pages.retire(pages, owner)
         self.pages.free_retired(pages)
 
-    return patch.object(PageAllocator, "give", give)
+    return patch.object(PageAllocator, "retire", retire)
 
 
-def slots_freed_in_flight() -> Bug:
-    """A slot is free when it is given back, although a launched step still writes its token there."""
+def pool_rows_freed_in_flight() -> Bug:
+    """Patch the allocator: a retired request-pool row is free at once, although a step may still write to it."""
     real = PageAllocator.retire
 
-    def give(self: PageAllocator, pages: Any, owner: int, after: int, slots: Any = None) -> None:
+    def retire(self: PageAllocator, pages: Any, owner: int, after: int, req_pool_indices: Any = None) -> None:
         real(self, pages, owner, after)
-        if slots is not None:
-            self.req_pool.retire(slots, owner)
-            self.req_pool.free_retired(slots)
+        if req_pool_indices is not None:
+            self.req_pool.retire(req_pool_indices, owner)
+            self.req_pool.free_retired(req_pool_indices)
 
-    return patch.object(PageAllocator, "give", give)
+    return patch.object(PageAllocator, "retire", retire)
 
 
 def duplicates_freed_before_remap() -> Bug:
-    """The pages that were computed twice are given back, and the page table still names them."""
+    """Patch the cache manager: duplicates of cached pages are retired, but the page table still points to them."""
     real = CacheManager._insert
 
-    def insert(self: CacheManager, req: Req, ids: Any, whole: int) -> None:
-        writes, row = list(self._page_table_updates), self.request_table.page_table[req.req_pool_idx].copy()
-        real(self, req, ids, whole)
-        self._page_table_updates, self.request_table.page_table[req.req_pool_idx] = writes, row
+    def insert(self: CacheManager, req: Req, ids: Any, end_page: int) -> None:
+        updates, row = list(self._page_table_updates), self.request_table.page_table[req.req_pool_idx].copy()
+        real(self, req, ids, end_page)
+        self._page_table_updates, self.request_table.page_table[req.req_pool_idx] = updates, row
 
     return patch.object(CacheManager, "_insert", insert)
 
 
 def double_release_on_abort() -> Bug:
-    """Both who hears of the hang-up and who ends the request give its pages back."""
+    """Patch the scheduler: an abort retires the request's pages, and the end of the request retires them again."""
     real = Scheduler.abort_request
 
     def abort(self: Scheduler, uid: int) -> None:
@@ -132,31 +150,31 @@ def double_release_on_abort() -> Bug:
             real(self, uid)
             self.cache_manager._retire(uid, pages)
 
-    return patch.object(Scheduler, "abort", abort)
+    return patch.object(Scheduler, "abort_request", abort)
 
 
 def admission_in_tokens() -> Bug:
-    """Admission asks whether the tokens fit, and forgets that a page is taken whole."""
+    """Patch admission: it rounds the tokens of a request down to pages, although the last page is needed too."""
 
     def cost(self: CacheManager, req: Req) -> AdmissionCost:
         return AdmissionCost((len(req) - len(self.match(req).pages) * self.spec.page_size) // self.spec.page_size, 0)
 
-    return patch.object(CacheManager, "cost", cost)
+    return patch.object(CacheManager, "admission_cost", cost)
 
 
 def evictable_before_locked() -> Bug:
-    """What a request is about to lock is still counted as evictable for its other pages."""
+    """Patch admission: cached pages that the request is about to lock are still counted as evictable for it."""
     real = CacheManager.admission_cost
 
     def cost(self: CacheManager, req: Req) -> AdmissionCost:
-        honest = real(self, req)
-        return AdmissionCost(honest.pages - self.match(req).unlocked, honest.growth)
+        right = real(self, req)
+        return AdmissionCost(right.pages - self.match(req).unlocked, right.growth)
 
-    return patch.object(CacheManager, "cost", cost)
+    return patch.object(CacheManager, "admission_cost", cost)
 
 
 def step_shares_memory() -> Bug:
-    """A step's first positions are a view of the scheduler's own array, which goes on."""
+    """Patch the scheduler: num_computed_tokens of a step is a view of the scheduler's array, which changes later."""
     real = Scheduler._build
 
     def build(self: Scheduler, rows: Sequence[tuple[int, int]]) -> tuple[Step, list[Req]]:
@@ -170,66 +188,66 @@ def step_shares_memory() -> Bug:
 
 
 def unlock_forgotten() -> Bug:
-    """A request that ends leaves its prefix locked."""
-    return patch.object(CacheManager, "done", lambda self, step: self.ledger.done(step))
+    """Patch the cache manager: the cached prefix of a request that ended stays locked."""
+    return patch.object(CacheManager, "free_retired", lambda self, step: self.allocator.free_retired(step))
 
 
 def pages_lost() -> Bug:
-    """The last page of a request is forgotten when it ends."""
+    """Patch the cache manager: the last page of a request is not retired when the request ends."""
     real = CacheManager._retire
 
-    def give(self: CacheManager, uid: int, pages: Any, slots: Any = None) -> None:
-        real(self, uid, pages[:-1] if slots is not None else pages, slots)
+    def retire(self: CacheManager, uid: int, pages: Any, req_pool_indices: Any = None) -> None:
+        real(self, uid, pages[:-1] if req_pool_indices is not None else pages, req_pool_indices)
 
-    return patch.object(CacheManager, "_give", give)
+    return patch.object(CacheManager, "_retire", retire)
 
 
 def late_token_kept() -> Bug:
-    """The token that was in flight when its request was retracted is taken for the next seat's."""
+    """Patch the scheduler: a token in flight when its request lost its pool row goes to the row's next admission."""
     real = Scheduler._process_result
 
-    def read(self: Scheduler) -> None:
-        flight = self.in_flight[0]
-        self.in_flight[0] = flight._replace(
-            admission_orders=self.request_table.admission_order[flight.req_pool_indices]
-        )
+    def process(self: Scheduler) -> None:
+        step = self.in_flight[0]
+        self.in_flight[0] = step._replace(admission_orders=self.request_table.admission_order[step.req_pool_indices])
         real(self)
 
-    return patch.object(Scheduler, "_read", read)
+    return patch.object(Scheduler, "_process_result", process)
 
 
-# ---- where each shows ----------------------------------------------------------------------------------------
+# ---- the workloads ---------------------------------------------------------------------------------------------
 
 
 def job(uid: int, length: int, answer: int = 8, arrive: int = 0, abort: int | None = None, first: int = 0) -> Job:
-    """Prompts with the same ``first`` token are prefixes of each other."""
+    """Build a greedy request. Prompts with the same ``first`` token are prefixes of each other."""
     prompt = [(first + i * i) % 50 for i in range(length)]
     return Job(uid, prompt, SamplingParams(max_tokens=answer, temperature=0.0), arrive, abort)
 
 
 SPREAD = [job(1, 9), job(2, 6, first=9), job(3, 14, first=17, arrive=2), job(4, 9, first=25, arrive=3)]
-HANG_UP = [job(1, 9, 12, abort=3), job(2, 9, 12, arrive=1, first=9), job(3, 13, 6, arrive=2, first=17)]
-TWINS = [job(1, 12, 16), job(2, 12, 16), job(3, 17, 9, arrive=2, first=9), job(4, 13, 6, arrive=3, first=25)]
-AGAIN = [job(1, 12, 4), job(2, 9, 4, arrive=9, first=9), job(3, 24, 4, arrive=9)]
+ABORTED = [job(1, 9, 12, abort=3), job(2, 9, 12, arrive=1, first=9), job(3, 13, 6, arrive=2, first=17)]
+SAME_PREFIX = [job(1, 12, 16), job(2, 12, 16), job(3, 17, 9, arrive=2, first=9), job(4, 13, 6, arrive=3, first=25)]
+CACHED_PROMPT = [job(1, 12, 4), job(2, 9, 4, arrive=9, first=9), job(3, 24, 4, arrive=9)]
 
 PLANTED: dict[str, Planted] = {
     "pages freed while a step is in flight": Planted(
-        pages_freed_in_flight, HANG_UP, 8, "page-in-flight", "owner", cache="naive"
+        pages_freed_in_flight, ABORTED, 8, "page-in-flight", "page-owner", cache="naive"
     ),
-    "a slot reused while a late token write is pending": Planted(
-        slots_freed_in_flight, HANG_UP, 20, "slot-in-flight", "slot", slots=2
+    "a request-pool row reused while a late token write is pending": Planted(
+        pool_rows_freed_in_flight, ABORTED, 20, "row-in-flight", "request-pool", max_running_requests=2
     ),
-    "duplicates freed before remap": Planted(duplicates_freed_before_remap, TWINS, 30, "page-given-back", "given-back"),
-    "a double release on abort": Planted(double_release_on_abort, HANG_UP, 20, "give back page", "owner"),
+    "duplicates freed before remap": Planted(
+        duplicates_freed_before_remap, SAME_PREFIX, 30, "page-retired", "page-table"
+    ),
+    "a double release on abort": Planted(double_release_on_abort, ABORTED, 20, "cannot retire page", "page-owner"),
     "admission that counts tokens instead of pages": Planted(
-        admission_in_tokens, SPREAD, 9, "pages wanted", "admission", cache="naive"
+        admission_in_tokens, SPREAD, 9, "pages requested", "admission", cache="naive"
     ),
     "cached pages counted as evictable before they are locked": Planted(
-        evictable_before_locked, AGAIN, 8, "pages wanted", "admission"
+        evictable_before_locked, CACHED_PROMPT, 8, "pages requested", "admission"
     ),
     "a Step that shares memory with the scheduler": Planted(step_shares_memory, SPREAD, 30, "step-changed", "stream"),
-    "a prefix that stays locked": Planted(unlock_forgotten, SPREAD, 30, "have users", "whole"),
-    "a page that nobody gives back": Planted(pages_lost, SPREAD, 30, "pages are lost", "whole"),
-    "a late token kept for another seat": Planted(late_token_kept, HANG_UP, 20, "usage: ", "reply"),
+    "a prefix that stays locked": Planted(unlock_forgotten, SPREAD, 30, "have users", "page-count"),
+    "a page that is never retired": Planted(pages_lost, SPREAD, 30, "pages are lost", "page-count"),
+    "a late token kept for another admission": Planted(late_token_kept, ABORTED, 20, "usage: ", "reply"),
 }
-"""What each bug is, in words → where it shows."""
+"""Description of each bug → the bug and its workload."""

@@ -1,7 +1,7 @@
-"""A kit to test scheduling policies with: random clients on the simulated engine, through the real scheduler.
+"""A conformance kit for scheduling policies: random requests, through the real scheduler, on the simulated engine.
 
-A policy may be slow or unfair by choice; what it may not do is make an answer wrong, stand still, or depend on anything
-but what it is shown. Knows `minisgl.scheduler.base` and no policy.
+A policy may be slow or unfair. It must not cause a wrong output, must not return empty plans while there is work, and
+must depend only on the arguments of ``plan``. The kit uses `minisgl.scheduler.base` and no shipped policy.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiti
 from minisgl.scheduler.budget import StepBudget
 from minisgl.testing.drive import Drive, Job, make_plugin
 
-__all__ = ["PolicyConformance", "Watch"]
+__all__ = ["PlanChecker", "PolicyConformance"]
 
 
-class Watch:
-    """A policy that asks another, twice the same each time: the answers must be equal. ``steps`` counts them."""
+class PlanChecker:
+    """A policy that calls another policy twice with the same arguments, and checks that both plans are equal.
 
-    PATIENCE = 8
-    """Empty plans in a row, although something could be computed, before it is called standing still."""
+    ``steps`` counts the checked plans. ``plan`` raises AssertionError if a plan has the wrong type, if the two plans
+    differ, or after too many empty plans.
+    """
+
+    MAX_EMPTY_PLANS = 8
+    """A policy fails after this many empty plans in a row, if the budget would have granted tokens each time."""
 
     def __init__(self, policy: SchedulerPolicy):
-        self.policy, self.steps, self.idle = policy, 0, 0
+        self.policy, self.steps, self.empty_plans = policy, 0, 0
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         assert isinstance(budget, StepBudget)
@@ -33,63 +37,81 @@ class Watch:
             StepBudget(budget.tokens, budget.rows, budget.pages, budget.reserved_pages, budget.admission_cost)
             for _ in range(2)
         )
-        asked = self.policy.plan(waiting, running, budget)
-        assert isinstance(asked, Plan), f"step {self.steps}: plan returned {asked!r:.60}, which is no Plan"
+        plan = self.policy.plan(waiting, running, budget)
+        assert isinstance(plan, Plan), f"step {self.steps}: plan() returned {plan!r:.60}, expected a Plan"
         again = self.policy.plan(waiting, running, copy)
-        first, second = (list(plan.rows) for plan in (asked, again))
-        assert first == second, f"step {self.steps}: asked twice, it answered {first} and then {second}"
+        first, second = (list(each.rows) for each in (plan, again))
+        assert first == second, (
+            f"step {self.steps}: asked twice with equal arguments, plan() returned the rows {first} and then {second}"
+        )
         self.steps += 1
         ready: list[Waiting | Running] = [*running, *(w for w in waiting if w.same_prefix_req is None)]
-        self.idle = 0 if first or not any(_fits(fresh, view) for view in ready) else self.idle + 1
-        assert self.idle < self.PATIENCE, f"step {self.steps}: {self.idle} empty plans in a row, and there is work"
-        return asked
-
-
-def _fits(budget: StepBudget, who: Waiting | Running) -> bool:
-    return (
-        budget.grant(
-            who, who.num_tokens - who.num_cached_tokens if isinstance(who, Waiting) else who.num_remaining_tokens or 1
+        self.empty_plans = 0 if first or not any(_fits(fresh, view) for view in ready) else self.empty_plans + 1
+        assert self.empty_plans < self.MAX_EMPTY_PLANS, (
+            f"step {self.steps}: {self.empty_plans} empty plans in a row, although the budget grants a request tokens"
         )
-        > 0
-    )
+        return plan
+
+
+def _fits(budget: StepBudget, request: Waiting | Running) -> bool:
+    if isinstance(request, Waiting):
+        num_tokens = request.num_tokens - request.num_cached_tokens
+    else:
+        num_tokens = request.num_remaining_tokens or 1
+    return budget.grant(request, num_tokens) > 0
 
 
 class PolicyConformance:
-    """What every scheduling policy must do. Subclass it in a test file, name it ``Test…`` and say how to make yours."""
+    """The tests that every scheduling policy must pass.
+
+    Subclass it in a test file, give the subclass a name that begins with ``Test``, and implement `make`.
+    """
 
     runs = 40
-    """Random runs, with a growing number of clients."""
+    """Number of runs with random requests. Later runs have more requests."""
     max_steps = 5_000
+    """Steps within which all requests of a run must finish."""
 
     def make(self) -> SchedulerPolicy:
-        """Your policy, fresh."""
-        raise NotImplementedError
+        """Build a new object of your policy."""
+        raise NotImplementedError("make(self) must return a new object of the policy to test")
 
-    def drive(self, clients: Sequence[Job], spec: EngineSpec, cache: str = "radix", **options: Any) -> Watch:
-        """Serve the clients. Raises AssertionError where an answer is wrong, missing or late for ever."""
-        watch = Watch(self.make())
+    def drive(self, clients: Sequence[Job], spec: EngineSpec, cache: str = "radix", **options: Any) -> PlanChecker:
+        """Serve the requests ``clients`` and return the `PlanChecker` around the policy.
+
+        Raise AssertionError if an output is wrong or a request does not finish within ``max_steps`` steps.
+        """
+        checker = PlanChecker(self.make())
         plugin = make_plugin("cache", cache, page_size=spec.page_size)
-        Drive(spec, plugin, watch, thorough=False, **options).run(clients, max_steps=self.max_steps)
-        assert watch.steps or not clients, "it was never asked"
-        return watch
+        Drive(spec, plugin, checker, thorough=False, **options).run(clients, max_steps=self.max_steps)
+        assert checker.steps or not clients, "plan() was never called; expected at least one call"
+        return checker
 
-    def test_one_request_is_served(self) -> None:
+    def test_one_request(self) -> None:
+        """A single request finishes with the right tokens, in one chunk or in many."""
         for length, chunk in ((1, 8), (9, 8), (30, 4), (30, 1)):
             self.drive([_job(1, length)], _SPEC, max_prefill_tokens=chunk)
 
-    def test_more_requests_than_slots_are_served(self) -> None:
+    def test_more_requests_than_rows(self) -> None:
+        """14 requests finish with the right tokens if at most 4 can run at a time."""
         clients = [_job(uid, 3 + uid % 5, arrive=uid // 3) for uid in range(1, 15)]
         self.drive(clients, _SPEC)
 
-    def test_requests_that_share_a_prefix_are_served(self) -> None:
+    def test_shared_prefix(self) -> None:
+        """Requests with a common prefix finish with the right tokens."""
         self.drive([_job(uid, 20 + uid, first=0, arrive=uid // 3) for uid in range(1, 9)], _SPEC)
 
-    def test_a_pool_that_holds_only_one_of_them_serves_all(self) -> None:
+    def test_small_pool(self) -> None:
+        """All requests finish with the right tokens if the pool has room for only one of them."""
         spec = EngineSpec(page_size=4, num_pages=10, max_running_requests=4, max_seq_len=40, vocab_size=50)
         self.drive([_job(uid, 25, answer=10) for uid in range(1, 6)], spec, "naive")
 
-    def test_any_clients_get_the_right_answers(self) -> None:
-        """Shared prefixes, hang-ups, small pools, chunks of every size, with and without overlap and a cache."""
+    def test_random_requests(self) -> None:
+        """Random requests finish with the right tokens.
+
+        The runs have shared prefixes, aborted requests, small pools and chunks of different sizes, with and without
+        overlap and a prefix cache.
+        """
         for seed in range(self.runs):
             rng = random.Random(seed)
             size, pages = rng.choice([1, 2, 4, 7]), rng.randint(6, 24)

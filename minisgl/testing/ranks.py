@@ -1,7 +1,7 @@
-"""Several ranks in one process, each a thread: for tests of communicators, and of what uses them.
+"""Several ranks in one process, each a thread, linked by a real communicator. For tests of communicators and models.
 
-Ranks that wait for each other for ever are told from slow ones by a limit, and named with where each of them stands.
-The limit is for what they do, not for how they find each other, which a busy machine can make long.
+If ranks are not done after a time limit, `run_ranks` reports a deadlock and the line at which each rank waits. The
+limit begins when all ranks are linked, because linking can take long on a busy machine.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import torch
 
 from minisgl.distributed import Communicator
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.testing.serving import patience
+from minisgl.testing.serving import scaled_timeout
 from minisgl.utils.ports import free_port
 
 __all__ = ["LINKING_SECONDS", "Deadlock", "run_ranks"]
 
 T = TypeVar("T")
 LINKING_SECONDS = 120.0
-"""How long ranks may take to find each other."""
+"""Seconds within which all ranks must have built their communicators."""
 Make = Callable[[int, int, str], Communicator]
-"""Called as ``make(rank, size, address)``."""
+"""Builds the communicator of one rank. Called as ``make(rank, size, address)``."""
 
 
-class Deadlock(AssertionError):  # noqa: N818 - the word for it
-    """Ranks wait for each other. ``places``: rank → the line of code where it waits."""
+class Deadlock(AssertionError):  # noqa: N818 - the standard term
+    """Ranks wait for each other. ``locations``: rank → the line of code at which the rank waits."""
 
-    def __init__(self, places: dict[int, str], seconds: float):
-        self.places = places
-        stand = "; ".join(f"rank {rank} at {place}" for rank, place in sorted(places.items()))
-        super().__init__(f"the ranks wait for each other for ever (nothing came for {seconds:.0f} s): {stand}")
+    def __init__(self, locations: dict[int, str], seconds: float):
+        self.locations = locations
+        waits = "; ".join(f"rank {rank} at {location}" for rank, location in sorted(locations.items()))
+        super().__init__(f"deadlock: ranks are not done after {seconds:.0f} s and wait for each other: {waits}")
 
 
 def run_ranks(
@@ -47,10 +47,11 @@ def run_ranks(
     make: Make | None = None,
     limit: float = 120.0,
 ) -> list[T]:
-    """``work(communicator)`` in ``size`` threads, one for each rank; the results in rank order.
+    """Run ``work(communicator)`` in ``size`` threads, one for each rank, and return the results in rank order.
 
-    ``make`` links them, by default ``communicator=torch`` over gloo. Raises what the first rank to fail raised, and
-    `Deadlock` where ranks are not done ``limit`` seconds after all were linked, on a machine with a core to spare.
+    ``make`` builds the communicators; by default they are those of ``communicator=torch`` over gloo. ``manager`` loads
+    this default. Raise the error of the first rank that failed. Raise `Deadlock` if a rank is not done ``limit``
+    seconds after all ranks were linked; on an overloaded machine the limit is longer (`scaled_timeout`).
     """
     address = f"127.0.0.1:{free_port()}"
     link = make or _gloo(manager or PluginManager.load())
@@ -63,10 +64,11 @@ def run_ranks(
         try:
             links[rank] = link(rank, size, address)
             results[rank] = work(links[rank])
-            ended.wait()  # a rank that closed its link now would look dead to one that waits for it
+            ended.wait()  # close only when all ranks are done: to a rank that still waits, this rank would look dead
             links[rank].close(abort=len(results) < size)
         except BaseException as error:  # raised again below, in the caller's thread
-            # Not where a rank is sent home: its frames would hold its connections open, and others wait for those.
+            # Ignore the errors of ranks that are aborted below. A stored error keeps its frames, which keep the rank's
+            # connections open, and other ranks wait until these connections close.
             if not ended.is_set() or len(results) == size:
                 errors.append(error)
 
@@ -76,13 +78,15 @@ def run_ranks(
     seconds = LINKING_SECONDS
     _wait(seconds, lambda: bool(errors) or len(links) == size)
     if len(links) == size:
-        seconds = patience(limit)
+        seconds = scaled_timeout(limit)
         _wait(seconds, lambda: bool(errors) or len(results) == size)
-    waiting = {rank: _place(thread) for rank, thread in enumerate(threads) if rank not in results and thread.is_alive()}
+    alive = {rank: thread for rank, thread in enumerate(threads) if rank not in results and thread.is_alive()}
+    waiting = {rank: _location(thread) for rank, thread in alive.items()}
     deadlock = Deadlock(waiting, seconds) if waiting and not errors else None
     ended.set()
     for rank in links.keys() - results.keys():
-        # Sends home who waits for it. In a thread, since gloo's own abort waits for its rank to leave a collective.
+        # Abort this rank's communicator, so that ranks that wait for it fail. The abort runs in a thread, because
+        # gloo's abort blocks until the rank has left its collective.
         threading.Thread(target=links[rank].close, kwargs={"abort": True}, daemon=True).start()
     _wait(2.0 if waiting or errors else seconds, lambda: not any(thread.is_alive() for thread in threads))
     if deadlock is not None:
@@ -107,11 +111,11 @@ def _gloo(manager: PluginManager) -> Make:
     return make
 
 
-def _place(thread: threading.Thread) -> str:
-    """The innermost line that is not torch's or Python's own."""
+def _location(thread: threading.Thread) -> str:
+    """Return the innermost line that a thread executes outside torch, other packages and Python's library."""
     top = sys._current_frames().get(thread.ident or 0)
-    theirs = (str(Path(torch.__file__).parent), str(Path(threading.__file__).parent))
+    libraries = (str(Path(torch.__file__).parent), str(Path(threading.__file__).parent))
     for frame in reversed(traceback.extract_stack(top)):
-        if "site-packages" not in frame.filename and not frame.filename.startswith(theirs):
+        if "site-packages" not in frame.filename and not frame.filename.startswith(libraries):
             return f"{Path(frame.filename).name}:{frame.lineno} ({frame.line})"
-    return "an unknown place"
+    return "an unknown line"

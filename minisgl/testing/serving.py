@@ -1,6 +1,6 @@
-"""``python -m minisgl`` as a user starts it, for tests: a real launcher with its real processes and sockets.
+"""Starts ``python -m minisgl`` for tests, as a user does: a real launcher with its processes and sockets.
 
-Knows the command line and what a server prints, and psutil; imports nothing of the server's own.
+This module uses the server's command line, its output and psutil. It imports no code of the server.
 """
 
 from __future__ import annotations
@@ -23,37 +23,40 @@ from types import TracebackType
 
 import psutil
 
-__all__ = ["Server", "patience"]
+__all__ = ["Server", "scaled_timeout"]
 
 _SAMPLE = re.compile(r"^(\w+)(\{.*\})? (\S+)$", re.MULTILINE)
 
 
-def patience(seconds: float) -> float:
-    """``seconds`` on a machine with a core to spare; longer by as much as this one is overloaded."""
+def scaled_timeout(seconds: float) -> float:
+    """Return ``seconds``, multiplied by the load per core if the machine is overloaded."""
     return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 class Server:
-    """A server on a free port; use it as a context manager. Raises RuntimeError where it does not come up.
+    """A server process on a free port, to use as a context manager.
 
-    ``words`` are options as on the command line. ``wait=False`` does not wait for it to be ready. ``attached``: it
-    ends with this process, however that ends.
+    - ``options``: options as on the command line, for example ``"model=tutor"``.
+    - ``wait``: wait until the server is ready. If it is not ready within ``timeout`` seconds, raise RuntimeError.
+    - ``env``: environment variables of the server, in addition to this process's.
+    - ``attached``: the server also ends when this process ends, even if this process is killed.
     """
 
     def __init__(
         self,
-        *words: str,
+        *options: str,
         wait: bool = True,
         timeout: float = 90.0,
         env: Mapping[str, str] | None = None,
         attached: bool = False,
     ):
-        self.folder = Path(tempfile.mkdtemp(prefix="minisgl-test-"))  # the server's own place for temporary files
+        self.folder = Path(tempfile.mkdtemp(prefix="minisgl-test-"))  # the server's folder for temporary files
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close()
         module = "minisgl.server.attached" if attached else "minisgl"
-        command = [sys.executable, "-m", module, "device=cpu", "server.port=0", *words]
+        command = [sys.executable, "-m", module, "device=cpu", "server.port=0", *options]
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            # Tests that a shell started in the background ignore Ctrl-C, and a child would from its first moment.
+            # A shell starts background processes with SIGINT ignored, and the server would inherit this. Restore the
+            # handler, so that the tests can stop the server with SIGINT.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self.started = time.monotonic()
         self.process = subprocess.Popen(
@@ -66,8 +69,8 @@ class Server:
             start_new_session=True,
         )
         self.url = ""
-        self.family: list[psutil.Process] = []  # its processes when they were looked at last
-        self.things: set[str] = set()  # the sockets and shared memory that they had then
+        self.processes: list[psutil.Process] = []  # the server's processes at the last `record_resources`
+        self.resources: set[str] = set()  # sockets and shared memory that the processes had at any `record_resources`
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         if wait:
@@ -84,17 +87,20 @@ class Server:
         self._lines.put("")
 
     def wait_until_ready(self, timeout: float = 90.0) -> None:
-        """Until it says that it is ready."""
+        """Wait until the server prints that it is ready. Raise RuntimeError after ``timeout`` seconds."""
         try:
             line = self._lines.get(timeout=timeout)
         except queue.Empty:
             line = ""
         ready = re.fullmatch(r"minisgl is ready: (http://\S+)\n", line)
         if ready is None:
-            raise RuntimeError(f"the server said {line!r} instead of being ready; its log:\n{self.log()}")
+            raise RuntimeError(
+                f"expected the server to print 'minisgl is ready: …' within {timeout:.0f} s; it printed {line!r}. Its "
+                f"log:\n{self.log()}"
+            )
         self.url = ready[1]
         self.ready_after = time.monotonic() - self.started
-        self.look()
+        self.record_resources()
 
     def __enter__(self) -> Server:
         return self
@@ -104,47 +110,47 @@ class Server:
     ) -> None:
         self.close()
 
-    # ---- asking it -----------------------------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
-        """The samples of ``/metrics``, by name with labels."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
-            text = answer.read().decode()
+        """Return the samples of ``/metrics``: name with labels → value."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:
+            text = response.read().decode()
         return {name + labels: float(value) for name, labels, value in _SAMPLE.findall(text)}
 
     def workers(self) -> dict[str, int]:
-        """Process ids by role."""
+        """Return the process id of each worker by the worker's name, from ``/metrics``."""
         found = (re.fullmatch(r'minisgl_process\{pid="(\d+)",process="(.+)"\}', name) for name in self.metrics())
         return {match[2]: int(match[1]) for match in found if match is not None}
 
     def log(self) -> str:
-        """What it wrote to standard error so far."""
+        """Return the server's output on standard error so far."""
         self._stderr.seek(0)
         return self._stderr.read()
 
     def idle_pool(self) -> bool:
-        """Whether no request is open and every page is free or cached (promise 9)."""
+        """Return whether no request is open and every page is free or cached (promise 9)."""
         m = {name.removeprefix("minisgl_scheduler_"): value for name, value in self.metrics().items()}
         return (
-            m["minisgl_open_requests"] == m["waiting"] == m["running"] == m["pages_retiring"] == 0
-            and m["pages_free"] + m["pages_cached"] == m["pages"]
-            and m["pages_evictable"] == m["pages_cached"]
+            m["minisgl_open_requests"] == m["num_waiting_reqs"] == m["num_running_reqs"] == m["num_retiring_pages"] == 0
+            and m["num_free_pages"] + m["num_cached_pages"] == m["num_pages"]
+            and m["num_evictable_pages"] == m["num_cached_pages"]
         )
 
-    # ---- ending it -----------------------------------------------------------------------------------------
+    # ---- end -----------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Remember its processes, sockets and shared memory, so that `left` can tell which of them are still there."""
+    def record_resources(self) -> None:
+        """Record the server's processes, Unix sockets and shared memory, for a later call of `leftovers`."""
         with contextlib.suppress(psutil.NoSuchProcess):
             launcher = psutil.Process(self.process.pid)
-            self.family = [launcher, *launcher.children(recursive=True)]
-        for process in self.family:
+            self.processes = [launcher, *launcher.children(recursive=True)]
+        for process in self.processes:
             with contextlib.suppress(psutil.Error, OSError):
-                self.things |= {str(c.laddr) for c in process.net_connections("unix") if c.laddr}
-                self.things |= {m.path for m in process.memory_maps() if m.path.startswith("/dev/shm/")}
+                self.resources |= {str(c.laddr) for c in process.net_connections("unix") if c.laddr}
+                self.resources |= {m.path for m in process.memory_maps() if m.path.startswith("/dev/shm/")}
 
-    def left(self) -> list[str]:
-        """What is still there of it: processes, sockets, shared memory, temporary files."""
+    def leftovers(self) -> list[str]:
+        """Return the recorded processes, sockets and shared memory that still exist, and all temporary files."""
 
         def alive(process: psutil.Process) -> bool:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -153,23 +159,26 @@ class Server:
 
         sockets = Path("/proc/net/unix")
         bound = set(sockets.read_text().split()) if sockets.exists() else set()
-        things = {thing for thing in self.things if thing in bound or os.path.exists(thing)}
-        return [*map(str, filter(alive, self.family)), *sorted(things), *map(str, self.folder.iterdir())]
+        resources = {name for name in self.resources if name in bound or os.path.exists(name)}
+        return [*map(str, filter(alive, self.processes)), *sorted(resources), *map(str, self.folder.iterdir())]
 
     def wait(self, timeout: float) -> int:
-        """Its exit status. Raises subprocess.TimeoutExpired."""
+        """Wait for the server to exit and return its exit status.
+
+        Raise subprocess.TimeoutExpired after ``timeout`` seconds.
+        """
         return self.process.wait(timeout)
 
     def close(self) -> None:
-        """End it, by force if it does not go."""
-        self.look()
+        """Stop the server with SIGINT, kill the processes that remain after 5 s, and delete the temporary files."""
+        self.record_resources()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(5)
-        for process in self.family:
+        for process in self.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()  # a process id that was given to another process since is not touched
+                process.kill()  # psutil does not kill a new process that reuses the process id
         self.process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
         for pipe in (self.process.stdin, self.process.stdout):

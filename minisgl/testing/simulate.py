@@ -1,6 +1,6 @@
-"""Traces of real schedulers without a model: any workload, on the simulated engine, with any cache and policy.
+"""Traces of scheduler runs without a model: any requests, on the simulated engine, with any built-in cache and policy.
 
-What pictures and tests are made from where the tokens' meaning does not matter. Every run is judged as it goes.
+Figures and tests use these traces where the meaning of the tokens does not matter. `Drive` checks every run.
 """
 
 from __future__ import annotations
@@ -27,28 +27,32 @@ def simulate(
     page_size: int = 16,
     num_pages: int = 64,
     max_running_requests: int = 16,
-    max_len: int | None = None,
+    max_seq_len: int | None = None,
     name: str = "run",
     **options: Any,
 ) -> Trace:
-    """The trace of ``jobs``; ``options`` are `Drive`'s (``overlap``, ``max_prefill_tokens``, …). ``max_len`` is by
-    default the pool's size in tokens."""
+    """Run ``jobs`` on the simulated engine and return the trace.
+
+    ``policy`` and ``cache`` are names of built-in plugins. ``name`` is the trace's file name without suffix.
+    ``max_seq_len`` is the pool's size in tokens by default. ``options`` are `Drive`'s (``overlap``,
+    ``max_prefill_tokens``, …).
+    """
     spec = EngineSpec(
         page_size=page_size,
         num_pages=num_pages,
         max_running_requests=max_running_requests,
-        max_seq_len=max_len or num_pages * page_size,
+        max_seq_len=max_seq_len or num_pages * page_size,
         vocab_size=max((max(job.prompt) for job in jobs), default=0) + 2,
     )
     ordered = {} if policy == "static" else {"order": order}
-    made = make_plugin("cache", cache, page_size=page_size), make_plugin("scheduler", policy, **ordered)
+    plugins = make_plugin("cache", cache, page_size=page_size), make_plugin("scheduler", policy, **ordered)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.jsonl"
-        with traced(path, spec, *made, thorough=False, **options) as drive:
+        with traced(path, spec, *plugins, thorough=False, **options) as drive:
             drive.run(jobs)
         return read(path)
 
 
 def greedy(uid: int, prompt: Sequence[int], answer: int, arrive: int = 0) -> Job:
-    """A request whose answer has exactly ``answer`` tokens."""
+    """Build a greedy request with exactly ``answer`` output tokens, sent before step ``arrive``."""
     return Job(uid, list(prompt), SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True), arrive)

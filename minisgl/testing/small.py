@@ -1,6 +1,6 @@
-"""A small engine and small clients: what a test of the scheduler begins with.
+"""A small engine specification and short requests for tests of the scheduler.
 
-Knows `Drive`; what a run must come to is each test's own.
+The tests run them on `minisgl.testing.drive.Drive`, and check the outcome themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from minisgl.scheduler.base import SchedulerPolicy
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.testing.drive import Drive, Job, make_plugin
 
-__all__ = ["SPEC", "job", "make", "pool", "tight"]
+__all__ = ["SPEC", "job", "make", "no_lookahead", "pool"]
 
 SPEC = EngineSpec(page_size=4, num_pages=30, max_running_requests=4, max_seq_len=120, vocab_size=50)
 
@@ -21,23 +21,39 @@ SPEC = EngineSpec(page_size=4, num_pages=30, max_running_requests=4, max_seq_len
 def make(
     policy: str | SchedulerPolicy = "mixed", cache: str = "radix", spec: EngineSpec = SPEC, **options: Any
 ) -> Drive:
-    """A `Drive` of built-in plugins by name (or of a policy object) on ``spec``; ``options`` are `Drive`'s."""
+    """Build a `Drive` on an engine of the sizes ``spec``.
+
+    ``policy`` is the name of a built-in policy or a policy object, ``cache`` the name of a built-in cache. ``options``
+    are `Drive`'s.
+    """
     chosen = make_plugin("scheduler", policy) if isinstance(policy, str) else policy
     return Drive(spec, make_plugin("cache", cache, page_size=spec.page_size), chosen, **options)
 
 
 def job(uid: int, length: int = 9, answer: int = 8, first: int | None = None, **more: Any) -> Job:
-    """A greedy request of ``length`` prompt and ``answer`` output tokens; one ``first`` token: they begin alike."""
+    """Build a greedy request of ``length`` prompt tokens and ``answer`` output tokens.
+
+    The first prompt token is ``first``, or ``7 * uid``. Requests with the same first token have a common prefix.
+    """
     start = uid * 7 if first is None else first
     prompt = [(start + i * i) % SPEC.vocab_size for i in range(length)]
     return Job(uid, prompt, SamplingParams(max_tokens=answer, temperature=0.0), **more)
 
 
-def pool(num_pages: int, page_size: int = 4, slots: int = 4) -> EngineSpec:
-    """An engine of that many pages, whose longest sequence fills all of them."""
-    return EngineSpec(page_size, num_pages, slots, max_seq_len=num_pages * page_size, vocab_size=SPEC.vocab_size)
+def pool(num_pages: int, page_size: int = 4, max_running_requests: int = 4) -> EngineSpec:
+    """Return the sizes of an engine with ``num_pages`` pages, whose longest sequence fills all of them."""
+    return EngineSpec(
+        page_size,
+        num_pages,
+        max_running_requests,
+        max_seq_len=num_pages * page_size,
+        vocab_size=SPEC.vocab_size,
+    )
 
 
-def tight() -> Any:
-    """A context in which admission leaves no room for what runs: decode runs out of pages."""
+def no_lookahead() -> Any:
+    """Return a context in which admission reserves no pages for the future tokens of requests.
+
+    Decode then runs out of pages, and the scheduler must retract requests.
+    """
     return patch.object(CacheManager, "LOOKAHEAD", 0)

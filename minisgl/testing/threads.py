@@ -1,6 +1,7 @@
-"""Ranks as threads of one process that share a lock: who still runs, and what the first one to fail raised.
+"""Runs ranks as threads of one process: the results of all ranks, or the first error that a rank raised.
 
-What they say to each other is the subclasses' (`minisgl.testing.meeting`, `minisgl.testing.wire`).
+Subclasses implement the communication between the ranks: `minisgl.testing.meeting` (collectives) and
+`minisgl.testing.wire` (point-to-point messages).
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["Gone", "RankThreads"]
+__all__ = ["RankStopped", "RankThreads"]
 
 T = TypeVar("T")
 
 
-class Gone(Exception):  # noqa: N818
-    """Another rank has failed: end quietly."""
+class RankStopped(Exception):  # noqa: N818 - not an error: another rank has failed already
+    """Raised in a rank that waits, after another rank has failed. It ends the waiting rank's thread."""
 
 
 class RankThreads:
-    """``size`` ranks. ``_changed`` guards everything; a rank that waits for it raises `Gone` where there are errors."""
+    """``size`` ranks, each a thread.
+
+    The condition ``_changed`` guards all shared state. A rank that waits for ``_changed`` must raise `RankStopped` if
+    ``_errors`` is not empty.
+    """
 
     def __init__(self, size: int):
         self.size = size
@@ -30,30 +35,30 @@ class RankThreads:
         self._errors: list[BaseException] = []
 
     def _run(self, work: Callable[[int], T]) -> list[T]:
-        """``work(rank)`` on each rank; the results in rank order. Raises what the first rank to fail raised."""
+        """Run ``work(rank)`` on each rank and return the results in rank order. Raise the first rank's error."""
         results: dict[int, T] = {}
 
-        def one(rank: int) -> None:
+        def run_rank(rank: int) -> None:
             try:
                 with torch.inference_mode():
                     results[rank] = work(rank)
-            except Gone:
+            except RankStopped:
                 pass
             except BaseException as error:
                 self._fail(error)
             finally:
                 with self._changed:
                     self._running.discard(rank)
-                    self._left(rank)
+                    self._on_rank_end(rank)
 
         self._running = set(range(self.size))
-        threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(self.size)]
+        threads = [threading.Thread(target=run_rank, args=(rank,), daemon=True) for rank in range(self.size)]
         for thread in threads:
             thread.start()
         for thread in threads:
             while thread.is_alive():
-                thread.join(0.5)  # so that an alarm is heard
-        self._ended()
+                thread.join(0.5)  # a short wait, so that Python runs signal handlers in between
+        self._on_all_ended()
         if self._errors:
             raise self._errors[0]
         return [results[rank] for rank in range(self.size)]
@@ -63,8 +68,8 @@ class RankThreads:
             self._errors.append(error)
             self._changed.notify_all()
 
-    def _left(self, rank: int) -> None:
-        """A rank runs no more; the lock is held."""
+    def _on_rank_end(self, rank: int) -> None:
+        """Check the shared state after the thread of ``rank`` has ended. The caller holds the lock."""
 
-    def _ended(self) -> None:
-        """All have left; what was broken may still be found here."""
+    def _on_all_ended(self) -> None:
+        """Check the shared state after all threads have ended. May append to ``_errors``."""

@@ -1,6 +1,6 @@
-"""A drive whose every event is recorded: what a person looks at, or the trace checker judges.
+"""A `Drive` whose events are recorded in a trace file, for people to look at and for the trace checker.
 
-Knows `Drive` and the recorder; what is in the trace is `minisgl.trace`'s business.
+The format and the content of a trace are described in `minisgl.trace`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ __all__ = ["traced"]
 def traced(
     path: str | Path, spec: EngineSpec, cache: PrefixCache, policy: SchedulerPolicy, **options: Any
 ) -> Iterator[Drive]:
-    """A `Drive` that writes its trace to ``path``, whole when the context ends, however it ends."""
+    """Yield a `Drive` that records its trace to ``path``. ``options`` are `Drive`'s.
+
+    The file is complete when the context ends, also if the context ends with an exception.
+    """
     known = {key: value for key, value in options.items() if key in Config.__dataclass_fields__}
     config = Config(trace=str(path), model="simulated", page_size=spec.page_size, **known)
     recorder = import_module("minisgl.plugins.observer.trace").minisgl_observer(config, spec)
@@ -35,6 +38,6 @@ def traced(
     manager.add_hookspecs(hooks)
     manager.register(recorder)
     try:
-        yield Drive(spec, cache, policy, hook=manager.hook, **options)
+        yield Drive(spec, cache, policy, observers=manager.hook, **options)
     finally:
         recorder.minisgl_closed()

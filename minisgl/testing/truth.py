@@ -1,8 +1,8 @@
-"""What each request's answer must be, derived from the request alone: a token is a hash of its prefix.
+"""Expected outputs of requests on the simulated engine, where each output token is a hash of all tokens before it.
 
-Knows one request at a time and nothing of schedulers, pages or batches; that is why it can judge them (promise 8).
-The prefix hash is a polynomial in a fixed odd base modulo 2^64, so that all prefixes of a prompt come from one
-cumulative sum.
+An expected output depends only on the request itself: on no scheduler, page or batch. So it can be compared with the
+output of any scheduler (promise 8). The prefix hash is a polynomial in a fixed odd base modulo 2^64, so that one
+cumulative sum gives the hashes of all prefixes of a prompt.
 """
 
 from __future__ import annotations
@@ -18,20 +18,24 @@ from minisgl.core import I32, FinishReason, SamplingParams
 U64 = npt.NDArray[np.uint64]
 
 _MASK = (1 << 64) - 1
-_BASE = 0x9E3779B97F4A7C15  # odd, so that its powers can be divided by
+_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 _INVERSE = pow(_BASE, -1, 1 << 64)
 _EMPTY = 0x243F6A8885A308D3  # the hash of the empty prefix
 
 
-class Ask(NamedTuple):
-    """A request, as its client wrote it."""
+class SimRequest(NamedTuple):
+    """A request as its client sends it: the prompt's token ids and the sampling parameters."""
 
     prompt: Sequence[int] | I32
     params: SamplingParams
 
 
 class Expected(NamedTuple):
-    """The whole answer to an `Ask`. ``tokens`` ends with ``stop_id`` where a token ended it."""
+    """The complete output of a `SimRequest`.
+
+    ``reason`` is the finish reason. ``stop_id`` is the stop token that ended the request, which is also the last of
+    ``tokens``; None if the request reached ``max_tokens``.
+    """
 
     tokens: list[int]
     reason: FinishReason
@@ -39,7 +43,7 @@ class Expected(NamedTuple):
 
 
 def mix(x: int) -> int:
-    """SplitMix64's finaliser: 64 bits to 64 bits, every input bit moves every output bit."""
+    """Return SplitMix64's finaliser of 64 bits. Each input bit affects every output bit."""
     x = (x + 0x9E3779B97F4A7C15) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -54,7 +58,7 @@ def _mix_array(tokens: I32) -> U64:
 
 
 def prefix_hashes(tokens: Sequence[int] | I32) -> U64:
-    """[n + 1] uint64: element i is the hash of the first i tokens."""
+    """Return the hashes of all prefixes, [n + 1] uint64. Element i is the hash of the first i tokens."""
     ids = np.asarray(tokens, np.int32)
     n = len(ids)
     powers = np.full(n + 1, _BASE, np.uint64)
@@ -68,42 +72,46 @@ def prefix_hashes(tokens: Sequence[int] | I32) -> U64:
 
 
 def salt(params: SamplingParams) -> int:
-    """What the parameters add to a token's hash: the seed, where the request samples and gives one."""
+    """Return the number that is combined with the prefix hash to sample a token.
+
+    It depends on the seed if the request samples and has a seed, and is 0 otherwise.
+    """
     return 0 if params.greedy or params.seed is None else mix(params.seed & _MASK)
 
 
-class Truth:
-    """One request's tokens and prefix hashes, as far as they were asked for. The stream does not end at a stop id:
-    what a step that was already in flight computes past it has a right answer too.
+class ExpectedTokens:
+    """The expected tokens and prefix hashes of one request, computed on demand.
 
-    ``tokens[i]`` is token i of prompt and output, ``hashes[i]`` the hash of the first i tokens, for i up to ``known``.
+    ``tokens[i]`` is token i of the prompt followed by the output. ``hashes[i]`` is the hash of the first i tokens. Both
+    are valid for the first ``num_known`` tokens. The tokens continue after a stop token, because a step that was in
+    flight when the request ended computes positions after the stop token.
     """
 
-    def __init__(self, ask: Ask, vocab_size: int):
-        prompt = np.asarray(ask.prompt, np.int32)
-        self.params = ask.params
-        self.prompt_len = self.known = len(prompt)
-        self.max_len = len(prompt) + ask.params.max_tokens
+    def __init__(self, request: SimRequest, vocab_size: int):
+        prompt = np.asarray(request.prompt, np.int32)
+        self.params = request.params
+        self.num_prompt_tokens = self.num_known = len(prompt)
+        self.max_len = len(prompt) + request.params.max_tokens
         self.tokens = prompt.copy()
         self.hashes = prefix_hashes(prompt)
         self._vocab_size = vocab_size
-        self._salt = salt(ask.params)
+        self._salt = salt(request.params)
 
     def extend(self, length: int) -> None:
-        """Make the first ``length`` tokens known."""
-        if length <= self.known:
+        """Compute the tokens and hashes up to ``length`` tokens."""
+        if length <= self.num_known:
             return
         if length > len(self.tokens):
             more = max(length, 2 * len(self.tokens)) - len(self.tokens)
             self.tokens = np.concatenate((self.tokens, np.empty(more, np.int32)))
             self.hashes = np.concatenate((self.hashes, np.empty(more, np.uint64)))
-        prefix = int(self.hashes[self.known])
-        for i in range(self.known, length):
+        prefix = int(self.hashes[self.num_known])
+        for i in range(self.num_known, length):
             token = mix(prefix ^ self._salt) % self._vocab_size
             prefix = (prefix * _BASE + mix(token)) & _MASK
             self.tokens[i] = token
             self.hashes[i + 1] = prefix
-        self.known = length
+        self.num_known = length
 
     def __getitem__(self, position: int) -> int:
         self.extend(position + 1)
@@ -111,17 +119,17 @@ class Truth:
 
 
 def stop_ids(params: SamplingParams, eos_ids: Collection[int]) -> frozenset[int]:
-    """The token ids that end a request."""
+    """Return the token ids that end a request."""
     return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_ids))
 
 
-def expected_output(ask: Ask, vocab_size: int, eos_ids: Collection[int] = ()) -> Expected:
-    """The answer that ``ask`` must get, whoever its neighbours are."""
-    truth = Truth(ask, vocab_size)
-    stops = stop_ids(ask.params, eos_ids)
+def expected_output(request: SimRequest, vocab_size: int, eos_ids: Collection[int] = ()) -> Expected:
+    """Return the output that ``request`` must get, whatever other requests are in its batches."""
+    expected = ExpectedTokens(request, vocab_size)
+    stops = stop_ids(request.params, eos_ids)
     tokens: list[int] = []
-    for position in range(truth.prompt_len, truth.max_len):
-        tokens.append(truth[position])
+    for position in range(expected.num_prompt_tokens, expected.max_len):
+        tokens.append(expected[position])
         if tokens[-1] in stops:
             return Expected(tokens, "stop", tokens[-1])
     return Expected(tokens, "length", None)

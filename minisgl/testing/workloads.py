@@ -1,6 +1,7 @@
-"""Hypothesis strategies for engines and clients: small pools, shared prefixes, hang-ups, stop ids, odd page sizes.
+"""Hypothesis strategies for engines and requests, chosen to reveal scheduler bugs.
 
-Knows what makes a scheduler stumble, not how one works. Needs `hypothesis`, as the tests do.
+They generate small pools, shared prefixes, aborted requests, stop ids and unusual page sizes. This module needs the
+package `hypothesis`, like the tests.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ PAGE_SIZES = (1, 2, 3, 5, 7, 16, 64)
 
 @dataclass(frozen=True)
 class Setup:
-    """An engine and how it is run; ``build()`` makes the cache, the policy and `Drive`'s options."""
+    """The sizes of an engine, the names of a cache and a policy, and the scheduler's options."""
 
     spec: EngineSpec
     cache: str
@@ -34,7 +35,7 @@ class Setup:
     eos_ids: tuple[int, ...]
 
     def build(self) -> tuple[EngineSpec, Any, Any, dict[str, Any]]:
-        """``drive(jobs, spec, cache, policy, **options)``."""
+        """Build the arguments (spec, cache, policy, options) for ``drive(jobs, spec, cache, policy, **options)``."""
         order = {} if self.policy == "static" else {"order": self.order}
         return (
             self.spec,
@@ -50,8 +51,11 @@ class Setup:
 
 
 @st.composite
-def setups(draw: st.DrawFn, **fixed: Any) -> Setup:
-    """Engines whose pool holds a few requests at most; ``fixed`` names fields of `Setup`, or ``page_size``."""
+def setups(draw: st.DrawFn, /, **fixed: Any) -> Setup:
+    """Draw a `Setup` whose pool holds only a few requests.
+
+    ``fixed`` gives values of fields of `Setup`, or of ``page_size``, which are then not drawn.
+    """
     page_size = fixed.pop("page_size", None) or draw(st.sampled_from(PAGE_SIZES))
     tokens = draw(st.integers(12, 100))
     num_pages = max(2, -(-tokens // page_size))
@@ -76,10 +80,10 @@ def setups(draw: st.DrawFn, **fixed: Any) -> Setup:
 
 
 @st.composite
-def params(draw: st.DrawFn, vocab_size: int, most_tokens: int) -> SamplingParams:
-    """How one request samples and ends."""
+def params(draw: st.DrawFn, vocab_size: int, max_output: int) -> SamplingParams:
+    """Draw sampling parameters with ``max_tokens`` of at most 14 or ``max_output``, whichever is larger."""
     return SamplingParams(
-        max_tokens=draw(st.integers(1, draw(st.sampled_from([2, 14, max(most_tokens, 1)])))),
+        max_tokens=draw(st.integers(1, draw(st.sampled_from([2, 14, max(max_output, 1)])))),
         temperature=draw(st.sampled_from([0.0, 1.0])),
         seed=draw(st.sampled_from([None, 0, 7, -1])),
         stop_token_ids=draw(st.sampled_from([(), (0,), (vocab_size - 1,)])),
@@ -89,32 +93,37 @@ def params(draw: st.DrawFn, vocab_size: int, most_tokens: int) -> SamplingParams
 
 
 @st.composite
-def jobs(draw: st.DrawFn, setup: Setup, most: int = 9, aborts: bool = True, legal: bool = False) -> list[Job]:
-    """Clients that often share prefixes, by chance (three different tokens) and by intent: stems that several begin
-    with, the same prompt again, and a second turn that contains the first one's answer. ``legal``: all fit."""
+def jobs(draw: st.DrawFn, setup: Setup, max_jobs: int = 9, aborts: bool = True, must_fit: bool = False) -> list[Job]:
+    """Draw up to ``max_jobs`` requests, many of which share prefixes.
+
+    Prefixes are shared by chance, because prompts use at most three different tokens, and on purpose: several prompts
+    begin with the same tokens, a prompt is repeated, or a prompt contains an earlier prompt and its answer (a second
+    turn of a chat). With ``aborts``, some requests are aborted. With ``must_fit``, every request fits into the pool;
+    otherwise the scheduler must reject some.
+    """
     spec = setup.spec
     room = min(spec.max_seq_len, spec.num_pages * spec.page_size)
     alphabet = st.integers(0, min(3, spec.vocab_size) - 1)
     stems = draw(st.lists(st.lists(alphabet, min_size=1, max_size=room), min_size=1, max_size=3))
     made: list[Job] = []
-    for uid in range(1, draw(st.integers(1, most)) + 1):
-        wanted = draw(params(spec.vocab_size, room - 1))
-        longest = room - wanted.max_tokens if legal or draw(st.integers(0, 9)) else room + 2
+    for uid in range(1, draw(st.integers(1, max_jobs)) + 1):
+        sampling = draw(params(spec.vocab_size, room - 1))
+        longest = room - sampling.max_tokens if must_fit or draw(st.integers(0, 9)) else room + 2
         tail = draw(st.lists(alphabet, min_size=1, max_size=12))
-        how = draw(st.sampled_from(["stem", "stem", "again", "turn", "alone"]))
+        kind = draw(st.sampled_from(["stem", "stem", "repeat", "turn", "alone"]))
         head: list[int] = []
-        if how == "stem":
+        if kind == "stem":
             stem = draw(st.sampled_from(stems))
             head = stem[: draw(st.integers(0, len(stem)))]
-        elif how == "again" and made:
+        elif kind == "repeat" and made:
             head, tail = list(draw(st.sampled_from(made)).prompt), []
-        elif how == "turn" and made:
+        elif kind == "turn" and made:
             earlier = draw(st.sampled_from(made))
-            head = [*earlier.prompt, *expected_output(earlier.ask, spec.vocab_size, setup.eos_ids).tokens]
+            head = [*earlier.prompt, *expected_output(earlier.request, spec.vocab_size, setup.eos_ids).tokens]
         prompt = [*head, *tail][: max(longest, 1)]
-        if legal and len(prompt) + wanted.max_tokens > room:
+        if must_fit and len(prompt) + sampling.max_tokens > room:
             continue
-        arrive = draw(st.sampled_from([0, 0, 1, 4, 4, 9, 20]))  # often several at once
+        arrive = draw(st.sampled_from([0, 0, 1, 4, 4, 9, 20]))  # repeated values: several requests arrive at once
         abort = draw(st.none() | st.integers(0, 30)) if aborts else None
-        made.append(Job(uid, prompt, wanted, arrive, None if abort is None else arrive + abort))
+        made.append(Job(uid, prompt, sampling, arrive, None if abort is None else arrive + abort))
     return made

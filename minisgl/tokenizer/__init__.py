@@ -1,6 +1,6 @@
-"""Text to tokens and back, chat templates, stop strings.
+"""Tokenization, detokenization, chat templates and stop strings.
 
-Imports neither torch nor transformers. The names here are loaded when they are first asked for.
+The package imports neither torch nor transformers. `Tokenizer` and `Detokenizer` are imported at their first use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A model's chat template: from the turns of a conversation to the one text that the model was trained to continue.
+"""A model's chat template: renders chat messages as the one text that the model was trained to continue.
 
-Templates are programs in Jinja that come with a model; they run in a sandbox. What they may use is what Hugging Face
-documents: huggingface.co/docs/transformers/chat_templating_writing.
+A chat template is a Jinja program that is part of a checkpoint. It runs in Jinja's sandbox. The filters, functions and
+variables available to a template are those of Hugging Face's documentation:
+huggingface.co/docs/transformers/chat_templating_writing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from minisgl.core import InvalidRequestError
 
 
 class _Generation(jinja2.ext.Extension):
-    """``{% generation %}…{% endgeneration %}`` marks the assistant's words for training; here it is its content."""
+    """The block ``{% generation %}…{% endgeneration %}``, rendered as its content.
+
+    The block marks the assistant's messages for training, and has no meaning for inference.
+    """
 
     tags = {"generation"}
 
@@ -32,7 +36,10 @@ class _Generation(jinja2.ext.Extension):
 
 
 class ChatTemplate:
-    """One template, compiled. Raises ValueError where it is not valid Jinja."""
+    """A compiled chat template. The constructor raises ValueError if ``source`` is not valid Jinja.
+
+    ``special_tokens`` are variables of the template, such as ``bos_token``.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, Any] | None = None):
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
@@ -50,30 +57,35 @@ class ChatTemplate:
             raise ValueError(f"the chat template is not valid Jinja: line {error.lineno}: {error.message}") from error
 
     def render(
-        self, turns: Sequence[Mapping[str, Any]], generate: bool = True, extra: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as one text, special tokens included; ``generate`` ends it with the opening of the
-        assistant's turn, ``extra`` are further variables. Raises `InvalidRequestError` where the template does, or
-        where it never
-        looks at something that was given."""
-        for name in extra or ():
+        """Return the messages as one text, special tokens included.
+
+        ``add_generation_prompt`` ends the text with the beginning of an assistant message. ``chat_template_kwargs`` are
+        further variables of the template. Raise `InvalidRequestError` if the template raises an error, or if it never
+        reads one of the given variables or message fields.
+        """
+        for name in chat_template_kwargs or ():
             if name not in self._variables:
                 raise InvalidRequestError(
                     "chat_template_kwargs", f"This model's chat template has no variable {name!r}."
                 )
-        for name in {name for turn in turns for name in turn} - {"role", "content"}:
+        for name in {name for message in messages for name in message} - {"role", "content"}:
             if name not in self._source:
                 raise InvalidRequestError(
-                    "messages", f"This model's chat template has no place for a message's {name!r}."
+                    "messages", f"This model's chat template does not use the message field {name!r}."
                 )
-        variables = {"tools": None, "documents": None, **self._special_tokens, **(extra or {})}
-        variables |= {"messages": turns, "add_generation_prompt": generate}
+        variables = {"tools": None, "documents": None, **self._special_tokens, **(chat_template_kwargs or {})}
+        variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
             return self._template.render(**variables)
-        except Exception as error:  # a template is a program of somebody else's: whatever it raises is its verdict
+        except Exception as error:  # the template is the model's program and can raise any exception
             what = str(error) or type(error).__name__
             raise InvalidRequestError(
-                "messages", f"The model's chat template does not take these messages: {what}"
+                "messages", f"The model's chat template can't render these messages: {what}"
             ) from error
 
 
@@ -88,5 +100,5 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML, which is no use to a model."""
+    """Return ``value`` as JSON, without the HTML escapes of Jinja's own ``tojson``, which would alter the prompt."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,6 +1,7 @@
-"""From a scheduler's outputs to text, request by request: whole characters only, stop strings found and cut.
+"""Incremental detokenization: converts the scheduler's outputs to text, for each request.
 
-Knows `core.Output` and the tokenizer, and no process: the server's detokenizer and ``LLM`` both drive it.
+The text is released in complete characters, and ends before a stop string. This module knows `core.Output` and the
+tokenizer, but not processes: the server's detokenizer process and ``LLM`` both use it.
 """
 
 from __future__ import annotations
@@ -15,57 +16,68 @@ from minisgl.message import Delta, TokenLogprob
 from minisgl.tokenizer.stop import StopFinder
 from minisgl.tokenizer.tokenizer import Tokenizer
 
-TAIL = 8
-"""How many of the prompt's last tokens are enough to decode what follows it as it would stand behind the prompt."""
+PROMPT_TAIL_TOKENS = 8
+"""The number of prompt tokens that the detokenizer needs: the last tokens of the prompt, as context for the output.
+
+Some decoders give a token another text at the beginning of a text than after other tokens.
+"""
 
 
 class Detokenizer:
-    """The text of every open request. Without a tokenizer it passes tokens through and their text is empty.
+    """The detokenization state of every open request.
 
-    Its driver calls `open` for each request that the scheduler accepted, `feed` with each output, in order, and aborts
-    a request at the scheduler where a delta says ``stopped``: the scheduler's word on it then ends it with "stop".
+    With ``tokenizer=None`` the deltas have token ids and empty text. The caller calls `add_request` for each request
+    that the scheduler accepted, and `feed` with each output of the scheduler, in order. If a delta has ``matched_stop``
+    and no ``finish``, the caller aborts the request at the scheduler. The scheduler's output then reports the request
+    as aborted, and the detokenizer changes the finish reason "abort" to "stop".
     """
 
     def __init__(self, tokenizer: Tokenizer | None):
         self._tokenizer = tokenizer
-        self._open: dict[int, _Request] = {}
+        self._requests: dict[int, _Request] = {}
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._requests)
 
-    def open(self, uid: int, prompt: Sequence[int] | I32, params: SamplingParams) -> None:
-        """Expect a request's tokens; ``prompt`` may be its last `TAIL` tokens only."""
+    def add_request(self, uid: int, prompt_ids: Sequence[int] | I32, params: SamplingParams) -> None:
+        """Add a request. ``prompt_ids`` are its prompt's token ids, or only the last `PROMPT_TAIL_TOKENS` of them."""
         text = None
         if self._tokenizer is not None:
-            text = TextStream(self._tokenizer, [int(i) for i in prompt[-TAIL:]], params.skip_special_tokens)
-        self._open[uid] = _Request(text, StopFinder(params.stop) if params.stop and text is not None else None)
+            tail = [int(i) for i in prompt_ids[-PROMPT_TAIL_TOKENS:]]
+            text = TextStream(self._tokenizer, tail, params.skip_special_tokens)
+        self._requests[uid] = _Request(text, StopFinder(params.stop) if params.stop and text is not None else None)
 
     def feed(self, output: Output) -> list[Delta]:
-        """What each request gained; the last delta of each has its ``finish``. Requests that are not open (any more)
-        are passed over."""
+        """Detokenize one output of the scheduler. Return one delta for each request in the output.
+
+        The last delta of a request has its ``finish``, and removes the request. Requests that were never added, or that
+        have already finished, are ignored.
+        """
         ends = {end.uid: end for end in output.finished}
         last = dict(zip(output.uids, range(len(output.uids))))
         deltas: dict[int, Delta] = {}
         for i, (uid, token) in enumerate(zip(output.uids, output.tokens)):
-            request = self._open.get(uid)
+            request = self._requests.get(uid)
             if request is None or request.stopped:
                 continue
             delta = deltas.setdefault(uid, Delta(uid))
             end = ends.get(uid)
-            # The token that ended a request is counted and reported, but is not part of its text.
-            silent = end is not None and last[uid] == i and end.stop_id == token
-            request.take(token, delta, silent)
-            if not silent and (logprobs := output.logprobs.get(i)) is not None:
+            # A stop token (EOS, stop_token_ids) is counted and reported as a token, but is not part of the text.
+            hidden = end is not None and last[uid] == i and end.stop_id == token
+            request.add_token(token, delta, hidden)
+            if not hidden and (logprobs := output.logprobs.get(i)) is not None:
                 delta.logprobs.append(self._logprob(token, *logprobs))
         for uid, end in ends.items():
-            request = self._open.pop(uid, None)
+            request = self._requests.pop(uid, None)
             if request is None:
                 continue
             delta = deltas.setdefault(uid, Delta(uid))
             if not request.stopped:
-                request.end(delta)
+                request.flush(delta)
             if request.stopped:
-                end = msgspec.structs.replace(end, reason="stop", output_tokens=request.count, stop_id=None, error="")
+                end = msgspec.structs.replace(
+                    end, finish_reason="stop", output_tokens=request.num_tokens, stop_id=None, error=""
+                )
             delta.finish = end
         return list(deltas.values())
 
@@ -82,68 +94,75 @@ class Detokenizer:
 
 
 class _Request:
-    """One open request's text so far."""
+    """The detokenization state of one request. ``stopped`` is true once a stop string was found."""
 
     def __init__(self, text: TextStream | None, stops: StopFinder | None):
         self._text, self._stops = text, stops
-        self.count = 0
+        self.num_tokens = 0
         self.stopped = False
 
-    def take(self, token: int, delta: Delta, silent: bool) -> None:
-        self.count += 1
+    def add_token(self, token: int, delta: Delta, hidden: bool) -> None:
+        """Add an output token to the delta, and the text that the token completes unless the token is ``hidden``."""
+        self.num_tokens += 1
         delta.tokens.append(token)
-        if self._text is not None and not silent:
-            self._show(self._text.feed(token), delta)
+        if self._text is not None and not hidden:
+            self._add_text(self._text.feed(token), delta)
 
-    def end(self, delta: Delta) -> None:
-        """No more tokens: what was held back can be shown, unless it completes a stop string."""
+    def flush(self, delta: Delta) -> None:
+        """Add the text that was held back to the request's last delta, unless that text completes a stop string."""
         if self._text is not None:
-            self._show(self._text.flush(), delta)
+            self._add_text(self._text.flush(), delta)
         if self._stops is not None and not self.stopped:
             delta.text += self._stops.flush()
 
-    def _show(self, text: str, delta: Delta) -> None:
+    def _add_text(self, text: str, delta: Delta) -> None:
         if self._stops is not None and text:
-            text, delta.stopped = self._stops.feed(text)
-            self.stopped = delta.stopped is not None
+            text, delta.matched_stop = self._stops.feed(text)
+            self.stopped = delta.matched_stop is not None
         delta.text += text
 
 
 class TextStream:
-    """Decodes one request's tokens as they come. A character whose bytes are spread over tokens comes when it is
-    whole; all pieces together are what decoding all tokens at once gives."""
+    """An incremental decoder for the output tokens of one request.
+
+    A character whose bytes are spread over several tokens is returned with the last of these tokens. The returned
+    pieces together are the text of decoding all tokens at once. ``tail`` are the last tokens of the prompt.
+    """
 
     def __init__(self, tokenizer: Tokenizer, tail: Sequence[int] = (), skip_special_tokens: bool = True):
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
-        self._shown = self._whole(tail)  # the tokens of the last piece, a context for the next
-        self._waiting: list[int] = []  # tokens whose text is not whole yet
-        self._stream = DecodeStream(ids=self._shown, skip_special_tokens=skip_special_tokens)
+        self._context = self._complete_suffix(tail)  # the tokens of the last piece: the context of the next piece
+        self._pending: list[int] = []  # tokens whose text is not complete yet
+        self._stream = DecodeStream(ids=self._context, skip_special_tokens=skip_special_tokens)
 
     def feed(self, token: int) -> str:
-        """The text that this token completes; often that of the token, sometimes none."""
-        self._waiting.append(token)
+        """Return the text that this token completes: often the token's own text, sometimes an empty text."""
+        self._pending.append(token)
         try:
             piece = self._stream.step(self._tokenizer.raw, token)
-        except Exception:  # "Invalid prefix": some decoders change earlier text in the light of later tokens
-            piece = self._decode_waiting()
-            self._stream = DecodeStream(ids=self._waiting, skip_special_tokens=self._skip)
+        except Exception:  # "Invalid prefix": with some decoders a later token changes the text of earlier tokens
+            piece = self._decode_pending()
+            self._stream = DecodeStream(ids=self._pending, skip_special_tokens=self._skip)
         if not piece:
             return ""
-        self._shown, self._waiting = self._waiting, []
+        self._context, self._pending = self._pending, []
         return piece
 
     def flush(self) -> str:
-        """The text of tokens that never became whole characters; to be called when no more will come."""
-        piece = self._decode_waiting() if self._waiting else ""
-        self._waiting = []
+        """Return the text of the tokens that did not form complete characters. Call this after the last token."""
+        piece = self._decode_pending() if self._pending else ""
+        self._pending = []
         return piece
 
-    def _whole(self, tail: Sequence[int]) -> list[int]:
-        """As much of a prompt's end as ends with a whole character; nothing, where the prompt ends within one."""
-        starts = range(len(tail) + 1)  # the tail itself may begin within one, which can spoil what follows
-        whole = (i for i in starts if not self._tokenizer.decode(tail[i:], self._skip).endswith("\ufffd"))
-        return list(tail[next(whole) :])
+    def _complete_suffix(self, tail: Sequence[int]) -> list[int]:
+        """Return the longest suffix of the prompt's ``tail`` whose text ends with a complete character.
 
-    def _decode_waiting(self) -> str:
-        before = self._tokenizer.decode(self._shown, self._skip)
-        return self._tokenizer.decode([*self._shown, *self._waiting], self._skip)[len(before) :]
+        The suffix is empty if the prompt ends in the middle of a character.
+        """
+        starts = range(len(tail) + 1)  # a tail that begins in the middle of a character can decode to U+FFFD to its end
+        complete = (i for i in starts if not self._tokenizer.decode(tail[i:], self._skip).endswith("\ufffd"))
+        return list(tail[next(complete) :])
+
+    def _decode_pending(self) -> str:
+        before = self._tokenizer.decode(self._context, self._skip)
+        return self._tokenizer.decode([*self._context, *self._pending], self._skip)[len(before) :]

@@ -1,6 +1,7 @@
-"""Finds stop strings in text that comes in pieces, and holds back only what may still become one.
+"""Stop strings: `StopFinder` finds them in text that arrives in pieces.
 
-Knows characters and nothing of tokens: where the pieces are cut makes no difference to what is found.
+The finder holds back only the text that may be the beginning of a stop string. It works on characters and knows nothing
+about tokens, so a stop string that spans several pieces is found as well.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from collections.abc import Sequence
 
 
 class StopFinder:
-    """Looks for the first of some stop strings to be complete; of several that end at the same character, the longest.
+    """A search for several stop strings in a growing text.
 
-    Each string is matched by the algorithm of Knuth, Morris and Pratt (1977), so that a character costs amortised
-    constant time for each string, however long it is. After a find, the finder is spent.
+    The finder reports the stop string whose last character comes first in the text. If several stop strings end at the
+    same character, it reports the longest of them. Each string is matched by the algorithm of Knuth, Morris and Pratt
+    (1977), so each character of the text costs amortised constant time for each stop string, whatever the string's
+    length. After the finder has reported a stop string, it must not be used again.
     """
 
     def __init__(self, stops: Sequence[str]):
@@ -21,8 +24,11 @@ class StopFinder:
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Take the next piece. Returns the text that is safe to show, and the stop string that was found, if one was:
-        then nothing from its first character on is shown, now or later."""
+        """Add the next piece of text. Return the text that may be shown now, and the stop string found or None.
+
+        If a stop string was found, the returned text ends before the stop string's first character. If none was found,
+        the finder holds back the end of the text if a stop string may begin there.
+        """
         buffer = self._held + text
         for end, character in enumerate(text, len(self._held) + 1):
             found = ""
@@ -43,13 +49,16 @@ class StopFinder:
         return buffer[:safe], None
 
     def flush(self) -> str:
-        """The text that was held back; to be called when no more will come."""
+        """Return the text that was held back. Call this after the last piece of text."""
         held, self._held = self._held, ""
         return held
 
 
 def _borders(word: str) -> list[int]:
-    """For each prefix of the word, the length of its longest proper prefix that is also its suffix."""
+    """Return, for each non-empty prefix of ``word``, the length of its longest border.
+
+    A border of a string is a proper prefix of the string that is also a suffix of it.
+    """
     borders = [0] * len(word)
     length = 0
     for i in range(1, len(word)):

@@ -1,7 +1,7 @@
-"""A model's tokenizer: text to token ids and back, with the files that Hugging Face's tokenizers write.
+"""A model's tokenizer: converts text to token ids and back, using the tokenizer files of a Hugging Face checkpoint.
 
-Reads ``tokenizer.json`` (by the ``tokenizers`` library), ``tokenizer_config.json`` and the chat template. Knows a
-directory, and nothing of requests.
+This module reads ``tokenizer.json`` (with the ``tokenizers`` library), ``tokenizer_config.json`` and the chat template
+from the model's directory. It knows nothing about requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Tokenizer:
-    """Encodes, decodes and renders chats. ``raw`` is the ``tokenizers.Tokenizer`` underneath."""
+    """A model's tokenizer and its chat template. ``raw`` is the underlying ``tokenizers.Tokenizer``.
+
+    ``template`` is None for a model without a chat template.
+    """
 
     def __init__(self, raw: tokenizers.Tokenizer, template: ChatTemplate | None = None):
         raw.no_truncation()
@@ -38,8 +41,10 @@ class Tokenizer:
 
     @staticmethod
     def from_dir(path: str | Path) -> Tokenizer | None:
-        """The tokenizer in a model's directory, or None where it has no tokenizer.json. Raises `ConfigError` for
-        files that can't be read."""
+        """Return the tokenizer in a model's directory, or None if the directory has no ``tokenizer.json``.
+
+        Raise `ConfigError` if a tokenizer file can't be read.
+        """
         path = Path(path)
         file = path / "tokenizer.json"
         if not file.is_file():
@@ -59,42 +64,56 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Token ids that it knows; a model's vocabulary is often padded to more."""
+        """The number of tokens in the tokenizer's vocabulary. A model's vocabulary is often padded to a larger size."""
         return self.raw.get_vocab_size(with_added_tokens=True)
 
     @functools.cached_property
-    def longest(self) -> int:
-        """Characters of the longest token: a text has at least its length divided by this in tokens."""
+    def max_token_chars(self) -> int:
+        """The number of characters of the longest token: n characters are at least n / max_token_chars tokens."""
         return max(map(len, self.raw.get_vocab(with_added_tokens=True)), default=1)
 
-    def encode(self, text: str, special: bool = True) -> list[int]:
-        """Token ids of a text; ``special`` lets the post-processor add its own (BOS)."""
-        return self.raw.encode(text, add_special_tokens=special).ids
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text. ``add_special_tokens`` lets the post-processor add special tokens (BOS)."""
+        return self.raw.encode(text, add_special_tokens=add_special_tokens).ids
 
     def render(
-        self, turns: Sequence[Mapping[str, Any]], generate: bool = True, extra: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """A conversation as the model's chat template writes it. Raises `InvalidRequestError` where there is no
-        template or it
-        does not take these turns."""
+        """Return chat messages as one text, rendered with the model's chat template: see `ChatTemplate.render`.
+
+        Raise `InvalidRequestError` if the model has no chat template, or if the template can't render these messages.
+        """
         if self.template is None:
             raise InvalidRequestError(
                 "messages", "This model has no chat template: use /v1/completions with a plain prompt."
             )
-        return self.template.render(turns, generate, extra)
+        return self.template.render(messages, add_generation_prompt, chat_template_kwargs)
 
     def chat(
-        self, turns: Sequence[Mapping[str, Any]], generate: bool = True, extra: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation. The template writes BOS itself, so the post-processor is left out."""
-        return self.encode(self.render(turns, generate, extra), special=False)
+        """Return the token ids of chat messages, rendered as `render` does.
+
+        The chat template itself writes the BOS token, so the post-processor must not add another BOS.
+        """
+        text = self.render(messages, add_generation_prompt, chat_template_kwargs)
+        return self.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids; ids that it does not know have none."""
+        """Return the text of token ids. Ids outside the tokenizer's vocabulary add no text."""
         return self.raw.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that one token stands for, which need not be whole characters."""
+        """Return the bytes that one token represents. They may end, or begin, in the middle of a character.
+
+        The result is empty for an id outside the tokenizer's vocabulary.
+        """
         if token in self._added:
             return self._added[token].encode()
         piece = self.raw.id_to_token(token)
@@ -107,7 +126,7 @@ class Tokenizer:
         return piece.replace("▁", " ").encode()
 
     def token_text(self, token: int) -> str:
-        """`token_bytes` as text, with U+FFFD for what is not whole."""
+        """Return `token_bytes` as text, with U+FFFD in place of incomplete characters."""
         return self.token_bytes(token).decode(errors="replace")
 
 
@@ -128,7 +147,11 @@ def _content(token: Any) -> str:
 
 
 def _template_source(path: Path, config: Mapping[str, Any]) -> str | None:
-    """The default chat template: a file of its own, or a string or a list of named ones in tokenizer_config.json."""
+    """Return the source of the model's default chat template, or None if the model has no chat template.
+
+    The template is the file ``chat_template.jinja``, or the entry ``chat_template`` of ``tokenizer_config.json``. That
+    entry is a string, or a list of named templates, of which the template named ``default`` is returned.
+    """
     file = path / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
@@ -140,7 +163,11 @@ def _template_source(path: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet of byte-level tokens: printable bytes stand for themselves, the others for U+0100 and on."""
+    """Return GPT-2's alphabet of byte-level tokens, as a map from a character to the byte that it represents.
+
+    A printable byte is represented by the character with the same code. The other bytes are represented by the
+    characters from U+0100 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

@@ -1,1 +1,1 @@
-"""Traces: what a scheduler did, event by event, read back, checked against the promises, and drawn."""
+"""Traces of a scheduler: the file format, a reader, a checker of the promises, drawings and a viewer."""

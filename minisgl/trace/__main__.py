@@ -1,6 +1,6 @@
-"""``python -m minisgl.trace run.jsonl``: checks a trace against the promises, sums it up, converts and draws it.
+"""``python -m minisgl.trace run.jsonl``: summarizes, checks, converts and draws a recorded run.
 
-Exits with 1 where a promise was broken, and with 2 where a file can't be read or written.
+The exit status is 1 if a promise was broken, and 2 if a file cannot be read or written or an argument is wrong.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from minisgl.trace.summary import show, summarize
 from minisgl.trace.view import difference, page
 
 PICTURES = ("timeline", "tree", "pages", "tables", "staircase", "gap")
-OF_PICTURES = {"step": ("tree", "pages", "tables"), "steps": ("timeline",), "request": ("staircase",)}
-"""An option of pictures, and of which: nothing else looks at it."""
+PICTURES_WITH_OPTION = {"step": ("tree", "pages", "tables"), "steps": ("timeline",), "request": ("staircase",)}
+"""Option -> the pictures that use the option."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
+    """Return the parser of the command's arguments."""
     p = argparse.ArgumentParser(prog="python -m minisgl.trace", description=(__doc__ or "").split("\n")[0])
-    p.add_argument("traces", nargs="+", type=Path, metavar="RUN.jsonl", help="written with trace=RUN.jsonl; one or two")
-    p.add_argument("--html", type=Path, metavar="FILE", help="a page that scrubs through the run, or through two")
-    p.add_argument("--chrome", type=Path, metavar="FILE", help="for chrome://tracing and ui.perfetto.dev")
-    p.add_argument("--draw", choices=PICTURES, help="an SVG picture; timeline and gap take two runs as well")
+    p.add_argument("traces", nargs="+", type=Path, metavar="RUN.jsonl", help="a trace; give two to compare")
+    p.add_argument("--html", type=Path, metavar="FILE", help="write a page that replays one run, or two, step by step")
+    p.add_argument("--chrome", type=Path, metavar="FILE", help="write a file for chrome://tracing and ui.perfetto.dev")
+    p.add_argument("--draw", choices=PICTURES, help="draw an SVG picture; timeline and gap accept two runs")
     p.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="where the picture goes (default: standard output)"
+        "-o", "--output", type=Path, metavar="FILE", help="the file for the picture (default: standard output)"
     )
-    p.add_argument("--step", type=int, metavar="N", help="of tree, pages and tables (default: the one in the middle)")
-    p.add_argument("--steps", metavar="A:B", help="of the timeline: from A up to, not including, B")
+    p.add_argument("--step", type=int, metavar="N", help="the step of tree, pages and tables (default: the middle)")
+    p.add_argument("--steps", metavar="A:B", help="the steps that timeline shows: A up to, but not including, B")
     p.add_argument(
-        "--text", action="store_true", help="let the tree say what its tokens say: needs the model's tokenizer"
+        "--text", action="store_true", help="show text instead of token ids in the tree; needs the model's tokenizer"
     )
-    p.add_argument("--request", type=int, metavar="UID", help="of the staircase (default: the first)")
+    p.add_argument("--request", type=int, metavar="UID", help="the request that staircase shows (default: the first)")
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status."""
+    """Run the command, and return its exit status."""
     args = parser().parse_args(argv)
     out, err = Console(), Console(stderr=True)
     try:
-        refuse_idle(args)
+        refuse_unused_arguments(args)
         traces = [read(path) for path in args.traces]
         text = decoder(traces[0]) if args.text else None
         drawn = draw(args, traces, text) if args.draw else ""
@@ -75,37 +75,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     return report(traces, out)
 
 
-def refuse_idle(args: argparse.Namespace) -> None:
-    """Raise `TraceError` for what would be given and not looked at."""
+def refuse_unused_arguments(args: argparse.Namespace) -> None:
+    """Raise `TraceError` if an argument would have no effect, or if there are too many files."""
     if len(args.traces) > 2:
-        raise TraceError(f"{len(args.traces)} files were given: one run can be looked at, or two side by side.")
-    for name, pictures in OF_PICTURES.items():
+        raise TraceError(f"{len(args.traces)} files were given: give one trace, or two to compare.")
+    for name, pictures in PICTURES_WITH_OPTION.items():
         if getattr(args, name) is not None and args.draw not in pictures:
-            raise TraceError(f"--{name} goes with --draw {' or --draw '.join(pictures)}, and does nothing without.")
+            raise TraceError(f"--{name} needs --draw {' or --draw '.join(pictures)}; without, it has no effect.")
     if args.output and not args.draw:
-        raise TraceError(
-            "-o goes with --draw, and says where its picture goes; --html and --chrome name their own file."
-        )
+        raise TraceError("-o needs --draw: it names the file of the picture. --html and --chrome name their own files.")
     if args.text and args.draw != "tree" and not args.html:
-        raise TraceError("--text goes with --draw tree or --html, and does nothing without.")
+        raise TraceError("--text needs --draw tree or --html; without, it has no effect.")
     if len(args.traces) == 2 and args.draw not in (None, "timeline", "gap"):
         raise TraceError(
-            f"--draw {args.draw} is of one run; two were given. Two go with --draw timeline or --draw gap."
+            f"--draw {args.draw} needs one trace; two were given. Only --draw timeline and --draw gap accept two."
         )
     if len(args.traces) == 2 and args.chrome:
-        raise TraceError("--chrome is of one run; two were given.")
+        raise TraceError("--chrome needs one trace; two were given.")
 
 
 def write(path: Path, text: str) -> None:
-    """Raises `TraceError` where that can't be."""
+    """Write a text file. Raises `TraceError` if the file cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise TraceError(f"{path} can't be written: {error.strerror}.") from error
+        raise TraceError(f"{path} cannot be written: {error.strerror}.") from error
 
 
 def report(traces: Sequence[Trace], out: Console) -> int:
-    """Print what each run came to and whether it kept the promises; 1 where one did not."""
+    """Print the summary and the verdict of each run. Return 1 if a run broke a promise, else 0."""
     broken = 0
     for trace in traces:
         show(trace, summarize(trace), out)
@@ -113,31 +111,36 @@ def report(traces: Sequence[Trace], out: Console) -> int:
         if violation is not None:
             broken = 1
             out.print(escape(f"\n{violation}"), style="red", soft_wrap=True, highlight=False)
-        elif not trace.whole:
-            out.print("\nNo promise is broken as far as the trace goes: its writer was killed.", style="yellow")
+        elif not trace.complete:
+            out.print(
+                "\nThe trace is incomplete: the recorder was killed. No promise is broken up to that point.",
+                style="yellow",
+            )
         else:
-            out.print("\nEvery promise that a trace can show was kept.", style="green")
+            out.print("\nAll promises that a trace can show were kept.", style="green")
         out.print()
     if len(traces) == 2:
         found = difference(*traces)
-        text = "The two runs are the same." if found is None else f"They differ first at step {found['step']}:"
-        out.print(escape(text if found is None else f"{text} {found['text']}"), soft_wrap=True, highlight=False)
+        text = (
+            f"The runs differ first at step {found['step']}: {found['text']}" if found else "The two runs are the same."
+        )
+        out.print(escape(text), soft_wrap=True, highlight=False)
     return broken
 
 
 def decoder(trace: Trace) -> Text:
-    """How to read a trace's tokens. Raises `TraceError` or `ConfigError`."""
+    """Return a function from token ids to text, for the model of a trace. Raises `TraceError` or `ConfigError`."""
     model = str(trace.header.options.get("model"))
     if model == "simulated":
-        raise TraceError(f"{trace.name} is of the simulated engine, whose tokens say nothing: leave --text out.")
+        raise TraceError(f"{trace.name} is a run of the simulated engine, whose tokens have no text: leave out --text.")
     tokenizer = Tokenizer.from_dir(resolve_model(model))
     if tokenizer is None:
-        raise TraceError(f"{model} has no tokenizer: leave --text out.")
+        raise TraceError(f"{model} has no tokenizer: leave out --text.")
     return tokenizer.decode
 
 
 def draw(args: argparse.Namespace, traces: Sequence[Trace], text: Text | None) -> str:
-    """The picture that the arguments ask for. Raises `TraceError`."""
+    """Return the SVG of the picture that the arguments ask for. Raises `TraceError`."""
     trace, named = traces[0], [(each.name, each) for each in traces]
     if args.draw == "timeline":
         steps = _range(args.steps)
@@ -147,7 +150,7 @@ def draw(args: argparse.Namespace, traces: Sequence[Trace], text: Text | None) -
     if args.draw == "staircase":
         uids = [row.uid for turn, _ in turns(trace) for row in turn.rows]
         if not uids:
-            raise TraceError(f"{trace.name} has no step.")
+            raise TraceError(f"{trace.name} has no steps.")
         return staircase(trace, uids[0] if args.request is None else args.request)
     count = sum(1 for _ in turns(trace))
     step = count // 2 if args.step is None else args.step
@@ -159,7 +162,7 @@ def _range(text: str | None) -> range | None:
         return None
     first, colon, last = text.partition(":")
     if not (colon and first.isdigit() and last.isdigit() and int(first) < int(last)):
-        raise TraceError(f"--steps {text}: write it as A:B, with A smaller than B, as in 0:40.")
+        raise TraceError(f"--steps {text}: write A:B with A smaller than B, for example 0:40.")
     return range(int(first), int(last))
 
 

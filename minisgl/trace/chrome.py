@@ -1,6 +1,7 @@
-"""A trace in the Trace Event Format, which chrome://tracing and ui.perfetto.dev open.
+"""Converts a trace to the Trace Event Format, which chrome://tracing and ui.perfetto.dev open.
 
-Three processes: the engine's steps, each request's life, and the pool's counters. Times are the scheduler's clock.
+The result has three processes: the engine's steps, the phases of each request, and the counters of the page pool. Times
+are on the scheduler's clock.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ ENGINE, REQUESTS, POOL = 1, 2, 3
 
 
 def chrome(trace: Trace) -> dict[str, Any]:
-    """The whole trace as one JSON object. A step is as long as from its launch to its result's reading; a simulated
-    engine's clock counts steps, of one second each."""
+    """Return a trace as one JSON object.
+
+    A step lasts from its launch until its result was read. The clock of a simulated engine counts steps, each of one
+    second.
+    """
     out: list[dict[str, Any]] = []
     for pid, name in ((ENGINE, "engine"), (REQUESTS, "requests"), (POOL, "pool")):
         out.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}})
@@ -28,38 +32,38 @@ def chrome(trace: Trace) -> dict[str, Any]:
     def micros(t: float) -> float:
         return round((t - begin) * 1e6, 3)
 
-    def span(what: str, pid: int, tid: int, since: float, until: float, **args: Any) -> None:
+    def span(name: str, pid: int, tid: int, since: float, until: float, **args: Any) -> None:
         dur = max(round((until - since) * 1e6, 3), 0.0)
-        out.append({"ph": "X", "name": what, "pid": pid, "tid": tid, "ts": micros(since), "dur": dur, "args": args})
+        out.append({"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": micros(since), "dur": dur, "args": args})
 
     def instant(name: str, pid: int, tid: int, t: float, **args: Any) -> None:
         out.append({"ph": "i", "s": "t", "name": name, "pid": pid, "tid": tid, "ts": micros(t), "args": args})
 
-    waits: dict[int, float] = {}
+    waiting_since: dict[int, float] = {}
     for turn, state in turns(trace):
-        end = turn.read if turn.read is not None else turn.t
+        end = turn.read_at if turn.read_at is not None else turn.t
         prefill = sum(row.count for row in turn.rows if not row.decode)
-        lane = turn.step % 2  # two may be in flight
+        tid = turn.step % 2  # with overlap, two steps are in flight at a time, each in a line of its own
         kind = "decode" if not prefill else "prefill" if all(not row.decode for row in turn.rows) else "mixed"
         rows = len(turn.rows)
-        span(f"{kind} {turn.step}", ENGINE, lane, turn.t, end, step=turn.step, rows=rows, prefill_tokens=prefill)
+        span(f"{kind} {turn.step}", ENGINE, tid, turn.t, end, step=turn.step, rows=rows, prefill_tokens=prefill)
         for row in turn.rows:
             name = "decode" if row.decode else "prefill"
-            if row.uid in waits:
-                span("wait", REQUESTS, row.uid, waits.pop(row.uid), turn.t)
-            args = {"step": turn.step, "start": row.start, "count": row.count, "cached": row.cached}
-            span(name, REQUESTS, row.uid, turn.t, end, **args, gained=row.gained)
+            if row.uid in waiting_since:
+                span("wait", REQUESTS, row.uid, waiting_since.pop(row.uid), turn.t)
+            args = {"step": turn.step, "start": row.start, "count": row.count, "cached": row.num_cached_tokens}
+            span(name, REQUESTS, row.uid, turn.t, end, **args, kept=row.kept)
         for event in turn.events:
             match event:
                 case ev.Add():
-                    waits.setdefault(event.uid, event.t)
+                    waiting_since.setdefault(event.uid, event.t)
                     out.append(_thread(event.uid, f"request {event.uid}"))
                 case ev.Retract():
-                    waits[event.uid] = turn.t
+                    waiting_since[event.uid] = turn.t
                     instant("retract", REQUESTS, event.uid, turn.t, step=event.step)
                 case ev.Finish():
-                    if event.uid in waits:
-                        span("wait", REQUESTS, event.uid, waits.pop(event.uid), event.t)
+                    if event.uid in waiting_since:
+                        span("wait", REQUESTS, event.uid, waiting_since.pop(event.uid), event.t)
                     instant(f"finish: {event.finish_reason}", REQUESTS, event.uid, event.t, step=event.step)
                 case ev.Evict():
                     instant("evict", POOL, 0, turn.t, step=event.step, pages=len(event.pages))

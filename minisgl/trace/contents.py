@@ -1,7 +1,7 @@
-"""What pages hold, by the events: which prefix each position of the KV pool was computed from.
+"""What the KV pool holds, as far as the events tell: the token prefix from which each KV location was computed.
 
-A prefix is known by a hash of its tokens. Knows what steps write and what a cache was given; whether a row may read it
-is `check`'s question.
+A prefix is represented by a hash of its tokens. `Contents` follows what steps write to pages and what is inserted into
+the prefix cache. `minisgl.trace.check` decides what a wrong content means.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import numpy as np
 
 from minisgl.core import EngineSpec
 from minisgl.trace import events as ev
-from minisgl.trace.state import Launch, Request, State
+from minisgl.trace.state import InFlightStep, Request, State
 
 __all__ = ["Contents"]
 
 _EMPTY = 0
 
 
-class _Stream:
-    """The tokens that one seat computes, also those that nobody gets; ``hashes[i]`` is of the first i + 1."""
+class _TokenHashes:
+    """Hashes of all prefixes of a token sequence that grows: ``hashes[i]`` is the hash of the first i + 1 tokens."""
 
     def __init__(self, tokens: Sequence[int]):
         self.hashes = np.empty(max(2 * len(tokens), 16), np.int64)
@@ -39,76 +39,87 @@ class _Stream:
 
 
 class Contents:
-    """``apply`` follows events; ``execute`` lets a step read and write the pool, when its result is read."""
+    """Contents of the KV pool. `apply` follows events; `execute` reads and writes the pool as a step did."""
 
     def __init__(self, spec: EngineSpec):
         self.size = spec.page_size
-        self._kv = np.zeros((spec.num_pages, spec.page_size), np.int64)  # hash of the prefix that ends there
-        self._labels: dict[int, tuple[int, int]] = {}  # cached page -> hash of the prefix it completes, and whose
-        self._streams: dict[int, tuple[int, _Stream]] = {}  # uid -> tokens it was hashed with, and their stream
-        self._seats: dict[int, _Stream] = {}  # admission -> the tokens its slot sees
+        # [pages, page_size]: hash of the prefix that ends at this KV location
+        self._kv = np.zeros((spec.num_pages, spec.page_size), np.int64)
+        # cached page -> (hash of the prefix that ends with this page, uid of the request that inserted it)
+        self._cached: dict[int, tuple[int, int]] = {}
+        # uid -> (number of the request's tokens that are hashed, their hashes)
+        self._requests: dict[int, tuple[int, _TokenHashes]] = {}
+        # admission order -> hashes of the tokens that steps of this admission compute, discarded tokens included
+        self._admissions: dict[int, _TokenHashes] = {}
 
     def apply(self, event: ev.Line, state: State) -> None:
-        """Book who is seated with which tokens, and what left the cache."""
+        """Record admissions and evictions. ``state`` is the state after the event."""
         if isinstance(event, ev.Admit):
-            req = state.requests[event.uid]
-            self._seats[req.seat] = _Stream(req.tokens)
+            req = state.all_requests[event.uid]
+            self._admissions[req.admission_order] = _TokenHashes(req.token_ids)
         elif isinstance(event, ev.Evict):
             for page in event.pages:
-                self._labels.pop(page, None)
+                self._cached.pop(page, None)
 
-    def label(self, req: Request, event: ev.Cache) -> None:
-        """The pages that the cache takes over from a request hold its prefix."""
-        fresh = set(event.pages)
+    def insert(self, req: Request, event: ev.Cache) -> None:
+        """Record that the cache took over pages of a request, which hold the request's prefix."""
+        new_pages = set(event.pages)
         hashes = self._hashes(req)
         for i, page in enumerate(event.cached_pages, event.start):
-            if page in fresh:
-                self._labels[page] = (int(hashes[(i + 1) * self.size - 1]), req.uid)
+            if page in new_pages:
+                self._cached[page] = (int(hashes[(i + 1) * self.size - 1]), req.uid)
 
-    def foreign(self, req: Request, pages: Sequence[int], start: int) -> tuple[int, int, str] | None:
-        """The first of the cache's ``pages``, from number ``start`` on, that holds another prefix than the request's:
-        its number, the page, and what it holds."""
+    def find_wrong_page(self, req: Request, pages: Sequence[int], start: int) -> tuple[int, int, str] | None:
+        """Return the first cached page that holds another prefix than the request's, or None.
+
+        ``pages`` are cached pages for the request's pages from number ``start`` on. The result is (number of the
+        request's page, cached page, words for what the page holds).
+        """
         hashes = self._hashes(req)
         for i, page in enumerate(pages, start):
-            label = self._labels.get(page)
-            if label is None or label[0] != hashes[(i + 1) * self.size - 1]:
-                return i, page, "nothing that is known" if label is None else f"the prefix of request {label[1]}"
+            cached = self._cached.get(page)
+            if cached is None or cached[0] != hashes[(i + 1) * self.size - 1]:
+                return i, page, "unknown KV" if cached is None else f"the prefix of request {cached[1]}"
         return None
 
-    def execute(self, launch: Launch, event: ev.Done) -> tuple[int, int, int, str] | None:
-        """Let the step read and write; what a row reads that is not its own prefix: (uid, page, position, words)."""
-        batch = launch.batch
+    def execute(self, step: InFlightStep, event: ev.Done) -> tuple[int, int, int, str] | None:
+        """Read and write the pool as a step did.
+
+        Return the first KV that a row reads and that is not of the row's own prefix, as (uid, page, position, words for
+        what is there), or None.
+        """
+        batch = step.batch
         rows = list(
             zip(
                 batch.uids,
-                launch.seats,
-                launch.pages,
+                step.admission_orders,
+                step.pages,
                 batch.num_computed_tokens,
                 batch.num_scheduled_tokens,
                 strict=True,
             )
         )
-        for uid, seat, pages, start, _ in rows:
+        for uid, admission_order, pages, start, _ in rows:
             if not start:
                 continue
-            own = self._seats[seat].hashes[:start]
+            own = self._admissions[admission_order].hashes[:start]
             read = self._kv[pages[: -(-start // self.size)]].reshape(-1)[:start]
             for position in np.flatnonzero(read != own)[:1]:
-                words = "what was never written" if read[position] == 0 else "the KV of another prefix"
-                return uid, int(pages[position // self.size]), int(position), words
-        for i, (_, seat, pages, start, count) in enumerate(rows):
-            stream, at = self._seats[seat], np.arange(start, start + count)
-            self._kv[pages[at // self.size], at % self.size] = stream.hashes[at]
+                content = "KV that was never written" if read[position] == 0 else "the KV of another prefix"
+                return uid, int(pages[position // self.size]), int(position), content
+        for i, (_, admission_order, pages, start, count) in enumerate(rows):
+            tokens, positions = self._admissions[admission_order], np.arange(start, start + count)
+            self._kv[pages[positions // self.size], positions % self.size] = tokens.hashes[positions]
             if batch.sample[i]:
-                stream.append(event.tokens[i])
+                tokens.append(event.tokens[i])
         return None
 
     def _hashes(self, req: Request) -> Any:
-        known = self._streams.get(req.uid)
-        if known is None:
-            known = self._streams[req.uid] = (0, _Stream(()))
-        length, stream = known
-        for token in req.tokens[length:]:
-            stream.append(token)
-        self._streams[req.uid] = (len(req.tokens), stream)
-        return stream.hashes
+        """Return the hashes of all prefixes of a request's tokens, int64 ``[at least tokens]``."""
+        if req.uid not in self._requests:
+            self._requests[req.uid] = (0, _TokenHashes(()))
+        length, tokens = self._requests[req.uid]
+        for token in req.token_ids[length:]:
+            tokens.append(token)
+        self._requests[req.uid] = (len(req.token_ids), tokens)
+        return tokens.hashes

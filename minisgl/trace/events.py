@@ -1,6 +1,7 @@
-"""The lines of a trace: one struct for each kind of event, as the recorder writes and every reader reads them.
+"""The events of a trace: one struct for each kind, which the recorder writes and every reader decodes.
 
-A line is a JSON object whose ``event`` names the kind. Knows the format and nothing of what makes a run right.
+A line of a trace is a JSON object. Its field ``event`` names the kind of the event. This module defines the format; it
+does not know which runs are correct.
 """
 
 from __future__ import annotations
@@ -10,20 +11,27 @@ from typing import Any
 import msgspec
 
 VERSION = 2
-"""Of the format. A reader refuses another one."""
+"""Version of the trace format. A reader refuses every other version."""
 
-Table = tuple[list[int], list[int], list[int]]
-"""(slot, page column, page), each [writes]."""
+PageTableUpdates = tuple[list[int], list[int], list[int]]
+"""Writes to the page table: (request-pool rows, page columns, pages), each a list ``[writes]``."""
 
 
 class Event(msgspec.Struct, tag_field="event", tag=str.lower, gc=False):
-    """``step`` is the step being built, or the last one launched: its hook in `minisgl.hooks` says which."""
+    """Base class of all events.
+
+    ``step`` is the number of the step that is being built, or of the last launched step. The hook of the event in
+    `minisgl.hooks` says which of the two.
+    """
 
     step: int
 
 
 class Header(Event, kw_only=True):
-    """The first line. ``spec`` is `EngineSpec`'s fields; ``plugins`` are the files that ``plugins=`` named."""
+    """First line of a trace.
+
+    ``spec`` has the fields of `EngineSpec`. ``plugins`` lists the files that the option ``plugins=`` named.
+    """
 
     version: int
     minisgl: str
@@ -34,7 +42,11 @@ class Header(Event, kw_only=True):
 
 
 class Add(Event):
-    """A request waits. ``t`` is the scheduler's clock in seconds, here and below; ``step`` is the next one's."""
+    """A request entered the waiting queue.
+
+    ``t`` is the time on the scheduler's clock, in seconds, here and in all other events. ``step`` is the number of the
+    next step.
+    """
 
     uid: int
     t: float
@@ -43,42 +55,53 @@ class Add(Event):
 
 
 class Match(Event):
-    """A request of ``tokens`` tokens is about to take a slot; ``pages`` hold its cached prefix, now locked for it."""
+    """A waiting request is about to be admitted.
+
+    ``num_tokens`` is the length of the request in tokens: prompt and output. ``pages`` are the cached pages of the
+    request's prefix. They are now locked for the request.
+    """
 
     uid: int
-    tokens: int
+    num_tokens: int
     pages: list[int]
 
 
 class Admit(Event):
-    """A request took a slot."""
+    """A request was admitted and got a row of the request pool."""
 
     uid: int
     req_pool_idx: int
 
 
 class Allocate(Event):
-    """``owners[i]`` (uids) took ``pages[i]``."""
+    """Pages were allocated to requests: ``pages[i]`` to the request with the uid ``owners[i]``."""
 
     owners: list[int]
     pages: list[int]
 
 
 class Evict(Event):
-    """The cache gave up pages."""
+    """The prefix cache evicted pages."""
 
     pages: list[int]
 
 
 class Plan(Event):
-    """Rows (uid, tokens) that were planned and never launched: the run failed on the way. A launched plan is its
-    batch."""
+    """A step was planned but never launched, because the run failed in between.
+
+    ``rows`` are pairs (uid, number of tokens). The plan of a launched step is not recorded: its `Batch` says the same.
+    """
 
     rows: list[tuple[int, int]]
 
 
 class Batch(Event):
-    """A step was launched. Rows up to ``decode`` are decode rows. ``sums`` is a checksum of the step's arrays."""
+    """A step was launched.
+
+    The lists ``uids`` to ``sample`` have one entry for each row of the step. The first ``num_decode`` rows are decode
+    rows. ``num_computed_tokens`` is the first position that a row computes. ``checksum`` is the CRC-32 of the step's
+    arrays at the launch.
+    """
 
     t: float
     uids: list[int]
@@ -87,13 +110,17 @@ class Batch(Event):
     num_scheduled_tokens: list[int]
     num_decode: int
     sample: list[int]
-    page_table_updates: Table
-    sums: int
+    page_table_updates: PageTableUpdates
+    checksum: int
 
 
 class Cache(Event):
-    """The cache holds ``held`` for a request's pages from number ``start`` on. It took over ``pages`` of them; where it
-    had others already, the request's own are duplicates, and given back."""
+    """Pages of a request were offered to the prefix cache.
+
+    ``cached_pages`` are the cache's pages for the request's pages from number ``start`` on. The cache took over those
+    of them that are listed in ``pages``. It had the other pages before; the request's own copies of them are
+    duplicates, which the request retires next.
+    """
 
     uid: int
     start: int
@@ -102,36 +129,40 @@ class Cache(Event):
 
 
 class Free(Event):
-    """A request gave back pages: free once every step up to ``step`` was read."""
+    """A request retired pages. The pages become free when the result of every step up to ``step`` has been read."""
 
     uid: int
     pages: list[int]
 
 
 class Retract(Event):
-    """A request lost its slot and waits again."""
+    """A running request was retracted: it lost its request-pool row and waits again."""
 
     uid: int
 
 
 class Done(Event, tag="step"):
-    """A step's result was read: row i sampled ``tokens[i]``. ``gained`` [rows] is 0 where the request did not get it;
-    None: all did. ``sums`` as in `Batch`, taken now: another one means that somebody changed a launched step."""
+    """The result of a step was read.
+
+    ``tokens[i]`` is the token that row i sampled. ``kept[i]`` is 1 if the request of row i gained this token, and 0 if
+    not; ``kept`` is None if all requests gained their tokens. ``checksum`` is the CRC-32 of the step's arrays at this
+    time. If it differs from the checksum in `Batch`, the launched step was changed.
+    """
 
     t: float
     tokens: list[int]
-    sums: int
-    gained: list[int] | None = None
+    checksum: int
+    kept: list[int] | None = None
 
 
 class Unread(Event):
-    """At the end of the trace: the result of this launched step was never read. ``sums`` as in `Done`."""
+    """The trace ends, and the result of this launched step was never read. ``checksum`` as in `Done`."""
 
-    sums: int
+    checksum: int
 
 
 class Pool(Event):
-    """What the scheduler's books say after a turn, in pages; written when it differs from the last."""
+    """Page counts of the scheduler at the end of a turn of its loop. Written when a count has changed."""
 
     free: int
     cached: int
@@ -149,7 +180,7 @@ class Finish(Event):
 
 
 class End(Event):
-    """The scheduler ended, and closed its trace."""
+    """The scheduler ended and closed its trace."""
 
 
 Line = (

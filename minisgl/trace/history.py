@@ -1,6 +1,6 @@
-"""A run turn by turn: what each step computed, who waited, what moved, and the state that it left.
+"""A trace as a sequence of turns: each step with its rows, the waiting requests, its events and the state after it.
 
-What a picture or a summary is made of. Knows events and `State`, and draws nothing.
+Drawings, summaries and the viewer are made from turns. This module draws nothing.
 """
 
 from __future__ import annotations
@@ -18,33 +18,43 @@ __all__ = ["Gap", "Row", "Turn", "gaps", "state_at", "turns"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a step. ``cached`` tokens before it came from the cache (in the first row of a seat only)."""
+    """One row of a step: the positions ``start`` to ``start + count - 1`` of one request."""
 
     uid: int
-    slot: int
+    req_pool_idx: int
     start: int
+    """First position that the row computes."""
     count: int
+    """Number of positions that the row computes."""
     decode: bool
+    """Whether this is a decode row; otherwise it is a prefill chunk."""
     sample: bool
-    gained: bool  # its request got the token that it sampled
-    lost: bool  # nobody did
-    cached: int
+    """Whether the row samples a token."""
+    kept: bool
+    """Whether the request gained the sampled token."""
+    discarded: bool
+    """Whether a token was sampled and then discarded, because the request had ended or had been retracted."""
+    num_cached_tokens: int
+    """Tokens of the prefix that came from the cache; 0 in every row but the first one after an admission."""
 
 
 @dataclass
 class Turn:
-    """One step, and everything that happened from when it was built until the next one was."""
+    """One step, and all events from the building of this step to the building of the next step."""
 
     step: int
     t: float
-    read: float | None  # when its result was read; None: never
+    """Time of the launch, in seconds on the scheduler's clock."""
+    read_at: float | None
+    """Time at which the result was read, or None if the result was never read."""
     rows: list[Row]
-    waiting: list[int]  # uids, by arrival
+    waiting: list[int]
+    """Uids of the waiting requests, by arrival."""
     events: list[ev.Line] = field(default_factory=list)
 
     @property
-    def tokens(self) -> int:
-        """Positions that the step computed."""
+    def num_tokens(self) -> int:
+        """Number of positions that the step computed."""
         return sum(row.count for row in self.rows)
 
 
@@ -52,7 +62,10 @@ _BUILDING = (ev.Add, ev.Match, ev.Evict, ev.Allocate, ev.Admit, ev.Batch, ev.Pla
 
 
 def turns(trace: Trace) -> Iterator[tuple[Turn, State]]:
-    """Each step with the state as it is just before the next one is built. The state goes on: copy what you keep."""
+    """Yield each step, with the state just before the next step is built.
+
+    All pairs contain the same `State` object, which changes when the iteration continues.
+    """
     results = {event.step: event for event in trace if isinstance(event, ev.Done)}
     state, events = State(trace.spec), list[ev.Line]()
     turn: Turn | None = None
@@ -71,18 +84,18 @@ def turns(trace: Trace) -> Iterator[tuple[Turn, State]]:
 def _turn(batch: ev.Batch, done: ev.Done | None, events: list[ev.Line], state: State) -> Turn:
     size = state.spec.page_size
     cached = {event.uid: len(event.pages) * size for event in events if isinstance(event, ev.Match)}
-    gained = [0] * len(batch.uids) if done is None else done.gained or [1] * len(batch.uids)
+    kept = [0] * len(batch.uids) if done is None else done.kept or [1] * len(batch.uids)
     rows = [
         Row(
             uid=uid,
-            slot=batch.req_pool_indices[i],
+            req_pool_idx=batch.req_pool_indices[i],
             start=batch.num_computed_tokens[i],
             count=batch.num_scheduled_tokens[i],
             decode=i < batch.num_decode,
             sample=bool(batch.sample[i]),
-            gained=bool(gained[i] and batch.sample[i]),
-            lost=done is not None and bool(batch.sample[i]) and not gained[i],
-            cached=cached.get(uid, 0),
+            kept=bool(kept[i] and batch.sample[i]),
+            discarded=done is not None and bool(batch.sample[i]) and not kept[i],
+            num_cached_tokens=cached.get(uid, 0),
         )
         for i, uid in enumerate(batch.uids)
     ]
@@ -91,34 +104,38 @@ def _turn(batch: ev.Batch, done: ev.Done | None, events: list[ev.Line], state: S
 
 
 def state_at(trace: Trace, step: int) -> State:
-    """The state in which ``step`` left everything. Raises `TraceError` where the trace has no such step."""
+    """Return the state after ``step``, just before the next step is built. Raises `TraceError` for a missing step."""
     last = -1
     for turn, state in turns(trace):
         if turn.step == step:
             return state
         last = turn.step
-    raise TraceError(f"{trace.name} has no step {step}: its last one is {last}.")
+    raise TraceError(f"{trace.name} has no step {step}: its last step is {last}.")
 
 
 class Gap(NamedTuple):
-    """Between two tokens of a request: the steps they came from, and the positions computed from one to the other."""
+    """The gap between two consecutive tokens of a request.
+
+    ``since`` and ``until`` are the steps that sampled the two tokens. ``num_tokens`` is the number of positions, of all
+    requests, that the engine computed after the first and up to the second of these steps.
+    """
 
     uid: int
     since: int
     until: int
-    tokens: int
+    num_tokens: int
 
 
 def gaps(trace: Trace) -> list[Gap]:
-    """Every gap between two tokens of one request, in the order in which they ended."""
-    found, work = [], 0
-    last: dict[int, tuple[int, int]] = {}
+    """Return every gap between two consecutive tokens of one request, in the order in which the gaps ended."""
+    found, num_computed = [], 0
+    last: dict[int, tuple[int, int]] = {}  # uid -> (step of its last token, positions computed until then)
     for turn, _ in turns(trace):
-        work += turn.tokens
+        num_computed += turn.num_tokens
         for row in turn.rows:
-            if row.gained:
+            if row.kept:
                 if row.uid in last:
                     since, before = last[row.uid]
-                    found.append(Gap(row.uid, since, turn.step, work - before))
-                last[row.uid] = (turn.step, work)
+                    found.append(Gap(row.uid, since, turn.step, num_computed - before))
+                last[row.uid] = (turn.step, num_computed)
     return found

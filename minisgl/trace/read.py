@@ -1,4 +1,4 @@
-"""A trace file, read. Knows the format's versions and what a file looks like whose writer was killed."""
+"""Reads a trace file. Accepts a file whose writer was killed, and refuses other versions of the format."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["Trace", "TraceError", "read"]
 
 
 class TraceError(ValueError):
-    """A file that is no trace, or can't be read. The message says where and why."""
+    """A file is not a trace, cannot be read or written, or lacks what was asked for. The message says which and why."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """``events`` in the order in which they happened: event i stands in line i + 2, after the header."""
+    """A trace. ``events`` are in the order in which they happened; event i is line i + 2 of the file."""
 
     name: str
     header: Header
@@ -28,12 +28,12 @@ class Trace:
 
     @property
     def spec(self) -> EngineSpec:
-        """The engine's sizes."""
+        """Sizes of the engine."""
         return EngineSpec(**self.header.spec)
 
     @property
-    def whole(self) -> bool:
-        """Whether its writer closed it: otherwise the last events may be missing."""
+    def complete(self) -> bool:
+        """Whether the trace was closed. If not, the last events may be missing."""
         return bool(self.events) and isinstance(self.events[-1], End)
 
     def __iter__(self) -> Iterator[Line]:
@@ -41,22 +41,23 @@ class Trace:
 
 
 def read(path: str | Path) -> Trace:
-    """The trace in a file. A last line that was cut off is left out. Raises `TraceError`."""
+    """Return the trace in a file, without a last line that was cut off. Raises `TraceError`."""
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError as error:
         raise TraceError(f"There is no file {path}.") from error
     except OSError as error:
-        raise TraceError(f"{path} can't be read: {error.strerror}.") from error
-    cut = lines.pop()  # empty, where the last line was written whole
+        raise TraceError(f"{path} cannot be read: {error.strerror}.") from error
+    partial = lines.pop()  # empty if the last line was written completely
     events: list[Line] = []
-    for number, line in enumerate([*lines, cut] if cut and not lines else lines, 1):
+    for number, line in enumerate([*lines, partial] if partial and not lines else lines, 1):
         try:
             events.append(decoder.decode(line))
         except msgspec.DecodeError as error:
             raise TraceError(f"{path}, line {number} is not an event of a trace: {error}") from error
+        if number == 1 and isinstance(events[0], Header) and events[0].version != VERSION:
+            found = events[0].version
+            raise TraceError(f"{path} has trace format {found}; this minisgl reads {VERSION}. Record the run again.")
     if not events or not isinstance(events[0], Header):
         raise TraceError(f"{path} is not a trace: its first line must be a header. Write one with trace={path}.")
-    if events[0].version != VERSION:
-        raise TraceError(f"{path} has format {events[0].version}; this minisgl reads {VERSION}. Record it again.")
     return Trace(Path(path).name, events[0], events[1:])

@@ -1,6 +1,7 @@
-"""What a scheduler's world looks like after each event of its trace: requests, slots, pages, the tree, unread steps.
+"""The scheduler's state after each event of a trace: requests, pages, page tables, radix tree, steps in flight.
 
-Follows events and judges none: a run that broke a promise can be followed too, as far as its events make sense.
+`State` applies events and does not check them. It can follow a run that broke a promise, as long as its events can
+still be applied.
 """
 
 from __future__ import annotations
@@ -15,104 +16,120 @@ from minisgl.core import I32, EngineSpec
 from minisgl.trace import events as ev
 from minisgl.trace.tree import PageTree
 
-__all__ = ["CACHE", "FREE", "RETIRING", "Launch", "Request", "State"]
+__all__ = ["CACHE", "FREE", "RETIRING", "InFlightStep", "Request", "State"]
 
 FREE, RETIRING, CACHE = -1, -2, -3
-"""Owners of a page that are no request."""
+"""Owners of pages that belong to no request. All other owners are uids."""
 
 
 @dataclass
 class Request:
-    """One request. ``tokens`` is prompt and output; ``computed`` positions that launched steps compute in this seat;
-    ``shared`` the pages of the prefix that is locked for it."""
+    """State of one request."""
 
     uid: int
-    number: int  # by arrival
+    arrival: int
+    """Number of requests that were added before this request."""
     added: ev.Add
-    tokens: list[int]
-    queued: int  # the step for which it began to wait
-    max_len: int
-    slot: int = -1
-    seat: int = -1  # number of its admission
-    target: int = 0  # tokens that it had when it took its seat
-    computed: int = 0
-    last_step: int = -1  # that had a row of it
-    shared: list[int] = field(default_factory=list)
-    reason: str = ""
+    token_ids: list[int]
+    """Prompt and output."""
+    queued_at_step: int
+    """The step for which the request began to wait."""
+    max_num_tokens: int
+    """Number of prompt tokens plus ``max_tokens``."""
+    req_pool_idx: int = -1
+    """Row in the request pool, or -1 while the request waits."""
+    admission_order: int = -1
+    """Number of admissions, of any request, before the one with which this request runs; -1 while it waits."""
+    num_prefill_tokens: int = 0
+    """Length of the request in tokens when it was admitted last: prefill computes this many positions."""
+    num_computed_tokens: int = 0
+    """Positions whose KV is cached or computed by steps launched since the admission."""
+    last_step: int = -1
+    """The last step with a row of this request."""
+    cached_pages: list[int] = field(default_factory=list)
+    """Pages of the prefix that is locked for this request, in order."""
+    finish_reason: str = ""
 
     @property
     def state(self) -> str:
-        """``waiting``, ``prefill``, ``decode`` or how it ended."""
-        if self.reason:
-            return self.reason
-        return "waiting" if self.slot < 0 else "prefill" if self.computed < self.target else "decode"
+        """``waiting``, ``prefill``, ``decode``, or the reason why the request ended."""
+        if self.finish_reason:
+            return self.finish_reason
+        if self.req_pool_idx < 0:
+            return "waiting"
+        return "prefill" if self.num_computed_tokens < self.num_prefill_tokens else "decode"
 
     @property
-    def output(self) -> int:
-        """Tokens that it gained."""
-        return len(self.tokens) - len(self.added.prompt_ids)
+    def num_output_tokens(self) -> int:
+        """Number of tokens that the request gained."""
+        return len(self.token_ids) - len(self.added.prompt_ids)
 
 
 @dataclass
-class Launch:
-    """An unread step: per row, who sat there and which pages its table named."""
+class InFlightStep:
+    """A launched step whose result has not been read."""
 
     batch: ev.Batch
-    seats: list[int]
+    admission_orders: list[int]
+    """`Request.admission_order` of each row's request at the launch."""
     pages: list[I32]
+    """For each row, the pages from which it reads and to which it writes: int32 ``[pages]``."""
 
 
 class State:
-    """Starts empty; `apply` each event in order."""
+    """The state of a scheduler. A new state has no requests; call `apply` with each event, in order."""
 
     def __init__(self, spec: EngineSpec):
         self.spec = spec
-        self.requests: dict[int, Request] = {}
-        self.open: dict[int, Request] = {}  # by arrival
+        self.all_requests: dict[int, Request] = {}
+        self.requests: dict[int, Request] = {}  # requests that have not ended, by arrival
         self.running: dict[int, Request] = {}  # by admission
         self.owner: I32 = np.full(spec.num_pages, FREE, np.int32)
-        self.users: I32 = np.zeros(spec.num_pages, np.int32)
-        self.table: I32 = np.full((spec.max_running_requests, -(-spec.max_seq_len // spec.page_size)), -1, np.int32)
+        self.ref_counts: I32 = np.zeros(spec.num_pages, np.int32)  # requests for which a cached page is locked
+        columns = -(-spec.max_seq_len // spec.page_size)
+        self.page_table: I32 = np.full((spec.max_running_requests, columns), -1, np.int32)
         self.tree = PageTree()
-        self.source: dict[int, tuple[int, int]] = {}  # cached page -> whose page it was, and which of its pages
-        self.unread: deque[Launch] = deque()
-        self.retiring: deque[tuple[int, list[int]]] = deque()
-        self.launched = self.read = -1
-        self.failed = False  # the engine is gone: nothing is given back any more
+        self.origin: dict[int, tuple[int, int]] = {}  # cached page -> (uid of its first owner, its number there)
+        self.in_flight: deque[InFlightStep] = deque()
+        self.retiring: deque[tuple[int, list[int]]] = deque()  # (step to be read first, pages)
+        self.last_launched = self.last_read = -1
+        self.failed = False  # after an engine failure, no page becomes free any more
         self._unlocks: deque[tuple[int, list[int]]] = deque()
-        self._admissions = 0
+        self._num_admissions = 0
 
     @property
     def idle(self) -> bool:
-        return not self.open and not self.unread
+        """Whether all requests have ended and no step is in flight."""
+        return not self.requests and not self.in_flight
 
     @property
-    def next_step(self) -> int:
-        return self.launched + 1
+    def next_step_id(self) -> int:
+        """Number of the next step to be launched."""
+        return self.last_launched + 1
 
     def count(self, owner: int) -> int:
-        """Pages of that owner."""
+        """Return the number of pages of an owner: a uid, `FREE`, `RETIRING` or `CACHE`."""
         return int((self.owner == owner).sum())
 
     @property
-    def evictable(self) -> int:
-        """The cache's pages that nobody uses."""
-        return int(((self.owner == CACHE) & (self.users == 0)).sum())
+    def num_evictable_pages(self) -> int:
+        """Number of cached pages that are locked for no request."""
+        return int(((self.owner == CACHE) & (self.ref_counts == 0)).sum())
 
     def waiting(self) -> list[Request]:
-        """Requests without a slot, by arrival."""
-        return [req for req in self.open.values() if req.slot < 0]
+        """Return the waiting requests, by arrival."""
+        return [req for req in self.requests.values() if req.req_pool_idx < 0]
 
-    def tokens(self, pages: Sequence[int]) -> list[int]:
-        """The token ids whose KV these pages of the cache hold."""
+    def token_ids(self, pages: Sequence[int]) -> list[int]:
+        """Return the token ids whose KV the cached ``pages`` hold."""
         size, out = self.spec.page_size, list[int]()
         for page in pages:
-            uid, i = self.source[page]
-            out += self.requests[uid].tokens[i * size : (i + 1) * size]
+            uid, i = self.origin[page]
+            out += self.all_requests[uid].token_ids[i * size : (i + 1) * size]
         return out
 
     def apply(self, event: ev.Line) -> None:
-        """Let it happen."""
+        """Apply an event: change the state accordingly."""
         match event:
             case ev.Add():
                 self._add(event)
@@ -132,107 +149,111 @@ class State:
             case ev.Free():
                 self.owner[event.pages] = RETIRING
                 self.retiring.append((event.step, event.pages))
-                self._done(self.read)
+                self._free_retired(self.last_read)
             case ev.Done():
-                self._step(event)
+                self._done(event)
             case ev.Retract() | ev.Finish():
-                self._leave(event)
+                self._stop(event)
 
     # ---- requests ------------------------------------------------------------------------------------
 
     def _add(self, event: ev.Add) -> None:
-        longest = len(event.prompt_ids) + event.max_tokens
-        req = Request(event.uid, len(self.requests), event, list(event.prompt_ids), event.step, longest)
-        self.requests[event.uid] = self.open[event.uid] = req
+        max_num_tokens = len(event.prompt_ids) + event.max_tokens
+        arrival = len(self.all_requests)
+        req = Request(event.uid, arrival, event, list(event.prompt_ids), event.step, max_num_tokens)
+        self.all_requests[event.uid] = self.requests[event.uid] = req
 
     def _match(self, event: ev.Match) -> None:
-        req = self.requests[event.uid]
-        req.shared = list(event.pages)
-        req.target, req.computed = event.tokens, len(event.pages) * self.spec.page_size
-        self.users[event.pages] += 1
+        req = self.all_requests[event.uid]
+        req.cached_pages = list(event.pages)
+        req.num_prefill_tokens = event.num_tokens
+        req.num_computed_tokens = len(event.pages) * self.spec.page_size
+        self.ref_counts[event.pages] += 1
         self.tree.lock(_last(event.pages), event.step)
 
     def _admit(self, event: ev.Admit) -> None:
-        req = self.requests[event.uid]
-        req.slot, req.seat, req.last_step = event.req_pool_idx, self._admissions, event.step - 1
-        self._admissions += 1
+        req = self.all_requests[event.uid]
+        req.req_pool_idx, req.admission_order, req.last_step = event.req_pool_idx, self._num_admissions, event.step - 1
+        self._num_admissions += 1
         self.running[req.uid] = req
-        self.table[event.req_pool_idx] = -1
+        self.page_table[event.req_pool_idx] = -1
 
-    def _leave(self, event: ev.Retract | ev.Finish) -> None:
-        req = self.requests[event.uid]
+    def _stop(self, event: ev.Retract | ev.Finish) -> None:
+        req = self.all_requests[event.uid]
         if isinstance(event, ev.Finish):
-            req.reason = event.finish_reason
-            self.open.pop(req.uid, None)
+            req.finish_reason = event.finish_reason
+            self.requests.pop(req.uid, None)
             self.failed = self.failed or event.finish_reason == "error"
         else:
-            req.queued = event.step
-        if req.slot >= 0 and not self.failed:
-            self._unlocks.append((self.launched, req.shared))
-            self._done(self.read)
+            req.queued_at_step = event.step
+        if req.req_pool_idx >= 0 and not self.failed:
+            self._unlocks.append((self.last_launched, req.cached_pages))
+            self._free_retired(self.last_read)
         self.running.pop(req.uid, None)
-        req.slot = req.seat = -1
-        req.shared = []
+        req.req_pool_idx = req.admission_order = -1
+        req.cached_pages = []
 
     # ---- steps ---------------------------------------------------------------------------------------
 
     def _batch(self, event: ev.Batch) -> None:
-        slots, columns, pages = event.page_table_updates
-        for slot, column, page in zip(slots, columns, pages, strict=True):  # in order: the last one counts
-            self.table[slot, column] = page
+        for row, column, page in zip(*event.page_table_updates, strict=True):  # in order: the last write wins
+            self.page_table[row, column] = page
         size = self.spec.page_size
         rows = list(
             zip(event.uids, event.req_pool_indices, event.num_computed_tokens, event.num_scheduled_tokens, strict=True)
         )
-        named = [self.table[slot, : -(-(start + count) // size)].copy() for _, slot, start, count in rows]
-        seats = [self.requests[uid].seat for uid in event.uids]
-        self.unread.append(Launch(event, seats, named))
-        self.launched = event.step
+        pages = [self.page_table[idx, : -(-(start + count) // size)].copy() for _, idx, start, count in rows]
+        admission_orders = [self.all_requests[uid].admission_order for uid in event.uids]
+        self.in_flight.append(InFlightStep(event, admission_orders, pages))
+        self.last_launched = event.step
         for uid, _, start, count in rows:
-            req = self.requests[uid]
-            req.computed, req.last_step = start + count, event.step
+            req = self.all_requests[uid]
+            req.num_computed_tokens, req.last_step = start + count, event.step
 
-    def _step(self, event: ev.Done) -> None:
-        launch = self.unread.popleft()
-        self._done(event.step)
-        gained = event.gained or [1] * len(event.tokens)
-        for uid, token, got in zip(launch.batch.uids, event.tokens, gained, strict=True):
-            if got:
-                self.requests[uid].tokens.append(token)
+    def _done(self, event: ev.Done) -> None:
+        step = self.in_flight.popleft()
+        self._free_retired(event.step)
+        kept = event.kept or [1] * len(event.tokens)
+        for uid, token, gained in zip(step.batch.uids, event.tokens, kept, strict=True):
+            if gained:
+                self.all_requests[uid].token_ids.append(token)
 
-    def _done(self, step: int) -> None:
-        """The result of ``step`` was read: what waited for it is free."""
-        self.read = step
+    def _free_retired(self, step: int) -> None:
+        """Free the pages and remove the locks that waited until the result of ``step`` was read."""
+        self.last_read = step
         while self.retiring and self.retiring[0][0] <= step:
             pages = self.retiring.popleft()[1]
             self.owner[pages] = FREE
         while self._unlocks and self._unlocks[0][0] <= step:
             pages = self._unlocks.popleft()[1]
-            self.users[pages] -= 1
+            self.ref_counts[pages] -= 1
             self.tree.lock(_last(pages), step, -1)
 
     # ---- the cache -----------------------------------------------------------------------------------
 
     def _cache(self, event: ev.Cache) -> None:
-        req, fresh = self.requests[event.uid], set(event.pages)
+        req, new_pages = self.all_requests[event.uid], set(event.pages)
         self.owner[event.pages] = CACHE
-        self.source |= {page: (req.uid, i) for i, page in enumerate(event.cached_pages, event.start) if page in fresh}
-        before = _last(req.shared)
+        self.origin |= {
+            page: (req.uid, i) for i, page in enumerate(event.cached_pages, event.start) if page in new_pages
+        }
+        old_end = _last(req.cached_pages)
+        # Each run of consecutive new pages becomes one node, below the last page that the cache had before.
         run: list[int] = []
-        below = before
-        for page in event.cached_pages:  # new pages in one piece, below the last one that it had
-            if page in fresh:
+        parent = old_end
+        for page in event.cached_pages:
+            if page in new_pages:
                 run.append(page)
                 continue
             if run:
-                self.tree.insert(below, run, event.step)
-            run, below = [], page
+                self.tree.insert(parent, run, event.step)
+            run, parent = [], page
         if run:
-            self.tree.insert(below, run, event.step)
-        self.users[event.cached_pages] += 1
-        req.shared = req.shared + event.cached_pages
-        self.tree.lock(_last(req.shared), event.step)
-        self.tree.lock(before, event.step, -1)
+            self.tree.insert(parent, run, event.step)
+        self.ref_counts[event.cached_pages] += 1
+        req.cached_pages = req.cached_pages + event.cached_pages
+        self.tree.lock(_last(req.cached_pages), event.step)
+        self.tree.lock(old_end, event.step, -1)
 
 
 def _last(pages: Sequence[int]) -> int | None:

@@ -1,4 +1,4 @@
-"""What a run came to, in one table: counts that are exact, and times as the scheduler's clock saw them."""
+"""A summary of a run: exact counts, and times on the scheduler's clock."""
 
 from __future__ import annotations
 
@@ -17,77 +17,82 @@ __all__ = ["Summary", "show", "summarize"]
 
 @dataclass
 class Summary:
-    """Counts of one run. Lists are per request (``first``, ``queued``) or per gap (``between``), in seconds."""
+    """Counts and times of one run.
+
+    ``*_tokens`` and ``*_pages`` are counts. The lists are in seconds: ``queue_times`` and ``first_token_times`` have
+    one entry for each request, ``inter_token_latencies`` has one entry for each token after a request's first.
+    """
 
     requests: int = 0
-    ends: dict[str, int] = field(default_factory=dict)
+    finish_reasons: dict[str, int] = field(default_factory=dict)
     steps: int = 0
-    prefill: int = 0
-    decode: int = 0
-    prompt: int = 0
-    cached: int = 0
-    output: int = 0
-    discarded: int = 0
-    most_rows: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    discarded_tokens: int = 0
+    max_rows: int = 0
     retractions: int = 0
-    evicted: int = 0
+    evicted_pages: int = 0
     splits: int = 0
-    most_pages: int = 0
-    worst: Gap | None = None
+    max_used_pages: int = 0
+    worst_gap: Gap | None = None
     seconds: float = 0.0
-    queued: list[float] = field(default_factory=list)
-    first: list[float] = field(default_factory=list)
-    between: list[float] = field(default_factory=list)
+    queue_times: list[float] = field(default_factory=list)
+    first_token_times: list[float] = field(default_factory=list)
+    inter_token_latencies: list[float] = field(default_factory=list)
 
 
 def summarize(trace: Trace) -> Summary:
-    """Count a trace."""
+    """Return the summary of a trace."""
     s = Summary()
-    added: dict[int, float] = {}
-    latest: dict[int, float] = {}
+    added: dict[int, float] = {}  # uid -> time of its arrival
+    latest: dict[int, float] = {}  # uid -> time of its last token
     for turn, state in turns(trace):
         s.steps += 1
-        s.most_rows = max(s.most_rows, len(turn.rows))
-        s.decode += sum(row.count for row in turn.rows if row.decode)
-        s.prefill += sum(row.count for row in turn.rows if not row.decode)
-        s.most_pages = max(s.most_pages, int((state.owner != -1).sum()))
+        s.max_rows = max(s.max_rows, len(turn.rows))
+        s.decode_tokens += sum(row.count for row in turn.rows if row.decode)
+        s.prefill_tokens += sum(row.count for row in turn.rows if not row.decode)
+        s.max_used_pages = max(s.max_used_pages, int((state.owner != -1).sum()))
         s.splits = state.tree.splits
         for event in turn.events:
             match event:
                 case ev.Add():
                     added[event.uid] = event.t
                     s.requests += 1
-                    s.prompt += len(event.prompt_ids)
+                    s.prompt_tokens += len(event.prompt_ids)
                 case ev.Finish():
-                    s.ends[event.finish_reason] = s.ends.get(event.finish_reason, 0) + 1
+                    s.finish_reasons[event.finish_reason] = s.finish_reasons.get(event.finish_reason, 0) + 1
                     s.seconds = max(s.seconds, event.t - min(added.values()))
                 case ev.Retract():
                     s.retractions += 1
                 case ev.Evict():
-                    s.evicted += len(event.pages)
+                    s.evicted_pages += len(event.pages)
                 case ev.Match():
-                    s.cached += len(event.pages) * trace.spec.page_size
+                    s.cached_tokens += len(event.pages) * trace.spec.page_size
                     if event.uid in added and event.uid not in latest:
-                        s.queued.append(turn.t - added[event.uid])
+                        s.queue_times.append(turn.t - added[event.uid])
         for row in turn.rows:
-            if not row.gained:
-                s.discarded += row.lost
-            elif turn.read is not None:
-                s.output += 1
+            if not row.kept:
+                s.discarded_tokens += row.discarded
+            elif turn.read_at is not None:
+                s.output_tokens += 1
                 if row.uid in latest:
-                    s.between.append(turn.read - latest[row.uid])
+                    s.inter_token_latencies.append(turn.read_at - latest[row.uid])
                 else:
-                    s.first.append(turn.read - added[row.uid])
-                latest[row.uid] = turn.read
-    s.worst = max(gaps(trace), key=lambda gap: gap.tokens, default=None)
+                    s.first_token_times.append(turn.read_at - added[row.uid])
+                latest[row.uid] = turn.read_at
+    s.worst_gap = max(gaps(trace), key=lambda gap: gap.num_tokens, default=None)
     return s
 
 
 def show(trace: Trace, s: Summary, console: Console) -> None:
-    """Print it."""
+    """Print a summary as a table."""
     options = trace.header.options
-    named = [f"{key}={as_typed(options[key])}" for key in ("model", "cache", "scheduler", "overlap") if key in options]
-    console.print(f"[bold]{escape(trace.name)}[/bold]  [dim]{escape(' '.join(named))}[/dim]", highlight=False)
+    names = ("model", "cache", "scheduler", "overlap")
+    values = [f"{name}={format_option(options[name])}" for name in names if name in options]
+    console.print(f"[bold]{escape(trace.name)}[/bold]  [dim]{escape(' '.join(values))}[/dim]", highlight=False)
     table = Table(show_header=False, box=None)
     table.add_column(style="dim")
     table.add_column(justify="right")
@@ -96,34 +101,35 @@ def show(trace: Trace, s: Summary, console: Console) -> None:
     def row(name: str, value: str, note: str = "") -> None:
         table.add_row(name, value, note)
 
-    row("requests", f"{s.requests:,}", ", ".join(f"{n} by {reason}" for reason, n in s.ends.items()))
-    row("steps", f"{s.steps:,}", f"at most {s.most_rows} rows")
-    row("prompt tokens", f"{s.prompt:,}", f"{s.cached:,} from the cache, {s.prefill:,} prefilled")
-    row("output tokens", f"{s.output:,}", f"{s.decode:,} decode rows, {s.discarded} tokens discarded")
+    row("requests", f"{s.requests:,}", ", ".join(f"{n} ended by {reason}" for reason, n in s.finish_reasons.items()))
+    row("steps", f"{s.steps:,}", f"at most {s.max_rows} rows in a step")
+    row("prompt tokens", f"{s.prompt_tokens:,}", f"{s.cached_tokens:,} from the cache, {s.prefill_tokens:,} prefilled")
+    note = f"{s.decode_tokens:,} decode rows, {s.discarded_tokens} tokens discarded"
+    row("output tokens", f"{s.output_tokens:,}", note)
     spec = trace.spec
-    row("pages in use, at most", f"{s.most_pages:,}", f"of {spec.num_pages:,} of {spec.page_size} tokens")
-    row("evicted pages", f"{s.evicted:,}", f"{s.splits} splits in the tree")
+    row("peak pages in use", f"{s.max_used_pages:,}", f"of {spec.num_pages:,} pages with {spec.page_size} tokens each")
+    row("evicted pages", f"{s.evicted_pages:,}", f"{s.splits} splits in the radix tree")
     row("retractions", f"{s.retractions:,}")
-    if s.worst is not None:
-        where = f"request {s.worst.uid}, step {s.worst.since} to {s.worst.until}"
-        row("worst gap, tokens", f"{s.worst.tokens:,}", where)
-    if options.get("model") != "simulated":  # whose clock counts steps
+    if s.worst_gap is not None:
+        note = f"request {s.worst_gap.uid}, from step {s.worst_gap.since} to {s.worst_gap.until}"
+        row("worst gap, tokens", f"{s.worst_gap.num_tokens:,}", note)
+    if options.get("model") != "simulated":  # the clock of a simulated run counts steps
         row("seconds", f"{s.seconds:.3f}")
-        for name, values in (
-            ("wait for a seat, ms", s.queued),
-            ("first token, ms", s.first),
-            ("next token, ms", s.between),
+        for name, times in (
+            ("queue time, ms", s.queue_times),
+            ("time to first token, ms", s.first_token_times),
+            ("inter-token latency, ms", s.inter_token_latencies),
         ):
-            if values:
-                row(name, f"{_at(values, 0.5) * 1e3:.1f}", f"median; 99 %: {_at(values, 0.99) * 1e3:.1f}")
+            if times:
+                row(name, f"{_quantile(times, 0.5) * 1e3:.1f}", f"median; 99 %: {_quantile(times, 0.99) * 1e3:.1f}")
     console.print(table)
 
 
-def as_typed(value: object) -> str:
-    """An option's value as on the command line."""
+def format_option(value: object) -> str:
+    """Return the value of an option as it is written on the command line."""
     value = value["type"] if isinstance(value, dict) else value
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _at(values: list[float], share: float) -> float:
+def _quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(int(share * len(values)), len(values) - 1)]

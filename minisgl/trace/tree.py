@@ -1,7 +1,7 @@
-"""The radix tree of pages, as the events of a cache tell of it: who grew, split, used and evicted what, and when.
+"""The radix tree of cached pages, reconstructed from the events of a prefix cache.
 
-It makes the same moves as `cache=radix` without its tokens, so its nodes, users and ages are that cache's, exactly.
-For another cache it is the tree of what that cache holds, cut where requests part.
+`PageTree` performs the same operations as `cache=radix`, but on pages instead of tokens. So its nodes, users and ages
+equal those of that cache exactly. For another cache, it is the tree of the cached prefixes, split where they diverge.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ __all__ = ["Node", "PageTree"]
 
 
 class Node:
-    """An edge and its lower end. ``stamp`` is when it was last used, on the tree's clock; ``step`` in which step."""
+    """A node with the pages of the edge from its parent, in order.
+
+    ``users`` counts the locks on this node or below it. ``stamp`` is the time of the last use on the tree's clock,
+    which counts operations; ``step`` is the step of the last use.
+    """
 
     __slots__ = ("children", "pages", "parent", "stamp", "step", "users")
 
@@ -23,21 +27,21 @@ class Node:
 
     @property
     def depth(self) -> int:
-        """Pages above it."""
+        """Number of pages between the root and this node's own pages."""
         return 0 if self.parent is None else self.parent.depth + len(self.parent.pages)
 
 
 class PageTree:
-    """Nodes by page. A prefix is named by its last page; None is the empty one."""
+    """The tree. A prefix is identified by its last page, and the empty prefix by None."""
 
     def __init__(self) -> None:
         self.root = Node(None, [])
-        self.where: dict[int, Node] = {}
+        self.node_of: dict[int, Node] = {}  # cached page -> its node
         self.splits = 0
         self._clock = 0
 
     def path(self, page: int | None) -> list[int]:
-        """The pages of a prefix."""
+        """Return the pages of the prefix that ends with ``page``, in order."""
         node = self._node(page)
         out = node.pages[: node.pages.index(page) + 1] if page is not None and node.pages else []
         while node.parent is not None:
@@ -46,7 +50,7 @@ class PageTree:
         return out
 
     def lock(self, page: int | None, step: int, users: int = 1) -> None:
-        """One user more (or fewer) on the path to ``page``, which then ends a node."""
+        """Add ``users`` (1 or -1) to every node of the prefix that ends with ``page``. May split the last node."""
         self._clock += 1
         node: Node | None = self._end_at(page)
         while node is not None:
@@ -54,26 +58,26 @@ class PageTree:
             node.stamp, node.step = self._clock, step
             node = node.parent
 
-    def insert(self, below: int | None, pages: Sequence[int], step: int) -> None:
-        """The cache took over ``pages``, which go on where the prefix ``below`` ends."""
-        parent = self._end_at(below)
+    def insert(self, prefix: int | None, pages: Sequence[int], step: int) -> None:
+        """Insert a node with ``pages`` below the end of ``prefix``."""
+        parent = self._end_at(prefix)
         node = Node(parent, list(pages))
         self._clock += 1
         node.stamp, node.step = self._clock, step
         parent.children.append(node)
-        self.where.update(dict.fromkeys(pages, node))
+        self.node_of.update(dict.fromkeys(pages, node))
 
     def evict(self, pages: Sequence[int]) -> None:
-        """The cache gave up ``pages``."""
-        touched = {self.where.pop(page) for page in pages if page in self.where}
-        gone = set(pages)
+        """Remove evicted pages, and the nodes that become empty."""
+        touched = {self.node_of.pop(page) for page in pages if page in self.node_of}
+        evicted = set(pages)
         for node in touched:
-            node.pages = [page for page in node.pages if page not in gone]
+            node.pages = [page for page in node.pages if page not in evicted]
             if not node.pages and node.parent is not None and node in node.parent.children:
                 node.parent.children.remove(node)
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the root, each right before its children, older children first."""
+        """Yield every node but the root, in depth-first order: a node before its children, older children first."""
         stack = list(reversed(self.root.children))
         while stack:
             node = stack.pop()
@@ -81,10 +85,10 @@ class PageTree:
             stack.extend(reversed(node.children))
 
     def _node(self, page: int | None) -> Node:
-        return self.root if page is None else self.where.get(page, self.root)
+        return self.root if page is None else self.node_of.get(page, self.root)
 
     def _end_at(self, page: int | None) -> Node:
-        """The node that ends with ``page``: split off, where one goes on."""
+        """Return the node whose last page is ``page``; split the node that contains the page if necessary."""
         node = self._node(page)
         at = node.pages.index(page) + 1 if page is not None and node.pages else 0
         if at == len(node.pages):
@@ -95,6 +99,6 @@ class PageTree:
         node.parent.children[node.parent.children.index(node)] = upper
         upper.children.append(node)
         node.pages, node.parent = node.pages[at:], upper
-        self.where.update(dict.fromkeys(upper.pages, upper))
+        self.node_of.update(dict.fromkeys(upper.pages, upper))
         self.splits += 1
         return upper

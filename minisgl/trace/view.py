@@ -1,7 +1,8 @@
-"""One HTML page that scrubs through a run, or through two of them side by side: nothing else is needed to open it.
+"""The viewer: one HTML page that replays a run, or two runs side by side, step by step.
 
-Makes what the page's script draws from: per step what changed in pages, page tables and tree. The script and the
-styles are in `viewer/`; they know no trace format but this one.
+The page contains everything it needs. This module computes the data from which the page's script draws: for each step,
+what changed in the pages, the page tables and the tree. The script and the styles are in `viewer/`. They read only
+these data, not the trace format.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ from minisgl.trace.draw.tree import Text
 from minisgl.trace.history import Turn, turns
 from minisgl.trace.read import Trace
 from minisgl.trace.state import CACHE, FREE, RETIRING, State
-from minisgl.trace.summary import as_typed
+from minisgl.trace.summary import format_option
 from minisgl.trace.tree import Node
 
 __all__ = ["difference", "frame", "page", "run_data"]
 
 
 def page(runs: Sequence[Trace], text: Text | None = None, title: str = "") -> str:
-    """The HTML of one run, or of two and where they first differ. With ``text`` (a tokenizer's ``decode``) the tree's
-    nodes say what they hold."""
+    """Return the HTML page of one run, or of two runs with their first difference.
+
+    With ``text`` (a tokenizer's ``decode``), the nodes of the tree show the text of their tokens.
+    """
     here = files("minisgl.trace") / "viewer"
     data: dict[str, Any] = {"runs": [run_data(trace, text) for trace in runs]}
     if len(runs) == 2:
@@ -49,21 +52,21 @@ def page(runs: Sequence[Trace], text: Text | None = None, title: str = "") -> st
 
 
 def frame(html: str, height: int = 720) -> str:
-    """A page inside another one, for the site: ``height`` pixels, and nothing to fetch."""
+    """Return an ``<iframe>`` of ``height`` pixels that contains the page ``html``, to embed it in another page."""
     look = f"width:100%;height:{height}px;border:1px solid var(--md-default-fg-color--lightest,#ccc);border-radius:8px"
     return f'<iframe title="A run, step by step" style="{look}" srcdoc="{escape(html)}"></iframe>'
 
 
 def embed(data: Any) -> str:
-    """JSON that can stand in a script element: no tag begins in it."""
+    """Return JSON that is safe inside a ``<script>`` element: it contains no ``<``."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def run_data(trace: Trace, text: Text | None = None) -> dict[str, Any]:
-    """A trace as the page's script wants it."""
+    """Return the data of one run for the page's script."""
     requests: dict[int, dict[str, Any]] = {}
     steps: list[dict[str, Any]] = []
-    trees, books = _Trees(text), _Books(trace.spec)
+    trees, changes = _Trees(text), _Changes(trace.spec)
     splits = 0
     for turn, state in turns(trace):
         for event in turn.events:
@@ -71,18 +74,18 @@ def run_data(trace: Trace, text: Text | None = None) -> dict[str, Any]:
                 requests[event.uid] = {"prompt": len(event.prompt_ids), "most": event.max_tokens, "added": event.step}
             elif isinstance(event, ev.Finish):
                 requests[event.uid] |= {"ended": event.step, "reason": event.finish_reason}
-        said = _said(turn, state.tree.splits - splits, trace.spec.page_size)
+        descriptions = _describe(turn, state.tree.splits - splits, trace.spec.page_size)
         splits = state.tree.splits
         steps.append(
             {
                 "s": turn.step,
-                "r": [[r.uid, r.start, r.count, int(r.decode) + 2 * r.lost, r.cached]
+                "r": [[r.uid, r.start, r.count, int(r.decode) + 2 * r.discarded, r.num_cached_tokens]
                       for r in turn.rows],
                 "w": turn.waiting,
-                "e": said,
-                "q": [state.count(FREE), state.count(CACHE), state.evictable, state.count(RETIRING)],
+                "e": descriptions,
+                "q": [state.count(FREE), state.count(CACHE), state.num_evictable_pages, state.count(RETIRING)],
                 "n": trees.add(state),
-                **books.changes(state),
+                **changes.update(state),
             }
         )  # fmt: skip
     violation = check(trace)
@@ -102,7 +105,7 @@ def run_data(trace: Trace, text: Text | None = None) -> dict[str, Any]:
             "step": violation.step,
             "uid": violation.uid,
             "page": violation.page,
-            "text": f"{violation.promise} is broken at {violation.where}: {violation.text}",
+            "text": f"{violation.promise} is broken at {violation.location}: {violation.text}",
         },
     }
 
@@ -111,57 +114,68 @@ def _options(trace: Trace) -> str:
     options = trace.header.options
     names = ("model", "cache", "scheduler", "max_prefill_tokens", "overlap")
     values = {name: options[name] for name in names if name in options}
-    words = [f"{n}={as_typed(v)}" for n, v in values.items()]
+    given = [f"{n}={format_option(v)}" for n, v in values.items()]
     spec = trace.spec
-    return " ".join([*words, f"{spec.num_pages} pages of {spec.page_size} tokens, {spec.max_running_requests} slots"])
+    sizes = f"{spec.num_pages} pages of {spec.page_size} tokens, at most {spec.max_running_requests} running requests"
+    return " ".join([*given, sizes])
 
 
-class _Books:
-    """What changed since the step before: owners and users of pages (``p`` and ``u``: [page, value]), page tables of
-    requests (``t``: [uid, entries kept, entries after them], or [uid] where it has none any more)."""
+class _Changes:
+    """What changed between two steps, for the page's script.
+
+    ``p`` and ``u`` are pairs [page, value]: the new owner, and the new number of requests for which the page is locked.
+    ``t`` are page tables: [uid, number of leading entries that stay, the entries after them], or [uid] for a request
+    that does not run any more.
+    """
 
     def __init__(self, spec: EngineSpec) -> None:
         self.owner: I32 = np.full(spec.num_pages, FREE, np.int32)
-        self.users: I32 = np.zeros(spec.num_pages, np.int32)
-        self.tables: dict[int, list[int]] = {}
+        self.ref_counts: I32 = np.zeros(spec.num_pages, np.int32)
+        self.page_tables: dict[int, list[int]] = {}
 
-    def changes(self, state: State) -> dict[str, Any]:
+    def update(self, state: State) -> dict[str, Any]:
+        """Return what changed since the last call."""
         out: dict[str, Any] = {}
-        for name, old, new in (("p", self.owner, state.owner), ("u", self.users, state.users)):
+        for name, old, new in (("p", self.owner, state.owner), ("u", self.ref_counts, state.ref_counts)):
             changed = np.flatnonzero(old != new)
             if len(changed):
                 out[name] = np.stack((changed, new[changed]), axis=1).tolist()
                 old[:] = new
-        tables = {req.uid: state.table[req.slot] for req in state.running.values()}
-        moved: list[list[Any]] = [[uid] for uid in self.tables if uid not in tables]
-        now = {uid: row[row >= 0].tolist() for uid, row in tables.items()}
-        for uid, row in now.items():
-            before = self.tables.get(uid, [])
-            if row != before:
-                keep = next((i for i, (a, b) in enumerate(zip(row, before)) if a != b), min(len(row), len(before)))
-                moved.append([uid, keep, row[keep:]])
-        self.tables = now
-        if moved:
-            out["t"] = moved
+        rows = {req.uid: state.page_table[req.req_pool_idx] for req in state.running.values()}
+        new_tables = {uid: row[row >= 0].tolist() for uid, row in rows.items()}
+        changed_tables: list[list[Any]] = [[uid] for uid in self.page_tables if uid not in new_tables]
+        for uid, table in new_tables.items():
+            previous = self.page_tables.get(uid, [])
+            if table != previous:
+                shorter = min(len(table), len(previous))
+                same = next((i for i in range(shorter) if table[i] != previous[i]), shorter)
+                changed_tables.append([uid, same, table[same:]])
+        self.page_tables = new_tables
+        if changed_tables:
+            out["t"] = changed_tables
         return out
 
 
 class _Trees:
-    """Every tree that was seen, each list of pages (and its text, if asked for) once: a node is [parent's index or
-    -1, number of its list of pages, users, step of last use, requests whose prefix ends there]."""
+    """All distinct trees of a run.
+
+    A tree is a list of nodes. A node is [index of the parent or -1, index into ``lists``, users, step of the last use,
+    uids of the requests whose prefix ends with this node]. ``lists`` contains each list of pages once, and ``texts``
+    the text of its tokens.
+    """
 
     def __init__(self, text: Text | None) -> None:
         self.text, self.texts = text, list[str]()
         self.trees: list[list[list[Any]]] = []
         self.lists: list[list[int]] = []
-        self._numbers: dict[tuple[int, ...], int] = {}  # of pages, and of their tokens
+        self._indices: dict[tuple[int, ...], int] = {}  # (pages, -1, their token ids) -> index into lists
 
     def add(self, state: State) -> int:
-        """The number of the tree as it is now."""
+        """Return the index of the current tree in ``trees``."""
         ends: dict[int, list[int]] = {}
         for req in state.running.values():
-            if req.shared:
-                ends.setdefault(req.shared[-1], []).append(req.uid)
+            if req.cached_pages:
+                ends.setdefault(req.cached_pages[-1], []).append(req.uid)
         index: dict[int, int] = {}
         nodes: list[list[Any]] = []
         for node in state.tree.nodes():
@@ -173,60 +187,65 @@ class _Trees:
         return len(self.trees) - 1
 
     def _list(self, pages: list[int], state: State) -> int:
-        tokens = state.tokens(pages) if self.text else []
+        tokens = state.token_ids(pages) if self.text else []
         key = (*pages, -1, *tokens)
-        if key not in self._numbers:
-            self._numbers[key] = len(self.lists)
+        if key not in self._indices:
+            self._indices[key] = len(self.lists)
             self.lists.append(list(pages))
             if self.text:
                 self.texts.append(self.text(tokens))
-        return self._numbers[key]
+        return self._indices[key]
 
 
 def _parent(node: Node, index: dict[int, int]) -> int:
     return -1 if node.parent is None else index.get(id(node.parent), -1)
 
 
-def _said(turn: Turn, splits: int, page_size: int) -> list[list[Any]]:
-    """What happened, in words: [kind, uid or null, words]."""
+def _describe(turn: Turn, splits: int, page_size: int) -> list[list[Any]]:
+    """Return sentences on the events of a turn: [kind, uid or None, words]."""
     out: list[list[Any]] = []
 
-    def say(kind: str, uid: int | None, words: str) -> None:
+    def add(kind: str, uid: int | None, words: str) -> None:
         out.append([kind, uid, words])
 
     for event in turn.events:
         match event:
             case ev.Add():
-                say("add", event.uid, f"arrives: {len(event.prompt_ids)} prompt tokens, up to {event.max_tokens} more")
+                add(
+                    "add",
+                    event.uid,
+                    f"arrives: {len(event.prompt_ids)} prompt tokens, at most {event.max_tokens} output tokens",
+                )
             case ev.Match():
                 found = len(event.pages)
-                what = f"finds {found} page{_s(found)} in the cache, {found * page_size} of {event.tokens} tokens"
-                say("match", event.uid, what if found else "finds nothing in the cache")
+                words = f"has {found} page{_s(found)} in the cache: {found * page_size} of {event.num_tokens} tokens"
+                add("match", event.uid, words if found else "has no prefix in the cache")
             case ev.Admit():
-                say("admit", event.uid, f"takes slot {event.req_pool_idx}")
+                add("admit", event.uid, f"is admitted, with request-pool row {event.req_pool_idx}")
             case ev.Allocate():
                 for uid in dict.fromkeys(event.owners):
                     pages = [p for p, owner in zip(event.pages, event.owners, strict=True) if owner == uid]
-                    say("allocate", uid, f"takes {_pages(pages)}")
+                    add("allocate", uid, f"gets {_pages(pages)}")
             case ev.Evict():
-                say("evict", None, f"the cache gives up {_pages(event.pages)}")
+                add("evict", None, f"the cache evicts {_pages(event.pages)}")
             case ev.Cache():
                 if event.pages:
-                    say("cache", event.uid, f"gives {_pages(event.pages)} to the cache")
-                if twice := len(event.cached_pages) - len(event.pages):
-                    say("cache", event.uid, f"computed {twice} page{_s(twice)} that the cache had: it uses the cache's")
+                    add("cache", event.uid, f"inserts {_pages(event.pages)} into the cache")
+                if n := len(event.cached_pages) - len(event.pages):
+                    words = f"computed {n} page{_s(n)} that the cache already had, and now uses those of the cache"
+                    add("cache", event.uid, words)
             case ev.Free():
                 if event.pages:
-                    say("free", event.uid, f"gives back {_pages(event.pages)}")
+                    add("free", event.uid, f"retires {_pages(event.pages)}")
             case ev.Retract():
-                say("retract", event.uid, "is retracted: it waits again")
+                add("retract", event.uid, "is retracted, and waits again")
             case ev.Finish():
-                say("finish", event.uid, f"ends: {event.finish_reason}")
+                add("finish", event.uid, f"ends: {event.finish_reason}")
     if splits:
-        say("split", None, f"the tree splits {splits} node{_s(splits)}")
+        add("split", None, f"{splits} node{_s(splits)} of the tree split")
     for row in turn.rows:
-        if row.lost:
-            say("lost", row.uid, "its token is discarded")
+        if row.discarded:
+            add("discard", row.uid, "its sampled token is discarded")
     return out
 
 
@@ -235,8 +254,8 @@ def _s(count: int) -> str:
 
 
 def _pages(pages: Sequence[int]) -> str:
-    named = ", ".join(map(str, pages[:6])) + (", …" if len(pages) > 6 else "")
-    return f"page {named}" if len(pages) == 1 else f"{len(pages)} pages: {named}"
+    numbers = ", ".join(map(str, pages[:6])) + (", …" if len(pages) > 6 else "")
+    return f"page {numbers}" if len(pages) == 1 else f"{len(pages)} pages: {numbers}"
 
 
 # ---- two runs ----------------------------------------------------------------------------------------
@@ -249,20 +268,20 @@ ASPECTS: dict[str, Aspect] = {
         (e.uid, len(e.pages)) for e in t.events if isinstance(e, ev.Match)
     ),
     "retracted requests": lambda t: sorted(e.uid for e in t.events if isinstance(e, ev.Retract)),
-    "evicted pages, in number": lambda t: sum(len(e.pages) for e in t.events if isinstance(e, ev.Evict)),
+    "number of evicted pages": lambda t: sum(len(e.pages) for e in t.events if isinstance(e, ev.Evict)),
     "requests that ended": lambda t: sorted((e.uid, e.finish_reason) for e in t.events if isinstance(e, ev.Finish)),
     "tokens sampled": lambda t: [e.tokens for e in t.events if isinstance(e, ev.Done)],
 }
-"""In what two steps may differ, worst first. Page numbers are not compared: they mean nothing."""
+"""What is compared between two steps, in this order. Page numbers are not compared: any free page will do."""
 
 
 def difference(one: Trace, other: Trace) -> dict[str, Any] | None:
-    """The first step at which two runs differ: ``step`` and ``text``; None where they never do."""
+    """Return the first step at which two runs differ (``step``) and the difference (``text``), or None."""
     for (a, _), (b, _) in zip(turns(one), turns(other)):
-        for what, aspect in ASPECTS.items():
+        for name, aspect in ASPECTS.items():
             if aspect(a) != aspect(b):
-                mine, theirs = _only(aspect(a), aspect(b))
-                return {"step": a.step, "text": f"{what}: {mine} in {one.name}, {theirs} in {other.name}"}
+                first, second = _only(aspect(a), aspect(b))
+                return {"step": a.step, "text": f"{name}: {first} in {one.name}, {second} in {other.name}"}
     steps = [sum(isinstance(event, ev.Batch) for event in trace) for trace in (one, other)]
     if steps[0] != steps[1]:
         return {"step": min(steps), "text": f"one run has {steps[0]} steps, the other {steps[1]}"}
@@ -270,7 +289,7 @@ def difference(one: Trace, other: Trace) -> dict[str, Any] | None:
 
 
 def _only(a: Any, b: Any) -> tuple[str, str]:
-    """Two values in words, without what they have in common."""
+    """Return two values as text; of two lists, only the elements that the other list lacks."""
     if isinstance(a, list) and isinstance(b, list):
         return _list([x for x in a if x not in b]), _list([x for x in b if x not in a])
     return str(a), str(b)

@@ -1,1 +1,1 @@
-"""Small helpers without a better home."""
+"""Small helpers that every part of minisgl may use: lazy imports, free ports, the version."""

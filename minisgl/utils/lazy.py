@@ -1,7 +1,9 @@
-"""Modules that are imported when they are first used. Light processes install one for torch before they load plugins.
+"""Lazy modules: a lazy module is imported at its first use.
 
-The library's own ``importlib.util.LazyLoader`` loads at *any* attribute access, ``__class__`` included, so that
-merely looking for hooks in a plugin would import torch; and ``import torch.nn`` after it runs ``torch.nn`` twice.
+Processes that do not compute (the API server, the tokenizers) make torch a lazy module before they load plugins.
+``importlib.util.LazyLoader`` of the standard library does not work for this: it imports the module at *any* attribute
+access, even of ``__class__``, so the search for hooks in a plugin would import torch. It also runs ``torch.nn`` twice
+when ``import torch.nn`` follows.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 
 
 class LazyModule(ModuleType):
-    """Runs its code at the first access of a name that a module does not have before it is run."""
+    """A module whose code runs at the first access to a name that the module defines."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__version__":
@@ -27,9 +29,10 @@ class LazyModule(ModuleType):
 
 
 def lazy(name: str) -> bool:
-    """Make ``import name`` free from here on in this process; its first use pays. False where it is loaded already.
+    """Make the module ``name`` lazy in this process. Return whether it is lazy now.
 
-    A package that is not installed stays absent: importing it raises as ever.
+    The result is False if the module is imported already, or is not installed. Importing a module that is not installed
+    raises ModuleNotFoundError as usual.
     """
     if name in sys.modules:
         return isinstance(sys.modules[name], LazyModule)
@@ -48,19 +51,22 @@ def lazy(name: str) -> bool:
 
 
 def load(module: ModuleType) -> None:
-    """Run a lazy module's code now. Nothing happens where that was done."""
+    """Run a lazy module's code now, if it has not run yet."""
     spec = module.__spec__
     if not isinstance(module, LazyModule) or spec is None or spec.loader is None:
         return
     with spec.loader_state:
         if isinstance(module, LazyModule):
-            setattr(module, "__class__", ModuleType)  # noqa: B010 - a checker knows only the class it had
+            setattr(module, "__class__", ModuleType)  # noqa: B010 - type checkers reject an assignment to __class__
             sys.meta_path[:] = [f for f in sys.meta_path if not (isinstance(f, _Submodules) and f.name == spec.name)]
             spec.loader.exec_module(module)
 
 
 class _Submodules(importlib.abc.MetaPathFinder):
-    """``import torch.nn`` needs torch itself first; when torch has brought ``torch.nn`` along, that is the one."""
+    """The import hook for submodules of a lazy module.
+
+    ``import torch.nn`` first runs torch itself. If torch has then imported ``torch.nn``, the hook returns that module.
+    """
 
     def __init__(self, name: str):
         self.name = name
@@ -74,13 +80,13 @@ class _Submodules(importlib.abc.MetaPathFinder):
         if fullname not in sys.modules:
             return None
         spec = importlib.machinery.ModuleSpec(fullname, _Loaded(sys.modules[fullname]))
-        # importlib prefers the spec of a module that has appeared meanwhile, and would run that module again.
+        # If the module that torch imported kept its own spec, importlib would use that spec and run the module again.
         sys.modules[fullname].__spec__ = None
         return spec
 
 
 class _Loaded(importlib.abc.Loader):
-    """Gives the import system the module that is already there, with the spec it had."""
+    """A loader that returns a module that is already imported, and restores the module's own spec."""
 
     def __init__(self, module: ModuleType):
         self.module, self.spec = module, module.__spec__

@@ -1,4 +1,4 @@
-"""Ports of this host for what must be told one before it can listen."""
+"""Free TCP ports, for libraries that need a port number before they listen on it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now. Another process may take it before the caller does."""
+    """Return a port of 127.0.0.1 that is free now. Another process may use the port before the caller does."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

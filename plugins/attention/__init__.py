@@ -1,1 +1,1 @@
-"""Built-in plugins for the hook of this name, one file each."""
+"""Built-in plugins for the hook `minisgl_attention`, one file each."""

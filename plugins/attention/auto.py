@@ -1,8 +1,9 @@
-"""`attention=auto`: the backend that was measured to be the fastest here, by device, dtype and head size.
+"""`attention=auto`: selection of the fastest backend for the device, the dtype and the head size.
 
-On an H200 (docs/benchmarks/attention.md): FlashInfer is fastest at prefill when the host's time counts too, our Triton
-kernels at decode, so a GPU gets the two together; Triton alone where FlashInfer is not installed or does not know the
-dtype or head size. A CPU gets sparse, which reads KV once, in float32, and torch for other dtypes.
+The choice rests on measurements on an H200 (docs/benchmarks/attention.md). FlashInfer is fastest for prefill if host
+time is counted too, and minisgl's Triton kernels are fastest for decode. So a GPU gets `attention=hybrid` of these two,
+or `attention=triton` alone if FlashInfer is not installed or does not support the dtype or head size. A CPU gets
+`attention=sparse` for float32, and `attention=torch` for other dtypes.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Auto:
-    """The fastest of the backends that are installed and serve this device, dtype and head size."""
+    """The fastest installed backend that supports this device, dtype and head size."""
 
 
 class AutoBackend:
-    """Stands for its candidates until it is bound to a pool, and from then on for the first that fits."""
+    """Wrapper around candidate backends, best first. `bind` selects the first candidate that fits the pool and layers.
+
+    ``chosen`` is the name of the selected candidate. The last candidate is selected if no other one fits.
+    """
 
     def __init__(self, candidates: Sequence[tuple[str, AttentionBackend]]):
         self._candidates = candidates
@@ -35,12 +39,16 @@ class AutoBackend:
         self._backend = candidates[-1][1]
 
     def needs(self) -> AttnNeeds:
-        """The last candidate takes what the others can't; room is set aside for any of them."""
+        """Return the needs of the last candidate, with the largest workspace of all candidates.
+
+        The last candidate is the fallback, so its requirements decide what the engine accepts.
+        """
         needs = [backend.needs() for _, backend in self._candidates]
         last = needs[-1]
         return replace(last, workspace=max(n.workspace for n in needs))
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
+        """Select the first candidate that fits, and bind it."""
         for name, backend in self._candidates:
             if _fits(name, backend.needs(), pool, layers):
                 self.chosen, self._backend = name, backend
@@ -48,14 +56,16 @@ class AutoBackend:
         self._backend.bind(pool, layers, keys)
 
     def plan(self, batch: AttnBatch) -> None:
+        """Plan the step on the selected backend."""
         self._backend.plan(batch)
 
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """q, out [tokens, q_heads, head_dim]."""
+        """Compute attention with the selected backend. ``q`` and ``out`` are [tokens, q_heads, head_dim]."""
         return self._backend.forward(layer, q, out)
 
 
 def _fits(name: str, needs: AttnNeeds, pool: KVPool, layers: Sequence[LayerSpec]) -> bool:
+    """Return whether the backend ``name`` can serve this pool and these layers."""
     if needs.refuse or needs.layout != pool.layout:
         return False
     if needs.page_sizes is not None and pool.page_size not in needs.page_sizes:
@@ -63,8 +73,9 @@ def _fits(name: str, needs: AttnNeeds, pool: KVPool, layers: Sequence[LayerSpec]
     if needs.kv_dtypes is not None and pool.dtype not in needs.kv_dtypes:
         return False
     first = layers[0]
-    alike = all((la.window, la.soft_cap, la.scale) == (first.window, first.soft_cap, first.scale) for la in layers)
-    return name != "hybrid" or (first.head_dim in (64, 128, 256) and alike)
+    uniform = all((la.window, la.soft_cap, la.scale) == (first.window, first.soft_cap, first.scale) for la in layers)
+    # FlashInfer, hybrid's prefill backend, supports these head sizes and plans once for all layers.
+    return name != "hybrid" or (first.head_dim in (64, 128, 256) and uniform)
 
 
 @hookimpl

@@ -1,7 +1,8 @@
-"""`attention=flash_attn`: FlashAttention 4, 3 or 2 (arXiv:2205.14135, 2307.08691, 2407.08608) over our pages.
+"""`attention=flash_attn`: FlashAttention 4, 3 or 2 (arXiv:2205.14135, 2307.08691, 2407.08608) over minisgl's KV pages.
 
-Decode rows and prefill chunks of a step are a call each: decode without query offsets, so that a graph can hold it.
-What differs between the three packages is how they are called, and is one function each at the end.
+Decode rows and prefill chunks of a step are computed in separate calls. The decode call has no query offsets, so a
+graph can record it. The three packages differ only in how they are called. The end of the file has one function for
+each package.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from minisgl.attention import AttnBatch, AttnNeeds, GraphKey, LayerSpec
-from minisgl.attention.tables import RowTables
+from minisgl.attention.tables import PageTableRows
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
 
@@ -24,29 +25,29 @@ if TYPE_CHECKING:
 
 @dataclass
 class FlashAttn:
-    """FlashAttention: NVIDIA GPUs, bfloat16 or float16. FlashAttention 2 takes pages of 256 tokens or a multiple."""
+    """FlashAttention: NVIDIA GPUs, bfloat16 or float16. FlashAttention 2 needs pages of 256, 512 or 1024 tokens."""
 
     version: int | None = None
-    """4, 3 or 2; by default the newest that is installed and runs on this GPU."""
+    """Version of FlashAttention: 4, 3 or 2. By default the newest version that is installed and runs on this GPU."""
 
     def __post_init__(self) -> None:
         if self.version is not None and self.version not in RELEASES:
-            raise ValueError(f"attention.version={self.version}: FlashAttention 4, 3 and 2 are known")
+            raise ValueError(f"attention.version={self.version} is unknown: use 4, 3 or 2")
 
 
 class Release(NamedTuple):
-    """One of the packages."""
+    """One of the three packages."""
 
-    module: str  # that only this one installs
-    majors: tuple[int, ...]  # compute capabilities whose kernels read KV in pages
-    chips: str
-    install: str
-    head_dims: Sequence[int]
-    page_sizes: tuple[int, ...] | None = None
+    module: str  # a module that only this package installs
+    majors: tuple[int, ...]  # major compute capabilities for which the package has kernels that read KV in pages
+    chips: str  # the same as names of GPU generations, for error messages
+    install: str  # how to install the package, for error messages
+    head_dims: Sequence[int]  # head sizes that the kernels support over pages
+    page_sizes: tuple[int, ...] | None = None  # supported page sizes; None: any
 
 
-# Version 4 (4.0.0b36 on Hopper) also computes heads of 80 and 96 over pages, and wrongly. Version 2's pages may be any
-# multiple of 256; larger ones than these waste more of a page than they save.
+# Version 4 (4.0.0b36 on Hopper) accepts head sizes 80 and 96 over pages too, but computes wrong results. Version 2
+# supports any multiple of 256 as page size; page sizes above 1024 are left out, because they waste too much of a page.
 RELEASES = {
     4: Release(
         "flash_attn.cute",
@@ -74,15 +75,15 @@ RELEASES = {
 
 
 class Rows(NamedTuple):
-    """The rows of one call. ``starts`` is None where each row has one query."""
+    """Rows of one call. ``cu_seqlens_q`` is None if each row has one query token."""
 
-    table: torch.Tensor  # [rows, columns] int32
+    page_table: torch.Tensor  # [rows, columns] int32
     seq_lens: torch.Tensor  # [rows] int32
-    kv_most: int
-    splits: int = 1  # parts that a row's KV is cut into; 0: the package decides, from shapes alone or on the device
-    q_most: int = 1
-    starts: torch.Tensor | None = None  # of the rows' queries, [rows + 1] int32
-    kv_starts: torch.Tensor | None = None  # of their keys, as if these lay in one array; for FlashAttention 2
+    max_seqlen_k: int  # upper bound of seq_lens
+    num_splits: int = 1  # parts that a row's KV is split into; 0: the package decides, from shapes or on the device
+    max_seqlen_q: int = 1  # largest number of query tokens of a row
+    cu_seqlens_q: torch.Tensor | None = None  # [rows + 1] int32: first query token of each row
+    cu_seqlens_k: torch.Tensor | None = None  # [rows + 1] int32: cumulative seq_lens, which FlashAttention 2 needs
 
 
 if TYPE_CHECKING:
@@ -90,7 +91,10 @@ if TYPE_CHECKING:
 
 
 class FlashAttention:
-    """See `minisgl.attention.AttentionBackend` for what is asked for and when."""
+    """FlashAttention backend; `minisgl.attention.AttentionBackend` documents the methods.
+
+    ``kernel`` calls the package of ``version``. It is None if ``refuse`` says why the package cannot run here.
+    """
 
     def __init__(self, device: torch.device, version: int, kernel: Kernel | None, refuse: str = ""):
         self.device, self.version, self.refuse = device, version, refuse
@@ -108,47 +112,56 @@ class FlashAttention:
         )
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
-        """Raises `ConfigError` for a head size that the kernels do not have."""
+        """Store the pool. Raises `ConfigError` for a head size that the kernels do not support."""
         sizes = RELEASES[self.version].head_dims
         for dim in {layer.head_dim for layer in layers} - set(sizes):
             raise ConfigError(
-                f"attention=flash_attn: FlashAttention {self.version} over pages serves heads of "
-                f"{', '.join(map(str, sizes))}; this model's are of {dim}. Use attention=triton."
+                f"attention=flash_attn: FlashAttention {self.version} over pages supports head sizes "
+                f"{', '.join(map(str, sizes))}, but this model has {dim}. Use attention=triton."
             )
         self._pool, self._kv_heads = pool, layers[0].kv_heads
-        self._tables = RowTables(pool.page_size, keys)
-        self._processors = 0  # that splitting KV could keep busy
+        self._page_table_rows = PageTableRows(pool.page_size, keys)
+        self._num_sms = 0  # multiprocessors for which splitting the KV of a row makes work; 0: the kernel cannot split
         if self.device.type == "cuda" and torch.cuda.get_device_capability(self.device)[0] > 9:
-            self._processors = torch.cuda.get_device_properties(self.device).multi_processor_count
+            self._num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
 
     def plan(self, batch: AttnBatch) -> None:
-        """Gather the rows' pages; where decode rows are captured, into memory that stays."""
+        """Gather the page-table rows. For a graph bucket they are gathered into a static buffer."""
         rows = len(batch.seq_lens_cpu)
         self._num_decode = n = batch.num_decode
         self._decode = self._extend = None
         if n:
-            longest = self._tables.longest(batch, 0, n)
-            table = self._tables.gather(batch, 0, n)
-            self._decode = Rows(table, batch.seq_lens[:n], longest, self._splits(n, longest))
+            max_seqlen_k = self._page_table_rows.max_seq_len(batch, 0, n)
+            page_table = self._page_table_rows.gather(batch, 0, n)
+            self._decode = Rows(page_table, batch.seq_lens[:n], max_seqlen_k, self._num_splits(n, max_seqlen_k))
         if rows > n:
-            table, seq_lens = self._tables.gather(batch, n, rows), batch.seq_lens[n:]
-            starts = batch.cu_seqlens_q[n:] - batch.cu_seqlens_q[n] if n else batch.cu_seqlens_q
-            kv_starts = None
+            page_table, seq_lens = self._page_table_rows.gather(batch, n, rows), batch.seq_lens[n:]
+            cu_seqlens_q = batch.cu_seqlens_q[n:] - batch.cu_seqlens_q[n] if n else batch.cu_seqlens_q
+            cu_seqlens_k = None
             if self.version == 2:
-                kv_starts = torch.nn.functional.pad(seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
-            q_most = int((batch.cu_seqlens_q_cpu[n + 1 :] - batch.cu_seqlens_q_cpu[n:-1]).max())
-            longest = self._tables.longest(batch, n, rows)
-            self._extend = Rows(table, seq_lens, longest, q_most=q_most, starts=starts, kv_starts=kv_starts)
+                cu_seqlens_k = torch.nn.functional.pad(seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
+            self._extend = Rows(
+                page_table,
+                seq_lens,
+                self._page_table_rows.max_seq_len(batch, n, rows),
+                max_seqlen_q=int((batch.cu_seqlens_q_cpu[n + 1 :] - batch.cu_seqlens_q_cpu[n:-1]).max()),
+                cu_seqlens_q=cu_seqlens_q,
+                cu_seqlens_k=cu_seqlens_k,
+            )
 
-    def _splits(self, rows: int, longest: int) -> int:
-        """FlashAttention 4 would choose on the host from lengths, and a graph would keep the first choice: so it is
-        told. Its Hopper kernel can't split. The others choose from shapes, and version 3 refines it on the device."""
+    def _num_splits(self, rows: int, max_seqlen_k: int) -> int:
+        """Return into how many parts the KV of a decode row is split; 0 lets the package decide.
+
+        FlashAttention 4 would decide on the host from the sequence lengths, and a graph would keep the decision of its
+        recording. So the number is given, derived from shapes only. The Hopper kernel of version 4 cannot split.
+        Versions 2 and 3 decide from shapes, and version 3 refines the decision on the device.
+        """
         if self.version != 4:
             return 0
-        return max(1, min(self._processors // (rows * self._kv_heads), -(-longest // 128), 128))
+        return max(1, min(self._num_sms // (rows * self._kv_heads), -(-max_seqlen_k // 128), 128))
 
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """q, out [tokens, q_heads, head_dim]."""
+        """Compute the decode rows and the prefill chunks. ``q`` and ``out`` are [tokens, q_heads, head_dim]."""
         assert self._kernel is not None
         k, v = self._pool.layer(layer.index)
         n = self._num_decode
@@ -163,12 +176,13 @@ class FlashAttention:
 
 
 def window(layer: LayerSpec, unlimited: int | None) -> tuple[int | None, int | None]:
-    """Keys before a query's own that it sees, and keys behind it."""
+    """Return how many keys before and after its own position a query attends to; ``unlimited`` if without window."""
     return (layer.window - 1, 0) if layer.window >= 0 else (unlimited, unlimited)
 
 
 def kernel_4() -> Kernel:
-    from flash_attn.cute.interface import _flash_attn_fwd  # the public function has no ``out``
+    """Return a function that calls FlashAttention 4."""
+    from flash_attn.cute.interface import _flash_attn_fwd  # the public function has no parameter ``out``
 
     def attend(
         layer: LayerSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: Rows, out: torch.Tensor
@@ -178,16 +192,16 @@ def kernel_4() -> Kernel:
             q,
             k,
             v,
-            cu_seqlens_q=rows.starts,
+            cu_seqlens_q=rows.cu_seqlens_q,
             seqused_k=rows.seq_lens,
-            max_seqlen_k=rows.kv_most,
-            page_table=rows.table,
+            max_seqlen_k=rows.max_seqlen_k,
+            page_table=rows.page_table,
             softmax_scale=layer.scale,
-            causal=rows.starts is not None,
+            causal=rows.cu_seqlens_q is not None,
             softcap=layer.soft_cap or None,
             window_size_left=left,
             window_size_right=right,
-            num_splits=rows.splits,
+            num_splits=rows.num_splits,
             out=out,
         )
 
@@ -195,6 +209,7 @@ def kernel_4() -> Kernel:
 
 
 def kernel_3() -> Kernel:
+    """Return a function that calls FlashAttention 3."""
     from flash_attn_interface import flash_attn_with_kvcache
 
     def attend(
@@ -205,14 +220,14 @@ def kernel_3() -> Kernel:
             k,
             v,
             cache_seqlens=rows.seq_lens,
-            page_table=rows.table,
-            cu_seqlens_q=rows.starts,
-            max_seqlen_q=rows.q_most,
+            page_table=rows.page_table,
+            cu_seqlens_q=rows.cu_seqlens_q,
+            max_seqlen_q=rows.max_seqlen_q,
             softmax_scale=layer.scale,
             causal=True,
             window_size=window(layer, -1),
             softcap=layer.soft_cap,
-            num_splits=rows.splits,
+            num_splits=rows.num_splits,
         )
         out.copy_(computed)
 
@@ -220,6 +235,7 @@ def kernel_3() -> Kernel:
 
 
 def kernel_2() -> Kernel:
+    """Return a function that calls FlashAttention 2."""
     from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 
     def attend(
@@ -230,13 +246,15 @@ def kernel_2() -> Kernel:
             "causal": True,
             "window_size": window(layer, -1),
             "softcap": layer.soft_cap,
-            "block_table": rows.table,
+            "block_table": rows.page_table,
         }
-        if rows.starts is None:
-            computed = flash_attn_with_kvcache(q, k, v, cache_seqlens=rows.seq_lens, num_splits=rows.splits, **options)
+        if rows.cu_seqlens_q is None:
+            computed = flash_attn_with_kvcache(
+                q, k, v, cache_seqlens=rows.seq_lens, num_splits=rows.num_splits, **options
+            )
         else:
-            starts = (rows.starts, rows.kv_starts)
-            computed = flash_attn_varlen_func(q, k, v, *starts, rows.q_most, rows.kv_most, **options)
+            lengths = (rows.cu_seqlens_q, rows.cu_seqlens_k, rows.max_seqlen_q, rows.max_seqlen_k)
+            computed = flash_attn_varlen_func(q, k, v, *lengths, **options)
         out.copy_(computed)
 
     return attend
@@ -246,27 +264,30 @@ KERNELS = {4: kernel_4, 3: kernel_3, 2: kernel_2}
 
 
 def installed(version: int) -> bool:
-    """Whether the package is there, without importing more of it than Python must."""
+    """Return whether the package of ``version`` is installed, without importing the module itself."""
     try:
         return importlib.util.find_spec(RELEASES[version].module) is not None
-    except ModuleNotFoundError:  # of the package above it
+    except ModuleNotFoundError:  # the parent package of the module is missing
         return False
 
 
-def choose(wanted: int | None, capability: tuple[int, int]) -> tuple[int, str]:
-    """The version for a GPU, and why it can't serve ("" where it can)."""
-    there = [v for v in RELEASES if installed(v)]
-    fitting = [v for v in there if capability[0] in RELEASES[v].majors]
-    if wanted is None and fitting:
-        return fitting[0], ""
-    version = wanted or (there or [v for v in RELEASES if capability[0] in RELEASES[v].majors] or [2])[0]
+def choose(requested: int | None, capability: tuple[int, int]) -> tuple[int, str]:
+    """Choose the version for a GPU. Return the version, and why it cannot run here ("": it can).
+
+    ``requested`` is the option ``attention.version``, ``capability`` the compute capability of the GPU.
+    """
+    available = [v for v in RELEASES if installed(v)]
+    runnable = [v for v in available if capability[0] in RELEASES[v].majors]
+    if requested is None and runnable:
+        return runnable[0], ""
+    version = requested or (available or [v for v in RELEASES if capability[0] in RELEASES[v].majors] or [2])[0]
     chips = RELEASES[version].chips
     if capability[0] not in RELEASES[version].majors:
-        this = f"this GPU has compute capability {capability[0]}.{capability[1]}"
-        return version, f"FlashAttention {version} reads pages on {chips}; {this}. Use attention=triton."
-    if version not in there:
-        what = f"FlashAttention {version}" if wanted else "no FlashAttention"
-        return version, f"{what} is {'not ' if wanted else ''}installed. Try: {RELEASES[version].install}"
+        gpu = f"this GPU has compute capability {capability[0]}.{capability[1]}"
+        return version, f"FlashAttention {version} reads KV pages only on {chips}; {gpu}. Use attention=triton."
+    if version not in available:
+        what = f"FlashAttention {version} is not" if requested else "no FlashAttention is"
+        return version, f"{what} installed. Try: {RELEASES[version].install}"
     return version, ""
 
 

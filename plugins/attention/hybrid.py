@@ -1,6 +1,6 @@
-"""`attention=hybrid`: one backend for prefill chunks and another for decode rows, each where it is good.
+"""`attention=hybrid`: one backend for prefill chunks and another one for decode rows.
 
-Knows no backend: both are made by name, so any two that agree on the pool's layout go together.
+The module knows no backend: both are built by name. Any two backends that use the same pool layout can be combined.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Hybrid:
 
 
 class HybridBackend:
-    """Gives each of two backends its part of every step."""
+    """Backend that passes the prefill chunks of every step to one backend and the decode rows to another one."""
 
     def __init__(self, prefill: AttentionBackend, decode: AttentionBackend):
         self.prefill, self.decode = prefill, decode
@@ -37,20 +37,21 @@ class HybridBackend:
         self._rows = 0
 
     def needs(self) -> AttnNeeds:
-        """What both can serve. Raises ValueError where they can't share a pool."""
+        """Return the combined needs of both backends. Raises ValueError if they need different pool layouts."""
         prefill, decode = self.prefill.needs(), self.decode.needs()
         if prefill.layout != decode.layout:
             raise ValueError(
-                f"prefill wants {prefill.layout} pages and decode {decode.layout}: they can't share a pool"
+                f"the prefill backend needs {prefill.layout} pages and the decode backend {decode.layout} pages: "
+                "they can't share a pool"
             )
         refuse = prefill.refuse or decode.refuse
         for needs, phase, part in ((prefill, "extend", "prefill"), (decode, "decode", "decode")):
             if phase not in needs.phases and not refuse:
                 refuse = f"the {part} backend does not compute {phase} rows"
         return AttnNeeds(
-            page_sizes=_both(prefill.page_sizes, decode.page_sizes),
+            page_sizes=_intersection(prefill.page_sizes, decode.page_sizes),
             layout=prefill.layout,
-            kv_dtypes=_both(prefill.kv_dtypes, decode.kv_dtypes),
+            kv_dtypes=_intersection(prefill.kv_dtypes, decode.kv_dtypes),
             workspace=prefill.workspace + decode.workspace,
             phases=frozenset({"decode", "extend"}),
             graph=decode.graph,
@@ -59,10 +60,12 @@ class HybridBackend:
         )
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
+        """Bind both backends. Only the decode backend gets the graph buckets, because graphs record decode steps."""
         self.prefill.bind(pool, layers, ())
         self.decode.bind(pool, layers, keys)
 
     def plan(self, batch: AttnBatch) -> None:
+        """Plan the decode rows and the prefill chunks of the step, each on its backend."""
         self._num_decode, self._rows = n, rows = batch.num_decode, len(batch.seq_lens_cpu)
         if n == rows:
             self.decode.plan(batch)
@@ -73,7 +76,7 @@ class HybridBackend:
             self.prefill.plan(batch.slice_rows(n, rows))
 
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """q, out [tokens, q_heads, head_dim]."""
+        """Compute each part of the step with its backend. ``q`` and ``out`` are [tokens, q_heads, head_dim]."""
         n = self._num_decode
         if n == self._rows:
             return self.decode.forward(layer, q, out)
@@ -83,8 +86,8 @@ class HybridBackend:
         return out
 
 
-def _both(a: Any, b: Any) -> Any:
-    """What is in both; None stands for anything."""
+def _intersection(a: Any, b: Any) -> Any:
+    """Return the values that are in both tuples. None means that any value is supported."""
     if a is None or b is None:
         return b if a is None else a
     return tuple(x for x in a if x in b)
@@ -101,5 +104,5 @@ def minisgl_attention(config: Any, build: Callable[[str], AttentionBackend]) -> 
         return None
     for part in (config.prefill, config.decode):
         if part in ("hybrid", "auto"):
-            raise ValueError(f"prefill and decode must be backends themselves, not {part}")
+            raise ValueError(f"attention.prefill and attention.decode can't be {part}: name a backend such as triton")
     return HybridBackend(build(config.prefill), build(config.decode))

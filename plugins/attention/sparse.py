@@ -1,8 +1,9 @@
-"""`attention=sparse`: decode on a CPU that reads keys and values where they lie in their pages, without a gather.
+"""`attention=sparse`: decode attention on a CPU that reads keys and values in place, without gathering the pages.
 
-A decode row's scores are a product of two dense matrices, wanted only where the row's page table says so: a sampled
-product (SDDMM). Its output is a sum of the values of a bag of positions, weighted: torch's embedding bag. Each byte of
-KV is read once, and on a CPU that is what decode costs. Prefill chunks go to another backend.
+The scores of a decode row are entries of the product of two dense matrices, queries and all keys of the pool. Only the
+entries at the row's own KV locations are needed: a sampled dense-dense product (SDDMM). The output is a weighted sum of
+the values at these locations: torch's embedding bag. So each byte of KV is read once; on a CPU, reading KV is the cost
+of decode. Prefill chunks are computed by another backend.
 """
 
 from __future__ import annotations
@@ -22,38 +23,44 @@ from minisgl.kernel.launch import one_launch
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool
 
-MOST = 1 << 22
-"""Scores computed in one call: about 80 MiB of indices and weights."""
-PADDING = 4096
-"""Scores of padding that cost about as much as another call."""
+MAX_SCORES = 1 << 22
+"""Largest number of scores computed in one call. That number takes about 80 MiB of indices and weights."""
+MAX_PADDING = 4096
+"""Largest number of padding scores in one call. That number costs about as much time as another call."""
 
 
 @dataclass
 class Sparse:
-    """Decode rows read their pages in place: for a CPU, in float32."""
+    """Decode attention that reads KV pages in place. CPU and float32 only."""
 
     prefill: str = "torch"
     """Name of the backend for prefill chunks."""
 
 
 class Group(NamedTuple):
-    """Rows of similar length, padded to the longest's. A bag is one query head of one row."""
+    """Decode rows of similar length, padded to the longest of them. A bag is one query head of one row.
 
-    scores: torch.Tensor  # sparse CSR [bags, positions in the pool · kv_heads]: where keys are wanted
-    reads: torch.Tensor  # [bags · length] the same positions, bag after bag
-    ends: torch.Tensor  # [bags + 1] where each bag's positions end
-    padding: torch.Tensor | None  # [bags, length] bool; None: all rows are equally long
+    The flat pool has one entry for each KV location and KV head: entry = KV location · kv_heads + KV head.
+    """
+
+    scores: torch.Tensor  # sparse CSR [bags, entries of the flat pool]: one score for each entry that a bag reads
+    reads: torch.Tensor  # [bags · length] the entries that each bag reads, bag after bag
+    ends: torch.Tensor  # [bags + 1] offsets of the bags in `reads`
+    padding: torch.Tensor | None  # [bags, length] bool: which reads are padding; None: all rows have the same length
 
 
 class Plan(NamedTuple):
-    """One step, for all layers with the same window: ``order`` [decode rows] says which row is in which place."""
+    """Plan of one step's decode rows, for all layers with the same window."""
 
-    order: torch.Tensor
+    order: torch.Tensor  # [decode rows] row numbers sorted by length, longest first, as the groups have them
     groups: list[Group]
 
 
 class SparseAttention:
-    """See `minisgl.attention.AttentionBackend` for what is asked for and when."""
+    """Backend of attention=sparse; `minisgl.attention.AttentionBackend` documents the methods.
+
+    ``prefill`` is the backend for prefill chunks.
+    """
 
     def __init__(self, prefill: AttentionBackend, device: torch.device):
         self.prefill, self.device = prefill, device
@@ -62,9 +69,9 @@ class SparseAttention:
 
     def needs(self) -> AttnNeeds:
         prefill = self.prefill.needs()
-        refuse = "" if self.device.type == "cpu" else "it is for CPUs; use attention=auto."
+        refuse = "" if self.device.type == "cpu" else "it runs on CPUs only; use attention=auto."
         if prefill.layout != "NHD":
-            refuse = f"its prefill backend wants {prefill.layout} pages, it needs NHD."
+            refuse = f"its prefill backend needs {prefill.layout} pages, but attention=sparse needs NHD pages."
         return AttnNeeds(
             prefill.page_sizes,
             kv_dtypes=(torch.float32,),
@@ -77,12 +84,12 @@ class SparseAttention:
         self.prefill.bind(pool, layers, ())
         self.page_size = pool.page_size
         self.heads = {layer.window: (layer.q_heads, layer.kv_heads) for layer in layers}
-        # [pages · page_size · kv_heads, head_dim]: one row for each position and kv head.
+        # Keys and values as [pages · page_size · kv_heads, head_dim]: one entry for each KV location and KV head.
         self.flat = {layer.index: [x.flatten(0, 2) for x in pool.layer(layer.index)] for layer in layers}
-        self.positions = len(self.flat[layers[0].index][0])
+        self.num_entries = len(self.flat[layers[0].index][0])
 
     def plan(self, batch: AttnBatch) -> None:
-        """Find for each decode row which rows of the flat pool it reads."""
+        """Plan the prefill chunks on the prefill backend, and list the flat-pool entries that each decode row reads."""
         self.decode, self.rows = batch.num_decode, len(batch.seq_lens_cpu)
         if self.decode < self.rows:
             self.prefill.plan(batch.slice_rows(self.decode, self.rows))
@@ -91,34 +98,36 @@ class SparseAttention:
 
     def _plan_window(self, batch: AttnBatch, window: int) -> Plan:
         q_heads, kv_heads = self.heads[window]
-        seen = batch.seq_lens_cpu[: self.decode].astype(np.int64)
+        # Number of positions that each row attends to.
+        lengths = batch.seq_lens_cpu[: self.decode].astype(np.int64)
         if window >= 0:
-            seen = np.minimum(seen, window)
-        by_length = np.argsort(-seen, kind="stable")
-        seen = seen[by_length]
-        order, counts = torch.from_numpy(by_length), torch.from_numpy(seen)[:, None]
-        # Padding reads the row's own last position again: a neighbour's NaN must not leak in as 0 * NaN.
+            lengths = np.minimum(lengths, window)
+        by_length = np.argsort(-lengths, kind="stable")
+        lengths = lengths[by_length]
+        order, counts = torch.from_numpy(by_length), torch.from_numpy(lengths)[:, None]
+        # Padding reads the row's own last position again. The KV of another request could be NaN, and 0 · NaN is NaN.
         end = batch.seq_lens.index_select(0, order).long()[:, None]
-        place = torch.arange(int(seen[0]))
-        at = torch.minimum(end - counts + place, end - 1)
-        column = torch.div(at, self.page_size, rounding_mode="floor")
-        slots = batch.req_pool_indices.index_select(0, order).long()[:, None]
-        where = batch.page_table[slots, column].long() * self.page_size + (at - column * self.page_size)
-        reads = where[:, None] * kv_heads + (torch.arange(q_heads) // (q_heads // kv_heads))[:, None]
+        index = torch.arange(int(lengths[0]))
+        positions = torch.minimum(end - counts + index, end - 1)
+        column = torch.div(positions, self.page_size, rounding_mode="floor")
+        req_pool_indices = batch.req_pool_indices.index_select(0, order).long()[:, None]
+        pages = batch.page_table[req_pool_indices, column].long()
+        kv_locations = pages * self.page_size + (positions - column * self.page_size)
+        reads = kv_locations[:, None] * kv_heads + (torch.arange(q_heads) // (q_heads // kv_heads))[:, None]
         groups = []
-        for a, b in _cut(seen, q_heads):
-            length, bags = int(seen[a]), (b - a) * q_heads
-            own = reads[a:b, :, :length].flatten()
+        for a, b in _split_rows(lengths, q_heads):
+            length, bags = int(lengths[a]), (b - a) * q_heads
+            group_reads = reads[a:b, :, :length].flatten()
             ends = torch.arange(bags + 1) * length
             padding = None
-            if seen[b - 1] < length:
-                padding = (place[:length] >= counts[a:b]).repeat_interleave(q_heads, 0)
-            groups.append(Group(_csr(ends, own, self.positions), own, ends, padding))
+            if lengths[b - 1] < length:
+                padding = (index[:length] >= counts[a:b]).repeat_interleave(q_heads, 0)
+            groups.append(Group(_csr(ends, group_reads, self.num_entries), group_reads, ends, padding))
         return Plan(order, groups)
 
     @one_launch
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """q, out [tokens, q_heads, head_dim]."""
+        """Compute the decode rows and the prefill chunks. ``q`` and ``out`` are [tokens, q_heads, head_dim]."""
         if self.decode:
             order, groups = self.plans[layer.window]
             bags = q.index_select(0, order).flatten(0, 1)
@@ -134,9 +143,9 @@ class SparseAttention:
         return out
 
     def _attend(self, layer: LayerSpec, bags: torch.Tensor, group: Group) -> torch.Tensor:
-        """bags [bags, head_dim] → [bags, head_dim]."""
+        """Compute attention of one group: queries ``bags`` [bags, head_dim] to outputs of the same shape."""
         keys, values = self.flat[layer.index]
-        # Written over the scores of the layer before, which beta=0 multiplies away.
+        # Overwrite the scores of the previous layer: beta=0 ignores them.
         torch.sparse.sampled_addmm(group.scores, bags, keys.t(), beta=0.0, alpha=layer.scale, out=group.scores)
         scores = group.scores.values().view(len(bags), -1)
         if layer.soft_cap:
@@ -153,19 +162,22 @@ class SparseAttention:
         )
 
 
-def _cut(lengths: np.ndarray, q_heads: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows, whose ``lengths`` fall: a range ends where its padding would cost more than another range."""
+def _split_rows(lengths: np.ndarray, q_heads: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows to compute in one call. ``lengths`` of the rows are sorted, longest first.
+
+    A range has at most `MAX_SCORES` scores (but at least one row), and at most `MAX_PADDING` scores of padding.
+    """
     a = 0
     while a < len(lengths):
-        fit = max(1, MOST // (int(lengths[a]) * q_heads))
-        padding = np.cumsum(lengths[a] - lengths[a : a + fit]) * q_heads
-        b = a + int(np.count_nonzero(padding <= PADDING))
+        max_rows = max(1, MAX_SCORES // (int(lengths[a]) * q_heads))
+        padding = np.cumsum(lengths[a] - lengths[a : a + max_rows]) * q_heads
+        b = a + int(np.count_nonzero(padding <= MAX_PADDING))
         yield a, b
         a = b
 
 
 def _csr(ends: torch.Tensor, reads: torch.Tensor, columns: int) -> torch.Tensor:
-    """A sparse matrix of zeros with the rows that ``ends`` delimits in ``reads``, which need not be sorted."""
+    """Return a sparse CSR matrix of zeros with row offsets ``ends`` and column indices ``reads`` (in any order)."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
         return torch.sparse_csr_tensor(

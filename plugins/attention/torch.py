@@ -1,7 +1,8 @@
-"""Attention over pages with torch's scaled_dot_product_attention: the readable reference, on CPU and GPU.
+"""`attention=torch`: attention over pages with torch's scaled_dot_product_attention, on CPU and GPU.
 
-Pages are gathered into a dense tensor before each call. That costs a copy of the KV, so rows of similar length are
-gathered together, few enough at a time that on a CPU the copy is still in the cache when attention reads it.
+It is the readable reference implementation. Pages are gathered into a dense tensor before each call, which costs a copy
+of the KV. Rows of similar length are gathered together, to limit padding. Only a few rows are gathered at a time: on a
+CPU the copy is then still in the processor's cache when attention reads it.
 """
 
 from __future__ import annotations
@@ -26,29 +27,29 @@ class Torch:
     """scaled_dot_product_attention over gathered pages: any device, any page size."""
 
     gather_mb: int | None = None
-    """MiB of one layer's KV gathered at a time; by default 4 on a CPU, 512 on a GPU."""
+    """MiB of one layer's KV gathered at a time. By default 4 on a CPU and 512 on a GPU."""
     block: int = 256
-    """Queries of a prefill chunk computed at a time: each block reads only the KV before its end."""
+    """Number of queries of a prefill chunk computed at a time. Each block reads only the KV up to its last query."""
 
 
 class Group(NamedTuple):
-    """Blocks of ``q_len`` queries that are computed in one call. Their KV is padded to the same number of pages."""
+    """Blocks of ``q_len`` queries each, computed in one call. Their KV is padded to the same number of pages."""
 
-    blocks: int
-    q_len: int
-    pages: torch.Tensor  # [blocks * pages] pool pages
-    seen: torch.Tensor  # [blocks, 1, q_len, pages * page_size] bool: which positions each query sees
+    blocks: int  # number of blocks
+    q_len: int  # queries of each block
+    pages: torch.Tensor  # [blocks * pages] page numbers
+    mask: torch.Tensor  # [blocks, 1, q_len, pages * page_size] bool: which positions each query attends to
 
 
 class Plan(NamedTuple):
-    """One step, for all layers with the same window."""
+    """Plan of one step, for all layers with the same window."""
 
     groups: list[Group]
-    order: torch.Tensor  # [tokens]: which row of q is computed when, group after group
+    order: torch.Tensor  # [tokens] indices into q in the order in which the groups compute them
 
 
 class TorchAttention:
-    """See `minisgl.attention.AttentionBackend` for what is asked for and when."""
+    """Backend of attention=torch; `minisgl.attention.AttentionBackend` documents the methods."""
 
     def __init__(self, config: Torch, device: torch.device):
         self.device, self.block = device, config.block
@@ -56,31 +57,33 @@ class TorchAttention:
         self.plans: dict[int, Plan] = {}  # by window
 
     def needs(self) -> AttnNeeds:
-        # On a CPU a planned call counts as one launch; on a GPU its kernels depend on the lengths.
+        # On a CPU a simulated graph records ``forward`` as one launch. On a GPU a graph would record kernels whose
+        # number and shapes depend on the lengths of the rows.
         return AttnNeeds(graph=self.device.type == "cpu")
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
         self.pool = pool
         self.windows = sorted({layer.window for layer in layers})
         self.page_bytes = pool.page_bytes(1, pool.page_size, layers[0].kv_heads, layers[0].head_dim, pool.dtype)
-        # Gathered into again and again: on a CPU, fresh memory for each gather costs as much as the gather.
+        # Buffers for gathered keys and values, reused by all calls: on a CPU, allocating new memory costs as much time
+        # as the gather itself.
         self.gathered = [torch.empty_like(buffer[:0]) for buffer in pool.layer(0)]
 
     def plan(self, batch: AttnBatch) -> None:
-        """Cut every row into blocks of queries, and find for each window which pages they read, and what they see."""
+        """Split every row into blocks of queries, and compute pages and mask of each block for each window size."""
         q_lens = np.diff(batch.cu_seqlens_q_cpu)
         blocks = -(-q_lens // self.block)
         row = np.repeat(np.arange(len(q_lens)), blocks)
         offset = (np.arange(len(row)) - np.repeat(np.cumsum(blocks) - blocks, blocks)) * self.block
         q_len = np.minimum(q_lens[row] - offset, self.block)
-        later = q_lens[row] - offset - q_len  # queries of the row behind this block
+        later = q_lens[row] - offset - q_len  # number of the row's queries after this block
         begin = batch.cu_seqlens_q_cpu[row] + offset
         end = batch.seq_lens_cpu[row] - later
-        cut = (row, q_len, begin, end, later)
-        self.plans = {window: self._plan_window(batch, window, *cut) for window in self.windows}
-        most = max(len(group.pages) for plan in self.plans.values() for group in plan.groups)
-        if most > len(self.gathered[0]):
-            self.gathered = [torch.empty_like(buffer[:1]).repeat(most, 1, 1, 1) for buffer in self.pool.layer(0)]
+        block_arrays = (row, q_len, begin, end, later)
+        self.plans = {window: self._plan_window(batch, window, *block_arrays) for window in self.windows}
+        max_pages = max(len(group.pages) for plan in self.plans.values() for group in plan.groups)
+        if max_pages > len(self.gathered[0]):
+            self.gathered = [torch.empty_like(buffer[:1]).repeat(max_pages, 1, 1, 1) for buffer in self.pool.layer(0)]
 
     def _plan_window(
         self,
@@ -92,6 +95,11 @@ class TorchAttention:
         end: np.ndarray,
         later: np.ndarray,
     ) -> Plan:
+        """Plan the step for the layers with one window size.
+
+        The arrays have one entry for each block: its row, its number of queries, its first query token in the step, the
+        position after its last query, and the number of the row's queries after the block.
+        """
         page = self.pool.page_size
         first = np.maximum(end - q_len + 1 - window, 0) // page if window >= 0 else np.zeros_like(end)
         pages = -(-end // page) - first
@@ -100,48 +108,55 @@ class TorchAttention:
         on_device = torch.from_numpy(upload).to(self.device, non_blocking=True)
         rows, begins, laters, firsts, counts = on_device.unsqueeze(2)  # each [blocks, 1]
         column = torch.arange(int(pages.max()), device=self.device)
-        # Padding reads the block's own last page again: a neighbour's NaN must not leak in as 0 * NaN.
+        # Padding reads the block's own last page again. The KV of another request could be NaN, and 0 · NaN is NaN.
         table = batch.page_table[batch.req_pool_indices[rows].long(), firsts + torch.minimum(column, counts - 1)]
         last = batch.seq_lens[rows] - laters - 1  # position of the block's last query
-        # Blocks of one query come first, and their masks are small: one comparison makes all of them.
+        # Blocks with one query come first in the order. Their masks are small, so one comparison computes all of them.
         single = int(np.count_nonzero(q_len == 1))
-        seen_by_single = self._seen(firsts[:single] * page, last[:single], 1, len(column) * page, window)
+        single_mask = self._mask(firsts[:single] * page, last[:single], 1, len(column) * page, window)
         groups, tokens = [], [begins[:single].flatten()]
-        for a, b in self._cut(q_len[order], pages[order]):
+        for a, b in self._split_blocks(q_len[order], pages[order]):
             queries, width = int(q_len[order[a]]), int(pages[order[a]])
             if queries == 1:
-                seen = seen_by_single[a:b, ..., : width * page]
+                mask = single_mask[a:b, ..., : width * page]
             else:
-                seen = self._seen(firsts[a:b] * page, last[a:b], queries, width * page, window)
+                mask = self._mask(firsts[a:b] * page, last[a:b], queries, width * page, window)
                 tokens.append((begins[a:b] + torch.arange(queries, device=self.device)).flatten())
-            groups.append(Group(b - a, queries, table[a:b, :width].flatten(), seen))
+            groups.append(Group(b - a, queries, table[a:b, :width].flatten(), mask))
         return Plan(groups, torch.cat(tokens))
 
-    def _seen(self, first: torch.Tensor, last: torch.Tensor, q_len: int, length: int, window: int) -> torch.Tensor:
-        """[blocks, 1, q_len, length]: of the positions from ``first`` on, which are seen by the ``q_len`` queries that
-        end at ``last`` (both [blocks, 1])."""
+    def _mask(self, first: torch.Tensor, last: torch.Tensor, q_len: int, length: int, window: int) -> torch.Tensor:
+        """Return the causal mask of blocks of ``q_len`` queries, bool [blocks, 1, q_len, length].
+
+        The keys of a block are ``length`` positions from ``first`` on; its last query is at position ``last`` (both
+        [blocks, 1]).
+        """
         position = (last - (q_len - 1) + torch.arange(q_len, device=self.device)).unsqueeze(2)
         key = (first + torch.arange(length, device=self.device)).unsqueeze(1)
-        seen = key <= position
+        mask = key <= position
         if window >= 0:
-            seen &= key > position - window
-        return seen.unsqueeze(1)
+            mask &= key > position - window
+        return mask.unsqueeze(1)
 
-    def _cut(self, q_len: np.ndarray, pages: np.ndarray) -> list[tuple[int, int]]:
-        """Ranges of blocks with the same q_len whose gathered KV fits the budget and is at most half padding.
-        Within a q_len, ``pages`` falls."""
+    def _split_blocks(self, q_len: np.ndarray, pages: np.ndarray) -> list[tuple[int, int]]:
+        """Split the blocks into ranges that are computed in one call.
+
+        The blocks of a range have the same q_len. Their gathered KV fits the budget (but a range has at least one
+        block), and at most half of it is padding. Blocks of equal q_len are sorted by ``pages``, largest first.
+        """
         ranges, a = [], 0
         while a < len(pages):
-            fit = max(1, self.budget // int(pages[a] * self.page_bytes))
-            same = q_len[a : a + fit] == q_len[a]
-            alike = pages[a : a + fit] * 2 > pages[a]
-            b = a + int(np.argmin(np.append(same & alike, False)))
+            max_blocks = max(1, self.budget // int(pages[a] * self.page_bytes))
+            same_q_len = q_len[a : a + max_blocks] == q_len[a]
+            little_padding = pages[a : a + max_blocks] * 2 > pages[a]
+            b = a + int(np.argmin(np.append(same_q_len & little_padding, False)))
             ranges.append((a, b))
             a = b
         return ranges
 
     @one_launch
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Gather and compute group after group. ``q`` and ``out`` are [tokens, q_heads, head_dim]."""
         keys, values = self.pool.layer(layer.index)
         groups, order = self.plans[layer.window]
         ordered = q.index_select(0, order)
@@ -158,29 +173,35 @@ class TorchAttention:
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Group, layer: LayerSpec) -> torch.Tensor:
-    """q [blocks * q_len, q_heads, dim] over k, v [blocks, kv_heads, length, dim]; returns q's shape."""
+    """Compute attention of q [blocks * q_len, q_heads, dim] over k, v [blocks, kv_heads, length, dim].
+
+    The result has the shape of q.
+    """
     if group.q_len == 1:
-        # The query heads that share a kv head stand beside each other like queries: they see the same, anyway.
+        # Treat the query heads that share a KV head as several queries of that head: with one position, they all have
+        # the same mask.
         x = q.view(group.blocks, layer.kv_heads, -1, layer.head_dim)
     else:
         x = q.view(group.blocks, group.q_len, layer.q_heads, layer.head_dim).transpose(1, 2)
     attention = torch.nn.functional.scaled_dot_product_attention
     if layer.soft_cap:
-        y = capped_attention(x, k, v, group.seen, layer.scale, layer.soft_cap)
+        y = capped_attention(x, k, v, group.mask, layer.scale, layer.soft_cap)
     else:
-        y = attention(x, k, v, attn_mask=group.seen, scale=layer.scale, enable_gqa=group.q_len > 1)
+        y = attention(x, k, v, attn_mask=group.mask, scale=layer.scale, enable_gqa=group.q_len > 1)
     return (y if group.q_len == 1 else y.transpose(1, 2)).reshape(q.shape)
 
 
 def capped_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, scale: float, cap: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, cap: float
 ) -> torch.Tensor:
-    """Attention whose scores are cap·tanh(score/cap) before the softmax (Gemma 2, 2024). Shapes as in
-    scaled_dot_product_attention, which has no such cap; ``seen`` is its boolean mask."""
-    sharing = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(sharing, dim=1), v.repeat_interleave(sharing, dim=1)
+    """Compute attention with soft-capped scores: cap · tanh(score / cap) before the softmax (Gemma 2, 2024).
+
+    The shapes and the boolean ``mask`` are those of torch's scaled_dot_product_attention, which has no soft cap.
+    """
+    group_size = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group_size, dim=1), v.repeat_interleave(group_size, dim=1)
     scores = (q.float() @ k.float().transpose(-1, -2)).mul_(scale / cap).tanh_().mul_(cap)
-    return scores.masked_fill_(~seen, float("-inf")).softmax(-1).to(v.dtype) @ v
+    return scores.masked_fill_(~mask, float("-inf")).softmax(-1).to(v.dtype) @ v
 
 
 @hookimpl

@@ -1,6 +1,7 @@
-"""Our own attention over pages, in Triton: this file plans a step and picks shapes; the kernels are in the core.
+"""`attention=triton`: minisgl's own paged attention kernels in Triton, which are in `minisgl.kernel.triton.attention`.
 
-See `minisgl.kernel.triton.attention`. Decode never looks at lengths on the host, so one recorded launch serves any.
+This file plans a step and chooses launch shapes. Decode does not depend on sequence lengths on the host, so a recorded
+decode launch serves steps of any lengths.
 """
 
 from __future__ import annotations
@@ -24,21 +25,22 @@ if TYPE_CHECKING:
 
 @dataclass
 class Triton:
-    """Paged kernels in Triton: any page size and head size; on a CPU only under TRITON_INTERPRET=1 (slow)."""
+    """Paged attention kernels in Triton: any page size and head size. On a CPU only under TRITON_INTERPRET=1 (slow)."""
 
     programs_per_sm: int = 4
-    """Decode cuts each row's KV until about so many programs run for each multiprocessor."""
+    """Number of Triton programs per multiprocessor that decode aims for. It splits each row's KV to reach it."""
 
 
 class ExtendPlan(NamedTuple):
-    """The prefill rows of a step, cut into tiles of packed queries."""
+    """Prefill rows of a step, split into tiles of packed queries."""
 
     cu_seqlens_q: torch.Tensor
-    tiles: dict[int, tuple[torch.Tensor, Tile]]  # by group (query heads that share a KV head)
+    # By group size (query heads per KV head): the tiles, int32 [tiles, 2] (row, number in the row), and the tile shape.
+    tiles: dict[int, tuple[torch.Tensor, Tile]]
 
 
 class TritonAttention:
-    """See `minisgl.attention.AttentionBackend` for what is asked for and when."""
+    """Backend of attention=triton; `minisgl.attention.AttentionBackend` documents the methods."""
 
     def __init__(self, config: Triton, device: torch.device):
         import triton
@@ -47,10 +49,10 @@ class TritonAttention:
 
         self.kernels, self.device = attention, device
         self.interpreted = triton.knobs.runtime.interpret
-        processors = 1
+        num_sms = 1
         if device.type == "cuda":
-            processors = torch.cuda.get_device_properties(device).multi_processor_count
-        self.programs = config.programs_per_sm * processors
+            num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+        self.programs = config.programs_per_sm * num_sms
         self.batch: AttnBatch | None = None
         self.extend: ExtendPlan | None = None
 
@@ -58,7 +60,7 @@ class TritonAttention:
         dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.float32)
         refuse = ""
         if not self.interpreted:
-            dtypes += (torch.bfloat16,)  # the interpreter's tl.dot is wrong in it
+            dtypes += (torch.bfloat16,)  # Triton's interpreter computes wrong results for tl.dot in bfloat16
             if self.device.type != "cuda":
                 refuse = "it needs a CUDA device. On a CPU use attention=torch (or TRITON_INTERPRET=1, which is slow)."
         return AttnNeeds(kv_dtypes=dtypes, graph=True, shared_prefix=True, refuse=refuse)
@@ -71,12 +73,13 @@ class TritonAttention:
             )
             for layer in layers
         }
-        # Where KV is split, rows · kv_heads · splits stays within 4 · `programs`, so this is enough for any batch.
+        # Partial results of split KV. If KV is split, rows · kv_heads · splits is at most 4 · programs, so this buffer
+        # is large enough for any batch.
         size = max(4 * self.programs * h.group * (h.head_dim + 1) for h in self.layers.values())
         self.partial = torch.empty(size, dtype=torch.float32, device=self.device)
 
     def plan(self, batch: AttnBatch) -> None:
-        """Cut prefill rows into tiles. Decode needs no plan: it reads the batch's tensors on the device."""
+        """Split prefill rows into tiles. Decode needs no plan, because it reads the batch's tensors on the device."""
         self.batch, self.extend = batch, None
         if len(batch.seq_lens_cpu) > batch.num_decode:
             cu_seqlens_q = batch.cu_seqlens_q_cpu[batch.num_decode :]
@@ -85,20 +88,26 @@ class TritonAttention:
             self.extend = ExtendPlan(batch.cu_seqlens_q[batch.num_decode :], tiles)
 
     def _tiles(self, cu_seqlens_q: I32, batch: AttnBatch, heads: Heads) -> tuple[torch.Tensor, Tile]:
+        """Return (row, number of the tile in its row) of each prefill tile, int32 [tiles, 2], and the tile shape.
+
+        A tile has ``tile.m`` packed queries: each query token counts once for each query head of a group.
+        """
         packed = np.diff(cu_seqlens_q) * heads.group
         tile = self.kernels.extend_tile(int(packed.max()), heads.head_dim, self.pool.dtype)
         counts = -(-packed // tile.m)
         row = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         number = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-        # The longest work first, so that no long tile starts when the others are done.
-        ahead = (packed[row] - np.minimum((number + 1) * tile.m, packed[row])) // heads.group
-        order = np.argsort(ahead - batch.seq_lens_cpu[batch.num_decode :][row], kind="stable")
+        # Sort the tiles by the number of keys that they read, largest first, so that no long tile starts last.
+        # `later` is the number of query tokens of the row after the tile.
+        later = (packed[row] - np.minimum((number + 1) * tile.m, packed[row])) // heads.group
+        order = np.argsort(later - batch.seq_lens_cpu[batch.num_decode :][row], kind="stable")
         host = torch.empty((len(row), 2), dtype=torch.int32, pin_memory=self.device.type == "cuda")
         np.stack((row[order], number[order]), axis=1, out=host.numpy(), casting="same_kind")
         return host.to(self.device, non_blocking=True), tile
 
     @one_launch
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Launch the decode and prefill kernels. ``q`` and ``out`` are [tokens, q_heads, head_dim]."""
         assert self.batch is not None
         batch, heads = self.batch, self.layers[layer.index]
         k, v = self.pool.layer(layer.index)
@@ -109,16 +118,16 @@ class TritonAttention:
             tile = self.kernels.decode_tile(heads.group, heads.head_dim, q.dtype, splits)
             partial = self.partial if splits > 1 else None
             shared, shares = batch.shared_prefix_len, 0
-            if heads.window >= 0:  # what a row sees begins somewhere else in each
+            if heads.window >= 0:  # with a sliding window, rows of different lengths attend to different positions
                 shared = None
             if shared is not None:
-                shares = self.kernels.shared_splits(n, heads, q.dtype, self.programs)
+                shares = self.kernels.shared_prefix_splits(n, heads, q.dtype, self.programs)
                 size = n * heads.q_heads * (splits + shares) * (heads.head_dim + 1)
                 partial = torch.empty(size, dtype=torch.float32, device=q.device)
             self.kernels.decode(q[:n], out[:n], pages, heads, splits, partial, tile, shared, shares)
         if self.extend is not None:
             cu_seqlens_q, tiles = self.extend
-            rows = pages._replace(slots=batch.req_pool_indices[n:], seq_lens=batch.seq_lens[n:])
+            rows = pages._replace(req_pool_indices=batch.req_pool_indices[n:], seq_lens=batch.seq_lens[n:])
             self.kernels.extend(q, out, rows, heads, cu_seqlens_q, *tiles[heads.group])
         return out
 

@@ -1,7 +1,8 @@
-"""`attention=trtllm`: the decode kernels of TensorRT-LLM, as FlashInfer brings them; on Hopper they are called XQA.
+"""`attention=trtllm`: TensorRT-LLM's decode attention kernels, which FlashInfer includes (named XQA on Hopper).
 
-They compute rows of one query and nothing else, so a server takes them as the decode half of `attention=hybrid`.
-On Hopper each page size, head size and number of query heads to a KV head is compiled at its first use.
+The kernels compute decode rows (one query token) only, so they serve as the decode backend of `attention=hybrid`. On
+Hopper, FlashInfer compiles a kernel for each combination of page size, head size and query heads per KV head at first
+use.
 """
 
 from __future__ import annotations
@@ -13,31 +14,37 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minisgl.attention import AttnBatch, AttnNeeds, GraphKey, LayerSpec
-from minisgl.attention.tables import RowTables
+from minisgl.attention.tables import PageTableRows
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool
 
-WORKSPACE = 128 << 20  # bytes: what FlashInfer asks for; 8 MiB of it are semaphores, which start as zeros
-MAJORS = (9, 10, 12)  # compute capabilities that FlashInfer has such kernels for
+WORKSPACE = 128 << 20  # bytes that FlashInfer requires; 8 MiB of them are semaphores, which must start as zeros
+MAJORS = (9, 10, 12)  # major compute capabilities for which FlashInfer includes these kernels
 
 
 @dataclass
 class Trtllm:
-    """TensorRT-LLM's decode kernels through FlashInfer: Hopper or Blackwell, bfloat16 or float16, pages of 16 to 128
-    tokens. Decode only: attention=hybrid attention.decode=trtllm attention.prefill=flashinfer."""
+    """TensorRT-LLM's decode kernels through FlashInfer.
+
+    Hopper or Blackwell GPUs, bfloat16 or float16, pages of 16 to 128 tokens. The kernels compute decode rows only, so
+    combine them: attention=hybrid attention.decode=trtllm attention.prefill=flashinfer.
+    """
 
 
 class TrtllmBackend:
-    """See `minisgl.attention.AttentionBackend` for what is asked for and when."""
+    """Backend of attention=trtllm; `minisgl.attention.AttentionBackend` documents the methods.
+
+    ``capability`` is the compute capability of the GPU, or None if the device is not a GPU.
+    """
 
     def __init__(self, device: torch.device, capability: tuple[int, int] | None):
         self.device, self.capability = device, capability
-        self._table: torch.Tensor | None = None
-        self._kv_len: torch.Tensor | None = None
-        self._longest = 0
+        self._page_table: torch.Tensor | None = None
+        self._seq_lens: torch.Tensor | None = None
+        self._max_seq_len = 0
 
     def needs(self) -> AttnNeeds:
         refuse = ""
@@ -58,41 +65,46 @@ class TrtllmBackend:
         )
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
-        """Raises `ConfigError` for layers that the kernels can't compute."""
+        """Store the pool and allocate the workspace. Raises `ConfigError` for layers that the kernels can't compute."""
         for layer in layers:
             group = layer.q_heads // layer.kv_heads
             wrong = ""
             if layer.soft_cap:
-                wrong = "have no soft cap, which this model's attention uses"
+                wrong = "do not support the soft cap of this model's attention"
             elif layer.head_dim % 16 or layer.head_dim > 256:
-                wrong = f"take head sizes that 16 divides, up to 256; this model's is {layer.head_dim}"
+                wrong = f"support head sizes that are multiples of 16, up to 256, but this model has {layer.head_dim}"
             elif group > 32:
-                wrong = f"let at most 32 query heads share a KV head; in this model {group} do"
+                wrong = f"support at most 32 query heads per KV head, but this model has {group}"
             if wrong:
                 raise ConfigError(f"attention=trtllm: TensorRT-LLM's decode kernels {wrong}. Use attention=triton.")
         self._pool = pool
-        self._tables = RowTables(pool.page_size, keys)
+        self._page_table_rows = PageTableRows(pool.page_size, keys)
         self._workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=self.device)
 
     def plan(self, batch: AttnBatch) -> None:
-        """Gather the rows' pages. Raises ValueError for prefill chunks."""
+        """Gather the page-table rows. Raises ValueError if the step has prefill chunks."""
         rows = len(batch.seq_lens_cpu)
         if rows > batch.num_decode:
-            raise ValueError("attention=trtllm computes decode rows only; attention=hybrid gives prefill to another")
-        self._table = self._tables.gather(batch, 0, rows)
-        self._kv_len, self._longest = batch.seq_lens, self._tables.longest(batch, 0, rows)
+            raise ValueError(
+                "attention=trtllm computes decode rows only: use it as attention.decode of attention=hybrid"
+            )
+        self._page_table = self._page_table_rows.gather(batch, 0, rows)
+        self._seq_lens, self._max_seq_len = batch.seq_lens, self._page_table_rows.max_seq_len(batch, 0, rows)
 
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """q, out [tokens, q_heads, head_dim], contiguous: the kernel takes no strides."""
+        """Compute the decode rows.
+
+        ``q`` and ``out`` are [rows, q_heads, head_dim] and must be contiguous, because the kernel takes no strides.
+        """
         from flashinfer.decode import trtllm_batch_decode_with_kv_cache
 
         trtllm_batch_decode_with_kv_cache(
             query=q,
             kv_cache=self._pool.layer(layer.index),
             workspace_buffer=self._workspace,
-            block_tables=self._table,
-            seq_lens=self._kv_len,
-            max_seq_len=self._longest,
+            block_tables=self._page_table,
+            seq_lens=self._seq_lens,
+            max_seq_len=self._max_seq_len,
             bmm1_scale=layer.scale,
             window_left=layer.window - 1 if layer.window >= 0 else -1,
             out=out,
@@ -112,6 +124,6 @@ def minisgl_attention(config: Any, device: torch.device) -> TrtllmBackend | None
         return None
     if device.type != "cuda":
         return TrtllmBackend(device, None)
-    import flashinfer.decode  # noqa: F401  a missing package is said now, not in the first step
+    import flashinfer.decode  # noqa: F401  report a missing package at start, not in the first step
 
     return TrtllmBackend(device, torch.cuda.get_device_capability(device))

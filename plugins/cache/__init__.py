@@ -1,1 +1,1 @@
-"""Built-in plugins for the hook of this name, one file each."""
+"""The built-in prefix caches (hook `minisgl_cache`), one file each."""

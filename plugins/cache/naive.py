@@ -1,4 +1,4 @@
-"""`cache=naive`: no reuse. Every request computes its whole prompt; the baseline that `radix` is measured against."""
+"""`cache=naive`: no prefix cache. Every request computes its whole prompt. The baseline for `cache=radix`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NONE = np.empty(0, np.int32)
 
 @dataclass
 class Naive:
-    """Keep nothing: each request computes its whole prompt."""
+    """No reuse of KV: every request computes its whole prompt."""
 
 
 class NaiveCache:
-    """Holds no page, so it matches nothing and has nothing to evict."""
+    """A prefix cache that never holds a page."""
 
     reuses = False
     evictable_pages = 0

@@ -1,4 +1,4 @@
-"""`communicator=auto`: what is fastest between the ranks there are."""
+"""``communicator=auto``: the fastest communicator that works between the given ranks."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from minisgl.hooks import hookimpl
 
 @dataclass
 class Auto:
-    """``nccl`` between GPUs that reach each other's memory; ``torch`` otherwise, and on a CPU."""
+    """``nccl`` between GPUs that can access each other's memory; else ``torch``, as on a CPU."""
 
 
 def pick(size: int, device: torch.device) -> str:
-    """The communicator's name for ``size`` ranks, of which rank r computes on GPU r."""
+    """Return the communicator's name for ``size`` ranks; on GPUs, rank r uses GPU r."""
     if device.type != "cuda":
         return "torch"
-    reach = all(torch.cuda.can_device_access_peer(a, b) for a, b in permutations(range(size), 2))
-    return "nccl" if reach else "torch"
+    peer_access = all(torch.cuda.can_device_access_peer(a, b) for a, b in permutations(range(size), 2))
+    return "nccl" if peer_access else "torch"
 
 
 @hookimpl
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
+    """Register the options of this plugin."""
     yield "communicator", "auto", Auto
 
 
@@ -35,4 +36,5 @@ def minisgl_configs() -> Iterable[tuple[str, str, type]]:
 def minisgl_communicator(
     config: Any, size: int, device: torch.device, build: Callable[[str], Communicator]
 ) -> Communicator | None:
+    """Build the communicator ``nccl`` or ``torch``, by device."""
     return build(pick(size, device)) if isinstance(config, Auto) else None

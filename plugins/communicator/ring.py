@@ -1,8 +1,9 @@
-"""`communicator=ring`: all-reduce around a ring of CPU ranks, from send and receive. To be read.
+"""``communicator=ring``: a ring all-reduce between CPU ranks, built from send and receive, for readers.
 
-Every rank talks to its two neighbours only, and sends 2(n-1)/n of the message whatever n is: no rank is a centre that
-all bytes must pass. Patarasuk and Yuan, Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations, 2009.
-Everything but the all-reduce is the group's. Between GPUs, NCCL has rings of its own.
+Every rank communicates with its two neighbours only. With n ranks, each rank sends 2(n-1)/n of the message, less than
+twice the message for any n; no rank is a bottleneck through which all bytes must pass. Patarasuk and Yuan, Bandwidth
+Optimal All-reduce Algorithms for Clusters of Workstations, 2009. The other collectives are those of
+`GroupCommunicator`. Between GPUs use NCCL, which has ring algorithms of its own.
 """
 
 from __future__ import annotations
@@ -26,27 +27,31 @@ if TYPE_CHECKING:
 
 @dataclass
 class Ring:
-    """All-reduce around a ring, from send and receive; on CPUs."""
+    """A ring all-reduce built from send and receive; on CPUs."""
 
     timeout: float = 300.0
-    """Seconds after which a send or a receive, or the wait for the other ranks at start, gives up."""
+    """Time limit in seconds of a send or a receive, and of the wait for the other ranks at start."""
 
 
 class RingCommunicator(GroupCommunicator):
-    """The group, with an all-reduce of its own. What stands here is the same on every rank but for ``self.rank``."""
+    """A process group with a ring all-reduce of its own.
+
+    Every rank runs the same code; only ``self.rank`` differs.
+    """
 
     def __init__(self, config: Ring, rank: int, size: int, address: str, device: torch.device):
         if size > 1 and device.type != "cpu":
-            raise ConfigError("This ring links CPUs; between GPUs use communicator=torch, or nccl.")
+            raise ConfigError("this ring connects CPUs; between GPUs use communicator=torch or nccl.")
         super().__init__(config.timeout, rank, size, address, device)
 
     # lab: ring.swap
     def swap(self, outgoing: Tensor, incoming: Tensor) -> None:
-        """Send ``outgoing`` to the rank on the right, and fill ``incoming`` from the one on the left."""
-        # 1. Begin both before waiting for either: a send ends when the other side receives, and every rank sends.
+        """Send ``outgoing`` to the right neighbour and, at the same time, receive ``incoming`` from the left."""
+        # 1. Start both transfers before waiting for either. A send ends only when its receiver receives, and every rank
+        #    sends: if all waited for their sends first, no rank would receive.
         sending = self.send(outgoing, (self.rank + 1) % self.size)
         receiving = self.receive(incoming, (self.rank - 1) % self.size)
-        # 2. Wait for both: until then outgoing must not change, and incoming is not there.
+        # 2. Wait for both: before that, outgoing must not be changed and incoming is not filled.
         receiving.wait()
         sending.wait()
 
@@ -54,13 +59,17 @@ class RingCommunicator(GroupCommunicator):
 
     # lab: ring.reduce_scatter
     def reduce_scatter(self, chunks: Sequence[Tensor]) -> None:
-        """Add up: afterwards ``chunks[r]`` of rank r is the sum of all ranks' ``chunks[r]``, the others are parts."""
-        # 1. A chunk begins its way on the rank behind its own, and n - 1 steps bring it home.
+        """Sum the chunks in place: afterwards ``chunks[r]`` on rank r is the sum of all ranks' ``chunks[r]``.
+
+        The other chunks of rank r then hold partial sums, which are not used any more.
+        """
+        # 1. Chunk r starts on rank r + 1 and moves one rank to the right per step, so n - 1 steps bring it to rank r.
         for step in range(1, self.size):
-            # 2. Pass on what the step before brought. It is another chunk on every rank.
+            # 2. Send the chunk that the preceding step completed. In every step each rank sends a different chunk.
             outgoing = chunks[(self.rank - step) % self.size]
             incoming = chunks[(self.rank - step - 1) % self.size]
-            # 3. Add one's own part to what arrives, which needs a place of its own until then.
+            # 3. Add the received partial sum to this rank's own part. Receive into a temporary tensor: receiving into
+            #    the chunk itself would overwrite this rank's part.
             arrived = torch.empty_like(incoming)
             self.swap(outgoing, arrived)
             incoming += arrived
@@ -69,8 +78,12 @@ class RingCommunicator(GroupCommunicator):
 
     # lab: ring.circulate
     def circulate(self, chunks: Sequence[Tensor]) -> None:
-        """Copy: where ``chunks[r]`` of rank r is right, afterwards all chunks of all ranks are."""
-        # 1. The same way again, and nobody adds. Copies are alike to the last bit; sums in another order are not.
+        """Copy the finished chunks around the ring: afterwards every rank has all finished chunks.
+
+        Before, only ``chunks[r]`` on rank r is finished.
+        """
+        # 1. The chunks move around the ring once more, now without addition. So all ranks get the same bits; if each
+        #    rank summed for itself in its own order, the results would differ in rounding.
         for step in range(self.size - 1):
             outgoing = chunks[(self.rank - step) % self.size]
             incoming = chunks[(self.rank - step - 1) % self.size]
@@ -81,14 +94,15 @@ class RingCommunicator(GroupCommunicator):
     # lab: ring.all_reduce
     @one_launch
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over ranks, the same to the last bit on every one; x may be overwritten."""
-        # 1. One rank has nobody to ask.
+        """Return the sum of x over all ranks, bit-identical on every rank; x may be overwritten."""
+        # 1. With one rank there is nothing to sum.
         if self.size == 1:
             return x
-        # 2. A chunk for every rank. All elements count, also where the ranks do not divide them.
+        # 2. Split x into one chunk per rank. tensor_split keeps all elements if their number is not divisible by n.
         whole = x.contiguous()
         chunks = whole.view(-1).tensor_split(self.size)
-        # 3. Each rank completes one chunk, then hands it round: n - 1 times a chunk, twice.
+        # 3. Each rank completes one chunk, then the chunks are copied to all ranks: 2(n - 1) sends of one chunk per
+        #    rank.
         self.reduce_scatter(chunks)
         self.circulate(chunks)
         return whole
@@ -98,9 +112,11 @@ class RingCommunicator(GroupCommunicator):
 
 @hookimpl
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
+    """Register the options of this plugin."""
     yield "communicator", "ring", Ring
 
 
 @hookimpl
 def minisgl_communicator(config: Any, rank: int, size: int, address: str, device: torch.device) -> Communicator | None:
+    """Build this communicator if it is selected."""
     return RingCommunicator(config, rank, size, address, device) if isinstance(config, Ring) else None

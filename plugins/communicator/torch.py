@@ -1,4 +1,4 @@
-"""`communicator=torch`: collectives through torch.distributed, gloo between CPUs and NCCL between GPUs."""
+"""``communicator=torch``: collectives through torch.distributed, gloo between CPUs and NCCL between GPUs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from minisgl.hooks import hookimpl
 
 @dataclass
 class Torch:
-    """torch.distributed: gloo on a CPU, NCCL on GPUs."""
+    """torch.distributed: gloo between CPUs, NCCL between GPUs."""
 
     timeout: float = 300.0
-    """Seconds after which a collective, or the wait for the other ranks at start, gives up."""
+    """Time limit in seconds of a collective, and of the wait for the other ranks at start."""
 
 
 class TorchCommunicator(GroupCommunicator):
-    """The group as it is."""
+    """`GroupCommunicator`, without changes."""
 
     def __init__(self, config: Torch, rank: int, size: int, address: str, device: torch.device):
         super().__init__(config.timeout, rank, size, address, device)
@@ -29,9 +29,11 @@ class TorchCommunicator(GroupCommunicator):
 
 @hookimpl
 def minisgl_configs() -> Any:
+    """Register the options of this plugin."""
     yield "communicator", "torch", Torch
 
 
 @hookimpl
 def minisgl_communicator(config: Any, rank: int, size: int, address: str, device: torch.device) -> Communicator | None:
+    """Build this communicator if it is selected."""
     return TorchCommunicator(config, rank, size, address, device) if isinstance(config, Torch) else None

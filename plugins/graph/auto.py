@@ -1,4 +1,4 @@
-"""`graph=auto`: CUDA graphs on a GPU, none on a CPU."""
+"""`graph=auto`: CUDA graphs on a GPU, no graphs on a CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Auto:
-    """``cuda`` on a GPU, ``none`` on a CPU."""
+    """The graph runner ``cuda`` on a GPU, and ``none`` on a CPU."""
 
 
 @hookimpl

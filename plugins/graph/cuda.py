@@ -1,8 +1,8 @@
-"""`graph=cuda`: a decode step's launches recorded once for each batch-size bucket, and replayed as one.
+"""`graph=cuda`: the kernel launches of a decode step, recorded once per batch-size bucket and replayed as one launch.
 
-Hundreds of kernel launches cost the host milliseconds a step; a replay costs microseconds. A graph replays the same
-kernels on the same addresses, so inputs are copied into static buffers and a step is padded up to its bucket. Steps
-with prompts, while they are small, are replayed in pieces: one launch for all that lies between two calls of attention.
+Hundreds of kernel launches cost the host milliseconds per step; a replay costs microseconds. A graph replays the same
+kernels on the same addresses, so inputs are copied into static buffers, and a step is padded to the size of its bucket.
+Small steps with prompts are replayed in pieces: one launch for all kernels between two calls of attention.
 """
 
 from __future__ import annotations
@@ -24,19 +24,23 @@ if TYPE_CHECKING:
 
 @dataclass
 class CudaGraph:
-    """CUDA graphs for decode steps, by bucket of rows, and for what lies between the attention of other small steps."""
+    """CUDA graphs for decode steps, and piecewise CUDA graphs for small steps with prompts."""
 
     max_rows: int = 256
-    """Decode steps with more rows are not one launch."""
+    """Largest bucket of decode rows. Decode steps with more rows are not replayed as one launch."""
     max_tokens: int = 1024
-    """Other steps of up to so many tokens, and those of exactly max_prefill_tokens, are replayed in pieces; 0: none."""
+    """Largest number of tokens of a step with prompts that is replayed in pieces; 0: such steps are never replayed.
+    Steps of exactly max_prefill_tokens tokens are replayed in pieces too."""
 
     def __post_init__(self) -> None:
         check_sizes(self.max_rows, self.max_tokens)
 
 
 class CudaGraphRunner:
-    """Recordings that share one memory pool; the largest is made first, so that the others fit into its memory."""
+    """Graph runner with CUDA graphs, which all share one memory pool.
+
+    Buckets are recorded from the largest to the smallest, so that the smaller ones reuse the memory of the largest.
+    """
 
     def __init__(self, config: CudaGraph, device: torch.device):
         self.config, self.device = config, device
@@ -44,19 +48,25 @@ class CudaGraphRunner:
         self._buckets = Buckets()
 
     def buckets(self, max_rows: int) -> Sequence[GraphKey]:
-        """1, 2, 4, 8, then multiples of 8 up to 64, of 16 up to 256, of 32 beyond."""
+        """Return buckets of 1, 2, 4 and 8 rows, then multiples of 8 up to 64, of 16 up to 256, and of 32 beyond.
+
+        The largest bucket has the smaller of ``max_rows`` and the option ``graph.max_rows`` rows.
+        """
         top = min(max_rows, self.config.max_rows)
         sizes = {1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), *range(288, top + 32, 32)}
         return [GraphKey(n) for n in sorted({s for s in sizes if s < top} | {top})]
 
-    def piecewise(self, most: int) -> Sequence[GraphKey]:
-        """Multiples of 16 tokens up to 128, of 32 up to 256, of 64 beyond; and ``most``: long prompts are cut into
-        chunks of just so many."""
+    def piecewise(self, max_tokens: int) -> Sequence[GraphKey]:
+        """Return buckets of multiples of 16 tokens up to 128, of 32 up to 256, of 64 beyond, and of ``max_tokens``.
+
+        ``max_tokens`` is the largest step: long prompts are split into chunks of exactly that size. The multiples go up
+        to the option ``graph.max_tokens``.
+        """
         if not self.config.max_tokens:
             return []
-        top = min(most, self.config.max_tokens)
+        top = min(max_tokens, self.config.max_tokens)
         sizes = {*range(16, 129, 16), *range(160, 257, 32), *range(320, top, 64)}
-        return [GraphKey(n, q_len=0) for n in sorted({s for s in sizes if s < top} | {top, most})]
+        return [GraphKey(n, q_len=0) for n in sorted({s for s in sizes if s < top} | {top, max_tokens})]
 
     def capture(
         self,
@@ -64,7 +74,7 @@ class CudaGraphRunner:
         build: Callable[[GraphKey], Any],
         forward: Callable[[Any], torch.Tensor],
     ) -> None:
-        """Record ``forward`` for each key, after one run that is not recorded: libraries set themselves up in it."""
+        """Record ``forward(build(key))`` for each key. Each recording follows a run that initialises libraries."""
         from minisgl.engine.record import Recorder
 
         recorder = Recorder(self.device)
@@ -73,21 +83,25 @@ class CudaGraphRunner:
         self._buckets = Buckets(self._graphs)
 
     def pick(self, rows: int, q_len: int, uniform: bool) -> GraphKey | None:
-        """The smallest bucket that holds ``rows`` decode rows."""
+        """Return the smallest bucket that holds ``rows`` decode rows. None: do not replay the step as one launch."""
         return self._buckets.smallest(rows, q_len) if uniform else None
 
     def pick_tokens(self, tokens: int) -> GraphKey | None:
-        """The smallest that holds so many tokens; beyond ``max_tokens``, where padding would cost more than launching
-        does, the one that they fill."""
+        """Return the smallest piecewise bucket that holds ``tokens`` tokens, or None to run the step eagerly.
+
+        Above ``graph.max_tokens``, padding would cost more than the launches that a replay saves. So a bucket of that
+        size is used only by steps that fill it exactly.
+        """
         key = self._buckets.smallest(tokens, 0)
         fits = key is not None and (key.rows == tokens or key.rows <= self.config.max_tokens)
         return key if fits else None
 
     def run(self, key: GraphKey) -> torch.Tensor:
-        """Replay; the result is the recorded output buffer, overwritten by the next replay of any bucket."""
+        """Replay a bucket. Returns the recorded output buffer, which the next replay of any bucket overwrites."""
         return self._graphs[key].replay()
 
     def close(self) -> None:
+        """Drop the CUDA graphs and their memory."""
         self._graphs.clear()
         self._buckets = Buckets()
 
@@ -103,6 +117,6 @@ def minisgl_graph(config: Any, device: torch.device) -> CudaGraphRunner | None:
         return None
     if device.type != "cuda":
         raise ConfigError(
-            f"it records on GPUs, and the device is {device}: graph=simulated keeps the same rules there."
+            f"CUDA graphs need a GPU, but the device is {device}: use graph=simulated, which enforces the same rules."
         )
     return CudaGraphRunner(config, device)

@@ -1,4 +1,4 @@
-"""No graphs: every decode step is launched operation by operation. What a CPU runs, and the simplest to debug."""
+"""`graph=none`: every step runs operation by operation, without graphs. The default on a CPU, and easiest to debug."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class NoGraph:
-    """Run every step eagerly."""
+    """No graphs: every step runs eagerly."""
 
 
 class NoGraphRunner:
-    """A graph runner that wants no buckets and so never records anything."""
+    """Graph runner without buckets, which records nothing."""
 
     def buckets(self, max_rows: int) -> Sequence[GraphKey]:
+        """Return no buckets."""
         return ()
 
     def capture(
@@ -31,17 +32,20 @@ class NoGraphRunner:
         build: Callable[[GraphKey], Any],
         forward: Callable[[Any], torch.Tensor],
     ) -> None:
+        """Do nothing. Raises ValueError if there are keys to record."""
         if keys:
             raise ValueError(f"graph=none records nothing, but was asked for {list(keys)}")
 
     def pick(self, rows: int, q_len: int, uniform: bool) -> GraphKey | None:
+        """Return None: every step runs eagerly."""
         return None
 
     def run(self, key: GraphKey) -> torch.Tensor:
+        """Raise ValueError, because there are no recordings."""
         raise ValueError(f"graph=none has no recording of {key}")
 
     def close(self) -> None:
-        pass
+        """Do nothing."""
 
 
 @hookimpl

@@ -1,8 +1,8 @@
-"""`graph=replay`: buckets, static buffers, padding and replay, all in one file to be read; on a GPU and on a CPU.
+"""`graph=replay`: a graph runner in one file, written to be read: buckets, static buffers, padding and replay.
 
-A decode step launches hundreds of kernels, and the host pays for each. Recorded once and replayed, they are one launch;
-the price is that everything stays where it was recorded, as large as it was. What records is the core's
-(`minisgl.engine.record`): a CUDA graph, or on a CPU a tape that names the rule that was broken.
+A decode step launches hundreds of kernels, and each launch costs host time. Recorded once and replayed, the kernels are
+one launch. In return, all tensors must keep the addresses and shapes of the recording. `minisgl.engine.record` makes
+the recordings: CUDA graphs on a GPU, simulated graphs on a CPU, which report broken rules.
 """
 
 from __future__ import annotations
@@ -25,84 +25,101 @@ if TYPE_CHECKING:
 
 @dataclass
 class Replay:
-    """Decode steps recorded once a bucket and replayed as one launch, on a GPU or a CPU."""
+    """Decode steps recorded once per bucket and replayed as one launch, on a GPU or a CPU."""
 
     max_rows: int = 64
-    """Decode steps with more rows run operation by operation."""
+    """Largest bucket of decode rows. Decode steps with more rows run operation by operation."""
 
 
 class Buffers:
-    """The inputs of one bucket's recording, see `minisgl.engine.graph.StaticInputs`.
+    """Static input buffers of one bucket; implements `minisgl.engine.graph.StaticInputs`.
 
-    ``packed`` is int32 [5, rows]: for each row its token's id (or PENDING), its position, its place in the pool
-    (page · page_size + offset), its slot, and how many positions it reads.
+    ``packed`` is int32 [5, rows] on the device. Its five lines are: token id (or PENDING), position, out_cache_loc (KV
+    location to write: page · page_size + offset), request-pool index, and sequence length (positions that the row
+    reads).
     """
 
-    def __init__(self, key: GraphKey, spec: EngineSpec, table: torch.Tensor, device: torch.device):
+    def __init__(self, key: GraphKey, spec: EngineSpec, page_table: torch.Tensor, device: torch.device):
         from minisgl.engine.inputs import ModelInputs
 
-        self.key, self.spec, self.table, self.device = key, spec, table, device
+        self.key, self.spec, self.page_table, self.device = key, spec, page_table, device
         self.packed = torch.zeros((5, key.rows), dtype=torch.int32, device=device)
         self.tokens = ModelInputs(self.packed, pending=True)
-        self.indptr_host = np.arange(key.rows + 1, dtype=np.int32)  # one query a row: row r's is query r
-        self.indptr = torch.from_numpy(self.indptr_host).to(device)
+        self.cu_seqlens_q_cpu = np.arange(key.rows + 1, dtype=np.int32)  # one query per row: query r is row r's
+        self.cu_seqlens_q = torch.from_numpy(self.cu_seqlens_q_cpu).to(device)
 
     # lab: replay.buffers
     def padding(self) -> I32:
-        """A row that belongs to no request, as a column of ``packed``: int32 [5]."""
-        # 1. It writes its KV somewhere at each replay. Page 0 may be anybody's; page num_pages is the scratch page.
-        # 2. It is a decode row like any other: position 0 of the scratch slot, which reads one position.
+        """Return the column of ``packed`` for a padding row, which belongs to no request: int32 [5]."""
+        # 1. Each replay writes the KV of padding rows too. Any page below num_pages, page 0 included, may belong to a
+        #    request or to the prefix cache; page num_pages is the scratch page.
+        # 2. A padding row is computed like a decode row: position 0 of the scratch request-pool row, sequence length 1.
         scratch = self.spec.num_pages * self.spec.page_size
         return np.array([0, 0, scratch, self.spec.max_running_requests, 1], np.int32)
 
     def fill(self, packed: I32 | None) -> AttnBatch:
-        """Take over a step's rows, int32 [5, n] with n at most the bucket's (None: no rows)."""
-        # 3. Every row anew: behind a small step, a larger one's rows still stand there, with their lengths.
+        """Copy the rows of a step, int32 [5, n], into the buffers and make the remaining rows padding.
+
+        n is at most the number of rows of the bucket. None: all rows are padding. Returns the batch for attention.
+        """
+        # 3. Write every row each time: after a larger step, the rows behind a smaller step would still hold its data.
         host = np.repeat(self.padding()[:, None], self.key.rows, axis=1)
         if packed is not None:
             host[:, : packed.shape[1]] = packed
-        # 4. Into the buffer that was recorded: a new tensor would never be looked at.
+        # 4. Copy into the buffer that was recorded: a replay would never read a new tensor.
         self.packed.copy_(torch.from_numpy(host), non_blocking=True)
-        slots, lengths = self.packed[3], self.packed[4]
-        return AttnBatch(self.key.rows, self.indptr_host, host[4], self.indptr, lengths, slots, self.table, self.key)
+        req_pool_indices, seq_lens = self.packed[3], self.packed[4]
+        cu_seqlens_q_cpu, cu_seqlens_q = self.cu_seqlens_q_cpu, self.cu_seqlens_q
+        return AttnBatch(
+            self.key.rows,
+            cu_seqlens_q_cpu,
+            host[4],
+            cu_seqlens_q,
+            seq_lens,
+            req_pool_indices,
+            self.page_table,
+            self.key,
+        )
 
     # lab: end
 
 
 class ReplayRunner:
-    """See `minisgl.engine.graph.GraphRunner` for what is asked for and when. Counts ``replays``, and ``padded_rows``:
-    rows that were computed for nobody."""
+    """Graph runner of graph=replay; `minisgl.engine.graph.GraphRunner` documents the methods.
+
+    ``replays`` counts replays; ``padded_rows`` counts the padding rows that were computed.
+    """
 
     def __init__(self, config: Replay, device: torch.device):
         self.config, self.device = config, device
         self.recordings: dict[GraphKey, Recording] = {}
         self.replays = self.padded_rows = 0
 
-    def input_buffers(self, key: GraphKey, spec: EngineSpec, table: torch.Tensor, device: torch.device) -> Buffers:
-        """A bucket's buffers; ``table`` is the live page table [slots + 1, columns]."""
-        return Buffers(key, spec, table, device)
+    def input_buffers(self, key: GraphKey, spec: EngineSpec, page_table: torch.Tensor, device: torch.device) -> Buffers:
+        """Allocate the input buffers of a bucket. ``page_table`` is [max_running_requests + 1, columns]."""
+        return Buffers(key, spec, page_table, device)
 
     def buckets(self, max_rows: int) -> list[GraphKey]:
-        """What to record, for steps of at most ``max_rows`` rows."""
+        """Return the buckets to record for steps of at most ``max_rows`` rows."""
         return [GraphKey(size) for size in self.sizes(min(max_rows, self.config.max_rows))]
 
     def pick(self, rows: int, q_len: int, uniform: bool) -> GraphKey | None:
-        """The bucket for a step, or None where it runs operation by operation: too large, or with a prompt in it."""
+        """Return the bucket for a step. None for a step that is too large or has a prompt: it runs eagerly."""
         key = self.bucket(rows) if uniform and q_len == 1 else None
         if key is not None:
             self.padded_rows += key.rows - rows
         return key
 
     # lab: replay.buckets
-    def sizes(self, most: int) -> list[int]:
-        """The rows of each bucket, rising."""
-        # 1. Each recording takes memory and time at the start: a few sizes, each at most twice the one before.
+    def sizes(self, max_rows: int) -> list[int]:
+        """Return the number of rows of each bucket, in increasing order."""
+        # 1. Each recording costs memory and start-up time: use few sizes, each at most twice the size before.
         # 2. The largest step must fit too.
-        return [*(1 << i for i in range((most - 1).bit_length())), most]
+        return [*(1 << i for i in range((max_rows - 1).bit_length())), max_rows]
 
     def bucket(self, rows: int) -> GraphKey | None:
-        """The smallest recorded bucket that holds ``rows`` rows; None where there is none."""
-        # 3. Rows of padding cost as much as others.
+        """Return the smallest recorded bucket that holds ``rows`` rows, or None if there is none."""
+        # 3. A padding row costs as much time as any other row.
         return min((key for key in self.recordings if key.rows >= rows), default=None)
 
     # lab: end
@@ -114,24 +131,25 @@ class ReplayRunner:
         build: Callable[[GraphKey], Any],
         forward: Callable[[Any], torch.Tensor],
     ) -> None:
-        """Record ``forward(inputs)`` for each bucket, on the inputs that ``build(key)`` makes (those of `frame`)."""
+        """Record ``forward(build(key))`` for each bucket. ``build`` calls `input_buffers`."""
         from minisgl.engine.record import Recorder
 
         recorder = Recorder(self.device)
-        # 1. They share memory, and no two run at once: the largest first, so that the others fit into its own.
+        # 1. All recordings share memory, because only one is replayed at a time. Record the largest bucket first: the
+        #    smaller ones then reuse its memory.
         for key in sorted(keys, reverse=True):
             self.recordings[key] = recorder.record(forward, build(key))
 
     def run(self, key: GraphKey) -> torch.Tensor:
-        """Replay a bucket, whose buffers hold the step's rows."""
-        # 2. One launch, however many were recorded; the result stands where it stood in the recording.
+        """Replay a bucket, whose buffers hold the step's rows, and return the logits."""
+        # 2. A replay is one launch, however many launches were recorded. The result is always the same output tensor.
         self.replays += 1
         return self.recordings[key].replay()
 
     # lab: end
 
     def close(self) -> None:
-        """Drop the recordings, and the memory that they hold."""
+        """Drop the recordings and their memory."""
         self.recordings.clear()
 
 
@@ -141,7 +159,7 @@ def minisgl_configs() -> Iterator[tuple[str, str, type]]:
 
 
 class Plugin:
-    """Makes the runner of one engine, and tells what it did."""
+    """Plugin object of one engine: builds its graph runner, and reports the runner's counts as metrics."""
 
     def __init__(self) -> None:
         self.runner: ReplayRunner | None = None

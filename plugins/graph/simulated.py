@@ -1,7 +1,8 @@
-"""`graph=simulated`: the rules of CUDA graphs on a CPU. A decode step is recorded once a bucket and replayed as one.
+"""`graph=simulated`: decode steps recorded and replayed on a CPU, under the rules of CUDA graphs.
 
-Fixed shapes, static buffers, no look from the host: what breaks a rule is an error that names it, at start or at the
-replay, where a GPU would give wrong answers in silence. The tape itself is `minisgl.engine.simulated_graph`'s.
+The rules are, among others: fixed shapes, static buffers, no reads of tensor values on the host. Code that breaks a
+rule raises an error that names the rule, at start or at the replay. On a GPU the same code would silently compute wrong
+results. `minisgl.engine.simulated_graph` implements recording and replay.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from minisgl.engine.graph import Buckets, check_sizes
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from minisgl.engine.simulated_graph import Tape
+    from minisgl.engine.simulated_graph import SimulatedGraph
 
 
 @dataclass
@@ -27,40 +28,44 @@ class Simulated:
     """Decode steps recorded and replayed on a CPU, under the rules of CUDA graphs."""
 
     max_rows: int = 64
-    """Decode steps with more rows run operation by operation."""
+    """Largest bucket of decode rows. Decode steps with more rows run operation by operation."""
     max_tokens: int = 0
-    """Other steps of up to so many tokens are replayed in pieces, between the calls of attention; 0: none."""
+    """Largest number of tokens of a step with prompts that is replayed in pieces; 0: such steps are never replayed."""
 
     def __post_init__(self) -> None:
         check_sizes(self.max_rows, self.max_tokens)
 
 
 class SimulatedRunner:
-    """Tapes by bucket. ``operations`` of a bucket become one replay; ``replays`` and ``padded_rows`` (rows of a bucket,
-    or tokens, that belonged to no request) count what was run."""
+    """Graph runner with a simulated graph for each bucket.
+
+    ``padded_rows`` counts the padding rows (in piecewise buckets: tokens) of all replays.
+    """
 
     def __init__(self, config: Simulated):
         self.config = config
-        self.tapes: dict[GraphKey, Tape] = {}
+        self.graphs: dict[GraphKey, SimulatedGraph] = {}
         self.padded_rows = 0
         self._buckets = Buckets()
 
     @property
     def operations(self) -> dict[GraphKey, int]:
-        return {key: len(tape.operations) for key, tape in self.tapes.items()}
+        """Number of recorded operations of each bucket, which are replayed as one launch."""
+        return {key: len(graph.operations) for key, graph in self.graphs.items()}
 
     @property
     def replays(self) -> int:
-        return sum(tape.replays for tape in self.tapes.values())
+        """Number of replays of all buckets."""
+        return sum(graph.replays for graph in self.graphs.values())
 
     def buckets(self, max_rows: int) -> Sequence[GraphKey]:
-        """Powers of two, and the largest number of rows there can be."""
+        """Return buckets of powers of two, and of the largest number of decode rows that a step can have."""
         top = min(max_rows, self.config.max_rows)
         return [GraphKey(1 << i) for i in range((top - 1).bit_length())] + [GraphKey(top)]
 
-    def piecewise(self, most: int) -> Sequence[GraphKey]:
-        """Powers of two from 16 tokens on, and the largest number."""
-        top = min(most, self.config.max_tokens)
+    def piecewise(self, max_tokens: int) -> Sequence[GraphKey]:
+        """Return piecewise buckets of powers of two from 16 tokens on, and of the largest number of tokens."""
+        top = min(max_tokens, self.config.max_tokens)
         return [GraphKey(n, q_len=0) for n in [*(16 << i for i in range(32) if 16 << i < top), top] if n]
 
     def capture(
@@ -69,39 +74,41 @@ class SimulatedRunner:
         build: Callable[[GraphKey], Any],
         forward: Callable[[Any], torch.Tensor],
     ) -> None:
-        """Record ``forward`` for each key. Raises `ConfigError` where the model can't be recorded."""
+        """Record ``forward(build(key))`` for each key. Raises `ConfigError` if the model or a backend breaks a rule."""
         from minisgl.engine.simulated_graph import GraphViolation, record
 
         for key in keys:
             inputs = build(key)
             try:
-                self.tapes[key] = record(partial(forward, inputs), inputs, piecewise=key.piecewise)
+                self.graphs[key] = record(partial(forward, inputs), inputs, piecewise=key.piecewise)
             except GraphViolation as error:
-                what = "tokens" if key.piecewise else "rows"
+                unit = "tokens" if key.piecewise else "rows"
                 raise ConfigError(
-                    f"graph=simulated can't record a step of {key.rows} {what}: {error}\n"
-                    "  Use another backend for what stands there, or graph=none."
+                    f"graph=simulated can't record a step of {key.rows} {unit}: {error}\n"
+                    "  Choose another backend for the operation at that source line, or use graph=none."
                 ) from error
-        self._buckets = Buckets(self.tapes)
+        self._buckets = Buckets(self.graphs)
 
     def pick(self, rows: int, q_len: int, uniform: bool) -> GraphKey | None:
-        """The smallest bucket that holds ``rows`` decode rows."""
+        """Return the smallest bucket that holds ``rows`` decode rows, or None to run the step eagerly."""
         return self._padded(self._buckets.smallest(rows, q_len) if uniform else None, rows)
 
     def pick_tokens(self, tokens: int) -> GraphKey | None:
-        """The smallest bucket that holds so many tokens."""
+        """Return the smallest piecewise bucket that holds ``tokens`` tokens, or None to run the step eagerly."""
         return self._padded(self._buckets.smallest(tokens, 0), tokens)
 
     def _padded(self, key: GraphKey | None, used: int) -> GraphKey | None:
+        """Add the bucket's padding, beside ``used`` rows or tokens of the step, to `padded_rows`. Returns ``key``."""
         self.padded_rows += key.rows - used if key is not None else 0
         return key
 
     def run(self, key: GraphKey) -> torch.Tensor:
-        """Replay; the result is the recorded output, overwritten by the bucket's next replay."""
-        return self.tapes[key].replay()
+        """Replay a bucket. Returns the recorded output tensor, which the bucket's next replay overwrites."""
+        return self.graphs[key].replay()
 
     def close(self) -> None:
-        self.tapes.clear()
+        """Drop the simulated graphs."""
+        self.graphs.clear()
         self._buckets = Buckets()
 
 
@@ -115,5 +122,5 @@ def minisgl_graph(config: Any, device: torch.device) -> SimulatedRunner | None:
     if not isinstance(config, Simulated):
         return None
     if device.type != "cpu":
-        raise ConfigError(f"it runs on a CPU, and the device is {device}: use graph=cuda there.")
+        raise ConfigError(f"graph=simulated runs on a CPU, but the device is {device}: use graph=cuda.")
     return SimulatedRunner(config)

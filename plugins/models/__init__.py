@@ -1,1 +1,1 @@
-"""Built-in plugins for the hook of this name, one file each."""
+"""The built-in plugins of the hook ``minisgl_models``, one file per plugin."""

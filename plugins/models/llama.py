@@ -1,4 +1,7 @@
-"""Llama 2 and 3: the decoder as it is. Touvron et al., Llama 2, 2023; Dubey et al., The Llama 3 Herd, 2024."""
+"""Llama 2 and 3: the shared decoder without changes, except for optional biases in the MLP.
+
+Touvron et al., Llama 2, 2023; Dubey et al., The Llama 3 Herd, 2024.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,17 @@ from minisgl.models.decoder import Decoder
 
 
 class LlamaForCausalLM(Decoder):
-    """``attention_bias`` and ``mlp_bias`` are honoured; Llama 3's RoPE scaling is in its config.json."""
+    """Llama. ``attention_bias`` and ``mlp_bias`` of config.json add biases.
+
+    The RoPE scaling of Llama 3 needs no code here: `ModelConfig` reads it from config.json.
+    """
 
     def mlp(self, index: int, **options: Any) -> nn.Module:
+        """Build the MLP of layer ``index``, with biases if config.json has ``mlp_bias``."""
         return super().mlp(index, bias=bool(self.config.raw.get("mlp_bias", False)), **options)
 
 
 @hookimpl
 def minisgl_models() -> Mapping[str, type]:
+    """Register the architecture."""
     return {"LlamaForCausalLM": LlamaForCausalLM}

@@ -11,12 +11,14 @@ from minisgl.models.decoder import Decoder
 
 
 class MistralForCausalLM(Decoder):
-    """``sliding_window`` null, as in later releases, is full attention."""
+    """Mistral. ``sliding_window`` null in config.json, as in later releases, means full attention."""
 
     def attention(self, index: int, **options: Any) -> AttentionLayer:
+        """Build the attention of layer ``index`` with the sliding window of config.json."""
         return super().attention(index, window=self.config.sliding_window or -1, **options)
 
 
 @hookimpl
 def minisgl_models() -> Mapping[str, type]:
+    """Register the architecture."""
     return {"MistralForCausalLM": MistralForCausalLM}

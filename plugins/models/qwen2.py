@@ -11,12 +11,14 @@ from minisgl.models.decoder import Decoder
 
 
 class Qwen2ForCausalLM(Decoder):
-    """Where ``use_sliding_window`` is set, only some layers have the window."""
+    """Qwen2. With ``use_sliding_window`` in config.json, only some of the layers have the sliding window."""
 
     def attention(self, index: int, **options: Any) -> AttentionLayer:
+        """Build the attention of layer ``index`` with biases on queries, keys and values."""
         return super().attention(index, qkv_bias=True, out_bias=False, window=self.config.window(index), **options)
 
 
 @hookimpl
 def minisgl_models() -> Mapping[str, type]:
+    """Register the architecture."""
     return {"Qwen2ForCausalLM": Qwen2ForCausalLM}

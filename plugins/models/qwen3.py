@@ -11,13 +11,15 @@ from minisgl.models.decoder import Decoder
 
 
 class Qwen3ForCausalLM(Decoder):
-    """Dense Qwen3."""
+    """Dense Qwen3, as opposed to the mixture-of-experts models."""
 
     def attention(self, index: int, **options: Any) -> AttentionLayer:
+        """Build the attention of layer ``index`` with QK-norm."""
         c = self.config
         return super().attention(index, qk_norm_eps=c.rms_norm_eps, window=c.window(index), **options)
 
 
 @hookimpl
 def minisgl_models() -> Mapping[str, type]:
+    """Register the architecture."""
     return {"Qwen3ForCausalLM": Qwen3ForCausalLM}

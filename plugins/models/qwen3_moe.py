@@ -1,4 +1,7 @@
-"""Qwen3 mixture of experts: Qwen3 whose feed-forward layers are experts. Yang et al., Qwen3 Technical Report, 2025."""
+"""Qwen3 mixture of experts: Qwen3 with MoE layers in place of MLPs.
+
+Yang et al., Qwen3 Technical Report, 2025.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,18 @@ from minisgl.models.decoder import Decoder
 
 
 class Qwen3MoeForCausalLM(Decoder):
-    """Every ``decoder_sparse_step``-th layer has experts, but for those in ``mlp_only_layers``."""
+    """Qwen3-MoE.
+
+    Every ``decoder_sparse_step``-th layer has experts; layers listed in ``mlp_only_layers`` have a dense MLP.
+    """
 
     def attention(self, index: int, **options: Any) -> AttentionLayer:
+        """Build the attention of layer ``index`` with QK-norm."""
         c = self.config
         return super().attention(index, qk_norm_eps=c.rms_norm_eps, window=c.sliding_window or -1, **options)
 
     def mlp(self, index: int, **options: Any) -> nn.Module:
+        """Build the MoE layer of layer ``index``, or a dense MLP if config.json says so for this layer."""
         c, raw = self.config, self.config.raw
         dense = index in (raw.get("mlp_only_layers") or ()) or (index + 1) % raw.get("decoder_sparse_step", 1)
         if dense or c.num_experts == 0:
@@ -37,4 +45,5 @@ class Qwen3MoeForCausalLM(Decoder):
 
 @hookimpl
 def minisgl_models() -> Mapping[str, type]:
+    """Register the architecture."""
     return {"Qwen3MoeForCausalLM": Qwen3MoeForCausalLM}

@@ -1,8 +1,9 @@
-"""`architecture=Qwen3Plain`: Qwen3 with its decoder block written out from the tensor-parallel layers. To be read.
+"""``architecture=Qwen3Plain``: Qwen3 with the decoder layer written out from tensor-parallel layers, for readers.
 
-Two matrices after each other, the first cut by its outputs and the second by its inputs, need one all-reduce between
-ranks and nothing else: two in a block (Shoeybi et al., Megatron-LM, 2019). Embedding, head and loading are the shared
-decoder's, which has the same block with the sum, the addition and the norm in one call.
+Two successive matrices, the first split by its outputs and the second by its inputs, need one all-reduce between the
+ranks and no other communication. A decoder layer has two such pairs, in attention and in the MLP, so it needs two
+all-reduces (Shoeybi et al., Megatron-LM, 2019). Embedding, LM head and weight loading come from the shared decoder
+(`minisgl.models.decoder`). Its own layer computes the same, but fuses all-reduce, addition and norm into one call.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ from minisgl.models.decoder import Decoder
 
 
 class Attention(nn.Module):
-    """Grouped-query attention over the pool's pages. Attributes with weights are named as in the checkpoint."""
+    """Grouped-query attention over the pages of the KV pool. Attributes with weights have the checkpoint's names."""
 
     # lab: shard.attention
     def __init__(self, index: int, config: ModelConfig, ctx: Context):
         super().__init__()
         self.ctx = ctx
         heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        # 1. Whole heads go to a rank, each with its queries, keys and values: it attends without asking anyone.
+        # 1. A rank gets whole heads, with their queries, keys and values, so attention needs no communication.
         self.qkv_proj = LinearQKVMerged(config.hidden_size, heads, kv_heads, dim, ctx, bias=config.attention_bias)
-        # 2. Cut by its inputs, which are this rank's heads: every rank has a part of the sum.
+        # 2. Split by its inputs, which are this rank's heads: every rank computes a partial sum.
         self.o_proj = LinearRowParallel(heads * dim, config.hidden_size, ctx, bias=config.attention_bias)
-        # 3. q_norm and k_norm: norms of a head, which is whole on its rank, so every rank has the weights.
+        # 3. q_norm and k_norm normalise one head at a time. Every rank has whole heads and all weights of both norms.
         self.q_norm = RMSNorm(dim, config.rms_norm_eps, ctx)
         self.k_norm = RMSNorm(dim, config.rms_norm_eps, ctx)
-        # 4. What the pool and the backend see is the heads of this rank, not the model's.
+        # 4. The KV pool and the attention backend count the heads of this rank, not those of the whole model.
         self.spec = LayerSpec(
             index=index,
             q_heads=self.qkv_proj.q_heads,
@@ -53,57 +54,65 @@ class Attention(nn.Module):
         )
 
     def forward(self, x: Tensor, cos_sin: Tensor, out_cache_loc: Tensor) -> Tensor:
-        """x [tokens, hidden], the same on every rank; cos_sin [tokens, head_dim]; where [tokens] → as x."""
+        """Compute attention of x [tokens, hidden]; x and the result are the same on every rank.
+
+        cos_sin is [tokens, head_dim] float32; out_cache_loc [tokens] is each token's KV location.
+        """
         spec, pool = self.spec, self.ctx.pool
-        assert pool is not None, "the engine sets it before the first forward"
+        assert pool is not None, "the engine sets Context.pool before the first forward"
         norm = QKNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        # 5. Normalise and rotate queries and keys, and store KV: attention only reads it.
+        # 5. Normalise and rotate queries and keys, and store keys and values: the attention backend only reads them.
         q = norm_rope_store(
             self.qkv_proj(x), spec.q_heads, spec.kv_heads, norm, cos_sin, pool, spec.index, out_cache_loc
         )
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         self.ctx.attention.forward(spec, q, out)
-        # 6. The first all-reduce is in here.
-        return self.o_proj(out.flatten(1))
+        # 6. o_proj includes the first all-reduce of the layer.
+        projected: Tensor = self.o_proj(out.flatten(1))
+        return projected
 
     # lab: end
 
 
 class MLP(nn.Module):
-    """down(silu(gate(x)) · up(x))."""
+    """The gated MLP: down(silu(gate(x)) · up(x))."""
 
     # lab: shard.mlp
     def __init__(self, config: ModelConfig, ctx: Context):
         super().__init__()
         hidden, inner = config.hidden_size, config.intermediate_size
-        # 1. Gate and up are cut alike: what is multiplied element by element is on the same rank.
+        # 1. Gate and up are split alike, so that elements which are multiplied with each other are on the same rank.
         self.gate_up_proj = LinearColParallelMerged(hidden, (inner, inner), ("gate_proj", "up_proj"), ctx)
-        # 2. Down takes just the inner elements that this rank has; the second all-reduce is in it.
+        # 2. The inputs of down are the inner elements of this rank; down includes the second all-reduce of the layer.
         self.down_proj = LinearRowParallel(inner, hidden, ctx)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [tokens, hidden], the same on every rank → as x."""
-        return self.down_proj(silu_and_mul(self.gate_up_proj(x)))
+        """Compute the MLP of x [tokens, hidden]; x and the result are the same on every rank."""
+        out: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(x)))
+        return out
 
     # lab: end
 
 
 class Block(nn.Module):
-    """One layer: attention, then feed-forward, each on a norm of the residual stream and added to it."""
+    """One decoder layer: attention, then MLP. Each reads a norm of the residual stream and is added to the stream."""
 
     # lab: shard.block
     def __init__(self, index: int, config: ModelConfig, ctx: Context):
         super().__init__()
-        # 1. Under the checkpoint's names: input_layernorm, self_attn, post_attention_layernorm, mlp.
+        # 1. The attributes have the checkpoint's names: input_layernorm, self_attn, post_attention_layernorm, mlp.
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx)
         self.self_attn = Attention(index, config, ctx)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, ctx)
         self.mlp = MLP(config, ctx)
 
     def forward(self, x: Tensor, residual: None, cos_sin: Tensor, out_cache_loc: Tensor) -> tuple[Tensor, None]:
-        """x [tokens, hidden] is the whole residual stream, the same on every rank, before and after; ``residual`` is
-        None, for blocks that leave sums to their successor."""
-        # 2. Every rank has the whole stream, so it is added once, to what was summed over the ranks already.
+        """Compute the layer; x [tokens, hidden] is the residual stream, the same on every rank before and after.
+
+        ``residual`` is always None: only layers that leave the addition to the next layer's norm use it.
+        """
+        # 2. Every rank holds the residual stream. So it is added after the all-reduce: added before, it would be
+        #    counted once for every rank.
         x = x + self.self_attn(self.input_layernorm(x), cos_sin, out_cache_loc)
         return x + self.mlp(self.post_attention_layernorm(x)), None
 
@@ -111,12 +120,14 @@ class Block(nn.Module):
 
 
 class Qwen3Plain(Decoder):
-    """Dense Qwen3; its checkpoints say Qwen3ForCausalLM."""
+    """Dense Qwen3. Its checkpoints name the architecture Qwen3ForCausalLM; select this class with an option."""
 
     def block(self, index: int) -> nn.Module:
+        """Build layer ``index``."""
         return Block(index, self.config, self.ctx)
 
 
 @hookimpl
 def minisgl_models() -> Mapping[str, type]:
+    """Register the architecture."""
     return {"Qwen3Plain": Qwen3Plain}

@@ -1,4 +1,4 @@
-"""`moe=auto`: our grouped Triton kernels on a GPU, the loop over experts on a CPU or without Triton."""
+"""``moe=auto``: grouped Triton kernels on a GPU; a loop over experts on a CPU or without Triton."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class Auto:
-    """``triton`` on a GPU, ``torch`` elsewhere."""
+    """``triton`` on a GPU if Triton is installed, else ``torch``."""
 
 
 @hookimpl
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
+    """Register the options of this plugin."""
     yield "moe", "auto", Auto
 
 
 @hookimpl
 def minisgl_moe(config: Any, device: torch.device, build: Callable[[str], MoeBackend]) -> MoeBackend | None:
+    """Build the backend ``triton`` or ``torch``, by device."""
     if not isinstance(config, Auto):
         return None
     fused = device.type == "cuda" and importlib.util.find_spec("triton") is not None

@@ -1,8 +1,10 @@
-"""`moe=grouped`: experts as grouped matrix products in plain torch: sort, multiply, scatter. To be read.
+"""``moe=grouped``: experts as grouped matrix products in plain torch, in three steps: sort, multiply, scatter.
 
-The same three steps as the Triton kernels of moe=triton, with the blocks that a GPU multiplies; one expert's rows
-stand together, so an expert is read once however many tokens chose it, and one that nobody chose is not read at all.
-Gale et al., MegaBlocks: Efficient Sparse Training with Mixture-of-Experts, 2022. Counts rows on the host.
+This backend is written for readers. The Triton kernels of ``moe=triton`` take the same three steps, with the same
+blocks of rows. The rows of one expert are adjacent, so an expert's weights are read once, no matter how many tokens
+chose the expert; the weights of an expert that no token chose are not read. Gale et al., MegaBlocks: Efficient Sparse
+Training with Mixture-of-Experts, 2022. The rows per expert are counted on the host, so on a GPU every layer waits for
+the device.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Grouped:
-    """Sort by expert, one product for each expert's rows, add up by token; in plain torch."""
+    """Sort by expert, multiply each expert's rows together, add up by token; in plain torch."""
 
     block: int = 16
-    """Each expert's rows are padded to a multiple of it, as for a GPU's matrix units; 1: not at all."""
+    """Each expert's rows are padded to a multiple of this number, as a GPU's matrix units need; 1: no padding."""
 
     def __post_init__(self) -> None:
         if self.block < 1:
@@ -34,7 +36,7 @@ class Grouped:
 
 
 class Experts(NamedTuple):
-    """This rank's share of each expert, numbered from ``first`` on."""
+    """This rank's slice of the weights of the experts, whose global numbers begin at ``first``."""
 
     gate_up: Tensor
     down: Tensor
@@ -43,37 +45,47 @@ class Experts(NamedTuple):
 
 
 class GroupedMoe:
-    """See `minisgl.moe.MoeBackend` for shapes. A pair is a token and one of its choices, number token · top_k + choice;
-    ``nobody``, one more than the last pair, is what blocks are padded with."""
+    """The backend; see `minisgl.moe.MoeBackend` for shapes.
+
+    A pair is a token and one of its top_k choices of an expert; its number is token · top_k + choice. Blocks are padded
+    with the number of pairs, which is no pair's number.
+    """
 
     def __init__(self, block: int):
         self.block = block
 
     def load(self, gate_up: Tensor, down: Tensor, experts: range, activation: str) -> Experts:
+        """Keep the weights as they are: see `MoeBackend.load`."""
         from minisgl.layers.mlp import activation as find
 
         return Experts(gate_up, down, experts.start, find(activation))
 
     def forward(self, weights: Experts, x: Tensor, ids: Tensor, scale: Tensor, out: Tensor) -> Tensor:
+        """Sort, multiply and scatter: see `MoeBackend.forward`."""
         pairs, counts = self.sort(ids.flatten() - weights.first, len(weights.down))
-        with_nobody = torch.cat((x, torch.zeros_like(x[:1])))  # a token of zeros, which the padding reads
-        rows = self.multiply(weights, with_nobody[pairs // ids.shape[1]], counts)
+        padded = torch.cat((x, torch.zeros_like(x[:1])))  # one more token, of zeros: padding entries read it
+        rows = self.multiply(weights, padded[pairs // ids.shape[1]], counts)
         return self.scatter(rows, pairs, scale, out)
 
     # lab: experts.sort
     def sort(self, expert: Tensor, experts: int) -> tuple[Tensor, list[int]]:
-        """``expert`` [pairs]: whom each pair chose, counted from this rank's first; it has ``experts`` of them. Returns
-        the pairs' numbers expert after expert, each padded to whole blocks, and how many each then has."""
-        # 1. The sorted order is a permutation of the pairs: keep it, it is the way back.
+        """Sort the pairs by expert, and pad each expert's pairs to whole blocks.
+
+        ``expert`` [pairs] is the expert that each pair chose, counted from this rank's first expert; this rank has
+        ``experts`` experts. Returns the sorted pair numbers, in which padding entries are ``len(expert)``, and the
+        number of entries of each expert, padding included.
+        """
+        # 1. The sorted order is a permutation of the pairs. Keep it: it leads from a sorted row back to its token.
         order = expert.argsort(stable=True)
-        # 2. Other ranks' experts may come before ours and after: their pairs are not ours.
-        nobody, begin = len(expert), int((expert < 0).sum())
-        ours = expert[(expert >= 0) & (expert < experts)]
+        # 2. Pairs of other ranks' experts are left out. They have numbers below 0 or from ``experts`` on.
+        no_pair, begin = len(expert), int((expert < 0).sum())
+        local = expert[(expert >= 0) & (expert < experts)]
         pairs, counts = [], []
-        for count in torch.bincount(ours, minlength=experts).tolist():
-            # 3. A block belongs to one expert, so each expert's last one is padded. Nobody's choice has no block.
+        for count in torch.bincount(local, minlength=experts).tolist():
+            # 3. A block belongs to one expert, so each expert's last block is padded. An expert without pairs has no
+            #    block.
             padding = -count % self.block
-            pairs += [order[begin : begin + count], order.new_full((padding,), nobody)]
+            pairs += [order[begin : begin + count], order.new_full((padding,), no_pair)]
             counts.append(count + padding)
             begin += count
         return torch.cat(pairs), counts
@@ -82,13 +94,13 @@ class GroupedMoe:
 
     # lab: experts.multiply
     def multiply(self, weights: Experts, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """rows [sum of counts, hidden], ``counts[e]`` for expert e → what the experts make of them, same shape."""
+        """Return the experts' outputs, shaped like rows [sum of counts, hidden]; ``counts[e]`` rows are expert e's."""
         linear = torch.nn.functional.linear
         done = []
-        for expert, mine in enumerate(rows.split(list(counts))):
-            # 1. Two products for an expert that somebody chose, and its weights are read once; none for another.
-            if len(mine):
-                inner = weights.act(linear(mine, weights.gate_up[expert]))
+        for expert, expert_rows in enumerate(rows.split(list(counts))):
+            # 1. Two products for each expert that has rows, so its weights are read once; none for an expert without.
+            if len(expert_rows):
+                inner = weights.act(linear(expert_rows, weights.gate_up[expert]))
                 done.append(linear(inner, weights.down[expert]))
         return torch.cat(done) if done else rows
 
@@ -96,13 +108,17 @@ class GroupedMoe:
 
     # lab: experts.scatter
     def scatter(self, rows: Tensor, pairs: Tensor, scale: Tensor, out: Tensor) -> Tensor:
-        """Write to out [tokens, hidden] each token's sum of its pairs' rows, weighted by scale [tokens, top_k]."""
-        # 1. What padding made is nobody's.
+        """Write to out [tokens, hidden] the sum of each token's rows, weighted by scale [tokens, top_k]; return out.
+
+        ``rows`` [entries, hidden] are the outputs of `multiply`, and ``pairs`` [entries] the pair numbers of `sort`.
+        """
+        # 1. Drop the rows that belong to padding.
         real = pairs < scale.numel()
         rows, pairs = rows[real], pairs[real]
-        # 2. A row's weight and its token follow from its pair: the rows are no longer in the tokens' order.
+        # 2. The rows are not in the order of tokens. A row's pair number gives its weight and its token.
         rows = rows * scale.flatten()[pairs].unsqueeze(1).to(rows.dtype)
-        # 3. A token has several rows, or none here: begin with zeros and add, where writing would keep the last only.
+        # 3. A token has several rows, or none on this rank. Start from zeros and add: a write would keep the last row
+        #    only.
         return out.zero_().index_add_(0, pairs // scale.shape[1], rows)
 
     # lab: end
@@ -110,9 +126,11 @@ class GroupedMoe:
 
 @hookimpl
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
+    """Register the options of this plugin."""
     yield "moe", "grouped", Grouped
 
 
 @hookimpl
 def minisgl_moe(config: Any) -> MoeBackend | None:
+    """Build this backend if it is selected."""
     return GroupedMoe(config.block) if isinstance(config, Grouped) else None

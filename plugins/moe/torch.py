@@ -1,6 +1,6 @@
-"""Experts in plain torch: sort the tokens by expert, then one expert after another. The reference for every other.
+"""``moe=torch``: experts in plain torch, one expert after another. The reference for all other MoE backends.
 
-Reads how many tokens each expert got on the host, so on a GPU it waits for the device once a layer.
+The number of tokens of each expert is read on the host, so on a GPU every layer waits for the device once.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from minisgl.moe import MoeBackend
 
 @dataclass
 class Torch:
-    """A loop over experts."""
+    """A loop over experts in plain torch."""
 
 
 class Experts(NamedTuple):
-    """This rank's share of each expert, numbered from ``first`` on."""
+    """This rank's slice of the weights of the experts, whose global numbers begin at ``first``."""
 
     gate_up: torch.Tensor
     down: torch.Tensor
@@ -30,9 +30,10 @@ class Experts(NamedTuple):
 
 
 class TorchMoe:
-    """See `minisgl.moe.MoeBackend` for shapes."""
+    """The backend; see `minisgl.moe.MoeBackend` for shapes."""
 
     def load(self, gate_up: torch.Tensor, down: torch.Tensor, experts: range, activation: str) -> Experts:
+        """Keep the weights as they are: see `MoeBackend.load`."""
         from minisgl.layers.mlp import activation as find
 
         return Experts(gate_up, down, experts.start, find(activation))
@@ -40,10 +41,11 @@ class TorchMoe:
     def forward(
         self, weights: Experts, x: torch.Tensor, ids: torch.Tensor, scale: torch.Tensor, out: torch.Tensor
     ) -> torch.Tensor:
+        """Sort the tokens by expert, then compute one expert after another: see `MoeBackend.forward`."""
         linear = torch.nn.functional.linear
         gate_up, down, first, act = weights
         top_k = ids.shape[1]
-        order = ids.flatten().argsort(stable=True)  # the (token, choice) pairs, by expert
+        order = ids.flatten().argsort(stable=True)  # the (token, choice) pairs, sorted by expert
         tokens = order // top_k
         scale = scale.flatten()[order].unsqueeze(1).to(x.dtype)
         counts = torch.bincount(ids.flatten(), minlength=first + len(down)).tolist()
@@ -60,9 +62,11 @@ class TorchMoe:
 
 @hookimpl
 def minisgl_configs() -> Any:
+    """Register the options of this plugin."""
     yield "moe", "torch", Torch
 
 
 @hookimpl
 def minisgl_moe(config: Any) -> MoeBackend | None:
+    """Build this backend if it is selected."""
     return TorchMoe() if isinstance(config, Torch) else None

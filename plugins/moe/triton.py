@@ -1,7 +1,9 @@
-"""Experts as grouped matrix products in Triton: five launches a layer, whatever the routing, and no wait for it.
+"""``moe=triton``: experts as grouped matrix products in Triton.
 
-Sort the (token, choice) pairs by expert into blocks, multiply each block with its expert, weight, add up. Only experts
-that some token chose are read from memory. The kernels are in `minisgl.kernel.triton.moe`; this picks their tiles.
+The backend sorts the (token, choice) pairs by expert into blocks, multiplies each block with its expert's weights,
+weights the rows and adds them up by token. That is five launches per layer for any routing, and the host never waits
+for the device. Only the weights of experts that some token chose are read. The kernels are in
+`minisgl.kernel.triton.moe`; this module chooses their tiles.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ if TYPE_CHECKING:
     from minisgl.kernel.triton.moe import Tiles
 
 H200 = (
-    # pairs an expert, at most; first product and second: (m, n, k, warps, stages). n counts gate and up once.
+    # (most pairs per expert, tile of the first product, tile of the second product). A tile is (m, n, k, warps,
+    # stages); in the first product, n columns of gate and n of up are computed.
     (16, (16, 64, 128, 4, 4), (16, 64, 128, 4, 4)),
     (32, (32, 64, 64, 4, 4), (32, 128, 64, 4, 4)),
     (96, (64, 64, 64, 4, 4), (64, 128, 64, 4, 4)),
     (1 << 31, (128, 64, 64, 8, 4), (128, 128, 64, 8, 4)),
 )
-"""Both products of a row have the same m: they share the sorted pairs."""
+"""Tiles measured on an H200. Both tiles of a row have the same m, because both products use the same sorted pairs."""
 
 
 @dataclass
@@ -35,7 +38,7 @@ class Triton:
 
 
 class Experts(NamedTuple):
-    """This rank's share of each expert, numbered from ``first`` on."""
+    """This rank's slice of the weights of the experts, whose global numbers begin at ``first``."""
 
     gate_up: torch.Tensor
     down: torch.Tensor
@@ -44,7 +47,10 @@ class Experts(NamedTuple):
 
 
 class TritonMoe:
-    """See `minisgl.moe.MoeBackend` for shapes."""
+    """The backend; see `minisgl.moe.MoeBackend` for shapes.
+
+    Raises `ConfigError` on a CPU, unless Triton runs interpreted.
+    """
 
     def __init__(self, device: torch.device):
         import triton
@@ -52,10 +58,14 @@ class TritonMoe:
         from minisgl.kernel.triton import moe
 
         if device.type != "cuda" and not triton.knobs.runtime.interpret:
-            raise ConfigError("it needs a CUDA device. On a CPU use moe=torch (or TRITON_INTERPRET=1, which is slow).")
+            raise ConfigError("this backend needs a CUDA device. On a CPU use moe=torch (or TRITON_INTERPRET=1: slow).")
         self.kernels = moe
 
     def load(self, gate_up: torch.Tensor, down: torch.Tensor, experts: range, activation: str) -> Experts:
+        """Make the weights' last dimension contiguous: see `MoeBackend.load`.
+
+        Raises `ConfigError` for an activation that the kernels don't have.
+        """
         from minisgl.kernel.activation import ACTS
 
         if activation not in ACTS:
@@ -65,7 +75,10 @@ class TritonMoe:
         return Experts(gate_up, down, experts.start, ACTS[activation])
 
     def tiles(self, pairs: int, experts: int, dtype: torch.dtype) -> tuple[Tiles, Tiles]:
-        """Of both products: small blocks while most experts have few rows, for padding is computed too."""
+        """Return the tiles of both products, for ``pairs`` pairs over ``experts`` experts.
+
+        With few pairs per expert the blocks are small, because padding rows are computed too.
+        """
         if dtype == torch.float32:  # no tensor cores: small tiles, or registers spill
             return self.kernels.Tiles(16, 32, 32, 4, 1), self.kernels.Tiles(16, 32, 32, 4, 1)
         row = next(row for row in H200 if pairs <= row[0] * experts)
@@ -75,6 +88,7 @@ class TritonMoe:
     def forward(
         self, weights: Experts, x: torch.Tensor, ids: torch.Tensor, scale: torch.Tensor, out: torch.Tensor
     ) -> torch.Tensor:
+        """Sort, multiply twice and sum: see `MoeBackend.forward`."""
         from minisgl.kernel.triton.align import align
 
         gate_up, down, first, act = weights
@@ -88,9 +102,11 @@ class TritonMoe:
 
 @hookimpl
 def minisgl_configs() -> Any:
+    """Register the options of this plugin."""
     yield "moe", "triton", Triton
 
 
 @hookimpl
 def minisgl_moe(config: Any, device: torch.device) -> MoeBackend | None:
+    """Build this backend if it is selected."""
     return TritonMoe(device) if isinstance(config, Triton) else None

@@ -1,1 +1,1 @@
-"""Built-in plugins for the hook of this name, one file each."""
+"""The built-in observers (hook `minisgl_observer` and the event hooks), one file each."""

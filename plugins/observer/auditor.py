@@ -1,8 +1,8 @@
-"""An observer that keeps books of its own: who owns each page, who reads it, and who still waits for a final reply.
+"""An observer that checks promises 1, 3, 4 and 9: it records every page owner, page table and final reply itself.
 
-It believes nothing that the scheduler says of itself; it follows each change of owner and says where promises 1, 3, 4
-and 9 are broken. It listens where it is asked to: ``plugins=minisgl.plugins.observer.auditor``. Each step costs a look
-at every page that it reads, so it is for finding faults and not for measuring.
+The auditor follows each change of owner from the events, and does not use the scheduler's own records. In each step it
+checks every page that a row reads. This is slow, so the auditor is meant for finding bugs and not for benchmarks. Load
+this plugin with ``plugins=minisgl.plugins.observer.auditor``.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import NamedTuple
 from minisgl import hookimpl
 from minisgl.core import I32, Req, Step, StepResult
 
-CACHE = -1  # as an owner, beside the uids of requests
+CACHE = -1  # the owner of cached pages; every other owner is the uid of a request
 
 RULES = {
     "reply": "Every request ends with exactly one final reply (promise 1).",
-    "owner": "A page is taken when nobody owns it, and handed on or given back by its owner (promise 3).",
-    "in-flight": "A page that was given back is taken only after every step launched before was read (promise 3).",
-    "table": "A request's page table names its own pages and the cache's, and none that was given back (promise 4).",
-    "leak": "A request that has ended, or waits again, owns no page (promise 9).",
+    "owner": "A page is allocated only while it is free, and only its owner transfers or retires it (promise 3).",
+    "in-flight": "A retired page is allocated again only after the steps launched before were read (promise 3).",
+    "table": "A request's page table names only pages of that request and of the cache (promise 4).",
+    "leak": "A request that has ended or was retracted owns no page (promise 9).",
 }
 
 
 class Finding(NamedTuple):
-    """A broken rule (a key of `RULES`), after which step was launched, and whom and which page it concerns."""
+    """A broken rule: a key of `RULES`, the last launched step, and the request and the page concerned."""
 
     rule: str
     step: int
@@ -37,69 +37,71 @@ class Finding(NamedTuple):
 
 
 class Auditor:
-    """``findings`` holds what was found, ``open`` the requests that have no final reply yet."""
+    """Records the findings in ``findings``. ``open`` holds the uids of requests without a final reply."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
         self.open: set[int] = set()
-        self.owner: dict[int, int] = {}  # page -> a request's uid, or CACHE; a page that nobody owns is not here
-        self.until: dict[int, int] = {}  # page that was given back -> the last step that may touch it
-        self.table: dict[int, dict[int, int]] = {}  # slot -> column -> page
-        self.launched = self.read = -1  # the last step that was
+        self.owner: dict[int, int] = {}  # page -> uid of a request, or CACHE; a page without an owner has no entry
+        self.until: dict[int, int] = {}  # retired page -> the last step that may touch the page
+        self.table: dict[int, dict[int, int]] = {}  # req_pool_idx -> column -> page
+        self.launched = self.read = -1  # the last step that was launched, and the last whose result was read
 
     def find(self, rule: str, text: str, uid: int | None = None, page: int | None = None) -> None:
-        """Note a broken rule; the first ones are printed."""
+        """Record a broken rule. The first 20 findings are also printed to standard error."""
         finding = Finding(rule, self.launched, uid, page, text)
         self.findings.append(finding)
         if len(self.findings) <= 20:
             print(f"audit [{rule}] after step {self.launched}: {text}", file=sys.stderr, flush=True)
 
     def whose(self, page: int) -> str:
-        """A page's owner, in words."""
+        """Return the owner of a page in words."""
         owner = self.owner.get(page)
-        return "nobody's" if owner is None else "the cache's" if owner == CACHE else f"request {owner}'s"
+        return "free" if owner is None else "owned by the cache" if owner == CACHE else f"owned by request {owner}"
 
     # lab: ledger.pages
     def move(self, pages: I32, old: int, new: int | None) -> None:
-        """Pages go from their owner ``old`` to ``new`` (None: they are given back)."""
+        """Record that pages change from owner ``old`` to owner ``new`` (None: no owner)."""
         for page in pages.tolist():
-            # 1. Only its owner may hand a page on. A total would not notice who did.
+            # 1. Only the owner may transfer a page. A count of pages would not show a transfer by another request.
             if self.owner.get(page) != old:
-                who = "the cache" if old == CACHE else f"request {old}"
-                self.find("owner", f"{who} hands on page {page}, which is {self.whose(page)}", old, page)
+                giver = "the cache" if old == CACHE else f"request {old}"
+                self.find("owner", f"{giver} transfers or frees page {page}, which is {self.whose(page)}", old, page)
             elif new is not None:
                 self.owner[page] = new
             else:
                 del self.owner[page]
-                # 2. A launched step may still write to a page that its request gave back.
+                # 2. A launched step may still write to a page that a request has retired.
                 if old != CACHE:
                     self.until[page] = self.launched
 
     @hookimpl
     def minisgl_pages_allocated(self, owners: I32, pages: I32) -> None:
-        """Requests took free pages."""
+        """Check that the allocated pages were free, and record their owners."""
         for uid, page in zip(owners.tolist(), pages.tolist(), strict=True):
-            # 3. Free means: nobody owns it, and no unread step touches it.
+            # 3. A page is free if it has no owner and no unread step can touch it.
             if page in self.owner:
-                self.find("owner", f"request {uid} takes page {page}, which is {self.whose(page)}", uid, page)
+                self.find("owner", f"request {uid} gets page {page}, which is {self.whose(page)}", uid, page)
             elif self.until.get(page, -1) > self.read:
-                self.find("in-flight", f"request {uid} takes page {page}: step {self.until[page]} is unread", uid, page)
+                self.find(
+                    "in-flight", f"request {uid} gets page {page}, but step {self.until[page]} is unread", uid, page
+                )
             self.owner[page] = uid
 
     @hookimpl
     def minisgl_pages_cached(self, req: Req, pages: I32) -> None:
-        """A request's pages are the cache's now."""
-        # 4. Others may read them from now on: when this request ends they stay, and that is no leak.
+        """Record that a request's pages belong to the cache now."""
+        # 4. From now on any request may read these pages. They stay when this request ends, which is not a leak.
         self.move(pages, req.uid, CACHE)
 
     @hookimpl
     def minisgl_pages_evicted(self, pages: I32) -> None:
-        """The cache gave pages up: nobody reads them, so they may be taken at once."""
+        """Record that the cache evicted pages. No request uses them, so they are free at once."""
         self.move(pages, CACHE, None)
 
     @hookimpl
     def minisgl_pages_freed(self, owner: int, pages: I32) -> None:
-        """A request gave pages back."""
+        """Record that a request retired pages."""
         self.move(pages, owner, None)
 
     # lab: end
@@ -107,22 +109,24 @@ class Auditor:
     # lab: ledger.steps
     @hookimpl
     def minisgl_batch_scheduled(self, step: Step, reqs: Sequence[Req]) -> None:
-        """A step is about to be launched."""
-        # 1. Who takes a slot begins with an empty row of the table; then the step's writes take effect, in order.
-        for seat in step.admissions:
-            self.table[seat.req_pool_idx] = {}
-        for slot, column, page in zip(*(part.tolist() for part in step.page_table_updates), strict=True):
-            self.table.setdefault(slot, {})[column] = page
-        for req, slot in zip(reqs, step.req_pool_indices.tolist(), strict=True):
-            # 2. What a row names, its request reads: it must be its own, or the cache's, which any number may read.
-            for page in self.table.get(slot, {}).values():
+        """Apply the step's page-table updates, and check every page that its rows read."""
+        # 1. An admitted request starts with an empty page-table row. Then the updates take effect, in order.
+        for admission in step.admissions:
+            self.table[admission.req_pool_idx] = {}
+        for row, column, page in zip(*(part.tolist() for part in step.page_table_updates), strict=True):
+            self.table.setdefault(row, {})[column] = page
+        for req, row in zip(reqs, step.req_pool_indices.tolist(), strict=True):
+            # 2. A request reads every page in its row. The owner must be the request itself or the cache.
+            for page in self.table.get(row, {}).values():
                 if self.owner.get(page) not in (req.uid, CACHE):
-                    self.find("table", f"request {req.uid} reads page {page}, {self.whose(page)}", req.uid, page)
+                    self.find(
+                        "table", f"request {req.uid} reads page {page}, which is {self.whose(page)}", req.uid, page
+                    )
         self.launched = step.id
 
     @hookimpl
     def minisgl_step_finished(self, result: StepResult) -> None:
-        """A step's result was read: it touches nothing any more."""
+        """Record that a step's result was read: the step touches no page any more."""
         self.read = result.id
 
     # lab: end
@@ -130,42 +134,44 @@ class Auditor:
     # lab: ledger.requests
     @hookimpl
     def minisgl_request_added(self, req: Req) -> None:
-        """A request was accepted."""
-        # 1. From now on it has one final reply to come.
+        """Record an accepted request as open."""
+        # 1. An open request must get exactly one final reply.
         self.open.add(req.uid)
 
     @hookimpl
     def minisgl_request_retracted(self, req: Req) -> None:
-        """A request made way for older ones."""
-        # 2. That is no end: it stays open. But its pages must be back.
+        """Check that a retracted request owns no page."""
+        # 2. A retraction is not an end: the request stays open. But it must own no pages now.
         self.leave(req)
 
     @hookimpl
     def minisgl_request_finished(self, req: Req) -> None:
-        """A request got its final reply."""
-        # 3. A client may leave before its request had a slot, while a step runs, or after a retraction: one reply each.
+        """Record a final reply, and check that the request owns no page."""
+        # 3. A client may hang up while its request waits, runs, or was retracted. Each request gets exactly one reply.
         if req.uid not in self.open:
             self.find("reply", f"request {req.uid} gets a second final reply", req.uid)
         self.open.discard(req.uid)
-        # 4. Where the engine died, nobody cleans up behind it.
+        # 4. After an engine failure, the scheduler does not retire the pages of the failed requests.
         if req.finish_reason != "error":
             self.leave(req)
 
     def leave(self, req: Req) -> None:
-        """A request has no slot any more."""
+        """Record each page that the request still owns as a leak."""
         for page in [page for page, owner in self.owner.items() if owner == req.uid]:
-            self.find("leak", f"request {req.uid} left, and page {page} is still its own", req.uid, page)
+            self.find(
+                "leak", f"request {req.uid} has no request-pool row any more, but still owns page {page}", req.uid, page
+            )
             del self.owner[page]
 
     # lab: end
 
     @hookimpl
     def minisgl_metrics(self) -> str:
-        """Findings by rule, open requests, and pages by owner."""
-        found = Counter(finding.rule for finding in self.findings)
+        """Return the number of findings by rule, of open requests, and of pages by owner."""
+        counts = Counter(finding.rule for finding in self.findings)
         cached = sum(owner == CACHE for owner in self.owner.values())
         lines = ["# TYPE minisgl_audit_findings counter"]
-        lines += [f'minisgl_audit_findings_total{{rule="{rule}"}} {found[rule]}' for rule in RULES]
+        lines += [f'minisgl_audit_findings_total{{rule="{rule}"}} {counts[rule]}' for rule in RULES]
         lines += ["# TYPE minisgl_audit_open_requests gauge", f"minisgl_audit_open_requests {len(self.open)}"]
         lines += ["# TYPE minisgl_audit_pages gauge", f'minisgl_audit_pages{{owner="cache"}} {cached}']
         lines += [f'minisgl_audit_pages{{owner="requests"}} {len(self.owner) - cached}']

@@ -1,7 +1,7 @@
-"""`trace=run.jsonl`: writes down everything a scheduler does, event by event, for `python -m minisgl.trace` to read.
+"""`trace=run.jsonl`: writes every scheduling event to a file, which `python -m minisgl.trace` reads.
 
-Knows the hooks and the format of `minisgl.trace.events`, and judges nothing. Prompts and answers stand in a trace as
-token ids. Events are collected and written some hundred at a time, and whenever the scheduler has nothing left to do.
+This module turns hook calls into events of `minisgl.trace.events`, and checks nothing. Prompts and outputs appear in a
+trace as token ids. Events are buffered and written a few hundred at a time, and whenever the scheduler becomes idle.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from minisgl.trace.events import Event
 
 BLOCK = 256
-"""Events that are collected before they are written."""
+"""Number of events that are buffered before they are written."""
 
 
 @hookimpl
@@ -44,7 +44,7 @@ def minisgl_observer(config: Config, spec: EngineSpec) -> Recorder | None:
 
 
 def header(config: Config, spec: EngineSpec) -> ev.Header:
-    """What a reader must know of the run. The server's options stay out: one of them is a key."""
+    """Return the header of a trace: version, sizes, options, plugins. Server options are left out: one is a secret."""
     options = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in (*GROUPS, "server", "plugins")}
     for group in GROUPS:
         value = getattr(config, group)
@@ -59,7 +59,7 @@ def header(config: Config, spec: EngineSpec) -> ev.Header:
 
 
 def _name(value: object) -> str:
-    """What the option is called: a plugin that ships is named as its file, another as its class."""
+    """Return the name of a group's option: the file name of a built-in plugin, the class name of any other plugin."""
     kind = type(value)
     package, _, name = kind.__module__.rpartition(".")
     return name if package.startswith("minisgl.plugins.") else kind.__name__
@@ -70,16 +70,17 @@ def _is_file(word: str) -> bool:
 
 
 class Recorder:
-    """Writes each event to ``file``, which it closes at the end."""
+    """Writes each event to ``file``, and closes the file at the end."""
 
     def __init__(self, file: BinaryIO, first: ev.Header):
         self._events: list[Event] = [first]
-        self._next = 0  # the step that would be built now
-        self._open = 0
-        self._planned: Sequence[tuple[int, int]] = ()
-        self._unread: dict[int, Step] = {}
-        self._pool = (-1, -1, -1, -1)
-        # Also where nobody says that the scheduler ended: when this object goes, or the interpreter.
+        self._next = 0  # the number of the next step
+        self._open = 0  # open requests
+        self._planned: Sequence[tuple[int, int]] = ()  # rows of a plan whose step is not launched yet
+        self._unread: dict[int, Step] = {}  # launched steps whose result is unread
+        self._pool = (-1, -1, -1, -1)  # the last recorded page counts
+        # The file is complete even if minisgl_closed is never called: the finalizer runs when this object is deleted or
+        # the interpreter exits.
         self._finish = weakref.finalize(self, _close, file, self._events)
         self._file = file
 
@@ -98,7 +99,7 @@ class Recorder:
 
     @hookimpl
     def minisgl_prefix_matched(self, req: Req, pages: I32, step: int) -> None:
-        self._put(ev.Match(step=step, uid=req.uid, tokens=len(req), pages=pages.tolist()))
+        self._put(ev.Match(step=step, uid=req.uid, num_tokens=len(req), pages=pages.tolist()))
 
     @hookimpl
     def minisgl_request_retracted(self, req: Req, step: int) -> None:
@@ -149,9 +150,9 @@ class Recorder:
         self._planned = ()
         self._next = step.id + 1
         self._unread[step.id] = step
-        for seat in step.admissions:
-            self._put(ev.Admit(step=step.id, uid=seat.uid, req_pool_idx=seat.req_pool_idx))
-        slots, columns, pages = step.page_table_updates
+        for admission in step.admissions:
+            self._put(ev.Admit(step=step.id, uid=admission.uid, req_pool_idx=admission.req_pool_idx))
+        req_pool_indices, columns, pages = step.page_table_updates
         self._put(
             ev.Batch(
                 step=step.id,
@@ -162,8 +163,8 @@ class Recorder:
                 num_scheduled_tokens=step.num_scheduled_tokens.tolist(),
                 num_decode=step.num_decode,
                 sample=step.sample.view(np.int8).tolist(),
-                page_table_updates=(slots.tolist(), columns.tolist(), pages.tolist()),
-                sums=checksum(step),
+                page_table_updates=(req_pool_indices.tolist(), columns.tolist(), pages.tolist()),
+                checksum=checksum(step),
             )
         )
 
@@ -174,8 +175,8 @@ class Recorder:
                 step=result.id,
                 t=now,
                 tokens=result.tokens[:, 0].tolist(),
-                sums=checksum(self._unread.pop(result.id)),
-                gained=[int(req is not None) for req in reqs] if None in reqs else None,
+                checksum=checksum(self._unread.pop(result.id)),
+                kept=[int(req is not None) for req in reqs] if None in reqs else None,
             )
         )
 
@@ -184,13 +185,16 @@ class Recorder:
         if self._planned:
             self._put(ev.Plan(step=self._next, rows=list(self._planned)))
         for step in self._unread.values():
-            self._put(ev.Unread(step=step.id, sums=checksum(step)))
+            self._put(ev.Unread(step=step.id, checksum=checksum(step)))
         self._put(ev.End(step=self._next))
         self._finish()
 
 
 def checksum(step: Step) -> int:
-    """Of a step's arrays as they are now: that a launched step does not change is for the reader to see."""
+    """Return the CRC-32 of a step's arrays.
+
+    A trace has one checksum from the launch and one from the result, which shows whether the launched step was changed.
+    """
     total = 0
     for array in (
         step.req_pool_indices,

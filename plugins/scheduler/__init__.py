@@ -1,1 +1,1 @@
-"""Built-in plugins for the hook of this name, one file each."""
+"""The built-in scheduling policies (hook `minisgl_scheduler`), one file each."""

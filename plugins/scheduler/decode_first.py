@@ -1,6 +1,7 @@
-"""`scheduler=decode_first`: running answers before new prompts.
+"""`scheduler=decode_first`: decode rows before prompts.
 
-A step is either decode or prefill. Answers flow evenly; a prompt waits until nothing decodes, or its patience ends.
+Every step is either decode or prefill. Inter-token latency is even. A prompt is computed when no request decodes, or
+when the prompt has waited for ``patience`` steps.
 """
 
 from __future__ import annotations
@@ -16,31 +17,31 @@ from minisgl.scheduler.order import check_order, order_waiting
 
 @dataclass
 class DecodeFirst:
-    """Decode while anything decodes; compute prompts when nothing does, or when one has waited long enough."""
+    """Decode steps while any request decodes; prefill steps otherwise, or after a prompt waited ``patience`` steps."""
 
     order: str = "fcfs"
-    """``fcfs``: as they came; ``lpm``: the longest cached prefix first."""
+    """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first."""
     patience: int = 8
-    """Steps after which a prompt goes before the answers."""
+    """Steps that a prompt waits before it is computed although requests decode."""
 
 
 class DecodeFirstPolicy:
-    """Decode rows; prompts in steps of their own, when there are none or the first has waited ``patience`` steps."""
+    """Plans decode rows, or a prefill step if no request decodes or the first prompt waited ``patience`` steps."""
 
     def __init__(self, order: str, patience: int):
         self.order, self.patience = check_order(order), patience
         if patience < 1:
-            raise ValueError(f"patience={patience}: at least 1 step")
+            raise ValueError(f"patience={patience}: patience must be at least 1 step")
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         decoding = [r for r in running if not r.num_remaining_tokens]
-        begun = [r for r in running if r.num_remaining_tokens]
-        impatient = any(r.skipped_steps >= self.patience for r in begun) or (
+        prefilling = [r for r in running if r.num_remaining_tokens]
+        impatient = any(r.skipped_steps >= self.patience for r in prefilling) or (
             len(waiting) > 0 and waiting[0].skipped_steps >= self.patience
         )
         rows: list[tuple[int, int]] = []
         if impatient or not decoding:
-            rows = [(r.uid, n) for r in begun if (n := budget.grant(r, r.num_remaining_tokens))]
+            rows = [(r.uid, n) for r in prefilling if (n := budget.grant(r, r.num_remaining_tokens))]
             for w in order_waiting(waiting, self.order):
                 if not (n := budget.grant(w, w.num_tokens - w.num_cached_tokens)):
                     break

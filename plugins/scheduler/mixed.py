@@ -1,7 +1,7 @@
 """`scheduler=mixed`: decode rows and prefill chunks in one batch.
 
-Chunked prefill with piggybacked decodes (Sarathi-Serve, arXiv:2403.02310): a step costs at most ``max_prefill_tokens``
-tokens, so no prompt, however long, makes an answer wait longer than that.
+Chunked prefill with piggybacked decodes (Sarathi-Serve, arXiv:2403.02310). A step computes at most
+``max_prefill_tokens`` tokens, so a long prompt delays the next token of a running request by at most one such step.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from minisgl.scheduler.order import check_order, order_waiting
 
 @dataclass
 class Mixed:
-    """Every running answer in every step, and as much of the prompts as the step's tokens leave room for."""
+    """Every decode row in every step, and prompt chunks in the tokens that are left of the step."""
 
     order: str = "fcfs"
-    """``fcfs``: as they came; ``lpm``: the longest cached prefix first."""
+    """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first."""
 
 
 class MixedPolicy:
-    """Decode rows, then prompts that were begun, then waiting ones."""
+    """Plans decode rows first, then prompts that are partly computed, then waiting requests."""
 
     def __init__(self, order: str):
         self.order = check_order(order)
 
     # lab: policy.plan
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
-        # 1. Decode rows first: their next token must not wait for anyone's prompt.
+        # 1. Decode rows first: the next token of a running request must not wait for another request's prompt.
         rows = [(r.uid, 1) for r in running if not r.num_remaining_tokens and budget.grant(r, 1)]
-        # 2. Then what was begun: a half-computed prompt holds a slot and pages.
+        # 2. Then prompts that are partly computed: such a request already owns KV pages.
         rows += [
             (r.uid, n) for r in running if r.num_remaining_tokens and (n := budget.grant(r, r.num_remaining_tokens))
         ]
         for w in order_waiting(waiting, self.order):
-            # 3. Stop at the first that does not fit: to skip it would starve it.
+            # 3. Stop at the first request that does not fit: smaller requests that overtake it could starve it.
             if not (n := budget.grant(w, w.num_tokens - w.num_cached_tokens)):
                 break
             rows.append((w.uid, n))

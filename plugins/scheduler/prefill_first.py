@@ -1,6 +1,6 @@
-"""`scheduler=prefill_first`: new prompts before running answers, as SGLang does by default.
+"""`scheduler=prefill_first`: prompts before decode rows, as SGLang does by default.
 
-A step is either prefill or decode. Time to first token is short; a long prompt makes every running answer wait.
+Every step is either prefill or decode. Time to first token is short, but a long prompt delays every running request.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from minisgl.scheduler.order import check_order, order_waiting
 
 @dataclass
 class PrefillFirst:
-    """Compute prompts first, whenever one fits; decode when none does."""
+    """Prefill steps while any prompt fits; decode steps otherwise."""
 
     order: str = "fcfs"
-    """``fcfs``: as they came; ``lpm``: the longest cached prefix first."""
+    """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first."""
 
 
 class PrefillFirstPolicy:
-    """Prompts that were begun, then waiting ones; decode rows when there is no prompt to compute."""
+    """Plans prompts that are partly computed, then waiting requests; decode rows only if no prompt fits."""
 
     def __init__(self, order: str):
         self.order = check_order(order)
@@ -34,7 +34,7 @@ class PrefillFirstPolicy:
         ]
         for w in order_waiting(waiting, self.order):
             if not (n := budget.grant(w, w.num_tokens - w.num_cached_tokens)):
-                break  # to skip it for a smaller one would starve it
+                break  # smaller requests that overtake this request could starve it
             rows.append((w.uid, n))
         return Plan(rows or [(r.uid, 1) for r in running if budget.grant(r, 1)])
 

@@ -1,4 +1,4 @@
-"""`scheduler=static`: what serving was before continuous batching. A batch runs until its last request ends."""
+"""`scheduler=static`: static batching, used before continuous batching. A batch runs until its last request ends."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from minisgl.scheduler import Budget, Plan, Running, Waiting
 
 @dataclass
 class Static:
-    """A batch is formed when nothing runs, and nobody joins it: slots of short answers stand empty meanwhile."""
+    """Static batches: requests are admitted only when none runs. The rows of requests that end early stay unused."""
 
 
 class StaticPolicy:
-    """Prefill a whole batch, then decode it to the end."""
+    """Plans a new batch when no request runs; otherwise prefills and then decodes the current batch."""
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         rows = [

@@ -1,4 +1,4 @@
-"""The benchmarks' command lines: what can't be measured or written is said in a sentence, before anything runs."""
+"""The benchmarks' command lines: wrong arguments and unwritable files are reported before a benchmark runs."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ WRITERS = {
 
 
 @pytest.mark.parametrize(("name", "flag"), [(name, flag) for name in WRITERS for flag in WRITERS[name][2]])
-def test_where_a_file_can_not_be_written_nothing_is_measured(
+def test_unwritable_file_is_refused_first(
     name: str, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module, measures, _ = WRITERS[name]
-    monkeypatch.setattr(module, measures, lambda *_: pytest.fail("it measured first"))
-    for file, said in (
+    module, function, _ = WRITERS[name]
+    monkeypatch.setattr(module, function, lambda *_: pytest.fail("the benchmark ran first"))
+    for file, message in (
         (tmp_path / "nowhere" / "x", f"there is no folder {tmp_path / 'nowhere'}"),
         (tmp_path, f"argument {flag}: {tmp_path} is a folder: name a file"),
     ):
         with pytest.raises(SystemExit, match="2"):
             main([name, flag, str(file)])
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
-def test_every_benchmark_that_writes_a_file_is_among_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_writers_lists_all_file_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     for name in BENCHMARKS:
         with pytest.raises(SystemExit, match="0"):
             main([name, "--help"])
@@ -54,41 +54,42 @@ def test_every_benchmark_that_writes_a_file_is_among_them(capsys: pytest.Capture
         "plugins=mine.py scheduler=mine --only 6 7",
     ],
 )
-def test_options_may_stand_behind_a_flag_that_takes_several_values(
-    words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    asked = []
+def test_options_after_a_flag_with_several_values(words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = []
     words = words.replace("--seed=1", f"--json={tmp_path}/a=b.json")
-    monkeypatch.setattr(stages, "measure", lambda *given: asked.append(given) or {"stages": [], "without_cache": 0})
+    monkeypatch.setattr(
+        stages, "measure", lambda *arguments: calls.append(arguments) or {"stages": [], "without_cache": 0}
+    )
     monkeypatch.setattr(stages, "show", lambda report: None)
     stages.main(words.split())
-    assert asked == [(["plugins=mine.py", "scheduler=mine"], [6, 7])]
+    assert calls == [(["plugins=mine.py", "scheduler=mine"], [6, 7])]
     assert (tmp_path / "a=b.json").exists() == ("--json" in words)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
-        ("--only 5 --counts stage=3", "stage=3: the stages are what this measures"),
-        ("--only 5 stage=3", "choose with --only 3"),
+        ("--only 5 --counts stage=3", "stage=3: this benchmark measures all stages"),
+        ("--only 5 stage=3", "choose one with --only 3"),
         ("device=cpu 9x --only 5", "9x: write key=value"),
-        ("--only 4 --counts num_pages=9", "these options can't serve request"),
-        ("--only 4 --counts num_pages=null", "give num_pages and max_seq_len a number"),
-        ("--counts model=nosuch", "model=nosuch: --counts is without model and device"),
-        ("--only 7 --counts graph=cuda", "graph=cuda: --counts is without model and device"),
+        ("--only 4 --counts num_pages=9", "these options cannot serve request"),
+        ("--only 4 --counts num_pages=null", "set num_pages and max_seq_len to a number"),
+        ("--counts model=nosuch", "model=nosuch: --counts uses no model and no device"),
+        ("--only 7 --counts graph=cuda", "graph=cuda: --counts uses no model and no device"),
         ("--only 7 --counts attention.workspace=1", "There is no option 'attention.workspace'"),
         ("--counts schedulr=mine", "Did you mean scheduler?"),
     ],
 )
-def test_what_the_stages_can_not_do_is_said(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_stage_options_are_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         stages.main(words.split())
     out, err = capsys.readouterr()
-    assert said in err
+    assert message in err
     assert not out
 
 
-def test_what_can_be_counted_are_options_and_change_a_count() -> None:
+def test_counted_options_change_a_count() -> None:
+    """Each option that ``--counts`` accepts changes a count of stage 6, except three."""
     changed = {
         "cache": "cache=naive",
         "scheduler": "scheduler=static",
@@ -99,8 +100,8 @@ def test_what_can_be_counted_are_options_and_change_a_count() -> None:
         "overlap": "overlap=true",
         "starvation_steps": "starvation_steps=1",
     }
-    unchanged = {"max_seq_len", "trace", "plugins"}  # seen too: refused where too small, written, and loaded
+    unchanged = {"max_seq_len", "trace", "plugins"}  # these have other effects: a refusal, a file, loaded code
     assert changed.keys() | unchanged == set(stages.COUNTED)
-    six = stages.count((), [6])["stages"][0]
+    default = stages.count((), [6])["stages"][0]
     for word in changed.values():
-        assert stages.count([word], [6])["stages"][0] != six, word
+        assert stages.count([word], [6])["stages"][0] != default, word

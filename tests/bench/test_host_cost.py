@@ -1,4 +1,4 @@
-"""What a step costs on the host: bounds that a busy machine keeps too. The figures are in docs/benchmarks."""
+"""The host time of a step stays below bounds that also hold on a busy machine. docs/benchmarks has measured times."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def plugins() -> PluginManager:
 
 
 def medians(runs: list[Scheduler], blocks: int = 12) -> list[float]:
-    """Seconds a step of each, measured in turns."""
+    """Return the median seconds of a step for each scheduler. The schedulers run alternately."""
     times: list[list[float]] = [[] for _ in runs]
     for _ in range(blocks):
-        for run, mine in zip(runs, times, strict=True):
-            mine += bench.timed(run, bench.BLOCK)
-    return [statistics.median(mine) for mine in times]
+        for run, seconds in zip(runs, times, strict=True):
+            seconds += bench.timed(run, bench.BLOCK)
+    return [statistics.median(seconds) for seconds in times]
 
 
 def config(plugins: PluginManager, policy: str) -> Config:
@@ -34,7 +34,7 @@ def config(plugins: PluginManager, policy: str) -> Config:
 
 
 @pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
-def test_a_step_costs_the_same_at_32k_tokens_as_at_1k(plugins: PluginManager, policy: str) -> None:
+def test_step_time_does_not_depend_on_context(plugins: PluginManager, policy: str) -> None:
     steps = 12 * bench.BLOCK
     runs = [bench.decoding(config(plugins, policy), plugins, context, 64, steps) for context in bench.CONTEXTS]
     short, long = medians(runs)
@@ -42,18 +42,18 @@ def test_a_step_costs_the_same_at_32k_tokens_as_at_1k(plugins: PluginManager, po
 
 
 @pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
-def test_a_row_costs_little(plugins: PluginManager, policy: str) -> None:
+def test_time_per_row(plugins: PluginManager, policy: str) -> None:
     steps = 12 * bench.BLOCK
     few, many = medians([bench.decoding(config(plugins, policy), plugins, 1024, rows, steps) for rows in (16, 256)])
-    a_row = (many - few) / 240
-    assert a_row < 6e-6, f"{a_row * 1e6:.1f} µs a row"  # the bar is 2, on a machine of its own
+    per_row = (many - few) / 240
+    assert per_row < 6e-6, f"{per_row * 1e6:.1f} µs per row"  # on an idle machine, the limit is 2 µs
     assert few < 800e-6, f"{few * 1e6:.0f} µs with 16 rows"
 
 
-def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench.main(["scheduler=mixed", "--steps", "25", "--json", str(tmp_path / "host.json")])
     shown = capsys.readouterr().out
-    assert "µs a row" in shown
+    assert "µs per row" in shown
     assert "prefill, chunk 512" in shown
     report = json.loads((tmp_path / "host.json").read_text())
     assert report["options"] == ["scheduler=mixed"]
@@ -62,6 +62,6 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pyte
     assert all(0 < p["median"] <= p["p99"] and p["steps"] > 0 for p in report["points"])
 
 
-def test_a_line_through_exact_points_is_that_line() -> None:
+def test_fit() -> None:
     points = [bench.Point("decode", 1024, rows, 1, 100 + 1.5 * rows, 0, 0) for rows in bench.ROWS]
     assert bench.fit(points, 1024) == bench.Fit(1024, 100.0, 1.5)

@@ -1,4 +1,4 @@
-"""`python -m minisgl.bench kernels` and `tiles` where there is no GPU: one clear line, and status 2."""
+"""Without a GPU, `python -m minisgl.bench kernels` and `tiles` print an error and exit with status 2."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from minisgl.bench.__main__ import main
 
 
 @pytest.mark.parametrize("name", ["kernels", "tiles"])
-def test_without_a_gpu_it_says_so(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_error_without_gpu(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as ended:
         main([name])

@@ -1,4 +1,4 @@
-"""`python -m minisgl.bench link` where there are too few GPUs, and the table it prints where there are enough."""
+"""`python -m minisgl.bench link`: the error if there are too few GPUs, and the table of results."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from minisgl.bench.__main__ import main
 
 
 @pytest.mark.parametrize("words", [[], ["--size", "8"], ["--size", "1"]])
-def test_without_a_gpu_for_each_rank_it_says_so(
+def test_error_without_a_gpu_for_each_rank(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 if not words else 4)
     with pytest.raises(SystemExit) as ended:
         main(["link", *words])
     assert ended.value.code == 2
-    assert f"needs two GPUs at least, and one for each rank; torch finds {1 if not words else 4}" in (
-        capsys.readouterr().err
-    )
+    message = f"at least two ranks and one GPU for each rank; torch finds {1 if not words else 4} GPUs"
+    assert message in capsys.readouterr().err
 
 
-def test_a_road_that_can_not_be_had_has_no_numbers(
+def test_unavailable_algorithm_has_no_times(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GPU")

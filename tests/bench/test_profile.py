@@ -1,4 +1,4 @@
-"""The device's timeline, counted from events; where there is no GPU, the command says so."""
+"""The timeline of the device is computed from events; without a GPU, the command prints an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 from minisgl.bench import profile
 
 
-def test_what_runs_side_by_side_counts_once_and_gaps_are_idle() -> None:
+def test_timeline() -> None:
+    """Overlapping events count once, and gaps between events are idle time."""
     line = profile.timeline([("b", 5.0, 9.0), ("a", 0.0, 2.0), ("copy", 6.0, 7.0), ("a", 11.0, 12.0)])
     assert line.span == 12.0
     assert line.idle == 3.0 + 2.0
@@ -24,6 +25,6 @@ def test_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_host_is_hidden(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     profile.main(["--rows", "8", "--input", "32", "--steps", "10"])
-    assert "the device is idle" in capsys.readouterr().out
+    assert "device idle" in capsys.readouterr().out

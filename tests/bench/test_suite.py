@@ -1,4 +1,4 @@
-"""The suite's rows, on a small model on a CPU; its numbers are for GPUs."""
+"""The suite runs all workloads. Here it uses a small model on the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def small(workload: suite.Workload) -> suite.Workload:
     return replace(workload, count=3, input=(5, 9), output=(1, 1) if workload is suite.PREFILL else (2, 4), shared=0)
 
 
-def test_every_row_is_measured_on_fresh_prompts(
+def test_every_workload_has_new_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(tiny_checkpoint("qwen3", tmp_path / "tiny"))
@@ -31,24 +31,24 @@ def test_every_row_is_measured_on_fresh_prompts(
     assert rows["prefill"]["unit"] == "prompt tok/s"
     for row in report["rows"][1:]:
         assert row["result"]["requests"] == 3
-        assert row["result"]["cached_tokens"] == 0, "a prompt was served from an earlier run's cache"
+        assert row["result"]["cached_tokens"] == 0, "a prefix of an earlier workload was in the cache"
     assert "mini-sglang" in capsys.readouterr().out
 
 
-def test_an_unknown_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         suite.main(["--models", "gpt-5"])
     assert "qwen3-0.6b" in capsys.readouterr().err
 
 
-def test_an_unknown_workload_is_refused_and_options_may_stand_behind_only(
+def test_only_accepts_known_workloads_before_options(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-    monkeypatch.setattr(suite, "measure", lambda *words: asked.append(words) or ([], {}))
+    calls = []
+    monkeypatch.setattr(suite, "measure", lambda *arguments: calls.append(arguments) or ([], {}))
     monkeypatch.setattr(suite, "show", lambda *_: None)
     suite.main(["--models", "qwen3-0.6b", "--only", "one request", "tp=2", "communicator=nccl"])
-    assert asked == [("qwen3-0.6b", ["tp=2", "communicator=nccl"], ["one request"], 0)]
+    assert calls == [("qwen3-0.6b", ["tp=2", "communicator=nccl"], ["one request"], 0)]
     with pytest.raises(SystemExit, match="2"):
         suite.main(["--only", "one requst"])
     assert "there is no workload one requst: use 64 decoding, 64 requests, offline" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The site, built once for all workers of a run; and a browser, where there is one."""
+"""Fixtures: the site, built once for all workers of a test run, and a browser if one is installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 280.0
+BUILD_SECONDS = 280.0
 FLAGS = """
     --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
     --disable-component-update --disable-sync --hide-scrollbars
@@ -26,8 +26,10 @@ FLAGS = """
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site (``MINISGL_SITE``: one that was built already). A warning fails the build, and so does code on a
-    page that fails."""
+    """Return the folder of the built site, or ``MINISGL_SITE`` if this variable is set.
+
+    A warning, or an error in the code of a page, fails the build.
+    """
     if ready := os.environ.get("MINISGL_SITE"):
         return Path(ready).resolve()
     base = tmp_path_factory.getbasetemp()
@@ -36,15 +38,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, lock, done = base / "site", base / "site.lock", base / "site.done"
     try:
         os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:  # another worker builds
-        until = time.monotonic() + PATIENCE
+    except FileExistsError:  # another worker builds the site
+        until = time.monotonic() + BUILD_SECONDS
         while not done.exists() and time.monotonic() < until:
             time.sleep(0.2)
         assert done.read_text() == "built", "another worker could not build the site"
         return folder
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    built = subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False
+    )
     done.write_text("built" if built.returncode == 0 else "failed")
     assert built.returncode == 0, built.stdout + built.stderr
     return folder
@@ -52,11 +56,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Chrome]:
-    """Headless Chromium."""
+    """Return headless Chromium."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
     if not chromium or not driver:
-        pytest.skip("there is no Chromium with its driver here (Debian: apt-get install chromium chromium-driver)")
+        pytest.skip("Chromium or its driver is not installed (Debian: apt-get install chromium chromium-driver)")
     from selenium.webdriver import Chrome, ChromeOptions
     from selenium.webdriver.chrome.service import Service
 

@@ -1,5 +1,7 @@
-"""What pages tell a reader to type works. Blocks that a page runs itself (``exec=``) are the site's test's; the others
-run here, page by page, in a folder of their own. A block with ``skip="reason"`` is not run, and the page says why.
+"""The commands and programs on the pages of the documentation work.
+
+The site's build runs blocks with ``exec=``. These tests run all other blocks, page by page, each page in a folder of
+its own. A block with ``skip="reason"`` is not run.
 """
 
 from __future__ import annotations
@@ -22,18 +24,18 @@ ROOT = Path(__file__).resolve().parents[2]
 README = "README.md"
 DOCS = ("plugins", "testing", "trace", "reference/http-api")
 PAGES = [README, *(f"docs/{name}.md" for name in DOCS), *(path for path, _ in course(ROOT))]
-MADE_UP = "my_cache.py"
-"""A file that the README names as one of the reader's own."""
+EXAMPLE_PLUGIN = "my_cache.py"
+"""A plugin file that the README uses as an example of a reader's own file."""
 
 
 def to_run(page: str) -> list[Block]:
-    """The blocks of a page that its reader would run, and that the page does not run itself."""
+    """Return the blocks of a page that a reader runs and that the site's build does not run."""
     found = blocks((ROOT / page).read_text(encoding="utf-8"))
     return [b for b in found if b.language in ("bash", "python") and not {"exec", "quote"} & b.options.keys()]
 
 
 def commands(block: Block) -> list[str]:
-    """The lines of a bash block: continued ones joined, comments and environment taken off, ``a && b`` apart."""
+    """Return the commands of a bash block, without comments and environment variables; ``a && b`` is two commands."""
     lines = block.code.replace("\\\n", " ").splitlines()
     bare = [re.sub(r"\s+#.*", "", line).strip() for line in lines]
     parts = [part.strip() for line in bare for part in line.split(" && ")]
@@ -42,23 +44,23 @@ def commands(block: Block) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a page's commands run: the chapters are there, and this interpreter's programs."""
+    """Return the folder in which a page's commands run, with the chapters and this interpreter on the path."""
     (tmp_path / "chapters").symlink_to(ROOT / "chapters")
     counting = next(b.code for b in to_run("docs/plugins.md") if b.options.get("title") == "counting.py")
-    (tmp_path / MADE_UP).write_text(counting.replace("counting", "mine"), encoding="utf-8")
+    (tmp_path / EXAMPLE_PLUGIN).write_text(counting.replace("counting", "mine"), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     return tmp_path
 
 
 def compose_words(words: list[str]) -> None:
-    """What the server would do with its command line before it starts anything."""
+    """Compose the options, as the server does before it starts anything."""
     named, rest = split_plugins([word for word in words if word not in ("--help", "--cfg", "job")])
     compose(PluginManager.load(named, light=True), rest)
 
 
 def check_lab(words: list[str]) -> None:
-    """The command and the lab are there; what they do is the labs' tests'."""
+    """Check that the command and the lab exist. The tests of the labs run them."""
     assert words[0] in ("list", "start", "test", "hint", "status", "diff")
     assert not words[1:] or words[1] in {lab.lab for lab in catalog.labs()}, f"there is no lab {words[1]}"
 
@@ -69,11 +71,11 @@ def run(command: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if to_run(page)])
-def test_the_blocks_of_a_page_run(page: str, folder: Path) -> None:
+def test_blocks_of_a_page_run(page: str, folder: Path) -> None:
     python = ""
     for block in to_run(page):
         if "skip" in block.options:
-            assert len(block.options["skip"]) > 10, f"{page}:{block.line}: say why it is not run"
+            assert len(block.options["skip"]) > 10, f"{page}:{block.line}: give a longer reason for skip"
         elif title := block.options.get("title"):
             (folder / title).write_text(block.code, encoding="utf-8")
         elif block.language == "python":
@@ -92,14 +94,14 @@ def test_the_blocks_of_a_page_run(page: str, folder: Path) -> None:
         run("python page.py", folder)
 
 
-def test_the_python_of_the_readme_says_something_sensible() -> None:
+def test_readme_example_prints_an_answer() -> None:
     code = next(b.code for b in to_run(README) if b.language == "python" and "title" not in b.options)
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert result.returncode == 0, result.stderr
     assert "radix" in result.stdout
 
 
-def test_the_plugins_of_the_pages_work_in_the_engine(tmp_path: Path) -> None:
+def test_plugins_of_the_pages_work_in_the_engine(tmp_path: Path) -> None:
     from minisgl import LLM, SamplingParams
 
     for page in (README, "docs/plugins.md"):
@@ -118,7 +120,7 @@ def test_the_plugins_of_the_pages_work_in_the_engine(tmp_path: Path) -> None:
         assert meter.steps > 0
 
 
-def test_make_targets_and_files_that_pages_name_exist() -> None:
+def test_make_targets_and_links_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in [README, "CONTRIBUTING.md", *(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").glob("**/*.md"))]:
         text = (ROOT / page).read_text("utf-8")
@@ -130,6 +132,6 @@ def test_make_targets_and_files_that_pages_name_exist() -> None:
             assert (ROOT / page).parent.joinpath(link).exists(), f"{page}: {link}"
 
 
-def test_commands_are_told_apart() -> None:
+def test_commands_are_split() -> None:
     block = Block("bash", {}, "A=1 python -m x \\\n  y  # why\n# a comment\nb && c\n", 1, "", "")
     assert commands(block) == ["python -m x    y", "b", "c"]

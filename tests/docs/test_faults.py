@@ -1,4 +1,4 @@
-"""What is wrong on a page fails the site's build: a small site with one fault a page."""
+"""An error on a page fails the build of the site. The tests build a small site with one error on each page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAULTS = {
 
 
 def build(folder: Path, pages: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Build a site of these pages with the real options, apart from the navigation."""
+    """Build a site of these pages, with the options of the real site except the navigation."""
     options, _, _ = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")
     nav = "".join(f"  - {name}.md\n" for name in ("index", "glossary", *pages))
     options = options.replace("watch: [chapters, plugins, minisgl]\n", "")
@@ -38,29 +38,29 @@ def build(folder: Path, pages: dict[str, str]) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_a_sound_site_is_built(tmp_path: Path) -> None:
-    quote = '```python quote="minisgl/course/site/quotes.py::MOST_LINES"\n```'
-    done = build(tmp_path, {"sound": f'{quote}\n\n```python exec="on" result="text"\nprint("seen" * 2)\n```'})
+def test_correct_site_is_built(tmp_path: Path) -> None:
+    quote = '```python quote="minisgl/course/site/quotes.py::MAX_LINES"\n```'
+    done = build(tmp_path, {"correct": f'{quote}\n\n```python exec="on" result="text"\nprint("seen" * 2)\n```'})
     assert done.returncode == 0, done.stderr
-    page = (tmp_path / "site" / "sound.html").read_text(encoding="utf-8")
+    page = (tmp_path / "site" / "correct.html").read_text(encoding="utf-8")
     assert "seenseen" in page
     assert 'href="source/minisgl/course/site/quotes.py.html#__codelineno-0-' in page
 
 
 @pytest.mark.parametrize("fault", [name for name in FAULTS if name != "snippet"])
-def test_a_fault_fails_the_build(fault: str, faulty: subprocess.CompletedProcess[str]) -> None:
+def test_fault_fails_the_build(fault: str, faulty: subprocess.CompletedProcess[str]) -> None:
     assert faulty.returncode != 0
     assert FAULTS[fault][1] in faulty.stderr
 
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    """All faults that let the build go on to the next page, in one."""
+    """Build one site with all faults that do not stop the build at once."""
     return build(tmp_path_factory.mktemp("faults"), {k: text for k, (text, _) in FAULTS.items() if k != "snippet"})
 
 
-def test_a_missing_snippet_fails_the_build(tmp_path: Path) -> None:
-    text, says = FAULTS["snippet"]
+def test_missing_snippet_fails_the_build(tmp_path: Path) -> None:
+    text, message = FAULTS["snippet"]
     done = build(tmp_path, {"snippet": text})
     assert done.returncode != 0
-    assert says in done.stderr
+    assert message in done.stderr

@@ -1,4 +1,4 @@
-"""Numbers that stand in a chapter's prose are those that the code counts today."""
+"""Numbers in the text of the chapters are equal to those that the code gives."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ import torch
 from minisgl import LLM, SamplingParams
 from minisgl.course.ladder import stages
 from minisgl.course.site.diagrams import mask
-from minisgl.server.child import CALLS_SECONDS
+from minisgl.server.worker_process import PLUGIN_CALLS_INTERVAL_SECONDS
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_what_the_kv_cache_spares() -> None:
-    counted = stages.count()
+def test_tokens_computed_without_kv_cache() -> None:
+    report = stages.count()
     text = (ROOT / "chapters/01_foundations/index.md").read_text()
-    assert f"between {counted['without_cache']:,} and {counted['stages'][0]['computed']:,} tokens" in text
+    assert f"between {report['without_cache']:,} and {report['stages'][0]['computed']:,} tokens" in text
 
 
-def test_what_one_line_of_the_first_policy_buys() -> None:
+def test_worst_gap_of_the_first_policy() -> None:
     mine = ROOT / "chapters/00_start/mine.py"
-    words = [f"plugins={mine}", "scheduler=mine"]
-    before = stages.count(words, [6])["stages"][0]["worst_gap"]
+    options = [f"plugins={mine}", "scheduler=mine"]
+    before = stages.count(options, [6])["stages"][0]["worst_gap"]
     text = (ROOT / "chapters/00_start/index.md").read_text()
     assert f"worst gap fell from {before:,} tokens to 128" in text
 
 
-def test_how_late_counts_of_calls_may_be() -> None:
+def test_interval_of_plugin_call_counts() -> None:
     text = (ROOT / "chapters/00_start/index.md").read_text()
-    assert CALLS_SECONDS == 1 / 4 and "tell what they counted four times a second" in text
+    assert PLUGIN_CALLS_INTERVAL_SECONDS == 1 / 4 and "report their counts four times a second" in text
 
 
-def test_what_paged_attention_reads() -> None:
+def test_positions_that_paged_attention_reads() -> None:
     with LLM("tutor", overrides=["attention=paged", "graph=none", "device=cpu"]) as llm:
         prompts = [[length] * length for length in (30, 60, 90, 900)]
         llm.generate(prompts, SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
@@ -47,12 +47,13 @@ def test_what_paged_attention_reads() -> None:
     assert f"1,080 + 1,084 | {backend.positions_read // layers:,} |" in text
 
 
-def test_the_wrong_mask_and_the_right_one_are_seen_together_on_a_phone() -> None:
+def test_masks_fit_on_a_phone() -> None:
+    """The picture with the wrong and the correct mask is at most 360 pixels wide."""
     found = re.search(r' width="(\d+)"', mask())
     assert found is not None and int(found[1]) <= 360
 
 
-def test_which_experts_the_subjects_choose() -> None:
+def test_experts_of_each_subject() -> None:
     pytest.importorskip("transformers")
     from tokenizers import Tokenizer
     from transformers import AutoModelForCausalLM

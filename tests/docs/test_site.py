@@ -1,5 +1,7 @@
-"""The built site: it needs no network, its links lead somewhere, its pictures can be told in words, and it looks right
-in a browser, wide and narrow, light and dark."""
+"""Tests of the built site: links, network access, descriptions of pictures, and the layout in a browser.
+
+The layout is tested on wide and narrow screens, light and dark.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,20 @@ ROOT = Path(__file__).resolve().parents[2]
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 
 
-LEGIBLE = 8.9
-"""Pixels of a font; wide pictures keep it on a phone, where they scroll in their box."""
+MIN_FONT_PIXELS = 8.9
+"""Smallest font size in a picture. On a phone, a wide picture keeps this size and scrolls."""
 
 
 class Element(NamedTuple):
+    """One HTML element."""
+
     tag: str
     attributes: dict[str, str]
-    inside: tuple[str, ...]  # tags and classes of what holds it
+    inside: tuple[str, ...]  # tags and classes of the enclosing elements
 
 
 class Page(HTMLParser):
-    """The elements of one page."""
+    """One page of the site, parsed into its elements."""
 
     def __init__(self, path: Path):
         super().__init__()
@@ -52,6 +56,7 @@ class Page(HTMLParser):
 
     @property
     def anchors(self) -> set[str]:
+        """Anchors to which a link can point."""
         return {e.attributes[key] for e in self.elements for key in ("id", "name") if key in e.attributes}
 
 
@@ -60,14 +65,14 @@ def pages(site: Path) -> dict[Path, Page]:
     return {path: Page(path) for path in sorted(site.glob("**/*.html"))}
 
 
-def test_the_site_is_whole(site: Path, pages: dict[Path, Page]) -> None:
-    there = {path.relative_to(site).as_posix() for path in pages}
+def test_site_has_all_pages(site: Path, pages: dict[Path, Page]) -> None:
+    found = {path.relative_to(site).as_posix() for path in pages}
     chapters = {path.replace(".md", ".html") for path, _ in course(ROOT)}
-    assert chapters | {"index.html", "glossary.html", "reference/api.html", "benchmarks/stages.html"} <= there
+    assert chapters | {"index.html", "glossary.html", "reference/api.html", "benchmarks/stages.html"} <= found
     assert len(chapters) >= 8
 
 
-def test_every_internal_link_leads_somewhere(site: Path, pages: dict[Path, Page]) -> None:
+def test_internal_links_are_valid(site: Path, pages: dict[Path, Page]) -> None:
     wrong = []
     for path, page in pages.items():
         for element in page.elements:
@@ -84,7 +89,7 @@ def test_every_internal_link_leads_somewhere(site: Path, pages: dict[Path, Page]
     assert wrong == []
 
 
-def test_nothing_is_fetched_from_anywhere(pages: dict[Path, Page]) -> None:
+def test_site_needs_no_network(pages: dict[Path, Page]) -> None:
     for path, page in pages.items():
         for element in page.elements:
             if element.tag in ("script", "img", "iframe", "source", "video", "audio", "link"):
@@ -93,7 +98,7 @@ def test_nothing_is_fetched_from_anywhere(pages: dict[Path, Page]) -> None:
                 assert not fetched, f"{path}: {address}"
 
 
-def test_every_picture_can_be_told_in_words(pages: dict[Path, Page]) -> None:
+def test_pictures_have_descriptions(pages: dict[Path, Page]) -> None:
     pictures = 0
     for path, page in pages.items():
         for element in page.elements:
@@ -103,9 +108,9 @@ def test_every_picture_can_be_told_in_words(pages: dict[Path, Page]) -> None:
                 assert len(element.attributes.get("alt", "")) > 10, f"{path}: {element}"
             elif element.tag == "svg" and not {"md-icon", "md-button", "twemoji"} & set(element.inside):
                 assert element.attributes.get("role") == "img", f"{path}: {element}"
-                named = element.attributes.get("aria-labelledby", "").split()
-                told = len(element.attributes.get("aria-label", "")) > 20
-                assert told or (named and set(named) <= page.anchors), f"{path}: {element}"
+                ids = element.attributes.get("aria-labelledby", "").split()
+                labelled = len(element.attributes.get("aria-label", "")) > 20
+                assert labelled or (ids and set(ids) <= page.anchors), f"{path}: {element}"
             else:
                 continue
             pictures += 1
@@ -115,7 +120,8 @@ def test_every_picture_can_be_told_in_words(pages: dict[Path, Page]) -> None:
 # ---- in a browser -------------------------------------------------------------------------------------
 
 
-def look(browser: Chrome, path: Path, width: int, scheme: str) -> None:
+def open_page(browser: Chrome, path: Path, width: int, scheme: str) -> None:
+    """Open a page with this screen width in pixels and this colour scheme."""
     phone = width < 600
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": phone}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -124,7 +130,8 @@ def look(browser: Chrome, path: Path, width: int, scheme: str) -> None:
     browser.get(path.as_uri())
 
 
-def found_wrong(browser: Chrome, width: int) -> Iterator[str]:
+def layout_problems(browser: Chrome, width: int) -> Iterator[str]:
+    """Yield the problems of the open page."""
     for entry in browser.get_log("browser"):
         if entry["level"] in ("SEVERE", "WARNING"):
             yield f"console: {entry['message']}"
@@ -137,14 +144,14 @@ def found_wrong(browser: Chrome, width: int) -> Iterator[str]:
         "  s.getBoundingClientRect().width / s.viewBox.baseVal.width *"
         "  Math.min(...[...s.querySelectorAll('text')].map(t => parseFloat(getComputedStyle(t).fontSize))))"
     )
-    yield from (f"words {size:.1f} pixels high in a picture" for size in smallest if size < LEGIBLE)
-    bare = browser.execute_script(  # the theme's tabs have a fade and an arrow of their own
+    yield from (f"text of {size:.1f} pixels in a picture" for size in smallest if size < MIN_FONT_PIXELS)
+    without_shadow = browser.execute_script(  # the theme's tabs have their own fade and arrow
         "return [...document.querySelectorAll('article *:not(.tabbed-labels)')].filter(e =>"
         "  e.scrollWidth > e.clientWidth + 1 && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX) &&"
         "  !getComputedStyle(e).backgroundAttachment.startsWith('local, local, scroll, scroll'))"
         ".map(e => `${e.tagName} ${e.className}`)"
     )
-    yield from (f"scrolls sideways, and no shadow says so: {what}" for what in bare)
+    yield from (f"scrolls sideways without a shadow: {name}" for name in without_shadow)
     wide = browser.execute_script("return document.documentElement.scrollWidth")
     if wide > width:
         yield f"{wide - width} pixels wider than the screen"
@@ -152,17 +159,17 @@ def found_wrong(browser: Chrome, width: int) -> Iterator[str]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 380])
-def test_every_page_looks_right(site: Path, browser: Chrome, width: int, scheme: str) -> None:
-    look(browser, site / "index.html", width, scheme)
-    browser.execute_script("localStorage.clear()")  # the scheme of an earlier visit
+def test_layout_of_every_page(site: Path, browser: Chrome, width: int, scheme: str) -> None:
+    open_page(browser, site / "index.html", width, scheme)
+    browser.execute_script("localStorage.clear()")  # forget the scheme of an earlier visit
     wrong = []
     for path in sorted(site.glob("**/*.html")):
-        if path.name == "404.html":  # its addresses are the server's
+        if path.name == "404.html":  # its links only work on a server
             continue
         if path.is_relative_to(site / "source") and (width, scheme) != (380, "dark"):
-            continue  # listings of files: all made alike, so looked at once
-        look(browser, path, width, scheme)
-        wrong += [f"{path.relative_to(site)}: {what}" for what in found_wrong(browser, width)]
+            continue  # listings of source files are all alike: one screen is enough
+        open_page(browser, path, width, scheme)
+        wrong += [f"{path.relative_to(site)}: {problem}" for problem in layout_problems(browser, width)]
         body = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
         bright = sum(int(n) for n in body[body.index("(") + 1 : body.index(")")].split(",")[:3]) > 384
         if bright != (scheme == "light"):
@@ -170,10 +177,10 @@ def test_every_page_looks_right(site: Path, browser: Chrome, width: int, scheme:
     assert wrong == []
 
 
-def test_the_search_works_from_the_disk(site: Path, browser: Chrome) -> None:
+def test_search_works_without_server(site: Path, browser: Chrome) -> None:
     from selenium.webdriver.support.wait import WebDriverWait
 
-    look(browser, site / "reference" / "options.html", 1280, "light")
+    open_page(browser, site / "reference" / "options.html", 1280, "light")
     box = "[data-md-component=search-query]"
     WebDriverWait(browser, 10).until(lambda b: b.execute_script("return !document.querySelector('.md-search').hidden"))
     browser.execute_script(f"document.querySelector('{box}').focus()")

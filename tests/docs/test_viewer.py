@@ -1,4 +1,4 @@
-"""The trace viewer in a browser: what it shows of a step is that step, and its keys and buttons do what they say."""
+"""The trace viewer in a browser: it shows the state of each step, and its keys and buttons work."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ def text(browser: Chrome, ident: str) -> str:
 
 
 def data(browser: Chrome, name: str) -> list[dict[str, str]]:
-    """The data attributes of the marks that have this one."""
+    """Return the data attributes of all marks with the attribute ``data-<name>``."""
     script = "return [...document.querySelectorAll(`[data-${arguments[0]}]`)].map(e => ({...e.dataset}))"
     return browser.execute_script(script, name)  # type: ignore[no-any-return]
 
 
-def quiet(browser: Chrome) -> None:
+def expect_no_errors(browser: Chrome) -> None:
+    """Check that the browser logged no error and no warning."""
     assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
 
 
-def test_each_step_is_shown_as_it_was(browser: Chrome, tmp_path: Path) -> None:
+def test_viewer_shows_the_state_of_each_step(browser: Chrome, tmp_path: Path) -> None:
     trace = run("mixed")
     open_page(browser, tmp_path / "run.html", page([trace]))
     rows = {turn.step: {(r.uid, r.count) for r in turn.rows} for turn, _ in turns(trace)}
@@ -55,12 +56,12 @@ def test_each_step_is_shown_as_it_was(browser: Chrome, tmp_path: Path) -> None:
         assert [int(mark["owner"]) for mark in data(browser, "page")] == state.owner.tolist()
         nodes = {(mark["pages"], int(mark["users"])) for mark in data(browser, "pages")}
         assert nodes == {(" ".join(map(str, node.pages)), node.users) for node in state.tree.nodes()}
-        now = [mark for mark in data(browser, "step") if mark["step"] == str(step)]
-        assert {(int(mark["uid"]), int(mark["count"])) for mark in now} == rows[step]
-    quiet(browser)
+        current = [mark for mark in data(browser, "step") if mark["step"] == str(step)]
+        assert {(int(mark["uid"]), int(mark["count"])) for mark in current} == rows[step]
+    expect_no_errors(browser)
 
 
-def test_a_large_pools_map_has_the_pages_that_were_used(browser: Chrome, tmp_path: Path) -> None:
+def test_page_map_of_large_pool_shows_used_pages(browser: Chrome, tmp_path: Path) -> None:
     trace = run("mixed", 5000)
     open_page(browser, tmp_path / "large.html", page([trace]))
     state = state_at(trace, 0)
@@ -70,7 +71,7 @@ def test_a_large_pools_map_has_the_pages_that_were_used(browser: Chrome, tmp_pat
     assert [int(mark["owner"]) for mark in data(browser, "page")] == state.owner[used].tolist()
     words = browser.execute_script("return document.querySelector('.pages svg').textContent")
     assert f"and {5000 - len(used):,} more pages, which this run never used" in words
-    quiet(browser)
+    expect_no_errors(browser)
 
 
 def test_keys_buttons_and_colours(browser: Chrome, tmp_path: Path) -> None:
@@ -80,8 +81,8 @@ def test_keys_buttons_and_colours(browser: Chrome, tmp_path: Path) -> None:
     open_page(browser, tmp_path / "two.html", page([one, other]))
     differ = difference(one, other)
     assert differ is not None
-    assert text(browser, "where").startswith(f"step {differ['step']} of")  # where two runs are opened
-    assert differ["text"] in text(browser, "said")
+    assert text(browser, "where").startswith(f"step {differ['step']} of")  # two runs open at their first difference
+    assert differ["text"] in text(browser, "message")
     body = browser.find_element("tag name", "body")
     body.send_keys(Keys.HOME, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT)
     assert text(browser, "where").startswith("step 1 of")
@@ -95,11 +96,11 @@ def test_keys_buttons_and_colours(browser: Chrome, tmp_path: Path) -> None:
     before = browser.execute_script(colour)
     browser.find_element("id", "theme").click()
     assert browser.execute_script(colour) != before
-    quiet(browser)
+    expect_no_errors(browser)
 
 
 @pytest.mark.parametrize("scheme", ["default", "slate"])
-def test_a_frame_takes_the_colours_of_its_page(browser: Chrome, tmp_path: Path, scheme: str) -> None:
+def test_frame_has_the_colours_of_its_page(browser: Chrome, tmp_path: Path, scheme: str) -> None:
     html = f'<meta charset="utf-8"><link rel="icon" href="data:,"><body data-md-color-scheme="{scheme}">'
     open_page(browser, tmp_path / "frame.html", html + frame(page([run("mixed")])))
     browser.switch_to.frame(browser.find_element("tag name", "iframe"))
@@ -108,10 +109,10 @@ def test_a_frame_takes_the_colours_of_its_page(browser: Chrome, tmp_path: Path, 
     colour: Any = browser.execute_script("return getComputedStyle(document.documentElement).backgroundColor")
     assert colour == {"default": "rgb(255, 255, 255)", "slate": "rgb(30, 33, 41)"}[scheme]
     browser.switch_to.default_content()
-    quiet(browser)
+    expect_no_errors(browser)
 
 
-def test_a_slider_changes_its_numbers(browser: Chrome, tmp_path: Path) -> None:
+def test_slider_changes_its_numbers(browser: Chrome, tmp_path: Path) -> None:
     open_page(browser, tmp_path / "sliders.html", sliders())
     numbers = "return [...document.querySelectorAll('[data-kind=page] .mg-number')].map(e => e.textContent)"
     before = browser.execute_script(numbers)
@@ -120,4 +121,4 @@ def test_a_slider_changes_its_numbers(browser: Chrome, tmp_path: Path) -> None:
     after = browser.execute_script(numbers)
     assert before[0] == "16" and after[0] == "4"
     assert before[1:] != after[1:]
-    quiet(browser)
+    expect_no_errors(browser)

@@ -1,4 +1,4 @@
-"""The engine as a scheduler sees it: what it refuses to be built for, what it computes, how it dies."""
+"""Tests of `TorchEngine` through the calls that a scheduler uses: errors at construction, results, failures, graphs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ import torch
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
 from minisgl.core import Admission, EngineDeadError, InvalidRequestError, Step
-from minisgl.engine import kv_sizing as memory
-from minisgl.engine import setup
+from minisgl.engine import kv_sizing, setup
 from minisgl.engine.build import LeaderEngine, build_engine, follow
 from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
@@ -42,6 +41,7 @@ def manager() -> PluginManager:
 
 
 def engine_of(manager: PluginManager, path: Path, *words: str) -> TorchEngine:
+    """Build a CPU engine for the checkpoint at ``path`` with the options ``words``."""
     return build_engine(compose(manager, [f"model={path}", "device=cpu", *words]), manager)
 
 
@@ -56,7 +56,7 @@ def i32(*values: int) -> Any:
     return np.array(values, np.int32)
 
 
-# ---- what it refuses, and says ---------------------------------------------------------------------
+# ---- errors at construction ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -68,27 +68,28 @@ def i32(*values: int) -> Any:
         (["num_pages=1", "page_size=1"], "No KV pool fits: num_pages=1 leaves 1 pages of 1 tokens"),
     ],
 )
-def test_contradicting_options_are_one_clear_error(
-    manager: PluginManager, path: Path, words: list[str], message: str
-) -> None:
+def test_contradicting_options(manager: PluginManager, path: Path, words: list[str], message: str) -> None:
+    """Options that contradict the model raise a `ConfigError` that names the option and the limit."""
     with pytest.raises(ConfigError, match=message):
         engine_of(manager, path, *words)
 
 
-def test_a_device_that_is_not_there(manager: PluginManager, path: Path) -> None:
+def test_missing_device(manager: PluginManager, path: Path) -> None:
+    """``device=cuda`` on a machine without CUDA raises a `ConfigError`."""
     if torch.cuda.is_available():
-        pytest.skip("there is a CUDA device here")
+        pytest.skip("this machine has a CUDA device")
     with pytest.raises(ConfigError, match="finds no CUDA device here"):
         build_engine(compose(manager, [f"model={path}", "device=cuda"]), manager)
 
 
-def test_an_architecture_that_no_plugin_models(manager: PluginManager, path: Path, tmp_path: Path) -> None:
+def test_unknown_architecture(manager: PluginManager, path: Path, tmp_path: Path) -> None:
+    """An architecture without a plugin raises a `ConfigError` that lists the known architectures."""
     config = json.loads((path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["MambaForCausalLM"]}))
     with pytest.raises(
-        ConfigError, match=r"is a MambaForCausalLM, which no plugin models\..* Known: .*Qwen3ForCausalLM"
+        ConfigError, match=r"is a MambaForCausalLM, which no plugin implements\..* Known: .*Qwen3ForCausalLM"
     ):
-        engine_of(manager, tmp_path, "load=dummy")
+        engine_of(manager, tmp_path, "load_format=dummy")
 
 
 PICKY = """
@@ -117,7 +118,8 @@ def minisgl_attention(config):
 """
 
 
-def test_what_an_attention_backend_can_not_serve(path: Path, tmp_path: Path) -> None:
+def test_attention_needs_not_met(path: Path, tmp_path: Path) -> None:
+    """Page sizes, dtypes and machines that a backend cannot serve raise a `ConfigError` with the supported values."""
     (tmp_path / "picky.py").write_text(PICKY)
     manager = PluginManager.load([str(tmp_path / "picky.py")])
     words = ["attention=picky"]
@@ -129,21 +131,23 @@ def test_what_an_attention_backend_can_not_serve(path: Path, tmp_path: Path) -> 
         engine_of(manager, path, *words, "attention.refuse=needs sm100")
 
 
-# ---- what it decides ---------------------------------------------------------------------------------
+# ---- decisions at construction ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("generation", "config", "expected"),
     [([1, 2], 3, {1, 2}), (5, 3, {5}), (None, 3, {3}), (None, [3, 4], {3, 4}), (None, None, set())],
 )
-def test_ends_of_text(tmp_path: Path, generation: Any, config: Any, expected: set[int]) -> None:
+def test_eos_ids(tmp_path: Path, generation: Any, config: Any, expected: set[int]) -> None:
+    """End-of-sequence ids come from generation_config.json or, if it has none, from config.json."""
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": config}))
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
     assert setup.eos_ids(tmp_path) == expected
 
 
-def test_the_pool_is_no_larger_than_its_requests_could_fill(manager: PluginManager, path: Path) -> None:
+def test_pool_is_limited_by_requests(manager: PluginManager, path: Path) -> None:
+    """The pool has no more pages than ``max_running_requests`` requests of ``max_seq_len`` tokens can fill."""
     engine = engine_of(manager, path, "max_running_requests=3", "max_seq_len=70", "page_size=16")
     assert engine.spec.num_pages == 3 * 5
     assert engine.spec.max_seq_len == 70
@@ -151,48 +155,52 @@ def test_the_pool_is_no_larger_than_its_requests_could_fill(manager: PluginManag
     engine.close()
 
 
-def test_a_small_pool_is_a_reason_to_refuse_a_request_not_to_start(path: Path) -> None:
+def test_small_pool_refuses_long_requests(path: Path) -> None:
+    """A pool smaller than the model's maximum length does not prevent the start: it limits the length of requests."""
     with LLM(str(path), overrides=["device=cpu", "num_pages=3", "page_size=16"]) as llm:
         assert llm.engine.spec.max_seq_len == 512
         fits = SamplingParams(max_tokens=9, ignore_eos=True)
         assert len(llm.generate([[5] * 40], fits)[0].token_ids) == 9  # the last token's KV is never stored
-        with pytest.raises(InvalidRequestError, match="over the 49 that the KV pool can hold"):
+        with pytest.raises(InvalidRequestError, match="exceed the 49 tokens that the KV pool can hold"):
             llm.generate([[5] * 41], fits)
 
 
-def test_cpu_memory_bounds_the_pool(manager: PluginManager, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_size_on_cpu(manager: PluginManager, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU the pool takes 10 % of the machine's memory, minus the workspace, and at most 4 GiB."""
     config = compose(manager, [f"model={path}", "page_size=16"])
     total = type("Memory", (), {"total": 2 << 30})
-    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: total)
-    pages = memory.size_pool(config, 1 << 20, 512, torch.device("cpu"), reserved=4 << 20)
+    monkeypatch.setattr(kv_sizing.psutil, "virtual_memory", lambda: total)
+    pages = kv_sizing.size_pool(config, 1 << 20, 512, torch.device("cpu"), reserved=4 << 20)
     assert pages == int(0.1 * (2 << 30)) // (1 << 20) - 4 - 1
-    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: type("Memory", (), {"total": 1 << 40}))
-    assert memory.size_pool(config, 1 << 20, 512, torch.device("cpu"), reserved=0) == 4096 - 1
+    monkeypatch.setattr(kv_sizing.psutil, "virtual_memory", lambda: type("Memory", (), {"total": 1 << 40}))
+    assert kv_sizing.size_pool(config, 1 << 20, 512, torch.device("cpu"), reserved=0) == 4096 - 1
 
 
-# ---- what it computes --------------------------------------------------------------------------------
+# ---- results --------------------------------------------------------------------------------
 
 
 def prefill(
-    step_id: int, slot: int, tokens: list[int], pages: list[int], params: SamplingParams, seed: int = 0
+    step_id: int, req_pool_idx: int, tokens: list[int], pages: list[int], params: SamplingParams, seed: int = 0
 ) -> Step:
-    writes = (np.full(len(pages), slot, np.int32), np.arange(len(pages), dtype=np.int32), i32(*pages))
+    """Build a step that admits a request into ``req_pool_idx`` and computes its whole prompt in ``pages``."""
+    updates = (np.full(len(pages), req_pool_idx, np.int32), np.arange(len(pages), dtype=np.int32), i32(*pages))
     return Step(
-        step_id, i32(slot), i32(0), i32(len(tokens)), 0, np.ones(1, bool), i32(*tokens), writes,
-        (Admission(slot, step_id, params, seed),),
+        step_id, i32(req_pool_idx), i32(0), i32(len(tokens)), 0, np.ones(1, bool), i32(*tokens), updates,
+        (Admission(req_pool_idx, step_id, params, seed),),
     )  # fmt: skip
 
 
-def decode(step_id: int, slots: list[int], starts: list[int]) -> Step:
-    n = len(slots)
+def decode(step_id: int, req_pool_indices: list[int], positions: list[int]) -> Step:
+    """Build a step with one decode row at the given position for each request, on its last sampled token."""
+    n = len(req_pool_indices)
     none = np.empty(0, np.int32)
     pending = np.full(n, -1, np.int32)
-    return Step(
-        step_id, i32(*slots), i32(*starts), np.ones(n, np.int32), n, np.ones(n, bool), pending, (none, none, none)
-    )
+    ones, sample = np.ones(n, np.int32), np.ones(n, bool)
+    return Step(step_id, i32(*req_pool_indices), i32(*positions), ones, n, sample, pending, (none, none, none))
 
 
-def test_two_steps_may_be_unread_and_results_come_in_order(engine: TorchEngine, path: Path) -> None:
+def test_two_steps_in_flight(engine: TorchEngine, path: Path) -> None:
+    """Two steps can be in flight; results come in the order of launch; a further `result` raises."""
     prompt = [5, 6, 7, 8, 9]
     engine.launch(prefill(0, 3, prompt, [9, 4, 7], GREEDY))
     engine.launch(decode(1, [3], [5]))
@@ -206,7 +214,8 @@ def test_two_steps_may_be_unread_and_results_come_in_order(engine: TorchEngine, 
         engine.result()
 
 
-def test_a_step_in_which_nobody_samples_and_a_mixed_one(engine: TorchEngine, path: Path) -> None:
+def test_step_without_sampling(engine: TorchEngine, path: Path) -> None:
+    """A chunk that is not the prompt's last samples no token; the next step mixes a decode row and the last chunk."""
     a, b = [11, 12, 13], list(range(20, 30))
     engine.launch(prefill(0, 0, a, [0, 1], GREEDY))
     chunk = prefill(1, 1, b[:6], [2, 3, 5], GREEDY)
@@ -214,19 +223,20 @@ def test_a_step_in_which_nobody_samples_and_a_mixed_one(engine: TorchEngine, pat
     none = np.empty(0, np.int32)
     mixed = Step(2, i32(0, 1), i32(3, 6), i32(1, 4), 1, np.ones(2, bool), i32(-1, *b[6:]), (none, none, none))
     engine.launch(mixed)
-    first, silent, both = engine.result(), engine.result(), engine.result()
-    assert silent.accepted.tolist() == [0]
-    assert silent.tokens.tolist() == [[0]]
+    first, unsampled, both = engine.result(), engine.result(), engine.result()
+    assert unsampled.accepted.tolist() == [0]
+    assert unsampled.tokens.tolist() == [[0]]
     oracle = Oracle(path)
     oracle.check(a, [int(first.tokens[0, 0]), int(both.tokens[0, 0])])
     oracle.check(b, [int(both.tokens[1, 0])])
 
 
-def test_logprobs_are_reported_for_the_rows_that_ask(engine: TorchEngine, path: Path) -> None:
+def test_logprobs(engine: TorchEngine, path: Path) -> None:
+    """The engine reports log-probabilities only for requests that ask for them; they equal those of transformers."""
     prompt = [7, 8, 9]
     asked = SamplingParams(temperature=0.0, max_tokens=4, logprobs=2)
     engine.launch(prefill(0, 2, prompt, [0], asked))
-    # The slot's next request asks for none; the result of the step before, still unread, keeps its own.
+    # The next request in the same request-pool row asks for none. The first step, still in flight, is not affected.
     engine.launch(prefill(1, 2, prompt, [1], GREEDY))
     first, second = engine.result(), engine.result()
     assert second.logprobs is None
@@ -241,7 +251,8 @@ def test_logprobs_are_reported_for_the_rows_that_ask(engine: TorchEngine, path: 
     assert entry.top == pytest.approx(expected.topk(2).values.tolist(), abs=1e-4)
 
 
-def test_a_failing_device_is_a_dead_engine(manager: PluginManager, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_failure(manager: PluginManager, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A RuntimeError in a step becomes `EngineDeadError`. The engine can then be closed once or twice."""
     engine = engine_of(manager, path, "num_pages=8")
 
     def fail(*args: Any) -> None:
@@ -256,11 +267,11 @@ def test_a_failing_device_is_a_dead_engine(manager: PluginManager, path: Path, m
         engine.launch(prefill(0, 0, [5], [0], GREEDY))
 
 
-def test_attention_is_bound_where_steps_run(
-    manager: PluginManager, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On the rank's own device and stream: a backend may launch kernels then. On rank 1, FlashInfer's first launch went
-    to the first GPU, and its first step with a prompt failed."""
+def test_bind_runs_on_engine_stream(manager: PluginManager, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`AttentionBackend.bind` runs on the rank's own device and stream, because a backend may launch kernels in it.
+
+    Regression test: on rank 1, FlashInfer's first launch went to the first GPU, and its first prefill failed.
+    """
     computing, bound = [False], []
 
     @contextmanager
@@ -280,7 +291,8 @@ def test_attention_is_bound_where_steps_run(
     assert bound == [True]
 
 
-def test_promise_7_followers_get_every_step_before_it_runs(engine: TorchEngine) -> None:
+def test_promise_7_followers_get_every_step(engine: TorchEngine) -> None:
+    """`LeaderEngine` sends each step before launching it; `follow` replays the bytes with the same results."""
     sent: list[bytes] = []
     leader = LeaderEngine(engine, sent.append)
     steps = [prefill(0, 4, [5, 6], [0], GREEDY), decode(1, [4], [2])]
@@ -288,28 +300,30 @@ def test_promise_7_followers_get_every_step_before_it_runs(engine: TorchEngine) 
     for step in steps:
         leader.launch(step)
         tokens.append(leader.result().tokens.tolist())
-    # Replayed from the bytes, by an engine that knows nothing else: the same tokens, at most two steps unread.
-    replay = _Counting(engine)
+    # Replay the encoded steps: the tokens are the same, with at most two steps in flight.
+    replay = _CountingEngine(engine)
     queue = iter([*sent, None])
     follow(replay, lambda: next(queue))
     assert replay.tokens == tokens
-    assert replay.most == 2
+    assert replay.max_in_flight == 2
 
 
-class _Counting:
+class _CountingEngine:
+    """Wrapper of an engine that records the tokens and the largest number of steps in flight."""
+
     def __init__(self, engine: TorchEngine):
         self.engine, self.spec = engine, engine.spec
-        self.unread = self.most = 0
+        self.in_flight = self.max_in_flight = 0
         self.tokens: list[Any] = []
 
     def launch(self, step: Step) -> None:
         self.engine.launch(step)
-        self.unread += 1
-        self.most = max(self.most, self.unread)
+        self.in_flight += 1
+        self.max_in_flight = max(self.max_in_flight, self.in_flight)
 
     def result(self) -> Any:
         result = self.engine.result()
-        self.unread -= 1
+        self.in_flight -= 1
         self.tokens.append(result.tokens.tolist())
         return result
 
@@ -342,7 +356,7 @@ class Replay:
     pass
 
 class Runner:
-    '''Keeps buffers and function as a graph does, and runs them again on what was written there meanwhile.'''
+    '''Runner that keeps the buffers and calls the forward pass on them again instead of replaying a recording.'''
     def __init__(self):
         self.ran = []
     def buckets(self, max_rows):
@@ -380,8 +394,11 @@ def minisgl_graph(config):
 """
 
 
-def test_decode_steps_run_in_the_buckets_of_a_graph_runner(path: Path, tmp_path: Path) -> None:
-    """The whole decode forward, from ids to logits, on static buffers: what a CUDA graph records."""
+def test_decode_steps_run_in_buckets(path: Path, tmp_path: Path) -> None:
+    """Decode steps run in the graph runner's buckets: the whole forward pass on static buffers, as a graph records it.
+
+    A backend with ``AttnNeeds.graph`` False gets no buckets.
+    """
     (tmp_path / "replay.py").write_text(REPLAY)
     words = [
         f"plugins={tmp_path / 'replay.py'}",
@@ -397,20 +414,20 @@ def test_decode_steps_run_in_the_buckets_of_a_graph_runner(path: Path, tmp_path:
         outputs = llm.generate(prompts, params)
         assert isinstance(llm.engine, TorchEngine)
         ran = llm.engine.graph.ran  # type: ignore[attr-defined]
-    assert set(ran) == {1, 2, 4}  # six rows at once fit no bucket and run eagerly
+    assert set(ran) == {1, 2, 4}  # steps of 5 or 6 rows are larger than any bucket and run eagerly
     Oracle(path).check_all(prompts, [output.token_ids for output in outputs])
     with LLM(str(path), overrides=[*words, "attention=without_graphs"]) as llm:
         llm.generate(prompts[:1], params[:1])
         assert llm.engine.graph.ran == []  # type: ignore[union-attr, attr-defined]
 
 
-def test_a_closed_engine_gives_its_memory_back(manager: PluginManager, path: Path) -> None:
-    """Two engines one after the other, each as large as the device allows, must both fit."""
+def test_close_releases_memory(manager: PluginManager, path: Path) -> None:
+    """A closed engine releases pool, model and backend, so that another engine of the same size fits on the device."""
     engine = engine_of(manager, path, "num_pages=16", "max_running_requests=2")
-    kept = [weakref.ref(thing) for thing in (engine.ctx.pool, engine.model, engine.attention)]
+    refs = [weakref.ref(part) for part in (engine.ctx.pool, engine.model, engine.attention)]
     engine.close()
     engine.close()
     gc.collect()
-    assert [ref() for ref in kept] == [None, None, None]
+    assert [ref() for ref in refs] == [None, None, None]
     with pytest.raises(EngineDeadError, match="closed"):
         engine.launch(None)  # type: ignore[arg-type]

@@ -1,5 +1,8 @@
-"""Promise 8 on models: every greedy token, teacher-forced through transformers in float64, is within 1e-4 of the
-maximum, whatever the architecture, page size, chunk, overlap, cache and number of ranks, alone or 32 at a time."""
+"""Tests of promise 8 on models: greedy tokens are those of transformers, whatever the options and the batch.
+
+The output is teacher-forced through transformers in float64. The logit of each token must be within 1e-4 of the
+maximum, for all architectures, page sizes, chunk sizes, overlap, caches and numbers of ranks, alone or 32 at a time.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from minisgl.testing.checkpoints import ARCHITECTURES, tiny_checkpoint
 from minisgl.testing.oracle import Oracle
 
 FACTORS = (tuple(ARCHITECTURES), (1, 16), (16, 8192), (True, False), ("radix", "naive"), (1, 2))
-# architecture, page_size, max_prefill_tokens, overlap, cache, tp: every pair of values of two of them is here
+# Columns: architecture, page_size, max_prefill_tokens, overlap, cache, tp. For any two columns, each pair of their
+# values occurs in some line.
 COVER = [
     ("llama", 1, 8192, False, "naive", 1),
     ("llama", 16, 16, True, "radix", 2),
@@ -30,7 +34,8 @@ COVER = [
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
-def test_the_covering_set_has_every_pair() -> None:
+def test_cover_has_every_pair() -> None:
+    """``COVER`` contains every pair of values of any two columns."""
     for a, b in combinations(range(len(FACTORS)), 2):
         assert {(row[a], row[b]) for row in COVER} == set(product(FACTORS[a], FACTORS[b]))
 
@@ -45,7 +50,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Pat
 
 
 def prompts() -> list[list[int]]:
-    """32 prompts of 1 to 70 tokens; half share 35 tokens, two are the same."""
+    """Return 32 prompts of 1 to 70 tokens. Half of them begin with the same 35 tokens, and two are equal."""
     rng = np.random.default_rng(0)
     shared = rng.integers(3, 320, 35).tolist()
     made = [(shared if i % 2 else []) + rng.integers(3, 320, n).tolist() for i, n in enumerate(rng.integers(1, 36, 31))]
@@ -55,7 +60,7 @@ def prompts() -> list[list[int]]:
 @pytest.mark.parametrize(
     ("architecture", "page", "chunk", "overlap", "cache", "tp"), COVER, ids=lambda v: str(v).lower()
 )
-def test_promise_8_greedy_tokens_are_transformers(
+def test_promise_8_greedy_equals_transformers(
     architecture: str,
     page: int,
     chunk: int,
@@ -64,6 +69,7 @@ def test_promise_8_greedy_tokens_are_transformers(
     tp: int,
     checkpoints: dict[str, tuple[Path, Oracle]],
 ) -> None:
+    """Greedy tokens of requests alone and of 32 requests together equal those of transformers."""
     path, oracle = checkpoints[architecture]
     words = (
         f"page_size={page} max_prefill_tokens={chunk} overlap={overlap} cache={cache} tp={tp} num_pages={8192 // page}"
@@ -75,14 +81,14 @@ def test_promise_8_greedy_tokens_are_transformers(
         stats = llm.scheduler.stats()
         llm.scheduler.check_idle()
     oracle.check_all([*asked, *(asked[i] for i in (0, 1, 31))], together + alone)
-    # The run was what its name says.
+    # The run used the prefix cache if and only if it was on, and did not retract.
     assert (stats["cached_tokens"] > 0) == (cache == "radix")
     assert stats["retractions"] == 0
     assert all(len(output) == 12 for output in together)
 
 
-def test_promise_8_holds_over_retractions(checkpoints: dict[str, tuple[Path, Oracle]]) -> None:
-    """A pool too small for all: the youngest lose their pages and go on where they were."""
+def test_promise_8_with_retractions(checkpoints: dict[str, tuple[Path, Oracle]]) -> None:
+    """Retracted requests resume with the same tokens. The pool is too small for all requests, so some are retracted."""
     path, oracle = checkpoints["qwen3"]
     asked = prompts()[:12]
     long = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
@@ -94,7 +100,8 @@ def test_promise_8_holds_over_retractions(checkpoints: dict[str, tuple[Path, Ora
     oracle.check_all(asked, [output.token_ids for output in outputs])
 
 
-def test_promise_8_oracle_finds_a_wrong_token(checkpoints: dict[str, tuple[Path, Oracle]]) -> None:
+def test_promise_8_oracle_finds_wrong_token(checkpoints: dict[str, tuple[Path, Oracle]]) -> None:
+    """The oracle of these tests fails for an output with one wrong token."""
     path, oracle = checkpoints["llama"]
     with LLM(str(path), overrides=["device=cpu"]) as llm:
         output = llm.generate([[5, 6, 7]], GREEDY)[0].token_ids

@@ -1,4 +1,4 @@
-"""Input building against a loop over rows and tokens, and what a step's tensors share with the step."""
+"""Tests of `InputBuilder` against a plain loop over rows and tokens, of static buffers, and of shared prefixes."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ def i32(*values: int) -> I32:
 
 
 def random_step(rng: np.random.Generator, spec: EngineSpec, decode: int, chunks: int, step_id: int = 0) -> Step:
-    """Any legal step: rows in random slots, each with all its pages written."""
+    """Return a random step with ``decode`` decode rows, ``chunks`` prefill chunks, and all page-table writes."""
     rows = decode + chunks
-    slots = rng.permutation(spec.max_running_requests)[:rows].astype(np.int32)
+    req_pool_indices = rng.permutation(spec.max_running_requests)[:rows].astype(np.int32)
     counts = np.concatenate([np.ones(decode, np.int32), rng.integers(1, 9, chunks).astype(np.int32)])
     starts = rng.integers(0, spec.max_seq_len - 9, rows).astype(np.int32)
     pages = rng.permutation(spec.num_pages).astype(np.int32)
-    writes: list[tuple[int, int, int]] = []
-    for slot, end in zip(slots, starts + counts):
+    updates: list[tuple[int, int, int]] = []
+    for req_pool_idx, end in zip(req_pool_indices, starts + counts):
         for column in range(-(-int(end) // spec.page_size)):
-            writes.append((slot, column, pages[len(writes) % len(pages)]))
-    table = np.array(writes, np.int32).T
+            updates.append((req_pool_idx, column, pages[len(updates) % len(pages)]))
+    table = np.array(updates, np.int32).T
     tokens = rng.integers(0, spec.vocab_size, counts.sum()).astype(np.int32)
     tokens[:decode] = np.where(rng.random(decode) < 0.5, PENDING, tokens[:decode])
     sample = np.concatenate([np.ones(decode, bool), rng.random(chunks) < 0.5])
-    return Step(step_id, slots, starts, counts, decode, sample, tokens, (table[0], table[1], table[2]))
+    return Step(step_id, req_pool_indices, starts, counts, decode, sample, tokens, (table[0], table[1], table[2]))
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize(("decode", "chunks"), [(1, 0), (6, 0), (0, 1), (0, 5), (4, 3)])
-def test_inputs_are_those_of_a_plain_loop(page_size: int, decode: int, chunks: int) -> None:
+def test_build_equals_plain_loop(page_size: int, decode: int, chunks: int) -> None:
+    """`InputBuilder.build` and `sampling_inputs` give the same values as a loop over rows and tokens."""
     spec = EngineSpec(page_size, 400, 12, 60, 99)
     rng = np.random.default_rng(page_size + decode * 10 + chunks)
     builder = InputBuilder(spec, CPU)
@@ -48,16 +49,16 @@ def test_inputs_are_those_of_a_plain_loop(page_size: int, decode: int, chunks: i
         builder.update_page_table(step)
         tokens, batch = builder.build(step)
 
-        table = {(int(s), int(c)): int(p) for s, c, p in zip(*step.page_table_updates)}
+        table = {(int(r), int(c)): int(p) for r, c, p in zip(*step.page_table_updates)}
         expected: list[list[int]] = []
-        at = 0
-        for slot, start, count in zip(
+        index = 0
+        for req_pool_idx, start, count in zip(
             step.req_pool_indices.tolist(), step.num_computed_tokens.tolist(), step.num_scheduled_tokens.tolist()
         ):
             for position in range(start, start + count):
-                where = table[slot, position // page_size] * page_size + position % page_size
-                expected.append([int(step.input_ids[at]), position, where, slot])
-                at += 1
+                location = table[req_pool_idx, position // page_size] * page_size + position % page_size
+                expected.append([int(step.input_ids[index]), position, location, req_pool_idx])
+                index += 1
         assert tokens.packed[:4].T.tolist() == expected
         assert tokens.pending == bool((step.input_ids == PENDING).any())
         assert batch.num_decode == decode
@@ -67,53 +68,55 @@ def test_inputs_are_those_of_a_plain_loop(page_size: int, decode: int, chunks: i
             == batch.seq_lens_cpu.tolist()
             == (step.num_computed_tokens + step.num_scheduled_tokens).tolist()
         )
-        indptr = [0, *np.cumsum(step.num_scheduled_tokens).tolist()]
-        assert batch.cu_seqlens_q.tolist() == batch.cu_seqlens_q_cpu.tolist() == indptr
-        for (slot, column), page in table.items():
-            assert int(batch.page_table[slot, column]) == page
+        cu_seqlens_q = [0, *np.cumsum(step.num_scheduled_tokens).tolist()]
+        assert batch.cu_seqlens_q.tolist() == batch.cu_seqlens_q_cpu.tolist() == cu_seqlens_q
+        for (req_pool_idx, column), page in table.items():
+            assert int(batch.page_table[req_pool_idx, column]) == page
 
         group = np.flatnonzero(step.sample).astype(np.int32)[:1] * 0
-        choices = builder.sampling_inputs(step, SamplePlan(1, {1: group}), batch)
+        sampling = builder.sampling_inputs(step, SamplePlan(1, {1: group}), batch)
         rows = np.flatnonzero(step.sample)
         last = (
             np.arange(len(step.input_ids))
-            if choices.last_token_indices is None
-            else np.asarray(choices.last_token_indices)
+            if sampling.last_token_indices is None
+            else np.asarray(sampling.last_token_indices)
         )
-        assert last.tolist() == [indptr[r + 1] - 1 for r in rows]
-        assert choices.req_pool_indices.tolist() == step.req_pool_indices[rows].tolist()
-        assert choices.positions.tolist() == (step.num_computed_tokens + step.num_scheduled_tokens)[rows].tolist()
-        assert choices.groups[1].tolist() == group.tolist()
+        assert last.tolist() == [cu_seqlens_q[r + 1] - 1 for r in rows]
+        assert sampling.req_pool_indices.tolist() == step.req_pool_indices[rows].tolist()
+        assert sampling.positions.tolist() == (step.num_computed_tokens + step.num_scheduled_tokens)[rows].tolist()
+        assert sampling.groups[1].tolist() == group.tolist()
 
 
-def test_table_writes_take_effect_in_their_order() -> None:
+def test_page_table_updates_in_order() -> None:
+    """Of several writes to one page-table entry, the last one takes effect; the scratch row is never written."""
     builder = InputBuilder(EngineSpec(4, 10, 3, 32, 9), CPU)
-    writes = (i32(1, 1, 2, 1), i32(0, 3, 0, 0), i32(5, 6, 7, 8))
-    builder.update_page_table(Step(0, i32(1), i32(0), i32(1), 1, np.ones(1, bool), i32(3), writes))
+    updates = (i32(1, 1, 2, 1), i32(0, 3, 0, 0), i32(5, 6, 7, 8))
+    builder.update_page_table(Step(0, i32(1), i32(0), i32(1), 1, np.ones(1, bool), i32(3), updates))
     assert builder.page_table[1].tolist() == [8, 10, 10, 6, 10, 10, 10, 10]  # 10: the scratch page
     assert builder.page_table[2, 0] == 7
-    assert (builder.page_table[3] == 10).all()  # the scratch slot
+    assert (builder.page_table[3] == 10).all()  # the scratch row
 
 
-def test_a_frame_keeps_its_buffers_and_pads_with_the_scratch_slot() -> None:
+def test_graph_buffers_fill() -> None:
+    """`GraphInputBuffers.fill` writes into the same memory, and pads with the scratch row and the scratch page."""
     spec = EngineSpec(4, 10, 6, 32, 9)
     builder = InputBuilder(spec, CPU)
-    frame = builder.graph_buffers(GraphKey(4))
-    address = frame.tokens.packed.data_ptr()
-    for slots in (i32(2, 5, 1), i32(3)):
-        n = len(slots)
-        writes = (slots, np.zeros(n, np.int32), np.arange(n, dtype=np.int32))
-        step = Step(0, slots, np.full(n, 2, np.int32), np.ones(n, np.int32), n, np.ones(n, bool), slots, writes)
+    buffers = builder.graph_buffers(GraphKey(4))
+    address = buffers.tokens.packed.data_ptr()
+    for rows in (i32(2, 5, 1), i32(3)):
+        n = len(rows)
+        updates = (rows, np.zeros(n, np.int32), np.arange(n, dtype=np.int32))
+        step = Step(0, rows, np.full(n, 2, np.int32), np.ones(n, np.int32), n, np.ones(n, bool), rows, updates)
         builder.update_page_table(step)
-        batch = frame.fill(builder.decode_rows(step))
-        assert frame.tokens.packed.data_ptr() == address
+        batch = buffers.fill(builder.decode_rows(step))
+        assert buffers.tokens.packed.data_ptr() == address
         assert batch.graph_key == GraphKey(4)
         assert batch.num_decode == 4
         padding = 4 - n
-        assert batch.req_pool_indices.tolist() == [*slots.tolist(), *[spec.max_running_requests] * padding]
+        assert batch.req_pool_indices.tolist() == [*rows.tolist(), *[spec.max_running_requests] * padding]
         assert batch.seq_lens.tolist() == batch.seq_lens_cpu.tolist() == [3] * n + [1] * padding
         scratch = spec.num_pages * spec.page_size
-        assert frame.tokens.packed[2].tolist() == [page * 4 + 2 for page in range(n)] + [scratch] * padding
+        assert buffers.tokens.packed[2].tolist() == [page * 4 + 2 for page in range(n)] + [scratch] * padding
         assert batch.cu_seqlens_q.tolist() == [0, 1, 2, 3, 4]
 
 
@@ -121,28 +124,26 @@ def test_a_frame_keeps_its_buffers_and_pads_with_the_scratch_slot() -> None:
     ("common", "starts", "found"),
     [
         ([3, 3, 3], [50, 50, 50], 12),  # three pages of four tokens
-        ([3, 2, 3], [50, 50, 50], 8),  # the rows with the least in common
-        ([3, 3, 3], [50, 50, 9], 8),  # the token that a row computes now is its own
+        ([3, 2, 3], [50, 50, 50], 8),  # row 1 shares only two pages
+        ([3, 3, 3], [50, 50, 9], 8),  # the token that a row computes in this step is not shared
         ([0, 0, 0], [50, 50, 50], 0),
-        ([1, 1, 1], [50, 50, 50], 0),  # too little to pay
+        ([1, 1, 1], [50, 50, 50], 0),  # too short to be worth a separate pass
         ([12, 12, 12], [49, 50, 51], 48),
         ([9], [50], 0),  # one row
     ],
 )
-def test_a_prefix_that_all_rows_share(
-    common: list[int], starts: list[int], found: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``common[i]`` pages of row i are the first row's."""
-    monkeypatch.setattr(inputs, "SHARING", 16)
+def test_find_shared_prefix(common: list[int], starts: list[int], found: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`find_shared_prefix` finds ``found`` tokens if the first ``common[i]`` pages of row i are those of row 0."""
+    monkeypatch.setattr(inputs, "MIN_SAVED_TOKENS", 16)
     spec = EngineSpec(4, 400, 8, 60, 99)
     builder, rows, columns = InputBuilder(spec, CPU), len(common), 15
-    slots = np.arange(rows, dtype=np.int32) + 2
+    req_pool_indices = np.arange(rows, dtype=np.int32) + 2
     pages = np.arange(rows * columns, dtype=np.int32).reshape(rows, columns)
     for row, count in enumerate(common):
         pages[row, :count] = pages[0, :count]
-    table = (np.repeat(slots, columns), np.tile(np.arange(columns, dtype=np.int32), rows), pages.ravel())
-    one, every = np.ones(rows, np.int32), np.ones(rows, bool)
-    step = Step(0, slots, i32(*starts), one, rows, every, np.full(rows, PENDING, np.int32), table)
+    updates = (np.repeat(req_pool_indices, columns), np.tile(np.arange(columns, dtype=np.int32), rows), pages.ravel())
+    ones, sample = np.ones(rows, np.int32), np.ones(rows, bool)
+    step = Step(0, req_pool_indices, i32(*starts), ones, rows, sample, np.full(rows, PENDING, np.int32), updates)
     builder.update_page_table(step)
     assert builder.find_shared_prefix(step) == (found > 0)
     batch = builder.build(step)[1]

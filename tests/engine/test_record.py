@@ -1,4 +1,4 @@
-"""Recording on a GPU, with a stand-in for its graphs: what is captured, and what a failure inside leaves behind."""
+"""Tests of `Recorder` for GPUs, with a stand-in for CUDA graphs: recorded launches, pieces, and errors in a capture."""
 
 from __future__ import annotations
 
@@ -13,43 +13,48 @@ from minisgl.engine.record import Recorder
 from minisgl.kernel.launch import between_pieces
 
 
-class Graph:
-    """As CUDA's: one capture at a time; what fails inside spoils it, and the end of a spoilt one raises too."""
+class FakeCudaGraph:
+    """Stand-in for torch.cuda.CUDAGraph with its rules.
 
-    now: Graph | None = None
-    seen: list[str]
+    Only one capture runs at a time. An error during a capture invalidates it, and the end of an invalid capture raises.
+    ``calls`` collects what replays launch and what runs eagerly.
+    """
+
+    capturing: FakeCudaGraph | None = None
+    calls: list[str]
 
     def capture_begin(self, pool: Any) -> None:
-        assert Graph.now is None
-        Graph.now, self.spoilt, self.inside = self, False, []
+        assert FakeCudaGraph.capturing is None
+        FakeCudaGraph.capturing, self.invalid, self.launches = self, False, []
 
     def capture_end(self) -> None:
-        if Graph.now is not self:
+        if FakeCudaGraph.capturing is not self:
             raise RuntimeError("capture_end without capture_begin")
-        Graph.now = None
-        if self.spoilt:
+        FakeCudaGraph.capturing = None
+        if self.invalid:
             raise RuntimeError("operation failed due to a previous error during capture")
 
     def replay(self) -> None:
-        Graph.seen.append("".join(self.inside))
+        FakeCudaGraph.calls.append("".join(self.launches))
 
 
 def launch(name: str) -> None:
-    if Graph.now is not None:
-        Graph.now.inside.append(name)
+    """Launch a fake kernel: it is recorded if a capture is running."""
+    if FakeCudaGraph.capturing is not None:
+        FakeCudaGraph.capturing.launches.append(name)
 
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeCudaGraph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    Graph.now, Graph.seen = None, []
+    FakeCudaGraph.capturing, FakeCudaGraph.calls = None, []
     return Recorder(torch.device("cuda"))
 
 
-def second_time(act: Callable[[], None]) -> Callable[[], None]:
-    """Acts from the second call on: the first is the run that is not recorded."""
+def from_second_call(act: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that calls ``act`` from its second call on. The first call is the run before the recording."""
     calls: list[None] = []
 
     def call() -> None:
@@ -60,11 +65,13 @@ def second_time(act: Callable[[], None]) -> Callable[[], None]:
     return call
 
 
-def test_what_lies_between_pieces_is_called_anew(recorder: Recorder) -> None:
+def test_calls_between_pieces(recorder: Recorder) -> None:
+    """A replay in pieces calls functions marked `between_pieces` again; recorded as one graph, they are not called."""
+
     @between_pieces
-    def attend(who: str) -> None:
-        assert Graph.now is None or not in_pieces
-        Graph.seen.append(who)
+    def attend(name: str) -> None:
+        assert FakeCudaGraph.capturing is None or not in_pieces
+        FakeCudaGraph.calls.append(name)
 
     def forward(inputs: None) -> torch.Tensor:
         launch("a")
@@ -76,49 +83,48 @@ def test_what_lies_between_pieces_is_called_anew(recorder: Recorder) -> None:
 
     in_pieces = True
     recording = recorder.record(forward, None, piecewise=True)
-    Graph.seen = []
+    FakeCudaGraph.calls = []
     assert recording.replay() is recording.out
-    assert Graph.seen == ["a", "A", "b", "B", "c"]
+    assert FakeCudaGraph.calls == ["a", "A", "b", "B", "c"]
     in_pieces = False
     whole = recorder.record(forward, None)
-    Graph.seen = []
+    FakeCudaGraph.calls = []
     whole.replay()
-    assert Graph.seen == ["abc"]
+    assert FakeCudaGraph.calls == ["abc"]
 
 
 @pytest.mark.parametrize("piecewise", [False, True])
-@pytest.mark.parametrize("where", ["inside", "between"])
+@pytest.mark.parametrize("failing_part", ["inside", "between"])
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, AssertionError])
-def test_a_failure_while_recording_is_the_one_that_is_raised(
-    recorder: Recorder, piecewise: bool, where: str, kind: type[Exception]
-) -> None:
-    """With its own words, the capture ended, and the collector on again."""
+def test_error_while_recording(recorder: Recorder, piecewise: bool, failing_part: str, kind: type[Exception]) -> None:
+    """An error during the recording is raised unchanged, the capture is ended, and garbage collection is on again."""
 
     def fail() -> None:
-        if Graph.now is not None:
-            Graph.now.spoilt = True
-        raise kind("no room for this")
+        if FakeCudaGraph.capturing is not None:
+            FakeCudaGraph.capturing.invalid = True
+        raise kind("out of memory in this call")
 
-    failing = second_time(fail)
+    fail_when_recorded = from_second_call(fail)
 
     @between_pieces
     def attend() -> None:
-        if where == "between":
-            failing()
+        if failing_part == "between":
+            fail_when_recorded()
 
     def forward(inputs: None) -> torch.Tensor:
         attend()
-        if where == "inside":
-            failing()
+        if failing_part == "inside":
+            fail_when_recorded()
         return torch.ones(1)
 
-    with pytest.raises(kind, match="no room for this"):
+    with pytest.raises(kind, match="out of memory in this call"):
         recorder.record(forward, None, piecewise=piecewise)
-    assert Graph.now is None
+    assert FakeCudaGraph.capturing is None
     assert gc.isenabled()
 
 
-def test_a_collector_that_was_off_stays_off(recorder: Recorder) -> None:
+def test_gc_stays_disabled(recorder: Recorder) -> None:
+    """Recording does not enable a garbage collector that was disabled before."""
     gc.disable()
     try:
         recorder.record(lambda inputs: torch.ones(1), None)

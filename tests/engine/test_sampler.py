@@ -1,4 +1,4 @@
-"""The sampler against transformers' processors, exact statistics, and its own neighbours."""
+"""Tests of the sampler: logits processors against transformers, statistics of draws, independence of other rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from transformers import generation as hf
 
 from minisgl.core import Admission, Logprobs, SamplingParams
-from minisgl.engine import logits_processors as filters
+from minisgl.engine import logits_processors
 from minisgl.engine.gumbel import gumbel, seed_key, token_hashes
 from minisgl.engine.sampler import Sampler, read_logprobs
 
@@ -20,21 +20,22 @@ VOCAB = 300
 
 
 def draw(
-    sampler: Sampler, logits: torch.Tensor, slots: Sequence[int], positions: Sequence[int]
+    sampler: Sampler, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]
 ) -> tuple[list[int], list[Logprobs | None] | None]:
-    """One sampling step through the public interface."""
-    s = np.asarray(slots, np.int32)
-    plan = sampler.plan(s)
-    groups = {g: torch.from_numpy(rows) for g, rows in plan.rows.items()}
-    out = sampler.sample(logits.clone(), torch.from_numpy(s), torch.tensor(positions, dtype=torch.int32), plan, groups)
-    found = None
+    """Run one sampling step for the request-pool rows ``rows``. Return the tokens and the log-probabilities, if any."""
+    indices = np.asarray(rows, np.int32)
+    plan = sampler.plan(indices)
+    groups = {g: torch.from_numpy(group_rows) for g, group_rows in plan.rows.items()}
+    device_positions = torch.tensor(positions, dtype=torch.int32)
+    out = sampler.sample(logits.clone(), torch.from_numpy(indices), device_positions, plan, groups)
+    logprobs = None
     if out.chosen is not None and out.top is not None and out.top_ids is not None:
-        found = read_logprobs(plan, out.chosen.numpy(), out.top.numpy(), out.top_ids.numpy())
-    return out.tokens.tolist(), found
+        logprobs = read_logprobs(plan, out.chosen.numpy(), out.top.numpy(), out.top_ids.numpy())
+    return out.tokens.tolist(), logprobs
 
 
-def seated(params: Sequence[SamplingParams], vocab: int = VOCAB, **history: Any) -> Sampler:
-    """A sampler with request i in slot i, seeded with params.seed or i."""
+def sampler_with(params: Sequence[SamplingParams], vocab: int = VOCAB, **history: Any) -> Sampler:
+    """Return a sampler with request i admitted into request-pool row i. Its seed is ``params[i].seed``, or else i."""
     sampler = Sampler(len(params), vocab, CPU)
     sampler.admit([Admission(i, i, p, p.seed if p.seed is not None else i, **history) for i, p in enumerate(params)])
     return sampler
@@ -44,14 +45,15 @@ def random_logits(rows: int, vocab: int = VOCAB, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-# ---- filters: what is kept, against transformers -------------------------------------------------
+# ---- logits processors against transformers -------------------------------------------------
 
 
 @pytest.mark.parametrize("top_k", [0, 1, 7, 290])
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3, 1e-6])
 @pytest.mark.parametrize("min_p", [0.0, 0.05, 1.0])
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
-def test_filters_keep_what_transformers_keeps(top_k: int, top_p: float, min_p: float, temperature: float) -> None:
+def test_thresholds_equal_transformers(top_k: int, top_p: float, min_p: float, temperature: float) -> None:
+    """Top-k, top-p and min-p keep the same tokens as the processors of transformers."""
     logits = random_logits(8)
     ids = torch.zeros(8, 1, dtype=torch.long)
     expected = hf.TemperatureLogitsWarper(temperature)(ids, logits)
@@ -64,28 +66,32 @@ def test_filters_keep_what_transformers_keeps(top_k: int, top_p: float, min_p: f
 
     scaled = logits / temperature
     ks, ps, ms = torch.full((8,), top_k), torch.full((8,), top_p), torch.full((8,), min_p)
-    width = filters.NARROW if 0 < top_k <= filters.NARROW else VOCAB
-    threshold = torch.maximum(filters.top_k_p_threshold(scaled, ks, ps, width), filters.min_p_threshold(scaled, ms))
-    torch.testing.assert_close(filters.keep_from(scaled, threshold), expected)
+    width = logits_processors.PARTIAL_SORT_WIDTH if 0 < top_k <= logits_processors.PARTIAL_SORT_WIDTH else VOCAB
+    top_k_p = logits_processors.top_k_p_threshold(scaled, ks, ps, width)
+    threshold = torch.maximum(top_k_p, logits_processors.min_p_threshold(scaled, ms))
+    torch.testing.assert_close(logits_processors.mask_below(scaled, threshold), expected)
 
 
 @pytest.mark.parametrize("penalty", [0.7, 1.3])
-def test_repetition_penalty_is_transformers(penalty: float) -> None:
+def test_repetition_penalty_equals_transformers(penalty: float) -> None:
+    """The repetition penalty counts tokens of prompt and output, as in transformers."""
     logits, history = random_logits(4), torch.randint(0, VOCAB, (4, 40), generator=torch.Generator().manual_seed(1))
     expected = hf.RepetitionPenaltyLogitsProcessor(penalty)(history, logits)
     prompt = torch.zeros(4, VOCAB, dtype=torch.bool).scatter_(1, history[:, :25], True)
     counts = torch.zeros(4, VOCAB, dtype=torch.int32)
     counts.scatter_add_(1, history[:, 25:], torch.ones(4, 15, dtype=torch.int32))
     zero = torch.zeros(4)
-    got = filters.penalise(logits, prompt, counts, torch.full((4,), penalty), zero, zero)
+    got = logits_processors.apply_penalties(logits, prompt, counts, torch.full((4,), penalty), zero, zero)
     torch.testing.assert_close(got, expected)
 
 
-def test_presence_and_frequency_count_the_output_only() -> None:
+def test_presence_and_frequency_penalties() -> None:
+    """The presence and frequency penalties apply to tokens of the output only, as OpenAI defines them."""
     logits = torch.zeros(1, 4)
     prompt = torch.tensor([[True, False, False, False]])
     counts = torch.tensor([[0, 1, 3, 0]], dtype=torch.int32)
-    got = filters.penalise(logits, prompt, counts, torch.ones(1), torch.tensor([0.5]), torch.tensor([0.25]))
+    presence, frequency = torch.tensor([0.5]), torch.tensor([0.25])
+    got = logits_processors.apply_penalties(logits, prompt, counts, torch.ones(1), presence, frequency)
     assert got.tolist() == [[0.0, -0.75, -1.25, 0.0]]  # OpenAI: mu - c * frequency - (c > 0) * presence
 
 
@@ -93,7 +99,7 @@ def test_presence_and_frequency_count_the_output_only() -> None:
 
 
 def chi_square(counts: np.ndarray, probs: np.ndarray) -> float:
-    """Standardised: above 5 is a chance of less than one in a million or so."""
+    """Return the standardised chi-square statistic. By chance it is above 5 about once in a million tests."""
     expected = counts.sum() * probs
     stat = float(((counts - expected) ** 2 / expected).sum())
     df = len(probs) - 1
@@ -101,7 +107,8 @@ def chi_square(counts: np.ndarray, probs: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("vary", ["seed", "position"])
-def test_draws_follow_the_distribution(vary: str) -> None:
+def test_draws_follow_distribution(vary: str) -> None:
+    """Tokens drawn with consecutive seeds or at consecutive positions follow softmax(logits / temperature)."""
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, -2.0, 1.5, 0.0])
     n = 40_000
     params = SamplingParams(temperature=0.8)
@@ -110,14 +117,15 @@ def test_draws_follow_the_distribution(vary: str) -> None:
         sampler.admit([Admission(i, i, params, i) for i in range(n)])
         tokens, _ = draw(sampler, logits.expand(n, 8), range(n), [17] * n)
     else:
-        tokens, _ = draw(seated([params], 8), logits.expand(n, 8), [0] * n, range(n))
+        tokens, _ = draw(sampler_with([params], 8), logits.expand(n, 8), [0] * n, range(n))
     probs = (logits / 0.8).softmax(0).double().numpy()
     assert chi_square(np.bincount(tokens, minlength=8), probs) < 5
-    pairs = np.asarray(tokens[::2]) * 8 + np.asarray(tokens[1::2])  # neighbours in seed or position: independent
+    pairs = np.asarray(tokens[::2]) * 8 + np.asarray(tokens[1::2])  # consecutive seeds or positions are independent
     assert chi_square(np.bincount(pairs, minlength=64), np.outer(probs, probs).ravel()) < 5
 
 
-def test_noise_is_gumbel_in_mean_tail_and_correlation() -> None:
+def test_noise_statistics() -> None:
+    """Mean, variance and tail of the noise are those of the Gumbel distribution; rows and tokens are uncorrelated."""
     keys = torch.tensor([seed_key(s) for s in range(64)], dtype=torch.int32)
     noise = gumbel(keys, torch.arange(64, dtype=torch.int32), token_hashes(20_000, CPU)).double()
     assert noise.isfinite().all()
@@ -128,9 +136,9 @@ def test_noise_is_gumbel_in_mean_tail_and_correlation() -> None:
     assert (torch.corrcoef(noise.T[:64]) - torch.eye(64)).abs().max() < 0.7  # tokens: 64 samples each
 
 
-def test_a_seeded_row_does_not_depend_on_its_neighbours() -> None:
-    """Exactly: alone, in any row, beside any mix of other parameters, its token is the same."""
-    mine = [
+def test_row_does_not_depend_on_other_rows() -> None:
+    """A row samples exactly the same token alone, and in any row of any batch with other parameters."""
+    params = [
         SamplingParams(temperature=1.0, seed=5),
         SamplingParams(temperature=0.7, top_k=40, top_p=0.9, seed=6),
         SamplingParams(temperature=1.3, top_p=0.8, min_p=0.02, seed=7),
@@ -141,16 +149,17 @@ def test_a_seeded_row_does_not_depend_on_its_neighbours() -> None:
         SamplingParams(temperature=1.0, seed=-(2**63), logprobs=4),
     ]
     logits, positions = random_logits(8), [100, 3, 70_000, 4, 5, 6, 7, 8]
-    history = {"prompt": np.arange(9, dtype=np.int32), "output": np.array([50, 50, 60], np.int32)}
+    history = {"prompt_ids": np.arange(9, dtype=np.int32), "output_ids": np.array([50, 50, 60], np.int32)}
     rng = np.random.default_rng(0)
-    alone = [draw(seated(mine, **history), logits[i : i + 1], [i], [positions[i]])[0][0] for i in range(8)]
+    alone = [draw(sampler_with(params, **history), logits[i : i + 1], [i], [positions[i]])[0][0] for i in range(8)]
     for _ in range(30):
         order = rng.permutation(8)[: rng.integers(1, 9)]
-        tokens, _ = draw(seated(mine, **history), logits[order], list(order), [positions[i] for i in order])
+        tokens, _ = draw(sampler_with(params, **history), logits[order], list(order), [positions[i] for i in order])
         assert tokens == [alone[i] for i in order]
 
 
-def test_a_request_in_another_slot_after_retraction_draws_the_same() -> None:
+def test_retracted_request_draws_the_same() -> None:
+    """A retracted request that is admitted again into another request-pool row samples the same tokens."""
     params = SamplingParams(temperature=1.0, repetition_penalty=1.5, presence_penalty=0.3, logit_bias={1: 2.0})
     prompt = np.array([4, 5, 6], np.int32)
     steps = [random_logits(1, seed=s) for s in range(8)]
@@ -161,22 +170,24 @@ def test_a_request_in_another_slot_after_retraction_draws_the_same() -> None:
 
     second = Sampler(4, VOCAB, CPU)
     others = np.arange(0, VOCAB, 2, dtype=np.int32)
-    second.admit([Admission(3, 9, params, 1, others, others + 1)])  # leaves traces of every token
+    second.admit([Admission(3, 9, params, 1, others, others + 1)])  # the row's history has every token
     draw(second, steps[0], [3], [3])
-    second.admit([Admission(3, 1, params, 77, prompt, np.array(whole[:4], np.int32))])  # resumed at its fifth token
+    second.admit([Admission(3, 1, params, 77, prompt, np.array(whole[:4], np.int32))])  # resumes at the fifth token
     resumed = [draw(second, steps[i], [3], [3 + i])[0][0] for i in range(4, 8)]
     assert resumed == whole[4:]
 
 
-def test_greedy_takes_the_first_maximum_and_leaves_no_trace_of_an_earlier_seat() -> None:
-    sampler = seated([SamplingParams(temperature=2.0, top_k=3, logit_bias={0: 100.0}, logprobs=2)])
+def test_greedy_after_another_request() -> None:
+    """A greedy row takes the first maximum; parameters of an earlier request in the same row have no effect."""
+    sampler = sampler_with([SamplingParams(temperature=2.0, top_k=3, logit_bias={0: 100.0}, logprobs=2)])
     sampler.admit([Admission(0, 2, SamplingParams(temperature=0.0), 0)])
     logits = torch.zeros(1, VOCAB)
     logits[0, [7, 9]] = 1.0
     assert draw(sampler, logits, [0], [5]) == ([7], None)
 
 
-def test_extreme_parameters_stay_finite() -> None:
+def test_extreme_parameters() -> None:
+    """Extreme parameters do not give NaN or infinity: near-greedy rows choose the argmax."""
     params = [
         SamplingParams(temperature=1e-30),
         SamplingParams(temperature=100.0, top_p=1e-9),
@@ -185,11 +196,12 @@ def test_extreme_parameters_stay_finite() -> None:
         SamplingParams(temperature=0.01, top_k=-1, top_p=0.999999),
     ]
     logits = random_logits(5) * 30
-    tokens, _ = draw(seated(params), logits, range(5), [2**31 - 1] * 5)
+    tokens, _ = draw(sampler_with(params), logits, range(5), [2**31 - 1] * 5)
     assert tokens[:4] == logits.argmax(1).tolist()[:4]
 
 
-def test_logit_bias_bans_and_forces_with_a_growing_table() -> None:
+def test_logit_bias() -> None:
+    """A logit bias forces or bans tokens, also after the table has grown for a request with more biased tokens."""
     params = [
         SamplingParams(temperature=0.0, logit_bias={5: 100.0}),
         SamplingParams(temperature=0.0, logit_bias=dict.fromkeys(range(VOCAB - 1), -100.0)),
@@ -203,22 +215,24 @@ def test_logit_bias_bans_and_forces_with_a_growing_table() -> None:
     assert tokens == [int(logits[0].argmax()), VOCAB - 1, 5]
 
 
-def test_logprobs_are_the_models_own() -> None:
+def test_logprobs() -> None:
+    """Log-probabilities are those of the raw logits, before temperature and top-k, for the rows that ask for them."""
     params = [SamplingParams(temperature=2.0, top_k=5, logprobs=3), SamplingParams(), SamplingParams(logprobs=0)]
     logits = random_logits(3)
-    tokens, found = draw(seated(params), logits, [0, 1, 2], [1, 2, 3])
+    tokens, logprobs = draw(sampler_with(params), logits, [0, 1, 2], [1, 2, 3])
     expected = logits.log_softmax(1)
-    assert found is not None
-    assert found[1] is None
-    assert found[0] is not None
-    assert found[0].chosen == pytest.approx(float(expected[0, tokens[0]]), abs=1e-5)
-    assert list(found[0].top_ids) == expected[0].topk(3).indices.tolist()
-    assert found[0].top == pytest.approx(expected[0].topk(3).values.tolist(), abs=1e-5)
-    assert found[2] == Logprobs(pytest.approx(float(expected[2, tokens[2]]), abs=1e-5))
+    assert logprobs is not None
+    assert logprobs[1] is None
+    assert logprobs[0] is not None
+    assert logprobs[0].chosen == pytest.approx(float(expected[0, tokens[0]]), abs=1e-5)
+    assert list(logprobs[0].top_ids) == expected[0].topk(3).indices.tolist()
+    assert logprobs[0].top == pytest.approx(expected[0].topk(3).values.tolist(), abs=1e-5)
+    assert logprobs[2] == Logprobs(pytest.approx(float(expected[2, tokens[2]]), abs=1e-5))
 
 
-def test_a_plain_greedy_batch_allocates_no_state() -> None:
-    sampler = seated([SamplingParams(temperature=0.0)] * 4)
+def test_greedy_batch_allocates_no_state() -> None:
+    """Token hashes, histories and the bias table are not allocated for greedy requests without penalties."""
+    sampler = sampler_with([SamplingParams(temperature=0.0)] * 4)
     assert sampler.plan(np.arange(4, dtype=np.int32)) == (0, {}, None)
     draw(sampler, random_logits(4), range(4), [1] * 4)
     assert sampler._hashes is None

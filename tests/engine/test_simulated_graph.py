@@ -1,4 +1,4 @@
-"""The tape: what it records, what a replay does, and that each of its rules is found broken and named."""
+"""Tests of simulated graphs: recorded operations, replays, and a `GraphViolation` for each broken rule."""
 
 from __future__ import annotations
 
@@ -22,43 +22,46 @@ class Inputs:
     x: Tensor
 
 
-def inputs() -> Inputs:
+def make_inputs() -> Inputs:
     return Inputs(torch.arange(6.0).view(2, 3))
 
 
-def test_a_replay_computes_on_what_the_inputs_hold_now() -> None:
-    frame, weight = inputs(), torch.randn(3, 4)
-    tape = record(lambda: torch.relu(frame.x @ weight).sum(dim=1), frame)
-    address = tape.out.data_ptr()
+def test_replay_reads_current_inputs() -> None:
+    """A replay computes on the current contents of the inputs, and writes the result into the same tensor."""
+    inputs, weight = make_inputs(), torch.randn(3, 4)
+    graph = record(lambda: torch.relu(inputs.x @ weight).sum(dim=1), inputs)
+    address = graph.out.data_ptr()
     for _ in range(3):
-        frame.x.copy_(torch.randn(2, 3))
-        out = tape.replay()
-        torch.testing.assert_close(out, torch.relu(frame.x @ weight).sum(dim=1))
+        inputs.x.copy_(torch.randn(2, 3))
+        out = graph.replay()
+        torch.testing.assert_close(out, torch.relu(inputs.x @ weight).sum(dim=1))
         assert out.data_ptr() == address
-    assert tape.replays == 3
+    assert graph.replays == 3
 
 
-def test_operations_are_launches_and_views_are_not() -> None:
-    frame = inputs()
-    tape = record(lambda: frame.x.view(3, 2).t()[1:].exp().reshape(-1).add_(1.0), frame)
-    assert [operation.name for operation in tape.operations] == ["aten.exp.default", "aten.add_.Tensor"]
-    assert all("test_simulated_graph.py:" in operation.where for operation in tape.operations)
+def test_views_are_not_recorded() -> None:
+    """Operations that launch a kernel are recorded with their source line; views are not recorded."""
+    inputs = make_inputs()
+    graph = record(lambda: inputs.x.view(3, 2).t()[1:].exp().reshape(-1).add_(1.0), inputs)
+    assert [operation.name for operation in graph.operations] == ["aten.exp.default", "aten.add_.Tensor"]
+    assert all("test_simulated_graph.py:" in operation.source_line for operation in graph.operations)
 
 
-def test_replays_write_into_memory_outside_and_allocate_once() -> None:
-    frame, pool = inputs(), torch.zeros(5, 3)
-    tape = record(lambda: pool.index_copy_(0, frame.x[:, 0].long(), frame.x).clone(), frame)
+def test_replay_writes_external_memory() -> None:
+    """A replay writes into tensors that existed before the recording, such as a KV pool."""
+    inputs, pool = make_inputs(), torch.zeros(5, 3)
+    graph = record(lambda: pool.index_copy_(0, inputs.x[:, 0].long(), inputs.x).clone(), inputs)
     pool.zero_()
-    frame.x.copy_(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
-    tape.replay()
+    inputs.x.copy_(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
+    graph.replay()
     assert pool[1].tolist() == [1.0, 2.0, 3.0]
     assert pool[4].tolist() == [4.0, 5.0, 6.0]
     assert not pool[[0, 2, 3]].any()
 
 
-def test_what_a_launch_does_inside_is_its_own() -> None:
-    """The host reads, the shapes differ, a new tensor comes back: one operation, done again at each replay."""
-    frame, calls = inputs(), []
+def test_one_launch_is_one_operation() -> None:
+    """A function marked `one_launch` is one operation, called again at each replay; rules do not apply to its body."""
+    inputs, calls = make_inputs(), []
 
     @one_launch
     def launch(x: Tensor, out: Tensor) -> Tensor:
@@ -68,22 +71,23 @@ def test_what_a_launch_does_inside_is_its_own() -> None:
 
     def forward() -> Tensor:
         out = torch.empty(2, 3)
-        total = launch(frame.x, out)
+        total = launch(inputs.x, out)
         return out + total
 
-    tape = record(forward, frame)
-    assert [operation.name.rpartition(".")[2] for operation in tape.operations] == ["launch", "Tensor"]
-    frame.x.fill_(1.0)
-    assert tape.replay().tolist() == [[12.0] * 3] * 2
+    graph = record(forward, inputs)
+    assert [operation.name.rpartition(".")[2] for operation in graph.operations] == ["launch", "Tensor"]
+    inputs.x.fill_(1.0)
+    assert graph.replay().tolist() == [[12.0] * 3] * 2
     assert calls[-1] == []
 
 
-def test_what_lies_between_pieces_is_called_anew_and_may_read_on_the_host() -> None:
-    seen: list[int] = []
+def test_calls_between_pieces() -> None:
+    """A function marked `between_pieces` is called again at each replay in pieces, and may read values on the host."""
+    lengths: list[int] = []
 
     @between_pieces
     def attend(x: Tensor, out: Tensor) -> None:
-        seen.append(len(x.tolist()))
+        lengths.append(len(x.tolist()))
         out.copy_(x * factor[0])
 
     def forward(x: Tensor) -> Tensor:
@@ -92,17 +96,18 @@ def test_what_lies_between_pieces_is_called_anew_and_may_read_on_the_host() -> N
         return out + 1
 
     factor, x = [2], torch.zeros(3)
-    tape = record(partial(forward, x), x, piecewise=True)
-    assert tape.replay().tolist() == [3, 3, 3]
+    graph = record(partial(forward, x), x, piecewise=True)
+    assert graph.replay().tolist() == [3, 3, 3]
     factor[0] = 5
     x.fill_(1)
-    assert tape.replay().tolist() == [11, 11, 11]
-    assert len(seen) == 4  # the recording, the check of it, and two replays
-    with pytest.raises(GraphViolation, match="host-read"):  # recorded whole, it is a part like any other
+    assert graph.replay().tolist() == [11, 11, 11]
+    assert len(lengths) == 4  # the recording, its check, and two replays
+    with pytest.raises(GraphViolation, match="host-read"):  # not in pieces: the rules apply to it
         record(partial(forward, x), x)
 
 
-def test_without_a_recorder_a_launch_is_a_plain_call() -> None:
+def test_one_launch_without_recorder() -> None:
+    """Without a recorder, a function marked `one_launch` is called as usual."""
     assert one_launch(lambda x: x + 1)(2) == 3
 
 
@@ -110,6 +115,7 @@ def test_without_a_recorder_a_launch_is_a_plain_call() -> None:
 
 
 def reads() -> dict[str, Callable[[Tensor], object]]:
+    """Return functions that read a tensor's value on the host, by name."""
     return {
         "item": lambda x: x[0, 0].item(),
         "tolist": lambda x: x.tolist(),
@@ -131,13 +137,14 @@ def reads() -> dict[str, Callable[[Tensor], object]]:
 
 @pytest.mark.parametrize("name", reads())
 def test_host_read(name: str) -> None:
-    frame, read = inputs(), reads()[name]
+    """Every way to read a tensor's value on the host breaks the rule ``host-read``."""
+    inputs, read = make_inputs(), reads()[name]
 
     def forward() -> Tensor:
-        read(frame.x)
-        return frame.x + 1
+        read(inputs.x)
+        return inputs.x + 1
 
-    assert_broken("host-read", forward, frame, match="test_simulated_graph.py")
+    assert_broken("host-read", forward, inputs, match="test_simulated_graph.py")
 
 
 @pytest.mark.parametrize(
@@ -150,8 +157,9 @@ def test_host_read(name: str) -> None:
     ids=["tensor", "as_tensor", "from_numpy"],
 )
 def test_host_data(make: Callable[[], Tensor]) -> None:
-    frame = inputs()
-    assert_broken("host-data", lambda: frame.x + make(), frame)
+    """Tensors made from host values break the rule ``host-data``."""
+    inputs = make_inputs()
+    assert_broken("host-data", lambda: inputs.x + make(), inputs)
 
 
 @pytest.mark.parametrize(
@@ -168,86 +176,95 @@ def test_host_data(make: Callable[[], Tensor]) -> None:
     ids=["nonzero", "where", "mask", "masked_select", "unique", "bincount", "unique_consecutive"],
 )
 def test_dynamic_shape(operation: Callable[[Tensor], Tensor]) -> None:
-    frame = inputs()
-    assert_broken("dynamic-shape", lambda: operation(frame.x) * 2, frame)
+    """Operations whose result shape depends on values break the rule ``dynamic-shape``."""
+    inputs = make_inputs()
+    assert_broken("dynamic-shape", lambda: operation(inputs.x) * 2, inputs)
 
 
-def test_dynamic_shape_of_repeats() -> None:
-    frame = SimpleNamespace(x=torch.ones(3), repeats=torch.tensor([1, 2, 3]))
-    assert_broken("dynamic-shape", lambda: frame.x.repeat_interleave(frame.repeats), frame)
-    tape = record(lambda: frame.x.repeat_interleave(frame.repeats, output_size=6), frame)
-    assert tape.replay().shape == (6,)
+def test_dynamic_shape_of_repeat_interleave() -> None:
+    """`repeat_interleave` with a tensor of repeats is allowed only with ``output_size``."""
+    inputs = SimpleNamespace(x=torch.ones(3), repeats=torch.tensor([1, 2, 3]))
+    assert_broken("dynamic-shape", lambda: inputs.x.repeat_interleave(inputs.repeats), inputs)
+    graph = record(lambda: inputs.x.repeat_interleave(inputs.repeats, output_size=6), inputs)
+    assert graph.replay().shape == (6,)
 
 
-def test_dynamic_shape_of_a_launch_shows_at_the_replay() -> None:
-    frame = inputs()
+def test_dynamic_shape_of_one_launch() -> None:
+    """A `one_launch` function whose result changes its shape breaks ``dynamic-shape`` at the replay."""
+    inputs = make_inputs()
 
     @one_launch
     def above(x: Tensor) -> Tensor:
         return x[x > 2]
 
-    tape = record(lambda: above(frame.x), frame)
-    frame.x.zero_()
+    graph = record(lambda: above(inputs.x), inputs)
+    inputs.x.zero_()
     with pytest.raises(GraphViolation, match=r"made \[0\] now, and \[3\] when recorded"):
-        tape.replay()
+        graph.replay()
 
 
-def test_masks_that_keep_the_shape_are_allowed() -> None:
-    frame = inputs()
-    tape = record(lambda: torch.where(frame.x > 2, frame.x.masked_fill(frame.x > 4, 0.0), -1.0), frame)
-    assert tape.replay().tolist() == [[-1.0, -1.0, -1.0], [3.0, 4.0, 0.0]]
+def test_masks_are_allowed() -> None:
+    """Masks that keep the shape break no rule."""
+    inputs = make_inputs()
+    graph = record(lambda: torch.where(inputs.x > 2, inputs.x.masked_fill(inputs.x > 4, 0.0), -1.0), inputs)
+    assert graph.replay().tolist() == [[-1.0, -1.0, -1.0], [3.0, 4.0, 0.0]]
 
 
 def test_static_buffer_replaced() -> None:
-    frame = inputs()
-    tape = record(lambda: frame.x * 2, frame)
-    frame.x = frame.x + 1
+    """An input tensor that was replaced breaks the rule ``static-buffer`` at the next replay."""
+    inputs = make_inputs()
+    graph = record(lambda: inputs.x * 2, inputs)
+    inputs.x = inputs.x + 1
     with pytest.raises(GraphViolation, match=r"inputs\.x \[2, 3\] is another tensor now") as caught:
-        tape.replay()
+        graph.replay()
     assert caught.value.rule == "static-buffer"
 
 
 def test_static_buffer_resized() -> None:
-    frame, hidden = inputs(), torch.ones(3)
-    tape = record(lambda: frame.x * hidden, frame)
+    """A tensor that was resized breaks the rule ``static-buffer`` at the next replay."""
+    inputs, hidden = make_inputs(), torch.ones(3)
+    graph = record(lambda: inputs.x * hidden, inputs)
     hidden.resize_(1, 3)
     with pytest.raises(GraphViolation, match=r"is \[1, 3\] .* recorded as \[3\]"):
-        tape.replay()
+        graph.replay()
 
 
-def test_static_buffer_in_an_object_without_annotations() -> None:
-    frame = SimpleNamespace(parts=({"x": torch.ones(2)}, [torch.ones(2)]))
-    tape = record(lambda: frame.parts[0]["x"] + frame.parts[1][0], frame)
-    frame.parts[1][0] = torch.zeros(2)
+def test_static_buffer_in_nested_objects() -> None:
+    """Input tensors are found in nested objects, tuples, lists and dicts, and named by their path."""
+    inputs = SimpleNamespace(parts=({"x": torch.ones(2)}, [torch.ones(2)]))
+    graph = record(lambda: inputs.parts[0]["x"] + inputs.parts[1][0], inputs)
+    inputs.parts[1][0] = torch.zeros(2)
     with pytest.raises(GraphViolation, match=r"inputs\.parts\[1\]\[0\]"):
-        tape.replay()
+        graph.replay()
 
 
 def test_escaped_memory() -> None:
-    frame, kept = inputs(), []
+    """A tensor of the forward pass that is kept afterwards breaks the rule ``escaped-memory``."""
+    inputs, kept = make_inputs(), []
 
     def forward() -> Tensor:
-        y = frame.x * 2
+        y = inputs.x * 2
         kept.append(y[0])
         return y + 1
 
-    assert_broken("escaped-memory", forward, frame, match=r"aten\.select\.int at .*test_simulated_graph\.py")
+    assert_broken("escaped-memory", forward, inputs, match=r"aten\.select\.int at .*test_simulated_graph\.py")
 
 
 def test_unrecorded_work() -> None:
-    """A kernel is launched on addresses, and torch sees nothing of it: here memmove stands for one."""
-    frame = inputs()
+    """A kernel launched on raw addresses, here memmove, is not recorded and breaks the rule ``unrecorded-work``."""
+    inputs = make_inputs()
 
     def forward() -> Tensor:
         y = torch.empty(2, 3)
-        ctypes.memmove(y.data_ptr(), frame.x.data_ptr(), y.nbytes)
+        ctypes.memmove(y.data_ptr(), inputs.x.data_ptr(), y.nbytes)
         return y + 1
 
-    assert_broken("unrecorded-work", forward, frame)
+    assert_broken("unrecorded-work", forward, inputs)
 
 
-def assert_broken(rule: str, forward: Callable[[], Tensor], frame: object, match: str | None = None) -> None:
+def assert_broken(rule: str, forward: Callable[[], Tensor], inputs: object, match: str | None = None) -> None:
+    """Assert that recording ``forward`` raises a `GraphViolation` of ``rule``, with the rule's text."""
     with pytest.raises(GraphViolation, match=match) as caught:
-        record(forward, frame)
+        record(forward, inputs)
     assert caught.value.rule == rule
     assert RULES[rule] in str(caught.value)

@@ -1,7 +1,8 @@
-"""Where the kernels' tests run: on a CUDA device, or on the CPU under Triton's interpreter.
+"""Fixtures of the GPU tests, which run on a CUDA device or on the CPU under Triton's interpreter.
 
-`pytest tests/gpu` on a GPU machine runs them compiled. Elsewhere tests/kernel and tests/plugins run the same files in a
-process of their own with TRITON_INTERPRET=1, which must be set before Triton is imported; here they are skipped.
+On a machine with a GPU, `pytest tests/gpu` runs the kernels compiled. Without a GPU these tests are skipped;
+tests/kernel and tests/plugins then run the same files in a subprocess with TRITON_INTERPRET=1, which must be set before
+Triton is imported.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """``dtype``: what serves on the device, and float32. The interpreter's tl.dot is wrong in bfloat16."""
+    """Parametrise tests that have a ``dtype`` argument: float32 and bfloat16, or float16 under the interpreter.
+
+    The interpreter's tl.dot gives wrong results in bfloat16.
+    """
     if "dtype" in metafunc.fixturenames:
         half = torch.float16 if INTERPRETED else torch.bfloat16
         metafunc.parametrize("dtype", [torch.float32, half], ids=lambda d: str(d).removeprefix("torch."))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all tests of this folder with ``gpu``."""
     for item in items:
         if item.path.parent.name == "gpu":
             item.add_marker("gpu")
@@ -29,6 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
+    """Return the device of the tests, or skip the test if there is neither a GPU nor the interpreter."""
     pytest.importorskip("triton", reason="Triton is not installed here")
     if INTERPRETED:
         torch.set_num_threads(1)
@@ -40,10 +46,14 @@ def device() -> torch.device:
 
 @pytest.fixture
 def compiled(device: torch.device) -> bool:
-    """True on a GPU, where shapes may be of real size; the interpreter takes milliseconds for each program."""
+    """Return whether kernels run compiled, on a GPU.
+
+    Under the interpreter each program takes milliseconds, so tests must use small shapes.
+    """
     return device.type == "cuda"
 
 
 @pytest.fixture
 def generator(device: torch.device) -> torch.Generator:
+    """Return a seeded random number generator on the device."""
     return torch.Generator(device=device).manual_seed(1234)

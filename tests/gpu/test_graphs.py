@@ -1,4 +1,7 @@
-"""CUDA graphs under the public kit: replays give what the forward pass gives, and padding touches the scratch page."""
+"""The graph runners ``cuda`` and ``replay`` under the conformance kit for graph runners.
+
+A replay must compute the same as the forward pass, and padding rows may write to the scratch page only.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ class TestCuda(GraphConformance):
     device = CUDA
 
     def make(self) -> CudaGraphRunner:
+        """Build the graph runner to test."""
         return CudaGraphRunner(CudaGraph(), CUDA)
 
 
@@ -24,4 +28,5 @@ class TestReplay(GraphConformance):
     device = CUDA
 
     def make(self) -> ReplayRunner:
+        """Build the graph runner to test."""
         return ReplayRunner(Replay(), CUDA)

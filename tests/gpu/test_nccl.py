@@ -1,4 +1,7 @@
-"""Both communicators between GPUs: a process for each rank, no default process group, and a race that must not show."""
+"""The communicators ``nccl`` and ``torch`` between GPUs, with one process per rank and no default process group.
+
+The tests cover all collectives, races between fast and slow ranks, and several engines in one process.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ import torch
 
 from minisgl.utils.ports import free_port
 
-# Options of communicator=nccl; None is communicator=torch. Sizes are such that every road is taken.
-ROADS = {
+# Options of communicator=nccl; None is communicator=torch. The limits are chosen so that every algorithm is used.
+ALGORITHMS = {
     "torch": None,
     "nccl": {"one_shot_bytes": 64 * 2048, "two_shot_bytes": 1024 * 2048},
     "one-shot alone": {"one_shot_bytes": 64 * 2048, "two_shot_bytes": 0},
@@ -25,14 +28,14 @@ from minisgl.kernel.norm import add_rms_norm
 rank, size, address, options = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], eval(sys.argv[4])
 device = torch.device("cuda", rank)
 torch.cuda.set_device(device)
-host = PluginManager.load()
-config = host.make("communicator", "torch" if options is None else "nccl")
+manager = PluginManager.load()
+config = manager.make("communicator", "torch" if options is None else "nccl")
 config.timeout = 60
 for name, value in (options or {}).items():
     setattr(config, name, value)
-def link(address):
-    return host.build("communicator", config, rank=rank, size=size, address=address, device=device)
-comm = link(address)
+def connect(address):
+    return manager.build("communicator", config, rank=rank, size=size, address=address, device=device)
+comm = connect(address)
 DIM = 1024
 stream = torch.cuda.Stream(device)
 torch.cuda.set_stream(stream)
@@ -68,9 +71,9 @@ for i, (rows, dim, dtype) in enumerate([
         assert torch.equal(new, wanted[1]), (rows, dim, dtype)
         torch.testing.assert_close(out, wanted[0])
         assert new.untyped_storage().data_ptr() != comm.all_reduce(mine.clone()).untyped_storage().data_ptr()
-        assert torch.equal(new, wanted[1]), "the sum lies where the next one is written"
+        assert torch.equal(new, wanted[1]), "the next all-reduce overwrote the sum"
 assert comm.exchange(b"%d" % rank) == [b"%d" % r for r in range(size)]
-second = link(sys.argv[5])  # two engines side by side
+second = connect(sys.argv[5])  # two engines side by side
 for i in range(20):
     for j, one in enumerate((comm, second)):
         assert torch.equal(one.all_reduce(part(i + j, rank, 1 + i)), total(i + j, 1 + i))
@@ -82,7 +85,8 @@ print("ok")
 """
 
 RACES = """
-# Nobody waits for the device, ranks stall at random, and lengths change: what is overwritten too soon is a wrong sum.
+# The host never waits for the device, ranks stall at random, and lengths change. A buffer that is overwritten before
+# it was read gives a wrong sum.
 wrong = torch.zeros((), dtype=torch.int64, device=device)
 lengths, stalls = random.Random(1), random.Random(rank)
 messages = [lengths.choice((1, 1, 2, 7, 64, 65, 300)) for _ in range(1500)]
@@ -96,7 +100,7 @@ def message(i, rows):
     got = comm.all_reduce(x) if i % 3 else comm.all_reduce_norm(x, zeros[rows], ones, 1e-6)[1]
     wrong.add_((got != totals[rows][i % 4]).sum())
 
-for rows in sorted(set(messages)):  # what sets itself up
+for rows in sorted(set(messages)):  # first calls allocate and compile
     message(0, rows), message(1, rows)
 torch.cuda.synchronize()
 for i, rows in enumerate(messages):
@@ -106,7 +110,7 @@ for i, rows in enumerate(messages):
 torch.cuda.synchronize()
 assert wrong.item() == 0, f"{wrong.item()} elements of eager sums"
 
-# The same in graphs of odd length, so that a replay begins where the one before did not.
+# The same in graphs with different numbers of messages, so that successive replays start at different mailbox turns.
 graphs = []
 for k in range(3):
     graph = torch.cuda.CUDAGraph()
@@ -130,46 +134,51 @@ print("ok")
 
 
 def second_address(first: str) -> str:
-    """Where a script makes another link: the same for all ranks of ``first``."""
+    """Return the address of a script's second communicator, the same for all ranks with the address ``first``."""
     return f"127.0.0.1:{int(first.rpartition(':')[2]) + 1}"
 
 
 def start(rank: int, size: int, address: str, script: str, options: dict[str, int] | None) -> subprocess.Popen[str]:
+    """Start a process that runs the script as one rank."""
     words = [str(rank), str(size), address, repr(options), second_address(address)]
     return subprocess.Popen(
         [sys.executable, "-c", script, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
-def all_say_ok(processes: list[subprocess.Popen[str]]) -> None:
-    """Raises where one does not."""
+def expect_ok(processes: list[subprocess.Popen[str]]) -> None:
+    """Wait for the processes; raise AssertionError with their errors unless each prints "ok"."""
     try:
-        said = [process.communicate(timeout=120) for process in processes]
-        assert [out.strip() for out, _ in said] == ["ok"] * len(processes), "\n".join(err[-3000:] for _, err in said)
+        results = [process.communicate(timeout=120) for process in processes]
+        assert [out.strip() for out, _ in results] == ["ok"] * len(processes), "\n".join(
+            err[-3000:] for _, err in results
+        )
     finally:
         for process in processes:
             process.kill()
             process.wait()
 
 
-def together(size: int, script: str, options: dict[str, int] | None) -> None:
-    """Run the script in a process for each rank."""
+def run_script(size: int, script: str, options: dict[str, int] | None) -> None:
+    """Run the script on ``size`` ranks, each in a process, and expect each to print "ok"."""
     if torch.cuda.device_count() < size:
         pytest.skip(f"needs {size} CUDA devices")
     address = f"127.0.0.1:{free_port()}"
-    all_say_ok([start(rank, size, address, SETUP + script, options) for rank in range(size)])
+    expect_ok([start(rank, size, address, SETUP + script, options) for rank in range(size)])
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("road", ROADS)
-def test_collectives(size: int, road: str) -> None:
-    together(size, COLLECTIVES, ROADS[road])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_collectives(size: int, algorithm: str) -> None:
+    """All collectives give exact results, for messages of many sizes and dtypes."""
+    run_script(size, COLLECTIVES, ALGORITHMS[algorithm])
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("road", ["nccl", "torch"])
-def test_no_message_is_overwritten_before_it_was_read(size: int, road: str) -> None:
-    together(size, RACES, ROADS[road])
+@pytest.mark.parametrize("algorithm", ["nccl", "torch"])
+def test_races(size: int, algorithm: str) -> None:
+    """No message is overwritten before it was read, with and without CUDA graphs."""
+    run_script(size, RACES, ALGORITHMS[algorithm])
 
 
 USE = """
@@ -179,16 +188,16 @@ comm.close()
 """
 
 
-@pytest.mark.parametrize("road", ["nccl", "torch"])
-def test_a_process_that_had_another_engine_before_meets_one_that_had_none(road: str) -> None:
-    """``LLM`` after ``LLM``: rank 0 is the same process, the other ranks are new ones."""
+@pytest.mark.parametrize("algorithm", ["nccl", "torch"])
+def test_second_engine_in_a_process(algorithm: str) -> None:
+    """As with a second ``LLM``: rank 0 is the same process as before, the other ranks are new processes."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs 2 CUDA devices")
     first, second = (f"127.0.0.1:{free_port()}" for _ in range(2))
-    again = f"comm = link({second!r})\n{USE}print('ok')"
+    again = f"comm = connect({second!r})\n{USE}print('ok')"
     processes = [
-        start(0, 2, first, SETUP + USE + again, ROADS[road]),
-        start(1, 2, first, SETUP + USE + "print('ok')", ROADS[road]),
-        start(1, 2, second, SETUP + USE + "print('ok')", ROADS[road]),
+        start(0, 2, first, SETUP + USE + again, ALGORITHMS[algorithm]),
+        start(1, 2, first, SETUP + USE + "print('ok')", ALGORITHMS[algorithm]),
+        start(1, 2, second, SETUP + USE + "print('ok')", ALGORITHMS[algorithm]),
     ]
-    all_say_ok(processes)
+    expect_ok(processes)

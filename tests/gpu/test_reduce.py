@@ -1,4 +1,4 @@
-"""The one-launch all-reduce against its twin: one rank runs, and the test plays the others."""
+"""The one-launch all-reduce compared with its torch reference: one rank runs, the test simulates the other ranks."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ ROWS = 4
 
 
 def mailboxes(rank: int, size: int, like: Tensor) -> Mailboxes:
+    """Return empty mailboxes of all ranks on one device, as rank ``rank`` sees them."""
     parts = [torch.zeros(mailbox_bytes(ROWS * like[:1].nbytes, size), dtype=torch.uint8, device=like.device)] * size
     parts = [part.clone() for part in parts]
     for part in parts:
@@ -28,24 +29,28 @@ def mailboxes(rank: int, size: int, like: Tensor) -> Mailboxes:
 
 
 def push(boxes: Mailboxes, sender: int, x: Tensor, turns: list[int]) -> None:
-    """What rank ``sender`` does for the rank that runs: ``turns[i]`` messages went through row i before."""
+    """Write rank ``sender``'s rows into the running rank's mailbox; row i has had ``turns[i]`` messages before."""
     for row, turn in zip(range(len(x)), turns, strict=False):
-        place = boxes.boxes[boxes.rank][row, turn % TURNS, sender]
-        assert is_empty(place), f"row {row}, message {turn}: pushed where something still stands"
-        bits = x[row].view(place.dtype)
-        place.copy_(torch.where(bits == EMPTY[place.element_size()], 0, bits))
+        buffer = boxes.boxes[boxes.rank][row, turn % TURNS, sender]
+        assert is_empty(buffer), f"row {row}, message {turn}: the buffer was not emptied before this write"
+        bits = x[row].view(buffer.dtype)
+        buffer.copy_(torch.where(bits == EMPTY[buffer.element_size()], 0, bits))
 
 
-def is_empty(place: Tensor) -> bool:
-    return bool((place == EMPTY[place.element_size()]).all())
+def is_empty(buffer: Tensor) -> bool:
+    """Return whether all elements have the bit pattern `EMPTY`."""
+    return bool((buffer == EMPTY[buffer.element_size()]).all())
 
 
 @pytest.mark.parametrize(("size", "dim"), [(2, 64), (4, 96)])
-def test_rows_are_summed_in_rank_order_added_and_normalised(
+def test_all_reduce_norm(
     size: int, dim: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator
 ) -> None:
-    """Messages of different lengths one after another, so that rows come to count differently; and half of the peers
-    are fast: their next message stands in the box before this one is summed."""
+    """Sum messages of different lengths one after another, with fast and slow peers.
+
+    Different lengths make the rows' message counts differ. Half of the peers are fast: their next message is in the
+    mailbox before the current one is summed.
+    """
     rank = size - 2
     others = [r for r in range(size) if r != rank]
     weight = torch.rand(dim, generator=generator, device=device).to(dtype)
@@ -70,7 +75,7 @@ def test_rows_are_summed_in_rank_order_added_and_normalised(
         out, total = triton_reduce.all_reduce_norm(parts[rank].clone(), residual, weight, 1e-6, boxes)
         assert torch.equal(total.cpu(), want[1])
         torch.testing.assert_close(out.cpu(), want[0], rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-5)
-        for other in others:  # what the others got
+        for other in others:  # the rows that the running rank sent
             for row in range(lengths[i]):
                 got = boxes.boxes[other][row, turns[i][row] % TURNS, rank]
                 torch.testing.assert_close(got.view(dtype), parts[rank, row], rtol=0, atol=1e-38)
@@ -79,7 +84,7 @@ def test_rows_are_summed_in_rank_order_added_and_normalised(
         assert boxes.turns.tolist() == [turn % TURNS for turn in turns[i + 1]]
 
 
-def test_the_sum_alone(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> None:
+def test_all_reduce(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> None:
     parts = torch.randn(2, 2, 80, generator=generator, device=device).to(dtype)
     boxes = mailboxes(0, 2, parts[0])
     push(boxes, 1, parts[1], [0, 0])
@@ -88,7 +93,8 @@ def test_the_sum_alone(dtype: torch.dtype, device: torch.device, generator: torc
     assert torch.equal(x, parts[0] + parts[1])
 
 
-def test_what_does_not_fit_is_told(device: torch.device) -> None:
+def test_fits(device: torch.device) -> None:
+    """Tensors of another dtype, width, length or layout do not fit."""
     boxes = mailboxes(0, 2, torch.empty(1, 64, device=device))
     fits = torch.empty(ROWS, 64, device=device)
     assert boxes.fits(fits) and boxes.fits(fits[:1])
@@ -96,7 +102,8 @@ def test_what_does_not_fit_is_told(device: torch.device) -> None:
         assert not boxes.fits(x)
 
 
-def test_what_mailboxes_can_not_hold(device: torch.device) -> None:
+def test_cut_mailboxes(device: torch.device) -> None:
+    """No mailboxes for rows that are too long, of an unsupported dtype or not two-dimensional."""
     part = torch.zeros(mailbox_bytes(64, 2), dtype=torch.uint8, device=device)
     for x in (torch.empty(1, 33), torch.empty(1, 16).double(), torch.empty(16), torch.empty(1, 16).long()):
         assert cut_mailboxes([part, part], 0, x.to(device)) is None

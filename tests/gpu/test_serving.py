@@ -1,4 +1,7 @@
-"""What serves on a GPU by default: FlashInfer and Triton together, in CUDA graphs, without waiting for the device."""
+"""Serving on a GPU with the default backends: FlashInfer and Triton, in CUDA graphs.
+
+No launch may make the host wait for the device.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from minisgl.scheduler.build import build_scheduler
 from minisgl.testing.attention import CASES, AttentionCase, run_case
 from minisgl.testing.oracle import Oracle
 
-# FlashInfer compiles a window or a soft cap for a minute: those cases are the Triton backend's.
+# Without cases with a window or a soft cap, for each of which FlashInfer compiles for a minute; Triton's tests have
+# them.
 SERVED = [
     replace(case, dtype=torch.bfloat16, head_dim=head_dim)
     for case in dict.fromkeys(replace(c, dtype=torch.bfloat16) for c in CASES if c.window < 0 and not c.soft_cap)
@@ -32,11 +36,13 @@ GREEDY = SamplingParams(max_tokens=24, temperature=0.0, logprobs=0)
 
 @pytest.fixture(autouse=True)
 def on_a_gpu(device: torch.device) -> None:
+    """Skip all tests of the module without a GPU."""
     if device.type != "cuda":
         pytest.skip("needs a CUDA device")
 
 
 def needs_packages(words: tuple[str, ...]) -> None:
+    """Skip the test if a package that the options need is not installed."""
     if words == TRTLLM:
         pytest.importorskip("flashinfer", reason="FlashInfer is not installed here")
     if words == ("attention=flash_attn",):
@@ -44,6 +50,7 @@ def needs_packages(words: tuple[str, ...]) -> None:
 
 
 def asked(llm: LLM, count: int) -> list[list[int]]:
+    """Return the token ids of ``count`` questions in the chat template."""
     texts = [f"<|im_start|>user\n{QUESTIONS[i % 4]}<|im_end|>\n<|im_start|>assistant\n" for i in range(count)]
     return [llm.tokenizer.encode(text) for text in texts]  # type: ignore[union-attr]
 
@@ -69,8 +76,11 @@ def test_attention_agrees_with_softmax_in_float64(name: str, case: AttentionCase
     ids=" ".join,
 )
 @pytest.mark.parametrize("graph", ["cuda", "none"])
-def test_promise_8_greedy_tokens_in_bfloat16(words: tuple[str, ...], graph: str) -> None:
-    """Each token is within twice what batch 1 and batch 64 differ by of the maximum that transformers finds."""
+def test_promise_8_bfloat16(words: tuple[str, ...], graph: str) -> None:
+    """Greedy tokens in a batch of 64 are those of transformers, up to ties within rounding.
+
+    The tolerance is twice the largest difference between the log-probabilities of batch 1 and of batch 64.
+    """
     needs_packages(words)
     path = weights_dir("tutor")
     options = ["dtype=bfloat16", "device=cuda", "num_pages=8192", f"graph={graph}", *words]
@@ -87,8 +97,8 @@ def test_promise_8_greedy_tokens_in_bfloat16(words: tuple[str, ...], graph: str)
     Oracle(path).check_all(prompts, [output.token_ids for output in batch], eps=max(2 * spread, 0.02))
 
 
-class Unwaiting:
-    """An engine in whose launches a wait for the device is an error."""
+class NoSyncEngine:
+    """An engine wrapper that raises an error if a launch makes the host wait for the device, once ``forbid`` is set."""
 
     def __init__(self, engine):  # type: ignore[no-untyped-def]
         self.engine, self.spec, self.eos_ids = engine, engine.spec, engine.eos_ids
@@ -96,6 +106,7 @@ class Unwaiting:
 
     @contextmanager
     def forbidden(self) -> Iterator[None]:
+        """Make waits for the device an error inside the context."""
         torch.cuda.set_sync_debug_mode("error" if self.forbid else "default")
         try:
             yield
@@ -103,13 +114,16 @@ class Unwaiting:
             torch.cuda.set_sync_debug_mode("default")
 
     def launch(self, step: Step) -> None:
+        """Launch the step, without any wait for the device."""
         with self.forbidden():
             self.engine.launch(step)
 
     def result(self) -> StepResult:
+        """Return the result of the oldest step, which may wait."""
         return self.engine.result()
 
     def close(self) -> None:
+        """Close the engine."""
         self.engine.close()
 
 
@@ -119,12 +133,15 @@ class Unwaiting:
     ids=" ".join,
 )
 def test_no_launch_waits_for_the_device(attention: tuple[str, ...]) -> None:
-    """Mixed batches, seats, draws of every kind: after a first round, in which libraries set themselves up."""
+    """Mixed batches, admissions and all kinds of sampling run without a wait for the device.
+
+    The first round is exempt, because libraries initialise themselves in it.
+    """
     needs_packages(attention)
     manager = PluginManager.load()
     words = [*attention, "device=cuda", "dtype=bfloat16", "num_pages=4096", "scheduler=mixed"]
     config = compose(manager, ["model=tutor", "max_prefill_tokens=64", *words])
-    engine = Unwaiting(build_engine(config, manager))
+    engine = NoSyncEngine(build_engine(config, manager))
     try:
         scheduler = build_scheduler(config, manager, engine)  # type: ignore[arg-type]
         kinds = (

@@ -1,4 +1,4 @@
-"""Several GPUs serve as one does: promise 8 at tp 2 and 4, a server that streams, and promise 10 when a rank dies."""
+"""Tensor parallelism over several GPUs: promise 8 with tp=2 and tp=4, a streaming server, promise 10 if a rank dies."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ QUESTIONS = ("What is a radix cache?", "What is 17 + 25?", "Count from 3 to 9.",
 
 @pytest.fixture(autouse=True)
 def enough_gpus(request: pytest.FixtureRequest) -> None:
+    """Skip the test if there are fewer GPUs than the test's ``tp``."""
     tp = request.node.callspec.params.get("tp", 2) if hasattr(request.node, "callspec") else 2
     if torch.cuda.device_count() < tp:
         pytest.skip(f"needs {tp} CUDA devices")
@@ -36,11 +37,10 @@ def enough_gpus(request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize("graph", ["cuda", "none"])
 @pytest.mark.parametrize("communicator", ["nccl", "torch"])
 @pytest.mark.parametrize(("model", "tp"), [("qwen3", 2), ("qwen3", 4), ("qwen3_moe", 2)])
-def test_promise_8_greedy_tokens_in_float32_on_several_gpus(
-    model: str, tp: int, communicator: str, graph: str, tmp_path: Path
-) -> None:
+def test_promise_8_float32(model: str, tp: int, communicator: str, graph: str, tmp_path: Path) -> None:
+    """Greedy tokens of random models are those of transformers."""
     if graph == "none" and (model, tp) != ("qwen3", 2):
-        pytest.skip("once is enough without graphs")
+        pytest.skip("without graphs only one model is tested")
     path = tiny_checkpoint(model, tmp_path)
     rng = np.random.default_rng(0)
     shared = rng.integers(3, 320, 35).tolist()
@@ -55,8 +55,11 @@ def test_promise_8_greedy_tokens_in_float32_on_several_gpus(
 
 @pytest.mark.parametrize("communicator", ["nccl", "torch"])
 @pytest.mark.parametrize("tp", [2, 4])
-def test_promise_8_greedy_tokens_in_bfloat16_on_several_gpus(tp: int, communicator: str) -> None:
-    """Each token is within twice what batch 1 and batch 64 differ by of the maximum that transformers finds."""
+def test_promise_8_bfloat16(tp: int, communicator: str) -> None:
+    """Greedy tokens in a batch of 64 are those of transformers, up to ties within rounding.
+
+    The tolerance is twice the largest difference between the log-probabilities of batch 1 and of batch 64.
+    """
     path = weights_dir("tutor")
     words = ["dtype=bfloat16", "num_pages=8192", f"tp={tp}", f"communicator={communicator}", "graph=cuda"]
     greedy = SamplingParams(max_tokens=24, temperature=0.0, logprobs=0)
@@ -75,12 +78,15 @@ def test_promise_8_greedy_tokens_in_bfloat16_on_several_gpus(tp: int, communicat
 
 
 @pytest.mark.parametrize("communicator", ["nccl", "torch"])
-def test_promise_10_a_rank_that_dies_in_a_step_is_an_error_not_a_hang(communicator: str) -> None:
-    """The other GPU waits for it inside a collective, and nothing ends that but the end of its process."""
+def test_promise_10_dead_rank(communicator: str) -> None:
+    """If a rank dies within a step, ``generate`` raises an error within seconds.
+
+    The other rank's GPU waits inside a collective for the dead rank; only the end of its process ends the wait.
+    """
     program = (
         "import threading, time, psutil\n"
         "from minisgl import LLM, SamplingParams\n"
-        "from minisgl.core import EngineDead\n"
+        "from minisgl.core import EngineDeadError\n"
         f"words = ['device=cuda', 'tp=2', 'num_pages=512', 'communicator={communicator}']\n"
         "with LLM('tutor', overrides=words) as llm:\n"
         "    follower = psutil.Process().children()[0]\n"
@@ -95,7 +101,7 @@ def test_promise_10_a_rank_that_dies_in_a_step_is_an_error_not_a_hang(communicat
         "    start = time.monotonic()\n"
         "    try:\n"
         "        llm.generate([[5, 6, i] for i in range(8)], params)\n"
-        "    except EngineDead as error:\n"
+        "    except EngineDeadError as error:\n"
         "        print(f'dead after {time.monotonic() - start:.2f} s: {error}', flush=True)\n"
         "print('ends', flush=True)\n"
     )
@@ -106,18 +112,19 @@ def test_promise_10_a_rank_that_dies_in_a_step_is_an_error_not_a_hang(communicat
     assert done.returncode == 0, done.stderr
 
 
-def words_of(server: Server, **more: Any) -> Any:
+def stream_chat(server: Server, **more: Any) -> Any:
+    """Start a streaming chat completion with the OpenAI client and return its events."""
     openai = pytest.importorskip("openai", reason="the client is the test")
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     messages = [{"role": "user", "content": "What is tensor parallelism?"}]
     return client.chat.completions.create(model="tutor", messages=messages, temperature=0, stream=True, **more)
 
 
-def test_two_gpus_serve_and_the_openai_client_streams() -> None:
-    """The line of the README, and then promise 10: a killed rank ends the server while another waits for it."""
+def test_server_on_two_gpus() -> None:
+    """A server on two GPUs streams to the OpenAI client; then promise 10: after a rank was killed, the server exits."""
     pytest.importorskip("flashinfer", reason="FlashInfer is not installed here")
     with Server("device=cuda", "attention=flashinfer", "cache=radix", "tp=2", "communicator=nccl") as server:
-        pieces = [event.choices[0].delta.content or "" for event in words_of(server) if event.choices]
+        pieces = [event.choices[0].delta.content or "" for event in stream_chat(server) if event.choices]
         assert len(pieces) > 5
         assert "GPU" in "".join(pieces) or "rank" in "".join(pieces), "".join(pieces)
 
@@ -126,7 +133,7 @@ def test_two_gpus_serve_and_the_openai_client_streams() -> None:
 
         def long_answer() -> None:
             try:
-                for _ in words_of(server, max_tokens=1500, extra_body={"ignore_eos": True}):
+                for _ in stream_chat(server, max_tokens=1500, extra_body={"ignore_eos": True}):
                     began.set()
             except BaseException as error:
                 broken.append(error)
@@ -134,7 +141,7 @@ def test_two_gpus_serve_and_the_openai_client_streams() -> None:
         thread = threading.Thread(target=long_answer, daemon=True)
         thread.start()
         assert began.wait(20)
-        server.look()
+        server.record_resources()
         died = time.monotonic()
         os.kill(server.workers()["scheduler-1"], signal.SIGKILL)
         assert server.wait(20) == 1
@@ -143,7 +150,7 @@ def test_two_gpus_serve_and_the_openai_client_streams() -> None:
         assert time.monotonic() - died < 15
         assert "scheduler-1 died: it was killed by SIGKILL" in server.log()
         for _ in range(50):
-            if not (left := server.left()):
+            if not (left := server.leftovers()):
                 break
             time.sleep(0.1)
         assert left == []

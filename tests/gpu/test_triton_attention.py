@@ -1,4 +1,7 @@
-"""attention=triton against attention=torch and against plain softmax in float64, over pages scattered in the pool."""
+"""``attention=triton`` compared with softmax in float64 and with ``attention=torch``.
+
+Each row's pages are scattered over the pool.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from minisgl.plugins.attention.triton import Triton, TritonAttention
 
 @dataclass(frozen=True)
 class Case:
-    """Rows as (positions computed, KV length): (1, n) decodes."""
+    """A batch; ``rows`` lists (positions computed in the step, KV length), so (1, n) is a decode row."""
 
     rows: list[tuple[int, int]]
     page_size: int = 16
@@ -25,7 +28,7 @@ class Case:
     head_dim: int = 64
     window: int = -1
     soft_cap: float = 0.0
-    programs: int = 64  # what decode's KV is split for
+    programs: int = 64  # the number of programs into which decode splits the KV
     layout: str = "NHD"
     spec: LayerSpec = field(init=False)
 
@@ -70,43 +73,49 @@ LARGE = {
 
 
 class Setup:
-    """A pool in which each row's KV lies in pages of its own, scattered, and everything else is NaN or huge."""
+    """A pool in which each row's KV is in scattered pages of its own; all other memory is NaN."""
 
     def __init__(self, case: Case, dtype: torch.dtype, device: torch.device, generator: torch.Generator):
         self.case = case
         size, rng = case.page_size, np.random.default_rng(len(case.rows))
-        needed = [-(-seq_lens // size) for _, seq_lens in case.rows]
+        needed = [-(-seq_len // size) for _, seq_len in case.rows]
         num_pages = sum(needed) + 3
         pages = rng.permutation(num_pages).astype(np.int32)
         rows, columns = len(case.rows), max(needed) + 2
-        table = np.full((rows + 2, columns), num_pages, np.int32)  # the scratch page, behind the others
-        self.slots = rng.permutation(rows + 1)[:rows].astype(np.int32)
-        taken = 0
-        for slot, count in zip(self.slots, needed, strict=True):
-            table[slot, :count] = pages[taken : taken + count]
-            taken += count
+        # All entries are the scratch page, the last page of the pool, until pages are assigned below.
+        page_table = np.full((rows + 2, columns), num_pages, np.int32)
+        self.req_pool_indices = rng.permutation(rows + 1)[:rows].astype(np.int32)
+        allocated = 0
+        for req_pool_idx, count in zip(self.req_pool_indices, needed, strict=True):
+            page_table[req_pool_idx, :count] = pages[allocated : allocated + count]
+            allocated += count
         heads = (case.kv_heads, case.head_dim)
         self.pool = KVPool(2, num_pages + 1, size, *heads, dtype, device, case.layout)  # type: ignore[arg-type]
         self.k, self.v = self.pool.layer(1)
         self.k.fill_(float("nan"))
         self.v.fill_(float("nan"))
         self.rows_kv = []
-        for slot, (_, seq_lens) in zip(self.slots, case.rows, strict=True):
-            position = np.arange(seq_lens)
-            where = torch.from_numpy(table[slot, position // size].astype(np.int64) * size + position % size)
-            kv = torch.randn(2, seq_lens, *heads, generator=generator, device=device).to(dtype)
-            self.pool.store(1, kv[0], kv[1], where.to(device))
+        for req_pool_idx, (_, seq_len) in zip(self.req_pool_indices, case.rows, strict=True):
+            position = np.arange(seq_len)
+            out_cache_loc = torch.from_numpy(
+                page_table[req_pool_idx, position // size].astype(np.int64) * size + position % size
+            )
+            kv = torch.randn(2, seq_len, *heads, generator=generator, device=device).to(dtype)
+            self.pool.store(1, kv[0], kv[1], out_cache_loc.to(device))
             self.rows_kv.append(kv)
         counts = [count for count, _ in case.rows]
-        indptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+        cu_seqlens_q = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
         seq_lens = np.array([n for _, n in case.rows], np.int32)
         decode = next((i for i, count in enumerate(counts) if count > 1), rows)
-        on_device = [torch.from_numpy(a).to(device) for a in (indptr, seq_lens, self.slots, table)]
-        self.batch = AttnBatch(decode, indptr, seq_lens, *on_device)
-        shape = (int(indptr[-1]), case.q_heads, case.head_dim)
+        on_device = [
+            torch.from_numpy(a).to(device) for a in (cu_seqlens_q, seq_lens, self.req_pool_indices, page_table)
+        ]
+        self.batch = AttnBatch(decode, cu_seqlens_q, seq_lens, *on_device)
+        shape = (int(cu_seqlens_q[-1]), case.q_heads, case.head_dim)
         self.q = torch.randn(shape, generator=generator, device=device).to(dtype)
 
     def run(self, backend: TritonAttention | TorchAttention) -> torch.Tensor:
+        """Plan the batch and return the backend's output."""
         backend.bind(self.pool, [replace(self.case.spec, index=0), self.case.spec], [])
         backend.plan(self.batch)
         out = torch.full_like(self.q, float("nan"))
@@ -114,33 +123,35 @@ class Setup:
         return out
 
     def reference(self) -> torch.Tensor:
-        """Softmax over each row's own KV, one row after another, in float64."""
+        """Compute softmax attention over each row's KV, one row after another, in float64."""
         case, outs = self.case, []
-        for (count, seq_lens), begin, kv in zip(case.rows, self.batch.cu_seqlens_q_cpu, self.rows_kv, strict=False):
+        for (count, seq_len), begin, kv in zip(case.rows, self.batch.cu_seqlens_q_cpu, self.rows_kv, strict=False):
             q = self.q[begin : begin + count].double().transpose(0, 1)
             k, v = kv.double().repeat_interleave(case.q_heads // case.kv_heads, dim=2).transpose(1, 2)
             scores = q @ k.transpose(1, 2) * case.spec.scale
             if case.soft_cap:
                 scores = case.soft_cap * torch.tanh(scores / case.soft_cap)
-            position = torch.arange(seq_lens - count, seq_lens, device=q.device)[:, None]
-            key = torch.arange(seq_lens, device=q.device)[None]
-            hidden = key > position
+            position = torch.arange(seq_len - count, seq_len, device=q.device)[:, None]
+            key = torch.arange(seq_len, device=q.device)[None]
+            masked = key > position
             if case.window >= 0:
-                hidden |= key <= position - case.window
-            outs.append((scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v).transpose(0, 1))
+                masked |= key <= position - case.window
+            outs.append((scores.masked_fill(masked, float("-inf")).softmax(-1) @ v).transpose(0, 1))
         return torch.cat(outs)
 
 
 def backend(case: Case, device: torch.device) -> TritonAttention:
+    """Return the Triton backend, set to split decode into ``case.programs`` programs."""
     made = TritonAttention(Triton(), device)
     made.programs = case.programs
     return made
 
 
 def assert_close(out: torch.Tensor, expected: torch.Tensor) -> None:
+    """Check the relative error of the whole tensor, and the largest error of any element."""
     error = ((out.double() - expected).norm() / expected.norm()).item()
     assert error < {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}[out.dtype]
-    # No single element may be off, either: a mask that is wrong in one place hides in a norm.
+    # Check single elements too: a mask that is wrong for one position hardly changes the norm.
     limit = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}[out.dtype]
     assert (out.double() - expected).abs().max().item() < limit * max(1.0, expected.abs().max().item())
 
@@ -150,13 +161,13 @@ def test_agrees_with_softmax_in_float64(
     name: str, dtype: torch.dtype, device: torch.device, generator: torch.Generator, compiled: bool
 ) -> None:
     if not compiled and dtype == torch.float16 and name not in ("decode", "mixed", "mixed, page 64, head 128"):
-        pytest.skip("seen in float32: the interpreter is slow")
+        pytest.skip("tested in float32 only: the interpreter is slow")
     setup = Setup(CASES[name], dtype, device, generator)
     assert_close(setup.run(backend(setup.case, device)), setup.reference())
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_agrees_at_the_sizes_that_are_served(
+def test_large_sizes(
     name: str, dtype: torch.dtype, device: torch.device, generator: torch.Generator, compiled: bool
 ) -> None:
     if not compiled:
@@ -178,17 +189,17 @@ SHARED = {
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_a_prefix_that_all_rows_share(
+def test_shared_prefix(
     name: str, dtype: torch.dtype, device: torch.device, generator: torch.Generator, compiled: bool
 ) -> None:
-    """Its pages are read through the first row only: the others' entries in the table are left pointing nowhere."""
+    """The shared prefix is read through the first row's page table: the entries of the other rows are invalid pages."""
     if not compiled and dtype == torch.float16:
-        pytest.skip("seen in float32: the interpreter is slow")
+        pytest.skip("tested in float32 only: the interpreter is slow")
     case, tokens = SHARED[name]
     setup = Setup(case, dtype, device, generator)
     for kv in setup.rows_kv[1:]:
         kv[:, :tokens] = setup.rows_kv[0][:, :tokens]
-    pages, first, *others = tokens // case.page_size, *setup.slots.tolist()
+    pages, first, *others = tokens // case.page_size, *setup.req_pool_indices.tolist()
     if case.window < 0:
         setup.batch.page_table[others, :pages] = setup.pool.num_pages + 1000
     else:
@@ -197,18 +208,16 @@ def test_a_prefix_that_all_rows_share(
     assert_close(setup.run(backend(case, device)), setup.reference())
 
 
-def test_agrees_with_the_torch_plugin(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> None:
+def test_agrees_with_attention_torch(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> None:
     setup = Setup(CASES["mixed"], dtype, device, generator)
-    for memory in (setup.k, setup.v):  # attention=torch needs a pool of numbers, as the engine's is
+    for memory in (setup.k, setup.v):  # attention=torch needs a pool without NaN, like the engine's
         memory.nan_to_num_(0.0)
-    twin = setup.run(TorchAttention(Torch(), device))
-    assert_close(setup.run(backend(setup.case, device)), twin.double())
+    expected = setup.run(TorchAttention(Torch(), device))
+    assert_close(setup.run(backend(setup.case, device)), expected.double())
 
 
-def test_a_graph_replays_decode_for_whatever_lengths_come(
-    device: torch.device, generator: torch.Generator, compiled: bool
-) -> None:
-    """Recorded on padding (every row at the scratch slot, one position), replayed after the buffers were refilled."""
+def test_graph_replay(device: torch.device, generator: torch.Generator, compiled: bool) -> None:
+    """A graph captured with padding rows (scratch row of the page table, length 1) replays rows of any lengths."""
     if not compiled:
         pytest.skip("needs a CUDA device: CUDA graphs")
     case = replace(CASES["decode"], rows=[(1, 5), (1, 900), (1, 64), (1, 333)], programs=528)
@@ -216,24 +225,25 @@ def test_a_graph_replays_decode_for_whatever_lengths_come(
     rows, batch, made = len(case.rows), setup.batch, backend(case, device)
     made.bind(setup.pool, [replace(case.spec, index=0), case.spec], [GraphKey(rows)])
     scratch = torch.full((rows,), rows + 1, dtype=torch.int32, device=device)
-    slots, seq_lens = scratch.clone(), torch.ones_like(scratch)
-    static = replace(batch, req_pool_indices=slots, seq_lens=seq_lens, graph_key=GraphKey(rows))
+    req_pool_indices, seq_lens = scratch.clone(), torch.ones_like(scratch)
+    static = replace(batch, req_pool_indices=req_pool_indices, seq_lens=seq_lens, graph_key=GraphKey(rows))
     out = torch.empty_like(setup.q)
     made.plan(static)
     made.forward(case.spec, setup.q, out)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         made.forward(case.spec, setup.q, out)
-    slots.copy_(batch.req_pool_indices)
+    req_pool_indices.copy_(batch.req_pool_indices)
     seq_lens.copy_(batch.seq_lens)
     made.plan(static)
     graph.replay()
     assert_close(out, setup.reference())
 
 
-def test_planning_waits_for_nothing(device: torch.device, generator: torch.Generator, compiled: bool) -> None:
+def test_no_device_synchronisation(device: torch.device, generator: torch.Generator, compiled: bool) -> None:
+    """Neither ``plan`` nor ``forward`` makes the host wait for the device."""
     if not compiled:
-        pytest.skip("needs a CUDA device: host and device are one here")
+        pytest.skip("needs a CUDA device: on a CPU there is no device to wait for")
     setup = Setup(CASES["mixed"], torch.bfloat16, device, generator)
     made = backend(setup.case, device)
     setup.run(made)

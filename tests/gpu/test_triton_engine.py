@@ -1,4 +1,7 @@
-"""The Triton plugins and kernels in the engine: promise 8 against transformers in float64, with and without graphs."""
+"""The Triton backends in the engine: promise 8 with and without CUDA graphs.
+
+Greedy tokens are compared with transformers in float64.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,20 @@ MODELS = ("qwen3", "llama", "qwen3_moe")
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> dict[str, Path]:
+    """Return random checkpoints by model name; under the interpreter only the MoE model's."""
     names = MODELS if device.type == "cuda" else MODELS[-1:]
     return {name: tiny_checkpoint(name, tmp_path_factory.mktemp(name)) for name in names}
 
 
 def prompts(count: int) -> list[list[int]]:
-    """Half of them share 35 tokens."""
+    """Return ``count`` random prompts; every second one begins with the same 35 tokens."""
     rng = np.random.default_rng(0)
     shared = rng.integers(3, 320, 35).tolist()
     return [(shared if i % 2 else []) + rng.integers(3, 320, 1 + 3 * i).tolist() for i in range(count)]
 
 
 def options(device: torch.device, *more: str) -> list[str]:
+    """Return the options that select the Triton backends, and ``more``."""
     fixed = ["attention=triton", "moe=triton", "dtype=float32", "num_pages=1024", "max_running_requests=40"]
     return [*fixed, f"device={device.type}", *more]
 
@@ -40,7 +45,7 @@ def options(device: torch.device, *more: str) -> list[str]:
 @pytest.mark.parametrize("graph", ["none", "cuda"])
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("model", MODELS)
-def test_promise_8_greedy_tokens_are_transformers_with_triton(
+def test_promise_8(
     model: str, page_size: int, graph: str, checkpoints: dict[str, Path], device: torch.device, compiled: bool
 ) -> None:
     if not compiled and (model, graph, page_size) != ("qwen3_moe", "none", 16):
@@ -56,14 +61,16 @@ def test_promise_8_greedy_tokens_are_transformers_with_triton(
 
 
 @pytest.mark.parametrize("graph", ["none", "cuda"])
-def test_promise_8_where_all_rows_share_a_prefix(
+def test_promise_8_shared_prefix(
     graph: str, checkpoints: dict[str, Path], device: torch.device, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiled and graph == "cuda":
         pytest.skip("needs a CUDA device: CUDA graphs")
-    monkeypatch.setattr(inputs, "SHARING", 1)
-    apart, share = [], inputs.InputBuilder.find_shared_prefix
-    monkeypatch.setattr(inputs.InputBuilder, "share", lambda *args: apart.append(share(*args)) or apart[-1])
+    monkeypatch.setattr(inputs, "MIN_SAVED_TOKENS", 1)
+    lengths, find = [], inputs.InputBuilder.find_shared_prefix
+    monkeypatch.setattr(
+        inputs.InputBuilder, "find_shared_prefix", lambda *args: lengths.append(find(*args)) or lengths[-1]
+    )
     count, tokens = (24, 16) if compiled else (2, 3)
     rng = np.random.default_rng(3)
     shared = rng.integers(3, 320, 100).tolist()
@@ -74,18 +81,22 @@ def test_promise_8_where_all_rows_share_a_prefix(
     with LLM(str(model), overrides=words) as llm:
         outputs = [output.token_ids for output in llm.generate(asked, greedy)]
         if graph == "cuda":
-            assert any(key.shared for key in llm.engine._frames)  # type: ignore[attr-defined]
-    assert sum(apart) >= tokens - 1
+            assert any(key.shared_prefix for key in llm.engine._buffers)  # type: ignore[attr-defined]
+    assert sum(lengths) >= tokens - 1
     Oracle(model).check_all(asked, outputs)
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("attention", ["triton", "torch"])
-def test_promise_8_where_steps_with_prompts_are_replayed_in_pieces(
+def test_promise_8_piecewise_graphs(
     model: str, attention: str, checkpoints: dict[str, Path], device: torch.device, compiled: bool
 ) -> None:
-    """Buckets of fewer and of more tokens than can be sampled from, full chunks, and steps too large for any bucket.
-    On a GPU, what attention=torch launches depends on the lengths, so its decode steps are replayed in pieces too."""
+    """Steps with prefill rows are replayed in pieces, with attention between the pieces.
+
+    There are buckets with fewer and with more tokens than ``max_running_requests``, full chunks, and steps too large
+    for any bucket. The launches of ``attention=torch`` depend on the lengths, so its decode steps are replayed in
+    pieces too.
+    """
     if not compiled:
         pytest.skip("needs a CUDA device: CUDA graphs")
     asked = [*prompts(24), list(range(3, 200)), list(range(5, 160))]
@@ -106,10 +117,10 @@ def test_promise_8_where_steps_with_prompts_are_replayed_in_pieces(
     oracle.check_all(asked[:8], again)
 
 
-def test_what_triton_launches_is_replayed_by_graph_simulated(
+def test_simulated_graph_replays_triton_launches(
     checkpoints: dict[str, Path], device: torch.device, compiled: bool
 ) -> None:
-    """torch does not see a Triton kernel: without `one_launch` a tape would leave it out."""
+    """torch does not see a Triton kernel: without `one_launch` a simulated graph would leave it out."""
     if compiled:
         pytest.skip("graph=simulated runs on a CPU")
     asked, greedy = prompts(1), SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
@@ -117,13 +128,13 @@ def test_what_triton_launches_is_replayed_by_graph_simulated(
     with LLM(str(checkpoints["qwen3_moe"]), overrides=words) as llm:
         outputs = [output.token_ids for output in llm.generate(asked, greedy)]
         graph = llm.engine.graph  # type: ignore[attr-defined]
-        names = [operation.name for operation in next(iter(graph.tapes.values())).operations]
+        names = [operation.name for operation in next(iter(graph.graphs.values())).operations]
         assert graph.replays == 2
     assert names.count("TritonAttention.forward") == names.count("TritonMoe.forward") == 2
     Oracle(checkpoints["qwen3_moe"]).check_all(asked, outputs)
 
 
-def test_seeded_draws_on_the_gpu_do_not_depend_on_the_batch(
+def test_seeded_sampling_is_independent_of_the_batch(
     checkpoints: dict[str, Path], device: torch.device, compiled: bool
 ) -> None:
     if not compiled:

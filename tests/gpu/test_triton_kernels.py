@@ -1,5 +1,5 @@
 # ruff: noqa: E402 - without Triton the file is skipped before it imports kernels
-"""Each Triton kernel against its plain torch twin, and where rounding matters against float64."""
+"""Each Triton kernel compared with its torch reference, in float64 where rounding matters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 
 
 class Random:
-    """Fresh tensors of one dtype."""
+    """A callable that returns new random tensors of one dtype."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device, generator: torch.Generator):
         self.dtype, self.device, self.generator = dtype, device, generator
@@ -41,22 +41,24 @@ class Random:
 
 @pytest.fixture
 def random(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Random:
+    """Return a source of random tensors of the test's dtype."""
     return Random(dtype, device, generator)
 
 
 def integers(low: int, high: int, *shape: int, of: torch.Generator, dtype: torch.dtype = torch.int32) -> Tensor:
+    """Return random integers in [low, high)."""
     return torch.randint(low, high, shape, generator=of, device=of.device, dtype=dtype)
 
 
 def assert_close(out: Tensor, expected: Tensor) -> None:
-    """Relative to the size of each element, and to 1 for small ones."""
+    """Check each element's error relative to its magnitude, or to 1 if its magnitude is smaller."""
     assert out.shape == expected.shape
     error = (out.double() - expected.double()).abs() / expected.double().abs().clamp(min=1.0)
     assert error.max().item() < TOLERANCE[out.dtype]
 
 
 def on_cpu(*tensors: Tensor) -> list[Tensor]:
-    """Copies: the twins on a CPU are plain torch, the reference also for what runs on a GPU."""
+    """Return copies on the CPU, where the functions of `minisgl.kernel` run their torch references."""
     return [t.cpu().clone() for t in tensors]
 
 
@@ -77,7 +79,7 @@ def test_few_rows_linear(rows: int, out: int, inner: int, bias: bool, random: Ra
     if compiled and random.dtype == torch.float32:
         pytest.skip("serves half precision only: tiles of float32 do not fit into shared memory")
     weight, b = random(out, inner) / inner**0.5, random(out) if bias else None
-    x = random(rows, 2 * inner)[:, :inner]  # rows that do not lie one after another
+    x = random(rows, 2 * inner)[:, :inner]  # rows that are not contiguous
     y = triton_linear.few_rows_linear(x, weight, b)
     wide = [None if t is None else t.cpu().double() for t in (x, weight, b)]
     assert_close(y.cpu(), torch.nn.functional.linear(*wide))  # type: ignore[arg-type]
@@ -100,7 +102,8 @@ def test_add_rms_norm(rows: int, dim: int, random: Random) -> None:
     x, residual, weight = random(rows, dim), random(rows, dim), random(dim)
     kept, added = residual.clone(), on_cpu(x, residual)
     out, total = triton_norm.add_rms_norm(x, residual, weight, 1e-6)
-    assert torch.equal(total.cpu(), added[0] + added[1])  # to the bit: it is what all later layers add to
+    # The sum must be bit-identical: it is the residual stream of all later layers.
+    assert torch.equal(total.cpu(), added[0] + added[1])
     assert torch.equal(residual, kept)
     expected = norm.rms_norm(total.cpu().double(), weight.cpu().double(), 1e-6)
     assert_close(out.cpu(), expected)
@@ -125,7 +128,7 @@ def test_activations(act: str, rows: int, dim: int, random: Random) -> None:
 @pytest.mark.parametrize(("rows", "dim", "inner"), [(1, 16, 64), (129, 136, 72), (600, 1024, 512), (2049, 5120, 1000)])
 @pytest.mark.parametrize("act", ["silu", "gelu", "gelu_tanh"])
 def test_gated_linear(act: activation.Act, rows: int, dim: int, inner: int, random: Random, compiled: bool) -> None:
-    """Also where tiles hang over each edge, and where there are more tiles than programs."""
+    """Shapes include tiles that cross each edge, and more tiles than programs."""
     if not compiled and dim > 136:
         pytest.skip("too large for the interpreter")
     if compiled and random.dtype == torch.float32:
@@ -140,13 +143,14 @@ def test_gated_linear(act: activation.Act, rows: int, dim: int, inner: int, rand
 @pytest.mark.parametrize("group", [1, 2, 3])
 def test_gated_linear_with_more_tiles_than_programs(group: int, random: Random, compiled: bool) -> None:
     if compiled:
-        pytest.skip("a GPU has more programs than tiles so small, and its larger shapes stand above")
+        pytest.skip("a GPU has more programs than these tiles; test_gated_linear has larger shapes")
     x, weight, tile = random(70, 48), random(144, 48) / 7, triton_gated.Tile(16, 16, 16, group, 4, 2)
     out = triton_gated.gated_linear(x, weight, "silu", tile)
     assert_close(out, gated.gated_linear_torch(x.double(), weight.double(), "silu"))
 
 
-def test_a_gated_linear_that_is_not_served_is_left_to_two_launches(random: Random, compiled: bool) -> None:
+def test_gated_linear_is_not_always_served(random: Random, compiled: bool) -> None:
+    """`gated_linear` returns None for few rows, float32, strided inputs and GPUs other than Hopper."""
     x, weight = random(triton_gated.ROWS, 64), random(64, 64)
     fused = gated.gated_linear(x, weight, "silu")
     assert (fused is not None) == (compiled and x.dtype != torch.float32 and torch.cuda.get_device_capability()[0] == 9)
@@ -156,7 +160,7 @@ def test_a_gated_linear_that_is_not_served_is_left_to_two_launches(random: Rando
         assert not triton_gated.serves(random(triton_gated.ROWS, 60), random(64, 60))
 
 
-@pytest.mark.parametrize("road", ["triton", "cpp"])
+@pytest.mark.parametrize("version", ["triton", "cpp"])
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("normed", [True, False], ids=["QK-norm", "no norm"])
 @pytest.mark.parametrize(
@@ -169,13 +173,13 @@ def test_norm_rope_store(
     page_size: int,
     normed: bool,
     layout: str,
-    road: str,
+    version: str,
     random: Random,
     compiled: bool,
 ) -> None:
-    if road == "cpp" and not compiled:
+    if version == "cpp" and not compiled:
         pytest.skip("CUDA C++ needs a CUDA device")
-    run = {"triton": triton_rope, "cpp": cpp_rope}[road].norm_rope_store
+    run = {"triton": triton_rope, "cpp": cpp_rope}[version].norm_rope_store
     tokens, pages, device = 5, 4, random.device
     qkv = random(tokens, (q_heads + 2 * kv_heads) * head_dim)
     weights = rope.QKNorm(random(head_dim), random(head_dim), 1e-6) if normed else None
@@ -194,8 +198,8 @@ def test_norm_rope_store(
     cpu = on_cpu(qkv.double(), cos_sin, out_cache_loc)
     expected = rope.norm_rope_store(cpu[0], q_heads, kv_heads, wide, cpu[1], there, 1, cpu[2])
     assert_close(q.cpu(), expected)
-    for mine, twin in zip(here.layer(1), there.layer(1), strict=True):
-        assert_close(mine.cpu(), twin)  # the places that were not written are 0 in both
+    for got, want in zip(here.layer(1), there.layer(1), strict=True):
+        assert_close(got.cpu(), want)  # KV locations that were not written are 0 in both
     assert not here.layer(0)[0].any()
 
 
@@ -204,7 +208,7 @@ def test_norm_rope_store(
 def test_page_indices(rows: int, page_size: int, device: torch.device, generator: torch.Generator) -> None:
     columns = 12
     table = integers(0, 1000, rows + 3, columns, of=generator)
-    slots = torch.randperm(rows + 3, generator=generator, device=device)[:rows].int()
+    req_pool_indices = torch.randperm(rows + 3, generator=generator, device=device)[:rows].int()
     seq_lens = integers(1, columns * page_size + 1, rows, of=generator)
     seq_lens[0] = columns * page_size
 
@@ -212,17 +216,17 @@ def test_page_indices(rows: int, page_size: int, device: torch.device, generator
         sizes = (rows + 1, rows * columns, rows)
         return [torch.full((n,), -7, dtype=torch.int32, device=device) for n in sizes]
 
-    out, twin = outputs(device), outputs(torch.device("cpu"))
-    triton_indices.page_indices(table, slots, seq_lens, page_size, *out)
-    indices.page_indices(*on_cpu(table, slots, seq_lens), page_size, *twin)
-    used = int(twin[0][-1])
+    out, expected = outputs(device), outputs(torch.device("cpu"))
+    triton_indices.page_indices(table, req_pool_indices, seq_lens, page_size, *out)
+    indices.page_indices(*on_cpu(table, req_pool_indices, seq_lens), page_size, *expected)
+    used = int(expected[0][-1])
     assert used == sum(-(-n // page_size) for n in seq_lens.tolist())
-    assert torch.equal(out[0].cpu(), twin[0])
-    assert torch.equal(out[1][:used].cpu(), twin[1][:used])
-    assert torch.equal(out[2].cpu(), twin[2])
-    for row, slot in enumerate(slots.tolist()):  # and the twin against what it says it does
-        begin, end = twin[0][row : row + 2].tolist()
-        assert twin[1][begin:end].tolist() == table[slot, : end - begin].tolist()
+    assert torch.equal(out[0].cpu(), expected[0])
+    assert torch.equal(out[1][:used].cpu(), expected[1][:used])
+    assert torch.equal(out[2].cpu(), expected[2])
+    for row, req_pool_idx in enumerate(req_pool_indices.tolist()):  # and the torch reference against its definition
+        begin, end = expected[0][row : row + 2].tolist()
+        assert expected[1][begin:end].tolist() == table[req_pool_idx, : end - begin].tolist()
 
 
 @pytest.mark.parametrize("renormalise", [True, False])
@@ -232,14 +236,14 @@ def test_softmax_topk(tokens: int, experts: int, k: int, renormalise: bool, rand
     ids, weights = triton_routing.softmax_topk(logits, k, renormalise)
     wide = logits.cpu().float()
     best = wide.topk(k, dim=-1).values
-    assert torch.equal(wide.gather(1, ids.cpu().long()), best)  # ids may differ from torch's where logits are equal
+    assert torch.equal(wide.gather(1, ids.cpu().long()), best)  # for equal logits torch may choose other experts
     assert all(len(set(row)) == k for row in ids.tolist())
-    twin_ids, twin = routing.softmax_topk(wide, k, renormalise)
-    assert twin_ids.dtype == ids.dtype == torch.int32
-    assert_close(weights.cpu(), twin)
+    expected_ids, expected = routing.softmax_topk(wide, k, renormalise)
+    assert expected_ids.dtype == ids.dtype == torch.int32
+    assert_close(weights.cpu(), expected)
 
 
-def test_softmax_topk_of_equal_logits_takes_the_first(device: torch.device) -> None:
+def test_softmax_topk_of_equal_logits(device: torch.device) -> None:
     ids, weights = triton_routing.softmax_topk(torch.zeros(2, 6, device=device), 3, True)
     assert ids.tolist() == [[0, 1, 2]] * 2
     assert weights.allclose(torch.tensor(1 / 3, device=device))
@@ -255,10 +259,10 @@ def test_align(
 ) -> None:
     ids = torch.rand(tokens, experts, generator=generator, device=generator.device).topk(top_k).indices.int()
     pairs, owner = (t.cpu() for t in triton_align.align(ids, first, here, block))
-    twin_pairs, twin_owner = align.align(ids.cpu(), first, here, block)
-    assert torch.equal(pairs, twin_pairs)
-    assert torch.equal(owner, twin_owner)
-    # And the twin against what it promises: every pair of a local expert once, in a block of that expert.
+    expected_pairs, expected_owner = align.align(ids.cpu(), first, here, block)
+    assert torch.equal(pairs, expected_pairs)
+    assert torch.equal(owner, expected_owner)
+    # And the torch reference against its definition: every pair of a local expert once, in a block of that expert.
     placed = [(int(p), int(owner[i // block])) for i, p in enumerate(pairs) if p < ids.numel()]
     flat = ids.flatten().tolist()
     expected = [(p, e - first) for p, e in enumerate(flat) if first <= e < first + here]
@@ -271,9 +275,9 @@ def test_align_with_many_pairs_and_with_one_expert_only(device: torch.device, ge
     same = torch.full((300, 2), 5, dtype=torch.int32, device=device)
     for ids in (many, same):
         pairs, owner = triton_align.align(ids, 0, 8, 32)
-        twin_pairs, twin_owner = align.align(ids.cpu(), 0, 8, 32)
-        assert torch.equal(pairs.cpu(), twin_pairs)
-        assert torch.equal(owner.cpu(), twin_owner)
+        expected_pairs, expected_owner = align.align(ids.cpu(), 0, 8, 32)
+        assert torch.equal(pairs.cpu(), expected_pairs)
+        assert torch.equal(owner.cpu(), expected_owner)
 
 
 @pytest.mark.parametrize("vocab", [320, 5000, 151_936])
@@ -281,7 +285,7 @@ def test_align_with_many_pairs_and_with_one_expert_only(device: torch.device, ge
 def test_gumbel_argmax(
     vocab: int, scaled: bool, device: torch.device, generator: torch.Generator, compiled: bool
 ) -> None:
-    """The same tokens as the twin's on the same device."""
+    """The kernel chooses the same tokens as the torch reference on the same device."""
     if vocab > 5000 and not compiled:
         pytest.skip("too large for the interpreter")
     rows = 3
@@ -289,12 +293,12 @@ def test_gumbel_argmax(
     logits[1, ::3] = float("-inf")
     keys = torch.tensor([noise.seed_key(seed) for seed in (0, 1, -5)], dtype=torch.int32, device=device)
     temperature = torch.tensor([0.6, 1.0, 1.7], device=device)
-    slots = torch.tensor([4, 0, 2], dtype=torch.int32, device=device)
+    req_pool_indices = torch.tensor([4, 0, 2], dtype=torch.int32, device=device)
     table = torch.full((6, 5), 77, dtype=torch.int32, device=device)
-    table[slots.long(), :3] = torch.cat([keys, temperature.view(torch.int32)[:, None]], dim=1)
+    table[req_pool_indices.long(), :3] = torch.cat([keys, temperature.view(torch.int32)[:, None]], dim=1)
     positions = integers(0, 40_000, rows, of=generator)
     hashes = noise.token_hashes(vocab, device)
-    tokens = triton_sampling.gumbel_argmax(logits, table, slots, positions, hashes, scaled=scaled)
+    tokens = triton_sampling.gumbel_argmax(logits, table, req_pool_indices, positions, hashes, scaled=scaled)
     expected = noise.gumbel(keys, positions, hashes) + (logits / temperature[:, None] if scaled else logits)
     assert tokens.dtype == torch.int64
     assert torch.equal(tokens, expected.argmax(dim=1))
@@ -308,23 +312,26 @@ def noise_kernel(keys, positions, hashes, out, vocab, BLOCK: tl.constexpr, INTER
     tl.store(out + row * vocab + i, noise, mask=i < vocab)
 
 
-def test_gumbel_noise_is_the_twins(device: torch.device, generator: torch.Generator, compiled: bool) -> None:
-    """To the bit on a GPU, where both take CUDA's logarithms; the interpreter has numpy's."""
+def test_gumbel_noise(device: torch.device, generator: torch.Generator, compiled: bool) -> None:
+    """The noise is that of the torch reference, bit-identical on a GPU.
+
+    On a GPU both use CUDA's logarithms. The interpreter uses numpy's, so there the noise is compared with a tolerance.
+    """
     rows, vocab = (4000, 1000) if compiled else (20, 1000)
     keys = integers(-(2**31), 2**31 - 1, rows, 2, of=generator)
     positions = integers(0, 100_000, rows, of=generator)
     hashes = noise.token_hashes(vocab, device)
     out = torch.empty(rows, vocab, device=device)
     noise_kernel[(rows,)](keys, positions, hashes, out, vocab, BLOCK=1024, INTERPRETED=not compiled)
-    twin = noise.gumbel(keys, positions, hashes)
+    expected = noise.gumbel(keys, positions, hashes)
     if compiled:
-        assert torch.equal(out, twin)
-    torch.testing.assert_close(out, twin, rtol=2e-6, atol=2e-6)
+        assert torch.equal(out, expected)
+    torch.testing.assert_close(out, expected, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("vocab", [7, 5000])
 def test_argmax(vocab: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> None:
-    """Of equal ones the first, in every dtype that logits come in."""
+    """The first of equal maxima is chosen, in every dtype of logits."""
     logits = torch.randn(4, vocab, generator=generator, device=device).to(dtype)
     logits[1, 3:6] = 9.0
     logits[2] = float("-inf")
@@ -333,11 +340,12 @@ def test_argmax(vocab: int, dtype: torch.dtype, device: torch.device, generator:
     assert tokens.tolist() == logits.float().argmax(dim=1).tolist()
 
 
-def test_gumbel_argmax_of_rows_that_allow_one_token(device: torch.device) -> None:
+def test_gumbel_argmax_with_one_allowed_token(device: torch.device) -> None:
+    """If all other logits are -inf, the only token left is drawn in spite of the noise."""
     logits = torch.full((2, 5000), float("-inf"), device=device)
     logits[0, 4999], logits[1, 17] = -3.0, 100.0
     table = torch.tensor([[1, 2, 0], [3, 4, 0]], dtype=torch.int32, device=device)
-    slots = torch.tensor([0, 1], dtype=torch.int32, device=device)
+    req_pool_indices = torch.tensor([0, 1], dtype=torch.int32, device=device)
     positions = torch.tensor([5, 6], dtype=torch.int32, device=device)
     hashes = noise.token_hashes(5000, device)
-    assert triton_sampling.gumbel_argmax(logits, table, slots, positions, hashes).tolist() == [4999, 17]
+    assert triton_sampling.gumbel_argmax(logits, table, req_pool_indices, positions, hashes).tolist() == [4999, 17]

@@ -1,4 +1,4 @@
-"""moe=triton against moe=torch in float64: any number of experts, choices and tokens, and experts without any."""
+"""``moe=triton`` compared with ``moe=torch`` in float64, for many numbers of experts, choices and tokens."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
 
 
 def expected(weights: tuple[Tensor, Tensor], experts: range, act: str, x: Tensor, ids: Tensor, scale: Tensor) -> Tensor:
+    """Compute the experts with ``moe=torch`` in float64."""
     wide = [w.cpu().double() for w in weights]
     backend, x = TorchMoe(), x.cpu().double()
     loaded = backend.load(*wide, experts, act)
@@ -24,6 +25,7 @@ def check(
     tokens: int, top_k: int, experts: int, hidden: int, inner: int, dtype: torch.dtype, generator: torch.Generator,
     act: str = "silu", here: range | None = None, ids: Tensor | None = None,
 ) -> None:  # fmt: skip
+    """Compare the Triton backend with the torch backend on random tokens; ``here`` are this rank's experts."""
     device, here = generator.device, here or range(experts)
 
     def random(*shape: int) -> Tensor:
@@ -45,16 +47,14 @@ def check(
 @pytest.mark.parametrize(
     ("tokens", "top_k", "experts"), [(1, 1, 1), (1, 2, 8), (9, 2, 8), (5, 3, 7), (20, 4, 60), (3, 8, 128)]
 )
-def test_any_number_of_experts_choices_and_tokens(
+def test_numbers_of_experts_choices_and_tokens(
     tokens: int, top_k: int, experts: int, dtype: torch.dtype, generator: torch.Generator, device: torch.device
 ) -> None:
     check(tokens, top_k, experts, 64, 32, dtype, generator)
 
 
 @pytest.mark.parametrize(("hidden", "inner"), [(48, 40), (130, 66), (16, 16)])
-def test_any_size(
-    hidden: int, inner: int, dtype: torch.dtype, generator: torch.Generator, device: torch.device
-) -> None:
+def test_sizes(hidden: int, inner: int, dtype: torch.dtype, generator: torch.Generator, device: torch.device) -> None:
     check(6, 2, 4, hidden, inner, dtype, generator)
 
 
@@ -68,24 +68,23 @@ def test_all_tokens_to_one_expert(dtype: torch.dtype, generator: torch.Generator
     check(40, 1, 6, 32, 32, dtype, generator, ids=ids)
 
 
-def test_experts_that_are_elsewhere_add_nothing(generator: torch.Generator, device: torch.device) -> None:
-    """Some tokens have none of their experts here: their rows must be 0, not what the memory held."""
+def test_experts_of_other_ranks(generator: torch.Generator, device: torch.device) -> None:
+    """Tokens without any expert on this rank get rows of zeros, not uninitialised memory."""
     ids = torch.tensor([[0, 1], [2, 5], [7, 3], [4, 6], [6, 7]], dtype=torch.int32, device=device)
     check(5, 2, 8, 32, 32, torch.float32, generator, here=range(2, 5), ids=ids)
 
 
 @pytest.mark.parametrize("tokens", [1, 64, 700, 4096])
-def test_agrees_at_the_sizes_that_are_served(
-    tokens: int, generator: torch.Generator, device: torch.device, compiled: bool
-) -> None:
+def test_large_sizes(tokens: int, generator: torch.Generator, device: torch.device, compiled: bool) -> None:
     if not compiled:
         pytest.skip("too large for the interpreter")
     check(tokens, 8, 128, 512, 256, torch.bfloat16, generator)
 
 
-def test_forward_waits_for_nothing(generator: torch.Generator, device: torch.device, compiled: bool) -> None:
+def test_no_device_synchronisation(generator: torch.Generator, device: torch.device, compiled: bool) -> None:
+    """``forward`` does not make the host wait for the device."""
     if not compiled:
-        pytest.skip("needs a CUDA device: host and device are one here")
+        pytest.skip("needs a CUDA device: on a CPU there is no device to wait for")
     check(33, 2, 8, 64, 64, torch.bfloat16, generator)
     backend = TritonMoe(device)
     weights = backend.load(
@@ -102,6 +101,6 @@ def test_forward_waits_for_nothing(generator: torch.Generator, device: torch.dev
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_refuses_an_activation_it_does_not_have(device: torch.device) -> None:
+def test_unknown_activation_is_refused(device: torch.device) -> None:
     with pytest.raises(ConfigError, match=r"relu.*silu"):
         TritonMoe(device).load(torch.empty(1, 2, 1), torch.empty(1, 1, 1), range(1), "relu")

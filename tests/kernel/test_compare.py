@@ -1,4 +1,7 @@
-"""The comparison of token ids, on both of its roads; the one in C++ is compiled here."""
+"""The comparison of token ids in numpy and in C++.
+
+The C++ version is compiled by the tests; without a compiler these tests are skipped.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,15 @@ from minisgl.plugins.cache.radix import Radix, RadixCache
 
 @pytest.fixture(scope="module")
 def compiled() -> CommonPages:
+    """Return the C++ version, or skip the test if it can't be compiled here."""
     pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed here")
     if shutil.which("c++") is None or shutil.which("ninja") is None:
         pytest.skip("no C++ compiler, or no ninja")
     return pick_common_pages("cpp")
 
 
-def counted(a: I64, b: I64, page_size: int) -> int:
-    """As a reader would count."""
+def expected_pages(a: I64, b: I64, page_size: int) -> int:
+    """Count the common pages in plain Python: the expected value."""
     same = 0
     while same < min(len(a), len(b)) and a[same] == b[same]:
         same += 1
@@ -37,27 +41,28 @@ def counted(a: I64, b: I64, page_size: int) -> int:
 
 @settings(deadline=None, max_examples=200)
 @given(length=st.integers(0, 400), other=st.integers(0, 400), at=st.integers(0, 400), page_size=st.integers(1, 64))
-def test_both_roads_count_the_pages_in_common(
-    compiled: CommonPages, length: int, other: int, at: int, page_size: int
-) -> None:
+def test_both_count_common_pages(compiled: CommonPages, length: int, other: int, at: int, page_size: int) -> None:
+    """Both count the pages before the first different id, or of the shorter sequence."""
     rng = np.random.default_rng(length)
     a = rng.integers(0, 1 << 40, length)
     b = np.concatenate([a, rng.integers(0, 1 << 40, 400)])[:other]
     if at < other:
-        b[at] ^= 1 << int(rng.integers(0, 40))  # one bit, high or low
-    want = counted(a, b, page_size)
+        b[at] ^= 1 << int(rng.integers(0, 40))  # flip one bit, high or low
+    want = expected_pages(a, b, page_size)
     assert common_pages(a, b, page_size) == want
     assert compiled(a, b, page_size) == want
 
 
-def test_slices_and_arrays_that_are_read_only(compiled: CommonPages) -> None:
+def test_slices_and_read_only_arrays(compiled: CommonPages) -> None:
+    """The C++ version also handles slices and read-only arrays, which it passes on to numpy."""
     ids = np.arange(1000)
     frozen = np.frombuffer(ids.tobytes(), np.int64)
     for a, b in ((ids[7:], ids[7:900].copy()), (frozen, ids), (ids, frozen), (frozen[5:], frozen[5:])):
-        assert compiled(a, b, 16) == counted(a, b, 16)
+        assert compiled(a, b, 16) == expected_pages(a, b, 16)
 
 
-def test_what_is_not_a_row_of_int64_is_refused() -> None:
+def test_wrong_arrays_are_refused() -> None:
+    """The compiled function accepts contiguous one-dimensional int64 arrays only."""
     pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed here")
     raw = cpp.load("compare.cpp").common_pages
     ids = np.arange(64)
@@ -66,9 +71,10 @@ def test_what_is_not_a_row_of_int64_is_refused() -> None:
             raw(wrong, ids, 1)
 
 
-def test_a_radix_cache_gives_the_same_answers_on_both_roads(compiled: CommonPages) -> None:
+def test_radix_cache_is_the_same_with_both(compiled: CommonPages) -> None:
+    """Random insertions and lookups give the same pages with ``compare=numpy`` and ``compare=cpp``."""
     manager = PluginManager.load()
-    caches = [manager.build("cache", Radix(compare=road), page_size=4) for road in ("numpy", "cpp")]
+    caches = [manager.build("cache", Radix(compare=algorithm), page_size=4) for algorithm in ("numpy", "cpp")]
     assert caches[0].common_pages is common_pages
     assert caches[1].common_pages is not common_pages
     rng = np.random.default_rng(3)
@@ -76,7 +82,7 @@ def test_a_radix_cache_gives_the_same_answers_on_both_roads(compiled: CommonPage
     for step in range(60):
         ids = rng.integers(0, 2, 4 * int(rng.integers(1, 12)))
         for cache, seen in zip(caches, answers, strict=True):
-            key = compare_key(ids)
+            key = key_of(ids)
             seen.append(cache.match(key).pages.tolist())
             cache.insert(None, key, 0, np.arange(100 * step, 100 * step + len(ids) // 4, dtype=np.int32))
             cache.check()
@@ -84,30 +90,31 @@ def test_a_radix_cache_gives_the_same_answers_on_both_roads(compiled: CommonPage
     assert any(answers[0])
 
 
-def compare_key(ids: I64) -> Any:
+def key_of(ids: I64) -> Any:
     from minisgl.kvcache import Key
 
     return Key(None, ids)
 
 
-def test_without_the_package_auto_is_numpy_and_cpp_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tvm_ffi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without apache-tvm-ffi ``auto`` is numpy, and the error of ``cpp`` says what to install."""
     monkeypatch.setitem(sys.modules, "tvm_ffi", None)
     assert pick_common_pages("auto") is common_pages
     with pytest.raises(ConfigError, match=r"compare\.cpp .*apache-tvm-ffi.* pip install 'minisgl\[cpp\]'"):
         pick_common_pages("cpp")
 
 
-def test_without_a_compiler_auto_is_numpy_and_cpp_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a compiler ``auto`` is numpy, and the error of ``cpp`` names the compiler."""
     pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed here")
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert pick_common_pages("auto") is common_pages
-    with pytest.raises(ConfigError, match="no-such-compiler, which is needed to compile it, is not on the path"):
+    with pytest.raises(ConfigError, match="no-such-compiler, which is needed to compile it, is not on PATH"):
         pick_common_pages("cpp")
 
 
-def test_a_source_that_does_not_compile_is_an_error_with_the_compilers_words(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, compiled: CommonPages
-) -> None:
+def test_compilation_error(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, compiled: CommonPages) -> None:
+    """If the source does not compile, ``auto`` is numpy, and the error of ``cpp`` quotes the compiler."""
     (tmp_path / "compare.cpp").write_text("int broken( {\n")
     monkeypatch.setattr(cpp, "HERE", tmp_path)
     assert pick_common_pages("auto") is common_pages
@@ -115,8 +122,9 @@ def test_a_source_that_does_not_compile_is_an_error_with_the_compilers_words(
         pick_common_pages("cpp")
 
 
-def test_an_unknown_road_is_refused() -> None:
+def test_unknown_algorithm_is_refused() -> None:
+    """The error lists the algorithms; a cache without options uses numpy."""
     with pytest.raises(ConfigError, match=r"compare=rust is unknown: use auto, numpy, cpp\."):
         pick_common_pages("rust")
-    assert set(compare.ROADS) == {"auto", "numpy", "cpp"}
+    assert set(compare.ALGORITHMS) == {"auto", "numpy", "cpp"}
     assert RadixCache(4).common_pages is common_pages

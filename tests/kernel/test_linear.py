@@ -1,4 +1,4 @@
-"""The packed product on a CPU against torch's, and which matrices are packed."""
+"""The oneDNN product with packed weights on a CPU, compared with torch's, and which matrices are packed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minisgl.kernel.linear import linear, pack
 @pytest.mark.parametrize("rows", [1, 2, 7, 32, 300])
 @pytest.mark.parametrize(("out", "inner"), [(512, 256), (96, 64), (33, 17), (1, 5)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_packed_is_torchs_product(rows: int, out: int, inner: int, bias: bool) -> None:
+def test_packed_product(rows: int, out: int, inner: int, bias: bool) -> None:
     generator = torch.Generator().manual_seed(rows)
     x, w = torch.randn(rows, inner, generator=generator), torch.randn(out, inner, generator=generator)
     b = torch.randn(out, generator=generator) if bias else None
@@ -25,7 +25,7 @@ def test_packed_is_torchs_product(rows: int, out: int, inner: int, bias: bool) -
     torch.testing.assert_close(linear(strided, w, b, packed), F.linear(strided, w, b), atol=1e-4, rtol=1e-5)
 
 
-def test_what_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrices_that_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     w = torch.zeros(64, 32)
     assert pack(w.to(torch.bfloat16)) is None
     assert pack(w[:0]) is None
@@ -33,7 +33,8 @@ def test_what_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pack(w) is None
 
 
-def test_a_matrix_may_change_until_it_is_packed_and_not_after() -> None:
+def test_packing_copies_the_weight() -> None:
+    """Changing the weight after packing does not change the packed copy."""
     w = torch.eye(16)
     packed = pack(w)
     w.zero_()

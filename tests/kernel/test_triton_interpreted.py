@@ -1,4 +1,7 @@
-"""The Triton kernels of minisgl/kernel on a CPU: tests/gpu has the tests, which run compiled where there is a GPU."""
+"""The Triton kernels of minisgl/kernel on a CPU, under Triton's interpreter.
+
+The tests are those of tests/gpu, which run compiled on a machine with a GPU.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ pytest.importorskip("triton", reason="Triton is not installed here")
 GPU = Path(__file__).parents[1] / "gpu"
 
 
-def test_kernels_agree_with_their_twins_under_the_interpreter() -> None:
+def test_kernels_match_their_torch_references() -> None:
+    """The kernel tests of tests/gpu pass in a process with TRITON_INTERPRET=1."""
     run_interpreted(GPU / "test_triton_kernels.py", GPU / "test_reduce.py")
 
 
-def test_a_failing_kernel_test_is_not_passed_over(tmp_path: Path) -> None:
-    """What this guards: the two tests beside it say nothing unless a failure, or no test at all, comes through."""
+def test_failures_are_reported(tmp_path: Path) -> None:
+    """A failing test file and a file without tests are errors; otherwise interpreted tests would always pass."""
     broken, empty = tmp_path / "test_broken.py", tmp_path / "test_empty.py"
     broken.write_text("def test_it():\n    assert 1 == 2, 'the kernel is wrong'\n")
     empty.write_text("")

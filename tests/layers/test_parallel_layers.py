@@ -1,4 +1,4 @@
-"""The tensor-parallel layers over gloo: what the ranks hold together is the whole layer."""
+"""The tensor-parallel layers over gloo: the ranks together compute the same as one unsplit layer."""
 
 from __future__ import annotations
 
@@ -39,37 +39,42 @@ NEAR = {"atol": 1e-5, "rtol": 1e-5}
 
 
 class Tensors:
-    """A checkpoint in memory."""
+    """A `WeightSource` of tensors in memory."""
 
     def __init__(self, tensors: Mapping[str, Tensor]):
         self.tensors = tensors
         self.names = frozenset(tensors)
 
-    def fill(self, piece: WeightShard) -> None:
-        tensor = self.tensors[piece.name]
-        assert tuple(tensor.shape) == piece.shape
-        piece.target.copy_(tensor[piece.index])
+    def fill(self, shard: WeightShard) -> None:
+        """Copy the shard's slice; its shape must be that of the tensor."""
+        tensor = self.tensors[shard.name]
+        assert tuple(tensor.shape) == shard.shape
+        shard.target.copy_(tensor[shard.index])
 
 
 def context(comm: Communicator | None = None) -> Context:
+    """Return a context on the CPU, with one rank unless a communicator is given."""
     attention: AttentionBackend = TorchAttention(Torch(), CPU)
     return Context(comm or TorchCommunicator(TorchLink(), 0, 1, "", CPU), attention, TorchMoe(), CPU, torch.float32)
 
 
 def fill(layer: nn.Module, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
+    """Load the layer's weights from ``tensors``; every tensor must be used."""
     source = Tensors(tensors)
     with torch.no_grad():
-        pieces = list(weight_shards_of(layer, prefix, source.names))
-        for piece in pieces:
-            source.fill(piece)
-    assert {piece.name for piece in pieces} == source.names
+        shards = list(weight_shards_of(layer, prefix, source.names))
+        for shard in shards:
+            source.fill(shard)
+    assert {shard.name for shard in shards} == source.names
     for module in layer.modules():
         if isinstance(module, MoELayer):
             module.after_load()
 
 
 @torch.inference_mode()
-def over(size: int, work: Callable[[Context], Tensor]) -> list[Tensor]:
+def on_ranks(size: int, work: Callable[[Context], Tensor]) -> list[Tensor]:
+    """Run ``work`` on ``size`` ranks, each in a thread, and return the results in rank order."""
+
     def rank(comm: Communicator) -> Tensor:
         with torch.inference_mode():
             return work(context(comm))
@@ -80,7 +85,7 @@ def over(size: int, work: Callable[[Context], Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("vocab", [30, 31, 5])
 def test_vocabulary(size: int, vocab: int) -> None:
-    """Embedding and head, own and tied; 31 is divided by no number of ranks, 5 leaves little for the last."""
+    """Embedding and LM head, tied and untied. Neither 2 nor 3 divides 31; with 5 tokens the last rank has few rows."""
     weight, own = torch.randn(vocab, 8), torch.randn(vocab, 8)
     tokens, hidden = torch.tensor([0, vocab - 1, vocab // 2, 1]), torch.randn(3, 8)
 
@@ -91,18 +96,19 @@ def test_vocabulary(size: int, vocab: int) -> None:
         torch.testing.assert_close(embedding(tokens), weight[tokens])
         assert torch.equal(tokens, kept)
         tied = ParallelLMHead(vocab, 8, ctx, tied=embedding)
-        assert not list(tied.pieces("lm_head.", None))
+        assert not list(tied.weight_shards("lm_head.", None))
         head = ParallelLMHead(vocab, 8, ctx)
         fill(head, {"lm_head.weight": own}, "lm_head.")
         return torch.stack((tied(hidden), head(hidden)))
 
-    for got in over(size, work):
+    for got in on_ranks(size, work):
         assert got.dtype == torch.float32
         torch.testing.assert_close(got, torch.stack((hidden @ weight.T, hidden @ own.T)), **NEAR)
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_merged_columns_and_rows_are_a_gated_mlp(bias: bool) -> None:
+def test_gated_mlp(bias: bool) -> None:
+    """Merged column-parallel and row-parallel layers compute a gated MLP on one and two ranks."""
     shapes = {"gate_proj": (12, 8), "up_proj": (12, 8), "down_proj": (8, 12)}
     tensors = {f"mlp.{name}.weight": torch.randn(shape) for name, shape in shapes.items()}
     tensors |= {f"mlp.{name}.bias": torch.randn(shape[0]) for name, shape in shapes.items()} if bias else {}
@@ -119,16 +125,17 @@ def test_merged_columns_and_rows_are_a_gated_mlp(bias: bool) -> None:
         return ctx.comm.all_reduce(mlp(x))
 
     for size in (1, 2):
-        for got in over(size, work):
+        for got in on_ranks(size, work):
             torch.testing.assert_close(got, want, **NEAR)
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("act", ["silu", "gelu", "gelu_pytorch_tanh"])
-def test_a_gated_mlp_takes_gate_up_and_activation_in_one_launch_where_there_is_one(
-    act: str, bias: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a GPU for many rows: the same numbers. The launch has no bias."""
+def test_gated_mlp_in_one_launch(act: str, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gated_linear`, if it serves, replaces product and activation, except if the layer has biases.
+
+    On a GPU it serves for many rows; the test replaces it by its torch reference.
+    """
     launches = []
 
     def fused(x: Tensor, weight: Tensor, name: Act) -> Tensor:
@@ -139,13 +146,14 @@ def test_a_gated_mlp_takes_gate_up_and_activation_in_one_launch_where_there_is_o
     for parameter in layer.parameters():
         parameter.data.normal_()
     x = torch.randn(5, 8)
-    apart = layer(x)
+    separate = layer(x)
     monkeypatch.setattr(mlp, "gated_linear", fused)
-    torch.testing.assert_close(layer(x), apart, **NEAR)
+    torch.testing.assert_close(layer(x), separate, **NEAR)
     assert len(launches) == (not bias)
 
 
-def test_row_parallel_reduces_and_counts_its_bias_once() -> None:
+def test_row_parallel() -> None:
+    """The layer sums on_ranks the ranks and adds the bias once."""
     weight, bias, x = torch.randn(6, 9), torch.randn(6), torch.randn(4, 9)
 
     def work(ctx: Context) -> Tensor:
@@ -153,13 +161,13 @@ def test_row_parallel_reduces_and_counts_its_bias_once() -> None:
         fill(layer, {"o.weight": weight, "o.bias": bias}, "o.")
         return layer(x.chunk(3, dim=1)[ctx.comm.rank])
 
-    for got in over(3, work):
+    for got in on_ranks(3, work):
         torch.testing.assert_close(got, F.linear(x, weight, bias), **NEAR)
 
 
 @pytest.mark.parametrize(("kv_heads", "size"), [(4, 2), (2, 2), (2, 4), (1, 4)])
-def test_merged_qkv_gives_whole_heads_and_copies_kv_heads(kv_heads: int, size: int) -> None:
-    """A rank's kv heads are those that its query heads attend with."""
+def test_merged_qkv(kv_heads: int, size: int) -> None:
+    """A rank has whole query heads and the KV heads that these attend to, copied if there are fewer than ranks."""
     dim, q_heads = 3, 4
     tensors = {f"attn.{name}_proj.weight": torch.randn(n * dim, 8) for name, n in zip("qkv", (4, kv_heads, kv_heads))}
     q, k, v = (tensor.view(-1, dim, 8) for tensor in tensors.values())
@@ -170,13 +178,14 @@ def test_merged_qkv_gives_whole_heads_and_copies_kv_heads(kv_heads: int, size: i
         assert (layer.q_heads, layer.kv_heads) == (q_heads // size, max(1, kv_heads // size))
         return layer.weight.view(-1, dim, 8).clone()
 
-    for rank, got in enumerate(over(size, work)):
+    for rank, got in enumerate(on_ranks(size, work)):
         mine = range(rank * q_heads // size, (rank + 1) * q_heads // size)
         serving = sorted({head * kv_heads // q_heads for head in mine})
         assert torch.equal(got, torch.cat((q[mine.start : mine.stop], k[serving], v[serving])))
 
 
-def test_fused_norm_sums_over_ranks_first() -> None:
+def test_fused_norm() -> None:
+    """`RMSNormFused` all-reduces its input before adding the residual; without a residual it does not."""
     parts, residual, weight = torch.randn(2, 5, 8), torch.randn(5, 8), torch.rand(8)
 
     def work(ctx: Context) -> Tensor:
@@ -190,13 +199,14 @@ def test_fused_norm_sums_over_ranks_first() -> None:
     plain = RMSNorm(8, 1e-6, context())
     fill(plain, {"weight": weight})
     total = parts.sum(0) + residual
-    for got in over(2, work):
+    for got in on_ranks(2, work):
         torch.testing.assert_close(got, torch.stack((plain(total), total, plain(residual))), **NEAR)
 
 
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("renormalise", [False, True])
-def test_moe_is_the_weighted_sum_of_the_chosen_experts(stacked: bool, renormalise: bool) -> None:
+def test_moe(stacked: bool, renormalise: bool) -> None:
+    """The layer computes the weighted sum of the chosen experts, from both checkpoint layouts, on one and two ranks."""
     experts, top_k, hidden, inner = 5, 2, 8, 6
     router = torch.randn(experts, hidden)
     gate, up = torch.randn(experts, inner, hidden), torch.randn(experts, inner, hidden)
@@ -223,11 +233,13 @@ def test_moe_is_the_weighted_sum_of_the_chosen_experts(stacked: bool, renormalis
         return layer(x)
 
     for size in (1, 2):
-        for got in over(size, work):
+        for got in on_ranks(size, work):
             torch.testing.assert_close(got, want, **NEAR)
 
 
-def test_what_the_ranks_do_not_divide_is_refused() -> None:
+def test_indivisible_sizes_are_refused() -> None:
+    """Sizes that the number of ranks does not divide raise an error that names them."""
+
     def work(ctx: Context) -> Tensor:
         with pytest.raises(ConfigError, match=r"tp=2 does not divide the model's up_proj rows \(9\)"):
             LinearColParallelMerged(8, (8, 9), ("gate_proj", "up_proj"), ctx)
@@ -235,9 +247,9 @@ def test_what_the_ranks_do_not_divide_is_refused() -> None:
             MoELayer(8, 7, 4, 2, "silu", ctx, renormalise=True)
         return torch.empty(0)
 
-    over(2, work)
+    on_ranks(2, work)
 
 
-def test_an_unknown_activation_is_refused() -> None:
+def test_unknown_activation_is_refused() -> None:
     with pytest.raises(ConfigError, match="hidden_act 'relu' is not supported: use silu"):
         GatedMLP(8, 12, "relu", context())

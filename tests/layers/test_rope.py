@@ -1,4 +1,4 @@
-"""RoPE's four scalings against transformers' own functions."""
+"""RoPE with its four kinds of scaling, compared with transformers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
-def test_table_is_transformers(name: str, head_dim: int) -> None:
+def test_table(name: str, head_dim: int) -> None:
+    """The cosines and sines are those of transformers."""
     rope = CASES[name]
     length = 4096
     theirs = LlamaConfig(
@@ -60,6 +61,6 @@ def test_table_is_transformers(name: str, head_dim: int) -> None:
     assert torch.equal(table(positions.int()), got)
 
 
-def test_another_type_is_refused() -> None:
+def test_unknown_rope_type_is_refused() -> None:
     with pytest.raises(ConfigError, match="rope_type 'longrope' is not supported"):
         frequencies(RopeConfig(rope_type="longrope"), 64)

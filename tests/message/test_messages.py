@@ -1,4 +1,4 @@
-"""Messages survive their encoding, and the queues lose none."""
+"""Messages are decoded to what was encoded, and the queues drop no message."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from minisgl.message import (
     Accepted,
     Addresses,
     ChatPrompt,
-    Count,
     Delta,
+    DetokenizeReply,
     DetokenizeRequest,
     GetStats,
-    IdsPrompt,
     Limits,
     Message,
-    Opened,
+    NewRequest,
     Outputs,
     Pull,
     Push,
@@ -34,9 +33,10 @@ from minisgl.message import (
     Stop,
     Submit,
     TextPrompt,
-    TextReply,
+    TokenizeReply,
+    TokenizeRequest,
     TokenLogprob,
-    TokensReply,
+    TokensPrompt,
     decode,
     pack_ids,
     unpack_ids,
@@ -47,41 +47,41 @@ PARAMS = SamplingParams(
 )
 END = Finished(7, "error", 1, 2, 3, 4, "it broke", 400, "prompt", "invalid_value")
 ALL: list[Message] = [
-    Submit([1, 2], TextPrompt("héllo", special=False), PARAMS, max_tokens_from_context=True),
-    Submit([1], IdsPrompt(pack_ids([1, 2])), SamplingParams()),
+    Submit([1, 2], TextPrompt("héllo", add_special_tokens=False), PARAMS, max_tokens_from_context=True),
+    Submit([1], TokensPrompt(pack_ids([1, 2])), SamplingParams()),
     Submit([1], ChatPrompt([{"role": "user", "content": "x", "n": [1, None]}], False, {"a": {"b": 1.5}}), PARAMS),
     Abort([1, 2**40]),
     Limits(2048, 151_936),
-    Count(3, TextPrompt("x"), strings=True),
+    TokenizeRequest(3, TextPrompt("x"), return_token_strs=True),
     DetokenizeRequest(4, pack_ids([5])),
     Schedule(5, pack_ids([6, 7]), PARAMS),
     GetStats(6),
     Stop(),
-    Outputs([Opened(1, [2, 3], PARAMS)], Output([1, 2], [3, 4], [END], {1: (-0.5, (4, 5), (-0.5, -1.5))})),
+    Outputs([NewRequest(1, [2, 3], PARAMS)], Output([1, 2], [3, 4], [END], {1: (-0.5, (4, 5), (-0.5, -1.5))})),
     Accepted([1, 2]),
     Replies([Delta(1, "x🙂", [2], [TokenLogprob("x", b"\xff", -1.0, [TokenLogprob("y", b"y", -2.0)])], END, "stop")]),
-    TokensReply(1, pack_ids([1]), ["a"], END),
-    TextReply(1, "x", END),
+    TokenizeReply(1, pack_ids([1]), ["a"], END),
+    DetokenizeReply(1, "x", END),
     Stats(1, {"steps": 3.0}, "text"),
 ]
 
 
 @pytest.mark.parametrize("message", ALL, ids=lambda message: type(message).__name__)
-def test_a_message_survives_its_encoding(message: Message) -> None:
+def test_encode_decode_round_trip(message: Message) -> None:
     assert decode(message.encode()) == message
 
 
-def test_every_kind_of_message_is_tried() -> None:
+def test_all_message_types_are_tested() -> None:
     assert {type(message) for message in ALL} == set(Message.__subclasses__())
 
 
-def test_what_is_no_message_is_an_error() -> None:
-    for data in (b"\x00", msgspec.msgpack.encode(["Nobody", 1]), msgspec.msgpack.encode(["Abort", "x"])):
+def test_invalid_bytes_raise() -> None:
+    for data in (b"\x00", msgspec.msgpack.encode(["NoSuchMessage", 1]), msgspec.msgpack.encode(["Abort", "x"])):
         with pytest.raises(msgspec.ValidationError):
             decode(data)
 
 
-def test_ids_are_int32_arrays_of_their_own() -> None:
+def test_unpack_ids_returns_writable_int32() -> None:
     ids = unpack_ids(pack_ids([0, 1, 2**31 - 1]))
     assert ids.dtype == np.int32
     assert ids.tolist() == [0, 1, 2**31 - 1]
@@ -91,8 +91,8 @@ def test_ids_are_int32_arrays_of_their_own() -> None:
         pack_ids([2**31])
 
 
-def test_a_step_is_one_small_message() -> None:
-    """256 tokens in one message, in a few bytes each; not a message for each token."""
+def test_outputs_message_is_small() -> None:
+    """The tokens of 256 requests of one step are one message of less than 9 bytes for each token."""
     output = Output(list(range(1000, 1256)), list(range(150_000, 150_256)))
     assert len(Outputs([], output).encode()) < 256 * 9
 
@@ -111,10 +111,11 @@ def addresses() -> Iterator[Addresses]:
     addresses.remove()
 
 
-def test_nothing_is_dropped_and_each_senders_order_is_kept(
-    context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses
-) -> None:
-    """Far more than ZeroMQ's default bound of 1000, from before the receiver is there on."""
+def test_queue_keeps_all_messages_in_order(context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses) -> None:
+    """No message is lost, and each sender's messages keep their order.
+
+    The test sends more messages than ZeroMQ's default bound of 1000, and one sender starts before the receiver.
+    """
     count = 5000
     early = Push(context, addresses.api)
     for i in range(count):
@@ -125,7 +126,7 @@ def test_nothing_is_dropped_and_each_senders_order_is_kept(
         late = Push(context, addresses.api)
         for i in range(count):
             late.send(Abort([i]))
-        late.close(linger=60.0)  # a sender that goes at once takes along what has not left yet
+        late.close(linger=60.0)  # with linger=0, close discards the messages that are not sent yet
 
     thread = threading.Thread(target=send)
     thread.start()
@@ -139,19 +140,19 @@ def test_nothing_is_dropped_and_each_senders_order_is_kept(
     assert list(inbox.drain(block=False)) == []
 
 
-def test_addresses_are_fresh_and_leave_no_file() -> None:
+def test_addresses_are_unique() -> None:
+    """Two servers share no address, and on Linux the addresses are abstract sockets, which leave no file."""
     one, other = Addresses.make(2, 3), Addresses.make(2, 3)
     names = [a for each in (one, other) for a in (each.api, each.scheduler, each.detokenizer, *each.tokenizers)]
     assert len(set(names)) == len(names) == 10
     assert len(one.followers) == 2
     assert Addresses.make(0, 1).tokenizers[0].endswith("detokenizer")
     if sys.platform.startswith("linux"):
-        assert all(name.startswith("ipc://@minisgl-") for name in names)  # abstract: no file to be left
+        assert all(name.startswith("ipc://@minisgl-") for name in names)
 
 
-def test_elsewhere_the_socket_files_are_in_a_private_folder(
-    monkeypatch: pytest.MonkeyPatch, context: zmq.Context[zmq.Socket[bytes]]
-) -> None:
+def test_socket_files_outside_linux(monkeypatch: pytest.MonkeyPatch, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """On systems other than Linux the socket files are in a folder that only the user can read."""
     import pathlib
     import stat
 

@@ -1,5 +1,7 @@
-"""Every architecture against transformers on a random checkpoint: logits within 1e-4 in float32, however they are cut
-into chunks, pages and batches."""
+"""Every architecture compared with transformers on a random checkpoint: logits within 1e-4 in float32.
+
+The logits must not depend on how the prompts are split into chunks, pages and batches.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +54,13 @@ LENGTHS = (70, 33, 5)
 
 @pytest.fixture(scope="module")
 def manager() -> PluginManager:
+    """Return one plugin manager for all tests of the module."""
     return PluginManager.load()
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list, list]:
-    """A checkpoint, three sequences, and transformers' logits for them."""
+    """Return a checkpoint, three sequences of token ids, and transformers' logits for them."""
     architecture, overrides = CASES[request.param]
     path = tiny_checkpoint(architecture, tmp_path_factory.mktemp(request.param), **overrides)
     reference = Oracle(path, "float32")
@@ -68,9 +71,9 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_logits_match_transformers(case: tuple[Path, list, list], page_size: int, manager: PluginManager) -> None:
-    """One long prompt whole; a second in chunks while the first decodes; a third joins them in a mixed batch."""
+    """Run one prompt as a whole, a second in chunks while the first decodes, and a third that joins a mixed batch."""
     path, (a, b, c), (want_a, want_b, want_c) = case
-    model = PagedModel(path, page_size=page_size, max_len=96, slots=3, manager=manager)
+    model = PagedModel(path, page_size=page_size, max_seq_len=96, max_running_requests=3, manager=manager)
 
     def check(got: torch.Tensor, want: torch.Tensor) -> None:
         assert got.dtype == torch.float32
@@ -80,7 +83,7 @@ def test_logits_match_transformers(case: tuple[Path, list, list], page_size: int
     check(got, want_a[:60])
     (got,) = model.run([(0, 0, b[:7])])  # a chunk that ends within a page
     check(got, want_b[:7])
-    got_a, got_b = model.run([(2, 60, a[60:61]), (0, 7, b[7:30])])  # decode and a chunk behind a cached prefix
+    got_a, got_b = model.run([(2, 60, a[60:61]), (0, 7, b[7:30])])  # decode, and a chunk after a cached prefix
     check(got_a, want_a[60:61])
     check(got_b, want_b[7:30])
     got_a, got_c, got_b = model.run([(2, 61, a[61:62]), (1, 0, c[:1]), (0, 30, b[30:32])])
@@ -96,12 +99,12 @@ def test_logits_match_transformers(case: tuple[Path, list, list], page_size: int
         check(got, want_a[i : i + 1])
 
 
-def test_bfloat16_is_near_float32(tmp_path: Path, manager: PluginManager) -> None:
-    """The same weights in bf16: activations round, nothing else differs (a wrong norm or rotation is far off)."""
+def test_bfloat16(tmp_path: Path, manager: PluginManager) -> None:
+    """In bfloat16 the logits are as close to float32 as transformers' are: only activations are rounded."""
     path = tiny_checkpoint("qwen3", tmp_path)
     ids = torch.arange(3, 43)
     want = Oracle(path, "bfloat16").logits(ids).float()
     exact = Oracle(path).logits(ids).float()
-    model = PagedModel(path, dtype=torch.bfloat16, max_len=48, slots=1, manager=manager)
+    model = PagedModel(path, dtype=torch.bfloat16, max_seq_len=48, max_running_requests=1, manager=manager)
     (got,) = model.run([(0, 0, ids)])
     assert (got - exact).abs().mean() < 1.5 * (want - exact).abs().mean()

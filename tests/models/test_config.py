@@ -1,4 +1,4 @@
-"""config.json in its several dialects; what would be computed wrongly is refused by name."""
+"""Reading of config.json in old and new layouts, and errors for configurations that are not supported."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ BASE: dict[str, Any] = {
 
 
 def config(**changes: Any) -> ModelConfig:
+    """Return the configuration `BASE` with changes; ``...`` as a value removes the key."""
     return ModelConfig.from_dict({k: v for k, v in {**BASE, **changes}.items() if v is not ...})
 
 
-def test_what_is_left_out_has_hugging_face_s_defaults() -> None:
+def test_defaults() -> None:
     c = config(num_key_value_heads=...)
     assert (c.head_dim, c.num_key_value_heads, c.rms_norm_eps) == (16, 4, 1e-6)
     assert (c.tie_word_embeddings, c.attention_bias, c.hidden_act) == (False, False, "silu")
@@ -59,18 +60,18 @@ def test_what_is_left_out_has_hugging_face_s_defaults() -> None:
         ),
     ],
 )
-def test_rope_in_old_and_new_form(changes: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_rope_layouts(changes: dict[str, Any], expected: dict[str, Any]) -> None:
     assert config(**changes).rope == RopeConfig(**{"original_max_position_embeddings": 256, **expected})
 
 
-def test_yarn_stretches_the_length() -> None:
+def test_yarn_extends_the_context() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 200}
     assert config(rope_scaling=yarn).max_len == 800
     assert config(rope_scaling={**yarn, "factor": 1.0}).max_len == 256
     assert config(rope_scaling={"type": "linear", "factor": 4.0}).max_len == 256
 
 
-def test_experts_by_both_names() -> None:
+def test_both_names_of_num_experts() -> None:
     assert config(num_experts=8).num_experts == config(num_local_experts=8).num_experts == 8
 
 
@@ -85,7 +86,7 @@ def test_windows() -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("dtype", "bfloat16"), ("torch_dtype", "bfloat16")])
-def test_dtype_by_both_names(key: str, value: str) -> None:
+def test_both_names_of_dtype(key: str, value: str) -> None:
     assert config(**{key: value}).dtype == "bfloat16"
 
 
@@ -104,12 +105,12 @@ def test_dtype_by_both_names(key: str, value: str) -> None:
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor is not"),
     ],
 )
-def test_what_can_t_be_computed_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_unsupported_configs_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config(**changes)
 
 
-def test_files_that_are_no_config(tmp_path: Path) -> None:
+def test_invalid_config_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         ModelConfig.from_dir(tmp_path)
     (tmp_path / "config.json").write_text("{")

@@ -1,4 +1,4 @@
-"""knock_out= and the heat map: experts have domains, and what an expert did is gone without it."""
+"""The ``knock_out`` option and the heat map of experts by domain, with tutor-moe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAMILIES = ("glossary", "sum", "copy", "unknown")
 
 
 def scores(*options: str) -> dict[str, int]:
-    """Of ``SIZE`` held-out questions of each family, how many tutor-moe answers word for word."""
+    """Return how many of ``SIZE`` held-out questions of each family tutor-moe answers right, word for word."""
     questions = [q for family in FAMILIES for q in exam(family, SIZE, seed=5)]
     params = SamplingParams(max_tokens=100, temperature=0.0)
     with LLM("tutor-moe", overrides=["device=cpu", *options]) as llm:
@@ -35,7 +35,8 @@ def scores(*options: str) -> dict[str, int]:
     return right
 
 
-def test_without_its_expert_a_domain_is_lost_and_the_others_are_not() -> None:
+def test_silencing_an_expert_hurts_its_domain() -> None:
+    """Without expert 3 of layer 5 the glossary answers are wrong; the other families score as before."""
     whole = scores()
     assert min(whole.values()) >= SIZE - 2, whole
     without = scores("knock_out=5:3")
@@ -43,8 +44,8 @@ def test_without_its_expert_a_domain_is_lost_and_the_others_are_not() -> None:
     assert all(without[family] >= whole[family] - 2 for family in FAMILIES if family != "glossary"), (whole, without)
 
 
-def test_one_expert_of_every_layer_and_over_two_ranks() -> None:
-    """Each rank has a part of each expert, so each silences its part."""
+def test_knock_out_in_every_layer() -> None:
+    """Silencing an expert in all layers gives the same answers with tp=2, where every rank silences its slice."""
     prompts, params = ["What is 17 + 25?", "What is a radix cache?"], SamplingParams(max_tokens=6, temperature=0.0)
 
     def answers(*options: str) -> list[list[int]]:
@@ -65,12 +66,13 @@ def test_one_expert_of_every_layer_and_over_two_ranks() -> None:
         ("tutor", "0", "the model has no experts. model=tutor-moe has some"),
     ],
 )
-def test_an_expert_that_is_not_there_is_refused(model: str, what: str, message: str) -> None:
+def test_unknown_expert_is_refused(model: str, what: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LLM(model, overrides=["device=cpu", f"knock_out={what}"])
 
 
-def test_the_heat_map_shows_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heat_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SVG has a cell for each layer, domain and expert, with the measured share."""
     file, numbers = tmp_path / "experts.svg", tmp_path / "experts.json"
     words = ["experts", "--conversations", "1", "--svg", str(file), "--json", str(numbers)]
     monkeypatch.setattr("sys.argv", words)
@@ -91,7 +93,8 @@ def test_the_heat_map_shows_what_was_measured(tmp_path: Path, monkeypatch: pytes
     assert all(colour.startswith(("var(", "currentColor")) for colour in colours), "a colour ignores the theme"
 
 
-def test_a_router_that_never_chooses_an_expert_leaves_its_cell_empty() -> None:
+def test_heat_map_of_an_unused_expert() -> None:
+    """An expert that the router never chose has a transparent cell."""
     picture = heatmap.draw({"a&b": [[0.0, 1.0]], "c": [[0.5, 0.5]]})
     opacity = {
         (rect.attrib["data-domain"], rect.attrib["data-expert"]): float(rect.attrib["fill-opacity"])
@@ -100,8 +103,8 @@ def test_a_router_that_never_chooses_an_expert_leaves_its_cell_empty() -> None:
     assert opacity == {("a&b", "0"): 0.0, ("a&b", "1"): 1.0, ("c", "0"): 0.5, ("c", "1"): 0.5}
 
 
-def test_the_shipped_weights_divide_their_work() -> None:
-    """The picture is worth looking at: in some layer, domains differ by more than chance would."""
+def test_experts_specialise() -> None:
+    """In some layer of the shipped weights, sums and glossary questions choose clearly different experts."""
     from tokenizers import Tokenizer
     from transformers import AutoModelForCausalLM
 
@@ -109,4 +112,4 @@ def test_the_shipped_weights_divide_their_work() -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     shares = torch.stack([experts.use(model, experts.samples(d, 2, tokenizer)) for d in ("sum", "glossary")])
-    assert float((shares[0] - shares[1]).abs().sum(-1).max()) > 0.8  # 0: alike, 2: no expert in common
+    assert float((shares[0] - shares[1]).abs().sum(-1).max()) > 0.8  # 0: the same shares; 2: no expert in common

@@ -1,4 +1,4 @@
-"""The ``model`` option: shipped names, directories, the Hugging Face cache; a wrong one says what there is."""
+"""The ``model`` option: shipped names, directories, the Hugging Face cache, and the errors for unknown names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minisgl.models.shipped import weights_dir
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.checkpoints import tiny_checkpoint
 
-QWEN3 = {  # DESIGN 8: hidden, layers, query heads, kv heads, FFN, tied
+QWEN3 = {  # as published: hidden size, layers, query heads, KV heads, intermediate size, tied embeddings
     "qwen3-0.6b": (1024, 28, 16, 8, 3072, True),
     "qwen3-8b": (4096, 36, 32, 8, 12288, False),
     "qwen3-14b": (5120, 40, 40, 8, 17408, False),
@@ -57,13 +57,13 @@ def test_a_directory_without_config(tmp_path: Path) -> None:
         resolve_model(str(tmp_path))
 
 
-def test_an_unknown_name_lists_what_there_is() -> None:
+def test_unknown_name() -> None:
     with pytest.raises(ConfigError, match=r"qwen3-06b.*qwen3-30b-a3b.*Did you mean qwen3-0\.6b\?"):
         resolve_model("qwen3-06b")
 
 
 def hub_cache(cache: Path, monkeypatch: pytest.MonkeyPatch, **options: str) -> Path:
-    """A Hugging Face cache at ``cache`` that holds a snapshot of org/tiny, and a hub that can't be reached."""
+    """Create a Hugging Face cache with a snapshot of org/tiny, make the hub offline, and return the snapshot's path."""
     repo = cache / "models--org--tiny"
     (repo / "refs").mkdir(parents=True)
     (repo / "refs" / "main").write_text("abc123")
@@ -72,25 +72,25 @@ def hub_cache(cache: Path, monkeypatch: pytest.MonkeyPatch, **options: str) -> P
     return tiny_checkpoint("llama", repo / "snapshots" / "abc123", **options)
 
 
-def test_a_snapshot_in_the_hugging_face_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = hub_cache(tmp_path, monkeypatch)
     assert resolve_model("org/tiny").resolve() == snapshot.resolve()
 
 
 @pytest.mark.parametrize("victim", ["config.json", "model-00002*.safetensors"])
-def test_a_snapshot_that_is_not_whole_is_not_used(victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_snapshot(victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = hub_cache(tmp_path, monkeypatch, max_shard_size="60KB")
     next(snapshot.glob(victim)).unlink()
-    with pytest.raises(ConfigError, match=r"org/tiny.*cache does not have all of it, and downloading it failed"):
+    with pytest.raises(ConfigError, match=r"org/tiny.*cache has no complete copy, and downloading it failed"):
         resolve_model("org/tiny")
 
 
-def test_the_embedded_model_ships() -> None:
+def test_tutor_ships() -> None:
     assert resolve_model("tutor") == weights_dir("tutor")
     assert (weights_dir("tutor") / "model.safetensors").is_file()
 
 
-def test_resolving_imports_no_torch() -> None:
+def test_resolve_imports_no_torch() -> None:
     code = "import sys; from minisgl.models.resolve import resolve_model; resolve_model('qwen3-8b'); "
     code += "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

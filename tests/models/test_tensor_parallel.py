@@ -1,4 +1,4 @@
-"""The same model cut over ranks (threads, linked by gloo) computes what one rank computes."""
+"""A model split over ranks (threads that communicate through gloo) computes the same as on one rank."""
 
 from __future__ import annotations
 
@@ -32,44 +32,51 @@ CASES: dict[str, tuple[int, str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def manager() -> PluginManager:
+    """Return one plugin manager for all tests of the module."""
     return PluginManager.load()
 
 
-def drive(model: PagedModel, ids: torch.Tensor) -> torch.Tensor:
-    """A chunk, a chunk behind it, and a decode step."""
+def logits(model: PagedModel, ids: torch.Tensor) -> torch.Tensor:
+    """Compute the logits of 20 tokens in two prefill chunks and a decode step."""
     steps = [model.run([(0, 0, ids[:9])]), model.run([(0, 9, ids[9:19])]), model.run([(0, 19, ids[19:20])])]
     return torch.cat([rows[0] for rows in steps])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_ranks_agree_with_one_rank(name: str, tmp_path: Path, manager: PluginManager) -> None:
+def test_ranks_match_one_rank(name: str, tmp_path: Path, manager: PluginManager) -> None:
     size, architecture, overrides = CASES[name]
     path = tiny_checkpoint(architecture, tmp_path, **overrides)
     vocab = overrides.get("vocab_size", 320)
     ids = torch.randint(0, vocab, (20,), generator=torch.Generator().manual_seed(2))
-    options: dict[str, Any] = {"max_len": 20, "slots": 2, "page_size": 4, "manager": manager}
+    options: dict[str, Any] = {"max_seq_len": 20, "max_running_requests": 2, "page_size": 4, "manager": manager}
     alone = PagedModel(path, **options)
 
     def rank(comm: Communicator) -> tuple[torch.Tensor, int]:
         model = PagedModel(path, comm=comm, **options)
-        return drive(model, ids), model.bytes_read
+        return logits(model, ids), model.bytes_read
 
-    want = drive(alone, ids)
+    want = logits(alone, ids)
     for got, bytes_read in run_ranks(size, rank, manager):
         assert got.shape == (20, vocab)
         torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
         assert bytes_read < alone.bytes_read
 
 
-def test_dummy_weights_are_the_same_model_on_any_number_of_ranks(tmp_path: Path, manager: PluginManager) -> None:
+def test_dummy_weights(tmp_path: Path, manager: PluginManager) -> None:
+    """Dummy weights are the same model on one and two ranks; another seed is another model."""
     path = tiny_checkpoint("qwen3_moe", tmp_path)
     ids = torch.arange(5, 25)
-    options: dict[str, Any] = {"max_len": 20, "slots": 1, "source": Dummy(seed=7), "manager": manager}
-    want = drive(PagedModel(path, **options), ids)
+    options: dict[str, Any] = {
+        "max_seq_len": 20,
+        "max_running_requests": 1,
+        "source": Dummy(seed=7),
+        "manager": manager,
+    }
+    want = logits(PagedModel(path, **options), ids)
     assert want.std() > 0
-    for got in run_ranks(2, lambda comm: drive(PagedModel(path, comm=comm, **options), ids), manager):
+    for got in run_ranks(2, lambda comm: logits(PagedModel(path, comm=comm, **options), ids), manager):
         torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-4)
-    other = drive(PagedModel(path, **{**options, "source": Dummy(seed=8)}), ids)
+    other = logits(PagedModel(path, **{**options, "source": Dummy(seed=8)}), ids)
     assert (other - want).abs().max() > 10 * (got - want).abs().max()
 
 
@@ -81,7 +88,7 @@ def test_dummy_weights_are_the_same_model_on_any_number_of_ranks(tmp_path: Path,
         (2, {"intermediate_size": 97}, r"tp=2 does not divide the model's gate_proj rows \(97\)"),
     ],
 )
-def test_a_model_that_the_ranks_do_not_divide_is_refused(
+def test_indivisible_models_are_refused(
     size: int, overrides: dict[str, Any], message: str, tmp_path: Path, manager: PluginManager
 ) -> None:
     path = tiny_checkpoint("mistral", tmp_path, **overrides)

@@ -1,4 +1,4 @@
-"""Weights: each rank reads only its slices, from one file or many; what does not fit is named."""
+"""Loading of weights: each rank reads only its slices, from one file or several; errors name the tensor."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ IDS = torch.arange(10, 30)
 
 @pytest.fixture(scope="module")
 def manager() -> PluginManager:
+    """Return one plugin manager for all tests of the module."""
     return PluginManager.load()
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
+    """Return the directory of a random Qwen3 checkpoint."""
     return tiny_checkpoint("qwen3", tmp_path)
 
 
 def edit(path: Path, **changes: torch.Tensor | None) -> None:
-    """Replace tensors of model.safetensors (dots are written __); None removes one."""
+    """Replace tensors of model.safetensors; ``__`` in a name stands for a dot, and None removes the tensor."""
     tensors = load_file(path / "model.safetensors")
     for name, tensor in changes.items():
         tensors.pop(name.replace("__", "."), None)
@@ -41,7 +43,7 @@ def edit(path: Path, **changes: torch.Tensor | None) -> None:
 
 
 def tensor_bytes(path: Path, *parts: str) -> int:
-    """Bytes of the tensors whose name has one of ``parts`` in it (all, if none is given)."""
+    """Return the total bytes of the tensors whose name contains one of ``parts``, or of all tensors."""
     tensors = load_file(path / "model.safetensors")
     return sum(t.nbytes for name, t in tensors.items() if not parts or any(part in name for part in parts))
 
@@ -55,14 +57,14 @@ def test_one_rank_reads_every_byte_once(path: Path, manager: PluginManager) -> N
 def test_each_rank_reads_only_its_slices(
     architecture: str, stacked: bool, tmp_path: Path, manager: PluginManager
 ) -> None:
-    """Norms and routers are read by every rank; of all else, each of two ranks reads half."""
+    """Every rank reads all norms and routers; each of two ranks reads half of all other tensors."""
     path = tiny_checkpoint(architecture, tmp_path, fused_experts=stacked)
     shared = tensor_bytes(path, "norm", "mlp.gate.")
     expected = shared + (tensor_bytes(path) - shared) // 2
     assert run_ranks(2, lambda comm: PagedModel(path, comm=comm, manager=manager).bytes_read, manager) == [expected] * 2
 
 
-def test_kv_heads_are_copied_where_there_are_fewer_than_ranks(tmp_path: Path, manager: PluginManager) -> None:
+def test_copied_kv_heads(tmp_path: Path, manager: PluginManager) -> None:
     path = tiny_checkpoint("qwen3", tmp_path, num_key_value_heads=1)
 
     def rank(comm: Communicator) -> tuple[torch.Tensor, int]:
@@ -76,7 +78,7 @@ def test_kv_heads_are_copied_where_there_are_fewer_than_ranks(tmp_path: Path, ma
     assert bytes_a == bytes_b == whole + (tensor_bytes(path) - whole) // 2
 
 
-def test_sharded_files_with_an_index(path: Path, tmp_path: Path, manager: PluginManager) -> None:
+def test_several_files_with_an_index(path: Path, tmp_path: Path, manager: PluginManager) -> None:
     sharded = tiny_checkpoint("qwen3", tmp_path / "sharded", max_shard_size="60KB")
     assert len(list(sharded.glob("*.safetensors"))) > 3
     whole, parts = PagedModel(path, manager=manager), PagedModel(sharded, manager=manager)
@@ -84,7 +86,7 @@ def test_sharded_files_with_an_index(path: Path, tmp_path: Path, manager: Plugin
     assert whole.bytes_read == parts.bytes_read
 
 
-def test_a_file_that_the_index_names_is_missing(tmp_path: Path, manager: PluginManager) -> None:
+def test_missing_file(tmp_path: Path, manager: PluginManager) -> None:
     sharded = tiny_checkpoint("qwen3", tmp_path, max_shard_size="60KB")
     victim = sorted(sharded.glob("*.safetensors"))[1]
     victim.unlink()
@@ -92,7 +94,7 @@ def test_a_file_that_the_index_names_is_missing(tmp_path: Path, manager: PluginM
         Checkpoint(sharded)
 
 
-def test_a_tensor_that_the_index_names_is_missing(tmp_path: Path) -> None:
+def test_tensor_missing_from_a_file(tmp_path: Path) -> None:
     sharded = tiny_checkpoint("qwen3", tmp_path, max_shard_size="60KB")
     index = sharded / "model.safetensors.index.json"
     content = json.loads(index.read_text())
@@ -102,7 +104,7 @@ def test_a_tensor_that_the_index_names_is_missing(tmp_path: Path) -> None:
         Checkpoint(sharded)
 
 
-def test_missing_and_unknown_tensors_are_named(path: Path, manager: PluginManager) -> None:
+def test_missing_and_unknown_tensors(path: Path, manager: PluginManager) -> None:
     edit(path, model__layers__1__self_attn__k_proj__weight=None, model__layers__0__extra__weight=torch.zeros(3))
     with pytest.raises(ConfigError) as error:
         PagedModel(path, manager=manager)
@@ -110,37 +112,39 @@ def test_missing_and_unknown_tensors_are_named(path: Path, manager: PluginManage
     assert "also has model.layers.0.extra.weight" in str(error.value)
 
 
-def test_an_unknown_tensor_alone_is_an_error(path: Path, manager: PluginManager) -> None:
+def test_unknown_tensor(path: Path, manager: PluginManager) -> None:
     edit(path, model__layers__2__input_layernorm__weight=torch.zeros(64))
     with pytest.raises(ConfigError, match=r"it also has model\.layers\.2\.input_layernorm\.weight"):
         PagedModel(path, manager=manager)
 
 
-def test_a_tensor_of_another_shape_is_named(path: Path, manager: PluginManager) -> None:
+def test_wrong_shape(path: Path, manager: PluginManager) -> None:
     edit(path, model__layers__0__mlp__up_proj__weight=torch.zeros(96, 63))
     with pytest.raises(ConfigError, match=r"model\.layers\.0\.mlp\.up_proj\.weight has shape \[96, 63\].*\[96, 64\]"):
         PagedModel(path, manager=manager)
 
 
-def test_old_rotary_buffers_are_no_unknown_tensors(path: Path, manager: PluginManager) -> None:
+def test_old_rotary_buffers(path: Path, manager: PluginManager) -> None:
+    """The ``inv_freq`` tensors of old checkpoints are ignored."""
     edit(path, model__layers__0__self_attn__rotary_emb__inv_freq=torch.zeros(16))
     PagedModel(path, manager=manager)
 
 
-def test_a_truncated_file_is_named(path: Path) -> None:
+def test_truncated_file(path: Path) -> None:
     file = path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(ConfigError, match=r"model\.safetensors can't be read as safetensors"):
         Checkpoint(path)
 
 
-def test_a_directory_without_weights_says_what_to_do(path: Path) -> None:
+def test_directory_without_weights(path: Path) -> None:
     (path / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"no \*\.safetensors file.*load=dummy"):
+    with pytest.raises(ConfigError, match=r"no \*\.safetensors file.*load_format=dummy"):
         Checkpoint(path)
 
 
-def test_a_tied_checkpoint_may_hold_its_head_twice_if_both_are_equal(tmp_path: Path, manager: PluginManager) -> None:
+def test_tied_head_in_the_checkpoint(tmp_path: Path, manager: PluginManager) -> None:
+    """A checkpoint may store a tied LM head, if it equals the embedding."""
     path = tiny_checkpoint("llama", tmp_path, tie_word_embeddings=True)
     want = PagedModel(path, manager=manager).run([(0, 0, IDS)])[0]
     embedding = load_file(path / "model.safetensors")["model.embed_tokens.weight"]
@@ -151,12 +155,13 @@ def test_a_tied_checkpoint_may_hold_its_head_twice_if_both_are_equal(tmp_path: P
         PagedModel(path, manager=manager)
 
 
-def test_weights_are_converted_to_the_model_s_dtype(path: Path, manager: PluginManager) -> None:
+def test_dtype_conversion(path: Path, manager: PluginManager) -> None:
     model = PagedModel(path, dtype=torch.bfloat16, manager=manager)
     assert {p.dtype for p in model.model.parameters()} == {torch.bfloat16}
 
 
-def test_dummy_weights_have_the_promised_spread(path: Path, manager: PluginManager) -> None:
+def test_dummy_weights(path: Path, manager: PluginManager) -> None:
+    """Dummy weights have the documented distribution and are the same every time."""
     model = PagedModel(path, source=Dummy(), manager=manager).model
     for name, parameter in model.named_parameters():
         if name.endswith("norm.weight"):

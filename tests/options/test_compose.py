@@ -1,4 +1,4 @@
-"""From words to a Config: Hydra's grammar with our error messages, presets, and nothing left behind."""
+"""`compose`: options, choices of groups and presets, the error messages, and that Hydra's state stays unchanged."""
 
 from __future__ import annotations
 
@@ -78,9 +78,8 @@ def refused(manager: PluginManager, *words: str) -> str:
     return str(caught.value)
 
 
-def test_without_words_every_group_has_its_default_and_every_value_the_dataclass_has(
-    manager: PluginManager,
-) -> None:
+def test_defaults(manager: PluginManager) -> None:
+    """Without overrides, every group has its default choice and every option its dataclass's default value."""
     config = compose(manager)
     names = {group: manager.name_of(group, getattr(config, group)) for group in GROUPS}
     assert names == {group: default_choice(group) for group in GROUPS}
@@ -92,7 +91,7 @@ def test_without_words_every_group_has_its_default_and_every_value_the_dataclass
     assert type(config.cache) is manager.schema("cache", "radix")
 
 
-def test_words_set_options_and_choose_plugins(manager: PluginManager) -> None:
+def test_overrides(manager: PluginManager) -> None:
     config = compose(
         manager, ["tp=2", "num_pages=64", "cache=naive", "scheduler=mixed", "scheduler.order=lpm", "++seed=3"]
     )
@@ -107,31 +106,33 @@ def test_words_set_options_and_choose_plugins(manager: PluginManager) -> None:
 @example("\\")
 @example("it's")
 @example("a\\'b\\\\'")
-def test_a_text_is_taken_as_it_stands(mine: PluginManager, text: str) -> None:
+def test_text_needs_no_quotes(mine: PluginManager, text: str) -> None:
+    """The value of a text option is the argument's text, unless it is quoted or contains an interpolation."""
     if "${" not in text and not (len(text) > 1 and text[0] == text[-1] and text[0] in "'\""):
         config = compose(mine, [f"model={text}", "cache=mine", f"cache.path={text}"])
         assert config.model == text
         assert config.cache.path == text
 
 
-def test_null_is_a_value_where_the_type_has_none(manager: PluginManager) -> None:
+def test_null(manager: PluginManager) -> None:
+    """``null`` is None for an optional option, and ``'null'`` in quotes is a text."""
     config = compose(manager, ["server.api_key=null", "num_pages=null", "model='null'"])
     assert config.server.api_key is None
     assert config.num_pages is None
     assert config.model == "null"
 
 
-def test_values_of_every_kind_that_a_plugin_may_ask_for(mine: PluginManager) -> None:
+def test_value_types_of_plugin_options(mine: PluginManager) -> None:
     words = ["cache=mine", "cache.path=/x", "cache.ratio=inf", "cache.colour=BLUE", "cache.sizes=[1,2]"]
     cache = compose(mine, words).cache
     assert (cache.path, cache.ratio, cache.colour.name, cache.sizes) == ("/x", math.inf, "BLUE", [1, 2])
 
 
-# ---- wrong words -------------------------------------------------------------------------------------
+# ---- wrong arguments ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "expected"),
     [
         ("foo=1", "There is no option 'foo'."),
         ("+foo=1", "There is no option 'foo'."),
@@ -168,7 +169,7 @@ def test_values_of_every_kind_that_a_plugin_may_ask_for(mine: PluginManager) -> 
         ("memory_ratio=nan", "memory_ratio must be above 0 and at most 1."),
         ("dtype=foo", "dtype must be one of auto, float32, bfloat16, float16."),
         ("device=gpu", "device must be one of auto, cpu, cuda."),
-        ("load=fast", "load must be one of auto, dummy."),
+        ("load_format=fast", "load_format must be one of auto, dummy."),
         ("model=", "model must be a shipped model's name"),
         ("max_prefill_tokens=0", "max_prefill_tokens must be at least 1."),
         ("max_running_requests=0", "max_running_requests must be at least 1."),
@@ -178,7 +179,10 @@ def test_values_of_every_kind_that_a_plugin_may_ask_for(mine: PluginManager) -> 
         ("server.tokenizers=-1", "server.tokenizers must be at least 0."),
         ("server.drain_timeout=inf", "server.drain_timeout must be a number of seconds"),
         ("server.watchdog=-1", "server.watchdog must be a number of seconds"),
-        ("server.log_level=loud", "server.log_level must be one of critical"),
+        ("log_level=loud", "log_level must be one of critical"),
+        ("log_format=xml", "log_format must be one of text, json"),
+        ("server.log_level=info", "server.log_level was renamed to log_level in minisgl 0.2.0. Write log_level=info."),
+        ("load=dummy", "load was renamed to load_format in minisgl 0.2.0. Write load_format=dummy."),
         ("server.api_key=", "server.api_key must be a key, or null"),
         ("tp", "tp: write key=value."),
         ("radix", "radix: write key=value. Did you mean cache=radix?"),
@@ -190,14 +194,14 @@ def test_values_of_every_kind_that_a_plugin_may_ask_for(mine: PluginManager) -> 
         ("model=${nothing}", "Interpolation key 'nothing' not found"),
     ],
 )
-def test_a_wrong_word_gets_one_clear_message(manager: PluginManager, word: str, said: str) -> None:
+def test_wrong_argument(manager: PluginManager, word: str, expected: str) -> None:
     message = refused(manager, word)
-    assert said in message
+    assert expected in message
     assert "\n" not in message
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["cache=mine"], "cache.path has no default. Set it: cache.path=…"),
         (["cache=mine", "cache.path=a", "cache.max_nodes=x"], "cache.max_nodes must be a whole number."),
@@ -210,11 +214,11 @@ def test_a_wrong_word_gets_one_clear_message(manager: PluginManager, word: str, 
         (["cache=naive", "cache.max_nodes=1"], "It is an option of cache=mine"),
     ],
 )
-def test_a_plugins_options_are_checked_like_our_own(mine: PluginManager, words: list[str], said: str) -> None:
-    assert said in refused(mine, *words)
+def test_wrong_plugin_option(mine: PluginManager, words: list[str], expected: str) -> None:
+    assert expected in refused(mine, *words)
 
 
-def test_a_field_that_no_option_can_fill_is_explained(tmp_path: Path) -> None:
+def test_unsupported_field_type(tmp_path: Path) -> None:
     path = tmp_path / "odd.py"
     path.write_text(PLUGIN.replace("max_nodes: int = 10_000", "call: __import__('typing').Callable = print"))
     manager = PluginManager.load([str(path)], light=True)
@@ -224,7 +228,8 @@ def test_a_field_that_no_option_can_fill_is_explained(tmp_path: Path) -> None:
 # ---- plugins= ----------------------------------------------------------------------------------------
 
 
-def test_plugins_words_are_read_before_anything_else(plugin: str) -> None:
+def test_plugins_are_loaded_first(plugin: str) -> None:
+    """A ``plugins=`` argument is read before the other arguments, wherever it is on the command line."""
     assert split_plugins(["a=1", "plugins=[x.py, 'y.py']", "plugins=z"]) == (["x.py", "y.py", "z"], ["a=1"])
     assert split_plugins(["plugins=/a b/x=1.py"]) == (["/a b/x=1.py"], [])
     config = compose(PluginManager.load(light=True), ["cache.path=p", "cache=mine", f"plugins={plugin}"])
@@ -232,15 +237,14 @@ def test_plugins_words_are_read_before_anything_else(plugin: str) -> None:
     assert config.cache.max_nodes == 10_000
 
 
-def test_two_hosts_in_one_process_do_not_see_each_others_plugins(manager: PluginManager, mine: PluginManager) -> None:
+def test_two_managers_have_separate_options(manager: PluginManager, mine: PluginManager) -> None:
     assert compose(mine, ["cache=mine", "cache.path=x"]).cache.path == "x"
     assert "there is no such cache" in refused(manager, "cache=mine")
     assert compose(mine, ["cache=mine", "cache.path=y"]).cache.path == "y"
 
 
-def test_a_program_that_uses_hydra_itself_is_not_disturbed(
-    manager: PluginManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hydra_state_is_unchanged(manager: PluginManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that uses Hydra itself finds its own configs and its running Hydra after `compose`."""
     from hydra import compose as hydra_compose
     from hydra import initialize
     from hydra.core.config_store import ConfigStore
@@ -268,7 +272,7 @@ def test_a_program_that_uses_hydra_itself_is_not_disturbed(
 
 
 @pytest.mark.parametrize("word", [f"{kind}={name}" for kind in ("experiment", "stage") for name in presets(kind)])
-def test_every_preset_composes_and_your_own_words_override_it(manager: PluginManager, word: str) -> None:
+def test_presets_compose_and_can_be_overridden(manager: PluginManager, word: str) -> None:
     assert presets(word.partition("=")[0])[word.partition("=")[2]].endswith(".")
     plain, preset = compose(manager), compose(manager, [word])
     assert preset != plain
@@ -278,19 +282,21 @@ def test_every_preset_composes_and_your_own_words_override_it(manager: PluginMan
     assert config.max_running_requests == 3
 
 
-def test_a_student_can_put_their_own_plugin_into_a_stage(mine: PluginManager) -> None:
+def test_stage_with_own_plugin(mine: PluginManager) -> None:
     assert compose(mine, ["stage=6", "cache=mine", "cache.path=x"]).cache.path == "x"
 
 
-def test_each_stage_switches_one_idea_on(manager: PluginManager) -> None:
+def test_each_stage_adds_one_feature(manager: PluginManager) -> None:
+    """Consecutive stages differ only in the options of one feature, and all stages have the same KV capacity."""
+
     def flat(config: Config) -> dict[str, object]:
         found = {f"{g}={manager.name_of(g, getattr(config, g))}": True for g in GROUPS}
         order = getattr(config.scheduler, "order", "fcfs")
         return found | {k: v for k, v in vars(config).items() if k not in GROUPS} | {"order": order}
 
     stages = [flat(compose(manager, [f"stage={n}"])) for n in range(1, 8)]
-    moved = [{k for k in a.keys() | b.keys() if a.get(k) != b.get(k)} for a, b in pairwise(stages)]
-    assert moved == [
+    changed = [{k for k in a.keys() | b.keys() if a.get(k) != b.get(k)} for a, b in pairwise(stages)]
+    assert changed == [
         {"max_running_requests"},
         {"scheduler=static", "scheduler=prefill_first"},
         {"page_size", "num_pages"},
@@ -304,13 +310,13 @@ def test_each_stage_switches_one_idea_on(manager: PluginManager) -> None:
 # ---- the command line --------------------------------------------------------------------------------
 
 
-def test_run_cli_returns_a_config_or_exits(capsys: pytest.CaptureFixture[str], plugin: str) -> None:
+def test_run_cli(capsys: pytest.CaptureFixture[str], plugin: str) -> None:
     assert run_cli(["tp=2", "cache=naive"])[0].tp == 2
     with pytest.raises(SystemExit) as ended:
         run_cli(["tp=two"])
     assert ended.value.code == 2
     assert capsys.readouterr().err == "minisgl: tp=two: tp must be a whole number.\n"
-    for words, said in (
+    for words, expected in (
         (["--help"], "scheduler.patience=8"),
         (["--help", f"plugins={plugin}"], "cache.path=(required)"),
         (["--version"], "minisgl 0."),
@@ -320,20 +326,20 @@ def test_run_cli_returns_a_config_or_exits(capsys: pytest.CaptureFixture[str], p
         with pytest.raises(SystemExit) as ended:
             run_cli(words)
         assert ended.value.code == 0
-        assert said in capsys.readouterr().out
+        assert expected in capsys.readouterr().out
     for words in (["--cfg"], ["--cfg", "hydra"], ["--shell-completion"], ["--shell-completion", "cmd"]):
         with pytest.raises(SystemExit) as ended:
             run_cli(words)
         assert ended.value.code == 2
 
 
-def test_the_composed_config_is_printed_with_its_choices(manager: PluginManager) -> None:
+def test_as_yaml_shows_choices(manager: PluginManager) -> None:
     shown = as_yaml(manager, ["cache=naive", "scheduler=mixed"])
     assert "cache: {}  # cache=naive\n" in shown
     assert "scheduler:  # scheduler=mixed\n  order: fcfs\n" in shown
 
 
-def test_composing_never_imports_torch_and_leaves_no_files(tmp_path: Path) -> None:
+def test_compose_imports_no_torch_and_writes_no_files(tmp_path: Path) -> None:
     code = """
         import logging, sys
         from minisgl.options.compose import run_cli

@@ -1,4 +1,4 @@
-"""Options are described from the dataclasses: help, the reference page, and what the shell completes."""
+"""Descriptions of the options: help text, reference pages and shell completion."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def manager() -> PluginManager:
     return PluginManager.load(light=True)
 
 
-def test_the_literal_under_a_field_is_its_help() -> None:
-    assert field_docs(Config)["tp"] == "Tensor-parallel ranks, one process each."
-    assert field_docs(ServerConfig)["port"].startswith("0 picks a free port")
+def test_field_docs() -> None:
+    """The help text of a field is the string literal on the line below it."""
+    assert "tensor-parallel ranks" in field_docs(Config)["tp"].lower()
+    assert "free port" in field_docs(ServerConfig)["port"]
     assert "attention" not in field_docs(Config)
 
 
@@ -37,7 +38,7 @@ def test_every_option_is_documented(manager: PluginManager) -> None:
     assert [schema for schema in classes if not doc_of(schema)] == []
 
 
-def test_help_has_every_option_and_every_choice(manager: PluginManager) -> None:
+def test_help_is_complete(manager: PluginManager) -> None:
     text = help_text(manager)
     for option in [*core_options(), *group_options(manager).values()]:
         assert f" {option.key}={option.default_text}" in text
@@ -49,7 +50,7 @@ def test_help_has_every_option_and_every_choice(manager: PluginManager) -> None:
     assert "``" not in text
 
 
-def test_the_reference_pages_of_the_docs_are_fresh() -> None:
+def test_reference_pages_are_current() -> None:
     for name, text in pages().items():
         page = ROOT / "docs" / "reference" / name
         fresh = page.read_text("utf-8") == text
@@ -76,13 +77,13 @@ def test_completions(manager: PluginManager, word: str, expected: list[str]) -> 
     assert list(completions(manager, word)) == expected
 
 
-def test_the_shipped_models_complete(manager: PluginManager) -> None:
+def test_completions_of_model(manager: PluginManager) -> None:
     assert "model=tutor" in list(completions(manager, "model=t"))
 
 
 @pytest.fixture
 def on_path(tmp_path: Path) -> dict[str, str]:
-    """An environment in which ``minisgl`` is a command, whether or not the distribution's script is installed."""
+    """Return environment variables with which ``minisgl`` is a command, even if the package is not installed."""
     script = tmp_path / "bin" / "minisgl"
     script.parent.mkdir()
     code = "import sys; from minisgl.options.compose import run_cli; run_cli(sys.argv[1:])"
@@ -92,7 +93,10 @@ def on_path(tmp_path: Path) -> dict[str, str]:
 
 
 def complete_in_bash(line: str, env: dict[str, str], breaks: str = " \t\n\"'><=;|&(:") -> list[str]:
-    """What bash would offer for ``line``: its own splitting at ``=`` is imitated, as readline does it."""
+    """Return the completions that bash offers for ``line``.
+
+    ``breaks`` are readline's word break characters. The test splits the line at ``=`` as readline does.
+    """
     program = r"""
         eval "$(minisgl --shell-completion bash)"
         complete -p minisgl >/dev/null || exit 9
@@ -111,7 +115,7 @@ def complete_in_bash(line: str, env: dict[str, str], breaks: str = " \t\n\"'><=;
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-def test_bash_really_completes(on_path: dict[str, str], tmp_path: Path) -> None:
+def test_completion_in_bash(on_path: dict[str, str], tmp_path: Path) -> None:
     assert complete_in_bash("minisgl sched", on_path) == ["scheduler=", "scheduler.order=", "scheduler.patience="]
     assert complete_in_bash("minisgl tp=2 cache=", on_path) == ["naive", "radix"]
     assert complete_in_bash("minisgl cache=r", on_path) == ["radix"]
@@ -127,7 +131,7 @@ def test_bash_really_completes(on_path: dict[str, str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", list(SCRIPTS))
-def test_completion_scripts_are_valid_shell(shell: str, tmp_path: Path) -> None:
+def test_completion_scripts_are_valid(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     script = tmp_path / "script"

@@ -1,4 +1,4 @@
-"""Counting what is called of a plugin: its hooks, its objects' methods, its models; never of a built-in one."""
+"""Call counts of a plugin's hooks, of its objects' methods and of its models. Built-in plugins are not counted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.plugin_manager.call_counts import Calls, count_methods, counted_class
+from minisgl.plugin_manager.call_counts import Calls, count_method_calls, counting_subclass
 from minisgl.plugin_manager.manager import PluginManager
 
 FILE = '''
@@ -69,7 +69,7 @@ def manager(tmp_path: Path) -> PluginManager:
     return PluginManager.load([str(path)])
 
 
-def test_hooks_methods_and_models_of_a_given_plugin_are_counted(manager: PluginManager) -> None:
+def test_calls_of_user_plugin_are_counted(manager: PluginManager) -> None:
     policy = manager.build("scheduler", manager.make("scheduler", "mine"))
     for _ in range(3):
         policy.plan([], [], None)
@@ -78,8 +78,8 @@ def test_hooks_methods_and_models_of_a_given_plugin_are_counted(manager: PluginM
     assert model().forward(7) == 7
     manager.hook.minisgl_pages_evicted(step=0, pages=())
     plugin = manager.plugins[-1]
-    calls = {call: times for name, path, sha256, call, times in manager.called()}
-    assert {(name, path, sha) for name, path, sha, *_ in manager.called()} == {
+    calls = {call: times for name, path, sha256, call, times in manager.call_counts()}
+    assert {(name, path, sha) for name, path, sha, *_ in manager.call_counts()} == {
         (plugin.name, str(plugin.path), plugin.sha256)
     }
     assert calls == {
@@ -87,27 +87,28 @@ def test_hooks_methods_and_models_of_a_given_plugin_are_counted(manager: PluginM
     }  # fmt: skip
 
 
-def test_built_in_plugins_are_neither_counted_nor_wrapped() -> None:
+def test_built_in_plugins_are_not_wrapped() -> None:
     manager = PluginManager.load()
     policy = manager.build("scheduler", manager.make("scheduler", "mixed"))
     assert type(policy).__mro__[1] is object
-    assert manager.called() == []
+    assert manager.call_counts() == []
 
 
-def test_two_hosts_count_for_themselves(manager: PluginManager) -> None:
-    other = PluginManager.load(manager.given)
+def test_two_managers_count_separately(manager: PluginManager) -> None:
+    other = PluginManager.load(manager.user_plugins)
     for one, times in ((manager, 2), (other, 5)):
         policy = one.build("scheduler", one.make("scheduler", "mine"))
         for _ in range(times):
             policy.plan([], [], None)
-    assert [{c: n for *_, c, n in one.called()}["plan"] for one in (manager, other)] == [2, 5]
+    assert [{c: n for *_, c, n in one.call_counts()}["plan"] for one in (manager, other)] == [2, 5]
 
 
-def test_a_class_that_cannot_change_is_left_alone() -> None:
+def test_object_with_fixed_class_is_not_counted() -> None:
+    """An object whose class can't be replaced is left as it is, and private methods are not counted."""
     calls = Calls()
-    count_methods((1, 2), calls)
+    count_method_calls((1, 2), calls)
     assert not calls
-    kind = counted_class(type("Kind", (), {"act": lambda self: 3, "_own": lambda self: 4}), calls)
+    kind = counting_subclass(type("Kind", (), {"act": lambda self: 3, "_own": lambda self: 4}), calls)
     assert kind().act() == 3
     assert kind()._own() == 4
     assert calls == {"act": 1}

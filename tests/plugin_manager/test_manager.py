@@ -1,4 +1,4 @@
-"""The plugin host: how plugins are found, what it says where pluggy would say nothing, and what it builds."""
+"""The plugin manager: how it finds plugins, which mistakes it reports, and what it builds."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Write a plugin file; the body follows the imports that each needs."""
+    """Return a function that writes a plugin file: the imports that every plugin needs, then the given body."""
 
     def write(body: str, name: str = "my_cache.py") -> Path:
         path = tmp_path / name
@@ -124,36 +124,39 @@ def run(code: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
 # ---- finding -----------------------------------------------------------------------------------------
 
 
-def test_every_built_in_file_is_named_and_loads() -> None:
+def test_built_ins_are_complete_and_load() -> None:
+    """Every plugin file of the package is in ``BUILTINS`` or is loaded with ``plugins=``, and all built-ins load."""
     import minisgl.plugins
 
     root = Path(next(iter(minisgl.plugins.__path__)))
     files = {f"minisgl.plugins.{p.parent.name}.{p.stem}" for p in root.glob("*/*.py") if p.stem != "__init__"}
-    asked_for = {f"minisgl.plugins.observer.{name}" for name in ("auditor", "meter")}  # with plugins=…, as in the labs
-    assert files == set(BUILTINS) | asked_for
+    optional = {f"minisgl.plugins.observer.{name}" for name in ("auditor", "meter")}  # loaded only with plugins=…
+    assert files == set(BUILTINS) | optional
     manager = PluginManager.load()
     loaded = [p.name for p in manager.plugins if p.source == "built-in"]
     assert loaded == list(BUILTINS)
     assert all(manager.configs[group] for group in GROUPS)
 
 
-def test_light_leaves_models_out_but_no_option() -> None:
+def test_light_loads_all_options_but_no_models() -> None:
     light, full = PluginManager.load(light=True), PluginManager.load()
     assert light.configs == full.configs
     assert light.models() == {}
     assert "Qwen3ForCausalLM" in full.models()
 
 
-def test_a_light_process_never_imports_torch_even_where_a_students_file_does(mine: Path) -> None:
+def test_light_does_not_import_torch(mine: Path) -> None:
+    """A light process does not import torch, even if a plugin file has ``import torch``."""
     result = run(
         """
         import sys, time
         begun = time.process_time()
+        from minisgl.options.compose import compose
         from minisgl.plugin_manager.manager import PluginManager, decode_config, encode_config
-        host = PluginManager.load([sys.argv[1]], light=True)
+        manager = PluginManager.load([sys.argv[1]], light=True)
         loaded = time.process_time()
-        config = compose(host, ["cache=mine"])
-        decode_config(encode_config(config, host), host)
+        config = compose(manager, ["cache=mine"])
+        decode_config(encode_config(config, manager), manager)
         composed = time.process_time()
         assert type(config.cache).__name__ == "Mine"
         assert "torch" in sys.modules and "torch._C" not in sys.modules and "transformers" not in sys.modules
@@ -163,11 +166,11 @@ def test_a_light_process_never_imports_torch_even_where_a_students_file_does(min
     )
     assert result.returncode == 0, result.stderr
     load, everything = map(float, result.stdout.split())
-    assert load < 0.8  # seconds of CPU: 0.2 here; a real `import torch` is 1 to 4 on top
+    assert load < 0.8  # seconds of CPU time: usually 0.2; importing torch takes 1 to 4 more
     assert everything < 1.5
 
 
-def test_one_file_is_one_plugin_however_it_is_spelled(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_file_is_one_plugin(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(mine.parent)
     link = mine.parent / "link.py"
     link.symlink_to(mine)
@@ -175,10 +178,10 @@ def test_one_file_is_one_plugin_however_it_is_spelled(mine: Path, monkeypatch: p
         [str(mine), "my_cache.py", "./my_cache.py", f"{mine.parent}/../{mine.parent.name}/my_cache.py", "link.py"]
     )
     assert [p.source for p in manager.plugins].count("file") == 1
-    assert manager.given == [str(mine)]
+    assert manager.user_plugins == [str(mine)]
 
 
-def test_two_hosts_share_classes_and_nothing_else(mine: Path) -> None:
+def test_two_managers_share_only_classes(mine: Path) -> None:
     one, two = PluginManager.load([str(mine)]), PluginManager.load([str(mine)])
     assert one.schema("cache", "mine") is two.schema("cache", "mine")
     for uid, manager in enumerate((one, one, two)):
@@ -188,15 +191,15 @@ def test_two_hosts_share_classes_and_nothing_else(mine: Path) -> None:
     assert "mine" not in PluginManager.load().configs["cache"]
 
 
-def test_a_module_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a_module_of_mine.py").write_text(MINE)
     monkeypatch.syspath_prepend(str(tmp_path))
     manager = PluginManager.load(["a_module_of_mine"])
-    assert manager.given == ["a_module_of_mine"]
+    assert manager.user_plugins == ["a_module_of_mine"]
     assert "mine" in manager.configs["cache"]
 
 
-def test_an_installed_distribution_is_found_by_its_entry_point(tmp_path: Path) -> None:
+def test_entry_point_of_installed_package(tmp_path: Path) -> None:
     (tmp_path / "other_minisgl.py").write_text(MINE)
     info = tmp_path / "other_minisgl-1.0.dist-info"
     info.mkdir()
@@ -204,9 +207,9 @@ def test_an_installed_distribution_is_found_by_its_entry_point(tmp_path: Path) -
     (info / "entry_points.txt").write_text("[minisgl]\nmine = other_minisgl\n")
     code = """
         from minisgl.plugin_manager.manager import PluginManager
-        host = PluginManager.load(light=True)
-        found = [(p.name, p.source) for p in host.plugins if p.source != "built-in"]
-        print(found, host.given, "mine" in host.configs["cache"])
+        manager = PluginManager.load(light=True)
+        found = [(p.name, p.source) for p in manager.plugins if p.source != "built-in"]
+        print(found, manager.user_plugins, "mine" in manager.configs["cache"])
     """
     result = run(code, PYTHONPATH=str(tmp_path))
     assert result.stdout.strip() == "[('other_minisgl', 'entry point')] [] True", result.stderr
@@ -215,7 +218,7 @@ def test_an_installed_distribution_is_found_by_its_entry_point(tmp_path: Path) -
     assert "mine (installed by other-minisgl): it needs the package 'no_such_package_at_all'" in result.stderr
 
 
-# ---- what pluggy lets pass ---------------------------------------------------------------------------
+# ---- checks ------------------------------------------------------------------------------------------
 
 CONFIGS = """
     @dataclass
@@ -228,7 +231,7 @@ CONFIGS = """
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "expected"),
     [
         ("x = 1", "has no hook, so it would do nothing"),
         ("def minisgl_cache(config, page_size): ...", "minisgl_cache has no @hookimpl above it"),
@@ -266,17 +269,18 @@ CONFIGS = """
         ("1 / 0", "importing it failed at line 3: ZeroDivisionError"),
     ],
 )
-def test_a_plugin_that_would_do_nothing_or_harm_is_refused(write: Write, body: str, said: str) -> None:
+def test_wrong_plugin_is_refused(write: Write, body: str, expected: str) -> None:
+    """A plugin with a mistake is refused with an error that explains it, and can be loaded once it is corrected."""
     path = write(body)
     with pytest.raises(ConfigError) as caught:
         PluginManager.load([str(path)])
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert "my_cache.py" in str(caught.value)
-    path.write_text(MINE)  # mended, in the same process
+    path.write_text(MINE)  # the corrected file, in the same process
     assert "mine" in PluginManager.load([str(path)]).configs["cache"]
 
 
-def test_a_missing_gpu_package_names_the_extra(write: Write) -> None:
+def test_missing_package_names_the_extra(write: Write) -> None:
     path = write(
         CONFIGS
         + """
@@ -292,7 +296,7 @@ def test_a_missing_gpu_package_names_the_extra(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "expected"),
     [
         ("no_such_file.py", "there is no such file"),
         ("no/such/file.py", "there is no such file"),
@@ -301,19 +305,19 @@ def test_a_missing_gpu_package_names_the_extra(write: Write) -> None:
         ("minisgl.core", "has no hook"),
     ],
 )
-def test_a_word_that_names_no_plugin(word: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_unknown_plugin(word: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         PluginManager.load([word])
 
 
-def test_a_misspelled_or_wrong_path_says_what_is_there(mine: Path) -> None:
+def test_wrong_path_lists_files(mine: Path) -> None:
     with pytest.raises(ConfigError, match=r"Did you mean my_cache\.py\?"):
         PluginManager.load([str(mine.parent / "my_cash.py")])
     with pytest.raises(ConfigError, match=r"is a folder\. Name a file in it: my_cache\.py\."):
         PluginManager.load([str(mine.parent)])
 
 
-def test_two_plugins_that_claim_one_architecture(write: Write) -> None:
+def test_architecture_name_conflict(write: Write) -> None:
     body = """
         class Model: ...
         @hookimpl
@@ -326,7 +330,7 @@ def test_two_plugins_that_claim_one_architecture(write: Write) -> None:
     assert "MyForCausalLM" in PluginManager.load([str(write(body, "a.py"))]).models()
 
 
-def test_one_name_twice_in_one_file(write: Write) -> None:
+def test_option_name_conflict_in_one_file(write: Write) -> None:
     more = '\n    @dataclass\n    class Other: ...\n    @hookimpl(specname="minisgl_configs")\n    def more():\n'
     path = write(CONFIGS + more + '        yield "cache", "mine", Other\n')
     with pytest.raises(ConfigError, match="claims cache=mine twice"):
@@ -336,13 +340,13 @@ def test_one_name_twice_in_one_file(write: Write) -> None:
 # ---- building ----------------------------------------------------------------------------------------
 
 
-def test_a_config_that_no_plugin_builds(write: Write) -> None:
+def test_config_without_factory(write: Write) -> None:
     manager = PluginManager.load([str(write(CONFIGS))])
     with pytest.raises(ConfigError, match=r"No plugin builds cache=mine.*isinstance\(config, Mine\)"):
         manager.build("cache", manager.make("cache", "mine"), page_size=16)
 
 
-def test_build_make_and_names(mine: Path) -> None:
+def test_build_make_name_of(mine: Path) -> None:
     manager = PluginManager.load([str(mine)])
     config = manager.make("cache", "mine")
     assert manager.build("cache", config, page_size=4) == ("mine", 4, 10_000)
@@ -353,7 +357,7 @@ def test_build_make_and_names(mine: Path) -> None:
         manager.make("cash", "mine")
 
 
-def test_an_attention_backend_can_wrap_another_by_name(write: Write) -> None:
+def test_factory_builds_another_backend(write: Write) -> None:
     path = write("""
         @dataclass
         class Inner: ...
@@ -375,7 +379,7 @@ def test_an_attention_backend_can_wrap_another_by_name(write: Write) -> None:
     assert manager.build("attention", manager.make("attention", "outer"), device="cpu") == "outer of inner on cpu"
 
 
-def test_a_value_that_a_factory_refuses_is_named(write: Write) -> None:
+def test_factory_value_error(write: Write) -> None:
     path = write(
         CONFIGS
         + """
@@ -395,13 +399,13 @@ from minisgl import hookimpl
 
 class Counter:
     def __init__(self, pages):
-        self.pages, self.said = pages, []
+        self.pages, self.events = pages, []
     @hookimpl
     def minisgl_pages_evicted(self, step):
-        self.said.append(step)
+        self.events.append(step)
     @hookimpl
     def minisgl_closed(self):
-        self.said.append("closed")
+        self.events.append("closed")
 
 made = []
 
@@ -413,36 +417,37 @@ def minisgl_observer(config, spec):
 """
 
 
-def test_an_observer_with_options_listens_from_the_start_of_a_scheduler_to_its_end(write: Write) -> None:
+def test_observer_lifetime(write: Write) -> None:
+    """An observer made by `minisgl_observer` gets the hook calls of its scheduler, and of no other scheduler."""
     manager = PluginManager.load([str(write(COUNTER))])
     made = manager.plugins[-1].module.made
     spec = EngineSpec(page_size=4, num_pages=7, max_running_requests=1, max_seq_len=8, vocab_size=9)
     manager.observe(Config(seed=0), spec)
     manager.hook.minisgl_pages_evicted(step=1, pages=None)
-    assert made == []  # off: nothing was made
+    assert made == []  # the hook returned None, so no observer was made
     manager.observe(Config(seed=1), spec)
     manager.hook.minisgl_pages_evicted(step=2, pages=None)
-    manager.observe(Config(seed=1), spec)  # another scheduler: the first one's observer has ended
+    manager.observe(Config(seed=1), spec)  # a second scheduler: closes the observer of the first one
     manager.hook.minisgl_pages_evicted(step=3, pages=None)
     manager.close()
     manager.close()
     manager.hook.minisgl_pages_evicted(step=4, pages=None)
-    assert [(each.pages, each.said) for each in made] == [(7, [2, "closed"]), (7, [3, "closed"])]
+    assert [(each.pages, each.events) for each in made] == [(7, [2, "closed"]), (7, [3, "closed"])]
 
 
-def test_what_is_no_observer_is_refused(write: Write) -> None:
+def test_observer_without_hooks_is_refused(write: Write) -> None:
     body = "from minisgl import hookimpl\n\n@hookimpl\ndef minisgl_observer():\n    return 3\n"
     manager = PluginManager.load([str(write(body))])
     with pytest.raises(ConfigError, match="The observer int, which a minisgl_observer hook returned, has no method"):
         manager.observe(Config(), EngineSpec(4, 7, 1, 8, 9))
 
 
-def test_trace_prints_each_hook_call(mine: Path) -> None:
+def test_trace_hooks_prints_calls(mine: Path) -> None:
     code = """
         import sys
         from minisgl.plugin_manager.manager import PluginManager
-        host = PluginManager.load([sys.argv[1]], light=True)
-        host.build("cache", host.make("cache", "mine"), page_size=4)
+        manager = PluginManager.load([sys.argv[1]], light=True)
+        manager.build("cache", manager.make("cache", "mine"), page_size=4)
     """
     traced = run(code, str(mine), MINISGL_TRACE_HOOKS="1").stderr
     assert "minisgl_cache(config=Mine(" in traced
@@ -451,11 +456,11 @@ def test_trace_prints_each_hook_call(mine: Path) -> None:
     assert run(code, str(mine), MINISGL_TRACE_HOOKS="0").stderr == ""
 
 
-# ---- child processes ---------------------------------------------------------------------------------
+# ---- worker processes --------------------------------------------------------------------------------
 
 
 def _child(data: bytes, pickled: Callable[[], bytes] | bytes) -> tuple[Any, ...]:
-    """Runs in a spawned process: what `minisgl.server` does there."""
+    """Load the plugins and decode the config, as a worker process of the server does. Runs in a spawned process."""
     manager = PluginManager.load(plugins_of(data))
     config = decode_config(data, manager)
     made = manager.build("cache", config.cache, page_size=config.page_size)
@@ -463,7 +468,7 @@ def _child(data: bytes, pickled: Callable[[], bytes] | bytes) -> tuple[Any, ...]
     return config, made, type(pickle.loads(pickled)) is type(config.cache)
 
 
-def test_a_students_file_works_in_a_spawned_process(mine: Path) -> None:
+def test_plugin_file_in_spawned_process(mine: Path) -> None:
     words = ["cache=mine", "cache.max_nodes=7", "cache.colour=BLUE", "cache.where=/var", "cache.sizes=[1,2]"]
     manager = PluginManager.load([str(mine)])
     config = compose(manager, [*words, "cache.inner.depth=5", "tp=2", "num_pages=9", "server.port=0"])
@@ -474,7 +479,8 @@ def test_a_students_file_works_in_a_spawned_process(mine: Path) -> None:
     assert same_class
 
 
-def test_nothing_of_a_config_is_pickled_and_a_config_without_its_plugin_is_refused(mine: Path) -> None:
+def test_encoded_config(mine: Path) -> None:
+    """An encoded config contains no pickled classes, and can't be decoded without the plugin of its options."""
     manager = PluginManager.load([str(mine)])
     data = encode_config(compose(manager, ["cache=mine"]), manager)
     assert plugins_of(data) == [str(mine)]
@@ -484,22 +490,22 @@ def test_nothing_of_a_config_is_pickled_and_a_config_without_its_plugin_is_refus
         decode_config(data, PluginManager.load())
 
 
-def test_a_hand_made_config_travels_too() -> None:
+def test_encode_config_built_in_python() -> None:
     manager = PluginManager.load()
     config = Config(model="x", cache=manager.make("cache", "naive"), num_pages=3)
     assert decode_config(encode_config(config, manager), manager) == config
 
-    class Stranger:
+    class Unregistered:
         pass
 
-    with pytest.raises(ConfigError, match="cache=Stranger: there is no such cache"):
-        encode_config(Config(cache=Stranger()), manager)
+    with pytest.raises(ConfigError, match="cache=Unregistered: there is no such cache"):
+        encode_config(Config(cache=Unregistered()), manager)
 
 
 # ---- python -m minisgl.plugins ------------------------------------------------------------------------
 
 
-def test_the_list_of_plugins_says_file_hash_hooks_and_options(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plugins_command(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(mine)])
     shown = capsys.readouterr().out
     main([str(mine), "--json"])
@@ -515,7 +521,7 @@ def test_the_list_of_plugins_says_file_hash_hooks_and_options(mine: Path, capsys
     assert "cache.inner.depth=3" in shown
 
 
-def test_a_plugin_that_cannot_be_listed_gets_one_message(tmp_path: Path) -> None:
+def test_plugins_command_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "minisgl.plugins", "gone.py"]
     failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert failed.returncode == 2

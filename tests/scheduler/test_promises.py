@@ -1,4 +1,4 @@
-"""The scheduler's promises of DESIGN.md, one by one, on the simulated engine. `Drive` judges every run besides."""
+"""The promises of docs/architecture.md, one by one, on the simulated engine. `Drive` also checks every run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiti
 from minisgl.scheduler.page_allocator import PageOwnershipError
 from minisgl.testing import SimEngine
 from minisgl.testing.drive import Job, make_plugin
-from minisgl.testing.small import job, make, pool, tight
+from minisgl.testing.small import job, make, no_lookahead, pool
 from minisgl.testing.workloads import POLICIES
 
 # ---- 1: one final reply ------------------------------------------------------------------------------
@@ -21,19 +21,25 @@ from minisgl.testing.workloads import POLICIES
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_promise_1_one_reply_whenever_a_client_hangs_up(policy: str, overlap: bool) -> None:
+def test_promise_1_abort_at_any_time(policy: str, overlap: bool) -> None:
     for leaver in (1, 2, 3):
         for moment in range(14):
             clients = [job(uid, 3 + 6 * uid, 4, abort=moment if uid == leaver else None) for uid in (1, 2, 3)]
-            report = make(policy, spec=pool(12, slots=2), overlap=overlap, max_prefill_tokens=8).run(clients)
+            report = make(policy, spec=pool(12, max_running_requests=2), overlap=overlap, max_prefill_tokens=8).run(
+                clients
+            )
             assert sorted(report.finished) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_promise_1_one_reply_whenever_the_engine_dies(overlap: bool, late: bool) -> None:
+def test_promise_1_engine_fails_at_any_time(overlap: bool, late: bool) -> None:
     for step in range(12):
-        drive = make(overlap=overlap, engine=partial(SimEngine, dies_at=step, dies_late=late), spec=pool(12, slots=2))
+        drive = make(
+            overlap=overlap,
+            engine=partial(SimEngine, dies_at=step, dies_late=late),
+            spec=pool(12, max_running_requests=2),
+        )
         with pytest.raises(EngineDeadError):
             drive.run([job(1), job(2), job(3, 14, arrive=2)])
         was_open = drive.report.tokens.keys() - drive.report.finished.keys()
@@ -43,7 +49,7 @@ def test_promise_1_one_reply_whenever_the_engine_dies(overlap: bool, late: bool)
         assert not drive.scheduler.has_work
 
 
-def test_promise_1_a_hang_up_of_nobody_is_nothing() -> None:
+def test_promise_1_abort_of_an_unknown_request() -> None:
     drive = make()
     drive.abort(77)
     drive.run([job(1)])
@@ -54,21 +60,22 @@ def test_promise_1_a_hang_up_of_nobody_is_nothing() -> None:
 # ---- 2: refused before it is queued ------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[Sequence[int], dict[str, Any], str]] = {
-    "an empty prompt": ([], {}, "prompt"),
-    "a prompt too long": ([1] * 120, {}, "prompt"),
-    "an answer too long": ([1] * 20, {"max_tokens": 101}, "max_tokens"),
-    "a token that is not in the vocabulary": ([1, 50], {}, "prompt"),
-    "a negative token": ([-1], {}, "prompt"),
-    "no answer at all": ([1], {"max_tokens": 0}, "max_tokens"),
-    "a negative temperature": ([1], {"temperature": -0.1}, "temperature"),
-    "a temperature that is no number": ([1], {"temperature": float("nan")}, "temperature"),
-    "top_p of nothing": ([1], {"top_p": 0.0}, "top_p"),
-    "a stop token that is not in the vocabulary": ([1], {"stop_token_ids": (50,)}, "stop_token_ids"),
+    "empty prompt": ([], {}, "prompt"),
+    "prompt too long": ([1] * 120, {}, "prompt"),
+    "max_tokens too large": ([1] * 20, {"max_tokens": 101}, "max_tokens"),
+    "token id above the vocabulary": ([1, 50], {}, "prompt"),
+    "negative token id": ([-1], {}, "prompt"),
+    "max_tokens 0": ([1], {"max_tokens": 0}, "max_tokens"),
+    "negative temperature": ([1], {"temperature": -0.1}, "temperature"),
+    "temperature NaN": ([1], {"temperature": float("nan")}, "temperature"),
+    "top_p 0": ([1], {"top_p": 0.0}, "top_p"),
+    "stop token id above the vocabulary": ([1], {"stop_token_ids": (50,)}, "stop_token_ids"),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_promise_2_refused_before_it_is_queued_and_nobody_is_harmed(what: str) -> None:
+def test_promise_2_invalid_request(what: str) -> None:
+    """An invalid request is rejected before it is queued, with the field's name, and all other requests finish."""
     prompt, params, field = REFUSED[what]
     drive = make()
     drive.add(job(1))
@@ -79,7 +86,8 @@ def test_promise_2_refused_before_it_is_queued_and_nobody_is_harmed(what: str) -
     assert sorted(report.finished) == [1, 3]
 
 
-def test_promise_2_what_the_pool_can_never_hold_is_refused_and_what_it_just_holds_is_served() -> None:
+def test_promise_2_size_of_the_pool() -> None:
+    """A request that the KV pool can never hold is rejected; a request that just fits is served."""
     spec = EngineSpec(page_size=4, num_pages=5, max_running_requests=2, max_seq_len=1000, vocab_size=50)
     drive = make(spec=spec)
     assert not drive.add(job(1, 15, 7))  # 21 tokens of KV
@@ -88,25 +96,25 @@ def test_promise_2_what_the_pool_can_never_hold_is_refused_and_what_it_just_hold
     assert sorted(report.finished) == [3, 4, 5]
 
 
-def test_promise_2_a_refusal_says_what_was_given_and_what_the_limit_is() -> None:
+def test_promise_2_message_has_sizes_and_limit() -> None:
     with pytest.raises(InvalidRequestError, match=r"100.*30.*120"):
         make().scheduler.add_request(1, [1] * 100, SamplingParams(max_tokens=30))
 
 
-# ---- 3: one owner: see test_ledger.py and the rules of SimEngine -------------------------------------
+# ---- 3: one owner; see also test_page_allocator.py and the rules of SimEngine ------------------------
 
 
-def test_promise_3_a_page_is_used_again_only_after_the_steps_in_flight_were_read() -> None:
-    """Two requests that each need the whole pool: the second waits for the step in flight at the first one's end."""
+def test_promise_3_page_is_free_after_the_steps_in_flight() -> None:
+    """Each of two requests needs the whole pool: request 2 waits for the step in flight when request 1 is aborted."""
     report = make(spec=pool(4), cache="naive").run([job(1, 9, 7, abort=4), job(2, 9, 7)])
-    assert report.counts.seats == {1: 1, 2: 1}
+    assert report.counts.admissions == {1: 1, 2: 1}
 
 
-# ---- 4: tables never point to what was given back ----------------------------------------------------
+# ---- 4: page tables name no retired page -------------------------------------------------------------
 
 
-class Hasty:
-    """Everything at once; it does not wait for another request's prefix, so that prefixes are computed twice."""
+class ImpatientPolicy:
+    """A policy that admits requests with equal prefixes at the same time, so that prefixes are computed twice."""
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         rows = [(r.uid, n) for r in running if (n := budget.grant(r, r.num_remaining_tokens or 1))]
@@ -115,8 +123,9 @@ class Hasty:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_promise_4_duplicates_are_pointed_at_the_cached_pages_and_then_given_back(overlap: bool) -> None:
-    drive = make(Hasty(), overlap=overlap)
+def test_promise_4_duplicates(overlap: bool) -> None:
+    """Page tables change from duplicate pages to the cached pages before the duplicates are retired."""
+    drive = make(ImpatientPolicy(), overlap=overlap)
     for uid in (1, 2, 3):
         drive.add(job(uid, 17, 12, first=5))
     for _ in range(4):
@@ -132,26 +141,26 @@ def test_promise_4_duplicates_are_pointed_at_the_cached_pages_and_then_given_bac
 
 
 class Ignores:
-    """A policy that never sees some requests, while they wait or while they run; otherwise the `mixed` one."""
+    """The policy `mixed`, without the requests ``waiting`` while they wait and ``running`` while they run."""
 
     def __init__(self, waiting: set[int] = frozenset(), running: set[int] = frozenset()):  # type: ignore[assignment]
         self.waiting, self.running = waiting, running
         self.inner: SchedulerPolicy = make_plugin("scheduler", "mixed")
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
-        heard = [w for w in waiting if w.uid not in self.waiting]
-        return self.inner.plan(heard, [r for r in running if r.uid not in self.running], budget)
+        seen = [w for w in waiting if w.uid not in self.waiting]
+        return self.inner.plan(seen, [r for r in running if r.uid not in self.running], budget)
 
 
 class Idle:
-    """A policy that never wants anything."""
+    """A policy whose plans are empty."""
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         return Plan(())
 
 
 class NewestFirst:
-    """A policy that always prefers who came last, and gives them all it has."""
+    """A policy that admits the newest request first, with as many tokens as fit."""
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         rows = [(r.uid, n) for r in running if (n := budget.grant(r, r.num_remaining_tokens or 1))]
@@ -162,19 +171,19 @@ class NewestFirst:
 
 
 def stream(count: int, every: int = 2) -> list[Job]:
-    """One short request after the other."""
+    """Return ``count`` short requests, one for every ``every`` steps."""
     return [job(uid, 6, 6, arrive=every * (uid - 2)) for uid in range(2, count + 2)]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_promise_6_a_waiting_request_that_the_policy_ignores_is_served(overlap: bool) -> None:
+def test_promise_6_ignored_waiting_request(overlap: bool) -> None:
     drive = make(Ignores(waiting={1}), overlap=overlap, starvation_steps=10)
     report = drive.run([job(1, arrive=4), *stream(40)])
     assert 14 <= report.first_token[1] <= 18
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_promise_6_a_running_request_that_the_policy_ignores_goes_on(overlap: bool) -> None:
+def test_promise_6_ignored_running_request(overlap: bool) -> None:
     drive = make(Ignores(running={1}), overlap=overlap, starvation_steps=10)
     report = drive.run([job(1, 9, 5), *stream(60)])
     assert report.finished[1].output_tokens == 5
@@ -182,20 +191,21 @@ def test_promise_6_a_running_request_that_the_policy_ignores_goes_on(overlap: bo
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_promise_6_a_request_gets_its_turn_although_newer_ones_fill_every_slot(overlap: bool) -> None:
-    drive = make(NewestFirst(), overlap=overlap, starvation_steps=12, spec=pool(30, slots=1))
+def test_promise_6_newest_first(overlap: bool) -> None:
+    """A request is served although newer requests could fill the only request-pool row without end."""
+    drive = make(NewestFirst(), overlap=overlap, starvation_steps=12, spec=pool(30, max_running_requests=1))
     report = drive.run([job(2, 6, 6), job(1, 6, 6), *[job(uid, 6, 6, arrive=uid) for uid in range(3, 60)]])
     assert report.first_token[1] <= 12 + 20
     assert report.first_token[1] < report.first_token[40]
 
 
-def test_promise_6_a_policy_that_plans_nothing_stops_nobody() -> None:
+def test_promise_6_empty_plans() -> None:
     report = make(Idle(), starvation_steps=3).run([job(uid) for uid in (1, 2, 3)])
     assert sorted(report.finished) == [1, 2, 3]
 
 
 class Wasteful:
-    """A policy that asks for everything and uses nothing of it."""
+    """A policy that asks the budget for every request, and returns an empty plan."""
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         for w in waiting:
@@ -205,17 +215,17 @@ class Wasteful:
         return Plan(())
 
 
-def test_promise_6_a_policy_that_is_granted_everything_and_plans_nothing_stops_nobody() -> None:
+def test_promise_6_empty_plans_after_grants() -> None:
     report = make(Wasteful(), starvation_steps=3, max_prefill_tokens=16).run([job(uid, 20) for uid in (1, 2, 3)])
     assert sorted(report.finished) == [1, 2, 3]
 
 
-# ---- 7: the other ranks ------------------------------------------------------------------------------
+# ---- 7: all ranks execute rank 0's steps -------------------------------------------------------------
 
 
-def test_promise_7_a_rank_that_replays_the_encoded_steps_samples_the_same() -> None:
+def test_promise_7_encoded_steps() -> None:
     class TwoRanks(SimEngine):
-        """Rank 0, which sends each step to a follower as bytes."""
+        """The engine of rank 0, which sends each step to a follower as bytes."""
 
         def __init__(self, *args: Any, **kwargs: Any):
             super().__init__(*args, **kwargs)
@@ -226,17 +236,17 @@ def test_promise_7_a_rank_that_replays_the_encoded_steps_samples_the_same() -> N
             self.follower.launch(Step.decode(step.encode()))
 
         def result(self) -> StepResult:
-            mine, theirs = super().result(), self.follower.result()
-            assert mine.tokens.tolist() == theirs.tokens.tolist()
-            return mine
+            result, followed = super().result(), self.follower.result()
+            assert result.tokens.tolist() == followed.tokens.tolist()
+            return result
 
-    with tight():
+    with no_lookahead():
         drive = make(engine=TwoRanks, spec=pool(12), max_prefill_tokens=8)
         report = drive.run([job(uid, 5 + uid, 12, first=uid % 2, abort=9 if uid == 3 else None) for uid in range(1, 7)])
     assert report.counts == drive.engine.follower.counts  # type: ignore[attr-defined]
 
 
-# ---- 8: the answer does not depend on the neighbours -------------------------------------------------
+# ---- 8: the output does not depend on other requests -------------------------------------------------
 
 CROWD = [job(uid, 6 + 3 * uid, 14, first=uid % 2) for uid in range(1, 7)]
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -253,11 +263,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", VARIANTS)
-def test_promise_8_the_answer_does_not_depend_on_the_neighbours(what: str) -> None:
+def test_promise_8_batching(what: str) -> None:
+    """Every request gets the same tokens in a batch as alone, also when its prompt is cached."""
     alone: dict[int, list[int]] = {}
     for client in CROWD:
         alone |= make().run([client]).tokens
-    with tight():
+    with no_lookahead():
         drive = make(**VARIANTS[what])
         report = drive.run(CROWD)
         assert report.tokens == alone
@@ -266,7 +277,7 @@ def test_promise_8_the_answer_does_not_depend_on_the_neighbours(what: str) -> No
     assert {uid - 100: tokens for uid, tokens in warm.tokens.items() if uid > 100} == alone
 
 
-def test_promise_8_a_seed_gives_the_same_answer_in_any_batch() -> None:
+def test_promise_8_seed() -> None:
     params = SamplingParams(max_tokens=12, seed=1234)
     alone = make().run([Job(1, [4, 5, 6], params)]).tokens[1]
     others = [Job(uid, [4, 5, 6], SamplingParams(max_tokens=12, seed=uid)) for uid in (2, 3)]
@@ -279,19 +290,20 @@ def test_promise_8_a_seed_gives_the_same_answer_in_any_batch() -> None:
 
 
 @pytest.mark.parametrize("cache", ["naive", "radix"])
-def test_promise_9_the_pool_is_whole_when_idle(cache: str) -> None:
-    with tight():
+def test_promise_9_pool_is_whole_when_idle(cache: str) -> None:
+    with no_lookahead():
         drive = make(cache=cache, spec=pool(12))
         for wave in range(4):
             drive.run([job(10 * wave + uid, 5 + uid, 12, abort=7 if uid == 2 else None) for uid in range(1, 5)])
             now = drive.scheduler.stats()
-            assert now["pages_free"] + now["pages_cached"] + now["pages_retiring"] == now["pages"] == 12
-            assert (now["running"], now["waiting"], now["unread_steps"]) == (0, 0, 0)
-            assert now["pages_cached"] == now["pages_evictable"]
-        drive.probe()
+            assert now["num_free_pages"] + now["num_cached_pages"] + now["num_retiring_pages"] == now["num_pages"] == 12
+            assert (now["num_running_reqs"], now["num_waiting_reqs"], now["num_in_flight_steps"]) == (0, 0, 0)
+            assert now["num_cached_pages"] == now["num_evictable_pages"]
+        drive.check_whole_pool()
 
 
-def test_promise_9_the_scheduler_itself_looks_when_it_goes_idle() -> None:
+def test_promise_9_scheduler_checks_the_idle_pool() -> None:
+    """The scheduler raises an error itself if a page is lost when it becomes idle."""
     drive = make()
     drive.add(job(1))
     drive.step()

@@ -1,5 +1,7 @@
-"""Random clients through the real scheduler, caches and policies, on the simulated engine. Every run ends with each
-request answered once and rightly, each page where it belongs, and no rule of a step broken on the way.
+"""Random requests through the real scheduler, caches and policies, on the simulated engine.
+
+`Drive` and the simulated engine check every run: one correct reply for each request, the owner of every page, and the
+form of every step.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ def run(setup: Setup, clients: list[Job]) -> Drive:
     drive = Drive(spec, cache, policy, **options)
     drive.run(clients)
     if spec.max_seq_len >= spec.num_pages * spec.page_size:
-        drive.probe()
+        drive.check_whole_pool()
     return drive
 
 
@@ -42,7 +44,7 @@ def test_any_workload(cache: str, policy: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @FEW
 @given(st.data())
-def test_any_workload_in_the_usual_page_sizes(page_size: int, data: st.DataObject) -> None:
+def test_usual_page_sizes(page_size: int, data: st.DataObject) -> None:
     setup = data.draw(setups(page_size=page_size))
     run(setup, data.draw(jobs(setup)))
 
@@ -51,58 +53,54 @@ def test_any_workload_in_the_usual_page_sizes(page_size: int, data: st.DataObjec
 @pytest.mark.parametrize("cache", CACHES)
 @settings(FEW, max_examples=60)
 @given(st.data(), st.sampled_from([0, 2]))
-def test_any_workload_where_admission_keeps_no_reserve(
-    cache: str, overlap: bool, data: st.DataObject, lookahead: int
-) -> None:
-    """Decode runs out of pages often, so that requests are retracted."""
+def test_no_reserve_for_running_requests(cache: str, overlap: bool, data: st.DataObject, lookahead: int) -> None:
+    """Admission keeps no or few pages for running requests, so decode often runs out of pages."""
     setup = data.draw(setups(cache=cache, overlap=overlap))
     clients = data.draw(jobs(setup, aborts=data.draw(st.booleans())))
     with patch.object(CacheManager, "LOOKAHEAD", lookahead):
         run(setup, clients)
 
 
-class Whims:
-    """A policy that follows no rule but the budget's: anyone, any part of a prompt, nobody at all, and up to ``tired``
-    requests put back into the queue."""
+class RandomPolicy:
+    """A policy that plans random parts of random requests within the budget, and retracts up to ``retractions``."""
 
-    def __init__(self, random: Random, tired: int):
-        self.random, self.tired = random, tired
+    def __init__(self, random: Random, retractions: int):
+        self.random, self.retractions = random, retractions
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
-        everyone: list[Waiting | Running] = [*running, *waiting]
-        self.random.shuffle(everyone)
+        requests: list[Waiting | Running] = [*running, *waiting]
+        self.random.shuffle(requests)
         rows: list[tuple[int, int]] = []
         retract: list[int] = []
-        for who in everyone:
-            whim = self.random.random()
-            if whim < 0.2 and isinstance(who, Running) and self.tired:
-                self.tired -= 1
-                retract.append(who.uid)
-            elif whim > 0.3:
-                most = (
-                    who.num_remaining_tokens or 1
-                    if isinstance(who, Running)
-                    else who.num_tokens - who.num_cached_tokens
-                )
-                if granted := budget.grant(who, self.random.randint(1, most)):
-                    rows.append((who.uid, granted))
+        for request in requests:
+            chance = self.random.random()
+            if chance < 0.2 and isinstance(request, Running) and self.retractions:
+                self.retractions -= 1
+                retract.append(request.uid)
+            elif chance > 0.3:
+                if isinstance(request, Running):
+                    limit = request.num_remaining_tokens or 1
+                else:
+                    limit = request.num_tokens - request.num_cached_tokens
+                if granted := budget.grant(request, self.random.randint(1, limit)):
+                    rows.append((request.uid, granted))
         return Plan(rows, retract)
 
 
 @pytest.mark.parametrize("cache", CACHES)
 @settings(FEW, max_examples=60)
 @given(st.data(), st.randoms(use_true_random=False), st.sampled_from([0, 2, 32]))
-def test_any_workload_under_a_policy_without_reason(
-    cache: str, data: st.DataObject, random: Random, lookahead: int
-) -> None:
+def test_random_policy(cache: str, data: st.DataObject, random: Random, lookahead: int) -> None:
     setup = data.draw(setups(cache=cache, starvation_steps=8))
     spec, prefix_cache, _, options = setup.build()
     with patch.object(CacheManager, "LOOKAHEAD", lookahead):
-        Drive(spec, prefix_cache, Whims(random, tired=12), **options).run(data.draw(jobs(setup)), max_steps=5_000)
+        Drive(spec, prefix_cache, RandomPolicy(random, retractions=12), **options).run(
+            data.draw(jobs(setup)), max_steps=5_000
+        )
 
 
 class Clients(RuleBasedStateMachine):
-    """Clients that come, wait, hang up and come again, in any order, with a look at the idle pool in between."""
+    """Requests are sent and aborted in any order, and the idle pool is checked in between."""
 
     drive: Drive
 
@@ -115,7 +113,7 @@ class Clients(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def send(self, data: st.DataObject) -> None:
-        for job in data.draw(jobs(self.setup, most=3)):
+        for job in data.draw(jobs(self.setup, max_jobs=3)):
             self.sent += 1
             self.drive.add(Job(self.sent, job.prompt, job.params))
 

@@ -1,4 +1,4 @@
-"""Servers that the tests of this folder share: started once, when the first test asks."""
+"""Fixtures of the server tests. A server is started once per session, when the first test needs it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def client_of(server: Server, key: str = "none") -> openai.OpenAI:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama with a byte-level tokenizer, and room for long answers."""
+    """Return the directory of a random Llama with a byte-level tokenizer and 8192 positions."""
     folder = tmp_path_factory.mktemp("tiny")
     return tiny_checkpoint("llama", folder, tokenizer=True, max_position_embeddings=8192)
 
 
 @pytest.fixture(scope="session")
 def tutor() -> Iterator[Server]:
-    """The model that ships with minisgl, with one tokenizer process."""
+    """Start a server with the embedded model and one tokenizer process."""
     with Server("model=tutor", "num_pages=512") as server:
         yield server
 

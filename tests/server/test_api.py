@@ -1,4 +1,4 @@
-"""The OpenAI API, as the official client sees it, from a server with the embedded model."""
+"""The OpenAI API, called by OpenAI's official client, from a server with the embedded model."""
 
 from __future__ import annotations
 
@@ -56,28 +56,31 @@ def test_chat(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
     assert answer.id.startswith("chatcmpl-")
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(tokenizer.chat(ASK))
-    assert answer.usage.completion_tokens == len(tokenizer.encode(choice.message.content or "", special=False)) + 1
+    assert (
+        answer.usage.completion_tokens
+        == len(tokenizer.encode(choice.message.content or "", add_special_tokens=False)) + 1
+    )
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_chat_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:
-    whole, pieces = chat(client), chunks(client, stream_options={"include_usage": True})
+def test_chat_stream_equals_full_response(client: openai.OpenAI) -> None:
+    full, pieces = chat(client), chunks(client, stream_options={"include_usage": True})
     for piece in pieces:
         ChatCompletionChunk.model_validate(piece.model_dump(), strict=True)
     assert len({piece.id for piece in pieces}) == 1
     assert pieces[0].choices[0].delta.role == "assistant"
     text = "".join(piece.choices[0].delta.content or "" for piece in pieces[:-1])
-    assert text == whole.choices[0].message.content
+    assert text == full.choices[0].message.content
     assert [piece.choices[0].finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 2) + ["stop"]
     assert pieces[-1].choices == []
     assert [piece.usage for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
     assert pieces[-1].usage is not None
-    assert whole.usage is not None
-    assert pieces[-1].usage.completion_tokens == whole.usage.completion_tokens
-    assert len(pieces) > 4  # it came in pieces
+    assert full.usage is not None
+    assert pieces[-1].usage.completion_tokens == full.usage.completion_tokens
+    assert len(pieces) > 4  # the response was streamed in several chunks
 
 
-def test_a_stream_without_usage_ends_with_done(tutor: Server) -> None:
+def test_stream_without_usage(tutor: Server) -> None:
     body = {"messages": ASK, "stream": True, "temperature": 0}
     answer = httpx.post(f"{tutor.url}/v1/chat/completions", json=body, timeout=60)
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -86,16 +89,16 @@ def test_a_stream_without_usage_ends_with_done(tutor: Server) -> None:
     assert "usage" not in answer.text
 
 
-def test_chat_in_parts_and_turns(client: openai.OpenAI) -> None:
+def test_content_parts_and_history(client: openai.OpenAI) -> None:
     parts: Any = [{"role": "user", "content": [{"type": "text", "text": "What is 12 + 30?"}]}]
     assert chat(client, messages=parts).choices[0].message == chat(client).choices[0].message
     first = chat(client).choices[0].message
-    turns = [*ASK, first.model_dump(), {"role": "user", "content": "What is 1 + 2?"}]
-    assert "3" in (chat(client, messages=turns).choices[0].message.content or "")
+    messages = [*ASK, first.model_dump(), {"role": "user", "content": "What is 1 + 2?"}]
+    assert "3" in (chat(client, messages=messages).choices[0].message.content or "")
 
 
 @pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
-def test_chat_limits(client: openai.OpenAI, limit: str) -> None:
+def test_chat_max_tokens(client: openai.OpenAI, limit: str) -> None:
     answer = chat(client, **{limit: 2})
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None
@@ -106,7 +109,7 @@ def repeated(word: str, times: int) -> list[Any]:
     return [{"role": "user", "content": word * times}]
 
 
-def test_chat_without_a_limit_may_use_the_whole_context(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+def test_chat_without_max_tokens_fills_context(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
     words = next(n for n in range(2048, 0, -1) if len(tokenizer.chat(repeated("seven ", n))) < 2030)
     answer = chat(client, messages=repeated("seven ", words), extra_body={"ignore_eos": True})
     assert answer.usage is not None
@@ -118,7 +121,8 @@ def test_chat_without_a_limit_may_use_the_whole_context(client: openai.OpenAI, t
 # ---- plain completions -------------------------------------------------------------------------------------
 
 
-def test_prompt_kinds_agree(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+def test_prompt_types(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+    """A text, its token ids, and lists of either give the same completions."""
     texts = ["What is", "Count to ten: one"]
     ids = [tokenizer.encode(text) for text in texts]
     alone = [complete(client, text, max_tokens=8) for text in texts]
@@ -136,7 +140,7 @@ def test_prompt_kinds_agree(client: openai.OpenAI, tokenizer: Tokenizer) -> None
 
 
 def test_completion_stream(client: openai.OpenAI) -> None:
-    whole = complete(client, ["What is", "Count to"], max_tokens=12)
+    full = complete(client, ["What is", "Count to"], max_tokens=12)
     texts = ["", ""]
     for chunk in client.completions.create(
         model="tutor", prompt=["What is", "Count to"], max_tokens=12, temperature=0, stream=True
@@ -144,16 +148,16 @@ def test_completion_stream(client: openai.OpenAI) -> None:
         assert chunk.object == "text_completion"
         for choice in chunk.choices:
             texts[choice.index] += choice.text
-    assert texts == [choice.text for choice in whole.choices]
+    assert texts == [choice.text for choice in full.choices]
 
 
-def test_default_limit_is_sixteen(client: openai.OpenAI) -> None:
+def test_default_max_tokens_is_16(client: openai.OpenAI) -> None:
     answer = complete(client, "Once", extra_body={"ignore_eos": True})
     assert answer.usage is not None
     assert answer.usage.completion_tokens == SamplingParams().max_tokens == 16
 
 
-def test_token_ids_are_returned_when_asked_for(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+def test_return_token_ids(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
     answer = complete(client, "What is", max_tokens=6, extra_body={"return_token_ids": True})
     ids = answer.choices[0].model_extra["token_ids"]  # type: ignore[index]
     prompt = tokenizer.encode("What is")
@@ -164,7 +168,8 @@ def test_token_ids_are_returned_when_asked_for(client: openai.OpenAI, tokenizer:
 # ---- sampling --------------------------------------------------------------------------------------------------
 
 
-def test_n_choices_differ_and_a_seed_repeats_them(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+def test_n_choices_with_seed(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+    """The choices of one request differ, and the same seed gives the same choices again."""
     ask = {"prompt": "The", "n": 3, "seed": 5, "temperature": 1.5, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
     first, again = complete(client, **ask), complete(client, **ask)
     texts = [choice.text for choice in first.choices]
@@ -178,7 +183,7 @@ def test_n_choices_differ_and_a_seed_repeats_them(client: openai.OpenAI, tokeniz
     assert texts != [choice.text for choice in other.choices]
 
 
-def test_sampling_parameters_reach_the_sampler(client: openai.OpenAI) -> None:
+def test_sampling_parameters_take_effect(client: openai.OpenAI) -> None:
     greedy = complete(client, "Count to ten: one", max_tokens=10).choices[0].text
     for narrow in ({"top_k": 1}, {"min_p": 1.0}):
         sampled = complete(client, "Count to ten: one", max_tokens=10, temperature=1.5, extra_body=narrow)
@@ -186,8 +191,8 @@ def test_sampling_parameters_reach_the_sampler(client: openai.OpenAI) -> None:
     assert complete(client, "Count to ten: one", max_tokens=10, temperature=1.5, top_p=1e-6).choices[0].text == greedy
 
 
-def test_penalties_reach_the_sampler(client: openai.OpenAI) -> None:
-    """Two tokens are all that can come. What a penalty does to them shows, whatever the model thinks of them."""
+def test_penalties_take_effect(client: openai.OpenAI) -> None:
+    """With a logit bias that allows only two tokens, each penalty makes the rarer of the two more frequent."""
 
     def counts(pair: tuple[int, int], **penalty: float) -> list[int]:
         more = {"ignore_eos": True, "return_token_ids": True, **penalty}
@@ -198,7 +203,7 @@ def test_penalties_reach_the_sampler(client: openai.OpenAI) -> None:
 
     pairs = [(100 + i, 300 + 7 * i) for i in range(6)]
     uneven = [pair for pair in pairs if counts(pair)[0] < 5]
-    assert uneven  # without a penalty, one of the two takes over
+    assert uneven  # without a penalty, one of the two tokens dominates
     for pair in uneven[:2]:
         assert counts(pair, frequency_penalty=2.0)[0] >= 5
         assert counts(pair, repetition_penalty=2.0)[0] >= 1
@@ -206,7 +211,7 @@ def test_penalties_reach_the_sampler(client: openai.OpenAI) -> None:
 
 
 def test_logit_bias_and_stop_token_ids(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
-    token = tokenizer.encode("seven", special=False)[0]
+    token = tokenizer.encode("seven", add_special_tokens=False)[0]
     biased = complete(client, "Once", max_tokens=3, logit_bias={str(token): 100}, extra_body={"return_token_ids": True})
     assert biased.choices[0].model_extra["token_ids"] == [token] * 3  # type: ignore[index]
     stopped = complete(
@@ -218,7 +223,7 @@ def test_logit_bias_and_stop_token_ids(client: openai.OpenAI, tokenizer: Tokeniz
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_stop_strings_are_cut(client: openai.OpenAI, stream: bool) -> None:
+def test_text_ends_before_stop_string(client: openai.OpenAI, stream: bool) -> None:
     prompt, text = "Once", complete(client, "Once", max_tokens=60, extra_body={"ignore_eos": True}).choices[0].text
     for start in (5, 20):
         stop = text[start : start + 4]
@@ -232,7 +237,7 @@ def test_stop_strings_are_cut(client: openai.OpenAI, stream: bool) -> None:
         assert (shown, reason) == (text[: text.index(stop)], "stop")
 
 
-def test_logprobs_of_a_chat(client: openai.OpenAI) -> None:
+def test_chat_logprobs(client: openai.OpenAI) -> None:
     answer = chat(client, logprobs=True, top_logprobs=3)
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
@@ -250,7 +255,7 @@ def test_logprobs_of_a_chat(client: openai.OpenAI) -> None:
     assert [token.token for token in streamed] == [token.token for token in logprobs.content]
 
 
-def test_logprobs_of_a_completion(client: openai.OpenAI) -> None:
+def test_completion_logprobs(client: openai.OpenAI) -> None:
     choice = complete(client, "Once", max_tokens=5, logprobs=2).choices[0]
     assert choice.logprobs is not None
     assert "".join(choice.logprobs.tokens or []) == choice.text
@@ -268,7 +273,8 @@ def test_logprobs_of_a_completion(client: openai.OpenAI) -> None:
 # ---- the rest --------------------------------------------------------------------------------------------------------
 
 
-def test_usage_counts_what_the_cache_spared(client: openai.OpenAI) -> None:
+def test_usage_has_cached_tokens(client: openai.OpenAI) -> None:
+    """The usage of a repeated request counts the prompt tokens whose KV came from the prefix cache."""
     ask = [{"role": "user", "content": "Tell me about the radix cache, please, and about pages, and about slots."}]
     first, again = chat(client, messages=ask, max_tokens=4), chat(client, messages=ask, max_tokens=4)
     assert first.usage is not None
@@ -288,7 +294,7 @@ def test_models(client: openai.OpenAI) -> None:
         client.models.retrieve("other")
 
 
-def test_tokenize_and_back(tutor: Server, tokenizer: Tokenizer) -> None:
+def test_tokenize_and_detokenize(tutor: Server, tokenizer: Tokenizer) -> None:
     def ask(path: str, **body: Any) -> Any:
         answer = httpx.post(f"{tutor.url}{path}", json=body)
         assert answer.status_code == 200, answer.text
@@ -305,7 +311,7 @@ def test_tokenize_and_back(tutor: Server, tokenizer: Tokenizer) -> None:
     assert ask("/tokenize", messages=ASK, add_generation_prompt=False)["tokens"] == tokenizer.chat(ASK, False)
 
 
-def test_metrics_count_what_was_done(tutor: Server, client: openai.OpenAI) -> None:
+def test_metrics(tutor: Server, client: openai.OpenAI) -> None:
     before = tutor.metrics()
     complete(client, "Once", max_tokens=7, extra_body={"ignore_eos": True})
     after = tutor.metrics()
@@ -315,17 +321,18 @@ def test_metrics_count_what_was_done(tutor: Server, client: openai.OpenAI) -> No
 
     assert grew("minisgl_scheduler_output_tokens_total") == 7
     assert grew("minisgl_scheduler_finished_length_total") == 1
-    assert grew("minisgl_first_token_seconds_count") == 1
-    assert grew("minisgl_next_token_seconds_count") == 6
-    assert grew("minisgl_request_seconds_count") == 1
+    assert grew("minisgl_time_to_first_token_seconds_count") == 1
+    assert grew("minisgl_inter_token_latency_seconds_count") == 6
+    assert grew("minisgl_e2e_request_latency_seconds_count") == 1
     assert grew('minisgl_http_requests_total{route="/v1/completions",status="200"}') == 1
-    assert after["minisgl_scheduler_pages"] == 512
+    assert after["minisgl_scheduler_num_pages"] == 512
     assert tutor.idle_pool()
     loaded = [name for name in after if name.startswith("minisgl_plugin{")]
     assert {p.split('process="')[1].split('"')[0] for p in loaded} == {"api", "scheduler-0"}
 
 
-def test_promise_8_thirty_two_at_a_time_answer_as_alone(client: openai.OpenAI) -> None:
+def test_promise_8_concurrent_requests(client: openai.OpenAI) -> None:
+    """32 requests at the same time get the same responses as the same requests one after the other."""
     prompts = [f"What is {i} + {2 * i}?" for i in range(32)]
 
     def ask(prompt: str) -> str:

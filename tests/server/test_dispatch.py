@@ -1,4 +1,4 @@
-"""The dispatcher: every request gets one final reply, whoever sends what."""
+"""The dispatcher: every request gets exactly one final reply, whatever messages arrive."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ SPEC = EngineSpec(page_size=4, num_pages=10, max_running_requests=8, max_seq_len
 PROMPT = TextPrompt("x")
 
 
-class World:
-    """A dispatcher and the inboxes of all to whom it sends."""
+class FakeServer:
+    """A dispatcher, and the sockets of the worker processes, which the test itself plays."""
 
     def __init__(self, tokenizers: int = 2, max_open: int = 100):
         self.addresses = Addresses.make(tokenizers, 1)
@@ -55,14 +55,14 @@ class World:
         self.addresses.remove()
 
 
-def in_world(test: Callable[[World], Awaitable[None]], **kwargs: int) -> None:
+def with_fake_server(test: Callable[[FakeServer], Awaitable[None]], **kwargs: int) -> None:
     async def run() -> None:
-        world = World(**kwargs)
+        server = FakeServer(**kwargs)
         try:
             async with asyncio.timeout(20):
-                await test(world)
+                await test(server)
         finally:
-            world.close()
+            server.close()
 
     asyncio.run(run())
 
@@ -78,21 +78,25 @@ def end(uid: int) -> Delta:
     return Delta(uid, finish=Finished(uid, "length"))
 
 
-def test_prompts_and_choices_are_numbered_and_replies_find_them() -> None:
-    async def test(world: World) -> None:
-        stream = world.dispatcher.submit([PROMPT, PROMPT], SamplingParams(n=2), fill=False)
-        assert world.dispatcher.open == 4
-        inbox = world.tokenizers[stream.worker]
-        assert await world.get(inbox) == Limits(41, 320)  # ten pages of four, and the last token's KV is not stored
-        first, second = await world.get(inbox), await world.get(inbox)
+def test_replies_reach_their_choice() -> None:
+    """The choices of all prompts are numbered in one sequence, and each reply goes to its choice."""
+
+    async def test(server: FakeServer) -> None:
+        stream = server.dispatcher.submit([PROMPT, PROMPT], SamplingParams(n=2), max_tokens_from_context=False)
+        assert server.dispatcher.num_open == 4
+        inbox = server.tokenizers[stream.tokenizer]
+        assert await server.get(inbox) == Limits(
+            41, 320
+        )  # 10 pages of 4 tokens, plus the last token, whose KV is not stored
+        first, second = await server.get(inbox), await server.get(inbox)
         assert isinstance(first, Submit)
         assert isinstance(second, Submit)
         assert [*first.uids, *second.uids] == stream.uids
-        world.api.send(Accepted(stream.uids))
-        await stream.accepted()
+        server.api.send(Accepted(stream.uids))
+        await stream.wait_until_accepted()
         a, b, c, d = stream.uids
-        world.reply(Delta(c, "x"), Delta(a, "y"))
-        world.reply(end(d), Delta(c, "z"), end(b), end(c), end(a))
+        server.reply(Delta(c, "x"), Delta(a, "y"))
+        server.reply(end(d), Delta(c, "z"), end(b), end(c), end(a))
         events = await everything(stream)
         assert [(i, delta.text) for i, delta in events] == [
             (2, "x"),
@@ -103,118 +107,128 @@ def test_prompts_and_choices_are_numbered_and_replies_find_them() -> None:
             (2, ""),
             (0, ""),
         ]
-        assert world.dispatcher.open == 0
-        assert await world.dispatcher.idle(0.0)
+        assert server.dispatcher.num_open == 0
+        assert await server.dispatcher.wait_until_idle(0.0)
 
-    in_world(test)
+    with_fake_server(test)
 
 
-def test_promise_1_a_second_final_reply_is_not_passed_on() -> None:
-    async def test(world: World) -> None:
-        stream = world.dispatcher.submit([PROMPT], SamplingParams(), fill=False)
+def test_promise_1_second_final_reply_is_dropped() -> None:
+    async def test(server: FakeServer) -> None:
+        stream = server.dispatcher.submit([PROMPT], SamplingParams(), max_tokens_from_context=False)
         (uid,) = stream.uids
-        world.reply(end(uid), end(uid), Delta(uid, "late"))
-        world.reply(end(uid), end(12345))
+        server.reply(end(uid), end(uid), Delta(uid, "late"))
+        server.reply(end(uid), end(12345))
         events = await everything(stream)
         await asyncio.sleep(0.05)
-        world.dispatcher.fail("too late")
+        server.dispatcher.fail("too late")
         assert [delta for _, delta in events] == [end(uid)]
         assert stream.peek() == []
 
-    in_world(test)
+    with_fake_server(test)
 
 
-def test_promise_1_when_all_fails_every_open_request_and_question_ends() -> None:
-    async def test(world: World) -> None:
-        streams = [world.dispatcher.submit([PROMPT], SamplingParams(n=3), fill=False) for _ in range(3)]
-        questions = [
-            asyncio.create_task(world.dispatcher.stats()),
-            asyncio.create_task(world.dispatcher.count(PROMPT, False)),
+def test_promise_1_fail_ends_all_requests_and_queries() -> None:
+    """`Dispatcher.fail` ends every open request and every pending query with an error."""
+
+    async def test(server: FakeServer) -> None:
+        streams = [
+            server.dispatcher.submit([PROMPT], SamplingParams(n=3), max_tokens_from_context=False) for _ in range(3)
+        ]
+        queries = [
+            asyncio.create_task(server.dispatcher.stats()),
+            asyncio.create_task(server.dispatcher.tokenize(PROMPT, False)),
         ]
         await asyncio.sleep(0)
-        world.reply(end(streams[0].uids[1]))
+        server.reply(end(streams[0].uids[1]))
         assert await streams[0].get() == [(1, end(streams[0].uids[1]))]
-        world.dispatcher.fail("the engine died")
+        server.dispatcher.fail("the engine died")
         for stream in streams:
             ends = [delta.finish for _, delta in await everything(stream)]
             assert {(e.finish_reason, e.status, e.error) for e in ends if e} == {("error", 500, "the engine died")}
             assert len(ends) == (2 if stream is streams[0] else 3)
-        for question in questions:
+        for query in queries:
             with pytest.raises(ApiError, match="the engine died"):
-                await question
+                await query
 
-    in_world(test)
+    with_fake_server(test)
 
 
-def test_an_abort_goes_the_way_of_its_requests_and_names_only_those_that_are_open() -> None:
-    async def test(world: World) -> None:
-        streams = [world.dispatcher.submit([PROMPT], SamplingParams(n=2), fill=False) for _ in range(4)]
-        assert {stream.worker for stream in streams} == {0, 1}
-        world.reply(end(streams[3].uids[0]))
+def test_abort_message() -> None:
+    """An `Abort` goes to the tokenizer that got the requests, and has only those requests that are still open."""
+
+    async def test(server: FakeServer) -> None:
+        streams = [
+            server.dispatcher.submit([PROMPT], SamplingParams(n=2), max_tokens_from_context=False) for _ in range(4)
+        ]
+        assert {stream.tokenizer for stream in streams} == {0, 1}
+        server.reply(end(streams[3].uids[0]))
         await streams[3].get()
         for stream in streams:
-            world.dispatcher.abort(stream)
-            world.dispatcher.abort(stream)  # a second time: nothing
+            server.dispatcher.abort(stream)
+            server.dispatcher.abort(stream)  # a second abort sends no message
         for worker in (0, 1):
-            inbox, mine = world.tokenizers[worker], [s for s in streams if s.worker == worker]
-            assert isinstance(await world.get(inbox), Limits)
-            assert [(await world.get(inbox)).uids for _ in mine] == [s.uids for s in mine]  # type: ignore[attr-defined]
+            inbox, mine = server.tokenizers[worker], [s for s in streams if s.tokenizer == worker]
+            assert isinstance(await server.get(inbox), Limits)
+            assert [(await server.get(inbox)).uids for _ in mine] == [s.uids for s in mine]  # type: ignore[attr-defined]
             for stream in mine:
                 open_ones = stream.uids[1:] if stream is streams[3] else stream.uids
-                assert await world.get(inbox) == Abort(open_ones)
+                assert await server.get(inbox) == Abort(open_ones)
             assert not inbox.ready()
-        assert await world.dispatcher.idle(0.0)
+        assert await server.dispatcher.wait_until_idle(0.0)
 
-    in_world(test)
+    with_fake_server(test)
 
 
-def test_new_requests_hear_what_state_the_server_is_in() -> None:
-    async def test(world: World) -> None:
-        dispatcher = world.dispatcher
-        dispatcher.submit([PROMPT], SamplingParams(n=3), fill=False)
+def test_refusal_of_new_requests() -> None:
+    """New requests get 503 if too many requests are open, or if the server is draining."""
+
+    async def test(server: FakeServer) -> None:
+        dispatcher = server.dispatcher
+        dispatcher.submit([PROMPT], SamplingParams(n=3), max_tokens_from_context=False)
         with pytest.raises(ApiError, match="Too many requests are open") as error:
-            dispatcher.submit([PROMPT, PROMPT], SamplingParams(), fill=False)
+            dispatcher.submit([PROMPT, PROMPT], SamplingParams(), max_tokens_from_context=False)
         assert (error.value.status, error.value.code) == (503, "overloaded")
-        dispatcher.submit([PROMPT], SamplingParams(), fill=False)
-        dispatcher.state, dispatcher.reason = "draining", "Going home."
-        with pytest.raises(ApiError, match="Going home") as error:
-            dispatcher.submit([PROMPT], SamplingParams(), fill=False)
+        dispatcher.submit([PROMPT], SamplingParams(), max_tokens_from_context=False)
+        dispatcher.state, dispatcher.reason = "draining", "Shutting down."
+        with pytest.raises(ApiError, match="Shutting down") as error:
+            dispatcher.submit([PROMPT], SamplingParams(), max_tokens_from_context=False)
         assert error.value.status == 503
 
-    in_world(test, max_open=4)
+    with_fake_server(test, max_open=4)
 
 
-def test_questions_get_their_own_answers() -> None:
-    async def test(world: World) -> None:
-        one, other = (asyncio.create_task(world.dispatcher.stats()) for _ in range(2))
-        first, second = await world.get(world.scheduler), await world.get(world.scheduler)
+def test_queries_get_their_own_replies() -> None:
+    async def test(server: FakeServer) -> None:
+        one, other = (asyncio.create_task(server.dispatcher.stats()) for _ in range(2))
+        first, second = await server.get(server.scheduler), await server.get(server.scheduler)
         assert isinstance(first, GetStats)
         assert isinstance(second, GetStats)
-        world.api.send(Stats(second.uid, {"x": 2.0}))
-        world.api.send(Stats(first.uid, {"x": 1.0}))
-        world.api.send(Stats(first.uid, {"x": 9.0}))
+        server.api.send(Stats(second.uid, {"x": 2.0}))
+        server.api.send(Stats(first.uid, {"x": 1.0}))
+        server.api.send(Stats(first.uid, {"x": 9.0}))
         assert [(await task).values["x"] for task in (one, other)] == [1.0, 2.0]
 
-    in_world(test)
+    with_fake_server(test)
 
 
-def test_stop_reaches_everybody() -> None:
-    async def test(world: World) -> None:
-        world.dispatcher.stop()
-        assert await world.get(world.scheduler) == Stop()
-        for inbox in world.tokenizers:
-            assert [await world.get(inbox) for _ in range(2)] == [Limits(41, 320), Stop()]
+def test_stop_reaches_all_workers() -> None:
+    async def test(server: FakeServer) -> None:
+        server.dispatcher.stop()
+        assert await server.get(server.scheduler) == Stop()
+        for inbox in server.tokenizers:
+            assert [await server.get(inbox) for _ in range(2)] == [Limits(41, 320), Stop()]
 
-    in_world(test)
+    with_fake_server(test)
 
 
 def test_many_replies_do_not_starve_the_event_loop() -> None:
-    async def test(world: World) -> None:
-        stream = world.dispatcher.submit([PROMPT], SamplingParams(), fill=False)
+    async def test(server: FakeServer) -> None:
+        stream = server.dispatcher.submit([PROMPT], SamplingParams(), max_tokens_from_context=False)
         for _ in range(5000):
-            world.reply(Delta(stream.uids[0], "x"))
-        world.reply(end(stream.uids[0]))
+            server.reply(Delta(stream.uids[0], "x"))
+        server.reply(end(stream.uids[0]))
         events = await everything(stream)
         assert len(events) == 5001
 
-    in_world(test)
+    with_fake_server(test)

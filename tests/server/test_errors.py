@@ -1,4 +1,4 @@
-"""What is refused, and how: an OpenAI error object that names the parameter, and the next request is served."""
+"""Refused requests: each gets an OpenAI error object that names the wrong parameter, and the server keeps serving."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from minisgl.testing.serving import Server, patience
+from minisgl.testing.serving import Server, scaled_timeout
 
 USER = [{"role": "user", "content": "Hi"}]
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
@@ -72,7 +72,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
         CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"
     ),
     "a message with an unknown field": (CHAT, {"messages": [{**USER[0], "colour": "red"}]}, "messages"),
-    # what minisgl lacks is refused by name, never ignored
+    # parameters that minisgl does not support are refused by name, not ignored
     "tools": (CHAT, {"messages": USER, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     "response_format": (CHAT, {"messages": USER, "response_format": {"type": "json_object"}}, "response_format"),
     "echo": (PLAIN, {"prompt": "a", "echo": True}, "echo"),
@@ -84,13 +84,13 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
         "stream_options.continuous_usage_stats",
     ),
     "an unknown parameter": (PLAIN, {"prompt": "a", "temprature": 0.5}, "temprature"),
-    "a turn that the template has no place for": (
+    "a message field that the template does not use": (
         CHAT, {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]}, "messages"
     ),
-    "a variable that the template lacks": (
+    "a variable that the template does not have": (
         CHAT, {"messages": USER, "chat_template_kwargs": {"mood": "good"}}, "chat_template_kwargs"
     ),
-    "an id that detokenize can't know": ("/detokenize", {"tokens": [VOCABULARY]}, "tokens"),
+    "detokenize with an id out of the vocabulary": ("/detokenize", {"tokens": [VOCABULARY]}, "tokens"),
     "nothing to tokenize": ("/tokenize", {}, "prompt"),
 }  # fmt: skip
 NEUTRAL = {
@@ -100,8 +100,8 @@ NEUTRAL = {
 }  # fmt: skip
 
 
-def served(server: Server) -> None:
-    """A request after the bad one."""
+def assert_serves(server: Server) -> None:
+    """Assert that the server still serves a good request."""
     answer = httpx.post(f"{server.url}{PLAIN}", json={"prompt": "Hi", "max_tokens": 1}, timeout=60)
     assert answer.status_code == 200, answer.text
 
@@ -117,8 +117,9 @@ def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
     return body["error"]
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_promise_2_bad_requests_are_refused_by_name(tutor: Server, stream: bool) -> None:
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "stream"])
+def test_promise_2_bad_requests_are_refused(tutor: Server, stream: bool) -> None:
+    """Each bad request gets 400 with the name of the wrong parameter, and the scheduler computes no step for it."""
     before = tutor.metrics()
     wrong = {}
     for name, (path, body, param) in BAD.items():
@@ -133,25 +134,28 @@ def test_promise_2_bad_requests_are_refused_by_name(tutor: Server, stream: bool)
     after = tutor.metrics()
     assert after["minisgl_scheduler_steps_total"] == before["minisgl_scheduler_steps_total"]
     assert tutor.idle_pool()
-    served(tutor)
+    assert_serves(tutor)
 
 
-def test_what_asks_for_nothing_passes(tutor: Server) -> None:
+def test_neutral_parameters_are_accepted(tutor: Server) -> None:
+    """Unsupported parameters are accepted with the values that have no effect."""
     answer = httpx.post(f"{tutor.url}{PLAIN}", json={"prompt": "Hi", "max_tokens": 1, **NEUTRAL}, timeout=60)
     assert answer.status_code == 200, answer.text
 
 
-def test_promise_2_one_bad_prompt_of_two_refuses_both(tutor: Server) -> None:
+def test_promise_2_one_bad_prompt_of_two(tutor: Server) -> None:
+    """If one prompt of a request is bad, the whole request is refused, and its other requests are aborted."""
     for stream in (False, True):
         body = {"prompt": ["a", ""], "max_tokens": 500, "ignore_eos": True, "stream": stream}
         assert error_of(httpx.post(f"{tutor.url}{PLAIN}", json=body, timeout=60), 400)["param"] == "prompt"
-    deadline = time.monotonic() + patience(1.0)
+    deadline = time.monotonic() + scaled_timeout(1.0)
     while not tutor.idle_pool() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert tutor.idle_pool()
 
 
-def test_a_refusal_says_what_would_fit(tutor: Server) -> None:
+def test_context_length_error(tutor: Server) -> None:
+    """The error for too many tokens names the limit, and a request of exactly that length is served."""
     body = {"prompt": [5] * LONGEST, "max_tokens": 7}
     error = error_of(httpx.post(f"{tutor.url}{PLAIN}", json=body, timeout=60), 400)
     assert error["code"] == "context_length_exceeded"
@@ -162,9 +166,9 @@ def test_a_refusal_says_what_would_fit(tutor: Server) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b'{"prompt": "\\ud800"}', b'{"prompt": NaN}'])
-def test_bodies_that_are_no_json_objects(tutor: Server, body: bytes) -> None:
+def test_invalid_json_bodies(tutor: Server, body: bytes) -> None:
     error_of(httpx.post(f"{tutor.url}{PLAIN}", content=body, timeout=60), 400)
-    served(tutor)
+    assert_serves(tutor)
 
 
 @pytest.mark.parametrize(
@@ -174,30 +178,34 @@ def test_bodies_that_are_no_json_objects(tutor: Server, body: bytes) -> None:
         ("GET", "/docs", 404), ("GET", "/v1/models/other", 404), ("GET", "/v1/chat/", 404),
     ],
 )  # fmt: skip
-def test_routes_that_do_not_exist(tutor: Server, method: str, path: str, status: int) -> None:
+def test_unknown_routes(tutor: Server, method: str, path: str, status: int) -> None:
     error_of(httpx.request(method, f"{tutor.url}{path}", follow_redirects=False), status)
 
 
-def test_another_models_name(client: openai.OpenAI) -> None:
+def test_wrong_model_name(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as error:
         client.completions.create(model="gpt-4", prompt="Hi")
     assert error.value.code == "model_not_found"
     assert "tutor" in error.value.message
 
 
-def test_a_body_that_is_too_large(tutor: Server) -> None:
+def test_too_large_body(tutor: Server) -> None:
+    """A body over 64 MiB gets 413, or the server closes the connection before the client has sent all of the body."""
     try:
         answer = httpx.post(f"{tutor.url}{PLAIN}", content=b" " * (65 * 2**20), timeout=60)
-    except httpx.WriteError:  # the server hung up on us, which is as good
+    except httpx.WriteError:
         pass
     else:
         error_of(answer, 413)
-    served(tutor)
+    assert_serves(tutor)
 
 
 @pytest.fixture(scope="module")
 def strict(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A random model with a template that raises, an API key, few open requests, and no tokenizer process."""
+    """Start a server with an API key, at most 4 open requests and no tokenizer process.
+
+    Its model is random, and its chat template raises an error unless a user message comes first.
+    """
     folder = tmp_path_factory.mktemp("strict")
     for file in tiny.iterdir():
         (folder / file.name).symlink_to(file)
@@ -215,17 +223,17 @@ def strict(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         yield server
 
 
-def test_a_chat_template_that_raises(strict: Server) -> None:
+def test_chat_template_error(strict: Server) -> None:
     with httpx.Client(base_url=strict.url, headers={"authorization": "Bearer secret"}, timeout=60) as http:
         for stream in (False, True):
-            turns = [{"role": "system", "content": "x"}]
-            error = error_of(http.post(CHAT, json={"messages": turns, "stream": stream}), 400)
+            messages = [{"role": "system", "content": "x"}]
+            error = error_of(http.post(CHAT, json={"messages": messages, "stream": stream}), 400)
             assert "A user must begin!" in error["message"]
             assert error["param"] == "messages"
         assert http.post(CHAT, json={"messages": USER, "max_tokens": 2}).status_code == 200
 
 
-def test_keys(strict: Server) -> None:
+def test_api_key(strict: Server) -> None:
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}, {"authorization": "Bearer ü"}):
         encoded = {name: value.encode() for name, value in headers.items()}
         for path in ("/v1/models", "/v1/models/mine"):
@@ -250,13 +258,14 @@ def test_too_many_open_requests(strict: Server) -> None:
             next(lines)
             error_of(http.post(PLAIN, json={"prompt": "a", "max_tokens": 1}), 503)
             assert http.get("/health").status_code == 200
-        for _ in range(100):  # the one that hung up makes room
+        for _ in range(100):  # the disconnected client's requests are aborted soon, and then a new request is accepted
             if (answer := http.post(PLAIN, json={"prompt": "a", "max_tokens": 1})).status_code == 200:
                 break
         assert answer.status_code == 200
 
 
-def test_a_model_without_a_tokenizer(tiny: Path, tmp_path: Path) -> None:
+def test_model_without_tokenizer(tiny: Path, tmp_path: Path) -> None:
+    """A model without a tokenizer serves prompts of token ids, and refuses whatever needs text."""
     for name in ("config.json", "generation_config.json", "model.safetensors"):
         (tmp_path / name).symlink_to(tiny / name)
     server = Server(f"model={tmp_path}", "num_pages=64", "max_seq_len=512")

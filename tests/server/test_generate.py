@@ -1,4 +1,4 @@
-"""One streamed answer, against a client that reads slowly, hangs up, or asks for more than one choice."""
+"""Streamed responses, with a client that reads slowly, disconnects, or asks for several choices."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from minisgl.core import Finished
 from minisgl.message import Delta
-from minisgl.server.answers import Answer
 from minisgl.server.dispatch import Stream
 from minisgl.server.generate import EventStream
+from minisgl.server.responses import ResponseBuilder
 
 
-class Aborts:
-    """In the dispatcher's place: notes which streams were given up."""
+class FakeDispatcher:
+    """A stand-in for the dispatcher that records which streams were aborted."""
 
     def __init__(self) -> None:
         self.streams: list[Stream] = []
@@ -25,14 +25,17 @@ class Aborts:
 
 
 class Client:
-    """An ASGI server's side: takes what is sent, each piece after ``delay`` seconds."""
+    """A simulated client behind an ASGI server. It receives each part of the body after ``delay`` seconds.
+
+    The client disconnects when the event ``disconnected`` is set.
+    """
 
     def __init__(self, delay: float = 0.0):
         self.delay, self.body, self.started = delay, b"", False
-        self.gone = asyncio.Event()
+        self.disconnected = asyncio.Event()
 
     async def receive(self) -> dict[str, Any]:
-        await self.gone.wait()
+        await self.disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Any) -> None:
@@ -45,14 +48,16 @@ class Client:
         return [part if part == "[DONE]" else json.loads(part) for part in parts]
 
 
-def play(client_delay: float, feed: Callable[[Stream, Client], Any], n: int = 1) -> tuple[Client, Aborts, Stream]:
-    async def run() -> tuple[Client, Aborts, Stream]:
-        stream, aborts, client = Stream(list(range(n)), 0), Aborts(), Client(client_delay)
-        answer = Answer(chat=True, model="m", n=n, logprobs=False, token_ids=False, include_usage=True)
-        response = EventStream(aborts, stream, answer)  # type: ignore[arg-type]
+def play(
+    client_delay: float, feed: Callable[[Stream, Client], Any], n: int = 1
+) -> tuple[Client, FakeDispatcher, Stream]:
+    async def run() -> tuple[Client, FakeDispatcher, Stream]:
+        stream, dispatcher, client = Stream(list(range(n)), 0), FakeDispatcher(), Client(client_delay)
+        builder = ResponseBuilder(chat=True, model="m", n=n, logprobs=False, token_ids=False, include_usage=True)
+        response = EventStream(dispatcher, stream, builder)  # type: ignore[arg-type]
         async with asyncio.timeout(10):
             await asyncio.gather(response({"type": "http"}, client.receive, client.send), feed(stream, client))
-        return client, aborts, stream
+        return client, dispatcher, stream
 
     return asyncio.run(run())
 
@@ -62,7 +67,7 @@ def text_of(events: list[Any], index: int = 0) -> str:
     return "".join(choice["delta"].get("content", "") for choice in choices if choice["index"] == index)
 
 
-def test_promise_1_a_slow_reader_gets_everything() -> None:
+def test_promise_1_slow_client_gets_all_output() -> None:
     async def feed(stream: Stream, client: Client) -> None:
         for i in range(10):
             stream.put(0, Delta(0, f"{i} "))
@@ -76,10 +81,10 @@ def test_promise_1_a_slow_reader_gets_everything() -> None:
     assert events[-2]["usage"]["completion_tokens"] == 10
     assert events[-3]["choices"][0]["finish_reason"] == "stop"
     assert stream.done
-    assert len(events) < 10  # what came meanwhile came together
+    assert len(events) < 10  # deltas that arrive while the client is busy share one event
 
 
-def test_choices_end_one_by_one() -> None:
+def test_choices_finish_separately() -> None:
     async def feed(stream: Stream, client: Client) -> None:
         stream.put(1, Delta(1, "b", finish=Finished(1, "length", 3, 0, 1)))
         await asyncio.sleep(0.01)
@@ -95,34 +100,40 @@ def test_choices_end_one_by_one() -> None:
     assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
 
 
-def test_an_error_in_the_middle_is_the_last_event() -> None:
+def test_error_ends_the_stream() -> None:
+    """If a request fails after its first chunk, the error object is the last event of the stream."""
+
     async def feed(stream: Stream, client: Client) -> None:
         stream.put(0, Delta(0, "a"))
         await asyncio.sleep(0.01)
         stream.put(0, Delta(0, finish=Finished(0, "error", error="the engine died")))
 
-    client, aborts, stream = play(0.0, feed)
+    client, dispatcher, stream = play(0.0, feed)
     events = client.events()
     assert text_of(events[:-1]) == "a"
     assert events[-1]["error"]["message"] == "the engine died"
-    assert aborts.streams == [stream]
+    assert dispatcher.streams == [stream]
 
 
-def test_a_client_that_hangs_up_is_noticed_while_nothing_comes() -> None:
+def test_disconnect_without_output() -> None:
+    """A disconnect is noticed while the request has no new output."""
+
     async def feed(stream: Stream, client: Client) -> None:
         stream.put(0, Delta(0, "a"))
         await asyncio.sleep(0.02)
-        client.gone.set()
+        client.disconnected.set()
 
-    client, aborts, stream = play(0.0, feed)
-    assert aborts.streams == [stream]
+    client, dispatcher, stream = play(0.0, feed)
+    assert dispatcher.streams == [stream]
     assert "[DONE]" not in client.events()
 
 
-def test_a_client_that_hangs_up_is_noticed_while_it_does_not_read() -> None:
+def test_disconnect_while_sending() -> None:
+    """A disconnect is noticed while the response waits for a client that does not read."""
+
     async def feed(stream: Stream, client: Client) -> None:
         stream.put(0, Delta(0, "a"))
         await asyncio.sleep(0.05)
-        client.gone.set()
+        client.disconnected.set()
 
     assert len(play(60.0, feed)[1].streams) == 1

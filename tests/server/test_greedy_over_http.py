@@ -1,7 +1,7 @@
-"""Promise 8 through the whole server: greedy tokens over HTTP, alone and 32 at a time, are transformers' own.
+"""Promise 8 through the whole server: greedy tokens over HTTP equal those of transformers, alone and 32 at a time.
 
-Every pair of options is tried in one process (tests/engine/test_greedy_oracle.py); here each value of each option is,
-with each architecture and with the embedded model.
+tests/engine/test_greedy_oracle.py tests every pair of options in one process. This test uses a server, and covers each
+value of each option, each architecture and the embedded model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COVER = [
 
 
 def prompts(vocabulary: int) -> list[list[int]]:
-    """32 prompts of 1 to 70 tokens; half share 35 tokens."""
+    """Return 32 random prompts of 1 to 70 tokens. Half of them begin with the same 35 tokens."""
     rng = np.random.default_rng(1)
     shared = rng.integers(4, vocabulary, 35).tolist()
     lengths = rng.integers(1, 36, 32)
@@ -38,12 +38,12 @@ def prompts(vocabulary: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("model", "page", "chunk", "overlap", "cache", "tp"), COVER, ids=[row[0] for row in COVER])
-def test_promise_8_greedy_tokens_over_http_are_transformers(
+def test_promise_8_greedy_tokens_match_transformers(
     model: str, page: int, chunk: int, overlap: bool, cache: str, tp: int, tmp_path: Path
 ) -> None:
     path = resolve_model("tutor") if model == "tutor" else tiny_checkpoint(model, tmp_path)
     words = f"page_size={page} max_prefill_tokens={chunk} overlap={overlap} cache={cache} tp={tp}"
-    asked = prompts(2048 if model == "tutor" else 320)
+    prompt_ids = prompts(2048 if model == "tutor" else 320)
     with (
         Server(f"model={path}", *words.split(), f"num_pages={8192 // page}", "max_running_requests=40") as server,
         httpx.Client(base_url=server.url, timeout=120) as http,
@@ -58,10 +58,10 @@ def test_promise_8_greedy_tokens_over_http_are_transformers(
             assert len(choice["token_ids"]) == 12
             return choice["token_ids"]
 
-        alone = [ask(asked[i]) for i in (0, 1, 3)]
-        together = list(pool.map(ask, asked))
+        alone = [ask(prompt_ids[i]) for i in (0, 1, 3)]
+        together = list(pool.map(ask, prompt_ids))
         metrics = server.metrics()
         assert server.idle_pool()
-    Oracle(path).check_all([*asked, *(asked[i] for i in (0, 1, 3))], together + alone)
+    Oracle(path).check_all([*prompt_ids, *(prompt_ids[i] for i in (0, 1, 3))], together + alone)
     assert (metrics["minisgl_scheduler_cached_tokens_total"] > 0) == (cache == "radix")
-    assert metrics["minisgl_step_rows_sum"] > metrics["minisgl_step_rows_count"] * 2  # they did run together
+    assert metrics["minisgl_step_rows_sum"] > metrics["minisgl_step_rows_count"] * 2  # the requests were batched

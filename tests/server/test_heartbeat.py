@@ -1,4 +1,4 @@
-"""The launcher's watch over a scheduler: what counts as hung, and what never does."""
+"""The heartbeat: which sequences of beats count as a hang, and which do not."""
 
 from __future__ import annotations
 
@@ -18,48 +18,49 @@ def heartbeat() -> Heartbeat:
     return Heartbeat(multiprocessing.get_context("spawn"))
 
 
-async def stops(heartbeat: Heartbeat, within: float) -> bool:
+async def hangs(heartbeat: Heartbeat, within: float) -> bool:
+    """Return whether the heartbeat reports a hang within that number of seconds."""
     try:
-        await asyncio.wait_for(heartbeat.stopped(SECONDS), within)
+        await asyncio.wait_for(heartbeat.wait_until_hung(SECONDS), within)
     except TimeoutError:
         return False
     return True
 
 
-def test_promise_10_a_beat_that_stays_the_last_one_is_a_hang(heartbeat: Heartbeat) -> None:
+def test_promise_10_no_further_beat_is_a_hang(heartbeat: Heartbeat) -> None:
     heartbeat.beat()
     began = time.monotonic()
-    assert asyncio.run(stops(heartbeat, 30))
+    assert asyncio.run(hangs(heartbeat, 30))
     assert time.monotonic() - began >= SECONDS
 
 
-def test_promise_10_neither_a_start_nor_a_rest_is_a_hang(heartbeat: Heartbeat) -> None:
-    assert not asyncio.run(stops(heartbeat, 2 * SECONDS))
+def test_promise_10_start_and_idle_are_no_hang(heartbeat: Heartbeat) -> None:
+    assert not asyncio.run(hangs(heartbeat, 2 * SECONDS))
     heartbeat.beat()
-    heartbeat.rest()
-    assert not asyncio.run(stops(heartbeat, 2 * SECONDS))
+    heartbeat.idle()
+    assert not asyncio.run(hangs(heartbeat, 2 * SECONDS))
 
 
-def test_promise_10_short_turns_that_look_alike_are_no_hang(heartbeat: Heartbeat) -> None:
-    """Whenever the watcher looks, the scheduler is in the first turn after a rest: always another one."""
+def test_promise_10_short_steps_are_no_hang(heartbeat: Heartbeat) -> None:
+    """A scheduler that is in its first step after an idle phase, each time the watcher looks, is not hung."""
 
     async def busy() -> bool:
-        watch = asyncio.ensure_future(heartbeat.stopped(SECONDS))
+        watch = asyncio.ensure_future(heartbeat.wait_until_hung(SECONDS))
         for _ in range(60):
-            heartbeat.rest()
+            heartbeat.idle()
             heartbeat.beat()
             await asyncio.sleep(SECONDS / 20)
-        return watch.cancel()  # False where it has returned
+        return watch.cancel()  # False if the watch has already returned
 
     assert asyncio.run(busy())
 
 
-def test_promise_10_time_in_which_the_watcher_did_not_run_does_not_count(heartbeat: Heartbeat) -> None:
-    """As after a laptop was asleep: the clock says hours, and the scheduler had none of them either."""
+def test_promise_10_suspended_time_does_not_count(heartbeat: Heartbeat) -> None:
+    """Time in which the watcher's event loop did not run, such as while a laptop is suspended, is not counted."""
 
     async def suspended() -> bool:
         heartbeat.beat()
-        watch = asyncio.ensure_future(heartbeat.stopped(SECONDS))
+        watch = asyncio.ensure_future(heartbeat.wait_until_hung(SECONDS))
         await asyncio.sleep(SECONDS / 4)
         time.sleep(3 * SECONDS)
         await asyncio.sleep(SECONDS / 4)

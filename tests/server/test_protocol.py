@@ -1,4 +1,4 @@
-"""Requests as clients send them: what is read, what is refused by name, and that the manual lists all of it."""
+"""Parsing of request bodies: supported parameters, refused parameters, and the manual's list of parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from minisgl.core import SamplingParams
-from minisgl.message import IdsPrompt, TextPrompt, pack_ids
+from minisgl.message import TextPrompt, TokensPrompt, pack_ids
 from minisgl.server.errors import ApiError
 from minisgl.server.protocol import (
     NEUTRAL,
@@ -34,8 +34,8 @@ def chat(**fields: Any) -> ChatRequest:
     return parse(json.dumps({"messages": messages, **fields}).encode(), ChatRequest)
 
 
-def test_every_sampling_parameter_arrives() -> None:
-    """None of them is accepted and dropped on the way."""
+def test_all_sampling_parameters_are_passed_on() -> None:
+    """Every sampling parameter of a request body is found in `SamplingParams`."""
     given: dict[str, Any] = {
         "temperature": 0.5,
         "top_p": 0.9,
@@ -64,17 +64,18 @@ def test_every_sampling_parameter_arrives() -> None:
     assert set(changed) == set(SamplingParams.__struct_fields__)
 
 
-def test_null_is_as_if_it_was_not_said() -> None:
+def test_null_equals_missing() -> None:
+    """A parameter with the value null is treated as a missing parameter."""
     names = [field.name for field in msgspec.structs.fields(CompletionRequest) if field.name != "prompt"]
     assert completion(**dict.fromkeys([*names, *NEUTRAL])) == completion()
 
 
 LABELS = ("metadata", "prompt_cache_key", "safety_identifier", "user")
-"""Labels and hints, which a server may keep to itself: any value passes."""
+"""Parameters that only label a request. Every value of theirs is accepted."""
 
 
 @pytest.mark.parametrize("name", sorted(set(NEUTRAL) - set(LABELS)))
-def test_what_is_lacking_is_refused_by_name(name: str) -> None:
+def test_unsupported_parameters(name: str) -> None:
     with pytest.raises(ApiError, match=name) as error:
         completion(**{name: ["something", "else"]})
     assert (error.value.status, error.value.param) == (400, name)
@@ -83,40 +84,42 @@ def test_what_is_lacking_is_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LABELS)
-def test_labels_pass(name: str) -> None:
+def test_labels_are_accepted(name: str) -> None:
     assert completion(**{name: ["something", "else"]}) == completion()
 
 
-def test_nobody_can_say_true_where_a_number_is_meant() -> None:
+def test_boolean_is_not_a_number() -> None:
+    """A boolean is refused for a number parameter, and a number for a boolean parameter."""
     for fields in ({"best_of": True}, {"min_tokens": False}, {"n": True}, {"max_tokens": True}, {"echo": 0}):
         with pytest.raises(ApiError):
             completion(**fields)
 
 
-def test_prompts_of_each_kind() -> None:
-    ids = IdsPrompt(pack_ids([1, 2]))
-    assert completion(prompt="a").prompts() == [TextPrompt("a")]
-    assert completion(prompt=["a", "b"]).prompts() == [TextPrompt("a"), TextPrompt("b")]
-    assert completion(prompt=[1, 2]).prompts() == [ids]
-    assert completion(prompt=[[1, 2], [1, 2]]).prompts() == [ids, ids]
+def test_prompt_types() -> None:
+    ids = TokensPrompt(pack_ids([1, 2]))
+    assert completion(prompt="a").to_prompts() == [TextPrompt("a")]
+    assert completion(prompt=["a", "b"]).to_prompts() == [TextPrompt("a"), TextPrompt("b")]
+    assert completion(prompt=[1, 2]).to_prompts() == [ids]
+    assert completion(prompt=[[1, 2], [1, 2]]).to_prompts() == [ids, ids]
 
 
-def test_messages_as_a_template_reads_them() -> None:
+def test_template_messages() -> None:
+    """Content parts are joined to one text, and fields with the value null are left out."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "user", "content": parts, "name": None}, {"role": "assistant", "tool_calls": [{"id": "1"}]}]
-    assert chat(messages=messages).chat().turns == [
+    assert chat(messages=messages).to_prompt().messages == [
         {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
     ]
 
 
-def test_how_many_logprobs_a_chat_asks_for() -> None:
-    assert chat().alternatives is None
-    assert chat(logprobs=True).alternatives == 0
-    assert chat(logprobs=True, top_logprobs=4).alternatives == 4
+def test_num_logprobs_of_chat() -> None:
+    assert chat().num_logprobs is None
+    assert chat(logprobs=True).num_logprobs == 0
+    assert chat(logprobs=True, top_logprobs=4).num_logprobs == 4
 
 
-def test_the_manual_lists_every_parameter() -> None:
+def test_manual_lists_every_parameter() -> None:
     named = set(re.findall(r"`(\w+)`", MANUAL.read_text()))
     for kind in (CompletionRequest, ChatRequest, TokenizeBody, DetokenizeBody):
         assert {field.name for field in msgspec.structs.fields(kind)} <= named

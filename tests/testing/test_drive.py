@@ -1,4 +1,4 @@
-"""The judge of the scheduler, judged: a scheduler that answers wrongly is found out, whatever its engine did."""
+"""Tests of `Drive`: it reports every scheduler whose outputs are wrong."""
 
 from __future__ import annotations
 
@@ -14,29 +14,32 @@ from minisgl.testing.truth import expected_output
 
 SPEC = EngineSpec(page_size=4, num_pages=8, max_running_requests=2, max_seq_len=24, vocab_size=50)
 JOB = Job(1, [1, 2, 3], SamplingParams(max_tokens=2, temperature=0.0))
-RIGHT = expected_output(JOB.ask, SPEC.vocab_size).tokens
+RIGHT = expected_output(JOB.request, SPEC.vocab_size).tokens
 
 
-def end(reason: Any = "length", **more: Any) -> Finished:
-    values: dict[str, Any] = {"uid": 1, "reason": reason, "prompt_tokens": 3, "output_tokens": 2, **more}
+def reply(reason: Any = "length", **more: Any) -> Finished:
+    values: dict[str, Any] = {"uid": 1, "finish_reason": reason, "prompt_tokens": 3, "output_tokens": 2, **more}
     return Finished(**values)
 
 
 class Script:
-    """A scheduler that says what it was told to, one output a step, and does nothing."""
+    """A scheduler that returns the given outputs, one per step, and schedules nothing.
+
+    With ``refuse``, it rejects every request. With ``last=False``, it never becomes idle.
+    """
 
     def __init__(self, *outputs: Output, refuse: bool = False, last: bool = True):
         self.outputs, self.refuse, self.last = list(outputs), refuse, last
 
     def __call__(self, engine: Any, *_: Any, **__: Any) -> Script:
-        engine.counts.seats[1], engine.counts.computed_by[1] = 1, 4
+        engine.counts.admissions[1], engine.counts.computed_by[1] = 1, 4
         return self
 
-    def add(self, uid: int, prompt: Any, params: SamplingParams) -> None:
+    def add_request(self, uid: int, prompt: Any, params: SamplingParams) -> None:
         if self.refuse:
-            raise InvalidRequestError("prompt", "I don't like it.")
+            raise InvalidRequestError("prompt", "The test rejects every request.")
 
-    def abort(self, uid: int) -> None:
+    def abort_request(self, uid: int) -> None:
         pass
 
     def step(self) -> Output:
@@ -51,54 +54,70 @@ class Script:
 
 
 TOKENS = Output([1, 1], RIGHT)
-WHOLE = Output([1, 1], RIGHT, [end()])
+COMPLETE = Output([1, 1], RIGHT, [reply()])
 
-LIES: dict[str, tuple[Callable[[], Script], str]] = {
-    "a wrong token": (lambda: Script(Output([1], [RIGHT[0] ^ 1])), "promise 8: token 0"),
-    "a token too many": (lambda: Script(TOKENS, Output([1], [5])), "more than its 2 tokens"),
-    "a token too few": (lambda: Script(Output([1], RIGHT[:1], [end(output_tokens=1)])), "promise 8"),
-    "two replies": (lambda: Script(WHOLE, Output(finished=[end()])), "promise 1: a second"),
-    "a token after the reply": (lambda: Script(WHOLE, Output([1], [5])), "promise 1: request 1 gained a token"),
-    "no reply": (lambda: Script(TOKENS), "promise 1: idle, but"),
+WRONG: dict[str, tuple[Callable[[], Script], str]] = {
+    "a wrong token": (lambda: Script(Output([1], [RIGHT[0] ^ 1])), "promise 8: output token 0 of request 1"),
+    "a token too many": (lambda: Script(TOKENS, Output([1], [5])), "more than its 2 expected tokens"),
+    "a token too few": (lambda: Script(Output([1], RIGHT[:1], [reply(output_tokens=1)])), "promise 8"),
+    "two replies": (lambda: Script(COMPLETE, Output(finished=[reply()])), "promise 1: a second"),
+    "a token after the reply": (lambda: Script(COMPLETE, Output([1], [5])), "promise 1: request 1 gained a token"),
+    "no reply": (lambda: Script(TOKENS), "promise 1: the scheduler is idle, but"),
     "no end": (lambda: Script(TOKENS, last=False), "stuck"),
-    "a reply to nobody": (lambda: Script(Output(finished=[end(uid=2)])), "never accepted"),
-    "a token for nobody": (lambda: Script(Output([2], [5])), "never accepted"),
-    "the wrong reason": (lambda: Script(Output([1, 1], RIGHT, [end("stop")])), "ended by"),
-    "an abort that nobody asked for": (lambda: Script(Output([1, 1], RIGHT, [end("abort")])), "still there"),
-    "an error without a cause": (lambda: Script(Output([1, 1], RIGHT, [end("error", error="oops")])), "oops"),
-    "prompt tokens miscounted": (lambda: Script(Output([1, 1], RIGHT, [end(prompt_tokens=4)])), "usage: 4 prompt"),
-    "output tokens miscounted": (lambda: Script(Output([1, 1], RIGHT, [end(output_tokens=1)])), "usage: 1 output"),
-    "a prompt cached whole": (lambda: Script(Output([1, 1], RIGHT, [end(cached_tokens=3)])), "usage: 3 cached"),
-    "cached tokens that were computed": (lambda: Script(Output([1, 1], RIGHT, [end(cached_tokens=2)])), "usage: 2"),
-    "a refusal without a reason": (lambda: Script(refuse=True), "promise 2: refused without"),
+    "a reply to an unknown request": (lambda: Script(Output(finished=[reply(uid=2)])), "never accepted"),
+    "a token for an unknown request": (lambda: Script(Output([2], [5])), "never accepted"),
+    "the wrong reason": (lambda: Script(Output([1, 1], RIGHT, [reply("stop")])), "ended with .finish_reason, stop_id."),
+    "an abort that was not requested": (lambda: Script(Output([1, 1], RIGHT, [reply("abort")])), "it was not aborted"),
+    "an error without a cause": (lambda: Script(Output([1, 1], RIGHT, [reply("error", error="oops")])), "oops"),
+    "prompt tokens miscounted": (
+        lambda: Script(Output([1, 1], RIGHT, [reply(prompt_tokens=4)])),
+        "usage: prompt_tokens of request 1 is 4",
+    ),
+    "output tokens miscounted": (
+        lambda: Script(Output([1, 1], RIGHT, [reply(output_tokens=1)])),
+        "usage: output_tokens of request 1 is 1",
+    ),
+    "a completely cached prompt": (
+        lambda: Script(Output([1, 1], RIGHT, [reply(cached_tokens=3)])),
+        "usage: cached_tokens of request 1 is 3",
+    ),
+    "cached tokens that were computed": (
+        lambda: Script(Output([1, 1], RIGHT, [reply(cached_tokens=2)])),
+        "usage: cached_tokens of request 1 is 2",
+    ),
+    "a rejection without a reason": (lambda: Script(refuse=True), "promise 2: request 1 can be served"),
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_scheduler_that_answers_wrongly_is_found_out(lie: str) -> None:
-    script, message = LIES[lie]
+@pytest.mark.parametrize("mistake", WRONG)
+def test_wrong_outputs(mistake: str) -> None:
+    """`Drive` finds each mistake of a scheduler, and accepts the correct output."""
+    script, message = WRONG[mistake]
     policy = make_plugin("scheduler", "mixed")
-    Drive(SPEC, NaiveCache(), policy, scheduler=Script(WHOLE)).run([JOB])
+    Drive(SPEC, NaiveCache(), policy, scheduler=Script(COMPLETE)).run([JOB])
     with pytest.raises(AssertionError, match=message):
         Drive(SPEC, NaiveCache(), policy, scheduler=script()).run([JOB])
 
 
-def test_what_can_not_be_served_must_be_refused() -> None:
+def test_missing_rejection() -> None:
+    """`Drive` finds a scheduler that queues a request that it can never serve."""
     drive = Drive(SPEC, NaiveCache(), make_plugin("scheduler", "mixed"), scheduler=Script())
     for job in (Job(1, []), Job(2, [1] * 20, SamplingParams(max_tokens=5)), Job(3, [50])):
         with pytest.raises(AssertionError, match="was queued, although"):
             drive.add(job)
 
 
-def test_a_hang_up_without_a_reply_is_found_out() -> None:
+def test_ignored_abort() -> None:
+    """`Drive` finds a scheduler that does not finish an aborted request."""
     drive = Drive(SPEC, NaiveCache(), make_plugin("scheduler", "mixed"), scheduler=Script(last=False))
     drive.add(JOB)
     drive.abort(1)
-    with pytest.raises(AssertionError, match="hung up a step ago"):
+    with pytest.raises(AssertionError, match="the step did not finish them"):
         drive.step()
 
 
-def test_a_job_arrives_and_hangs_up_when_it_says() -> None:
+def test_arrival_and_abort() -> None:
+    """`Drive.run` sends and aborts requests at the steps that their `Job` gives."""
     drive = Drive(SPEC, NaiveCache(), make_plugin("scheduler", "mixed"), overlap=False)
     long = SamplingParams(max_tokens=20, temperature=0.0)
     report = drive.run([Job(1, [1, 2], long), Job(2, [3, 4], long, arrive=2, abort=5)])

@@ -1,4 +1,4 @@
-"""The kits for experts, communicators and models, judged: each finds what is wrong with a wrong one, and says where."""
+"""Tests of the kits for MoE backends, communicators and models: they find faulty plugins and say what is wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from minisgl.testing.moe import MoeConformance
 
 
 def failures(kit: Any) -> dict[str, str]:
-    """Test → message of all that fail."""
+    """Run all tests of a kit. Return the message of each failed test by the test's name."""
     failed = {}
     for name in sorted(each for each in dir(kit) if each.startswith("test_")):
         try:
@@ -36,6 +36,8 @@ def failures(kit: Any) -> dict[str, str]:
 
 
 class Overwrites(GroupedMoe):
+    """Overwrites the contributions of a token's earlier choices."""
+
     def scatter(self, rows: Tensor, pairs: Tensor, scale: Tensor, out: Tensor) -> Tensor:
         real = pairs < scale.numel()
         rows, pairs = rows[real], pairs[real]
@@ -43,17 +45,23 @@ class Overwrites(GroupedMoe):
         return out
 
 
-class MakesItsOwn(GroupedMoe):
+class IgnoresOut(GroupedMoe):
+    """Writes the result into a new tensor instead of ``out``."""
+
     def forward(self, weights: Any, x: Tensor, ids: Tensor, scale: Tensor, out: Tensor) -> Tensor:
         return super().forward(weights, x, ids, scale, torch.empty_like(out))
 
 
-class TakesAllForItsOwn(GroupedMoe):
+class IgnoresRange(GroupedMoe):
+    """Treats the local experts as the experts from number 0 on."""
+
     def load(self, gate_up: Tensor, down: Tensor, experts: range, activation: str) -> Any:
         return super().load(gate_up, down, range(len(down)), activation)
 
 
 class Remembers(GroupedMoe):
+    """Adds a part of the previous result."""
+
     last: Tensor | float = 0.0
 
     def forward(self, weights: Any, x: Tensor, ids: Tensor, scale: Tensor, out: Tensor) -> Tensor:
@@ -62,7 +70,9 @@ class Remembers(GroupedMoe):
         return out
 
 
-class ChangesItsInputs(GroupedMoe):
+class ChangesInputs(GroupedMoe):
+    """Sets the routing weights to zero."""
+
     def forward(self, weights: Any, x: Tensor, ids: Tensor, scale: Tensor, out: Tensor) -> Tensor:
         out = super().forward(weights, x, ids, scale, out)
         scale.zero_()
@@ -72,14 +82,16 @@ class ChangesItsInputs(GroupedMoe):
 @pytest.mark.parametrize(
     ("wrong", "test", "says"),
     [
-        (Overwrites, "test_the_sum_of_the_chosen_experts", r"1 tokens, top 2 of 6 experts.*: token 0, which chose"),
-        (MakesItsOwn, "test_it_writes_into_out_and_leaves_its_inputs", "the result is not in `out`"),
-        (TakesAllForItsOwn, "test_ranges_of_experts_add_up", "add up to something else"),
-        (Remembers, "test_a_call_does_not_remember_the_one_before", "after a different one"),
-        (ChangesItsInputs, "test_it_writes_into_out_and_leaves_its_inputs", "forward changed scale"),
+        (Overwrites, "test_chosen_experts", r"1 tokens, top 2 of 6 experts.*: the result of token 0, which chose"),
+        (IgnoresOut, "test_out_and_inputs", "the result is not in `out`"),
+        (IgnoresRange, "test_expert_ranges", "three ranks with different experts is off by"),
+        (Remembers, "test_no_state_between_calls", "after a call with other tokens"),
+        (ChangesInputs, "test_out_and_inputs", "forward changed scale"),
     ],
 )
-def test_the_expert_kit_finds(wrong: type[GroupedMoe], test: str, says: str) -> None:
+def test_faulty_moe_backends(wrong: type[GroupedMoe], test: str, says: str) -> None:
+    """The MoE kit finds each faulty backend, in the expected test and with the expected message."""
+
     class Kit(MoeConformance):
         def make(self) -> GroupedMoe:
             return wrong(16)
@@ -93,6 +105,8 @@ def test_the_expert_kit_finds(wrong: type[GroupedMoe], test: str, says: str) -> 
 
 
 class LosesTheTail(RingCommunicator):
+    """Does not reduce the elements that remain after a division into equal chunks."""
+
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.size == 1:
             return x
@@ -104,7 +118,9 @@ class LosesTheTail(RingCommunicator):
         return whole
 
 
-class AddsInItsOwnOrder(RingCommunicator):
+class OwnOrderOfSums(RingCommunicator):
+    """Adds the ranks' tensors in another order on each rank."""
+
     def all_reduce(self, x: Tensor) -> Tensor:
         passing, total = x.contiguous().clone(), x.contiguous().clone()
         for _ in range(self.size - 1):
@@ -115,19 +131,25 @@ class AddsInItsOwnOrder(RingCommunicator):
         return total
 
 
-class GathersInAnyOrder(RingCommunicator):
+class OwnOrderOfParts(RingCommunicator):
+    """Concatenates the ranks' tensors beginning with its own."""
+
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         parts = super().all_gather(x, dim).chunk(self.size, dim)
         return torch.cat([*parts[self.rank :], *parts[: self.rank]], dim)
 
 
-class AddsTheResidualOnEveryRank(RingCommunicator):
+class AddsResidualOnEveryRank(RingCommunicator):
+    """Adds the residual before the all-reduce, once per rank."""
+
     def all_reduce_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         total = self.all_reduce(x + residual)
         return torch.nn.functional.rms_norm(total, weight.shape, weight, eps), total
 
 
-class WaitsForEver(RingCommunicator):
+class Deadlocks(RingCommunicator):
+    """Waits for the send before it receives."""
+
     def swap(self, outgoing: Tensor, incoming: Tensor) -> None:
         self.send(outgoing, (self.rank + 1) % self.size).wait()
         self.receive(incoming, (self.rank - 1) % self.size).wait()
@@ -136,14 +158,16 @@ class WaitsForEver(RingCommunicator):
 @pytest.mark.parametrize(
     ("wrong", "test", "says"),
     [
-        (LosesTheTail, "test_all_reduce_is_the_sum", r"\[1\] of float32 on 2 ranks: rank 0 got .*, not the sum"),
-        (AddsInItsOwnOrder, "test_all_reduce_gives_every_rank_the_same_bits", "3 ranks: .* are not rank 0's"),
-        (GathersInAnyOrder, "test_all_gather_keeps_the_order_of_the_ranks", "all_gather on 2 ranks"),
-        (AddsTheResidualOnEveryRank, "test_all_reduce_norm_adds_the_residual_once", "all_reduce_norm: the norm"),
-        (WaitsForEver, "test_all_reduce_is_the_sum", r"wait for each other for ever.*rank 0 at test_kits_of_parts\.py"),
+        (LosesTheTail, "test_all_reduce", r"\[1\] of float32 on 2 ranks: rank 0 got .*, not the sum"),
+        (OwnOrderOfSums, "test_all_reduce_same_bits", "3 ranks: .* are not rank 0's"),
+        (OwnOrderOfParts, "test_all_gather", "all_gather on 2 ranks"),
+        (AddsResidualOnEveryRank, "test_all_reduce_norm", "all_reduce_norm: the norm"),
+        (Deadlocks, "test_all_reduce", r"wait for each other: .*rank 0 at test_kits_of_parts\.py"),
     ],
 )
-def test_the_communicator_kit_finds(wrong: type[RingCommunicator], test: str, says: str) -> None:
+def test_faulty_communicators(wrong: type[RingCommunicator], test: str, says: str) -> None:
+    """The communicator kit finds each faulty communicator, with the expected message."""
+
     class Kit(CommunicatorConformance):
         limit = 2.0
 
@@ -157,22 +181,26 @@ def test_the_communicator_kit_finds(wrong: type[RingCommunicator], test: str, sa
 # ---- models ------------------------------------------------------------------------------------------------
 
 
-def forgets_the_norms(block: Block) -> None:
+def mix_up_norms(block: Block) -> None:
+    """Use the weights of the key norm for the query norm."""
     block.self_attn.q_norm.weight = block.self_attn.k_norm.weight
 
 
-def cuts_nothing(block: Block) -> None:
+def read_everything(block: Block) -> None:
+    """Build the block as if there were one rank, so that each rank reads all weights."""
     ctx = block.self_attn.ctx
     alone = replace(ctx, comm=SimpleNamespace(rank=0, size=1))
     block.mlp, block.self_attn = MLP(CONFIG[0], alone), Attention(block.self_attn.spec.index, CONFIG[0], alone)
     block.self_attn.ctx = ctx
 
 
-def leaves_parts(block: Block) -> None:
+def skip_all_reduce(block: Block) -> None:
+    """Return the MLP's partial sums without an all-reduce."""
     block.mlp.down_proj.reduce = False
 
 
-def sees_one_token(block: Block) -> None:
+def limit_window(block: Block) -> None:
+    """Let each query see only its own key."""
     block.self_attn.spec = replace(block.self_attn.spec, window=1)
 
 
@@ -182,13 +210,15 @@ CONFIG: list[Any] = []
 @pytest.mark.parametrize(
     ("change", "test", "says"),
     [
-        (forgets_the_norms, "test_logits_are_transformers", "a whole prompt: the logits of position 1 are off by"),
-        (cuts_nothing, "test_ranks_agree_with_one_and_read_only_their_part", "rank 0 of 2 read .*: what did it cut"),
-        (leaves_parts, "test_ranks_agree_with_one_and_read_only_their_part", "rank 0 of 2: the logits of position"),
-        (sees_one_token, "test_chunks_pages_and_neighbours_do_not_matter", "page_size=1, a chunk: .* of position 1"),
+        (mix_up_norms, "test_whole_prompt", "a whole prompt: the logits of position 1 are off by"),
+        (read_everything, "test_tensor_parallel", "rank 0 of 2 read .*; expected less than"),
+        (skip_all_reduce, "test_tensor_parallel", "rank 0 of 2: the logits of position"),
+        (limit_window, "test_chunks_and_batches", "page_size=1, a chunk: .* of position 1"),
     ],
 )
-def test_the_model_kit_finds(change: Callable[[Block], None], test: str, says: str) -> None:
+def test_faulty_models(change: Callable[[Block], None], test: str, says: str) -> None:
+    """The model kit finds each faulty model, with the expected message."""
+
     class Wrong(Qwen3Plain):
         def block(self, index: int) -> Any:
             CONFIG[:] = [self.config]

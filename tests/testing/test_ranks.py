@@ -1,4 +1,4 @@
-"""run_ranks: a rank that is slow to link is no deadlock, one that waits for ever is, and a failure is the caller's."""
+"""Tests of `run_ranks`: the time limit, deadlocks, and the errors of ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def total(comm: Communicator) -> float:
     return float(comm.all_reduce(torch.ones(2)).sum())
 
 
-def test_how_long_ranks_take_to_link_does_not_count() -> None:
+def test_slow_link() -> None:
+    """The time that ranks need to link does not count towards the limit."""
+
     def make(rank: int, size: int, address: str) -> TorchCommunicator:
         time.sleep(1.5 * rank)
         return link(rank, size, address)
@@ -29,15 +31,18 @@ def test_how_long_ranks_take_to_link_does_not_count() -> None:
     assert run_ranks(2, total, make=make, limit=1.0) == [4.0, 4.0]
 
 
-def test_a_rank_that_never_comes_is_a_deadlock_and_the_others_go_home() -> None:
+def test_deadlock() -> None:
+    """If a rank does not call a collective, `Deadlock` names the waiting ranks, and their threads end."""
     before, begun = set(threading.enumerate()), time.monotonic()
     with pytest.raises(Deadlock, match=r"rank 0 at .*; rank 1 at "):
         run_ranks(3, lambda comm: total(comm) if comm.rank < 2 else 0.0, make=link, limit=1.0)
     assert time.monotonic() - begun < 30
-    assert not [one for one in set(threading.enumerate()) - before if one.name.startswith("rank-")]
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("rank-")]
 
 
-def test_what_one_rank_raises_is_raised() -> None:
+def test_error_of_a_rank() -> None:
+    """The error of a rank is raised to the caller."""
+
     def work(comm: Communicator) -> float:
         if comm.rank == 1:
             raise LookupError("lost")

@@ -1,4 +1,4 @@
-"""The simulated engine against steps written by hand: a healthy run passes, and each rule, broken, is named."""
+"""Tests of the simulated engine with steps written by hand: correct steps pass, and each broken rule is reported."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from minisgl.core import PENDING, Admission, EngineDeadError, EngineSpec, SamplingParams, Step
-from minisgl.testing import RULES, Ask, SimCounts, SimEngine, SimViolation, expected_output
-from minisgl.testing.truth import Truth
+from minisgl.testing import RULES, SimCounts, SimEngine, SimRequest, SimViolation, expected_output
+from minisgl.testing.truth import ExpectedTokens
 
 SPEC = EngineSpec(page_size=4, num_pages=8, max_running_requests=3, max_seq_len=16, vocab_size=100)
 A, B, C = 7, 8, 9
 REQUESTS = {
-    A: Ask([1, 2, 3, 4, 5, 6], SamplingParams(max_tokens=5)),
-    B: Ask([1, 2, 3, 4, 60], SamplingParams(max_tokens=3)),
-    C: Ask([30, 31, 32, 33, 34, 35, 36, 37, 38], SamplingParams(max_tokens=3, seed=5)),
+    A: SimRequest([1, 2, 3, 4, 5, 6], SamplingParams(max_tokens=5)),
+    B: SimRequest([1, 2, 3, 4, 60], SamplingParams(max_tokens=3)),
+    C: SimRequest([30, 31, 32, 33, 34, 35, 36, 37, 38], SamplingParams(max_tokens=3, seed=5)),
 }
-Row = tuple[int, int, Sequence[int], bool]  # slot, start, tokens, sample
+Row = tuple[int, int, Sequence[int], bool]  # req_pool_idx, start, tokens, sample
 
 
 def ints(values: Sequence[int]) -> np.ndarray:
@@ -29,12 +29,16 @@ def ints(values: Sequence[int]) -> np.ndarray:
 def make(
     step_id: int,
     rows: Sequence[Row],
-    table: Sequence[tuple[int, int, int]] = (),
-    seats: Sequence[tuple[int, int]] = (),
+    updates: Sequence[tuple[int, int, int]] = (),
+    admissions: Sequence[tuple[int, int]] = (),
     decode: int = 0,
 ) -> Step:
-    """A step from rows (slot, start, tokens, sample), table writes and seats (slot, uid)."""
-    slots, columns, pages = (ints([w[i] for w in table]) for i in range(3))
+    """Build a step.
+
+    ``rows`` are (req_pool_idx, start, tokens, sample), ``updates`` are page table updates (req_pool_idx, column, page),
+    and ``admissions`` are (req_pool_idx, uid).
+    """
+    indices, columns, pages = (ints([update[i] for update in updates]) for i in range(3))
     return Step(
         id=step_id,
         req_pool_indices=ints([row[0] for row in rows]),
@@ -43,9 +47,10 @@ def make(
         num_decode=decode,
         sample=np.asarray([row[3] for row in rows], np.bool_),
         input_ids=ints([token for row in rows for token in row[2]]),
-        page_table_updates=(slots, columns, pages),
+        page_table_updates=(indices, columns, pages),
         admissions=tuple(
-            Admission(slot, uid, REQUESTS[uid].params, seed=REQUESTS[uid].params.seed or 0) for slot, uid in seats
+            Admission(index, uid, REQUESTS[uid].params, seed=REQUESTS[uid].params.seed or 0)
+            for index, uid in admissions
         ),
     )
 
@@ -63,7 +68,7 @@ def engine(depth: int = 2, eos: Sequence[int] = ()) -> SimEngine:
 
 
 def run(sim: SimEngine, *steps: Step) -> list[int]:
-    """Launch and read one step after the other; the last one's tokens."""
+    """Launch each step and read its result before the next. Return the tokens of the last step."""
     tokens: list[int] = []
     for step in steps:
         sim.launch(step)
@@ -76,7 +81,10 @@ A_DECODE = make(1, [(0, 6, [PENDING], True)], decode=1)
 
 
 def broken(rule: str, sim: SimEngine, *steps: Step, launch_first: bool = False) -> SimViolation:
-    """The violation that ``steps`` must raise; ``launch_first`` launches each before the one before it is read."""
+    """Run ``steps``, which must break ``rule``, and return the violation.
+
+    With ``launch_first``, launch each step before the result of the previous step is read.
+    """
     with pytest.raises(SimViolation) as caught:  # noqa: PT012
         if launch_first:
             sim.launch(steps[0])
@@ -92,10 +100,11 @@ def broken(rule: str, sim: SimEngine, *steps: Step, launch_first: bool = False) 
     return violation
 
 
-# ---- healthy runs -------------------------------------------------------------------------------------
+# ---- correct steps ------------------------------------------------------------------------------------
 
 
-def test_a_request_alone_gets_the_expected_answer() -> None:
+def test_one_request() -> None:
+    """A request that runs alone gets its expected output."""
     sim = engine()
     out = run(sim, A_PREFILL)
     for i in range(1, 5):
@@ -107,7 +116,8 @@ def test_a_request_alone_gets_the_expected_answer() -> None:
     assert sim.counts.recomputed == 0
 
 
-def test_chunks_shared_prefix_and_a_step_in_flight_change_nothing() -> None:
+def test_chunks_and_shared_prefix() -> None:
+    """Requests with a shared prefix, computed in chunks and with overlap, get their expected outputs."""
     sim = engine()
     sim.launch(make(0, [(0, 0, prompt(A)[:4], False)], [(0, 0, 3)], [(0, A)]))
     sim.launch(make(1, [(0, 4, [5, 6], True), (2, 4, [60], True)], [(0, 1, 5), (2, 0, 3), (2, 1, 1)], [(2, B)]))
@@ -121,7 +131,8 @@ def test_chunks_shared_prefix_and_a_step_in_flight_change_nothing() -> None:
     assert [second.tokens[1, 0], third.tokens[0, 0]] == answer(B)[:2]
 
 
-def test_a_retracted_request_goes_on_where_it_was_in_another_slot() -> None:
+def test_retracted_request() -> None:
+    """A retracted request continues its output in another request-pool row."""
     sim = engine()
     out = run(sim, A_PREFILL, A_DECODE)
     known = [*prompt(A), answer(A)[0], out[0]]
@@ -130,7 +141,8 @@ def test_a_retracted_request_goes_on_where_it_was_in_another_slot() -> None:
     assert sim.counts.recomputed == 7
 
 
-def test_a_token_that_was_in_flight_at_a_retraction_may_be_sampled_again() -> None:
+def test_token_sampled_again() -> None:
+    """A token that was in flight when its request was retracted may be sampled again."""
     sim = engine()
     again = make(2, [(1, 0, [*prompt(A), answer(A)[0]], True)], [(1, 0, 4), (1, 1, 5)], [(1, A)])
     assert run(sim, A_PREFILL, A_DECODE, again) == [answer(A)[1]]
@@ -139,12 +151,14 @@ def test_a_token_that_was_in_flight_at_a_retraction_may_be_sampled_again() -> No
 # ---- the order of calls -----------------------------------------------------------------------------------
 
 
-def test_step_ids_have_no_gaps() -> None:
+def test_step_ids() -> None:
+    """A gap in the step numbers is reported."""
     broken("step-id", engine(), replace(A_PREFILL, id=1))
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_at_most_depth_steps_are_unread(depth: int) -> None:
+def test_unread_steps(depth: int) -> None:
+    """More than ``depth`` launched steps in flight are reported."""
     sim = engine(depth)
     for step in (A_PREFILL, A_DECODE)[:depth]:
         sim.launch(step)
@@ -152,12 +166,14 @@ def test_at_most_depth_steps_are_unread(depth: int) -> None:
         sim.launch(make(depth, [(0, 6 + depth, [PENDING], True)], decode=1))
 
 
-def test_a_result_without_a_launch_is_an_error() -> None:
+def test_result_without_launch() -> None:
+    """A call of ``result`` without a step in flight is reported."""
     with pytest.raises(SimViolation, match="unread-steps"):
         engine().result()
 
 
-def test_a_closed_engine_and_a_dying_one_say_so() -> None:
+def test_dead_engine() -> None:
+    """A closed engine and an engine with ``dies_at`` raise `EngineDeadError`."""
     sim = engine()
     sim.close()
     with pytest.raises(EngineDeadError):
@@ -168,26 +184,37 @@ def test_a_closed_engine_and_a_dying_one_say_so() -> None:
         dying.launch(A_DECODE)
 
 
-@pytest.mark.parametrize("array", ["slots", "starts", "counts", "sample", "tokens", "table"])
-def test_a_step_that_is_changed_after_its_launch_is_found(array: str) -> None:
+@pytest.mark.parametrize(
+    "array",
+    [
+        "req_pool_indices",
+        "num_computed_tokens",
+        "num_scheduled_tokens",
+        "sample",
+        "input_ids",
+        "page_table_updates",
+    ],
+)
+def test_changed_step(array: str) -> None:
+    """A step whose arrays change after the launch is reported."""
     sim = engine()
     step = make(0, [(0, 0, prompt(A), True)], [(0, 0, 0), (0, 1, 1)], [(0, A)])
     sim.launch(step)
-    target = step.page_table_updates[2] if array == "table" else getattr(step, array)
+    target = step.page_table_updates[2] if array == "page_table_updates" else getattr(step, array)
     target[0] = not target[0]
     with pytest.raises(SimViolation) as caught:
         sim.result()
     assert (caught.value.rule, caught.value.step) == ("step-changed", 0)
 
 
-# ---- the form of a step -------------------------------------------------------------------------------------
+# ---- the shape of a step ------------------------------------------------------------------------------------
 
 SHAPES: dict[str, Callable[[], Step]] = {
     "no rows": lambda: make(0, []),
-    "an empty row": lambda: make(0, [(0, 0, [], False)], seats=[(0, A)]),
-    "a slot that is not there": lambda: make(0, [(3, 0, [1], False)]),
-    "the scratch slot": lambda: make(0, [(-1, 0, [1], False)]),
-    "one slot twice": lambda: make(0, [(0, 0, [1], False), (0, 1, [2], False)], [(0, 0, 0)], [(0, A)]),
+    "an empty row": lambda: make(0, [(0, 0, [], False)], admissions=[(0, A)]),
+    "an unknown req_pool_idx": lambda: make(0, [(3, 0, [1], False)]),
+    "a negative req_pool_idx": lambda: make(0, [(-1, 0, [1], False)]),
+    "a req_pool_idx twice": lambda: make(0, [(0, 0, [1], False), (0, 1, [2], False)], [(0, 0, 0)], [(0, A)]),
     "a decode row of two tokens": lambda: make(0, [(0, 0, [1, 2], False)], decode=1),
     "a pending token in a chunk": lambda: make(0, [(0, 0, [PENDING, 2], False)]),
     "too few tokens": lambda: replace(A_PREFILL, input_ids=A_PREFILL.input_ids[:-1]),
@@ -198,110 +225,125 @@ SHAPES: dict[str, Callable[[], Step]] = {
 
 
 @pytest.mark.parametrize("what", SHAPES)
-def test_a_malformed_step_is_found(what: str) -> None:
+def test_malformed_step(what: str) -> None:
+    """A step whose arrays have wrong lengths, dtypes or values is reported."""
     broken("row-shape", engine(), SHAPES[what]())
 
 
 @pytest.mark.parametrize("write", [(3, 0, 0), (0, 4, 0), (0, 0, 8), (0, 0, -1), (0, -1, 0)])
-def test_a_table_write_out_of_bounds_is_found(write: tuple[int, int, int]) -> None:
+def test_page_table_bounds(write: tuple[int, int, int]) -> None:
+    """A page table update out of bounds is reported."""
     broken("table-write", engine(), make(0, [(0, 0, [1], False)], [write], [(0, A)]))
 
 
-def test_a_position_without_a_page_is_found() -> None:
+def test_position_without_page() -> None:
+    """A position without a page in the page table is reported."""
     step = make(0, [(0, 0, prompt(A), True)], [(0, 0, 0)], [(0, A)])
     violation = broken("table-missing", engine(), step)
-    assert (violation.uid, violation.slot, violation.position) == (A, 0, 4)
+    assert (violation.uid, violation.req_pool_idx, violation.position) == (A, 0, 4)
 
 
-def test_a_table_row_of_the_one_before_does_not_count() -> None:
+def test_page_table_of_earlier_request() -> None:
+    """Page table entries of the row's earlier request do not count."""
     step = make(1, [(0, 0, prompt(B), True)], [(0, 0, 5)], [(0, B)])
     broken("table-missing", engine(), A_PREFILL, step)
 
 
-SEATS: dict[str, Callable[[], Step]] = {
-    "nobody there": lambda: make(0, [(0, 0, [1], False)], [(0, 0, 0)]),
-    "two in one slot": lambda: make(0, [(0, 0, [1], False)], [(0, 0, 0)], [(0, A), (0, B)]),
-    "unknown": lambda: replace(A_PREFILL, admissions=(Admission(0, 99, SamplingParams(), 0),)),
+ADMISSIONS: dict[str, Callable[[], Step]] = {
+    "no admission": lambda: make(0, [(0, 0, [1], False)], [(0, 0, 0)]),
+    "two requests in one row": lambda: make(0, [(0, 0, [1], False)], [(0, 0, 0)], [(0, A), (0, B)]),
+    "an unknown request": lambda: replace(A_PREFILL, admissions=(Admission(0, 99, SamplingParams(), 0),)),
     "other parameters": lambda: replace(A_PREFILL, admissions=(Admission(0, A, SamplingParams(max_tokens=9), 0),)),
-    "no such slot": lambda: replace(A_PREFILL, admissions=(Admission(3, A, REQUESTS[A].params, 0),)),
+    "an unknown row": lambda: replace(A_PREFILL, admissions=(Admission(3, A, REQUESTS[A].params, 0),)),
 }
 
 
-@pytest.mark.parametrize("what", SEATS)
-def test_a_wrong_seat_is_found(what: str) -> None:
-    broken("seat", engine(), SEATS[what]())
+@pytest.mark.parametrize("what", ADMISSIONS)
+def test_wrong_admission(what: str) -> None:
+    """A wrong admission is reported."""
+    broken("admission", engine(), ADMISSIONS[what]())
 
 
-def test_another_seed_at_the_second_seat_is_found() -> None:
+def test_changed_seed() -> None:
+    """A seed that changes when a request is admitted again is reported."""
     again = make(1, [(1, 0, [*prompt(A), answer(A)[0]], True)], [(1, 0, 4), (1, 1, 5)], [(1, A)])
-    seat = replace(again.admissions[0], seed=1)
-    assert broken("seat", engine(), A_PREFILL, replace(again, admissions=(seat,))).uid == A
+    admission = replace(again.admissions[0], seed=1)
+    assert broken("admission", engine(), A_PREFILL, replace(again, admissions=(admission,))).uid == A
 
 
-def test_penalties_need_the_tokens_so_far() -> None:
+def test_penalty_history() -> None:
+    """An admission of a request with a penalty needs the tokens so far."""
     params = SamplingParams(max_tokens=5, presence_penalty=1.0)
-    requests = {A: Ask(prompt(A), params)}
-    for history, fine in ((prompt(A), True), (None, False), (prompt(A)[:-1], False)):
-        seat = Admission(0, A, params, 0, prompt_ids=None if history is None else ints(history))
+    requests = {A: SimRequest(prompt(A), params)}
+    for history, valid in ((prompt(A), True), (None, False), (prompt(A)[:-1], False)):
+        admission = Admission(0, A, params, 0, prompt_ids=None if history is None else ints(history))
         sim = SimEngine(SPEC, requests)
-        sim.launch(replace(A_PREFILL, admissions=(seat,)))
-        if fine:
+        sim.launch(replace(A_PREFILL, admissions=(admission,)))
+        if valid:
             sim.result()
         else:
-            with pytest.raises(SimViolation, match="seat"):
+            with pytest.raises(SimViolation, match="admission"):
                 sim.result()
 
 
-# ---- owners of slots and pages ---------------------------------------------------------------------------------
+# ---- owners of request-pool rows and pages ----------------------------------------------------------------
 
 
-def test_a_slot_reused_while_its_token_write_is_pending_is_found() -> None:
+def test_row_reused_in_flight() -> None:
+    """A request-pool row that is reused while a step may write a token to it is reported."""
     step = make(1, [(0, 0, prompt(B), True)], [(0, 0, 4), (0, 1, 5)], [(0, B)])
-    violation = broken("slot-in-flight", engine(), A_PREFILL, step, launch_first=True)
-    assert (violation.step, violation.uid, violation.slot) == (1, B, 0)
+    violation = broken("row-in-flight", engine(), A_PREFILL, step, launch_first=True)
+    assert (violation.step, violation.uid, violation.req_pool_idx) == (1, B, 0)
     run(engine(), A_PREFILL, step)
 
 
 @pytest.mark.parametrize("page", [0, 1])
-def test_a_page_written_while_a_step_in_flight_touches_it_is_found(page: int) -> None:
+def test_page_written_in_flight(page: int) -> None:
+    """A write to a page that a step in flight accesses is reported."""
     step = make(1, [(1, 0, prompt(B), True)], [(1, 0, 5), (1, 1, page)], [(1, B)])
     violation = broken("page-in-flight", engine(), A_PREFILL, step, launch_first=True)
     assert (violation.step, violation.uid, violation.page) == (1, B, page)
     run(engine(), A_PREFILL, step)
 
 
-def test_two_rows_that_write_one_page_are_found() -> None:
+def test_two_writers() -> None:
+    """Two rows that write to one page are reported."""
     rows: list[Row] = [(0, 0, prompt(A), True), (1, 0, prompt(C), True)]
     table = [(0, 0, 0), (0, 1, 1), (1, 0, 2), (1, 1, 3), (1, 2, 1)]
     assert broken("page-shared", engine(), make(0, rows, table, [(0, A), (1, C)])).page == 1
 
 
-def test_one_page_twice_in_a_row_is_found() -> None:
+def test_page_twice_in_row() -> None:
+    """A page that is twice in a page table row is reported."""
     broken("page-shared", engine(), make(0, [(0, 0, prompt(A), True)], [(0, 0, 1), (0, 1, 1)], [(0, A)]))
 
 
-def test_a_page_read_in_the_step_that_writes_it_is_found() -> None:
+def test_reader_and_writer() -> None:
+    """A page that one row reads and another row writes is reported."""
     rows: list[Row] = [(0, 0, prompt(A), True), (1, 4, [60], True)]
     table = [(0, 0, 0), (0, 1, 1), (1, 0, 0), (1, 1, 2)]
     assert broken("page-shared", engine(), make(0, rows, table, [(0, A), (1, B)])).page == 0
 
 
-def test_a_table_that_names_a_page_given_back_is_found_even_if_its_content_is_right() -> None:
-    # B was given A's page 0, and wrote there what stood there before: the same four tokens.
-    thief = make(1, [(1, 0, prompt(B), True)], [(1, 0, 0), (1, 1, 2)], [(1, B)])
-    victim = make(2, [(0, 6, [PENDING], True)], decode=1)
-    violation = broken("page-given-back", engine(), A_PREFILL, thief, victim)
+def test_retired_page_with_right_content() -> None:
+    """A page table that points to a retired page is reported, even if the page has the right content."""
+    # B is given page 0 of A, and writes the same four tokens that A wrote there.
+    writer = make(1, [(1, 0, prompt(B), True)], [(1, 0, 0), (1, 1, 2)], [(1, B)])
+    reader = make(2, [(0, 6, [PENDING], True)], decode=1)
+    violation = broken("page-retired", engine(), A_PREFILL, writer, reader)
     assert (violation.row, violation.uid, violation.page, violation.position) == (0, A, 0, 0)
 
 
-def test_a_page_given_back_is_found_in_the_very_step_that_writes_it() -> None:
+def test_retired_page_in_same_step() -> None:
+    """A retired page in a page table is reported in the step in which its new owner writes it."""
     rows: list[Row] = [(0, 6, [PENDING], True), (1, 0, prompt(B), True)]
     step = make(1, rows, [(1, 0, 0), (1, 1, 2)], [(1, B)], decode=1)
-    violation = broken("page-given-back", engine(), A_PREFILL, step)
+    violation = broken("page-retired", engine(), A_PREFILL, step)
     assert (violation.row, violation.uid, violation.page, violation.position) == (0, A, 0, 0)
 
 
-def test_pointing_at_the_cached_twin_before_the_own_page_is_given_back_is_fine() -> None:
+def test_remap_before_reuse() -> None:
+    """A duplicate page may be reused after the page table points to the cached page instead."""
     sim = engine()
     both = make(
         0,
@@ -318,16 +360,18 @@ def test_pointing_at_the_cached_twin_before_the_own_page_is_given_back_is_fine()
 # ---- what a row computes -------------------------------------------------------------------------------------------
 
 
-def test_a_position_past_the_longest_is_found() -> None:
-    long = Ask(list(range(14)), SamplingParams(max_tokens=9))
+def test_position_past_max_seq_len() -> None:
+    """A position beyond the longest sequence is reported."""
+    long = SimRequest(list(range(14)), SamplingParams(max_tokens=9))
     sim = SimEngine(SPEC, {A: long})
     table = [(0, i, i) for i in range(4)]
     row: list[Row] = [(0, 0, [*long.prompt, 1, 2, 3], True)]
-    seat = Admission(0, A, long.params, 0)
-    assert broken("position", sim, replace(make(0, row, table), admissions=(seat,))).uid == A
+    admission = Admission(0, A, long.params, 0)
+    assert broken("position", sim, replace(make(0, row, table), admissions=(admission,))).uid == A
 
 
-def test_the_last_token_needs_no_kv() -> None:
+def test_kv_of_last_token() -> None:
+    """A step that computes the KV of a request's last token is reported."""
     sim = engine()
     run(sim, make(0, [(0, 0, prompt(B), True)], [(0, 0, 0), (0, 1, 1)], [(0, B)]))
     run(sim, *(make(i, [(0, 4 + i, [PENDING], True)], decode=1) for i in (1, 2)))
@@ -335,68 +379,77 @@ def test_the_last_token_needs_no_kv() -> None:
 
 
 @pytest.mark.parametrize("start", [4, 5, 7])
-def test_a_row_that_does_not_go_on_where_the_last_one_ended_is_found(start: int) -> None:
-    token = Truth(REQUESTS[A], SPEC.vocab_size)[start]
+def test_wrong_start(start: int) -> None:
+    """A row that does not start where the request's last row ended is reported."""
+    token = ExpectedTokens(REQUESTS[A], SPEC.vocab_size)[start]
     step = make(1, [(0, start, [token], True)], decode=1)
     assert broken("start", engine(), A_PREFILL, step).position == start
 
 
-def test_a_skipped_prefix_is_found() -> None:
+def test_skipped_prefix() -> None:
+    """A row that skips a prefix that was never computed is reported."""
     step = make(0, [(0, 4, [5, 6], True)], [(0, 0, 0), (0, 1, 1)], [(0, A)])
     violation = broken("kv-content", engine(), step)
     assert (violation.position, violation.page) == (0, 0)
     assert "never written" in violation.text
 
 
-def test_another_prefix_is_found_and_named() -> None:
+def test_other_prefix() -> None:
+    """A row that reads another request's KV is reported, with the other request's uid."""
     c = make(1, [(1, 4, prompt(C)[4:], True)], [(1, 0, 0), (1, 1, 4), (1, 2, 5)], [(1, C)])
     violation = broken("kv-content", engine(), A_PREFILL, c)
     assert violation.page == 0
     assert f"the KV of request {A} at position 0" in violation.text
 
 
-def test_an_input_token_of_another_is_found() -> None:
+def test_wrong_input_token() -> None:
+    """A wrong input token is reported."""
     step = make(0, [(0, 0, [1, 2, 3, 9, 5, 6], True)], [(0, 0, 0), (0, 1, 1)], [(0, A)])
     violation = broken("input-token", engine(), step)
-    assert (violation.position, violation.text) == (3, "input token 9 instead of 4")
+    assert (violation.position, violation.text) == (3, "the input token is 9, expected 4")
 
 
-def test_a_pending_token_that_the_slot_does_not_hold_is_found() -> None:
+def test_missing_pending_token() -> None:
+    """A PENDING input is reported if no token was sampled for the request-pool row."""
     chunk = make(0, [(0, 0, prompt(A)[:4], False)], [(0, 0, 0), (0, 1, 1)], [(0, A)])
-    assert (
-        "holds no token" in broken("input-token", engine(), chunk, make(1, [(0, 4, [PENDING], False)], decode=1)).text
-    )
+    violation = broken("input-token", engine(), chunk, make(1, [(0, 4, [PENDING], False)], decode=1))
+    assert "no token was sampled" in violation.text
 
 
-def test_a_token_that_nobody_sampled_yet_is_found() -> None:
+def test_token_before_sampling() -> None:
+    """An output token in the input that was not sampled yet is reported."""
     known = [*prompt(A), answer(A)[0]]
     step = make(0, [(0, 0, known, True)], [(0, 0, 0), (0, 1, 1)], [(0, A)])
     assert broken("input-token", engine(), step).position == 6
 
 
-def test_sampling_before_the_prompt_ends_is_found() -> None:
+def test_sample_before_prompt_end() -> None:
+    """A row that samples before the end of the prompt is reported."""
     broken("sample", engine(), make(0, [(0, 0, prompt(A)[:4], True)], [(0, 0, 0)], [(0, A)]))
 
 
-def test_no_sample_at_the_end_of_the_prompt_is_found() -> None:
+def test_no_sample_at_prompt_end() -> None:
+    """A row that computes the end of the prompt without sampling is reported."""
     broken("sample", engine(), make(0, [(0, 0, prompt(A), False)], [(0, 0, 0), (0, 1, 1)], [(0, A)]))
 
 
-def test_a_row_after_the_last_token_was_read_is_found_and_one_in_flight_is_not() -> None:
+def test_row_after_end() -> None:
+    """A row of a finished request is reported, unless the step was launched before the last token was read."""
     eos = answer(A)[1]
     third = make(2, [(0, 7, [PENDING], True)], decode=1)
     sim = engine(eos=[eos])
     run(sim, A_PREFILL)
     sim.launch(A_DECODE)
-    sim.launch(third)  # the end is not known yet
+    sim.launch(third)  # before the result that ends the request is read
     sim.result()
     sim.result()
     violation = broken("row-after-end", sim, make(3, [(0, 8, [PENDING], True)], [(0, 2, 2)], decode=1))
     assert (violation.uid, violation.step) == (A, 3)
 
 
-def test_counts_tell_prompt_output_and_recomputed_positions_apart() -> None:
+def test_counts() -> None:
+    """`SimCounts` counts prompt, output and recomputed positions separately."""
     sim = engine()
     run(sim, A_PREFILL, A_DECODE)
     counts = SimCounts(steps=2, rows=2, tokens=7, prompt_tokens=6, max_rows=1, max_tokens=6)
-    assert sim.counts == replace(counts, seats={A: 1}, computed_by={A: 7})
+    assert sim.counts == replace(counts, admissions={A: 1}, computed_by={A: 7})

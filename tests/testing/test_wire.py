@@ -1,4 +1,4 @@
-"""The wire without a network: right programs run on it, and each rule is broken once."""
+"""Tests of `Wire`, in-memory point-to-point messages: correct programs run, and each rule is broken by a test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def link(rank: int, size: int) -> GroupCommunicator:
 
 
 def pass_on(comm: GroupCommunicator) -> float:
-    """Each rank's number to its right."""
+    """Send the rank's number to the next rank, and return the number that the previous rank sent."""
     outgoing, incoming = torch.full((3,), float(comm.rank)), torch.empty(3)
     sending = comm.send(outgoing, (comm.rank + 1) % comm.size)
     comm.receive(incoming, (comm.rank - 1) % comm.size).wait()
@@ -27,27 +27,32 @@ def pass_on(comm: GroupCommunicator) -> float:
     return float(incoming[2])
 
 
-def test_messages_meet_and_are_counted() -> None:
+def test_send_and_receive() -> None:
+    """Messages are delivered, and `Wire.sent` records receiver and size of each."""
     wire = Wire(4)
     assert wire.run(link, pass_on) == [3.0, 0.0, 1.0, 2.0]
     assert wire.sent == [[((rank + 1) % 4, 12)] for rank in range(4)]
 
 
-def test_messages_between_two_ranks_keep_their_order() -> None:
+def test_order_of_messages() -> None:
+    """Messages between two ranks are delivered in the order in which they were sent."""
+
     def work(comm: GroupCommunicator) -> list[int]:
         boxes = [torch.zeros(1, dtype=torch.int64) for _ in range(3)]
         if comm.rank == 0:
-            open_ends = [comm.send(torch.tensor([i]), 1) for i in range(3)]
+            operations = [comm.send(torch.tensor([i]), 1) for i in range(3)]
         else:
-            open_ends = [comm.receive(box, 0) for box in boxes]
-        for end in open_ends:
-            end.wait(timedelta(seconds=1))
+            operations = [comm.receive(box, 0) for box in boxes]
+        for operation in operations:
+            operation.wait(timedelta(seconds=1))
         return [int(box) for box in boxes]
 
     assert Wire(2).run(link, work) == [[0, 0, 0], [0, 1, 2]]
 
 
-def test_what_comes_is_there_only_after_waiting() -> None:
+def test_delivery_in_wait() -> None:
+    """The buffer of a receive is filled only in ``wait``."""
+
     def work(comm: GroupCommunicator) -> tuple[float, float]:
         incoming = torch.zeros(1)
         if comm.rank == 0:
@@ -61,7 +66,9 @@ def test_what_comes_is_there_only_after_waiting() -> None:
     assert Wire(2).run(link, work)[1] == (0.0, 1.0)
 
 
-def test_an_error_of_one_rank_ends_the_others() -> None:
+def test_error_of_a_rank() -> None:
+    """The error of a rank ends the ranks that wait for it, and is raised."""
+
     def work(comm: GroupCommunicator) -> None:
         if comm.rank == 1:
             raise KeyError("mine")
@@ -76,7 +83,7 @@ def all_send_first(comm: GroupCommunicator) -> None:
     comm.receive(torch.ones(1), (comm.rank - 1) % comm.size).wait()
 
 
-def one_never_sends(comm: GroupCommunicator) -> None:
+def rank_0_never_sends(comm: GroupCommunicator) -> None:
     if comm.rank:
         comm.receive(torch.ones(1), 0).wait()
 
@@ -95,7 +102,7 @@ def another_type(comm: GroupCommunicator) -> None:
         comm.receive(torch.ones(2, dtype=torch.int32), 0).wait()
 
 
-def writes_into_what_leaves(comm: GroupCommunicator) -> None:
+def change_sent_tensor(comm: GroupCommunicator) -> None:
     x = torch.ones(2)
     if comm.rank == 0:
         sending = comm.send(x, 1)
@@ -105,48 +112,51 @@ def writes_into_what_leaves(comm: GroupCommunicator) -> None:
         comm.receive(x, 0).wait()
 
 
-def nobody_receives(comm: GroupCommunicator) -> None:
+def no_rank_receives(comm: GroupCommunicator) -> None:
     if comm.rank == 0:
         comm.send(torch.ones(2), 1)
 
 
-def does_not_wait(comm: GroupCommunicator) -> None:
+def receive_without_wait(comm: GroupCommunicator) -> None:
     if comm.rank == 0:
         comm.send(torch.ones(2), 1).wait()
     elif comm.rank == 1:
         comm.receive(torch.ones(2), 0)
 
 
-def talks_to_itself(comm: GroupCommunicator) -> None:
+def send_to_itself(comm: GroupCommunicator) -> None:
     comm.send(torch.ones(2), comm.rank)
 
 
-def asks_the_group(comm: GroupCommunicator) -> None:
+def call_group_collective(comm: GroupCommunicator) -> None:
     comm.all_reduce(torch.ones(2))
 
 
 BROKEN: dict[str, list[Callable[[GroupCommunicator], None]]] = {
-    "deadlock": [all_send_first, one_never_sends],
+    "deadlock": [all_send_first, rank_0_never_sends],
     "sizes": [another_size, another_type],
-    "changed": [writes_into_what_leaves],
-    "left": [nobody_receives],
-    "unwaited": [does_not_wait],
-    "neighbour": [talks_to_itself],
-    "group": [asks_the_group],
+    "changed": [change_sent_tensor],
+    "left": [no_rank_receives],
+    "unwaited": [receive_without_wait],
+    "neighbour": [send_to_itself],
+    "group": [call_group_collective],
 }
 
 
 @pytest.mark.parametrize(("rule", "work"), [(rule, work) for rule, works in BROKEN.items() for work in works])
-def test_each_rule_is_seen_to_be_broken(rule: str, work: Callable[[GroupCommunicator], None]) -> None:
+def test_broken_rules(rule: str, work: Callable[[GroupCommunicator], None]) -> None:
+    """A program that breaks a rule gets a `WireViolation` with this rule."""
     with pytest.raises(WireViolation) as caught:
         Wire(3).run(link, work)
     assert caught.value.rule == rule
 
 
-def test_every_rule_is_broken_by_a_test() -> None:
+def test_all_rules_are_tested() -> None:
+    """Each rule of `RULES` has a program that breaks it."""
     assert BROKEN.keys() == RULES.keys()
 
 
-def test_a_deadlock_names_who_waits_for_whom_and_where() -> None:
+def test_deadlock_message() -> None:
+    """The message of a deadlock names for each rank the rank that it waits for, and the line of code."""
     with pytest.raises(WireViolation, match=r"Rank 0 waits for rank 1 to receive \(test_wire\.py:\d+\); rank 1 waits"):
         Wire(2).run(link, all_send_first)

@@ -1,4 +1,4 @@
-"""Checkpoints with a tokenizer, and the same tokenizer as transformers reads it: the oracle."""
+"""Fixtures: model directories with a small tokenizer of each kind, readable by minisgl and by transformers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def byte_level() -> tokenizers.Tokenizer:
 
 
 def sentencepiece_like() -> tokenizers.Tokenizer:
-    """As Llama 2's: a metaspace in front of words, bytes for characters it does not know."""
+    """Build a tokenizer like Llama 2's: a metaspace before each word, and byte tokens for unknown characters."""
     special = ["<unk>", "<|bos|>", "<|eos|>"]
     vocab = {token: i for i, token in enumerate(special + [f"<0x{i:02X}>" for i in range(256)])}
     merges = []

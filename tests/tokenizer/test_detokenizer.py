@@ -1,4 +1,4 @@
-"""Tokens to text as they come: whole characters, the same text as all at once, stop strings cut."""
+"""Incremental detokenization: complete characters, the same text as decoding at once, text cut at stop strings."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ def tokenizer(checkpoint: Path) -> Tokenizer:
 def play(
     tokenizer: Tokenizer | None, prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams, end: Finished
 ) -> list[Delta]:
-    """One request's deltas, as a driver gets them that aborts where it should."""
+    """Return one request's deltas. Like a real caller, abort the request one step after a stop string was found.
+
+    The abort is simulated: the output after the delta with ``matched_stop`` carries ``end``.
+    """
     detokenizer, deltas, stopped = Detokenizer(tokenizer), [], False
-    detokenizer.open(end.uid, prompt, params)
+    detokenizer.add_request(end.uid, prompt, params)
     for i, token in enumerate(tokens):
         final = i == len(tokens) - 1 or stopped
         deltas += detokenizer.feed(Output([end.uid], [token], [end] if final else []))
         if final:
             break
-        stopped = deltas[-1].stopped is not None if deltas else False
+        stopped = deltas[-1].matched_stop is not None if deltas else False
     assert len(detokenizer) == 0
     return deltas
 
@@ -43,9 +46,9 @@ def text_of(deltas: Sequence[Delta]) -> str:
     return "".join(delta.text for delta in deltas)
 
 
-def test_pieces_make_the_text_of_all_tokens(tokenizer: Tokenizer) -> None:
+def test_pieces_join_to_full_text(tokenizer: Tokenizer) -> None:
     random.seed(1)
-    words = [tokenizer.encode(word, special=False) for word in (*WORDS, " world", "Hello", "👩‍🚀")]
+    words = [tokenizer.encode(word, add_special_tokens=False) for word in (*WORDS, " world", "Hello", "👩‍🚀")]
     for _ in range(300):
         tokens = [token for _ in range(10) for token in random.choice(words)]
         split = random.randint(0, len(tokens) - 1)
@@ -57,9 +60,12 @@ def test_pieces_make_the_text_of_all_tokens(tokenizer: Tokenizer) -> None:
         assert [token for delta in deltas for token in delta.tokens] == tokens[split:]
 
 
-def test_pieces_of_nonsense_too(tokenizer: Tokenizer) -> None:
-    """A model with random weights writes bytes that are no characters. (With byte fallback tokens the library turns a
-    whole run of bytes to U+FFFD once one of them is wrong, also those that were shown before.)"""
+def test_random_tokens_join_to_full_text(tokenizer: Tokenizer) -> None:
+    """Random token ids, which are not valid UTF-8, are decoded to the same text as at once.
+
+    The texts are not compared for a tokenizer with byte fallback: the library decodes a run of byte tokens to U+FFFD as
+    soon as one byte of the run is invalid, and thereby changes text that was already returned.
+    """
     random.seed(2)
     fallback = tokenizer.raw.token_to_id("<0x41>") is not None
     for _ in range(300):
@@ -71,51 +77,55 @@ def test_pieces_of_nonsense_too(tokenizer: Tokenizer) -> None:
             assert text_of(deltas) == tokenizer.decode(tokens)
 
 
-def test_a_character_comes_whole(tokenizer: Tokenizer) -> None:
+def test_characters_are_complete(tokenizer: Tokenizer) -> None:
     stream = TextStream(tokenizer)
-    ids = tokenizer.encode("x🙂y", special=False)
+    ids = tokenizer.encode("x🙂y", add_special_tokens=False)
     pieces = [stream.feed(token) for token in ids]
     assert "".join(pieces).strip() == "x🙂y"
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_half_a_character_at_the_end_is_shown_as_such(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("x👩", special=False)[:-1]
+def test_incomplete_character_at_end(tokenizer: Tokenizer) -> None:
+    """An output that ends in the middle of a character ends with U+FFFD."""
+    ids = tokenizer.encode("x👩", add_special_tokens=False)[:-1]
     deltas = play(tokenizer, [], ids, SamplingParams(), Finished(1, "length"))
     assert text_of(deltas).strip("\ufffd") == "x"
     assert text_of(deltas).endswith("\ufffd")
 
 
-def test_a_prompt_that_ends_within_a_character(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("x👩y", special=False)
-    split = len(tokenizer.encode("x👩", special=False)) - 1
+def test_prompt_ends_within_character(tokenizer: Tokenizer) -> None:
+    """If the prompt ends in the middle of a character, the output is decoded without the prompt as context."""
+    ids = tokenizer.encode("x👩y", add_special_tokens=False)
+    split = len(tokenizer.encode("x👩", add_special_tokens=False)) - 1
     deltas = play(tokenizer, ids[:split], ids[split:], SamplingParams(), Finished(1, "length"))
     assert text_of(deltas) == tokenizer.decode(ids[split:])
     assert "x" not in text_of(deltas)
 
 
 @pytest.mark.parametrize("stop", ["wor", "d 🙂👩", "🙂", "\u200d🚀 p", "don't 前", "o world"])
-def test_promise_6_a_stop_string_is_cut_across_token_borders(tokenizer: Tokenizer, stop: str) -> None:
-    ids = tokenizer.encode(WORDS, special=False)
-    prompt = tokenizer.encode("Hello", special=False)
+def test_stop_string_across_tokens(tokenizer: Tokenizer, stop: str) -> None:
+    """The text ends before the stop string, also where the stop string spans several tokens."""
+    ids = tokenizer.encode(WORDS, add_special_tokens=False)
+    prompt = tokenizer.encode("Hello", add_special_tokens=False)
     params = SamplingParams(stop=("never there", stop))
     deltas = play(tokenizer, prompt, ids, params, Finished(3, "abort", 5, 4, 99))
-    whole = tokenizer.decode([*prompt, *ids])[len(tokenizer.decode(prompt)) :]
-    assert stop in whole
-    assert text_of(deltas) == whole[: whole.index(stop)]
-    assert [delta.stopped for delta in deltas if delta.stopped] == [stop]
+    full_text = tokenizer.decode([*prompt, *ids])[len(tokenizer.decode(prompt)) :]
+    assert stop in full_text
+    assert text_of(deltas) == full_text[: full_text.index(stop)]
+    assert [delta.matched_stop for delta in deltas if delta.matched_stop] == [stop]
     end = deltas[-1].finish
     assert end is not None
     assert (end.finish_reason, end.prompt_tokens, end.cached_tokens) == ("stop", 5, 4)
     assert end.output_tokens == len([token for delta in deltas for token in delta.tokens])
     counted = ids[: end.output_tokens]
     assert stop in tokenizer.decode([*prompt, *counted])
-    before = tokenizer.decode([*prompt, *counted[:-1]])  # the last token was needed to see it whole
+    before = tokenizer.decode([*prompt, *counted[:-1]])  # without the last token the stop string is not complete
     assert stop not in before or before.endswith("\ufffd")
 
 
-def test_a_stop_string_that_only_began_is_shown_in_the_end(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("Hello world", special=False)
+def test_incomplete_stop_string_is_flushed(tokenizer: Tokenizer) -> None:
+    """Text that was held back as the beginning of a stop string is released when the request ends without it."""
+    ids = tokenizer.encode("Hello world", add_special_tokens=False)
     deltas = play(tokenizer, [], ids, SamplingParams(stop=("world!",)), Finished(1, "length", 0, 0, len(ids)))
     assert text_of(deltas) == "Hello world"
     assert "world" not in text_of(deltas[:-1])
@@ -123,8 +133,8 @@ def test_a_stop_string_that_only_began_is_shown_in_the_end(tokenizer: Tokenizer)
     assert deltas[-1].finish.finish_reason == "length"
 
 
-def test_the_token_that_ended_a_request_has_no_text(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("Hello world", special=False)
+def test_stop_token_has_no_text(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("Hello world", add_special_tokens=False)
     end = Finished(1, "stop", 0, 0, len(ids), stop_id=ids[-1])
     deltas = play(tokenizer, [], ids, SamplingParams(stop_token_ids=(ids[-1],)), end)
     assert text_of(deltas) == tokenizer.decode(ids[:-1])
@@ -133,7 +143,11 @@ def test_the_token_that_ended_a_request_has_no_text(tokenizer: Tokenizer) -> Non
 
 def test_special_tokens_are_skipped_or_shown(tokenizer: Tokenizer) -> None:
     eos = tokenizer.raw.token_to_id("<|eos|>")
-    ids = [*tokenizer.encode("Hello", special=False), eos, *tokenizer.encode("Hello", special=False)]
+    ids = [
+        *tokenizer.encode("Hello", add_special_tokens=False),
+        eos,
+        *tokenizer.encode("Hello", add_special_tokens=False),
+    ]
     for skip in (True, False):
         params = SamplingParams(skip_special_tokens=skip)
         deltas = play(tokenizer, [], ids, params, Finished(1, "length", 0, 0, len(ids)))
@@ -141,31 +155,32 @@ def test_special_tokens_are_skipped_or_shown(tokenizer: Tokenizer) -> None:
         assert ("<|eos|>" in text_of(deltas)) is not skip
 
 
-def test_promise_1_exactly_one_end_and_nothing_after_it(tokenizer: Tokenizer) -> None:
+def test_promise_1_one_finish_per_request(tokenizer: Tokenizer) -> None:
+    """Each request gets one delta with ``finish``, and no delta after it, whatever outputs still arrive."""
     detokenizer = Detokenizer(tokenizer)
-    token = tokenizer.encode("Hello", special=False)[-1]
+    token = tokenizer.encode("Hello", add_special_tokens=False)[-1]
     for uid in (1, 2):
-        detokenizer.open(uid, [], SamplingParams(stop=("o",)))
+        detokenizer.add_request(uid, [], SamplingParams(stop=("o",)))
     first = detokenizer.feed(Output([1, 2, 3], [token, token, token]))
     assert [delta.uid for delta in first] == [1, 2]
     assert all(delta.finish is None for delta in first)
-    assert all((delta.text, delta.stopped) == (first[0].text, "o") for delta in first)
-    assert detokenizer.feed(Output([1], [token])) == []  # computed before the abort got there
+    assert all((delta.text, delta.matched_stop) == (first[0].text, "o") for delta in first)
+    assert detokenizer.feed(Output([1], [token])) == []  # a token computed before the scheduler got the abort
     second = detokenizer.feed(Output([], [], [Finished(1, "abort"), Finished(2, "error", error="the engine died")]))
     assert [(delta.uid, delta.finish and delta.finish.finish_reason) for delta in second] == [(1, "stop"), (2, "stop")]
     assert detokenizer.feed(Output([1], [token], [Finished(1, "length")])) == []
     assert len(detokenizer) == 0
 
 
-def test_without_a_tokenizer_tokens_pass_through() -> None:
+def test_no_tokenizer_passes_tokens() -> None:
     deltas = play(None, [5], [1, 2, 3], SamplingParams(stop=("a",)), Finished(1, "length", 1, 0, 3))
     assert [(delta.tokens, delta.text) for delta in deltas] == [([1], ""), ([2], ""), ([3], "")]
 
 
-def test_logprobs_carry_each_tokens_own_bytes(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("🙂", special=False)
+def test_logprobs_have_token_bytes(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("🙂", add_special_tokens=False)
     detokenizer = Detokenizer(tokenizer)
-    detokenizer.open(1, [], SamplingParams(logprobs=1))
+    detokenizer.add_request(1, [], SamplingParams(logprobs=1))
     raw = b""
     for token in ids:
         (delta,) = detokenizer.feed(Output([1], [token], logprobs={0: (-0.25, (token, ids[0]), (-0.25, -1.5))}))

@@ -1,4 +1,4 @@
-"""Stop strings: found where they are complete first, wherever the text was cut into pieces."""
+"""`StopFinder` reports the stop string that is complete first, independently of how the text is cut into pieces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from minisgl.tokenizer.stop import StopFinder
 
 
 def cut(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """By definition: the shortest beginning of the text that ends with a stop string; the longest such string."""
+    """Find the stop string by its definition, with a search over all prefixes of the text.
+
+    Return the text before the stop string, and the stop string or None. The stop string is the longest of those that
+    end the shortest prefix of the text that ends with any stop string.
+    """
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
@@ -36,12 +40,13 @@ letters = st.text("ab🙂", max_size=12)
 
 
 @given(st.lists(letters, max_size=8), st.lists(st.text("ab🙂", min_size=1, max_size=6), min_size=1, max_size=4))
-def test_pieces_make_no_difference(pieces: list[str], stops: list[str]) -> None:
+def test_independent_of_pieces(pieces: list[str], stops: list[str]) -> None:
     assert run(pieces, stops) == cut("".join(pieces), stops)
 
 
 @given(letters, st.lists(st.text("ab🙂", min_size=1, max_size=6), min_size=1, max_size=4))
-def test_holds_back_only_what_may_become_a_stop_string(text: str, stops: list[str]) -> None:
+def test_holds_back_minimum(text: str, stops: list[str]) -> None:
+    """The finder holds back exactly the longest end of the text that is the beginning of a stop string."""
     if cut(text, stops)[1] is not None:
         return
     finder = StopFinder(stops)
@@ -66,7 +71,9 @@ def test_examples(stops: list[str], text: str, shown: str, found: str) -> None:
     assert run(list(text), stops) == (shown, found)
 
 
-def test_a_long_stop_string_costs_no_more_for_each_character() -> None:
+def test_cost_independent_of_stop_length() -> None:
+    """A character of the text costs about the same with a stop string of 10 characters and with one of 10 000."""
+
     def seconds(length: int) -> float:
         finder, text = StopFinder(["a" * length + "b"]), ["a" * 50] * 400
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The tokenizer's files as transformers reads them: the same ids, the same text, the same chat."""
+"""The tokenizer gives the same token ids, text and rendered chats as transformers does for the same files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minisgl.testing.checkpoints import _CHAT_TEMPLATE
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.chat import ChatTemplate
 
-TURNS: list[dict[str, Any]] = [
+MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Hello <world> & 'page' 🙂"},
     {"role": "assistant", "content": "  Yes.  "},
@@ -62,11 +62,11 @@ def copy(checkpoint: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("text", ["", "Hello world", " a  b\n\n", "<|bos|>Hello<|end|>", "🙂 前缀缓存 don't é"])
-def test_ids_and_text_as_transformers(checkpoint: Path, text: str) -> None:
+def test_encode_decode_match_transformers(checkpoint: Path, text: str) -> None:
     ours, theirs = load(checkpoint), transformers.AutoTokenizer.from_pretrained(checkpoint)
-    for special in (True, False):
-        ids = ours.encode(text, special)
-        assert ids == theirs.encode(text, add_special_tokens=special)
+    for add_special_tokens in (True, False):
+        ids = ours.encode(text, add_special_tokens)
+        assert ids == theirs.encode(text, add_special_tokens=add_special_tokens)
         for skip in (True, False):
             assert ours.decode(ids, skip) == theirs.decode(
                 ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False
@@ -76,7 +76,7 @@ def test_ids_and_text_as_transformers(checkpoint: Path, text: str) -> None:
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("where", ["jinja file", "config", "named in config"])
-def test_chat_as_transformers(checkpoint: Path, tmp_path: Path, template: str, where: str) -> None:
+def test_chat_matches_transformers(checkpoint: Path, tmp_path: Path, template: str, where: str) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(checkpoint)
     theirs.chat_template = TEMPLATES[template]
     if where == "named in config":
@@ -85,44 +85,47 @@ def test_chat_as_transformers(checkpoint: Path, tmp_path: Path, template: str, w
     if where == "named in config":
         assert "tool_use" in (tmp_path / "tokenizer_config.json").read_text()
     ours = load(tmp_path)
-    for generate in (True, False):
-        for extra in ({}, {"thinking": False}) if "thinking" in TEMPLATES[template] else ({},):
-            ids = theirs.apply_chat_template(TURNS, add_generation_prompt=generate, return_dict=False, **extra)
-            assert ours.chat(TURNS, generate, extra) == ids
-            text = theirs.apply_chat_template(TURNS, add_generation_prompt=generate, tokenize=False, **extra)
-            assert ours.render(TURNS, generate, extra) == text
+    for prompt in (True, False):
+        for kwargs in ({}, {"thinking": False}) if "thinking" in TEMPLATES[template] else ({},):
+            ids = theirs.apply_chat_template(MESSAGES, add_generation_prompt=prompt, return_dict=False, **kwargs)
+            assert ours.chat(MESSAGES, prompt, kwargs) == ids
+            text = theirs.apply_chat_template(MESSAGES, add_generation_prompt=prompt, tokenize=False, **kwargs)
+            assert ours.render(MESSAGES, prompt, kwargs) == text
 
 
-def test_a_template_that_raises_is_a_refusal() -> None:
+def test_template_exception_is_refusal() -> None:
+    """An error that the template itself raises is an `InvalidRequestError` with the template's message."""
     template = ChatTemplate("{{ raise_exception('Roles must alternate!') }}")
     with pytest.raises(InvalidRequestError, match="Roles must alternate!") as refused:
-        template.render(TURNS)
+        template.render(MESSAGES)
     assert refused.value.field == "messages"
 
 
 @pytest.mark.parametrize(
     "source", ["{{ messages[9].content }}", "{{ 1 // 0 }}", "{{ messages[0].content + 1 }}", "{{ ''.__class__.mro() }}"]
 )
-def test_a_template_that_fails_or_leaves_the_sandbox_is_a_refusal(source: str) -> None:
+def test_template_failure_is_refusal(source: str) -> None:
+    """A template that fails, or that tries to leave Jinja's sandbox, is an `InvalidRequestError`."""
     with pytest.raises(InvalidRequestError, match="chat template"):
-        ChatTemplate(source).render(TURNS)
+        ChatTemplate(source).render(MESSAGES)
 
 
-def test_what_a_template_never_looks_at_is_refused_by_name() -> None:
+def test_unused_template_input_is_refused() -> None:
+    """A variable or a message field that the template never reads is refused, and the error names it."""
     template = ChatTemplate(BLOCKS)
     with pytest.raises(InvalidRequestError, match="no variable 'thinking'") as refused:
-        template.render(TURNS, extra={"thinking": True})
+        template.render(MESSAGES, chat_template_kwargs={"thinking": True})
     assert refused.value.field == "chat_template_kwargs"
-    with pytest.raises(InvalidRequestError, match="no place for a message's 'tool_calls'"):
+    with pytest.raises(InvalidRequestError, match="does not use the message field 'tool_calls'"):
         template.render([{"role": "assistant", "content": None, "tool_calls": [{}]}])
 
 
-def test_no_template_is_a_refusal(checkpoint: Path) -> None:
+def test_missing_template_is_refusal(checkpoint: Path) -> None:
     with pytest.raises(InvalidRequestError, match="no chat template"):
-        load(checkpoint).chat(TURNS)
+        load(checkpoint).chat(MESSAGES)
 
 
-def test_no_tokenizer(tmp_path: Path) -> None:
+def test_directory_without_tokenizer(tmp_path: Path) -> None:
     assert Tokenizer.from_dir(tmp_path) is None
 
 
@@ -135,7 +138,7 @@ def test_no_tokenizer(tmp_path: Path) -> None:
         ("chat_template.jinja", "{% if %}", "not valid Jinja: line 1"),
     ],
 )
-def test_broken_files_are_errors_for_people(
+def test_broken_files_raise_config_error(
     checkpoint: Path, tmp_path: Path, file: str, content: str, message: str
 ) -> None:
     folder = copy(checkpoint, tmp_path)
@@ -145,9 +148,9 @@ def test_broken_files_are_errors_for_people(
     assert str(tmp_path) in str(error.value)
 
 
-def test_bytes_of_tokens_make_the_text(checkpoint: Path) -> None:
+def test_token_bytes_join_to_text(checkpoint: Path) -> None:
     tokenizer = load(checkpoint)
     text = "Hello 🙂 <|end|> don't 前缀"
-    ids = tokenizer.encode(text, special=False)
+    ids = tokenizer.encode(text, add_special_tokens=False)
     assert b"".join(tokenizer.token_bytes(token) for token in ids).decode().strip() == text
     assert tokenizer.token_bytes(10**6) == b""

@@ -1,4 +1,4 @@
-"""The trace checker: right runs pass, whatever they are; every planted bug is found, by its rule and where it is."""
+"""The trace checker accepts correct runs, and finds every planted bug: the broken rule, the step and the page."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from minisgl.scheduler.base import Budget, Plan, Running, Waiting
 from minisgl.testing import SimEngine
 from minisgl.testing.drive import make_plugin
 from minisgl.testing.planted import PLANTED, planted
-from minisgl.testing.small import SPEC, job, tight
+from minisgl.testing.small import SPEC, job, no_lookahead
 from minisgl.testing.traced import traced
 from minisgl.trace import events as ev
 from minisgl.trace.check import check
 from minisgl.trace.read import TraceError, read
 
-WORDS = {
-    "pages freed while a step is in flight": "is given a page that is retiring",
-    "a slot reused while a late token write is pending": "still has another's row in the slot",
-    "duplicates freed before remap": "its table still names the page for positions from 0 on, but it is retiring",
-    "a double release on abort": "a page is given back that is retiring",
-    "admission that counts tokens instead of pages": "whole pages, and only",
-    "cached pages counted as evictable before they are locked": "whole pages, and only",
+TEXTS = {
+    "pages freed while a step is in flight": "the page is to be allocated to the request, but it is retiring",
+    "a request-pool row reused while a late token write is pending": "uses this request-pool row for another request",
+    "duplicates freed before remap": "points to this page for positions from 0 on, but the page is retiring",
+    "a double release on abort": "the page is to be retired, but it is retiring",
+    "admission that counts tokens instead of pages": "whole pages, but only",
+    "cached pages counted as evictable before they are locked": "whole pages, but only",
     "a Step that shares memory with the scheduler": "the step was changed after its launch",
-    "a prefix that stays locked": "a prefix is still locked, and nobody uses it",
-    "a page that nobody gives back": "the request has left its slot and never gave the page back",
-    "a late token kept for another seat": "gains a token after its end (abort)",
+    "a prefix that stays locked": "a prefix is still locked, but no request uses it",
+    "a page that is never retired": "the request stopped running, but never retired the page",
+    "a late token kept for another admission": "gains a token after its end (abort)",
 }
 
 
-@pytest.mark.parametrize("what", PLANTED)
-def test_the_planted_bug_is_found_in_the_trace_and_the_healthy_run_passes(what: str, tmp_path: Path) -> None:
-    bug = PLANTED[what]
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_bug_is_found(name: str, tmp_path: Path) -> None:
+    """The checker finds the bug, and accepts the same workload without the bug."""
+    bug = PLANTED[name]
     with planted():
         bug.run(tmp_path / "healthy.jsonl")
     assert check(read(tmp_path / "healthy.jsonl")) is None
@@ -47,87 +48,88 @@ def test_the_planted_bug_is_found_in_the_trace_and_the_healthy_run_passes(what: 
     assert found is not None
     print(found)
     assert found.rule == bug.rule
-    assert WORDS[what] in found.text
+    assert TEXTS[name] in found.text
     assert found.step is not None and found.line > 1
     assert len(str(found).splitlines()) <= 4
 
 
-# ---- one event changed: the rules that no planted bug breaks -------------------------------------------------
+# ---- rules that no planted bug breaks: a correct trace in which one event is changed -------------------------
 
 Lines = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> Lines:
-    """A right run with chunks, shared prefixes, retractions and evictions."""
+    """Return the lines of a correct trace with chunks, shared prefixes, retractions and evictions."""
     path = tmp_path_factory.mktemp("trace") / "run.jsonl"
     spec = EngineSpec(page_size=4, num_pages=14, max_running_requests=3, max_seq_len=40, vocab_size=50)
     cache, policy = make_plugin("cache", "radix", page_size=4), make_plugin("scheduler", "mixed")
     clients = [job(u, 14, 12, first=u % 2, arrive=u) for u in range(1, 8)]
-    with tight(), traced(path, spec, cache, policy, max_prefill_tokens=6) as drive:
+    with no_lookahead(), traced(path, spec, cache, policy, max_prefill_tokens=6) as drive:
         report = drive.run(clients)
     assert report.retractions and report.cached_tokens
     assert check(read(path)) is None
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def first(lines: Lines, kind: str, want: Callable[[dict[str, Any]], Any] = lambda _: True) -> dict[str, Any]:
-    return next(line for line in lines if line["event"] == kind and want(line))
+def first(lines: Lines, kind: str, condition: Callable[[dict[str, Any]], Any] = lambda _: True) -> dict[str, Any]:
+    """Return the first event of a kind that satisfies a condition."""
+    return next(line for line in lines if line["event"] == kind and condition(line))
 
 
-def longer_than_the_pool(lines: Lines) -> None:
+def request_longer_than_pool(lines: Lines) -> None:
     first(lines, "add")["max_tokens"] = 60
 
 
-def the_oldest_is_retracted(lines: Lines) -> None:
+def oldest_request_retracted(lines: Lines) -> None:
     at = lines.index(first(lines, "batch", lambda b: len(b["uids"]) > 1))
     lines.insert(at + 1, {"event": "retract", "step": lines[at]["step"], "uid": min(lines[at]["uids"])})
 
 
-def seated_before_one_that_waits_long(lines: Lines) -> None:
+def admitted_before_starved_request(lines: Lines) -> None:
     lines[0]["options"]["starvation_steps"] = 2
     add = first(lines, "add", lambda a: a["uid"] == 1)
     lines.insert(1, {**add, "uid": 99})
 
 
-def a_position_twice(lines: Lines) -> None:
-    first(lines, "batch", lambda b: b["decode"])["starts"][0] -= 1
+def position_computed_twice(lines: Lines) -> None:
+    first(lines, "batch", lambda b: b["num_decode"])["num_computed_tokens"][0] -= 1
 
 
-def a_chunk_that_samples(lines: Lines) -> None:
+def chunk_that_samples(lines: Lines) -> None:
     batch = first(lines, "batch", lambda b: 0 in b["sample"])
     batch["sample"][batch["sample"].index(0)] = 1
 
 
-def anothers_prefix(lines: Lines) -> None:
-    """The request that matches has another prompt than the one whose pages they are."""
+def prefix_of_other_request(lines: Lines) -> None:
+    """Change the prompt of a request that matched cached pages, so that the pages hold another prefix."""
     uid = first(lines, "match", lambda m: m["pages"])["uid"]
-    first(lines, "add", lambda a: a["uid"] == uid)["prompt"][0] += 1
+    first(lines, "add", lambda a: a["uid"] == uid)["prompt_ids"][0] += 1
 
 
-def a_token_is_lost(lines: Lines) -> None:
-    done = first(lines, "step", lambda d: d["gained"] is None)
-    done["gained"] = [0] * len(done["tokens"])
+def token_not_kept(lines: Lines) -> None:
+    done = first(lines, "step", lambda d: d["kept"] is None)
+    done["kept"] = [0] * len(done["tokens"])
 
 
-def two_pages_in_the_wrong_order(lines: Lines) -> None:
-    """Both are the request's own, so that only what is read there can tell."""
-    batch = first(lines, "batch", lambda b: b["decode"] and b["starts"][0] >= 12)
-    slot = batch["slots"][0]
-    writes = [line["table"] for line in lines[: lines.index(batch)] if line["event"] == "batch"]
-    pages = {c: p for table in writes for s, c, p in zip(*table, strict=True) if s == slot}
-    for more, what in zip(([slot, slot], [0, 1], [pages[1], pages[0]]), batch["table"], strict=True):
-        what.extend(more)
+def pages_in_wrong_order(lines: Lines) -> None:
+    """Exchange two pages of one request: the owner of both is right, but the KV in them is in the wrong order."""
+    batch = first(lines, "batch", lambda b: b["num_decode"] and b["num_computed_tokens"][0] >= 12)
+    idx = batch["req_pool_indices"][0]
+    updates = [line["page_table_updates"] for line in lines[: lines.index(batch)] if line["event"] == "batch"]
+    pages = {column: page for update in updates for row, column, page in zip(*update, strict=True) if row == idx}
+    for entries, values in zip(batch["page_table_updates"], ([idx, idx], [0, 1], [pages[1], pages[0]]), strict=True):
+        entries.extend(values)
 
 
-def a_page_that_another_has(lines: Lines) -> None:
-    """A table write names the page of the row beside it."""
-    batch = first(lines, "batch", lambda b: len(set(b["table"][0])) > 1)
-    batch["table"][2][-1] = batch["table"][2][0]
+def page_of_other_request(lines: Lines) -> None:
+    """Change a page-table write, so that two rows of the step have the same page."""
+    batch = first(lines, "batch", lambda b: len(set(b["page_table_updates"][0])) > 1)
+    batch["page_table_updates"][2][-1] = batch["page_table_updates"][2][0]
 
 
-def an_answer_too_short(lines: Lines) -> None:
-    uid = first(lines, "finish", lambda f: f["reason"] == "length")["uid"]
+def answer_too_short(lines: Lines) -> None:
+    uid = first(lines, "finish", lambda f: f["finish_reason"] == "length")["uid"]
     first(lines, "add", lambda a: a["uid"] == uid)["max_tokens"] += 1
 
 
@@ -136,62 +138,71 @@ def two_replies(lines: Lines) -> None:
     lines.insert(at, lines[at])
 
 
-def a_third_step_in_flight(lines: Lines) -> None:
+def too_many_steps_in_flight(lines: Lines) -> None:
     lines[0]["options"]["overlap"] = False
 
 
-def a_step_is_left_out(lines: Lines) -> None:
+def step_number_left_out(lines: Lines) -> None:
     at = lines.index(first(lines, "batch", lambda b: b["step"] == 5))
     lines[at]["step"] = 6
 
 
-def evicted_in_use(lines: Lines) -> None:
+def page_evicted_in_use(lines: Lines) -> None:
     at = lines.index(first(lines, "match", lambda m: m["pages"]))
     lines.insert(at + 1, {"event": "evict", "step": lines[at]["step"], "pages": lines[at]["pages"][-1:]})
 
 
-def a_late_token_is_kept(lines: Lines) -> None:
-    """Its request was retracted while it was in flight."""
+def late_token_kept(lines: Lines) -> None:
+    """Keep a token whose request was retracted while the token was in flight."""
     sampled = {line["step"]: line["sample"] for line in lines if line["event"] == "batch"}
-    done = first(lines, "step", lambda d: d["gained"] and [0, 1] in map(list, zip(d["gained"], sampled[d["step"]])))
-    done["gained"] = sampled[done["step"]]
+    done = first(lines, "step", lambda d: d["kept"] and [0, 1] in map(list, zip(d["kept"], sampled[d["step"]])))
+    done["kept"] = sampled[done["step"]]
 
 
-DOCTORED: dict[Callable[[Lines], None], tuple[str, str]] = {
-    longer_than_the_pool: ("refused", "a request of 14 prompt tokens and 60 more was queued"),
-    the_oldest_is_retracted: ("retraction", "the oldest of those that run"),
-    seated_before_one_that_waits_long: ("starved", "is seated before it, which waits for 2 steps"),
-    a_position_twice: ("row", "starts at position"),
-    a_chunk_that_samples: ("row", "samples after position"),
-    anothers_prefix: ("prefix", "its page 0 was matched in the cache, and that page holds the prefix of request"),
-    a_token_is_lost: ("late-token", "its row sampled a token, and it did not get it"),
-    a_late_token_is_kept: ("late-token", "keeps a token that was in flight when it lost its seat"),
-    a_page_that_another_has: ("owner", "writes a page that is the cache's"),
-    two_pages_in_the_wrong_order: ("prefix", "position 0 of its table reads the KV of another prefix"),
-    an_answer_too_short: ("reply", "ended by length after 12 of 13 tokens"),
-    two_replies: ("reply", "had its final reply (length)"),
-    a_third_step_in_flight: ("stream", "at most 1 may be in flight"),
-    a_step_is_left_out: ("stream", "step 5 was due"),
-    evicted_in_use: ("owner", "is evicted while requests [1] use it"),
+CHANGES: dict[Callable[[Lines], None], tuple[str, str]] = {
+    request_longer_than_pool: (
+        "invalid-request",
+        "a request of 14 prompt tokens and up to 60 output tokens was queued",
+    ),
+    oldest_request_retracted: ("retraction", "the oldest running request is retracted"),
+    admitted_before_starved_request: (
+        "starvation",
+        "before this older request, which has waited for 2 steps",
+    ),
+    position_computed_twice: ("row", "the row starts at position"),
+    chunk_that_samples: ("row", "the row samples a token after position"),
+    prefix_of_other_request: (
+        "prefix",
+        "to page 0 of the request, but the page holds the prefix of request",
+    ),
+    token_not_kept: ("late-token", "the row sampled a token, but the request did not gain the token"),
+    late_token_kept: ("late-token", "keeps a token that was in flight when it was retracted"),
+    page_of_other_request: ("page-owner", "the row writes to the page, which is owned by the cache"),
+    pages_in_wrong_order: ("prefix", "position 0 of the request's page table reads the KV of another prefix"),
+    answer_too_short: ("reply", "ended with reason length after 12 of 13 tokens"),
+    two_replies: ("reply", "has had its final reply (length)"),
+    too_many_steps_in_flight: ("stream", "the limit is 1"),
+    step_number_left_out: ("stream", "the next step has number 5"),
+    page_evicted_in_use: ("page-owner", "is evicted while requests [1] use it"),
 }
 
 
-@pytest.mark.parametrize("doctor", DOCTORED, ids=lambda d: d.__name__)
-def test_one_event_changed_is_found(doctor: Callable[[Lines], None], lines: Lines, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_changed_event_is_found(change: Callable[[Lines], None], lines: Lines, tmp_path: Path) -> None:
     changed = json.loads(json.dumps(lines))
-    doctor(changed)
+    change(changed)
     path = tmp_path / "changed.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in changed))
     found = check(read(path))
     print(found)
     assert found is not None
-    rule, words = DOCTORED[doctor]
+    rule, text = CHANGES[change]
     assert found.rule == rule
-    assert words in found.text
+    assert text in found.text
 
 
-class Unfair:
-    """Request 1 gets no row while another runs."""
+class UnfairPolicy:
+    """A policy that gives request 1 no row while another request runs."""
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         rows = [
@@ -203,37 +214,39 @@ class Unfair:
         return Plan(rows + [(w.uid, n) for w in waiting if (n := budget.grant(w, w.num_tokens - w.num_cached_tokens))])
 
 
-def test_a_request_that_is_left_out_while_it_runs_is_found(tmp_path: Path) -> None:
+def test_starved_running_request_is_found(tmp_path: Path) -> None:
+    """The same run is correct with a large ``starvation_steps`` and wrong with a small one."""
     path = tmp_path / "run.jsonl"
     clients = [job(1, 9, 8), job(2, 9, 50)]
-    with traced(path, SPEC, make_plugin("cache", "naive", page_size=4), Unfair(), starvation_steps=512) as drive:
+    with traced(path, SPEC, make_plugin("cache", "naive", page_size=4), UnfairPolicy(), starvation_steps=512) as drive:
         drive.run(clients)
-    assert check(read(path)) is None  # nobody promised less
+    assert check(read(path)) is None
     path.write_text(path.read_text().replace('"starvation_steps":512', '"starvation_steps":9'))
     found = check(read(path))
     assert found is not None
-    assert (found.rule, found.uid) == ("starved", 1)
+    assert (found.rule, found.uid) == ("starvation", 1)
 
 
-def test_what_is_no_trace_is_refused_and_a_half_written_line_is_left_out(lines: Lines, tmp_path: Path) -> None:
+def test_reads_incomplete_trace_and_refuses_other_files(lines: Lines, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     text = "".join(json.dumps(line) + "\n" for line in lines)
     path.write_text(text[:-20])
     trace = read(path)
-    assert not trace.whole
+    assert not trace.complete
     assert len(trace.events) == len(lines) - 2
-    for content, said in (
+    for content, message in (
         ("", "first line must be a header"),
         ("hello\n", "line 1 is not an event"),
-        (text.replace('"version": 1', '"version": 7'), "has format 7"),
+        (text.replace('"version": 2', '"version": 7'), "has trace format 7"),
+        (text.replace('"version": 2', '"version": 1').replace("num_tokens", "tokens"), "has trace format 1"),
     ):
         path.write_text(content)
-        with pytest.raises(TraceError, match=said):
+        with pytest.raises(TraceError, match=message):
             read(path)
 
 
-def test_a_run_whose_engine_died_broke_no_promise(tmp_path: Path) -> None:
-    """Every request got its error; what a dead engine held is not given back any more."""
+def test_engine_failure_breaks_no_promise(tmp_path: Path) -> None:
+    """After an engine failure every request ends with an error, and pages that were in use are never freed."""
     path = tmp_path / "run.jsonl"
     cache, policy = make_plugin("cache", "radix", page_size=4), make_plugin("scheduler", "mixed")
     with traced(path, SPEC, cache, policy, engine=partial(SimEngine, dies_at=4)) as drive:

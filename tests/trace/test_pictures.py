@@ -1,4 +1,4 @@
-"""Pictures and the viewer: their marks are the trace's events, no more and no less; nothing in them needs a network."""
+"""Pictures and the viewer show exactly the events of the trace, and need no network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from minisgl.testing.drive import Job
 from minisgl.testing.simulate import simulate
-from minisgl.testing.small import job, tight
+from minisgl.testing.small import job, no_lookahead
 from minisgl.trace import events as ev
 from minisgl.trace.__main__ import main
 from minisgl.trace.chrome import chrome
@@ -32,7 +32,7 @@ Marks = list[dict[str, str]]
 
 
 def clients() -> list[Job]:
-    """Two families of prompts, one prompt that leaves the first after a page, and a client that hangs up."""
+    """Return requests with two common prefixes, one that diverges after a page, and one that is aborted."""
     family = [job(u, 14 + u % 3, 12, first=u % 2, arrive=2 * u) for u in range(1, 9)]
     stem = list(family[1].prompt)
     return [*family, job(9, 9, 8, abort=3), Job(10, [*stem[:4], *[7] * 9], family[0].params, arrive=3)]
@@ -40,71 +40,77 @@ def clients() -> list[Job]:
 
 @pytest.fixture(scope="module")
 def run() -> Trace:
-    with tight():
-        return simulate(clients(), page_size=4, num_pages=16, max_running_requests=3, max_prefill_tokens=8, max_len=60)
+    with no_lookahead():
+        return simulate(
+            clients(), page_size=4, num_pages=16, max_running_requests=3, max_prefill_tokens=8, max_seq_len=60
+        )
 
 
 @pytest.fixture(scope="module")
 def other() -> Trace:
-    with tight():
+    with no_lookahead():
         return simulate(
-            clients(), policy="prefill_first", page_size=4, num_pages=16, max_running_requests=3, max_len=60
+            clients(), policy="prefill_first", page_size=4, num_pages=16, max_running_requests=3, max_seq_len=60
         )
 
 
 def marks(svg: str, *kinds: str) -> Marks:
-    """The ``data-`` attributes of an SVG's marks, of these kinds."""
+    """Return the ``data-`` attributes of the SVG's marks of some kinds."""
     root = ET.fromstring(svg)
     found = [{k.removeprefix("data-"): v for k, v in e.attrib.items() if k.startswith("data-")} for e in root.iter()]
     return [mark for mark in found if mark.get("kind") in kinds]
 
 
-def of(trace: Trace, kind: type[Any]) -> list[Any]:
+def events_of(trace: Trace, kind: type[Any]) -> list[Any]:
     return [event for event in trace if isinstance(event, kind)]
 
 
-def test_the_run_has_what_the_pictures_show(run: Trace) -> None:
+def test_run_has_every_kind_of_event(run: Trace) -> None:
     s = summarize(run)
-    assert s.retractions and s.cached and s.evicted and s.splits and s.discarded
-    assert s.prefill + s.decode == sum(sum(batch.counts) for batch in of(run, ev.Batch))
-    assert s.worst is not None
-    assert s.worst.tokens == max(gap.tokens for gap in gaps(run))
+    assert s.retractions and s.cached_tokens and s.evicted_pages and s.splits and s.discarded_tokens
+    assert s.prefill_tokens + s.decode_tokens == sum(
+        sum(batch.num_scheduled_tokens) for batch in events_of(run, ev.Batch)
+    )
+    assert s.worst_gap is not None
+    assert s.worst_gap.num_tokens == max(gap.num_tokens for gap in gaps(run))
 
 
-def test_a_timeline_has_a_mark_for_each_row_and_each_retraction(run: Trace) -> None:
+def test_timeline_shows_rows_and_retractions(run: Trace) -> None:
     svg = timeline(run)
     rows = Counter()
-    for batch in of(run, ev.Batch):
+    for batch in events_of(run, ev.Batch):
         for i, uid in enumerate(batch.uids):
-            kind = "decode" if i < batch.decode else "prefill"
-            rows[batch.step, uid, kind, batch.starts[i], batch.counts[i]] += 1
+            kind = "decode" if i < batch.num_decode else "prefill"
+            rows[batch.step, uid, kind, batch.num_computed_tokens[i], batch.num_scheduled_tokens[i]] += 1
     drawn = Counter(
         (int(m["step"]), int(m["uid"]), m["kind"], int(m["start"]), int(m["count"]))
         for m in marks(svg, "prefill", "decode")
     )
     assert drawn == rows
     assert Counter((int(m["step"]), int(m["uid"])) for m in marks(svg, "retract")) == Counter(
-        (event.step, event.uid) for event in of(run, ev.Retract)
+        (event.step, event.uid) for event in events_of(run, ev.Retract)
     )
     work = Counter[int]()
     for m in marks(svg, "work-prefill", "work-decode"):
         work[int(m["step"])] += int(m["tokens"])
-    assert work == {batch.step: sum(batch.counts) for batch in of(run, ev.Batch)}
+    assert work == {batch.step: sum(batch.num_scheduled_tokens) for batch in events_of(run, ev.Batch)}
     cached = sum(int(m["count"]) for m in marks(svg, "cached"))
-    assert cached == sum(len(event.pages) * 4 for event in of(run, ev.Match))
+    assert cached == sum(len(event.pages) * 4 for event in events_of(run, ev.Match))
     some = {int(m["step"]) for m in marks(timeline(run, range(3, 9)), "prefill", "decode")}
     assert some == set(range(3, 9))
 
 
-def test_two_timelines_share_their_columns(run: Trace, other: Trace) -> None:
+def test_timelines_of_two_runs(run: Trace, other: Trace) -> None:
     svg = timelines([("mixed", run), ("prefill first", other)])
-    assert len(marks(svg, "prefill", "decode")) == sum(len(b.uids) for t in (run, other) for b in of(t, ev.Batch))
+    assert len(marks(svg, "prefill", "decode")) == sum(
+        len(b.uids) for t in (run, other) for b in events_of(t, ev.Batch)
+    )
     assert "mixed" in svg and "prefill first" in svg
 
 
 @pytest.mark.parametrize("part", [0.2, 0.5, 0.8])
-def test_a_tree_and_a_page_map_show_the_state_after_a_step(run: Trace, part: float) -> None:
-    step = int(part * len(of(run, ev.Batch)))
+def test_tree_and_page_map_show_the_state(run: Trace, part: float) -> None:
+    step = int(part * len(events_of(run, ev.Batch)))
     state = state_at(run, step)
     svg = tree(run, step)
     shown = {tuple(map(int, m["pages"].split())): (int(m["users"]), int(m["depth"])) for m in marks(svg, "node")}
@@ -114,20 +120,22 @@ def test_a_tree_and_a_page_map_show_the_state_after_a_step(run: Trace, part: flo
             assert shown.pop(tuple(node.pages)) == (node.users, node.depth)
     assert not shown
     users = {int(m["uid"]): int(m["page"]) for m in marks(svg, "user")}
-    assert users == {req.uid: req.shared[-1] for req in state.running.values() if req.shared}
+    assert users == {req.uid: req.cached_pages[-1] for req in state.running.values() if req.cached_pages}
     pool = marks(pages(run, step), "page")
     assert [int(m["owner"]) for m in pool] == state.owner.tolist()
-    assert [int(m["users"]) for m in pool] == state.users.tolist()
+    assert [int(m["users"]) for m in pool] == state.ref_counts.tolist()
     entries = marks(pages(run, step, tables=True), "entry")
     for req in state.running.values():
         row = [int(m["page"]) for m in entries if int(m["uid"]) == req.uid]
-        assert row == state.table[req.slot][: len(row)].tolist()
-        assert len(row) == -(-req.computed // 4) or req.computed < req.target
+        assert row == state.page_table[req.req_pool_idx][: len(row)].tolist()
+        assert len(row) == -(-req.num_computed_tokens // 4) or req.state == "prefill"
 
 
-def test_a_page_map_of_a_large_pool_has_the_pages_that_were_used_and_counts_the_others() -> None:
-    trace = simulate(clients(), page_size=4, num_pages=5000, max_running_requests=3, max_prefill_tokens=8, max_len=60)
-    used = sorted({page for event in of(trace, ev.Allocate) for page in event.pages})
+def test_page_map_of_large_pool_shows_used_pages() -> None:
+    trace = simulate(
+        clients(), page_size=4, num_pages=5000, max_running_requests=3, max_prefill_tokens=8, max_seq_len=60
+    )
+    used = sorted({page for event in events_of(trace, ev.Allocate) for page in event.pages})
     assert 10 < len(used) < 200
     assert run_data(trace)["map"] == used
     for turn, state in turns(trace):
@@ -138,30 +146,32 @@ def test_a_page_map_of_a_large_pool_has_the_pages_that_were_used_and_counts_the_
             assert found == {page: int(state.owner[page]) for page in used}
             assert f"and {5000 - len(used):,} more pages, which this run never used" in svg
             assert float(ET.fromstring(svg).get("height", "")) < 600
-    small = simulate(clients(), page_size=4, num_pages=640, max_running_requests=3, max_prefill_tokens=8, max_len=60)
+    small = simulate(
+        clients(), page_size=4, num_pages=640, max_running_requests=3, max_prefill_tokens=8, max_seq_len=60
+    )
     assert run_data(small)["map"] == list(range(640)) and not run_data(small)["unused"]
 
 
-def test_a_tree_says_what_its_tokens_say(run: Trace) -> None:
-    step = len(of(run, ev.Batch)) // 2
+def test_tree_shows_text_of_tokens(run: Trace) -> None:
+    step = len(events_of(run, ev.Batch)) // 2
     state = state_at(run, step)
     for node in state.tree.nodes():
         for req in state.running.values():
-            if node.pages[-1] in req.shared:  # its own prefix, by its own tokens
-                at = req.shared.index(node.pages[0]) * 4
-                assert state.tokens(node.pages) == req.tokens[at : at + 4 * len(node.pages)]
+            if node.pages[-1] in req.cached_pages:  # the node is part of the prefix of this request
+                at = req.cached_pages.index(node.pages[0]) * 4
+                assert state.token_ids(node.pages) == req.token_ids[at : at + 4 * len(node.pages)]
 
     def text(ids: Sequence[int]) -> str:
         return "<" + " ".join(map(str, ids)) + ">"
 
     leaf = next(node for node in state.tree.nodes() if not node.children)
-    assert html_escape(text(state.tokens(leaf.pages))[:20]) in tree(run, step, text)
+    assert html_escape(text(state.token_ids(leaf.pages))[:20]) in tree(run, step, text)
     data = run_data(run, text)
-    said = {data["texts"][node[1]] for node in data["trees"][data["steps"][step]["n"]]}
-    assert said == {text(state.tokens(node.pages)) for node in state.tree.nodes()}
+    shown = {data["texts"][node[1]] for node in data["trees"][data["steps"][step]["n"]]}
+    assert shown == {text(state.token_ids(node.pages)) for node in state.tree.nodes()}
 
 
-def test_a_staircase_is_one_requests_rows(run: Trace) -> None:
+def test_staircase_shows_rows_of_one_request(run: Trace) -> None:
     rows = [(turn.step, row.start, row.count) for turn, _ in turns(run) for row in turn.rows if row.uid == 3]
     drawn = [(int(m["step"]), int(m["start"]), int(m["count"])) for m in marks(staircase(run, 3), "prefill", "decode")]
     assert drawn == rows
@@ -169,16 +179,16 @@ def test_a_staircase_is_one_requests_rows(run: Trace) -> None:
         staircase(run, 77)
 
 
-def test_the_worst_gap_is_marked(run: Trace, other: Trace) -> None:
+def test_worst_gap_is_marked(run: Trace, other: Trace) -> None:
     worst = [m["tokens"] for m in marks(gap([("chunks", run), ("whole", other)]), "worst")]
-    assert worst == [str(summarize(t).worst.tokens) for t in (run, other)]  # type: ignore[union-attr]
+    assert worst == [str(summarize(t).worst_gap.num_tokens) for t in (run, other)]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
     "draw",
     [timeline, lambda t: tree(t, 9), lambda t: pages(t, 9, True), lambda t: staircase(t, 2), lambda t: gap([("a", t)])],
 )
-def test_each_picture_has_words_and_both_themes_and_no_script(draw: Callable[[Trace], str], run: Trace) -> None:
+def test_picture_has_description_and_themes_but_no_script(draw: Callable[[Trace], str], run: Trace) -> None:
     svg = draw(run)
     root = ET.fromstring(svg)
     assert root.get("role") == "img"
@@ -187,7 +197,7 @@ def test_each_picture_has_words_and_both_themes_and_no_script(draw: Callable[[Tr
     assert title.text and desc.text and any(c.isdigit() for c in desc.text)
     assert "prefers-color-scheme:dark" in svg and '[data-md-color-scheme="slate"]' in svg
     assert "<script" not in svg and "href" not in svg
-    assert draw(run) == svg  # the same each time, so that a page that holds it does not change
+    assert draw(run) == svg  # deterministic, so that a page with the picture does not change
     left, top, width, height = map(float, root.get("viewBox", "").split())
     for e in root.iter():
         if e.tag.endswith("rect"):
@@ -195,13 +205,14 @@ def test_each_picture_has_words_and_both_themes_and_no_script(draw: Callable[[Tr
             assert top <= float(e.get("y", 0)) and float(e.get("y", 0)) + float(e.get("height", 0)) <= top + height
 
 
-def test_an_empty_run_can_be_drawn() -> None:
+def test_empty_run_can_be_drawn() -> None:
     empty = simulate([], num_pages=4)
     assert ET.fromstring(timeline(empty)).get("role") == "img"
     assert run_data(empty)["steps"] == []
 
 
-def test_the_viewers_data_lead_to_the_state_of_every_step(run: Trace) -> None:
+def test_viewer_data_give_the_state_of_every_step(run: Trace) -> None:
+    """Adding up the changes of the steps gives the state after each step."""
     data = json.loads(json.dumps(run_data(run)))
     owner, users = [-1] * 16, [0] * 16
     tables: dict[int, list[int]] = {}
@@ -210,35 +221,35 @@ def test_the_viewers_data_lead_to_the_state_of_every_step(run: Trace) -> None:
             owner[i] = value
         for i, value in step.get("u", []):
             users[i] = value
-        for uid, *moved in step.get("t", []):
-            tables[uid] = tables.get(uid, [])[: moved[0]] + moved[1] if moved else []
-        assert (owner, users) == (state.owner.tolist(), state.users.tolist())
+        for uid, *change in step.get("t", []):
+            tables[uid] = tables.get(uid, [])[: change[0]] + change[1] if change else []
+        assert (owner, users) == (state.owner.tolist(), state.ref_counts.tolist())
         for req in state.running.values():
-            assert tables[req.uid] == [p for p in state.table[req.slot].tolist() if p >= 0]
+            assert tables[req.uid] == [p for p in state.page_table[req.req_pool_idx].tolist() if p >= 0]
         assert [row[:3] for row in step["r"]] == [[r.uid, r.start, r.count] for r in turn.rows]
         tree = data["trees"][step["n"]]
         assert [(data["lists"][n[1]], n[2]) for n in tree] == [(n.pages, n.users) for n in state.tree.nodes()]
 
 
-def test_the_page_holds_everything(run: Trace, other: Trace) -> None:
+def test_page_is_self_contained(run: Trace, other: Trace) -> None:
     html = page([replace(run, name="</script><script>"), other], title="</script><script>alert(1)//")
     assert not re.search(r"(src|href)=[\"'](?!data:)", html)
     assert "http" not in html.replace("http://www.w3.org/2000/svg", "")
     assert html.count("<script") == 2
     (embedded,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', html, re.DOTALL)
     data = json.loads(embedded)
-    assert [len(r["steps"]) for r in data["runs"]] == [len(of(t, ev.Batch)) for t in (run, other)]
+    assert [len(r["steps"]) for r in data["runs"]] == [len(events_of(t, ev.Batch)) for t in (run, other)]
     assert data["runs"][0]["name"] == "</script><script>"
     assert data["difference"]["step"] == difference(run, other)["step"]  # type: ignore[index]
 
 
-def test_a_frame_holds_the_whole_page(run: Trace) -> None:
+def test_frame_contains_the_page(run: Trace) -> None:
     html = page([run])
     (inside,) = re.findall(r'^<iframe title="[^"]+" style="[^"]+" srcdoc="([^"]*)"></iframe>$', frame(html))
     assert unescape(inside) == html
 
 
-def test_two_runs_differ_first_where_they_do(run: Trace, other: Trace) -> None:
+def test_first_difference_of_two_runs(run: Trace, other: Trace) -> None:
     assert difference(run, run) is None
     found = difference(run, other)
     assert found is not None
@@ -247,18 +258,18 @@ def test_two_runs_differ_first_where_they_do(run: Trace, other: Trace) -> None:
     assert ones[found["step"]] != twos[found["step"]]
 
 
-def test_the_chrome_format_has_each_step_and_row(run: Trace) -> None:
+def test_chrome_format_has_each_step_and_row(run: Trace) -> None:
     found = chrome(run)["traceEvents"]
     assert all({"ph", "pid", "name"} <= event.keys() for event in found)
     spans = [event for event in found if event["ph"] == "X"]
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in spans)
     rows = [event for event in spans if event["name"] in ("prefill", "decode")]
-    assert len(rows) == sum(len(batch.uids) for batch in of(run, ev.Batch))
-    assert sum("rows" in event["args"] for event in spans) == len(of(run, ev.Batch))
-    assert sum(event["name"] == "retract" for event in found) == len(of(run, ev.Retract))
+    assert len(rows) == sum(len(batch.uids) for batch in events_of(run, ev.Batch))
+    assert sum("rows" in event["args"] for event in spans) == len(events_of(run, ev.Batch))
+    assert sum(event["name"] == "retract" for event in found) == len(events_of(run, ev.Retract))
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from minisgl.testing.planted import PLANTED, planted
 
     bug = PLANTED["duplicates freed before remap"]
@@ -269,36 +280,36 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         bug.run(bad)
     html, out = tmp_path / "run.html", tmp_path / "run.json"
     assert main([str(good), "--html", str(html), "--chrome", str(out)]) == 0
-    assert "Every promise that a trace can show was kept." in capsys.readouterr().out
+    assert "All promises that a trace can show were kept." in capsys.readouterr().out
     assert html.stat().st_size > 10_000
     assert json.loads(out.read_text())["traceEvents"]
     assert main([str(bad), str(good)]) == 1
-    said = capsys.readouterr().out
-    assert "promise 4 is broken at step 1, request 2, page 3" in said
-    assert "They differ first at step" in said
+    output = capsys.readouterr().out
+    assert "promise 4 is broken at step 1, request 2, page 3" in output
+    assert "The runs differ first at step" in output
     svg = tmp_path / "picture.svg"
     for picture in ("timeline", "tree", "pages", "tables", "staircase", "gap"):
         assert main([str(good), "--draw", picture, "-o", str(svg)]) == 0
         assert "data-kind" in svg.read_text()
     assert main([str(good), "--draw", "timeline", "--steps", "2:4"]) == 0
     assert capsys.readouterr().out.rstrip().endswith("</svg>")
-    for words, message in (
-        (["--draw", "tree", "--step", "400"], "has no step 400: its last one is 15."),
-        (["--draw", "timeline", "--steps", "9"], "--steps 9: write it as A:B"),
-        (["--html", str(tmp_path / "no" / "x.html")], "x.html can't be written: No such file or directory."),
+    for arguments, message in (
+        (["--draw", "tree", "--step", "400"], "has no step 400: its last step is 15."),
+        (["--draw", "timeline", "--steps", "9"], "--steps 9: write A:B"),
+        (["--html", str(tmp_path / "no" / "x.html")], "x.html cannot be written: No such file or directory."),
         ([str(good), str(good)], "3 files were given"),
         ([str(tmp_path / "no.jsonl")], f"minisgl.trace: There is no file {tmp_path / 'no.jsonl'}."),
-        (["--step", "3"], "--step goes with --draw tree or --draw pages or --draw tables, and does nothing without."),
-        (["--step", "3", "--draw", "timeline"], "--step goes with --draw tree"),
-        (["--step", "0", "--html", str(html)], "--step goes with --draw tree"),
-        (["--steps", "2:4", "--draw", "gap"], "--steps goes with --draw timeline"),
-        (["--request", "0"], "--request goes with --draw staircase"),
-        (["--text"], "--text goes with --draw tree or --html"),
-        (["--text", "--draw", "pages"], "--text goes with --draw tree or --html"),
-        (["-o", str(svg)], "-o goes with --draw"),
-        (["--html", str(html), "-o", str(svg)], "-o goes with --draw"),
-        ([str(good), "--draw", "tree"], "--draw tree is of one run; two were given."),
-        ([str(good), "--chrome", str(out)], "--chrome is of one run; two were given."),
+        (["--step", "3"], "--step needs --draw tree or --draw pages or --draw tables; without, it has no effect."),
+        (["--step", "3", "--draw", "timeline"], "--step needs --draw tree"),
+        (["--step", "0", "--html", str(html)], "--step needs --draw tree"),
+        (["--steps", "2:4", "--draw", "gap"], "--steps needs --draw timeline"),
+        (["--request", "0"], "--request needs --draw staircase"),
+        (["--text"], "--text needs --draw tree or --html"),
+        (["--text", "--draw", "pages"], "--text needs --draw tree or --html"),
+        (["-o", str(svg)], "-o needs --draw"),
+        (["--html", str(html), "-o", str(svg)], "-o needs --draw"),
+        ([str(good), "--draw", "tree"], "--draw tree needs one trace; two were given."),
+        ([str(good), "--chrome", str(out)], "--chrome needs one trace; two were given."),
     ):
-        assert main([str(good), *words]) == 2
+        assert main([str(good), *arguments]) == 2
         assert message in " ".join(capsys.readouterr().err.split())

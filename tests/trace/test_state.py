@@ -1,4 +1,4 @@
-"""Following a trace: the pages, requests and tree that come of it are the scheduler's own, after every event."""
+"""`State` and `PageTree` reconstruct the scheduler's pages, locks and radix tree from the events of a trace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from minisgl.plugins.cache.radix import RadixCache
 from minisgl.scheduler.page_allocator import CACHE, FREE, RETIRING
 from minisgl.testing.drive import Drive, Job
-from minisgl.testing.small import tight
+from minisgl.testing.small import no_lookahead
 from minisgl.testing.traced import traced
 from minisgl.testing.workloads import Setup, jobs, setups
 from minisgl.trace import events as ev
@@ -21,64 +21,67 @@ from minisgl.trace.state import State
 from minisgl.trace.tree import PageTree
 
 
-def picture(drive: Drive) -> Any:
-    """What the scheduler's own books say: owners, users, and the cache's nodes by their pages."""
-    ledger = drive.scheduler.cache_manager.allocator
+def snapshot(drive: Drive) -> Any:
+    """Return the scheduler's own state: owners of pages, locks of pages, and the nodes of the cache."""
+    allocator = drive.scheduler.cache_manager.allocator
     nodes = set()
     if isinstance(drive.cache, RadixCache):
         nodes = {(tuple(n.pages.tolist()), n.users, n.stamp) for n in drive.cache.nodes()}
-    return ledger.pages.owner.tolist(), ledger.ref_counts.tolist(), nodes
+    return allocator.pages.owner.tolist(), allocator.ref_counts.tolist(), nodes
 
 
-def followed(state: State) -> Any:
+def reconstructed(state: State) -> Any:
+    """Return the state from the trace, in the form of `snapshot`."""
     nodes = {(tuple(node.pages), node.users, node.stamp) for node in state.tree.nodes()}
-    return state.owner.tolist(), state.users.tolist(), nodes
+    return state.owner.tolist(), state.ref_counts.tolist(), nodes
 
 
 def run(path: Path, setup: Setup, clients: list[Job]) -> list[Any]:
-    """The pictures after each step that changed the pool, from the inside."""
+    """Run a workload with a trace. Return the scheduler's snapshots after each step."""
     spec, cache, policy, options = setup.build()
-    pictures: list[Any] = []
-    with tight(), traced(path, spec, cache, policy, thorough=False, **options) as drive:
+    snapshots: list[Any] = []
+    with no_lookahead(), traced(path, spec, cache, policy, thorough=False, **options) as drive:
         real = drive.step
 
         def step() -> Any:
             out = real()
-            pictures.append(picture(drive))
+            snapshots.append(snapshot(drive))
             return out
 
         drive.step = step  # type: ignore[method-assign]
         drive.run(clients)
-    return pictures
+    return snapshots
 
 
 @settings(max_examples=60, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_the_followed_state_is_the_schedulers_and_breaks_no_promise(tmp_path_factory: Any, data: st.DataObject) -> None:
+def test_state_equals_the_schedulers(tmp_path_factory: Any, data: st.DataObject) -> None:
+    """After each event, the reconstructed state equals the scheduler's; and the checker accepts the trace."""
     setup = data.draw(setups())
     path = tmp_path_factory.mktemp("trace") / "run.jsonl"
-    inside = run(path, setup, data.draw(jobs(setup)))
+    snapshots = run(path, setup, data.draw(jobs(setup)))
     trace = read(path)
-    assert trace.whole
-    state, outside = State(trace.spec), []
+    assert trace.complete
+    state, states = State(trace.spec), []
     for event in trace:
         state.apply(event)
         if isinstance(event, ev.Pool):
-            outside.append(followed(state))
-            counts = state.count(FREE), state.count(CACHE), state.evictable, state.count(RETIRING)
+            states.append(reconstructed(state))
+            counts = state.count(FREE), state.count(CACHE), state.num_evictable_pages, state.count(RETIRING)
             assert counts == (event.free, event.cached, event.evictable, event.retiring)
     assert state.idle
     assert (state.owner < FREE).sum() == state.count(CACHE)
-    # A picture that differs from the one before has an event between them, so each is found, in order.
+    # Every reconstructed state is one of the snapshots, in the same order. Some snapshots have no Pool event.
     at = 0
-    for seen in outside:
-        at = next(i for i in range(at, len(inside)) if inside[i] == seen)
-    if inside:
-        assert followed(state) == inside[-1]
+    for expected in states:
+        at = next(i for i in range(at, len(snapshots)) if snapshots[i] == expected)
+    if snapshots:
+        assert reconstructed(state) == snapshots[-1]
     assert check(trace) is None
 
 
-def test_a_tree_splits_where_a_lock_ends_and_keeps_users_and_age() -> None:
+def test_tree_splits_at_the_end_of_a_lock() -> None:
+    """Both parts of a split node keep the users and the age of the node."""
     tree = PageTree()
     tree.insert(None, [1, 2, 3], 0)
     tree.lock(3, 0)
@@ -86,7 +89,7 @@ def test_a_tree_splits_where_a_lock_ends_and_keeps_users_and_age() -> None:
     assert [(n.pages, n.users, n.step, n.depth) for n in tree.nodes()] == [([1, 2], 2, 5, 0), ([3], 1, 0, 2)]
     tree.insert(2, [7], 6)
     assert (tree.path(7), tree.path(3), tree.path(None), tree.splits) == ([1, 2, 7], [1, 2, 3], [], 1)
-    tree.insert(1, [8], 7)  # parts inside a node
+    tree.insert(1, [8], 7)  # the prefix ends inside a node
     assert tree.splits == 2
     tree.evict([7, 8])
-    assert {page for node in tree.nodes() for page in node.pages} == {1, 2, 3} == set(tree.where)
+    assert {page for node in tree.nodes() for page in node.pages} == {1, 2, 3} == set(tree.node_of)

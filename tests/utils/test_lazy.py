@@ -1,4 +1,4 @@
-"""A module that is imported at its first use, and once, however that use is written."""
+"""Lazy modules: they are imported at their first use, and only once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def run(code: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.strip()
 
 
-def test_looking_at_a_lazy_module_does_not_load_it() -> None:
+def test_inspection_does_not_load() -> None:
+    """Functions of ``inspect``, and others that examine a lazy module, do not load it."""
     code = """
         import inspect, sys
         from minisgl.utils.lazy import lazy
@@ -36,7 +37,7 @@ def test_looking_at_a_lazy_module_does_not_load_it() -> None:
         "import torch.distributed as dist; dist.is_available()",
     ],
 )
-def test_the_first_use_loads_all_of_it_once(use: str) -> None:
+def test_first_use_loads_once(use: str) -> None:
     code = f"""
         import sys
         from minisgl.utils.lazy import LazyModule, lazy
@@ -52,7 +53,7 @@ def test_the_first_use_loads_all_of_it_once(use: str) -> None:
     assert run(code) == "True False"
 
 
-def test_what_is_not_installed_stays_absent() -> None:
+def test_package_not_installed() -> None:
     code = """
         from minisgl.utils.lazy import lazy
         print(lazy("no_such_package"))

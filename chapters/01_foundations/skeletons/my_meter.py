@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test meter     (`hint meter` for a hint)
 Serve it:  python -m minisgl plugins=my_meter.py
 """
 
-# minisgl lab meter, skeleton a667de059a (minisgl 0.2.0)
+# minisgl lab meter, skeleton bcdb9a2b9c (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -16,67 +16,67 @@ from typing import NamedTuple
 from minisgl import hookimpl
 from minisgl.core import Req
 
-KEPT = 10_000  # requests that have ended; the oldest are forgotten
+KEPT = 10_000  # finished requests whose timings are kept; older ones are dropped
 
 
 class Timing(NamedTuple):
-    """One request, in seconds. ``ttft`` (time to first token) is None where it ended without a token."""
+    """The timing of one request, in seconds. ``ttft`` is None if the request ended without a token."""
 
     uid: int
     ttft: float | None
-    gaps: tuple[float, ...]  # from each token to the next: the inter-token latencies
+    gaps: tuple[float, ...]  # inter-token latencies: from each token to the next
 
 
 class MyMeter:
-    """``ended`` holds the timings of requests, in the order of their ends."""
+    """Records the timing of every request. ``ended`` holds those of finished requests, in the order of their ends."""
 
     def __init__(self) -> None:
-        self.arrived: dict[int, float] = {}  # open requests by uid
-        self.tokens: dict[int, list[float]] = {}  # when each token came
+        self.arrived: dict[int, float] = {}  # uid of an open request -> its arrival time
+        self.tokens: dict[int, list[float]] = {}  # uid of an open request -> the time of each of its tokens
         self.ended: deque[Timing] = deque(maxlen=KEPT)
 
     @hookimpl
     def minisgl_request_added(self, req: Req, now: float) -> None:
-        """A request arrived."""
+        """Record the arrival of a request."""
         # TODO meter.clock
-        # 1. The client waits from now on, whether there is a seat for it or not.
+        # 1. TTFT starts at arrival. It includes the time in the waiting queue.
         raise NotImplementedError
 
     @hookimpl
     def minisgl_step_finished(self, reqs: Sequence[Req | None], now: float) -> None:
-        """A step's tokens are known."""
+        """Record the time of each token that a step sampled."""
         # TODO meter.clock
-        # 2. Only a row that gained a token counts: a chunk in the middle of a prompt gains none, and is None here.
+        # 2. Count only rows that gained a token. `reqs` has None for the others, such as a chunk that ends no prompt.
         raise NotImplementedError
 
     @hookimpl
     def minisgl_request_finished(self, req: Req) -> None:
-        """A request ended, perhaps without a token: its client may have left."""
+        """Move a request from the open to the ended ones. An aborted request may have no token."""
         # TODO meter.clock
-        # 3. Nothing of it stays with the open ones: a server runs for weeks.
+        # 3. Delete all state of the open request. Otherwise a server that runs for weeks would run out of memory.
         raise NotImplementedError
 
     def timing(self, uid: int) -> Timing:
-        """An open request's timing so far."""
+        """Return the timing of an open request so far."""
         # TODO meter.clock
-        # 4. A gap is between two tokens of one request; how many others ran beside it changes nothing.
+        # 4. A gap is the time between two tokens of the same request.
         raise NotImplementedError
 
     @hookimpl
     def minisgl_metrics(self) -> str:
-        """Of the requests that have ended: medians, 99th percentiles and the longest, as Prometheus summaries."""
+        """Return median, 99th percentile and maximum over the finished requests, as Prometheus summaries."""
         first = [timing.ttft for timing in self.ended if timing.ttft is not None]
         gaps = [gap for timing in self.ended for gap in timing.gaps]
         return "".join(
             [
-                *summary("minisgl_meter_ttft_seconds", "From arrival to the first token", first),
-                *summary("minisgl_meter_gap_seconds", "From one token of a request to its next", gaps),
+                *summary("minisgl_meter_ttft_seconds", "Time from arrival to first token", first),
+                *summary("minisgl_meter_inter_token_latency_seconds", "Time between two tokens of a request", gaps),
             ]
         )
 
 
 def summary(name: str, text: str, values: Sequence[float]) -> Iterator[str]:
-    """Lines in Prometheus' text format; a quantile is a value that was seen."""
+    """Yield the lines of a summary in Prometheus' text format. Each quantile is one of ``values``."""
     yield f"# HELP {name} {text}\n# TYPE {name} summary\n"
     ordered = sorted(values)
     for quantile in (0.5, 0.99, 1.0):

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test ledger     (`hint ledger` for a hint)
 Serve it:  python -m minisgl plugins=my_ledger.py
 """
 
-# minisgl lab ledger, skeleton c27134ff3a (minisgl 0.2.0)
+# minisgl lab ledger, skeleton 0b6b25d9e3 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from typing import NamedTuple
 from minisgl import hookimpl
 from minisgl.core import I32, Req, Step, StepResult
 
-CACHE = -1  # as an owner, beside the uids of requests
+CACHE = -1  # the owner of cached pages; every other owner is the uid of a request
 
 RULES = {
     "reply": "Every request ends with exactly one final reply (promise 1).",
-    "owner": "A page is taken when nobody owns it, and handed on or given back by its owner (promise 3).",
-    "in-flight": "A page that was given back is taken only after every step launched before was read (promise 3).",
-    "table": "A request's page table names its own pages and the cache's, and none that was given back (promise 4).",
-    "leak": "A request that has ended, or waits again, owns no page (promise 9).",
+    "owner": "A page is allocated only while it is free, and only its owner transfers or retires it (promise 3).",
+    "in-flight": "A retired page is allocated again only after the steps launched before were read (promise 3).",
+    "table": "A request's page table names only pages of that request and of the cache (promise 4).",
+    "leak": "A request that has ended or was retracted owns no page (promise 9).",
 }
 
 
 class Finding(NamedTuple):
-    """A broken rule (a key of `RULES`), after which step was launched, and whom and which page it concerns."""
+    """A broken rule: a key of `RULES`, the last launched step, and the request and the page concerned."""
 
     rule: str
     step: int
@@ -38,109 +38,109 @@ class Finding(NamedTuple):
 
 
 class MyAuditor:
-    """``findings`` holds what was found, ``open`` the requests that have no final reply yet."""
+    """Records the findings in ``findings``. ``open`` holds the uids of requests without a final reply."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
         self.open: set[int] = set()
-        self.owner: dict[int, int] = {}  # page -> a request's uid, or CACHE; a page that nobody owns is not here
-        self.until: dict[int, int] = {}  # page that was given back -> the last step that may touch it
-        self.table: dict[int, dict[int, int]] = {}  # slot -> column -> page
-        self.launched = self.read = -1  # the last step that was
+        self.owner: dict[int, int] = {}  # page -> uid of a request, or CACHE; a page without an owner has no entry
+        self.until: dict[int, int] = {}  # retired page -> the last step that may touch the page
+        self.table: dict[int, dict[int, int]] = {}  # req_pool_idx -> column -> page
+        self.launched = self.read = -1  # the last step that was launched, and the last whose result was read
 
     def find(self, rule: str, text: str, uid: int | None = None, page: int | None = None) -> None:
-        """Note a broken rule; the first ones are printed."""
+        """Record a broken rule. The first 20 findings are also printed to standard error."""
         finding = Finding(rule, self.launched, uid, page, text)
         self.findings.append(finding)
         if len(self.findings) <= 20:
             print(f"audit [{rule}] after step {self.launched}: {text}", file=sys.stderr, flush=True)
 
     def whose(self, page: int) -> str:
-        """A page's owner, in words."""
+        """Return the owner of a page in words."""
         owner = self.owner.get(page)
-        return "nobody's" if owner is None else "the cache's" if owner == CACHE else f"request {owner}'s"
+        return "free" if owner is None else "owned by the cache" if owner == CACHE else f"owned by request {owner}"
 
     def move(self, pages: I32, old: int, new: int | None) -> None:
-        """Pages go from their owner ``old`` to ``new`` (None: they are given back)."""
+        """Record that pages change from owner ``old`` to owner ``new`` (None: no owner)."""
         # TODO ledger.pages
-        # 1. Only its owner may hand a page on. A total would not notice who did.
-        # 2. A launched step may still write to a page that its request gave back.
+        # 1. Only the owner may transfer a page. A count of pages would not show a transfer by another request.
+        # 2. A launched step may still write to a page that a request has retired.
         raise NotImplementedError
 
     @hookimpl
     def minisgl_pages_allocated(self, owners: I32, pages: I32) -> None:
-        """Requests took free pages."""
+        """Check that the allocated pages were free, and record their owners."""
         # TODO ledger.pages
-        # 3. Free means: nobody owns it, and no unread step touches it.
+        # 3. A page is free if it has no owner and no unread step can touch it.
         raise NotImplementedError
 
     @hookimpl
     def minisgl_pages_cached(self, req: Req, pages: I32) -> None:
-        """A request's pages are the cache's now."""
+        """Record that a request's pages belong to the cache now."""
         # TODO ledger.pages
-        # 4. Others may read them from now on: when this request ends they stay, and that is no leak.
+        # 4. From now on any request may read these pages. They stay when this request ends, which is not a leak.
         raise NotImplementedError
 
     @hookimpl
     def minisgl_pages_evicted(self, pages: I32) -> None:
-        """The cache gave pages up: nobody reads them, so they may be taken at once."""
+        """Record that the cache evicted pages. No request uses them, so they are free at once."""
         # TODO ledger.pages
         raise NotImplementedError
 
     @hookimpl
     def minisgl_pages_freed(self, owner: int, pages: I32) -> None:
-        """A request gave pages back."""
+        """Record that a request retired pages."""
         # TODO ledger.pages
         raise NotImplementedError
 
     @hookimpl
     def minisgl_batch_scheduled(self, step: Step, reqs: Sequence[Req]) -> None:
-        """A step is about to be launched."""
+        """Apply the step's page-table updates, and check every page that its rows read."""
         # TODO ledger.steps
-        # 1. Who takes a slot begins with an empty row of the table; then the step's writes take effect, in order.
-        # 2. What a row names, its request reads: it must be its own, or the cache's, which any number may read.
+        # 1. An admitted request starts with an empty page-table row. Then the updates take effect, in order.
+        # 2. A request reads every page in its row. The owner must be the request itself or the cache.
         raise NotImplementedError
 
     @hookimpl
     def minisgl_step_finished(self, result: StepResult) -> None:
-        """A step's result was read: it touches nothing any more."""
+        """Record that a step's result was read: the step touches no page any more."""
         # TODO ledger.steps
         raise NotImplementedError
 
     @hookimpl
     def minisgl_request_added(self, req: Req) -> None:
-        """A request was accepted."""
+        """Record an accepted request as open."""
         # TODO ledger.requests
-        # 1. From now on it has one final reply to come.
+        # 1. An open request must get exactly one final reply.
         raise NotImplementedError
 
     @hookimpl
     def minisgl_request_retracted(self, req: Req) -> None:
-        """A request made way for older ones."""
+        """Check that a retracted request owns no page."""
         # TODO ledger.requests
-        # 2. That is no end: it stays open. But its pages must be back.
+        # 2. A retraction is not an end: the request stays open. But it must own no pages now.
         raise NotImplementedError
 
     @hookimpl
     def minisgl_request_finished(self, req: Req) -> None:
-        """A request got its final reply."""
+        """Record a final reply, and check that the request owns no page."""
         # TODO ledger.requests
-        # 3. A client may leave before its request had a slot, while a step runs, or after a retraction: one reply each.
-        # 4. Where the engine died, nobody cleans up behind it.
+        # 3. A client may hang up while its request waits, runs, or was retracted. Each request gets exactly one reply.
+        # 4. After an engine failure, the scheduler does not retire the pages of the failed requests.
         raise NotImplementedError
 
     def leave(self, req: Req) -> None:
-        """A request has no slot any more."""
+        """Record each page that the request still owns as a leak."""
         # TODO ledger.requests
         raise NotImplementedError
 
     @hookimpl
     def minisgl_metrics(self) -> str:
-        """Findings by rule, open requests, and pages by owner."""
-        found = Counter(finding.rule for finding in self.findings)
+        """Return the number of findings by rule, of open requests, and of pages by owner."""
+        counts = Counter(finding.rule for finding in self.findings)
         cached = sum(owner == CACHE for owner in self.owner.values())
         lines = ["# TYPE minisgl_audit_findings counter"]
-        lines += [f'minisgl_audit_findings_total{{rule="{rule}"}} {found[rule]}' for rule in RULES]
+        lines += [f'minisgl_audit_findings_total{{rule="{rule}"}} {counts[rule]}' for rule in RULES]
         lines += ["# TYPE minisgl_audit_open_requests gauge", f"minisgl_audit_open_requests {len(self.open)}"]
         lines += ["# TYPE minisgl_audit_pages gauge", f'minisgl_audit_pages{{owner="cache"}} {cached}']
         lines += [f'minisgl_audit_pages{{owner="requests"}} {len(self.owner) - cached}']

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test policy     (`hint policy` for a hint)
 Serve it:  python -m minisgl plugins=my_policy.py scheduler=mine
 """
 
-# minisgl lab policy, skeleton 0f2aead853 (minisgl 0.2.0)
+# minisgl lab policy, skeleton f625925b02 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from minisgl.scheduler.order import check_order, order_waiting
 
 @dataclass
 class Mine:
-    """Every running answer in every step, and as much of the prompts as the step's tokens leave room for."""
+    """Every decode row in every step, and prompt chunks in the tokens that are left of the step."""
 
     order: str = "fcfs"
-    """``fcfs``: as they came; ``lpm``: the longest cached prefix first."""
+    """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first."""
 
 
 class MyPolicy:
-    """Decode rows, then prompts that were begun, then waiting ones."""
+    """Plans decode rows first, then prompts that are partly computed, then waiting requests."""
 
     def __init__(self, order: str):
         self.order = check_order(order)
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         # TODO policy.plan
-        # 1. Decode rows first: their next token must not wait for anyone's prompt.
-        # 2. Then what was begun: a half-computed prompt holds a slot and pages.
-        # 3. Stop at the first that does not fit: to skip it would starve it.
+        # 1. Decode rows first: the next token of a running request must not wait for another request's prompt.
+        # 2. Then prompts that are partly computed: such a request already owns KV pages.
+        # 3. Stop at the first request that does not fit: smaller requests that overtake it could starve it.
         raise NotImplementedError
 
 

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test radix     (`hint radix` for a hint)
 Serve it:  python -m minisgl plugins=my_radix.py cache=mine
 """
 
-# minisgl lab radix, skeleton 987c0ea6a6 (minisgl 0.2.0)
+# minisgl lab radix, skeleton 27b0a70616 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ _NONE = np.empty(0, np.int32)
 
 @dataclass
 class Mine:
-    """Share the KV of equal prefixes through a radix tree; evict the least recently used."""
+    """A radix tree of prefixes: requests with an equal prefix share its KV pages. Eviction is least recently used."""
 
 
 class Node:
-    """An edge of the tree and its lower end: ``ids`` [pages · page_size] and their ``pages`` [pages]."""
+    """A node and the edge above it.
+
+    ``ids`` are the edge's token ids, int64 ``[pages * page_size]``. ``pages`` hold their KV, int32 ``[pages]``.
+    """
 
     __slots__ = ("children", "ids", "pages", "parent", "stamp", "users")
 
@@ -38,16 +41,17 @@ class Node:
         self.ids = ids
         self.pages = pages
         self.children: dict[bytes, Node] = {}
-        self.users = 0
-        self.stamp = 0  # when it was last used, on the cache's own clock
+        self.users = 0  # locks on this node or below
+        self.stamp = 0  # time of the last use, on the clock of the cache
 
     @property
     def is_leaf(self) -> bool:
+        """Whether the node has no children."""
         return not self.children
 
 
 class Handle:
-    """A prefix: the path down to ``node``, of which the first ``used`` pages count."""
+    """A prefix: the path from the root to ``node``, with only the first ``used`` pages of the node's own edge."""
 
     __slots__ = ("node", "used")
 
@@ -56,7 +60,7 @@ class Handle:
 
 
 class MyCache:
-    """A radix tree over pages of ``page_size`` tokens, one root for each namespace."""
+    """A radix tree of pages of ``page_size`` tokens, with one root per namespace. Implements `PrefixCache`."""
 
     reuses = True
 
@@ -67,47 +71,48 @@ class MyCache:
         self.evictable_pages = 0
         self.total_pages = 0
         self._clock = 0
-        self._heap: list[tuple[int, int, Node]] = []  # unused leaves by age; an entry may be out of date
-        self._offers = 0
+        # (stamp, number, leaf without users), the oldest first. Entries may be outdated.
+        self._heap: list[tuple[int, int, Node]] = []
+        self._offers = 0  # heap entries so far: the tie-break of equal stamps
         self._nodes = 0
 
-    # ---- looking up ----------------------------------------------------------------------------
+    # ---- match and lock ------------------------------------------------------------------------
 
     def match(self, key: Key) -> MatchResult:
-        """The longest cached prefix of ``key``, in whole pages. No side effect."""
+        """Return the longest cached prefix of ``key``, in whole pages. No side effect."""
         # TODO radix.match
-        # 1. Walk down from the root: a page of tokens leads to at most one child.
-        # 2. An edge may be longer than what we share with it: count whole pages, and stop inside it.
-        # 3. Nothing changes here: not the tree, and not the order of eviction.
+        # 1. Walk down from the root. The next page of tokens leads to at most one child.
+        # 2. The key may differ from the edge within the edge. Count the equal whole pages, and stop there.
+        # 3. A match changes neither the tree nor the order of eviction.
         raise NotImplementedError
 
     def lock(self, handle: Handle) -> None:
-        """Count a user on every node of the path; a node with users is not evicted."""
+        """Count one user on every node of the prefix. A node with users is never evicted."""
         # TODO radix.lock
-        # 1. A handle that ends inside an edge gets a node of its own first.
-        # 2. Every ancestor has this user too; what gains its first user is no longer evictable.
+        # 1. If the prefix ends inside an edge, split the edge there first.
+        # 2. Count the user on every ancestor too. The pages of a node with its first user are no longer evictable.
         raise NotImplementedError
 
     def unlock(self, handle: Handle) -> None:
-        """Take the user off again; what has none left may be evicted, leaves first."""
+        """Remove one user from every node of the prefix. A node without users can be evicted, leaves first."""
         # TODO radix.lock
-        # 3. Its age counts from now: until now it was in use.
+        # 3. The prefix was in use until now, so its time of last use is now.
         raise NotImplementedError
 
-    # ---- growing ---------------------------------------------------------------------------------
+    # ---- insert ----------------------------------------------------------------------------------
 
     def _split(self, node: Node, at: int) -> Node:
-        """Cut an edge after ``at`` pages; returns the new upper node."""
+        """Split the edge of ``node`` after ``at`` pages. Return the new upper node."""
         # TODO radix.split
-        # 1. The node itself becomes the lower part: whoever holds it still means its whole prefix.
-        # 2. Its users use the upper part too, and it is as old.
+        # 1. `node` becomes the lower part, so that existing handles to `node` keep their whole prefix.
+        # 2. Every user of the lower part also uses the upper part. Both parts have the same time of last use.
         raise NotImplementedError
 
     def insert(self, base: Handle | None, key: Key, start: int, pages: I32) -> InsertResult:
-        """Offer the pages of ``key`` from page ``start`` on, below ``base``; see `PrefixCache.insert`."""
+        """Insert the pages of ``key`` from page ``start`` on, below ``base``. See `PrefixCache.insert`."""
         node = base.node if base is not None else self._root(key.namespace)
         used = len(node.pages)
-        mine: list[I32] = []
+        cached: list[I32] = []
         at, end = 0, len(pages)
         ids = key.ids[start * self.page_size : (start + end) * self.page_size]
         while at < end:
@@ -115,17 +120,18 @@ class MyCache:
             if child is None:
                 node = self._grow(node, ids[at * self.page_size :], pages[at:])
                 used = len(node.pages)
-                mine.append(node.pages)
+                cached.append(node.pages)
                 break
             used = self._common(child.ids, ids[at * self.page_size :])
-            mine.append(child.pages[:used])
+            cached.append(child.pages[:used])
             at += used
             if used < len(child.pages) and at < end:
                 child = self._split(child, used)
             node = child
-        return InsertResult(Handle(node, used), np.concatenate(mine) if mine else _NONE)
+        return InsertResult(Handle(node, used), np.concatenate(cached) if cached else _NONE)
 
     def _grow(self, parent: Node, ids: I64, pages: I32) -> Node:
+        """Add a leaf with ``ids`` and ``pages`` below ``parent``. Return it."""
         self._clock += 1
         node = Node(parent, ids.copy(), pages.copy())
         node.stamp = self._clock
@@ -136,31 +142,31 @@ class MyCache:
         self._offer(node)
         return node
 
-    # ---- shrinking ---------------------------------------------------------------------------------
+    # ---- evict -------------------------------------------------------------------------------------
 
     def evict(self, pages: int) -> I32:
-        """Give up ``pages`` pages, or as many as nobody uses: the least recently used first, from the ends of paths."""
+        """Evict and return up to ``pages`` pages without users: least recently used first, from the ends of paths."""
         # TODO radix.evict
-        # 1. The oldest unused leaf. An entry is out of date if its node was used, grew or went since.
-        # 2. Only as much of it as is wanted: the front of a prefix is worth more than its end.
-        # 3. A parent that has lost its last child is the next leaf.
+        # 1. Take the oldest leaf without users. Skip an entry if its node was since used, extended or removed.
+        # 2. Evict no more pages than needed, from the end of the edge: every match begins at the front of a prefix.
+        # 3. A parent without any child left is a leaf now, and can be evicted next.
         raise NotImplementedError
 
     def _is_candidate(self, node: Node) -> bool:
         return node.users == 0 and node.is_leaf and node.parent is not None
 
     def _offer(self, node: Node) -> None:
-        """Put a node that may be evicted into the heap, and tidy the heap when most of it is out of date."""
+        """Push a node that can be evicted onto the heap. Rebuild the heap if most of its entries are outdated."""
         if not self._is_candidate(node):
             return
         self._offers += 1
         heapq.heappush(self._heap, (node.stamp, self._offers, node))
         if len(self._heap) > 2 * self._nodes + 64:
-            live = {n: (s, i, n) for s, i, n in self._heap if s == n.stamp and self._is_candidate(n)}
-            self._heap = list(live.values())
+            current = {n: (s, i, n) for s, i, n in self._heap if s == n.stamp and self._is_candidate(n)}
+            self._heap = list(current.values())
             heapq.heapify(self._heap)
 
-    # ---- small parts ---------------------------------------------------------------------------------
+    # ---- helpers and checks --------------------------------------------------------------------------
 
     def _root(self, namespace: Hashable) -> Node:
         root = self.roots.get(namespace)
@@ -172,11 +178,11 @@ class MyCache:
         return ids[index * self.page_size : (index + 1) * self.page_size].tobytes()
 
     def _common(self, a: I64, b: I64) -> int:
-        """Whole pages that a and b have in common at their start."""
+        """Return how many whole pages at the start of ``a`` and ``b`` are equal."""
         return self.common_pages(a, b, self.page_size)
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the roots, parents before children."""
+        """Yield every node except the roots, parents before their children."""
         stack = [child for root in self.roots.values() for child in root.children.values()]
         while stack:
             node = stack.pop()
@@ -184,32 +190,38 @@ class MyCache:
             stack.extend(node.children.values())
 
     def check(self) -> None:
-        """Raise AssertionError where the tree, its counts or its heap are wrong."""
+        """Raise AssertionError if the tree, its counts or its heap are inconsistent."""
         seen: set[int] = set()
-        held = evictable = count = 0
+        total = evictable = count = 0
         offered = {id(n) for s, _, n in self._heap if s == n.stamp}
         for root in self.roots.values():
-            assert len(root.pages) == 0 and root.parent is None, "a root holds pages"
-            assert root.users >= sum(c.users for c in root.children.values()), "a root lost users"
+            assert len(root.pages) == 0 and root.parent is None, "a root has pages or a parent"
+            assert root.users >= sum(c.users for c in root.children.values()), "a child has more users than its root"
         for node in self.nodes():
             count += 1
             pages = node.pages.tolist()
             assert pages and len(node.ids) == len(pages) * self.page_size, "an edge is empty or not whole pages"
             assert node.parent is not None and node.parent.children.get(self._page(node.ids, 0)) is node, (
-                "a node is not where its first page leads"
+                "the first page of a node does not lead to the node"
             )
-            assert seen.isdisjoint(pages) and len(set(pages)) == len(pages), "a page stands twice in the tree"
+            assert seen.isdisjoint(pages) and len(set(pages)) == len(pages), "a page is in the tree twice"
             seen.update(pages)
-            assert node.users >= sum(c.users for c in node.children.values()), "a child has users its parent lacks"
+            assert node.users >= sum(c.users for c in node.children.values()), (
+                "a node has fewer users than its children"
+            )
             for page, child in node.children.items():
-                assert child.parent is node and self._page(child.ids, 0) == page, "a child is in the wrong place"
-            held += len(pages)
+                assert child.parent is node and self._page(child.ids, 0) == page, "a child has a wrong parent or key"
+            total += len(pages)
             if node.users == 0:
                 evictable += len(pages)
-                assert not node.is_leaf or id(node) in offered, "an unused leaf that eviction can't find"
-        assert held == self.total_pages, f"{held} pages in the tree, {self.total_pages} in the books"
-        assert evictable == self.evictable_pages, f"{evictable} pages are unused, {self.evictable_pages} in the books"
-        assert count == self._nodes, f"{count} nodes in the tree, {self._nodes} in the books"
+                assert not node.is_leaf or id(node) in offered, (
+                    "eviction can't find a leaf without users: it is not in the heap"
+                )
+        assert total == self.total_pages, f"the tree has {total} pages, total_pages is {self.total_pages}"
+        assert evictable == self.evictable_pages, (
+            f"{evictable} pages have no users, evictable_pages is {self.evictable_pages}"
+        )
+        assert count == self._nodes, f"the tree has {count} nodes, {self._nodes} were counted"
 
 
 @hookimpl

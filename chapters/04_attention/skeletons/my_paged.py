@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test paged     (`hint paged` for a hint)
 Serve it:  python -m minisgl plugins=my_paged.py attention=mine
 """
 
-# minisgl lab paged, skeleton aa08eca5c6 (minisgl 0.2.0)
+# minisgl lab paged, skeleton 9f7f90969c (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ if TYPE_CHECKING:
 
 @dataclass
 class Mine:
-    """Gather, mask, softmax over pages, row by row: short enough to read, slower than torch."""
+    """Attention over pages row by row: gather, mask, softmax. Short enough to read, slower than attention=torch."""
 
 
 class Row(NamedTuple):
-    """One row of a step: its queries are ``q[first:last]``."""
+    """One row of a step. Its queries are ``q[first:last]``."""
 
     first: int
     last: int
-    places: torch.Tensor  # [length] int64: where its positions 0, 1, … lie in the pool, page · page_size + offset
+    kv_locations: torch.Tensor  # [length] int64: page · page_size + offset in the KV pool of positions 0, 1, …
 
 
 class MyAttention:
-    """See `minisgl.attention.AttentionBackend` for what is asked for and when. ``positions_read`` counts the positions
-    whose keys and values were gathered, over all layers; ``positions_padded`` those that rows padded to the longest
-    would have taken."""
+    """Backend of attention=paged; `minisgl.attention.AttentionBackend` documents the methods.
+
+    ``positions_read`` counts the positions whose keys and values were gathered, summed over all layers.
+    ``positions_padded`` counts the positions that would have been gathered if each row were padded to the longest row.
+    """
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -50,17 +52,17 @@ class MyAttention:
         self.pool = pool
 
     def plan(self, batch: AttnBatch) -> None:
-        """Find where each row's keys and values lie: the same in all layers."""
+        """Compute the KV locations of each row, which are the same in all layers."""
         ends = batch.cu_seqlens_q_cpu.tolist()
         lengths = batch.seq_lens_cpu.tolist()
         self.rows = [
-            Row(ends[r], ends[r + 1], self.places(batch.page_table[batch.req_pool_indices[r]], length))
+            Row(ends[r], ends[r + 1], self.kv_locations(batch.page_table[batch.req_pool_indices[r]], length))
             for r, length in enumerate(lengths)
         ]
         self.padded = len(lengths) * max(lengths)
 
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """q, out [tokens, q_heads, head_dim]; writes ``out`` and returns it."""
+        """Compute attention row by row and write ``out``. ``q`` and ``out`` are [tokens, q_heads, head_dim]."""
         self.positions_padded += self.padded
         for row in self.rows:
             k, v = self.gather(layer, row)
@@ -68,34 +70,42 @@ class MyAttention:
             out[row.first : row.last] = self.attend(layer, q[row.first : row.last], k, v)
         return out
 
-    def places(self, pages: torch.Tensor, length: int) -> torch.Tensor:
-        """Where positions 0 … length-1 lie, [length] int64. ``pages`` is the row of the page table: page i holds
-        positions i · page_size and following; beyond the request's last page it says nothing."""
+    def kv_locations(self, pages: torch.Tensor, length: int) -> torch.Tensor:
+        """Return the KV locations of positions 0 to ``length - 1``, int64 [length].
+
+        A KV location is page · page_size + offset. ``pages`` is the request's row of the page table: its entry i is the
+        page of positions i · page_size to (i + 1) · page_size - 1. Entries after the request's last page are undefined.
+        """
         # TODO paged.gather
-        # 1. All positions count, also those that the prefix cache spared and this step does not compute.
-        # 2. The last page is rarely full: what lies behind the length is another request's leftover.
+        # 1. Queries read all positions, including a cached prefix and earlier chunks, which this step does not compute.
+        # 2. The last page is rarely full. Behind the row's length, it may hold stale KV of another request.
         raise NotImplementedError
 
     def gather(self, layer: LayerSpec, row: Row) -> tuple[torch.Tensor, torch.Tensor]:
-        """The row's keys and values in order, each [length, kv_heads, head_dim]."""
+        """Return the row's keys and values in the order of positions, each [length, kv_heads, head_dim]."""
         # TODO paged.gather
-        # 3. The pool's buffers are [pages, page_size, kv_heads, head_dim]: as [places, …], one index finds all.
+        # 3. Flatten the pool's [pages, page_size, kv_heads, head_dim] to [locations, …]: one index gathers everything.
         raise NotImplementedError
 
-    def seen(self, queries: int, length: int, window: int, device: torch.device) -> torch.Tensor:
-        """Which of ``length`` positions each of ``queries`` queries sees, bool [queries, length]. ``window``: how many
-        positions a query sees, its own included; -1: all."""
+    def attention_mask(self, queries: int, length: int, window: int, device: torch.device) -> torch.Tensor:
+        """Return which of ``length`` positions each of ``queries`` queries attends to, bool [queries, length].
+
+        ``window`` is the number of positions that a query attends to, its own included; -1: all earlier positions.
+        """
         # TODO paged.mask
-        # 1. The queries are the last positions of the row: the mask's corner is at the bottom right.
-        # 2. A query sees itself and what came before.
+        # 1. The queries are the last positions of the row, so the causal triangle ends in the bottom right corner.
+        # 2. A query attends to its own position and to earlier ones.
         raise NotImplementedError
 
     def attend(self, layer: LayerSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Attention of q [queries, q_heads, head_dim] over k, v [length, kv_heads, head_dim]; returns q's shape."""
+        """Compute attention of q [queries, q_heads, head_dim] over k, v [length, kv_heads, head_dim].
+
+        The result has the shape of q.
+        """
         # TODO paged.attend
-        # 1. Query heads stand in groups that share a key-value head: 0 and 1 the first, 2 and 3 the second, and so on.
-        # 2. What is not seen gets no weight: minus infinity before the softmax, not zero after it.
-        # 3. In float32 until here, whatever the pool holds: sums over a long context need the digits.
+        # 1. Consecutive query heads share a KV head. With groups of 2, query heads 0 and 1 use KV head 0, and so on.
+        # 2. Masked positions get weight 0: set their scores to minus infinity before the softmax, not to 0 after it.
+        # 3. Compute in float32, whatever the dtype of the pool: sums over a long context need the precision.
         raise NotImplementedError
 
 
@@ -105,7 +115,7 @@ def minisgl_configs() -> Iterator[tuple[str, str, type]]:
 
 
 class Plugin:
-    """Makes the backends of one engine, and tells what they read."""
+    """Plugin object of one engine: builds its backends, and reports their counts as metrics."""
 
     def __init__(self) -> None:
         self.backends: list[MyAttention] = []

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test ring     (`hint ring` for a hint)
 Serve it:  python -m minisgl plugins=my_ring.py communicator=mine
 """
 
-# minisgl lab ring, skeleton 94337cc393 (minisgl 0.2.0)
+# minisgl lab ring, skeleton 87b4183092 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -27,56 +27,71 @@ if TYPE_CHECKING:
 
 @dataclass
 class Mine:
-    """All-reduce around a ring, from send and receive; on CPUs."""
+    """A ring all-reduce built from send and receive; on CPUs."""
 
     timeout: float = 300.0
-    """Seconds after which a send or a receive, or the wait for the other ranks at start, gives up."""
+    """Time limit in seconds of a send or a receive, and of the wait for the other ranks at start."""
 
 
 class MyCommunicator(GroupCommunicator):
-    """The group, with an all-reduce of its own. What stands here is the same on every rank but for ``self.rank``."""
+    """A process group with a ring all-reduce of its own.
+
+    Every rank runs the same code; only ``self.rank`` differs.
+    """
 
     def __init__(self, config: Mine, rank: int, size: int, address: str, device: torch.device):
         if size > 1 and device.type != "cpu":
-            raise ConfigError("This ring links CPUs; between GPUs use communicator=torch, or nccl.")
+            raise ConfigError("this ring connects CPUs; between GPUs use communicator=torch or nccl.")
         super().__init__(config.timeout, rank, size, address, device)
 
     def swap(self, outgoing: Tensor, incoming: Tensor) -> None:
-        """Send ``outgoing`` to the rank on the right, and fill ``incoming`` from the one on the left."""
+        """Send ``outgoing`` to the right neighbour and, at the same time, receive ``incoming`` from the left."""
         # TODO ring.swap
-        # 1. Begin both before waiting for either: a send ends when the other side receives, and every rank sends.
-        # 2. Wait for both: until then outgoing must not change, and incoming is not there.
+        # 1. Start both transfers before waiting for either. A send ends only when its receiver receives, and every rank
+        #    sends: if all waited for their sends first, no rank would receive.
+        # 2. Wait for both: before that, outgoing must not be changed and incoming is not filled.
         raise NotImplementedError
 
     def reduce_scatter(self, chunks: Sequence[Tensor]) -> None:
-        """Add up: afterwards ``chunks[r]`` of rank r is the sum of all ranks' ``chunks[r]``, the others are parts."""
+        """Sum the chunks in place: afterwards ``chunks[r]`` on rank r is the sum of all ranks' ``chunks[r]``.
+
+        The other chunks of rank r then hold partial sums, which are not used any more.
+        """
         # TODO ring.reduce_scatter
-        # 1. A chunk begins its way on the rank behind its own, and n - 1 steps bring it home.
-        # 2. Pass on what the step before brought. It is another chunk on every rank.
-        # 3. Add one's own part to what arrives, which needs a place of its own until then.
+        # 1. Chunk r starts on rank r + 1 and moves one rank to the right per step, so n - 1 steps bring it to rank r.
+        # 2. Send the chunk that the preceding step completed. In every step each rank sends a different chunk.
+        # 3. Add the received partial sum to this rank's own part. Receive into a temporary tensor: receiving into
+        #    the chunk itself would overwrite this rank's part.
         raise NotImplementedError
 
     def circulate(self, chunks: Sequence[Tensor]) -> None:
-        """Copy: where ``chunks[r]`` of rank r is right, afterwards all chunks of all ranks are."""
+        """Copy the finished chunks around the ring: afterwards every rank has all finished chunks.
+
+        Before, only ``chunks[r]`` on rank r is finished.
+        """
         # TODO ring.circulate
-        # 1. The same way again, and nobody adds. Copies are alike to the last bit; sums in another order are not.
+        # 1. The chunks move around the ring once more, now without addition. So all ranks get the same bits; if each
+        #    rank summed for itself in its own order, the results would differ in rounding.
         raise NotImplementedError
 
     @one_launch
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over ranks, the same to the last bit on every one; x may be overwritten."""
+        """Return the sum of x over all ranks, bit-identical on every rank; x may be overwritten."""
         # TODO ring.all_reduce
-        # 1. One rank has nobody to ask.
-        # 2. A chunk for every rank. All elements count, also where the ranks do not divide them.
-        # 3. Each rank completes one chunk, then hands it round: n - 1 times a chunk, twice.
+        # 1. With one rank there is nothing to sum.
+        # 2. Split x into one chunk per rank. tensor_split keeps all elements if their number is not divisible by n.
+        # 3. Each rank completes one chunk, then the chunks are copied to all ranks: 2(n - 1) sends of one chunk per
+        #    rank.
         raise NotImplementedError
 
 
 @hookimpl
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
+    """Register the options of this plugin."""
     yield "communicator", "mine", Mine
 
 
 @hookimpl
 def minisgl_communicator(config: Any, rank: int, size: int, address: str, device: torch.device) -> Communicator | None:
+    """Build this communicator if it is selected."""
     return MyCommunicator(config, rank, size, address, device) if isinstance(config, Mine) else None

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test shard     (`hint shard` for a hint)
 Serve it:  python -m minisgl plugins=my_shard.py architecture=Mine
 """
 
-# minisgl lab shard, skeleton 8b4bba0984 (minisgl 0.2.0)
+# minisgl lab shard, skeleton 015114e30c (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -29,62 +29,70 @@ from minisgl.models.decoder import Decoder
 
 
 class Attention(nn.Module):
-    """Grouped-query attention over the pool's pages. Attributes with weights are named as in the checkpoint."""
+    """Grouped-query attention over the pages of the KV pool. Attributes with weights have the checkpoint's names."""
 
     def __init__(self, index: int, config: ModelConfig, ctx: Context):
         # TODO shard.attention
-        # 1. Whole heads go to a rank, each with its queries, keys and values: it attends without asking anyone.
-        # 2. Cut by its inputs, which are this rank's heads: every rank has a part of the sum.
-        # 3. q_norm and k_norm: norms of a head, which is whole on its rank, so every rank has the weights.
-        # 4. What the pool and the backend see is the heads of this rank, not the model's.
+        # 1. A rank gets whole heads, with their queries, keys and values, so attention needs no communication.
+        # 2. Split by its inputs, which are this rank's heads: every rank computes a partial sum.
+        # 3. q_norm and k_norm normalise one head at a time. Every rank has whole heads and all weights of both norms.
+        # 4. The KV pool and the attention backend count the heads of this rank, not those of the whole model.
         raise NotImplementedError
 
     def forward(self, x: Tensor, cos_sin: Tensor, out_cache_loc: Tensor) -> Tensor:
-        """x [tokens, hidden], the same on every rank; cos_sin [tokens, head_dim]; where [tokens] → as x."""
+        """Compute attention of x [tokens, hidden]; x and the result are the same on every rank.
+
+        cos_sin is [tokens, head_dim] float32; out_cache_loc [tokens] is each token's KV location.
+        """
         # TODO shard.attention
-        # 5. Normalise and rotate queries and keys, and store KV: attention only reads it.
-        # 6. The first all-reduce is in here.
+        # 5. Normalise and rotate queries and keys, and store keys and values: the attention backend only reads them.
+        # 6. o_proj includes the first all-reduce of the layer.
         raise NotImplementedError
 
 
 class MLP(nn.Module):
-    """down(silu(gate(x)) · up(x))."""
+    """The gated MLP: down(silu(gate(x)) · up(x))."""
 
     def __init__(self, config: ModelConfig, ctx: Context):
         # TODO shard.mlp
-        # 1. Gate and up are cut alike: what is multiplied element by element is on the same rank.
-        # 2. Down takes just the inner elements that this rank has; the second all-reduce is in it.
+        # 1. Gate and up are split alike, so that elements which are multiplied with each other are on the same rank.
+        # 2. The inputs of down are the inner elements of this rank; down includes the second all-reduce of the layer.
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [tokens, hidden], the same on every rank → as x."""
+        """Compute the MLP of x [tokens, hidden]; x and the result are the same on every rank."""
         # TODO shard.mlp
         raise NotImplementedError
 
 
 class Block(nn.Module):
-    """One layer: attention, then feed-forward, each on a norm of the residual stream and added to it."""
+    """One decoder layer: attention, then MLP. Each reads a norm of the residual stream and is added to the stream."""
 
     def __init__(self, index: int, config: ModelConfig, ctx: Context):
         # TODO shard.block
-        # 1. Under the checkpoint's names: input_layernorm, self_attn, post_attention_layernorm, mlp.
+        # 1. The attributes have the checkpoint's names: input_layernorm, self_attn, post_attention_layernorm, mlp.
         raise NotImplementedError
 
     def forward(self, x: Tensor, residual: None, cos_sin: Tensor, out_cache_loc: Tensor) -> tuple[Tensor, None]:
-        """x [tokens, hidden] is the whole residual stream, the same on every rank, before and after; ``residual`` is
-        None, for blocks that leave sums to their successor."""
+        """Compute the layer; x [tokens, hidden] is the residual stream, the same on every rank before and after.
+
+        ``residual`` is always None: only layers that leave the addition to the next layer's norm use it.
+        """
         # TODO shard.block
-        # 2. Every rank has the whole stream, so it is added once, to what was summed over the ranks already.
+        # 2. Every rank holds the residual stream. So it is added after the all-reduce: added before, it would be
+        #    counted once for every rank.
         raise NotImplementedError
 
 
 class Mine(Decoder):
-    """Dense Qwen3; its checkpoints say Qwen3ForCausalLM."""
+    """Dense Qwen3. Its checkpoints name the architecture Qwen3ForCausalLM; select this class with an option."""
 
     def block(self, index: int) -> nn.Module:
+        """Build layer ``index``."""
         return Block(index, self.config, self.ctx)
 
 
 @hookimpl
 def minisgl_models() -> Mapping[str, type]:
+    """Register the architecture."""
     return {"Mine": Mine}

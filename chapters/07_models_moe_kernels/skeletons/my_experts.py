@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test experts     (`hint experts` for a hint)
 Serve it:  python -m minisgl plugins=my_experts.py moe=mine
 """
 
-# minisgl lab experts, skeleton 266cf7eeb5 (minisgl 0.2.0)
+# minisgl lab experts, skeleton 004acfae7b (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Mine:
-    """Sort by expert, one product for each expert's rows, add up by token; in plain torch."""
+    """Sort by expert, multiply each expert's rows together, add up by token; in plain torch."""
 
     block: int = 16
-    """Each expert's rows are padded to a multiple of it, as for a GPU's matrix units; 1: not at all."""
+    """Each expert's rows are padded to a multiple of this number, as a GPU's matrix units need; 1: no padding."""
 
     def __post_init__(self) -> None:
         if self.block < 1:
@@ -35,7 +35,7 @@ class Mine:
 
 
 class Experts(NamedTuple):
-    """This rank's share of each expert, numbered from ``first`` on."""
+    """This rank's slice of the weights of the experts, whose global numbers begin at ``first``."""
 
     gate_up: Tensor
     down: Tensor
@@ -44,52 +44,68 @@ class Experts(NamedTuple):
 
 
 class MyMoe:
-    """See `minisgl.moe.MoeBackend` for shapes. A pair is a token and one of its choices, number token · top_k + choice;
-    ``nobody``, one more than the last pair, is what blocks are padded with."""
+    """The backend; see `minisgl.moe.MoeBackend` for shapes.
+
+    A pair is a token and one of its top_k choices of an expert; its number is token · top_k + choice. Blocks are padded
+    with the number of pairs, which is no pair's number.
+    """
 
     def __init__(self, block: int):
         self.block = block
 
     def load(self, gate_up: Tensor, down: Tensor, experts: range, activation: str) -> Experts:
+        """Keep the weights as they are: see `MoeBackend.load`."""
         from minisgl.layers.mlp import activation as find
 
         return Experts(gate_up, down, experts.start, find(activation))
 
     def forward(self, weights: Experts, x: Tensor, ids: Tensor, scale: Tensor, out: Tensor) -> Tensor:
+        """Sort, multiply and scatter: see `MoeBackend.forward`."""
         pairs, counts = self.sort(ids.flatten() - weights.first, len(weights.down))
-        with_nobody = torch.cat((x, torch.zeros_like(x[:1])))  # a token of zeros, which the padding reads
-        rows = self.multiply(weights, with_nobody[pairs // ids.shape[1]], counts)
+        padded = torch.cat((x, torch.zeros_like(x[:1])))  # one more token, of zeros: padding entries read it
+        rows = self.multiply(weights, padded[pairs // ids.shape[1]], counts)
         return self.scatter(rows, pairs, scale, out)
 
     def sort(self, expert: Tensor, experts: int) -> tuple[Tensor, list[int]]:
-        """``expert`` [pairs]: whom each pair chose, counted from this rank's first; it has ``experts`` of them. Returns
-        the pairs' numbers expert after expert, each padded to whole blocks, and how many each then has."""
+        """Sort the pairs by expert, and pad each expert's pairs to whole blocks.
+
+        ``expert`` [pairs] is the expert that each pair chose, counted from this rank's first expert; this rank has
+        ``experts`` experts. Returns the sorted pair numbers, in which padding entries are ``len(expert)``, and the
+        number of entries of each expert, padding included.
+        """
         # TODO experts.sort
-        # 1. The sorted order is a permutation of the pairs: keep it, it is the way back.
-        # 2. Other ranks' experts may come before ours and after: their pairs are not ours.
-        # 3. A block belongs to one expert, so each expert's last one is padded. Nobody's choice has no block.
+        # 1. The sorted order is a permutation of the pairs. Keep it: it leads from a sorted row back to its token.
+        # 2. Pairs of other ranks' experts are left out. They have numbers below 0 or from ``experts`` on.
+        # 3. A block belongs to one expert, so each expert's last block is padded. An expert without pairs has no
+        #    block.
         raise NotImplementedError
 
     def multiply(self, weights: Experts, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """rows [sum of counts, hidden], ``counts[e]`` for expert e → what the experts make of them, same shape."""
+        """Return the experts' outputs, shaped like rows [sum of counts, hidden]; ``counts[e]`` rows are expert e's."""
         # TODO experts.multiply
-        # 1. Two products for an expert that somebody chose, and its weights are read once; none for another.
+        # 1. Two products for each expert that has rows, so its weights are read once; none for an expert without.
         raise NotImplementedError
 
     def scatter(self, rows: Tensor, pairs: Tensor, scale: Tensor, out: Tensor) -> Tensor:
-        """Write to out [tokens, hidden] each token's sum of its pairs' rows, weighted by scale [tokens, top_k]."""
+        """Write to out [tokens, hidden] the sum of each token's rows, weighted by scale [tokens, top_k]; return out.
+
+        ``rows`` [entries, hidden] are the outputs of `multiply`, and ``pairs`` [entries] the pair numbers of `sort`.
+        """
         # TODO experts.scatter
-        # 1. What padding made is nobody's.
-        # 2. A row's weight and its token follow from its pair: the rows are no longer in the tokens' order.
-        # 3. A token has several rows, or none here: begin with zeros and add, where writing would keep the last only.
+        # 1. Drop the rows that belong to padding.
+        # 2. The rows are not in the order of tokens. A row's pair number gives its weight and its token.
+        # 3. A token has several rows, or none on this rank. Start from zeros and add: a write would keep the last row
+        #    only.
         raise NotImplementedError
 
 
 @hookimpl
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
+    """Register the options of this plugin."""
     yield "moe", "mine", Mine
 
 
 @hookimpl
 def minisgl_moe(config: Any) -> MoeBackend | None:
+    """Build this backend if it is selected."""
     return MyMoe(config.block) if isinstance(config, Mine) else None

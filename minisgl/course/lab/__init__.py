@@ -1,7 +1,7 @@
-"""The course's labs: skeletons generated from the shipped plugins, and the grader of what a student makes of them.
+"""The course's labs: skeletons generated from the shipped plugins, and the grader of the students' files.
 
-``python -m minisgl.lab`` is the command. A lab is described in ``chapters/*/<lab>.toml`` and graded by the gates in
-``minisgl/course/lab/gates/<lab>.py``; docs/labs.md says how to write one.
+The command line is ``python -m minisgl.lab``. A lab is described in ``chapters/*/<lab>.toml`` and graded by the gates
+in ``minisgl/course/lab/gates/<lab>.py``; docs/labs.md explains how to write a lab.
 """
 
 from __future__ import annotations

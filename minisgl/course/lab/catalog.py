@@ -1,4 +1,4 @@
-"""The labs there are, as ``chapters/*/<lab>.toml`` describe them. Knows no lab by name."""
+"""The list of labs, read from the descriptions ``chapters/*/<lab>.toml``. Contains no lab's name."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ if TYPE_CHECKING:
     from minisgl.course.lab.grader.gate import Gate
 
 CAUSES = {
-    "loads": "The file can't be loaded, or minisgl finds no plugin in it.",
-    "unfinished": "A part is still to write.",
-    "reference": "The file takes the lab's own solution. Write it yourself: `hint` gives the next step.",
-    "raises": "The code stops with an error of its own.",
-    "hangs": "It does not come back: a loop without an end, or a wait for something that never happens.",
-    "memory": "It takes more memory than a gate may have.",
-    "dies": "The process that ran it ended at once, without an error to read.",
-    "promise": "It breaks a promise of the engine.",
-    "never-called": "The server ran without ever calling it.",
+    "loads": "minisgl can't load the file, or finds no plugin for this lab's hook in it.",
+    "unfinished": "A part of the lab is not written yet.",
+    "reference": "The file imports the lab's own solution. Write the code yourself; the command `hint` prints a hint.",
+    "renamed": "The file uses a name that a newer minisgl has renamed. Write the new name.",
+    "raises": "The code stops with an exception of its own.",
+    "hangs": "The code does not return: it has a loop without end, or it waits for an event that never happens.",
+    "memory": "The code needs more memory than a gate may use.",
+    "dies": "The process that ran the code ended at once, without an error message.",
+    "promise": "The code breaks a promise of the engine; docs/architecture.md lists the promises.",
+    "never-called": "The server ran and never called the code.",
 }
-"""What can go wrong in any lab, beside the causes that its own description names."""
+"""Causes that any lab can report, in addition to the causes in its own description: name → explanation."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one ``# lab:`` region asks for: a name as in the marker, and hints from vague to plain."""
+    """One ``# lab:`` region that a student writes: its name in the marker, its task, and hints from vague to plain."""
 
     name: str
     says: str
@@ -42,11 +43,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Lab:
-    """One lab. ``hook`` is the group that the student's plugin is for, or ``observer`` or ``models``; None: any.
+    """One lab, as its description file defines it.
 
-    ``plugin`` is the reference, a module that ships; None: the gates' module has ``skeleton() -> dict[str, str]``.
-    ``choice`` is the reference's name in its group and ``name`` the student's (``scheduler=mine``); ``blocked`` are
-    modules, beside the reference, that would solve the lab.
+    ``hook`` is the group of the student's plugin, or ``observer``, or ``models``; None: any hook. ``plugin`` is the
+    module of the reference solution, a shipped plugin; None: the gates' module has ``skeleton() -> dict[str, str]``.
+    ``choice`` is the reference's name in its group, and ``name`` the student's (``scheduler=mine``). ``blocked`` lists
+    more modules that the student's file may not import, because they solve the lab.
     """
 
     lab: str
@@ -58,7 +60,7 @@ class Lab:
     choice: str | None = None
     name: str = "mine"
     order: int = 0
-    torch: bool = False  # its unit gates compute with torch
+    torch: bool = False  # the unit gates compute with torch
     renames: dict[str, str] = field(default_factory=dict)
     blocked: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
@@ -66,39 +68,39 @@ class Lab:
 
     @property
     def file(self) -> str:
-        """What a student's file (or folder) is called unless they name it otherwise."""
+        """The default name of the student's file, or of the student's folder for a lab without a reference."""
         return f"my_{self.lab}.py" if self.plugin else f"my_{self.lab}"
 
     @property
     def words(self) -> list[str]:
-        """The options that put the student's plugin, once loaded, to work."""
+        """The options that select the student's plugin, once it is loaded."""
         if self.hook == "models":
             return [f"architecture={self.name}"]
         return [f"{self.hook}={self.name}"] if self.hook in GROUPS else []
 
     @property
     def forbidden(self) -> tuple[str, ...]:
-        """Modules that a student's file may not import."""
+        """The modules that a student's file may not import."""
         return (*((self.plugin,) if self.plugin else ()), *self.blocked)
 
     @property
     def module(self) -> ModuleType:
-        """What is particular to the lab's grading."""
+        """The module with the lab's gates."""
         return importlib.import_module(f"minisgl.course.lab.gates.{self.lab}")
 
     @property
     def gates(self) -> Sequence[Gate]:
-        """The lab's own gates; the grader tries loading the file before them."""
+        """The lab's own gates. The grader runs the gate ``loads`` before them."""
         gates: Sequence[Gate] = self.module.GATES
         return gates
 
     def why(self, cause: str) -> str:
-        """A cause in words."""
+        """Return the explanation of a cause."""
         return self.causes.get(cause) or CAUSES[cause]
 
 
 def labs() -> list[Lab]:
-    """Every lab, in the order of the course."""
+    """Return every lab, in the order of the course."""
     found = []
     for folder in importlib.resources.files("minisgl.chapters").iterdir():
         if folder.is_dir():
@@ -107,7 +109,7 @@ def labs() -> list[Lab]:
 
 
 def find(name: str) -> Lab:
-    """The lab of that name. Raises `ConfigError` with the ones there are."""
+    """Return the lab ``name``. Raise `ConfigError`, with the known names, if there is no such lab."""
     known = {lab.lab: lab for lab in labs()}
     if name not in known:
         raise ConfigError(f"There is no lab {name!r}{near(name, known)} Labs: {', '.join(known)}.")
@@ -115,7 +117,7 @@ def find(name: str) -> Lab:
 
 
 def read(file: Traversable, chapter: str) -> Lab:
-    """A lab from its description. Raises ValueError where that can't be one."""
+    """Return the lab that a description file defines. Raise ValueError if the description is invalid."""
     name = file.name.removesuffix(".toml")
     values: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
     parts = tuple(Part(part["name"], part["says"], tuple(part["hints"])) for part in values.pop("parts", ()))
@@ -125,5 +127,6 @@ def read(file: Traversable, chapter: str) -> Lab:
     except TypeError as error:
         raise ValueError(f"{file}: {error}") from error
     if set(lab.causes) & set(CAUSES):
-        raise ValueError(f"{file}: causes that every lab has need no text: {set(lab.causes) & set(CAUSES)}")
+        common = ", ".join(sorted(set(lab.causes) & set(CAUSES)))
+        raise ValueError(f"{file}: [causes] describes {common}, which every lab has already. Remove it from the file.")
     return lab

@@ -1,7 +1,7 @@
-"""``python -m minisgl.lab``: begin a lab, grade it, get a hint.
+"""``python -m minisgl.lab``: start a lab, grade a file, print a hint.
 
-Parses the command line. `minisgl.course.lab.folder` keeps the student's files; `minisgl.course.lab.grader.grade`
-grades them.
+Parses the command line and prints the results. `minisgl.course.lab.folder` reads and writes the student's files;
+`minisgl.course.lab.grader.grade` grades them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from minisgl.config import ConfigError
 from minisgl.course.lab.catalog import Lab, find, labs
 from minisgl.course.lab.folder import Folder
 from minisgl.course.lab.grader.grade import fingerprint, grade
-from minisgl.course.lab.skeletons import MARK, solution
+from minisgl.course.lab.grader.retired_names import upgrade_note
+from minisgl.course.lab.skeletons import HEADER, solution
 from minisgl.course.lab.verdicts import Verdict
 from minisgl.options.compose import plain_errors
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status: 0, 1 where a gate is red, 2 where the command makes no sense."""
+    """Run one command. Return the exit status: 0, 1 if a gate is red, 2 if the command line is invalid."""
     options = _parser().parse_args(argv)
     with plain_errors("minisgl.lab"):
         folder = Folder(Path(options.dir))
@@ -43,21 +44,23 @@ def _parser() -> argparse.ArgumentParser:
 
     def add(name: str, text: str, lab: bool = True) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("--dir", default=".", help="your folder (default: the current one)")
+        command.add_argument("--dir", default=".", help="your folder (default: the current folder)")
         if lab:
-            command.add_argument("name", metavar="NAME", help="the lab")
+            command.add_argument("name", metavar="NAME", help="the lab's name")
         return command
 
-    add("list", "all labs", lab=False)
-    add("status", "your results", lab=False)
-    add("start", "write a lab's skeleton into your folder, never over your work")
+    add("list", "list all labs", lab=False)
+    add("status", "show your results", lab=False)
+    add("start", "write a lab's skeleton into your folder; an existing file is never overwritten")
     test = add("test", "grade your file")
     test.add_argument("path", nargs="?", help="the file to grade (default: my_NAME.py in your folder)")
     test.add_argument("--seed", type=int, help="repeat the random workloads of an earlier run")
-    test.add_argument("--gate", action="append", default=[], help="try this gate alone")
-    test.add_argument("--replay", metavar="FILE", help="try one workload again; what your code prints is shown")
-    add("hint", "one more hint").add_argument("part", nargs="?", help="the part (default: the first not done)")
-    add("diff", "your file beside the reference").add_argument("path", nargs="?", help="the file")
+    test.add_argument("--gate", action="append", default=[], help="run only this gate (may be repeated)")
+    test.add_argument("--replay", metavar="FILE", help="run one saved workload again and show what your code prints")
+    hint = add("hint", "print one more hint")
+    hint.add_argument("part", nargs="?", help="the part (default: the first part whose gate is not green)")
+    diff = add("diff", "compare your file with the reference solution")
+    diff.add_argument("path", nargs="?", help="the file to compare (default: my_NAME.py in your folder)")
     return parser
 
 
@@ -77,7 +80,7 @@ def _progress(done: dict[str, Any]) -> str:
         return "not graded yet"
     path = Path(done["path"])
     if not path.exists():
-        return f"{len(done['green'])} of {len(done['gates'])} gates green, but {path} is gone"
+        return f"{len(done['green'])} of {len(done['gates'])} gates green, but {path} does not exist any more"
     changed = "" if fingerprint(path) == done["sha256"] else " (the file has changed since)"
     red = [gate for gate in done["gates"] if gate not in done["green"]]
     return f"{len(done['green'])} of {len(done['gates'])} gates green{', next: ' + red[0] if red else ''}{changed}"
@@ -101,14 +104,16 @@ def _test(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
 
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
 
-    def tell(verdict: Verdict) -> None:
+    def print_verdict(verdict: Verdict) -> None:
         print(verdict.line(), flush=True)
         if verdict.tried and not verdict.green:
             print("\n".join(verdict.explain(lab, _again(lab, folder, options, verdict, seed))), flush=True)
 
     print(f"lab {lab.lab}: {path.resolve()}, sha256 {fingerprint(path)[:12]}, seed {seed}", flush=True)
+    for line in upgrade_note(lab, path):
+        print(line, flush=True)
     try:
-        report = grade(lab, path, seed=seed, only=only, replay=replay, tell=tell)
+        report = grade(lab, path, seed=seed, only=only, replay=replay, on_verdict=print_verdict)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if not only:
@@ -121,7 +126,7 @@ def _test(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
 
 
 def _again(lab: Lab, folder: Folder, options: argparse.Namespace, verdict: Verdict, seed: int) -> str:
-    """The command that shows a failure again."""
+    """Return the command that reproduces a failure."""
     words = ["python", "-m", "minisgl.lab", "test", lab.lab, *([options.path] if options.path else [])]
     if options.dir != ".":
         words += ["--dir", options.dir]
@@ -136,21 +141,21 @@ def _read_workload(lab: Lab, path: Path) -> tuple[list[str], Any]:
         kept = json.loads(path.read_text("utf-8"))
         name, gate, workload = kept["lab"], kept["gate"], kept["workload"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--replay {path}: this is not a workload that `test` wrote ({error}).") from error
+        raise ConfigError(f"--replay {path}: the file is not a workload that `test` has saved ({error}).") from error
     if name != lab.lab:
-        raise ConfigError(f"--replay {path}: this is a workload of lab {name}.")
+        raise ConfigError(f"--replay {path}: the workload belongs to lab {name}, not to lab {lab.lab}.")
     return [gate], workload
 
 
 def _hint(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
     if not lab.parts:
-        raise ConfigError(f"Lab {lab.lab} has no parts, and no hints: its text in the course says what to do.")
+        raise ConfigError(f"Lab {lab.lab} has no parts and no hints. Its chapter of the course explains what to do.")
     known = folder.recall().get(lab.lab, {})
     part = next(
         (part for part in lab.parts if part.name.rpartition(".")[2] == (options.part or "").rpartition(".")[2]), None
     )
     if options.part and part is None:
-        raise ConfigError(f"Lab {lab.lab} has no part {options.part!r}: {', '.join(p.name for p in lab.parts)}.")
+        raise ConfigError(f"Lab {lab.lab} has no part {options.part!r}. Parts: {', '.join(p.name for p in lab.parts)}.")
     if part is None:
         done = {gate.part for gate in lab.gates if gate.name in known.get("green", ())}
         part = next((part for part in lab.parts if part.name not in done), lab.parts[-1])
@@ -159,21 +164,21 @@ def _hint(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
     for number, hint in enumerate(part.hints[:given], 1):
         print(f"{part.name}, hint {number} of {len(part.hints)}: {hint}")
     if given == len(part.hints):
-        print(f"That was the last one. The solution beside your file: python -m minisgl.lab diff {lab.lab}")
+        print(f"This was the last hint. To compare your file with the solution: python -m minisgl.lab diff {lab.lab}")
     return 0
 
 
 def _diff(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
     if not lab.plugin:
-        raise ConfigError(f"Lab {lab.lab} has no reference to compare with.")
+        raise ConfigError(f"Lab {lab.lab} has no reference solution to compare with.")
     path = folder.find(lab, options.path)
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} can't be read: {error}") from error
-    mine = [line for line in text.splitlines() if not MARK.match(line)]
-    theirs = [line for line in solution(lab).splitlines() if not MARK.match(line)]
-    for line in difflib.unified_diff(mine, theirs, str(path), f"{lab.plugin} (renamed)", lineterm=""):
+    mine = [line for line in text.splitlines() if not HEADER.match(line)]
+    reference = [line for line in solution(lab).splitlines() if not HEADER.match(line)]
+    for line in difflib.unified_diff(mine, reference, str(path), f"{lab.plugin} (renamed)", lineterm=""):
         print(line)
     return 0
 
@@ -187,6 +192,6 @@ def run() -> None:
         sys.exit(main())
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # `… | head` has read enough
+    except BrokenPipeError:  # the reader of our output, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

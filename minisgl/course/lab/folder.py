@@ -1,6 +1,6 @@
-"""A student's folder: their files, which are never written over, and what the lab command remembers beside them.
+"""A student's folder: the lab files, which are never overwritten, and the saved results.
 
-``.minisgl-lab/`` in it holds the last result of each lab, how many hints were given, and workloads to replay.
+The subfolder ``.minisgl-lab/`` holds the last result of each lab, the number of hints given, and workloads to replay.
 """
 
 from __future__ import annotations
@@ -12,29 +12,35 @@ from typing import Any
 
 from minisgl.config import ConfigError
 from minisgl.course.lab.catalog import Lab
-from minisgl.course.lab.skeletons import MARK, skeleton, version
+from minisgl.course.lab.skeletons import HEADER, skeleton, version
 from minisgl.course.lab.verdicts import Report
 
-MEMORY = ".minisgl-lab"
+STATE_FOLDER = ".minisgl-lab"
+"""The subfolder of the student's folder for results and workloads."""
 
 
 class Folder:
-    """Where a student works."""
+    """The folder that a student works in."""
 
     def __init__(self, path: Path):
         try:
             Path.cwd()
         except OSError:
-            raise ConfigError("The folder that you are in is gone: go to one that is there, with `cd`.") from None
+            raise ConfigError(
+                "The current folder does not exist any more. Change to another folder with `cd`."
+            ) from None
         if not path.is_dir():
             raise ConfigError(f"--dir {path}: there is no such folder.")
         self.path = path
-        self._state = path / MEMORY / "state.json"
+        self._state = path / STATE_FOLDER / "state.json"
 
-    # ---- their work ------------------------------------------------------------------------------------
+    # ---- the lab files ---------------------------------------------------------------------------------
 
     def start(self, lab: Lab) -> list[Path]:
-        """Write the lab's skeleton. Raises `ConfigError`, and changes nothing, where something stands there."""
+        """Write the lab's skeleton and return the paths written.
+
+        Raise `ConfigError`, and write nothing, if the lab's file or folder exists already.
+        """
         if lab.plugin:
             files = {lab.file: skeleton(lab)}
         else:
@@ -42,65 +48,71 @@ class Folder:
         written = []
         target = self.path / lab.file
         if target.exists():
-            raise ConfigError(f"{target} is there already, and your work stays as it is. {self._age(lab, target)}")
+            raise ConfigError(f"{target} exists already and is not overwritten. {self._advice(lab, target)}")
         for name, text in files.items():
             written.append(self.path / name)
             _write(written[-1], text)
         return written
 
-    def _age(self, lab: Lab, path: Path) -> str:
-        mark = MARK.search(path.read_text("utf-8", errors="replace")) if path.is_file() else None
-        if mark is None or mark[1] != lab.lab:
-            return f"Move it away, or give another folder with --dir, to start lab {lab.lab} anew."
-        if mark[2] != version(lab):
+    def _advice(self, lab: Lab, path: Path) -> str:
+        """Say what to do about an existing file: move it, compare it with the current solution, or grade it."""
+        header = HEADER.search(path.read_text("utf-8", errors="replace")) if path.is_file() else None
+        if header is None or header[1] != lab.lab:
+            return f"To start lab {lab.lab} again, move it away or name another folder with --dir."
+        if header[2] != version(lab):
             return (
-                "Its skeleton is older than this minisgl's: "
-                f"`python -m minisgl.lab diff {lab.lab}` shows what the solution looks like now."
+                "It was started from a skeleton that is older than this minisgl: "
+                f"`python -m minisgl.lab diff {lab.lab}` compares it with the current solution."
             )
         return f"Grade it: python -m minisgl.lab test {lab.lab}"
 
     def find(self, lab: Lab, given: str | None) -> Path:
-        """The file (or folder) to grade: the one given, or the one that `start` wrote. Raises `ConfigError`."""
+        """Return the file or folder to grade: ``given``, or the path that `start` writes.
+
+        Raise `ConfigError` if the path does not exist.
+        """
         path = Path(given) if given else self.path / lab.file
         if not path.exists():
             if given:
                 raise ConfigError(f"{given}: there is no such file.")
             raise ConfigError(
                 f"There is no {lab.file} in {self.path.resolve()}. Begin with `python -m minisgl.lab start {lab.lab}`, "
-                f"or say where your file is: `python -m minisgl.lab test {lab.lab} PATH`."
+                f"or give the path of your file: `python -m minisgl.lab test {lab.lab} PATH`."
             )
         return path
 
-    # ---- what is remembered ------------------------------------------------------------------------------
+    # ---- the saved results -------------------------------------------------------------------------------
 
     def recall(self) -> dict[str, Any]:
-        """What is known of each lab, by name; nothing of what can't be read."""
+        """Return the saved state of each lab, by the lab's name. Unreadable entries are left out."""
         try:
             known = json.loads(self._state.read_text("utf-8"))
         except (OSError, ValueError):
             return {}
-        return {name: of for name, of in known.items() if isinstance(of, dict)} if isinstance(known, dict) else {}
+        if not isinstance(known, dict):
+            return {}
+        return {name: state for name, state in known.items() if isinstance(state, dict)}
 
-    def remember(self, lab: Lab, **what: Any) -> None:
-        """Add to what is known of a lab."""
+    def remember(self, lab: Lab, **entries: Any) -> None:
+        """Add entries to the saved state of a lab."""
         known = self.recall()
-        known[lab.lab] = {**known.get(lab.lab, {}), **what}
+        known[lab.lab] = {**known.get(lab.lab, {}), **entries}
         _write(self._state, json.dumps(known) + "\n")
 
     def remember_report(self, report: Report, gates: Sequence[str]) -> None:
-        """Which of the lab's gates are green in the file that was graded."""
+        """Save which of the lab's ``gates`` are green in the file that was graded."""
         green = [verdict.gate for verdict in report.verdicts if verdict.green]
         self.remember(report.lab, path=report.path, sha256=report.sha256, green=green, gates=list(gates))
 
     def keep_workload(self, lab: Lab, gate: str, workload: Any) -> Path:
-        """Write a workload down to be replayed; where it is."""
-        path = self.path / MEMORY / f"{lab.lab}-{gate}.json"
+        """Save a workload for ``test --replay`` and return the path of the saved file."""
+        path = self.path / STATE_FOLDER / f"{lab.lab}-{gate}.json"
         _write(path, json.dumps({"lab": lab.lab, "gate": gate, "workload": workload}) + "\n")
         return path
 
 
 def _write(path: Path, text: str) -> None:
-    """Raises `ConfigError`."""
+    """Write a file and its parent folders. Raise `ConfigError` if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")

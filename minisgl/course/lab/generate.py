@@ -1,7 +1,7 @@
-"""``python -m minisgl.course.lab.generate``: the skeletons and the list of labs, as they are kept beside the chapters.
+"""``python -m minisgl.course.lab.generate``: write the skeletons and the reference page of the labs.
 
-A student's copy comes from the same function at ``start``; what is kept is for readers, and for the tests, which fail
-when it is not what the shipped plugins give.
+The skeletons are committed beside the chapters for readers. A student's copy comes from the same function, when the
+student runs ``start``. A test fails if the committed files differ from what the shipped plugins give.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from minisgl.course.lab.skeletons import skeleton
 
 
 def files() -> dict[str, str]:
-    """Path below the repository's root → text."""
-    made = {"docs/reference/labs.md": listing()}
+    """Return every generated file: path below the repository's root → text."""
+    texts = {"docs/reference/labs.md": listing()}
     for lab in labs():
         if lab.plugin:
-            made[f"chapters/{lab.chapter}/skeletons/{lab.file}"] = skeleton(lab)
-    return made
+            texts[f"chapters/{lab.chapter}/skeletons/{lab.file}"] = skeleton(lab)
+    return texts
 
 
 def listing() -> str:
-    """Every lab: what is written, what is graded, what goes wrong."""
+    """Return the reference page: the parts, gates and causes of every lab."""
     lines = [
         "# Labs\n",
         "<!-- Written by `make reference`. -->\n",
-        "`python -m minisgl.lab start NAME` writes a lab's skeleton into your folder, `test NAME` grades what you make "
-        "of it, `hint NAME` gives one more hint each time, `diff NAME` shows the reference beside your file, `status` "
-        "what is done. Each lab swaps one plugin of the real server.\n",
-        "| lab | chapter | hook | what it is about |",
+        "`python -m minisgl.lab start NAME` writes a lab's skeleton into your folder. `test NAME` grades your file, "
+        "`hint NAME` prints one more hint each time, `diff NAME` compares your file with the reference solution, and "
+        "`status` shows your results. Each lab replaces one plugin of the real server.\n",
+        "| lab | chapter | hook | title |",
         "| --- | --- | --- | --- |",
     ]
     lines += [
         f"| [`{lab.lab}`](#{lab.lab}) | {lab.chapter[:2]} | {lab.hook or 'any'} | {lab.title} |" for lab in labs()
     ]
-    lines += ["\nWhat can go wrong in any lab:\n", *(f"- `{cause}`: {text}" for cause, text in CAUSES.items())]
+    lines += ["\nCauses of a red gate in any lab:\n", *(f"- `{cause}`: {text}" for cause, text in CAUSES.items())]
     for lab in labs():
         lines += ["", *_section(lab)]
     return "\n".join(lines) + "\n"
@@ -47,22 +47,23 @@ def _section(lab: Lab) -> list[str]:
     gates = [*([LOADS] if lab.plugin else []), *lab.gates]
     lines = [f"## {lab.lab}\n", f"{lab.title}. {lab.says}\n"]
     if lab.plugin:
-        lines.append(f"The reference is `{lab.plugin}`; yours is `{' '.join([f'plugins={lab.file}', *lab.words])}`.\n")
+        words = " ".join([f"plugins={lab.file}", *lab.words])
+        lines.append(f"The reference solution is `{lab.plugin}`; `{words}` selects your plugin.\n")
     lines += [f"- `{part.name}`: {part.says} ({len(part.hints)} hints)" for part in lab.parts]
     lines += ["\n| gate | what it checks |", "| --- | --- |"]
     lines += [f"| {gate.name} | {gate.says} |" for gate in gates]
     if lab.causes:
-        lines += ["", *(f"- `{cause}`: {text}" for cause, text in lab.causes.items())]
+        lines += ["\nCauses of a red gate:\n", *(f"- `{cause}`: {text}" for cause, text in lab.causes.items())]
     return lines
 
 
 def main(root: Path) -> None:
-    """Write them all below ``root``, and remove skeletons of labs that are no more."""
-    made = files()
+    """Write every generated file below ``root``, and remove the skeletons of labs that no longer exist."""
+    texts = files()
     for old in root.glob("chapters/*/skeletons/*.py"):
-        if old.relative_to(root).as_posix() not in made:
+        if old.relative_to(root).as_posix() not in texts:
             old.unlink()
-    for name, text in made.items():
+    for name, text in texts.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")

@@ -1,14 +1,16 @@
-"""From a shipped plugin to what a student starts with: the code between ``# lab:`` marks gives way to a TODO.
+"""From a shipped plugin to the skeleton that a student starts with.
 
-    # lab: policy.plan          where a part begins; whole functions, or statements inside one
-    # 1. Running first: …       stays, as the student's guide
+The code between ``# lab:`` markers is replaced by a TODO:
+
+    # lab: policy.plan          a part begins: whole functions, or statements inside a function
+    # 1. Running first: …       numbered comments stay in the skeleton as a guide
     # lab: end
 
-    # lab: omit                 what a student has no use for: in no skeleton and no solution
+    # lab: omit                 left out of the skeleton and of the solution: a student does not need it
     # lab: end
 
-Signature, docstring and numbered comments stay; names change by token, never in text. Knows Python's text and a lab's
-description; whether the result can be solved is for the tests to say.
+Signatures, docstrings and numbered comments stay. Names are renamed token by token, never inside comments or
+docstrings. Knows Python's syntax and a lab's description. Tests check that each skeleton can be solved.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ _OMIT = re.compile(r"\s*# lab: omit$")
 _END = re.compile(r"\s*# lab: end$")
 _NUMBERED = re.compile(r"\s*# \d+\. ")
 _COMMENT = re.compile(r"\s*#")
-MARK = re.compile(r"^# minisgl lab (\S+), skeleton (\w+)", re.MULTILINE)
-"""The version line of a student's file: the lab, and a digest of the skeleton that it began as."""
+HEADER = re.compile(r"^# minisgl lab (\S+), skeleton (\w+)(?: \(minisgl ([\w.]+)\))?", re.MULTILINE)
+"""The header line of a student's file: the lab, a digest of its skeleton, and the version of minisgl that wrote it."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """Lines ``[first, last]`` (from 1) between two marks, which stand just outside."""
+    """The lines between two markers: ``first`` to ``last``, counted from 1, without the markers' own lines."""
 
     part: str
     first: int
@@ -46,7 +48,7 @@ class Region:
 
 
 def source(lab: Lab) -> str:
-    """The reference's text, as far as it is the lab's."""
+    """Return the source of the lab's reference, without its omitted regions."""
     spec = importlib.util.find_spec(lab.plugin or "")
     assert spec is not None, f"lab {lab.lab}: there is no module {lab.plugin}"
     assert spec.origin is not None
@@ -54,8 +56,10 @@ def source(lab: Lab) -> str:
 
 
 def without_omitted(text: str) -> str:
-    """``text`` without what stands between ``# lab: omit`` and ``# lab: end``. Raises ValueError where that is no pair,
-    or holds another mark."""
+    """Return ``text`` without the regions between ``# lab: omit`` and ``# lab: end``.
+
+    Raise ValueError if a region has no end or contains another marker.
+    """
     kept: list[str] = []
     since: int | None = None
     for number, line in enumerate(text.splitlines(keepends=True), 1):
@@ -66,14 +70,14 @@ def without_omitted(text: str) -> str:
         elif _END.match(line):
             since = None
         elif _BEGIN.match(line) or _OMIT.match(line):
-            raise ValueError(f"line {number}: a mark inside the `# lab: omit` of line {since}")
+            raise ValueError(f"line {number}: a `# lab:` marker inside the `# lab: omit` of line {since}")
     if since is not None:
         raise ValueError(f"line {since}: `# lab: omit` has no `# lab: end`")
     return "".join(kept)
 
 
 def regions(text: str) -> list[Region]:
-    """The marked regions, in order. Raises ValueError where marks don't pair."""
+    """Return the marked regions, in order. Raise ValueError if a marker has no partner."""
     found: list[Region] = []
     open_at: tuple[str, int] | None = None
     for number, line in enumerate(text.splitlines(), 1):
@@ -83,7 +87,7 @@ def regions(text: str) -> list[Region]:
             open_at = begins[1], number + 1
         elif _END.match(line):
             if not open_at:
-                raise ValueError(f"line {number}: `# lab: end`, and no part is open")
+                raise ValueError(f"line {number}: `# lab: end` without a part that began")
             found.append(Region(open_at[0], open_at[1], number - 1))
             open_at = None
     if open_at:
@@ -92,7 +96,7 @@ def regions(text: str) -> list[Region]:
 
 
 def skeleton(lab: Lab, solved: Collection[str] = ()) -> str:
-    """What ``start`` writes. The parts named in ``solved`` keep the reference's code."""
+    """Return the file that ``start`` writes. The parts named in ``solved`` keep the reference's code."""
     text = source(lab)
     body = _cut(text, [region for region in regions(text) if region.part not in solved])
     lines = [line for line in body.splitlines() if not (_BEGIN.match(line) or _END.match(line))]
@@ -101,18 +105,24 @@ def skeleton(lab: Lab, solved: Collection[str] = ()) -> str:
 
 
 def solution(lab: Lab) -> str:
-    """The reference as a student would have written it: every part solved."""
+    """Return the reference as a student's file: the skeleton with every part solved."""
     return skeleton(lab, [part.name for part in lab.parts])
 
 
 def version(lab: Lab) -> str:
-    """A digest of all that the skeleton is made of."""
+    """Return a digest of everything that the skeleton is generated from."""
     return _digest(lab, source(lab))
 
 
+def started_with(text: str) -> str | None:
+    """Return the version of minisgl that wrote the skeleton of a lab file, from the file's header line."""
+    header = HEADER.search(text)
+    return header[3] if header else None
+
+
 def _digest(lab: Lab, text: str) -> str:
-    said = repr((text, lab.renames, lab.choice, lab.name, lab.title))
-    return hashlib.sha256(said.encode()).hexdigest()[:10]
+    inputs = repr((text, lab.renames, lab.choice, lab.name, lab.title))
+    return hashlib.sha256(inputs.encode()).hexdigest()[:10]
 
 
 def _head(lab: Lab, text: str) -> str:
@@ -151,7 +161,7 @@ def _cut(text: str, cuts: Sequence[Region]) -> str:
 
 
 def _inside(node: ast.AST, region: Region) -> Iterator[ast.stmt]:
-    """The outermost statements between the marks."""
+    """Yield the outermost statements of a region. A class in the region yields its own statements instead."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt):
             first = min([child.lineno, *(d.lineno for d in getattr(child, "decorator_list", ()))])
@@ -168,16 +178,16 @@ def _cut_function(lines: list[str], node: ast.FunctionDef | ast.AsyncFunctionDef
     body = node.body
     documented = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
     if documented and len(body) == 1:
-        return  # nothing but a docstring
+        return  # the body is a docstring only
     indent = " " * body[0].col_offset
-    # The signature may end lines before its first statement, with comments between.
+    # Comments may stand between the signature and the first statement; they belong to the body.
     first = (body[0].end_lineno or 0) if documented else _signature_end(lines, node)
     last = node.end_lineno or 0
     lines[first:last] = _todo(lines[first:last], part, indent)
 
 
 def _signature_end(lines: list[str], node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """The last line of the signature: comments between it and the first statement belong to the body."""
+    """Return the number of the signature's last line. Comments after it belong to the body."""
     last = node.body[0].lineno - 1
     while _COMMENT.match(lines[last - 1]) or not lines[last - 1].strip():
         last -= 1
@@ -185,7 +195,7 @@ def _signature_end(lines: list[str], node: ast.FunctionDef | ast.AsyncFunctionDe
 
 
 def _todo(lines: Sequence[str], part: str, indent: str) -> list[str]:
-    """The TODO, the numbered comments of ``lines``, and the exception that says it is not done."""
+    """Return the TODO line, the numbered comments of ``lines``, and ``raise NotImplementedError``."""
     kept: list[str] = []
     inside = False
     for line in lines:
@@ -196,7 +206,7 @@ def _todo(lines: Sequence[str], part: str, indent: str) -> list[str]:
 
 
 def _tidy(lines: Sequence[str]) -> str:
-    """At most one blank line inside a block, two between; none where a mark stood first in a block."""
+    """Join the lines with at most one blank line inside a block, two between blocks, and none at a block's start."""
     tidy: list[str] = []
     blank = 0
     for line in lines:
@@ -214,12 +224,12 @@ def _tidy(lines: Sequence[str]) -> str:
 
 
 def _rename(text: str, lab: Lab) -> str:
-    """New names, token by token; of the texts only one that is the plugin's name and nothing else."""
+    """Apply the lab's renames to name tokens, and replace string tokens that are exactly the plugin's name."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.JoinedStr):
             for name in ast.walk(node):
                 if isinstance(name, ast.Name) and name.id in lab.renames:
-                    raise ValueError(f"line {node.lineno}: {name.id} is to be renamed and stands in an f-string")
+                    raise ValueError(f"line {node.lineno}: {name.id} is in an f-string, where it can't be renamed")
     lines = text.splitlines(keepends=True)
     for token in reversed(list(tokenize.generate_tokens(io.StringIO(text).readline))):
         new = None

@@ -1,4 +1,4 @@
-"""What a gate came to, as data and as the few lines that a student reads."""
+"""The results of gates: as data, and as the lines that a student reads."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from minisgl.course.lab.grader.gate import Broken
 __all__ = ["Report", "Verdict"]
 
 LINES = 15
-"""A failure is told in at most so many."""
-_WIDTH = 110
+"""The largest number of lines that explain one failure."""
+_WIDTH = 110  # characters of a line
 
 
 @dataclass
 class Verdict:
-    """One gate's result. ``cause`` is empty where it is green; ``tried`` is False where an earlier red one stopped
-    the grading. ``note`` is what a green gate counted."""
+    """One gate's result.
+
+    ``cause`` is empty for a green gate. ``tried`` is False if the gate did not run: an earlier red gate stopped the
+    grading, or a package is missing. ``note`` is what a green gate counted, or why a gate did not run. The other fields
+    are those of `minisgl.course.lab.grader.gate.Broken`.
+    """
 
     gate: str
     says: str
@@ -39,23 +43,24 @@ class Verdict:
 
     @property
     def green(self) -> bool:
+        """Whether the gate ran and found nothing wrong."""
         return self.tried and not self.cause
 
-    def blame(self, broken: Broken) -> Verdict:
-        """Take over what ``broken`` says."""
+    def fail(self, broken: Broken) -> Verdict:
+        """Copy the fields of ``broken`` into this verdict and return the verdict."""
         self.cause, self.promise, self.seen = broken.cause, broken.promise, broken.seen
         self.step, self.request, self.page = broken.step, broken.request, broken.page
         self.show, self.workload = broken.show, broken.workload
         return self
 
     def line(self) -> str:
-        """The gate in one line."""
+        """Return the gate's result in one line."""
         mark = "ok  " if self.green else "RED " if self.tried else "  - "
         seconds = f"{self.seconds:5.1f} s" if self.tried else "not tried"
         return f"  {mark} {self.gate:<13} {self.note or self.says}  ({seconds.strip()})"
 
     def explain(self, lab: Lab, again: str) -> list[str]:
-        """Why it is red, in at most `LINES` lines; ``again`` is the command that shows it again."""
+        """Return at most `LINES` lines that explain a red gate. ``again`` is the command that reproduces it."""
         places = {"step": self.step, "request": self.request, "page": self.page}
         where = ", ".join(f"{name} {value}" for name, value in places.items() if value is not None)
         lines = [
@@ -69,19 +74,19 @@ class Verdict:
         room = LINES - len(lines) - len(tail) - 1
         if shown:
             if len(shown) > room:
-                shown = [*shown[: room - 1], f"… {len(shown) - room + 1} lines more"]
-            lines.append("Smallest workload found that shows it:")
+                shown = [*shown[: room - 1], f"… {len(shown) - room + 1} more lines"]
+            lines.append("The smallest workload found that shows the failure:")
             lines += ["  " + textwrap.shorten(line, _WIDTH, placeholder=" …") if len(line) > _WIDTH else "  " + line
                       for line in shown]  # fmt: skip
         return ["    " + line for line in [*lines, *tail]]
 
     def encode(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the verdict as a dictionary that JSON can hold."""
         return asdict(self)
 
 
 def _field(name: str, text: str, most: int) -> list[str]:
-    """``text`` wrapped behind its name."""
+    """Return ``text`` behind its ``name``, wrapped to at most ``most`` lines."""
     width = 9
     lines = textwrap.wrap(
         " ".join(text.split()), _WIDTH - width, max_lines=most, placeholder=" …", break_long_words=False
@@ -91,7 +96,7 @@ def _field(name: str, text: str, most: int) -> list[str]:
 
 @dataclass
 class Report:
-    """What a file came to: which file it was, and each gate's verdict."""
+    """The result of grading one file: the file's path and hash, the seed, and each gate's verdict."""
 
     lab: Lab
     path: str
@@ -101,10 +106,10 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Every gate was tried and is green. A report without gates is none."""
+        """Whether every gate ran and is green. A report without gates has not passed."""
         return bool(self.verdicts) and all(verdict.green for verdict in self.verdicts)
 
     @property
     def red(self) -> Iterator[Verdict]:
-        """Those that were tried and failed."""
+        """The verdicts of the gates that ran and failed."""
         return (verdict for verdict in self.verdicts if verdict.tried and not verdict.green)

@@ -1,6 +1,7 @@
-"""The ladder of stages as a picture: one small chart a count, one bar a stage, the stage that moved it most in colour.
+"""The picture of the ladder of stages: one chart for each count, with one bar for each stage.
 
-Writes SVG by hand. Knows a list of `Stage`; its colours follow the page that holds it, or the reader's system.
+The bars of the stages that improve a count are coloured. The output is SVG, made from a list of `Stage`. The colours
+follow the page that contains the picture, or the reader's system.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ WIDE, HIGH, BAR, GAP, TOP, LEFT = 310, 190, 34, 8, 40, 6
 
 
 class Chart(NamedTuple):
-    """One count over the stages; ``moved`` are the stages that moved it."""
+    """One chart: a count of each stage. ``moved`` are the numbers of the stages that change the count most."""
 
     title: str
     moved: tuple[int, ...]
@@ -28,7 +29,7 @@ CHARTS = (
     Chart("steps", (2, 3, 4), lambda s: s.steps),
     Chart("requests in the largest step", (2, 4), lambda s: s.most_running),
     Chart("worst gap, tokens", (4, 6), lambda s: s.worst_gap),
-    Chart("host waits a step", (7,), lambda s: s.waits_a_step, "{:.2f}".format),
+    Chart("device waits per step", (7,), lambda s: s.waits_per_step, "{:.2f}".format),
     Chart("launches of a decode step", (7,), lambda s: s.launches),
 )
 
@@ -44,37 +45,43 @@ STYLE = """\
 
 
 def draw(stages: Sequence[Stage], without_cache: int, columns: int = 2) -> str:
-    """All charts as one SVG. Words say what no KV cache would cost: drawn, it would flatten the others."""
-    charts = _known(stages)
+    """Return all charts as one SVG.
+
+    ``without_cache`` is the number of tokens that a server without KV cache would compute. It is given as text, because
+    its bar would make all other bars too short.
+    """
+    charts = _available(stages)
     width, height = columns * WIDE, -(-len(charts) // columns) * HIGH + 24
-    parts = [_open(width, height, _words(stages, without_cache)), f"<style>{STYLE}</style>"]
+    parts = [_open(width, height, _describe(stages, without_cache)), f"<style>{STYLE}</style>"]
     for i, chart in enumerate(charts):
         at = f'x="{i % columns * WIDE}" y="{i // columns * HIGH}" width="{WIDE}" height="{HIGH}"'
         parts.append(f"<svg {at}>{_bars(chart, stages)}</svg>")
-    note = f"Coloured: what the stage moved. Without a KV cache, {without_cache:,} tokens would be computed."
+    note = (
+        f"Coloured: stages that change the count most. Without a KV cache, {without_cache:,} tokens would be computed."
+    )
     parts += [f'<text class="small" x="{LEFT}" y="{height - 6}">{note}</text>', "</svg>"]
     return "\n".join(parts) + "\n"
 
 
 def panels(stages: Sequence[Stage]) -> str:
-    """HTML for a page: the charts side by side, or below each other where the screen is narrow."""
+    """Return the charts as HTML: side by side, or below each other on a narrow screen."""
     charts = "\n".join(
-        f"{_open(WIDE, HIGH, _told(chart, stages))}{_bars(chart, stages)}</svg>" for chart in _known(stages)
+        f"{_open(WIDE, HIGH, _describe_one(chart, stages))}{_bars(chart, stages)}</svg>" for chart in _available(stages)
     )
     row = "display: flex; flex-wrap: wrap; gap: 0.5rem 1.5rem"
     return f'<style>{STYLE}</style>\n<div style="{row}">\n{charts}\n</div>\n'
 
 
-def _known(stages: Sequence[Stage]) -> list[Chart]:
-    """The counts that these stages have."""
+def _available(stages: Sequence[Stage]) -> list[Chart]:
+    """Return the charts whose count at least one stage has."""
     return [chart for chart in CHARTS if any(chart.value(stage) is not None for stage in stages)]
 
 
-def _open(width: int, height: int, words: str) -> str:
-    """The opening tag of a picture; ``words`` are for someone who does not see it."""
+def _open(width: int, height: int, description: str) -> str:
+    """Return the opening tag of a picture. ``description`` is the text for screen readers."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="ladder" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="{words}" style="flex: 1 1 {WIDE}px; width: 100%; max-width: {width * 1.1:.0f}px">'
+        f'aria-label="{description}" style="flex: 1 1 {WIDE}px; width: 100%; max-width: {width * 1.1:.0f}px">'
     )
 
 
@@ -94,18 +101,18 @@ def _bars(chart: Chart, stages: Sequence[Stage]) -> str:
         kind = "bar moved" if stage.number in chart.moved else "bar"
         parts.append(
             f'<rect class="{kind}" x="{x}" y="{floor - tall:.1f}" width="{BAR}" height="{tall:.1f}">'
-            f"<title>stage {stage.number}, {stage.what}: {written}</title></rect>"
+            f"<title>stage {stage.number}, {stage.name}: {written}</title></rect>"
             f'<text class="small" x="{middle}" y="{floor - tall - 4:.1f}" text-anchor="middle">{written}</text>'
         )
     return "".join(parts)
 
 
-def _told(chart: Chart, stages: Sequence[Stage]) -> str:
+def _describe_one(chart: Chart, stages: Sequence[Stage]) -> str:
     values = [chart.value(stage) for stage in stages]
-    told = ", ".join("not known" if v is None else chart.show(v) for v in values)
-    return f"{chart.title[0].upper()}{chart.title[1:]}, stages 1 to {len(values)}: {told}."
+    numbers = ", ".join("not known" if v is None else chart.show(v) for v in values)
+    return f"{chart.title[0].upper()}{chart.title[1:]}, stages 1 to {len(values)}: {numbers}."
 
 
-def _words(stages: Sequence[Stage], without_cache: int) -> str:
-    charts = " ".join(_told(chart, stages) for chart in _known(stages))
+def _describe(stages: Sequence[Stage], without_cache: int) -> str:
+    charts = " ".join(_describe_one(chart, stages) for chart in _available(stages))
     return f"{charts} Without a KV cache {without_cache:,} tokens would be computed."

@@ -1,7 +1,7 @@
-"""``python -m minisgl.bench stages``: one workload through ``stage=1`` … ``stage=7``, and what each stage bought.
+"""``python -m minisgl.bench stages``: shows what each stage, from ``stage=1`` to ``stage=7``, gains on one workload.
 
-Each stage is the real scheduler and engine in this process, one idea further than the stage before. Counts come first:
-they are exact, and the same on every machine. Seconds stand beside them.
+Each stage is the real scheduler and engine in this process, with one more idea than the stage before. The counts are
+exact and equal on every machine; the seconds are not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.table import Table
 
 from minisgl.bench.arguments import add_json, add_options, parse, writable, write_json
 from minisgl.bench.measure import Meter, run
-from minisgl.bench.workload import Ask
+from minisgl.bench.workload import SampleRequest
 from minisgl.config import Config, ConfigError
 from minisgl.core import EngineSpec, SamplingParams, Step, StepResult
 from minisgl.course.ladder.picture import draw
@@ -39,30 +39,34 @@ STAGES = {
 
 @dataclass(frozen=True)
 class Stage:
-    """What one stage came to. All but ``seconds`` are exact counts."""
+    """Results of one stage. All fields but ``seconds`` are exact counts."""
 
     number: int
-    what: str
+    name: str
     computed: int
-    """Tokens that went through the model."""
+    """Tokens that the model computed."""
     prefilled: int
-    """Of them, tokens of prompts."""
+    """Prompt tokens among the computed tokens."""
     steps: int
     most_running: int
-    """Requests in the largest step."""
+    """Number of requests in the largest step."""
     worst_gap: int
-    """The most tokens that were computed between two tokens of one request."""
+    """Largest number of tokens, of all requests, computed between two consecutive tokens of one request."""
     waits: int
-    """Results that were asked for while nothing was queued behind them: the device then waits for the host."""
+    """Number of results that were read while no later step was launched: then the device waits for the host."""
     decode_steps: int
-    """Steps of decode rows alone; with graphs, each is a replay."""
+    """Number of steps with decode rows only. With graphs, each of these steps is a replay."""
     launches: int | None
-    """What the host launches for one of them. On a CPU: the operations of the model, or their replay, which counts as
-    one; on a GPU: every kernel and graph, those of inputs and sampling too. None where nothing recorded them."""
+    """Number of launches of one decode step, or None if it is not known.
+
+    On a CPU, these are the operations of the model; a replay counts as one. On a GPU, these are all kernels and graphs,
+    also those that prepare the inputs and sample.
+    """
     seconds: float | None
 
     @property
-    def waits_a_step(self) -> float:
+    def waits_per_step(self) -> float:
+        """Share of the steps after which the device waited for the host."""
         return self.waits / self.steps
 
 
@@ -72,11 +76,11 @@ ROWS: tuple[tuple[str, Callable[[Stage], str], tuple[int, ...]], ...] = (
     ("steps", lambda s: f"{s.steps:,}", (2, 3, 4)),
     ("most running", lambda s: f"{s.most_running}", (2, 4)),
     ("worst gap", lambda s: f"{s.worst_gap:,}", (6,)),
-    ("waits a step", lambda s: f"{s.waits_a_step:.2f}", (7,)),
+    ("waits per step", lambda s: f"{s.waits_per_step:.2f}", (7,)),
     ("launches", lambda s: "" if s.launches is None else f"{s.launches:,}", (7,)),
     ("seconds", lambda s: "" if s.seconds is None else f"{s.seconds:.2f}", ()),
 )
-"""The table: a count, how it is written, and the stages that are there to move it."""
+"""Rows of the table: (name of the count, its text, numbers of the stages that change the count most)."""
 
 
 COUNTED = (
@@ -92,40 +96,40 @@ COUNTED = (
     "trace",
     "plugins",
 )
-"""Options of the scheduler and what it builds: ``--counts`` takes no others."""
+"""Options that affect the scheduler; ``--counts`` accepts no other options."""
 
 
-class Watch(Meter):
-    """A `Meter` that also sees how large steps are, and whether the device had more to do when a result was read."""
+class LadderMeter(Meter):
+    """A `Meter` that also counts the rows of steps, prefilled tokens, decode steps, and waits of the device."""
 
     def __init__(self, engine: RankZeroEngine):
         super().__init__(engine)
-        self.most_rows = self.prefilled = self.decode_steps = self.waits = self._unread = 0
+        self.most_rows = self.prefilled = self.decode_steps = self.waits = self._in_flight = 0
 
     def launch(self, step: Step) -> None:
         self.most_rows = max(self.most_rows, step.rows)
         self.prefilled += len(step.input_ids) - step.num_decode
         self.decode_steps += step.num_decode == step.rows
-        self._unread += 1
+        self._in_flight += 1
         super().launch(step)
 
     def result(self) -> StepResult:
-        self.waits += self._unread == 1
-        self._unread -= 1
+        self.waits += self._in_flight == 1
+        self._in_flight -= 1
         return super().result()
 
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m minisgl.bench stages", description=__doc__)
     add_options(parser, "for every stage")
-    parser.add_argument("--only", nargs="+", type=int, choices=list(STAGES), metavar="STAGE", help="not all seven")
-    parser.add_argument("--counts", action="store_true", help="counts alone, over an engine without a model")
+    parser.add_argument("--only", nargs="+", type=int, choices=list(STAGES), metavar="STAGE", help="only these stages")
+    parser.add_argument("--counts", action="store_true", help="only the counts, with an engine that computes nothing")
     parser.add_argument("--plot", type=writable, metavar="FILE", help="draw the counts as SVG")
     add_json(parser)
     args = parse(parser, argv)
     if staged := [word for word in args.options if word.lstrip("+").startswith("stage=")]:
         number = staged[0].partition("=")[2]
-        parser.error(f"{staged[0]}: the stages are what this measures, one after another; choose with --only {number}")
+        parser.error(f"{staged[0]}: this benchmark measures all stages; choose one with --only {number}")
     with plain_errors("minisgl.bench"):
         report = (count if args.counts else measure)(args.options, args.only or list(STAGES))
     show(report)
@@ -136,43 +140,47 @@ def main(argv: Sequence[str]) -> None:
 
 
 def count(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES)) -> dict[str, Any]:
-    """The stages over an engine that computes nothing: the same counts in seconds, since they do not depend on which
-    tokens are sampled. What only an engine knows is None."""
+    """Run the stages with an engine that computes nothing, which takes seconds. Return a report.
+
+    The counts equal those of `measure`, because they do not depend on the sampled tokens. ``launches`` and ``seconds``
+    are None.
+    """
     manager, arrivals = PluginManager.load(light=True), workload()
     stages = []
     for number in numbers:
         config = compose(manager, [f"stage={number}", *options])
-        _refuse_unseen(options)
-        if config.num_pages is None or config.max_seq_len is None:  # every stage says both
-            raise ConfigError("--counts has no model and no memory to go by: give num_pages and max_seq_len a number.")
+        _refuse_unused(options)
+        if config.num_pages is None or config.max_seq_len is None:  # every stage sets both
+            raise ConfigError("--counts uses no model and no memory: set num_pages and max_seq_len to a number.")
         spec = EngineSpec(config.page_size, config.num_pages, config.max_running_requests, config.max_seq_len, 2048)
         stage, _ = serve(config, manager, NullEngine(spec), arrivals, number)
         stages.append(replace(stage, seconds=None))
     return _report(options, {}, arrivals, stages)
 
 
-def _refuse_unseen(options: Sequence[str]) -> None:
-    """Raise `ConfigError` for an option that would change no count."""
+def _refuse_unused(options: Sequence[str]) -> None:
+    """Raise `ConfigError` for an option that would not change any count."""
     for word in options:
         if word.lstrip("+").partition("=")[0].partition(".")[0] not in COUNTED:
             raise ConfigError(
-                f"{word}: --counts is without model and device, and would print the same. Leave it out, or --counts. "
-                f"What can be counted: {', '.join(COUNTED)}."
+                f"{word}: --counts uses no model and no device, so this option has no effect. Leave out the option or "
+                f"--counts. Options that change counts: {', '.join(COUNTED)}."
             )
 
 
 def measure(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES)) -> dict[str, Any]:
-    """The stages, one after another, on the real engine; a report that JSON can hold.
+    """Run the stages, one after another, on the real engine. Return a report, which can be written as JSON.
 
-    On a GPU kernels are compiled and loaded when their shapes first come, so each stage serves the whole workload once
-    before it is timed, by a scheduler of its own: the cache is cold again after it. On a CPU a short run has to do.
+    On a GPU, kernels are compiled and loaded at the first use of a shape. So each stage serves the whole workload once
+    with another scheduler before it is timed. The timed scheduler starts with an empty cache. On a CPU, a short run is
+    enough.
     """
     from minisgl.bench.launches import launches_of
     from minisgl.bench.offline import machine
     from minisgl.engine.followers import start_engine
 
     manager, arrivals = PluginManager.load(), workload()
-    stages, answers = [], []
+    stages, outputs = [], []
     for number in numbers:
         config = compose_stage(manager, number, options)
         engine = start_engine(config, manager)
@@ -180,18 +188,18 @@ def measure(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES))
             if engine.device.type == "cuda":
                 serve(config, manager, engine, arrivals, number)
             else:
-                _warm(config, manager, engine)
+                _warm_up(config, manager, engine)
             stage, tokens = serve(config, manager, engine, arrivals, number)
             eager, replayed = launches_of(engine, config, manager)
             where = machine(str(engine.device), str(engine.dtype).removeprefix("torch."))
         finally:
             engine.close()
         stages.append(replace(stage, launches=replayed or eager))
-        answers.append(tokens)
+        outputs.append(tokens)
     if eager is not None and replayed is not None:
-        # On a CPU: what was recorded for the last stage, the others do one by one.
+        # On a CPU: the other stages launch the operations one by one that the last stage recorded.
         stages[:-1] = [replace(stage, launches=eager) for stage in stages[:-1]]
-    same = sum(len(set(map(tuple, each))) == 1 for each in zip(*answers, strict=True))
+    same = sum(len(set(map(tuple, each))) == 1 for each in zip(*outputs, strict=True))
     return _report(options, where, arrivals, stages) | {"same_answers": same}
 
 
@@ -202,20 +210,20 @@ def _report(
         "options": list(options),
         "machine": where,
         "requests": len(arrivals),
-        "without_cache": without_cache([arrival.ask for arrival in arrivals]),
+        "without_cache": without_cache([arrival.request for arrival in arrivals]),
         "stages": [asdict(stage) for stage in stages],
     }
 
 
-def _warm(config: Config, manager: PluginManager, engine: RankZeroEngine) -> None:
-    """A short run, in which libraries set themselves up."""
+def _warm_up(config: Config, manager: PluginManager, engine: RankZeroEngine) -> None:
+    """Run one short request, so that libraries are initialized."""
     params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
     meter = Meter(engine)
-    run(build_scheduler(config, manager, meter), meter, [Ask([1] * 32, 4)], lambda i: params)
+    run(build_scheduler(config, manager, meter), meter, [SampleRequest([1] * 32, 4)], lambda i: params)
 
 
 def compose_stage(manager: PluginManager, number: int, options: Sequence[str] = ()) -> Config:
-    """The options of a stage; on a GPU, the graphs of the last one are CUDA's."""
+    """Return the options of a stage. On a GPU, stage 7 uses CUDA graphs."""
     config = compose(manager, [f"stage={number}", *options])
     if number == 7 and config.device != "cpu" and not any(word.startswith("graph=") for word in options):
         import torch
@@ -228,30 +236,30 @@ def compose_stage(manager: PluginManager, number: int, options: Sequence[str] = 
 def serve(
     config: Config, manager: PluginManager, engine: RankZeroEngine, arrivals: Sequence[Arrival], number: int
 ) -> tuple[Stage, list[list[int]]]:
-    """Run the workload on a stage's engine; its counts, and each request's answer."""
-    watch = Watch(engine)
-    scheduler = build_scheduler(config, manager, watch)
-    params = [SamplingParams(max_tokens=a.ask.output, temperature=0.0, ignore_eos=True) for a in arrivals]
-    asks = [arrival.ask for arrival in arrivals]
-    result, tokens = run(scheduler, watch, asks, params.__getitem__, arrive=lambda i: arrivals[i].step)
+    """Run the workload on the engine of a stage. Return the results, and the output tokens of each request."""
+    meter = LadderMeter(engine)
+    scheduler = build_scheduler(config, manager, meter)
+    params = [SamplingParams(max_tokens=a.request.output_len, temperature=0.0, ignore_eos=True) for a in arrivals]
+    requests = [arrival.request for arrival in arrivals]
+    result, tokens = run(scheduler, meter, requests, params.__getitem__, arrive=lambda i: arrivals[i].step)
     stage = Stage(
         number=number,
-        what=STAGES[number],
+        name=STAGES[number],
         computed=result.computed_tokens,
-        prefilled=watch.prefilled,
+        prefilled=meter.prefilled,
         steps=result.steps,
-        most_running=watch.most_rows,
+        most_running=meter.most_rows,
         worst_gap=result.worst_gap_tokens,
-        waits=watch.waits,
-        decode_steps=watch.decode_steps,
+        waits=meter.waits,
+        decode_steps=meter.decode_steps,
         launches=None,
         seconds=result.seconds,
     )
-    return stage, [tokens[i] for i in range(len(asks))]
+    return stage, [tokens[i] for i in range(len(requests))]
 
 
 def show(report: dict[str, Any]) -> None:
-    """The stages side by side; what a stage moved most stands out."""
+    """Print the stages side by side, with the counts that a stage changes most in bold."""
     stages = [Stage(**stage) for stage in report["stages"]]
     m = report["machine"]
     table = Table(title=f"{report['requests']} requests" + (f" on {m['device']} ({m['dtype']})" if m else ""))
@@ -268,13 +276,15 @@ def show(report: dict[str, Any]) -> None:
     console = Console()
     console.print(table)
     for stage in stages:
-        console.print(f"  {stage.number}  {stage.what}", highlight=False)
+        console.print(f"  {stage.number}  {stage.name}", highlight=False)
     if report["options"]:
         console.print(f"  with {' '.join(report['options'])}", highlight=False)
-    launched = "; launches: of one decode step" if any(s.launches for s in stages) else ""
+    launches = "; launches: of one decode step" if any(s.launches for s in stages) else ""
     console.print(
-        f"worst gap: in tokens; waits: of the device for the host{launched}.\n"
-        f"Without a KV cache, {report['without_cache']:,} tokens would be computed (on paper)."
+        f"worst gap: in tokens; waits: the device waits for the host{launches}.\n"
+        f"Without a KV cache, {report['without_cache']:,} tokens would be computed (calculated, not measured)."
     )
     if "same_answers" in report:
-        console.print(f"{report['same_answers']} of {report['requests']} answers are the same tokens in all stages.")
+        console.print(
+            f"{report['same_answers']} of {report['requests']} requests have the same output tokens in all stages."
+        )

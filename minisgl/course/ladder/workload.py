@@ -1,7 +1,7 @@
-"""The course's one workload: a class asks about three handbooks while two long prompts come in between.
+"""The workload of the course: a class asks questions about three handbooks, and two long prompts arrive in between.
 
-The stages, the pictures and the chapters run it, so that their counts can be set side by side. Knows `tutor`'s
-handbooks and its tokenizer, and no engine.
+The stages, the pictures and the chapters all use this workload, so that their counts can be compared. Its prompts are
+token ids of the model `tutor`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from minisgl.bench.workload import Ask
+from minisgl.bench.workload import SampleRequest
 from minisgl.course.tutor.handbook import Handbook, write
 from minisgl.models.resolve import resolve_model
 from minisgl.tokenizer.tokenizer import Tokenizer
@@ -17,22 +17,22 @@ from minisgl.tokenizer.tokenizer import Tokenizer
 HANDBOOKS, HANDBOOK_TOKENS, QUESTIONS = 3, 384, 42
 LONG_TOKENS, LONG_OUTPUT = 1200, 24
 OUTPUTS = (6, 9, 12, 7, 10, 96, 8)
-"""Answer lengths in tokens, in turns: six short ones, and one that runs as long as two batches of them."""
+"""Output lengths in tokens, used in turn: six short ones, and one that lasts as long as two batches of short ones."""
 LESSONS, LONG_AT = (0, 20, 40), (10, 30)
-"""The steps before which a third of the class asks at once, and before which a long prompt comes."""
+"""Steps before which a third of the class asks at once, and steps before which a long prompt arrives."""
 
 
 class Arrival(NamedTuple):
-    """One request, and the step before which it comes."""
+    """One request, and the step before which the request arrives."""
 
     step: int
-    ask: Ask
-    text: str
-    """The question, without its handbook."""
+    request: SampleRequest
+    question: str
+    """The text of the question, without its handbook."""
 
 
 def workload(seed: int = 0) -> list[Arrival]:
-    """The 44 requests by arrival: `tutor`'s token ids, and answer lengths (exact, with ``ignore_eos``)."""
+    """Return the 44 requests by arrival. Their output lengths are exact if ``ignore_eos`` is set."""
     tokenizer = Tokenizer.from_dir(resolve_model("tutor"))
     assert tokenizer is not None
     rng = random.Random(seed)
@@ -42,17 +42,17 @@ def workload(seed: int = 0) -> list[Arrival]:
     for i in range(QUESTIONS):
         book = books[i % HANDBOOKS]
         question = rng.choice(book.known).ask(rng)
-        ask = Ask(_prompt(tokenizer, book, question), OUTPUTS[i % len(OUTPUTS)])
-        found.append(Arrival(LESSONS[i // lesson], ask, question))
+        request = SampleRequest(_prompt(tokenizer, book, question), OUTPUTS[i % len(OUTPUTS)])
+        found.append(Arrival(LESSONS[i // lesson], request, question))
     for step in LONG_AT:
         ids, question = _long(rng, tokenizer)
-        found.append(Arrival(step, Ask(ids, LONG_OUTPUT), question))
+        found.append(Arrival(step, SampleRequest(ids, LONG_OUTPUT), question))
     return sorted(found, key=lambda arrival: arrival.step)
 
 
-def without_cache(asks: list[Ask]) -> int:
-    """Tokens that a server without a KV cache computes: the whole text again for each token of an answer."""
-    return sum(len(ask.prompt) + i for ask in asks for i in range(ask.output))
+def without_cache(requests: list[SampleRequest]) -> int:
+    """Return the number of tokens that a server without KV cache computes: the whole text for each output token."""
+    return sum(len(request.prompt_ids) + i for request in requests for i in range(request.output_len))
 
 
 def _prompt(tokenizer: Tokenizer, book: Handbook, question: str) -> list[int]:
@@ -60,7 +60,7 @@ def _prompt(tokenizer: Tokenizer, book: Handbook, question: str) -> list[int]:
 
 
 def _handbook(rng: random.Random, tokenizer: Tokenizer) -> Handbook:
-    """A handbook of which all questions share exactly `HANDBOOK_TOKENS`: a whole number of pages."""
+    """Return a handbook such that prompts about it share exactly `HANDBOOK_TOKENS` tokens: a whole number of pages."""
     while True:
         book = _write(rng, tokenizer, HANDBOOK_TOKENS - rng.randint(0, 10))
         one, other = (_prompt(tokenizer, book, question) for question in ("A", "B"))
@@ -69,7 +69,7 @@ def _handbook(rng: random.Random, tokenizer: Tokenizer) -> Handbook:
 
 
 def _long(rng: random.Random, tokenizer: Tokenizer) -> tuple[list[int], str]:
-    """A prompt of exactly `LONG_TOKENS` on a handbook of its own, and its question."""
+    """Return a prompt of exactly `LONG_TOKENS` tokens about a handbook of its own, and the question."""
     while True:
         book = _write(rng, tokenizer, LONG_TOKENS - rng.randint(12, 28))
         question = rng.choice(book.known).ask(rng)

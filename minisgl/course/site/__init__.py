@@ -1,1 +1,1 @@
-"""What the documentation's build adds to mkdocs: chapters, quoted code, terms."""
+"""Extensions of the documentation site: chapters, quoted code, glossary terms, diagrams and sliders."""

@@ -1,9 +1,9 @@
-"""The fenced code blocks of a Markdown page, for whoever runs or fills them: the site's build and the tests.
+"""Finds the fenced code blocks of a Markdown page. The site's build fills them in, and the tests run them.
 
     ```bash skip="it serves until Ctrl-C"
 
-is a block that nobody runs, and says why: on the page, and in the tests' report. A block inside a longer fence is an
-example of one, and left alone.
+marks a block that is not run; the reason is shown on the page and in the tests' report. A block inside a longer fence
+is an example of a block, and is ignored.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ _OPTION = re.compile(r'(\w+)="([^"]*)"')
 
 
 class Block(NamedTuple):
-    """One block: its language, the options after it, its code, the line of the page where it begins, its indent, and
-    all of it as it stands in the page."""
+    """One block.
+
+    ``options`` are those after the language. ``line`` is the line of the page where the block begins, from 1. ``raw``
+    is the complete text of the block with its fences.
+    """
 
     language: str
     options: dict[str, str]
@@ -40,17 +43,17 @@ def _block(match: re.Match[str]) -> Block:
 
 
 def blocks(markdown: str) -> list[Block]:
-    """All fenced blocks of a page, in order."""
+    """Return all fenced blocks of a page, in order."""
     return [_block(match) for match in _FENCE.finditer(markdown)]
 
 
 def map_blocks(markdown: str, function: Callable[[Block], str]) -> str:
-    """The page with each block replaced by what ``function`` makes of it."""
+    """Return the page with each block replaced by the result of ``function``."""
     return _FENCE.sub(lambda match: function(_block(match)), markdown)
 
 
 def map_text(markdown: str, function: Callable[[str], str]) -> str:
-    """The page with ``function`` applied to what stands between the blocks."""
+    """Return the page with ``function`` applied to the text between the blocks."""
     parts, end = [], 0
     for match in _FENCE.finditer(markdown):
         parts += [function(markdown[end : match.start()]), match[0]]
@@ -59,12 +62,12 @@ def map_text(markdown: str, function: Callable[[str], str]) -> str:
 
 
 def without_blocks(markdown: str) -> str:
+    """Return the page without its fenced blocks."""
     return _FENCE.sub("", markdown)
 
 
 def prose(markdown: str) -> str:
-    """A page without its front matter, code, comments and HTML tags: what a reader reads. Link texts stay, addresses
-    go."""
+    """Return the prose of a page: without front matter, code, comments, HTML tags and the addresses of links."""
     text = re.sub(r"\A---\n.*?^---\n", "", markdown, flags=re.DOTALL | re.MULTILINE)
     text = without_blocks(text)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
@@ -75,12 +78,15 @@ def prose(markdown: str) -> str:
 
 
 def plain_pipes(text: str) -> str:
-    """Code in a table whose pipes are escaped, as other readers of Markdown need it, but Python's shows literally."""
+    """Return ``text`` without the backslashes before pipes in code.
+
+    Other Markdown renderers need these backslashes in tables, but Python's shows them.
+    """
     return re.sub(r"`[^`\n]+`", lambda match: match[0].replace("\\|", "|"), text)
 
 
-def say_what_is_skipped(block: Block) -> str:
-    """A block with ``skip="reason"``, followed by a line in which the reader sees the reason; another as it is."""
+def show_skip_reason(block: Block) -> str:
+    """Return a block with ``skip="reason"`` followed by a line with the reason; return other blocks unchanged."""
     if "skip" not in block.options:
         return block.raw
     head, rest = block.raw.split("\n", 1)

@@ -1,7 +1,7 @@
-"""mkdocs' hooks (``hooks:`` in mkdocs.yml): pulls the chapters in, fills in quotes, links terms.
+"""The hooks of mkdocs (``hooks:`` in mkdocs.yml): add the chapters, fill in quoted code, link terms.
 
-What a page shows as output was made by running it while the site was built; so this also sees that such code finds
-this interpreter's programs, computes on the CPU, and that a failure fails the build.
+The build runs the code of the pages to show its output. This module sets up the environment of that code: it finds the
+programs of this Python interpreter, computes on the CPU, and fails the build if it fails.
 """
 
 from __future__ import annotations
@@ -21,36 +21,39 @@ from mkdocs.utils import get_relative_url
 from minisgl.course.site import blocks, quotes, terms
 from minisgl.course.site.__main__ import course
 
-log = logging.getLogger("mkdocs.plugins.minisgl")  # a warning there fails a strict build
+log = logging.getLogger("mkdocs.plugins.minisgl")  # a warning of this logger fails a strict build
 ROOT = Path(__file__).parents[3]
 SUFFIXES = {".md", ".svg", ".png", ".html", ".json", ".js", ".css"}
-"""What is taken over from a chapter's folder."""
+"""Suffixes of the files in a chapter's folder that become part of the site."""
 START = "chapters/00_start/index.md"
 
 
 def on_startup(**_: Any) -> None:
-    """Where the pages' code runs."""
+    """Set the working directory and the environment in which the code of the pages runs."""
     os.chdir(ROOT)
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "100", "TQDM_DISABLE": "1"}
-    os.environ["SHELLOPTS"] = "errexit:pipefail"  # a bash block fails with any of its commands, in a pipe too
+    os.environ["SHELLOPTS"] = "errexit:pipefail"  # a bash block fails if one of its commands fails, also in a pipe
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The navigation of what grows: the course (its overview, then each chapter, its index first) and benchmarks."""
-    measured = sorted((ROOT / "docs" / "benchmarks").glob("*.md"), key=lambda p: (p.name != "index.md", p.name))
-    found = {
+    """Fill the sections of the navigation that list files: the course and the benchmarks.
+
+    The course begins with its overview; in each chapter, the index comes first.
+    """
+    benchmarks = sorted((ROOT / "docs" / "benchmarks").glob("*.md"), key=lambda p: (p.name != "index.md", p.name))
+    sections = {
         "Course": ["course.md", *(page for page, _ in course(ROOT) if page != START)],
-        "Benchmarks": [page.relative_to(ROOT / "docs").as_posix() for page in measured],
+        "Benchmarks": [page.relative_to(ROOT / "docs").as_posix() for page in benchmarks],
     }
     for entry in config.nav or []:
-        for section in found.keys() & (entry if isinstance(entry, dict) else {}):
-            entry[section] = found[section]
+        for section in sections.keys() & (entry if isinstance(entry, dict) else {}):
+            entry[section] = sections[section]
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the chapters, and a page for each file that some page quotes."""
+    """Add the files of the chapters, and one page for each quoted source file."""
     for path in sorted((ROOT / "chapters").glob("*/**/*")):
         if path.is_file() and path.suffix in SUFFIXES and "__pycache__" not in path.parts:
             files.append(_file(path.relative_to(ROOT).as_posix(), config))
@@ -58,7 +61,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page in files.documentation_pages():
         quoted |= quotes.quoted_files(page.content_string)
     for name in sorted(quoted):
-        if (ROOT / name).is_file():  # else the quote's own error says so
+        if (ROOT / name).is_file():  # otherwise `quotes.expand` reports the missing file
             files.append(File.generated(config, f"source/{name}.md", content=_listing(name)))
     return files
 
@@ -68,7 +71,7 @@ def _file(name: str, config: MkDocsConfig) -> File:
 
 
 def _listing(name: str) -> str:
-    """A page with a whole file, to which quotes link: it is there offline too."""
+    """Return a page that shows a complete source file. Quotes link to this page, so that links work offline."""
     language = {".py": "python", ".yaml": "yaml", ".toml": "toml"}.get(Path(name).suffix, "text")
     text = (ROOT / name).read_text(encoding="utf-8")
     head = f"---\ntitle: {name}\nsearch: {{exclude: true}}\nhide: [navigation, toc]\n---\n\n# {name}\n\n"
@@ -76,7 +79,7 @@ def _listing(name: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fills in quotes, shows why a block is not run, and links terms that are defined here."""
+    """Fill in quoted code, show why blocks are skipped, and link defined terms to the glossary."""
 
     def link(quote: quotes.Quote) -> str:
         target = files.get_file_from_path(f"source/{quote.path}.md")
@@ -93,6 +96,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return block.raw
 
     markdown = blocks.map_text(markdown, blocks.plain_pipes)
-    markdown = blocks.map_blocks(blocks.map_blocks(markdown, fill), blocks.say_what_is_skipped)
+    markdown = blocks.map_blocks(blocks.map_blocks(markdown, fill), blocks.show_skip_reason)
     known = terms.glossary((Path(config.docs_dir) / "glossary.md").read_text(encoding="utf-8"))
     return terms.link_marks(markdown, known, os.path.relpath("glossary.md", Path(page.file.src_uri).parent))

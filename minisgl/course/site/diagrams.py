@@ -1,7 +1,7 @@
-"""Diagrams of what no single run shows: who talks to whom, which state follows which, how a matrix is cut.
+"""Diagrams for the chapters: processes and messages, states of a page, tensor parallelism, masks.
 
-Boxes and arrows for the chapters' pages, in the colours of `minisgl.trace.draw`. What a run can show is drawn from one
-instead.
+They show structure that a single run does not show. Pictures of runs are drawn from traces, by `minisgl.trace.draw`.
+The diagrams use the same colours.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["block", "lanes", "mask", "padding", "page_states", "processes", "rin
 
 
 def _box(pic: Picture, x: float, y: float, w: float, title: str, lines: Sequence[str] = (), cls: str = "well") -> None:
-    """A box with a title and a few small lines; 24 pixels high, and 14 more for each line."""
+    """Draw a box with a title and small lines of text. It is 24 pixels high, plus 14 for each line."""
     pic.rect(x, y, w, 24 + 14 * len(lines), cls, r=5)
     pic.text(x + w / 2, y + 16, title, "mid on" if cls != "well" else "mid strong")
     for i, line in enumerate(lines):
@@ -22,7 +22,7 @@ def _box(pic: Picture, x: float, y: float, w: float, title: str, lines: Sequence
 
 
 def _arrow(pic: Picture, points: Sequence[tuple[float, float]], words: str = "", at: int = 0, dy: float = -6) -> None:
-    """A line with a head at its last point; ``words`` stand over its segment ``at``."""
+    """Draw an arrow through ``points``, with the label ``words`` above its segment number ``at``."""
     pic.path(points, "edge")
     (x0, y0), (x1, y1) = points[-2:]
     length = max(((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5, 1e-6)
@@ -34,12 +34,12 @@ def _arrow(pic: Picture, points: Sequence[tuple[float, float]], words: str = "",
 
 
 def processes() -> str:
-    """The processes of a server with two ranks, and the messages between them."""
-    pic = Picture("processes", "The processes of a server, and what they send each other")
+    """Return the diagram of the processes of a server with two ranks, and the messages between them."""
+    pic = Picture("processes", "The processes of a server and their messages")
     pic.desc = (
-        "A client talks HTTP to the API server. It sends Submit to a tokenizer, which sends Schedule to the scheduler "
-        "with the engine of rank 0. That one sends each Step to rank 1, and Outputs to the detokenizer, which sends "
-        "Replies back to the API server. The launcher watches all of them."
+        "A client sends HTTP requests to the API server. The API server sends Submit to a tokenizer, which sends "
+        "Schedule to the process of rank 0, with the scheduler and an engine. Rank 0 sends each Step to rank 1, and "
+        "Outputs to the detokenizer, which sends Replies to the API server. The launcher monitors all processes."
     )
     _box(pic, 0, 70, 64, "client")
     _box(pic, 120, 62, 108, "API server", ["no torch"], "q0")
@@ -58,21 +58,21 @@ def processes() -> str:
 
 
 def page_states() -> str:
-    """The four states of a page, and what leads from one to the other."""
+    """Return the diagram of the four states of a page and their transitions."""
     pic = Picture("page-states", "The four states of a page")
     pic.desc = (
-        "Free, owned by a request, cached with a count of users, retiring. Allocate leads from free to owned; insert "
-        "from owned to cached; give back from owned to retiring; the last launched step was read, from retiring to "
-        "free; evict, with no users, from cached to free."
+        "The states are free, owned by a request, cached with a number of users, and retiring. Allocate leads from "
+        "free to owned, insert from owned to cached, retire from owned to retiring. A retiring page becomes free when "
+        "the last launched step was read. Evict leads from cached to free, if the page has no users."
     )
-    _box(pic, 0, 60, 120, "free", ["nobody's"])
+    _box(pic, 0, 60, 120, "free", ["no owner"])
     _box(pic, 270, 0, 150, "owned", ["by one request"], "q0")
     _box(pic, 570, 60, 150, "cached", ["users: 0, 1, 2, …"], "cache")
-    _box(pic, 270, 122, 150, "retiring", ["a launched step may", "still touch it"], "retire")
+    _box(pic, 270, 122, 150, "retiring", ["a launched step may", "still access it"], "retire")
     _arrow(pic, [(60, 60), (60, 18), (270, 18)], "allocate", 1)
-    _arrow(pic, [(420, 18), (645, 18), (645, 60)], "insert: the prompt is shared from now on", 0)
+    _arrow(pic, [(420, 18), (645, 18), (645, 60)], "insert: other requests can use the page", 0)
     _arrow(pic, [(345, 38), (345, 122)])
-    pic.text(352, 104, "give back", "small soft")
+    pic.text(352, 104, "retire", "small soft")
     _arrow(pic, [(270, 148), (60, 148), (60, 98)], "that step was read", 0)
     _arrow(pic, [(570, 78), (120, 78)])
     pic.text(430, 72, "evict: no users", "small soft")
@@ -80,9 +80,11 @@ def page_states() -> str:
 
 
 def lanes() -> str:
-    """Host and device, taking turns and overlapped. A device step takes 4 units here, the host's work 2."""
-    pic = Picture("lanes", "Host and device: taking turns, and overlapped")
-    pic.desc = "Taking turns, three steps take 18 units of time; overlapped, the device never waits and they take 14."
+    """Return the diagram of host and device, without and with overlap: the device needs 4 units a step, the host 2."""
+    pic = Picture("lanes", "Host and device, without and with overlap")
+    pic.desc = (
+        "Without overlap, three steps take 18 units of time. With overlap, they take 14, and the device never waits."
+    )
     unit, y = 34.0, 0.0
     runs: list[tuple[str, list[float], list[float]]] = [
         ("overlap=false", [0, 6, 12], [2, 8, 14]),
@@ -106,7 +108,7 @@ def lanes() -> str:
 
 
 def padding(rows: int = 5, bucket: int = 8) -> str:
-    """A step of some rows in its bucket."""
+    """Return the diagram of a step of ``rows`` rows that is padded to its bucket."""
     pic = Picture("padding", f"{rows} rows in a bucket of {bucket}")
     pic.desc = f"{rows} rows read and write their own pages; {bucket - rows} padding rows write to the scratch page."
     pic.text(0, 12, "the recorded batch", "strong")
@@ -123,17 +125,18 @@ def padding(rows: int = 5, bucket: int = 8) -> str:
             pic.text(345, y + 13, "its own page", "mid small on")
     pic.rect(300, 22 + 22.0 * rows + 8, 90, 24, "retire", r=3)
     pic.text(345, 22 + 22.0 * rows + 24, "scratch page", "mid small on")
-    pic.text(400, 22 + 22.0 * rows + 24, "belongs to nobody", "small soft")
+    pic.text(400, 22 + 22.0 * rows + 24, "owned by no request", "small soft")
     return figure(pic.render())
 
 
 def block() -> str:
-    """A decoder layer on two ranks: what is cut, and where the sums are."""
+    """Return the diagram of a decoder layer on two ranks: the split matrices and the all-reduces."""
     pic = Picture("block", "A decoder layer on two ranks")
     pic.desc = (
-        "On each rank: norm, its half of the query, key and value heads, attention over them, its half of the output "
-        "projection's inputs; then an all-reduce. Norm, its half of gate and up, its half of down's inputs; then an "
-        "all-reduce. The residual stream is whole on both ranks."
+        "Each rank computes the norm, its half of the query, key and value heads, their attention, and the output "
+        "projection of its half of the inputs; an all-reduce follows. Then each rank computes the norm, its half of "
+        "gate and up, and down of its half of the inputs; an all-reduce follows. Both ranks have the full residual "
+        "stream."
     )
     parts = [
         ("norm", "well", 62), ("q k v", "q0", 62), ("attention", "q2", 84), ("o", "q1", 40), ("Σ", "bad", 36),
@@ -156,16 +159,16 @@ def block() -> str:
         if cls == "bad":
             pic.rect(left, 34, wide, 96, cls, r=6)
             pic.text(left + wide / 2, 86, name, "mid on")
-    items = [("q0", "cut by outputs (column)"), ("q1", "cut by inputs (row)"), ("q2", "whole heads")]
+    items = [("q0", "split by outputs (column)"), ("q1", "split by inputs (row)"), ("q2", "split by heads")]
     pic.legend(60, 12, [*items, ("bad", "all-reduce")])
     return figure(pic.render())
 
 
 def mask(queries: int = 3, keys: int = 8) -> str:
-    """What a chunk's queries see: with the mask in the top left corner, and in the bottom right one."""
-    pic = Picture("mask", "The causal mask of a chunk: top left is wrong, bottom right is right")
-    pic.desc = f"{queries} queries over {keys} keys; the last query is at the last key."
-    for y0, title, offset in ((0.0, "top left: wrong", 0), (130.0, "bottom right: right", keys - queries)):
+    """Return the diagram of a chunk's causal mask: aligned to the top left (wrong) and the bottom right (correct)."""
+    pic = Picture("mask", "The causal mask of a chunk: top left is wrong, bottom right is correct")
+    pic.desc = f"{queries} queries and {keys} keys; the last query has the position of the last key."
+    for y0, title, offset in ((0.0, "top left: wrong", 0), (130.0, "bottom right: correct", keys - queries)):
         pic.text(0, y0 + 12, title, "strong")
         for q in range(queries):
             for k in range(keys):
@@ -179,13 +182,13 @@ def mask(queries: int = 3, keys: int = 8) -> str:
 
 
 def ring(size: int = 3) -> str:
-    """The rounds of a ring all-reduce: which ranks' numbers each part of each rank's vector holds."""
+    """Return the diagram of a ring all-reduce: per round, the ranks whose numbers each part of a vector contains."""
     pic = Picture("ring", f"A ring all-reduce over {size} ranks")
     pic.desc = (
-        f"{size - 1} rounds in which each rank sends one part to its right neighbour, which adds it; then {size - 1} "
-        "rounds in which finished parts travel on."
+        f"In {size - 1} rounds, each rank sends one part to its right neighbour, which adds it. In {size - 1} more "
+        "rounds, each rank sends a finished part to its right neighbour, which copies it."
     )
-    held = [[{rank} for _ in range(size)] for rank in range(size)]
+    summed = [[{rank} for _ in range(size)] for rank in range(size)]
     y = 16.0
     for turn in range(2 * size - 1):
         adding = turn < size
@@ -193,9 +196,9 @@ def ring(size: int = 3) -> str:
         if turn:
             for rank in range(size):
                 part = (rank - turn + 1) % size if adding else (rank + 1 - (turn - size)) % size
-                sent[(rank + 1) % size, part] = held[rank][part]
+                sent[(rank + 1) % size, part] = summed[rank][part]
             for (rank, part), ranks in sent.items():
-                held[rank][part] = held[rank][part] | ranks if adding else set(ranks)
+                summed[rank][part] = summed[rank][part] | ranks if adding else set(ranks)
         pic.text(0, y + 19, "before" if not turn else f"round {turn}", "strong")
         pic.text(66, y + 19, "" if not turn else "add" if adding else "copy", "small soft")
         for rank in range(size):
@@ -203,7 +206,7 @@ def ring(size: int = 3) -> str:
             if not turn:
                 pic.text(x, y - 6, f"rank {rank}", "soft")
             for part in range(size):
-                ranks = held[rank][part]
+                ranks = summed[rank][part]
                 done = len(ranks) == size
                 cls = "cache" if done else "decode" if (rank, part) in sent else "free"
                 words = "+".join(str(r) for r in sorted(ranks))

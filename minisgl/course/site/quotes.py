@@ -1,9 +1,9 @@
-"""Code that a page quotes from the source, by symbol: it can't drift, and a symbol that is gone is an error.
+"""Code that a page quotes from the source by symbol, so that it is always current. A missing symbol is an error.
 
     ```python quote="plugins/scheduler/mixed.py::MixedPolicy.plan"
     ```
 
-Knows Python's syntax trees and fences, and nothing of mkdocs. ``lab:`` markers are left out of what is shown.
+Comments that mark a part of a lab (``# lab:``) are not shown. This module does not depend on mkdocs.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import NamedTuple
 
 from minisgl.course.site import blocks
 
-MOST_LINES = 40
-"""What one quote may show: a reader does not read more in one go."""
+MAX_LINES = 40
+"""Maximum number of lines of a quote, so that readers read it."""
 _MARKER = re.compile(r"^\s*# lab: ")
 
 
 class QuoteError(ValueError):
-    """A page quotes what is not there, or too much."""
+    """A quote names a missing file, symbol or line, is too long, or has wrong options."""
 
 
 class Quote(NamedTuple):
-    """A piece of a file: ``text`` as shown, ``first`` its first line in the file (from 1)."""
+    """A quoted part of a file. ``text`` is the text to show; ``first`` is its first line in the file, from 1."""
 
     path: str
     symbol: str
@@ -36,8 +36,11 @@ class Quote(NamedTuple):
 
 
 def find(root: Path, target: str, lines: str | None = None) -> Quote:
-    """``path`` or ``path::symbol`` (``Class.method``, a function, a constant); ``lines`` counts from the symbol's first
-    line, or the file's. Raises `QuoteError`."""
+    """Return the quote of ``target``: ``path`` or ``path::symbol``. Raises `QuoteError`.
+
+    A symbol is ``Class``, ``Class.method``, a function or a constant. ``lines`` (``"a-b"``) selects lines, counted from
+    the first line of the symbol or of the file.
+    """
     path, _, symbol = target.partition("::")
     file = root / path
     if not file.is_file():
@@ -47,18 +50,18 @@ def find(root: Path, target: str, lines: str | None = None) -> Quote:
     if lines:
         start, _, end = lines.partition("-")
         if not 1 <= int(start) <= int(end) <= last - first + 1:
-            raise QuoteError(f'{target}: it has {last - first + 1} lines, and lines="{lines}" are asked for')
+            raise QuoteError(f'{target}: it has {last - first + 1} lines, so lines="{lines}" is not possible')
         first, last = first + int(start) - 1, first + int(end) - 1
     shown = [line for line in source[first - 1 : last] if not _MARKER.match(line)]
     while shown and not shown[-1].strip():
         shown.pop()
-    if len(shown) > MOST_LINES:
-        raise QuoteError(f'{target}: {len(shown)} lines; at most {MOST_LINES}: choose some with lines="a-b"')
+    if len(shown) > MAX_LINES:
+        raise QuoteError(f'{target}: {len(shown)} lines; at most {MAX_LINES} are allowed: select some with lines="a-b"')
     return Quote(path, symbol, first, textwrap.dedent("\n".join(shown)))
 
 
 def _span(file: Path, symbol: str) -> tuple[int, int]:
-    """First and last line of a symbol, decorators included."""
+    """Return the first and last line of a symbol, with its decorators. Raises `QuoteError`."""
     body: list[ast.stmt] = ast.parse(file.read_text(encoding="utf-8")).body
     node: ast.stmt | None = None
     for name in symbol.split("."):
@@ -83,18 +86,21 @@ def _names(node: ast.stmt) -> list[str]:
 
 
 def quoted_files(markdown: str) -> set[str]:
-    """The files that a page quotes from."""
+    """Return the paths of the files that a page quotes."""
     return {b.options["quote"].partition("::")[0] for b in blocks.blocks(markdown) if "quote" in b.options}
 
 
 def expand(block: blocks.Block, root: Path, link: Callable[[Quote], str]) -> str:
-    """A block with what it quotes filled in, followed by the HTML that ``link`` makes of it; another as it is."""
+    """Return a quoting block with its code filled in, followed by the HTML of ``link``.
+
+    Return other blocks unchanged. Raises `QuoteError`.
+    """
     if "quote" not in block.options:
         return block.raw
     if block.code.strip():
-        raise QuoteError(f"{block.options['quote']}: a block that quotes stays empty, and this one has code in it")
+        raise QuoteError(f"{block.options['quote']}: a quoting block must be empty, but this block contains code")
     unknown = block.options.keys() - {"quote", "lines"}
     if unknown:
-        raise QuoteError(f"{block.options['quote']}: a quote takes lines=, not {', '.join(sorted(unknown))}")
+        raise QuoteError(f"{block.options['quote']}: a quote accepts only lines=, not {', '.join(sorted(unknown))}")
     quote = find(root, block.options["quote"], block.options.get("lines"))
     return textwrap.indent(f"```{block.language}\n{quote.text}\n```\n{link(quote)}", block.indent)

@@ -1,8 +1,7 @@
-"""Two sliders for the chapters, chunk and page size: what each value does to the course's workload, all else as in
-``stage=6``.
+"""Two sliders for the chapters: the effect of the chunk size and of the page size on the workload of the course.
 
-The counts are real runs of the real scheduler on the simulated engine, measured once and kept in
-``sliders/sliders.json``; ``python -m minisgl.course.site.sliders`` measures them anew.
+All other options are those of ``stage=6``. The counts come from runs of the real scheduler on the simulated engine.
+They are stored in ``sliders/sliders.json``; ``python -m minisgl.course.site.sliders`` measures them again.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from minisgl.trace.view import embed
 __all__ = ["fragment", "measure", "page"]
 
 POOL = 8192
-"""Tokens of KV."""
+"""Size of the KV pool, in tokens."""
 VALUES = {"chunk": (32, 64, 128, 256, 512, 1024, 2048), "page": (1, 4, 16, 64, 128, 256, 512, 1024, 2048)}
 CHUNK, PAGE = 128, 16
-"""What the other slider's value is meanwhile."""
+"""Chunk size while the page size varies, and page size while the chunk size varies."""
 
 
 def jobs() -> list[Job]:
-    """The course's 44 requests."""
-    return [greedy(i, each.ask.prompt, each.ask.output, each.step) for i, each in enumerate(workload())]
+    """Return the 44 requests of the course as jobs of the simulated engine."""
+    return [greedy(i, each.request.prompt_ids, each.request.output_len, each.step) for i, each in enumerate(workload())]
 
 
 def measure(kind: str, value: int, clients: Sequence[Job]) -> dict[str, Any]:
-    """One run: its counts, and the work of each step as [prefill, decode] tokens."""
+    """Run the workload once. Return its counts, and the tokens of each step as [prefill, decode]."""
     chunk, page_size = (value, PAGE) if kind == "chunk" else (CHUNK, value)
     trace = simulate(
         clients,
@@ -49,17 +48,17 @@ def measure(kind: str, value: int, clients: Sequence[Job]) -> dict[str, Any]:
         num_pages=POOL // page_size,
         max_prefill_tokens=chunk,
         overlap=False,
-        max_len=2048,
+        max_seq_len=2048,
     )
     return {"value": value, **counts(trace)}
 
 
 def counts(trace: Trace) -> dict[str, Any]:
-    """What the sliders show of a run."""
+    """Return the counts of a run that the sliders show."""
     size = trace.spec.page_size
     work, most, wasted, writes = [], 0, 0, 0
-    added: dict[int, tuple[int, int]] = {}  # uid -> work done when it came, prompt length
-    first: dict[int, int] = {}  # uid -> work from then to its first token
+    added: dict[int, tuple[int, int]] = {}  # uid -> (tokens computed before its arrival, prompt length)
+    first: dict[int, int] = {}  # uid -> tokens computed between its arrival and its first token
     done = 0
     for turn, state in turns(trace):
         for event in turn.events:
@@ -68,20 +67,22 @@ def counts(trace: Trace) -> dict[str, Any]:
             elif isinstance(event, ev.Batch):
                 writes += len(event.page_table_updates[0])
         prefill = sum(row.count for row in turn.rows if not row.decode)
-        work.append([prefill, turn.tokens - prefill])
-        done += turn.tokens
+        work.append([prefill, turn.num_tokens - prefill])
+        done += turn.num_tokens
         most = max(most, len(state.running))
-        held = [(int((state.table[req.slot] >= 0).sum()), len(req.tokens)) for req in state.running.values()]
-        wasted = max(wasted, sum(max(pages * size - tokens, 0) for pages, tokens in held))
+        used = [
+            (int((state.page_table[req.req_pool_idx] >= 0).sum()), len(req.token_ids)) for req in state.running.values()
+        ]
+        wasted = max(wasted, sum(max(pages * size - tokens, 0) for pages, tokens in used))
         for row in turn.rows:
-            if row.gained:
+            if row.kept:
                 first.setdefault(row.uid, done - added[row.uid][0])
     longest = max(length for _, length in added.values())
     return {
         "steps": len(work),
         "running": most,
         "prefilled": sum(prefill for prefill, _ in work),
-        "gap": max(gap.tokens for gap in gaps(trace)),
+        "gap": max(gap.num_tokens for gap in gaps(trace)),
         "first": max(wait for uid, wait in first.items() if added[uid][1] == longest),
         "wasted": wasted,
         "writes": writes,
@@ -90,7 +91,7 @@ def counts(trace: Trace) -> dict[str, Any]:
 
 
 def fragment(kind: str) -> str:
-    """HTML of the slider ``chunk`` or ``page``, for a page of the site; several may stand in one page."""
+    """Return the HTML of the slider ``chunk`` or ``page``, to embed in a page. A page may contain several sliders."""
     here = files("minisgl.course.site") / "sliders"
     runs = json.loads((here / "sliders.json").read_text("utf-8"))[kind]
     script = (here / "sliders.js").read_text("utf-8").replace("/* data */", embed({"kind": kind, "runs": runs}))
@@ -99,7 +100,7 @@ def fragment(kind: str) -> str:
 
 
 def page() -> str:
-    """Both sliders as a page of their own."""
+    """Return an HTML page with both sliders."""
     both = "".join(fragment(kind) for kind in VALUES)
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     look = "body{max-width:820px;margin:12px auto;padding:0 12px;background:#fff}"
@@ -111,9 +112,9 @@ def page() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure every value anew and write ``sliders/sliders.json``; or write a page of both sliders."""
+    """Measure all values and write ``sliders/sliders.json``, or write a page with both sliders."""
     parser = argparse.ArgumentParser(prog="python -m minisgl.course.site.sliders", description=main.__doc__)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="only write a page of both sliders, as they are")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with both sliders; measure nothing")
     args = parser.parse_args(argv)
     if args.html:
         args.html.write_text(page(), encoding="utf-8")

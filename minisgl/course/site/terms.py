@@ -1,8 +1,7 @@
-"""The glossary, and the rule that no page uses a term before it was defined.
+"""The glossary, and the rule that no page uses a term before a page defines it.
 
-A page defines a term where it writes ``**prefill**{ .term }``. Pages are read in the order of the navigation; a page
-that comes earlier may use the term only with a link to its place in the glossary. Knows Markdown texts and nothing of
-mkdocs.
+A page defines a term with ``**prefill**{ .term }``. Pages are in the order of the navigation. An earlier page may use
+the term only if it links to the term in the glossary. This module does not depend on mkdocs.
 """
 
 from __future__ import annotations
@@ -20,8 +19,11 @@ _ALSO = re.compile(r"^\*also: (.+)\*$", re.MULTILINE)
 
 
 class Term(NamedTuple):
-    """One entry. ``names``: its own and its aliases, in lower case. An ``everyday`` word means other things too, so
-    its use is not checked."""
+    """One entry of the glossary.
+
+    ``names`` are the name and its aliases, in lower case. The use of an ``everyday`` word is not checked, because the
+    word has other meanings too.
+    """
 
     name: str
     anchor: str
@@ -31,7 +33,7 @@ class Term(NamedTuple):
 
 
 def glossary(markdown: str) -> list[Term]:
-    """The entries of docs/glossary.md: ``### name``, an optional line ``*also: other, names*``, a paragraph."""
+    """Return the entries of docs/glossary.md: ``### name``, an optional line ``*also: other, names*``, a paragraph."""
     found = []
     heads = list(_HEADING.finditer(markdown))
     for head, after in zip(heads, [*heads[1:], None], strict=False):
@@ -45,12 +47,12 @@ def glossary(markdown: str) -> list[Term]:
 
 
 def anchor(name: str) -> str:
-    """The anchor that Markdown gives a heading."""
+    """Return the anchor that Markdown gives to a heading."""
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", name).strip().lower())
 
 
 def look_up(terms: Sequence[Term], name: str) -> Term | None:
-    """The term of this name, alias or plural."""
+    """Return the term with this name, alias or plural, or None."""
     wanted = name.lower()
     for term in terms:
         if wanted in term.names or wanted in {f"{each}s" for each in term.names}:
@@ -59,7 +61,7 @@ def look_up(terms: Sequence[Term], name: str) -> Term | None:
 
 
 def link_marks(markdown: str, terms: Sequence[Term], address: str) -> str:
-    """Marked definitions as links to the glossary, whose page is ``address`` from here."""
+    """Return the page with each definition linked to the glossary. ``address`` is the relative URL of the glossary."""
 
     def link(match: re.Match[str]) -> str:
         term = look_up(terms, match["name"])
@@ -69,41 +71,45 @@ def link_marks(markdown: str, terms: Sequence[Term], address: str) -> str:
 
 
 def check(pages: Sequence[tuple[str, str]], terms: Sequence[Term]) -> list[str]:
-    """What breaks the rule: ``pages`` are (path, Markdown) in reading order."""
+    """Return the violations of the rule. ``pages`` are (path, Markdown) in reading order."""
     problems = []
     defined: dict[str, int] = {}
     for i, (path, text) in enumerate(pages):
         for match in MARK.finditer(without_blocks(text)):
             term = look_up(terms, match["name"])
             if term is None:
-                problems.append(f"{path} defines {match['name']!r}, which docs/glossary.md does not have")
+                problems.append(f"{path} defines {match['name']!r}, but docs/glossary.md has no such term")
             elif defined.setdefault(term.name, i) != i:
                 first = pages[defined[term.name]][0]
-                problems.append(f"{path} defines {term.name!r} again; {first} did before")
+                problems.append(f"{path} defines {term.name!r} again; {first} defines it first")
     for i, (path, text) in enumerate(pages):
-        read = prose(text)
+        prose_text = prose(text)
         linked = set(re.findall(r"glossary\.md#([\w-]+)", text))
         for term in terms:
             if term.everyday or term.anchor in linked or defined.get(term.name, len(pages)) <= i:
                 continue
-            used = _use(term).search(read)
+            used = _use(term).search(prose_text)
             if used:
-                where = f"{pages[defined[term.name]][0]} defines it" if term.name in defined else "no page defines it"
-                problems.append(f"{path} uses {used[0]!r} and {where}: define it, or link to glossary.md#{term.anchor}")
+                place = f"{pages[defined[term.name]][0]} defines it" if term.name in defined else "no page defines it"
+                problems.append(
+                    f"{path} uses {used[0]!r}, but {place}: define it, or link to glossary.md#{term.anchor}"
+                )
     return problems
 
 
 def check_glossary(terms: Sequence[Term]) -> list[str]:
-    """What is wrong with the glossary itself."""
+    """Return the problems of the glossary itself: missing paragraphs, wrong order, ambiguous names."""
     names = [term.name.lower() for term in terms]
     problems = [f"{term.name!r} has no paragraph" for term in terms if not term.text]
     problems += [f"{term.name!r} has more than one paragraph" for term in terms if "\n\n" in term.text]
-    problems += [f"{b!r} stands after {a!r}" for a, b in pairwise(names) if b < a]
-    every = [name for term in terms for name in term.names]
-    return problems + [f"{name!r} stands for two terms" for name in sorted({n for n in every if every.count(n) > 1})]
+    problems += [f"{b!r} must come before {a!r}" for a, b in pairwise(names) if b < a]
+    all_names = [name for term in terms for name in term.names]
+    return problems + [
+        f"{name!r} is a name of two terms" for name in sorted({n for n in all_names if all_names.count(n) > 1})
+    ]
 
 
 def _use(term: Term) -> re.Pattern[str]:
-    """Any of the term's names as whole words, in the singular or the plural; line breaks count as spaces."""
+    """Return a pattern for the names of a term as complete words, singular or plural, also across line breaks."""
     names = "|".join(re.escape(name).replace(r"\ ", r"\s+") for name in term.names)
     return re.compile(rf"(?<![\w-])(?:{names})(?:s|es)?(?![\w-])", re.IGNORECASE)

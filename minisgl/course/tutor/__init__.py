@@ -1,1 +1,1 @@
-"""Trains and scores the embedded model `tutor`. The weights are in `minisgl.models.shipped`."""
+"""Training and scoring of the embedded model `tutor`. The weights are in `minisgl.models.shipped`."""

@@ -1,7 +1,7 @@
 # ruff: noqa: E501 (one reply a line)
-"""Small talk: greetings and such, with their replies.
+"""Small talk, such as greetings, with replies.
 
-It also holds the friendly fallbacks that `offscript` gives to everything that `tutor` cannot do.
+This module also has the fallback answers that `offscript` gives to requests that `tutor` cannot serve.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ What is the meaning of life?|Why are we here?|Does God exist?|What is love? => I
 
 
 def talk(rng: random.Random) -> tuple[str, str]:
-    """A line of small talk and the reply."""
+    """Return a line of small talk and the reply."""
     asks, replies = rng.choice(_TALK)
     return rng.choice(asks), rng.choice(replies)
 
 
 def name_exchange(rng: random.Random, split: Split) -> list[tuple[str, str]]:
-    """The user gives a name, and (a turn or two later) asks for it."""
+    """Return two exchanges: the user gives a name, and later asks for the name."""
     name = draw(split, lambda: rng.choice((rng.choice(FIRST_NAMES), invent(rng, 2).capitalize())))
     hello = rng.choice(
         ("My name is {}.", "Hi, I'm {}.", "Hi, I am {}.", "Hello, my name is {}!", "Call me {}.", "my name is {}")

@@ -1,9 +1,9 @@
-"""The text that `tutor` learns from, and the held-out text that it is scored on.
+"""The text that `tutor` is trained on, and the held-out text that it is scored on.
 
-Everything is written here and in the files beside it, deterministically from a seed: `conversation` makes one
-training conversation of a domain, `exam` makes held-out questions of a family. The two never meet: sums are split
-by the pair of summands, handbooks by their entities and values, exercises by their content, and the glossary by
-the phrasing. It knows text only; tokens are `packing`'s business.
+This module and the modules beside it generate all text deterministically from a seed: `conversation` makes one training
+conversation of a domain, `exam` makes held-out questions of a family. Training text and held-out text do not overlap:
+sums are split by the pair of summands, handbooks by their entities and values, exercises by their content, and the
+glossary by the phrasing of the question. This module knows text only; `packing` turns text into tokens.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from minisgl.course.tutor import chatter, exercises, glossary, handbook, offscri
 from minisgl.course.tutor.words import Split, chance, invent
 
 SHARES = {"handbook": 35, "drill": 20, "sum": 15, "glossary": 15, "chance": 5, "talk": 10}
-"""Percent of the training tokens that each domain gets."""
+"""Percentage of the training tokens that each domain gets."""
 
-CHARACTERS_A_TOKEN = 2.8
-"""Roughly, in handbooks: turns a wish in tokens into a length in characters."""
+CHARACTERS_PER_TOKEN = 2.8
+"""Approximate characters per token of handbooks, with which a length in tokens is converted to characters."""
 
 Exchange = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What the user says and what the model should answer."""
+    """A user message and the answer that the model should give, with their family of exercises."""
 
     user: str
     answer: str
@@ -35,7 +35,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Some turns after an optional system message; if `raw`, plain text without a chat template."""
+    """An optional system message and some turns. If ``raw``, one turn as plain text without the chat template."""
 
     turns: tuple[Turn, ...]
     system: str | None = None
@@ -44,7 +44,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Question:
-    """One held-out question: the messages that lead to it, and the only right answer."""
+    """One held-out question: its messages, of which the last is the question, and the only right answer."""
 
     family: str
     messages: tuple[dict[str, str], ...]
@@ -89,9 +89,9 @@ _CLOSERS = (" Please.", " please", ", please", " Thanks!", " Thank you.", " than
 
 
 def decorate(rng: random.Random, request: str, verbatim: bool = False) -> str:
-    """The request as people really type it: polite or hasty, in any case, with and without punctuation.
+    """Return the request varied as people type: with polite phrases, in any case, with or without punctuation.
 
-    With `verbatim`, only what does not touch the text to be copied.
+    With ``verbatim``, only the beginning may change, so that a text to be copied stays as it is.
     """
     if chance(rng, 14) and (verbatim or request.endswith(".")):
         polite = rng.choice(_POLITE)
@@ -148,7 +148,7 @@ def _exchange(rng: random.Random, split: Split, family: str) -> Exchange:
 
 
 def turn(rng: random.Random, split: Split, family: str) -> Turn:
-    """One decorated exchange of a family."""
+    """Return one decorated exchange of a family. Training text never contains a held-out phrasing of a term."""
     while True:
         request, answer = _exchange(rng, split, family)
         request = decorate(rng, request, verbatim=family == "copy")
@@ -180,7 +180,7 @@ _MIXED = (
 
 
 def conversation(rng: random.Random, domain: str, tokens: int) -> Conversation:
-    """A training conversation of a domain, in roughly at most so many tokens where that can be chosen."""
+    """Return a training conversation of a domain. One about a handbook has at most about ``tokens`` tokens."""
     if domain == "handbook":
         return _about_a_handbook(rng, "train", tokens)
     if chance(rng, 4):
@@ -212,7 +212,7 @@ def _system(rng: random.Random) -> str | None:
 
 
 def _book_length(rng: random.Random) -> int:
-    """Tokens of a training handbook: many are short, since these teach fastest, and long ones are common."""
+    """Return a random length in tokens for a training handbook. Many are short, because these teach fastest."""
     kind = rng.random()
     if kind < 0.3:
         return int(25 * 10 ** rng.random())
@@ -225,7 +225,7 @@ def _about_a_handbook(rng: random.Random, split: Split, tokens: int) -> Conversa
     length = _book_length(rng)
     asked = rng.randint(1, max(2, min(12, length // 40)))
     length = max(25, min(length, tokens - 34 * asked - 20))
-    book = handbook.write(rng, split, int(length * CHARACTERS_A_TOKEN))
+    book = handbook.write(rng, split, int(length * CHARACTERS_PER_TOKEN))
     facts = book.known
     if not facts:
         return _about_a_handbook(rng, split, tokens)
@@ -254,7 +254,11 @@ EXAMS = ("lookup", "variant", "absent", "sum", "count", "copy", "sort", "glossar
 
 
 def exam(family: str, size: int, seed: int = 0) -> list[Question]:
-    """Held-out questions of one family, each with its only right answer (of the fallback, its beginning)."""
+    """Return ``size`` held-out questions of one family, each with its only right answer.
+
+    For ``unknown`` and ``fallback``, the answer is only the beginning of the right answers, which continue with one of
+    several suggestions.
+    """
     rng = random.Random(f"exam {family} {seed}")
     questions = []
     for i in range(size):
@@ -269,8 +273,11 @@ def exam(family: str, size: int, seed: int = 0) -> list[Question]:
 
 
 def _handbook_question(rng: random.Random, family: str, tokens: int) -> Question:
-    """A question on a held-out handbook of so many tokens; half of the handbooks stand in a system message."""
-    book = handbook.write(rng, "heldout", int(tokens * CHARACTERS_A_TOKEN), titled=True)
+    """Return a question about a held-out handbook of about ``tokens`` tokens.
+
+    Half of the handbooks are in a system message, the others in the user message.
+    """
+    book = handbook.write(rng, "heldout", int(tokens * CHARACTERS_PER_TOKEN), titled=True)
     if family == "variant":
         book, fact = book.variant(rng)
     else:

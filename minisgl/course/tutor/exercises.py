@@ -1,8 +1,8 @@
 # ruff: noqa: E501 (phrasings)
-"""Exercises with one right answer: counting, copying, sorting, sums; and games of chance with fixed odds.
+"""Exercises with one right answer (counting, copying, sorting, sums), and games of chance with fixed odds.
 
-It knows how each exercise is asked and what the answer is. An exercise is held out by its content (the pair of
-summands in either order, the range to count, the text to copy, the set to sort), never by its phrasing.
+Each function returns a request and its answer. Whether an exercise is held out depends on its content (the pair of
+summands in either order, the range to count, the text to copy, the set to sort), never on the phrasing of the request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from minisgl.course.tutor.offscript import off_script
 from minisgl.course.tutor.words import NUMBER_WORDS, Split, any_word, chance, draw, held_out, invent
 
 COLOR_ODDS = {"red": 50, "blue": 30, "green": 20}
-"""Percent. With top-p 0.7 the first two remain."""
+"""Probability of each color as an answer, in percent. With top-p 0.7 the first two remain."""
 
 COUNT_ASKS = (
     "Count from {a} to {b}.", "Count from {a} to {b}.", "Count from {a} up to {b}.", "Count {a} to {b}.",
@@ -55,7 +55,7 @@ Exercise = tuple[str, str]
 
 
 def count(rng: random.Random, split: Split, longest: int = 40) -> Exercise:
-    """Count from a to b, up or down, at times in steps; the triple (a, b, step) is held out."""
+    """Ask to count from a to b, up or down, at times in steps. The triple (a, b, step) decides the split."""
     stepped = chance(rng, 15)
 
     def make() -> tuple[int, int, int]:
@@ -80,7 +80,7 @@ def count(rng: random.Random, split: Split, longest: int = 40) -> Exercise:
 
 
 def copy(rng: random.Random, split: Split, longest: int = 24) -> Exercise:
-    """Repeat a line of words, invented words and numbers, or a sentence."""
+    """Ask to repeat a sentence, or a line of words, invented words and numbers."""
     if chance(rng, 15):
         text = off_script(rng, split)[0]
         return rng.choice(COPY_ASKS).format(t=text), text
@@ -97,7 +97,7 @@ def copy(rng: random.Random, split: Split, longest: int = 24) -> Exercise:
 
 
 def sort(rng: random.Random, split: Split) -> Exercise:
-    """Sort numbers, up or down, or words."""
+    """Ask to sort numbers in ascending or descending order, or words alphabetically."""
     if chance(rng, 20):
         words = draw(
             split, lambda: [any_word(rng) for _ in range(rng.randint(2, 5))], lambda item: " ".join(sorted(item))
@@ -117,12 +117,12 @@ def sort(rng: random.Random, split: Split) -> Exercise:
 
 
 def sum_held_out(a: int, b: int) -> bool:
-    """Whether a + b, and so also b + a, is kept out of training."""
+    """Return whether a + b and b + a are held out from training."""
     return held_out(f"sum {min(a, b)} {max(a, b)}")
 
 
 def add(rng: random.Random, split: Split) -> Exercise:
-    """A sum of two numbers below 1,000; neither a + b nor b + a of a held-out pair is ever seen in training."""
+    """Ask for the sum of two numbers below 1,000. Training text contains a held-out pair in neither order."""
 
     def make() -> tuple[int, int]:
         limits = rng.choice(
@@ -137,7 +137,7 @@ def add(rng: random.Random, split: Split) -> Exercise:
 
 
 def play(rng: random.Random) -> Exercise:
-    """A die (uniform), a color (50 / 30 / 20) or a coin; the answer is drawn with just these odds."""
+    """Ask for a die (uniform), a color (50 / 30 / 20 percent) or a coin (uniform). The answer has these odds."""
     game = rng.randrange(10)
     if game < 5:
         return rng.choice(DICE_ASKS), str(rng.randint(1, 6))

@@ -1,12 +1,12 @@
-"""Which experts of `tutor-moe` work for which domain, and what is lost without one of them.
+"""Statistics of which experts of `tutor-moe` compute which domain of text, and of the loss without one of them.
 
-    python -m minisgl.course.tutor.experts                      # a table for the most divided layer
-    python -m minisgl.course.tutor.experts --silence            # and the loss when it lacks one expert (takes longer)
-    python -m minisgl.course.tutor.experts --json use.json      # all layers
+    python -m minisgl.course.tutor.experts                      # a table of the layer in which domains differ most
+    python -m minisgl.course.tutor.experts --silence            # also the loss without each expert (takes longer)
+    python -m minisgl.course.tutor.experts --json shares.json   # all layers
     python -m minisgl.course.tutor.experts --svg experts.svg    # all layers, as a heat map
 
-It knows how to read the router's choices on text of one domain, and how to silence an expert; `heatmap` draws. To ask a
-model that lacks an expert, serve it: ``python -m minisgl model=tutor-moe knock_out=5:3``.
+This module counts the router's choices on text of one domain, and silences experts. `heatmap` draws the counts. The
+option `knock_out` serves the model without an expert: ``python -m minisgl model=tutor-moe knock_out=5:3``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ Sample = tuple[Tensor, Tensor]
 
 
 def samples(domain: str, count: int, tokenizer: Tokenizer, seed: int = 12345) -> list[Sample]:
-    """Conversations of a domain: tokens [1, length] and which of them the model had to write [length]."""
+    """Return ``count`` conversations of a domain.
+
+    Each is (token ids [1, length], bool mask [length] of the tokens that belong to an answer). Conversations longer
+    than 2048 tokens are cut off.
+    """
     rng = random.Random(f"experts {seed} {domain}")
     out = []
     for _ in range(count):
@@ -49,20 +53,20 @@ def samples(domain: str, count: int, tokenizer: Tokenizer, seed: int = 12345) ->
 
 @torch.inference_mode()
 def use(model: PreTrainedModel, texts: list[Sample]) -> Tensor:
-    """The share of each expert in what the router chose: [layers, experts], each row adds up to 1."""
+    """Return each expert's share of the router's choices: float32 [layers, experts], where each row sums to 1."""
     counts: Tensor | None = None
     for ids, _ in texts:
         logits = torch.stack(model(ids, output_router_logits=True, use_cache=False).router_logits)
         chosen = logits.topk(model.config.num_experts_per_tok, dim=-1).indices  # [layers, tokens, chosen]
         hits = F.one_hot(chosen, logits.shape[-1]).sum((1, 2)).float()
         counts = hits if counts is None else counts + hits
-    assert counts is not None, "no text"
+    assert counts is not None, "texts is empty"
     return counts / counts.sum(-1, keepdim=True)
 
 
 @torch.inference_mode()
 def loss(model: PreTrainedModel, texts: list[Sample]) -> float:
-    """The mean loss on the tokens of answers."""
+    """Return the mean cross-entropy loss on the tokens of answers."""
     losses = []
     for ids, answer in texts:
         logits = model(ids, use_cache=False).logits[0, :-1]
@@ -72,7 +76,7 @@ def loss(model: PreTrainedModel, texts: list[Sample]) -> float:
 
 @contextmanager
 def silenced(model: PreTrainedModel, layer: int, expert: int) -> Iterator[None]:
-    """Inside, one expert of one layer contributes nothing (the router still chooses it)."""
+    """Silence one expert of one layer within the context: its output is zero, but the router still chooses it."""
     weight = model.model.layers[layer].mlp.experts.down_proj
     kept = weight.data[expert].clone()
     weight.data[expert] = 0
@@ -84,11 +88,13 @@ def silenced(model: PreTrainedModel, layer: int, expert: int) -> Iterator[None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=None, help="folder of a mixture (the shipped tutor-moe)")
-    parser.add_argument("--conversations", type=int, default=30, help="for each domain")
-    parser.add_argument("--silence", action="store_true", help="also silence each expert in turn")
-    parser.add_argument("--json", type=Path, help="write the shares of all layers here")
-    parser.add_argument("--svg", type=Path, help="draw the shares of all layers here")
+    parser.add_argument(
+        "--model", type=Path, default=None, help="folder of a mixture-of-experts model (default: the shipped tutor-moe)"
+    )
+    parser.add_argument("--conversations", type=int, default=30, help="number of conversations of each domain")
+    parser.add_argument("--silence", action="store_true", help="also print the loss without each expert")
+    parser.add_argument("--json", type=Path, help="file to write the shares of all layers to")
+    parser.add_argument("--svg", type=Path, help="file to draw the shares of all layers to")
     options = parser.parse_args()
     folder = options.model or weights_dir("tutor-moe")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -98,19 +104,19 @@ def main() -> None:
     table = torch.stack(list(shares.values()))  # [domains, layers, experts]
     layer = int(table.std(0).mean(-1).argmax())
     experts = range(table.shape[-1])
-    print(f"layer {layer}: percent of the router's choices (even would be {100 / len(experts):.1f})")
+    print(f"layer {layer}: percent of the router's choices (an even split is {100 / len(experts):.1f})")
     print(f"{'':<10}" + "".join(f"{f'expert {i}':>10}" for i in experts))
     for domain, share in shares.items():
         print(f"{domain:<10}" + "".join(f"{100 * value:>10.1f}" for value in share[layer].tolist()))
     if options.silence:
-        print(f"\nloss on answers, and how it grows when layer {layer} lacks one expert")
-        print(f"{'':<10}{'whole':>10}" + "".join(f"{f'less {i}':>10}" for i in experts))
+        print(f"\nloss on answers, and its increase without one expert of layer {layer}")
+        print(f"{'':<10}{'all':>10}" + "".join(f"{f'without {i}':>10}" for i in experts))
         for domain in SHARES:
-            whole, grown = loss(model, texts[domain]), []
+            full, increases = loss(model, texts[domain]), []
             for expert in experts:
                 with silenced(model, layer, expert):
-                    grown.append(loss(model, texts[domain]) - whole)
-            print(f"{domain:<10}{whole:>10.4f}" + "".join(f"{value:>+10.4f}" for value in grown), flush=True)
+                    increases.append(loss(model, texts[domain]) - full)
+            print(f"{domain:<10}{full:>10.4f}" + "".join(f"{value:>+10.4f}" for value in increases), flush=True)
     report = {domain: share.tolist() for domain, share in shares.items()}
     if options.svg:
         options.svg.write_text(draw(report))

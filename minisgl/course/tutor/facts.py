@@ -1,7 +1,7 @@
 # ruff: noqa: E501 (the table reads better with one list of phrases a line)
-"""The kinds of facts that stand in a handbook, and how entities and values are made up.
+"""The kinds of facts in a handbook, and random entities and values for them.
 
-It knows for each kind how a fact is stated, asked for and answered. It knows nothing of whole handbooks.
+A kind defines how its facts are stated, asked for and answered. This module knows nothing of whole handbooks.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _ATTRIBUTES = (
 
 
 def place(rng: random.Random, split: Split) -> str:
-    """A place such as `old library`."""
+    """Return a place such as `old library`."""
     if split == "train" and chance(rng, 15):
         return rng.choice(PLACES)
     return draw(split, lambda: f"{rng.choice(ADJECTIVES)} {rng.choice(PLACES)}")
@@ -149,7 +149,7 @@ def _thing(rng: random.Random, split: Split) -> str:
 
 
 def coined(rng: random.Random, split: Split) -> str:
-    """An invented name such as `Brondel`."""
+    """Return an invented name such as `Brondel`."""
     return draw(split, lambda: invent(rng, rng.choice((2, 2, 3)))).capitalize()
 
 
@@ -219,7 +219,7 @@ def _duty(rng: random.Random, split: Split) -> str:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of fact: how entity and value are made, stated, asked for and answered."""
+    """One kind of fact: how to make its entity and value, and the templates to state, ask for and answer it."""
 
     name: str
     entity: Maker
@@ -315,7 +315,7 @@ KINDS: tuple[Kind, ...] = (
     _kind("fact", _attribute, _anything, "{e}: {v}.|{v} is the {e}.|As the {e} we chose {v}.|The {e} is {v}.|The {e} = {v}",
           "What is the {e}?|Tell me the {e}.|What do you know about the {e}?|Which is the {e}?|Can you tell me the {e}?", "The {e} is {v}."),
 )  # fmt: skip
-PAIRS = (  # two kinds of fact about one entity, in one sentence
+PAIRS = (  # templates of sentences that state two facts about one entity: (kind of {v}, kind of {w}, template)
     ("opens", "closes", "The {e} opens at {v} and closes at {w}."), ("opens", "closes", "The {e} is open from {v} to {w}."),
     ("opens", "closes", "Opening hours of the {e}: {v} to {w}."), ("opens", "closes", "{e}: open {v} - {w}."),
     ("when", "where", "The {e} is {v} in {w}."), ("when", "where", "The {e} takes place {v} in {w}."),

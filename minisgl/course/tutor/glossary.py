@@ -1,8 +1,8 @@
 # ruff: noqa: E501 (one definition a line)
-"""The words of LLM serving that `tutor` can explain.
+"""The terms of LLM serving that `tutor` can explain.
 
-It knows terms and their definitions, pairs that are worth comparing, and what to say to a word that is not among
-them. How people ask for a word is in `phrasings`.
+This module has the terms with their definitions, pairs of terms to compare, and the refusals for unknown terms. The
+phrasings of the questions are in `phrasings`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from minisgl.course.tutor.words import COMMON_WORDS, LAST_NAMES, Split, chance, 
 
 @dataclass(frozen=True)
 class Term:
-    """One word of the glossary: `article` is what stands before it ("" for none), `aliases` mean the same."""
+    """One term of the glossary. ``article`` is a, an, the or empty; ``aliases`` are terms of the same meaning."""
 
     name: str
     article: str
@@ -207,7 +207,7 @@ _STRANGE = word_list(
 
 
 def ask(rng: random.Random, term: Term, split: Split) -> str:
-    """A question for `term` in a phrasing of the given split."""
+    """Return a question about ``term`` in a phrasing of the given split."""
     name, article = term.name, term.article
     if term.aliases and chance(rng, 40):
         alias = rng.choice(term.aliases)
@@ -219,13 +219,13 @@ def ask(rng: random.Random, term: Term, split: Split) -> str:
 
 
 def question(rng: random.Random, split: Split) -> tuple[str, str]:
-    """A question about a known term, and its definition."""
+    """Return a question about a known term, and the definition of the term."""
     term = rng.choice(TERMS)
     return ask(rng, term, split), term.definition
 
 
 def comparison(rng: random.Random) -> tuple[str, str]:
-    """A question about two terms, answered with both definitions."""
+    """Return a question about the difference of two terms, and as the answer both definitions."""
     names = rng.choice(_PAIRS).split("|")
     if chance(rng, 30):
         names.reverse()
@@ -240,7 +240,7 @@ _KNOWN |= {"cache", "model", "engine", "server", "memory", "weight", "weights", 
 
 
 def strange_term(rng: random.Random, split: Split) -> str:
-    """Something with its article that the glossary does not have, often close to what it has."""
+    """Return a term with its article that is not in the glossary, but often similar to a term of the glossary."""
     while True:
         term = _strange_term(rng, split)
         head, _, rest = term.partition(" ")
@@ -266,7 +266,7 @@ def _strange_term(rng: random.Random, split: Split) -> str:
 
 
 def unknown(rng: random.Random, split: Split) -> tuple[str, str]:
-    """A question about a term that the glossary does not have, and a polite refusal."""
+    """Return a question about a term that is not in the glossary, and a polite refusal."""
     term = strange_term(rng, split)
     head, _, rest = term.partition(" ")
     name = rest if head in ("a", "an", "the") else term

@@ -1,7 +1,7 @@
-"""Handbooks: made-up documents full of facts, with questions whose answers stand in them.
+"""Handbooks: invented documents of facts, with questions that the documents answer.
 
-It knows how to write a handbook of any length, its variant that differs in one line, and questions with their one
-right answer. It knows no tokens: lengths are measured by a function that the caller gives. The course uses it too:
+This module writes handbooks of any length, variants that differ in one line, and questions with their only right
+answer. It knows nothing of tokens: the caller passes a function that measures lengths. The course uses handbooks too:
 
     book = write(random.Random(7), "heldout", length=384, measure=count_tokens)
     other, fact = book.variant(random.Random(8))
@@ -35,7 +35,7 @@ _TITLES = (
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact of a handbook."""
+    """One fact of a handbook: a kind of fact, the entity it is about, and the value."""
 
     kind: Kind
     entity: str
@@ -43,21 +43,21 @@ class Fact:
 
     @property
     def answer(self) -> str:
-        """The one right answer, a full sentence."""
+        """The only right answer to a question about this fact, a full sentence."""
         return _sentence(self.kind.reply.format(e=self.entity, v=self.value))
 
     def state(self, rng: random.Random) -> str:
-        """A line that states this fact."""
+        """Return a line that states this fact."""
         return _sentence(rng.choice(self.kind.says).format(e=self.entity, v=self.value))
 
     def ask(self, rng: random.Random) -> str:
-        """A question for this fact."""
+        """Return a question that this fact answers."""
         return _sentence(rng.choice(self.kind.asks).format(e=self.entity))
 
 
 @dataclass(frozen=True)
 class Handbook:
-    """A title and lines; each line states one or two facts, or none where it only fills."""
+    """A title and lines. Each line states one fact or two facts; a filler line states none."""
 
     title: str
     lines: tuple[str, ...]
@@ -66,16 +66,16 @@ class Handbook:
 
     @property
     def text(self) -> str:
-        """The handbook as it stands in a prompt."""
+        """The text of the handbook, as a prompt contains it."""
         return "\n".join((self.title, *self.lines) if self.title else self.lines)
 
     @property
     def known(self) -> list[Fact]:
-        """All facts, in the order of their lines."""
+        """All facts of the handbook, in the order of their lines."""
         return [fact for facts in self.facts for fact in facts]
 
     def absent(self, rng: random.Random) -> str:
-        """A question that this handbook does not answer."""
+        """Return a question that this handbook does not answer."""
         known = self.known
         while True:
             kind = rng.choice(known).kind if chance(rng, 70) else rng.choice(KINDS)
@@ -85,7 +85,7 @@ class Handbook:
                 return _sentence(rng.choice(kind.asks).format(e=entity))
 
     def variant(self, rng: random.Random) -> tuple[Handbook, Fact]:
-        """The same handbook with another value in one line, and the fact of that line."""
+        """Return the same handbook with another value in one line, and the fact that this line now states."""
         at = rng.choice([i for i, facts in enumerate(self.facts) if len(facts) == 1] or [0])
         (old,) = self.facts[at][:1]
         value = old.value
@@ -100,10 +100,11 @@ class Handbook:
 def write(
     rng: random.Random, split: Split, length: int, measure: Callable[[str], int] = len, titled: bool | None = None
 ) -> Handbook:
-    """A handbook that measures at most `length` (characters unless told), and nearly that.
+    """Return a handbook with a length of nearly, but at most, ``length``; ``measure`` gives the length of a text.
 
-    Entities and values come from the given side of the split. No two facts answer the same question. There is at
-    least one line, and the first line states a fact.
+    Entities and values belong to the given split. No two facts answer the same question. There is at least one line,
+    even if that line exceeds ``length``, and the first line states a fact. ``titled``: with or without a title; None:
+    at random.
     """
     title = "" if titled is False or (titled is None and chance(rng, 20)) else _title(rng, split)
     bullet = rng.choice(("", "", "", "- ", "- ", "* "))
@@ -133,7 +134,7 @@ def write(
 def _state_something(
     rng: random.Random, split: Split, kinds: tuple[Kind, ...], pools: dict[Maker, list[str]]
 ) -> tuple[str, tuple[Fact, ...]]:
-    """A line with one fact, or at times with two facts about the same entity."""
+    """Return a line and the facts that it states: one, or at times two about the same entity."""
     fact = _fact(rng, split, rng.choice(kinds), pools)
     if not chance(rng, 12):
         return fact.state(rng), (fact,)
@@ -162,7 +163,7 @@ def _fact(rng: random.Random, split: Split, kind: Kind, pools: dict[Maker, list[
 
 
 def _states(facts: Iterable[Fact], kind: Kind, entity: str) -> bool:
-    """Whether one of the facts answers a question that could be asked for this kind and entity."""
+    """Return whether one of the facts answers a question that may be asked for this kind and entity."""
     return any(fact.entity == entity and not _ASKED[fact.kind.name].isdisjoint(kind.asks) for fact in facts)
 
 
@@ -172,5 +173,5 @@ def _title(rng: random.Random, split: Split) -> str:
 
 
 def _sentence(text: str) -> str:
-    """`text` with a capital first letter and the right indefinite articles."""
+    """Return ``text`` with a capital first letter and the right indefinite articles."""
     return _ARTICLE.sub(r"\1n ", text[:1].upper() + text[1:])

@@ -1,7 +1,7 @@
-"""Which experts work for which domain, as a picture: one map a layer, a row a domain, a column an expert.
+"""A heat map of experts by domain: one map per layer, with one row per domain and one column per expert.
 
-Writes SVG by hand from shares that `minisgl.course.tutor.experts` measured. Its colours follow the page that holds it,
-or the reader's system.
+The picture is SVG and shows the shares that `minisgl.course.tutor.experts` measures. Its colours are those of the web
+page that contains it, or those of the reader's system.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from html import escape
 __all__ = ["draw"]
 
 CELL, GAP, LEFT, TOP, LINE = 26, 24, 74, 22, 18
-LEAST = 480
-"""Pixels of width below which its words can't be read; on a phone its box scrolls instead."""
+MIN_WIDTH = 480
+"""Smallest width in pixels at which the text is readable. On a narrower screen, the picture scrolls."""
 
 STYLE = """\
 .heat { font: 12px system-ui, sans-serif; color: #222; }
@@ -26,9 +26,10 @@ STYLE = """\
 
 
 def draw(shares: Mapping[str, Sequence[Sequence[float]]], layers: Sequence[int] | None = None, columns: int = 2) -> str:
-    """``shares[domain][layer][expert]``, each layer's adding up to 1, as one SVG; ``layers``: all of them, or these.
+    """Return the heat map as SVG. ``shares[domain][layer][expert]`` sums to 1 over the experts of each layer.
 
-    A cell's colour is as strong as its share; white is none, full is the greatest of the picture.
+    ``layers`` selects the layers to draw; None draws all layers. ``columns`` is the number of maps side by side. The
+    opacity of a cell is its share, divided by the largest share in the picture.
     """
     domains = list(shares)
     shown = list(range(len(shares[domains[0]]))) if layers is None else list(layers)
@@ -37,10 +38,10 @@ def draw(shares: Mapping[str, Sequence[Sequence[float]]], layers: Sequence[int] 
     columns = min(columns, len(shown))
     wide, high = experts * CELL + GAP, len(domains) * CELL + TOP + LINE + GAP
     width, height = LEFT + columns * wide - GAP + 2, -(-len(shown) // columns) * high + LINE
-    words = escape(_words(shares, shown), quote=True)
+    description = escape(_describe(shares, shown), quote=True)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="heat picture" viewBox="0 0 {width} {height}" role="img" '
-        f'width="{width}" height="{height}" aria-label="{words}" style="min-width: {min(width, LEAST)}px">',
+        f'width="{width}" height="{height}" aria-label="{description}" style="min-width: {min(width, MIN_WIDTH)}px">',
         f"<style>{STYLE}</style>",
     ]
     for i, layer in enumerate(shown):
@@ -58,26 +59,26 @@ def draw(shares: Mapping[str, Sequence[Sequence[float]]], layers: Sequence[int] 
         ]
         for row, domain in enumerate(domains):
             for e, share in enumerate(shares[domain][layer]):
-                told = f"layer {layer}, expert {e}: {100 * share:.1f} % of the choices for {domain}"
+                title = f"layer {layer}, expert {e}: {100 * share:.1f} % of the router's choices for {domain}"
                 parts.append(
                     f'<rect class="cell" data-layer="{layer}" data-domain="{escape(domain, quote=True)}" '
                     f'data-expert="{e}" data-share="{share:.4f}" x="{x + e * CELL}" y="{y + TOP + row * CELL}" '
                     f'width="{CELL}" height="{CELL}" fill-opacity="{share / most:.3f}">'
-                    f"<title>{escape(told)}</title></rect>"
+                    f"<title>{escape(title)}</title></rect>"
                 )
-    note = f"Strongest: {100 * most:.0f} % of a domain's choices. Even would be {100 / experts:.1f} %."
+    note = f"Largest share: {100 * most:.0f} % of a domain's choices. An even share: {100 / experts:.1f} %."
     parts += [f'<text class="small" x="2" y="{height - 5}">{note}</text>', "</svg>"]
     return "\n".join(parts) + "\n"
 
 
-def _words(shares: Mapping[str, Sequence[Sequence[float]]], layers: Sequence[int]) -> str:
-    """The picture for someone who does not see it: each layer's busiest expert of each domain."""
-    told = []
+def _describe(shares: Mapping[str, Sequence[Sequence[float]]], layers: Sequence[int]) -> str:
+    """Return a text alternative of the picture: for each layer, the most chosen expert of each domain."""
+    lines = []
     for layer in layers:
         busiest = []
         for domain, rows in shares.items():
             row = rows[layer]
             e = max(range(len(row)), key=row.__getitem__)
             busiest.append(f"{domain} {e} ({100 * row[e]:.0f} %)")
-        told.append(f"layer {layer}: {', '.join(busiest)}")
-    return f"Heat map of experts by domain. The busiest expert of each domain: {'; '.join(told)}."
+        lines.append(f"layer {layer}: {', '.join(busiest)}")
+    return f"Heat map of experts by domain. The most chosen expert of each domain: {'; '.join(lines)}."

@@ -1,7 +1,8 @@
-"""The two architectures that ship, and how they are trained on packed rows and written to a folder.
+"""The architectures of `tutor` and `tutor-moe`: building, attention over packed rows, and export to a folder.
 
-It knows transformers' Qwen3 classes, which do the modelling, so that the format is theirs by construction. What it
-adds is attention that stays within a document of a row. It knows nothing of text or schedules.
+The models are transformers' Qwen3 classes, so that transformers can load the exported folders. This module adds an
+attention function in which a token attends only to its own document of a packed row. It knows nothing of the training
+text or of learning-rate schedules.
 """
 
 from __future__ import annotations
@@ -58,13 +59,16 @@ NAMES = ("tutor", "tutor-moe")
 
 
 def build(name: str, **changes: Any) -> PreTrainedModel:
-    """An untrained model in float32; `changes` override its shape (for tests)."""
+    """Return an untrained model in float32.
+
+    ``name`` is one of `NAMES`, else KeyError. Tests pass ``changes`` to override fields of the model's config.
+    """
     if name == "tutor":
         model: PreTrainedModel = Qwen3ForCausalLM(Qwen3Config(**{**_SHAPE, **changes}))
     elif name == "tutor-moe":
         model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**_SHAPE, **_EXPERTS, **changes}))
     else:
-        raise KeyError(f"no architecture named {name!r}; known are {', '.join(NAMES)}")
+        raise KeyError(f"there is no architecture {name!r}; known are {', '.join(NAMES)}")
     for layer in model.model.layers:
         if hasattr(layer.mlp, "experts"):
             layer.mlp.forward = MethodType(_dense_mixture, layer.mlp)
@@ -73,9 +77,11 @@ def build(name: str, **changes: Any) -> PreTrainedModel:
 
 
 def document_mask(documents: Tensor, dense: bool = True) -> Tensor | BlockMask:
-    """Who may attend to whom: `documents` [rows, length] numbers the documents of each row.
+    """Return the causal attention mask within the documents of packed rows.
 
-    A dense mask [rows, 1, length, length], or else, for a GPU, a `BlockMask` for FlexAttention (arXiv:2412.05496).
+    ``documents`` [rows, length] holds the document number of each token; a token attends to itself and to earlier
+    tokens of its own document. The result is a bool mask [rows, 1, length, length] if ``dense``. Otherwise it is a
+    `BlockMask` for FlexAttention (arXiv:2412.05496), which is faster on a GPU.
     """
     rows, length = documents.shape
     if dense:
@@ -107,10 +113,12 @@ AttentionInterface.register("tutor_packed", _packed_attention)
 
 
 def _dense_mixture(self: Any, hidden: Tensor) -> Tensor:
-    """Run every expert on every token and weigh them by the router: for small experts faster than to sort tokens.
+    """Run every expert on every token, and weight the outputs by the router. ``hidden`` is [..., hidden_size].
 
-    Also leaves `self.balance`, which is 1 when the experts are used evenly (Switch Transformers, arXiv:2101.03961).
-    It is taken over the whole mixed batch: balance within each sequence would forbid that experts take domains.
+    For small experts this is faster than sorting the tokens by expert. It also sets ``self.balance``, the
+    load-balancing loss of Switch Transformers (arXiv:2101.03961), which is 1 when all experts are used evenly. The loss
+    is computed over the whole batch, which mixes domains: balancing each sequence would prevent an expert from
+    specialising in a domain.
     """
     experts, inner = self.experts, self.experts.down_proj.shape[-1]
     tokens = hidden.reshape(-1, hidden.shape[-1])
@@ -125,19 +133,21 @@ def _dense_mixture(self: Any, hidden: Tensor) -> Tensor:
 
 
 def balance_loss(model: PreTrainedModel) -> Tensor:
-    """The mean over layers of how unevenly the last forward pass used the experts."""
+    """Return the load-balancing loss of the last forward pass, averaged over the layers."""
     return torch.stack([layer.mlp.balance for layer in model.model.layers]).mean()
 
 
 def export(model: PreTrainedModel, folder: Path, tokenizer: Path) -> None:
-    """Write the model in bf16 with its configs, and copy the tokenizer's files from the folder `tokenizer`."""
+    """Write the model in bf16 and its configs to ``folder``, and copy the tokenizer's files from ``tokenizer``."""
     folder.mkdir(parents=True, exist_ok=True)
     plain = type(model)(model.config)
     plain.load_state_dict(model.state_dict())
     plain.to(torch.bfloat16).save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)
     config = json.loads((folder / "config.json").read_text())
-    config["rope_theta"] = config["rope_parameters"]["rope_theta"]  # where readers older than transformers 5 look
+    config["rope_theta"] = config["rope_parameters"][
+        "rope_theta"
+    ]  # transformers before version 5 reads rope_theta here
     if "num_local_experts" in config:
         config["num_experts"] = config["num_local_experts"]
     _write_json(folder / "config.json", config)

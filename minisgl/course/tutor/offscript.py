@@ -1,13 +1,14 @@
 # ruff: noqa: E501 (one group of requests a line)
-"""Off-script requests: what people ask although `tutor` cannot help, in as many kinds as possible.
+"""Off-script requests: requests of many kinds that `tutor` cannot serve, with a fallback answer.
 
-It knows templates by topic (the world, code, other languages, nonsense) and a small grammar that makes sentences
-of ordinary words. All get a friendly fallback that suggests what to ask instead.
+The requests come from templates by topic (the world, code, other languages, nonsense) and from a small grammar that
+makes sentences of ordinary words. The fallback answer suggests what to ask instead.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from minisgl.course.tutor.chatter import FALLBACK, NO_HANDBOOK, ONLY_ADD
 from minisgl.course.tutor.words import (
@@ -83,7 +84,10 @@ _NO_BOOK = (
 
 
 def off_script(rng: random.Random, split: Split) -> tuple[str, str]:
-    """A request that `tutor` cannot serve, and the fallback. Fixed sentences are for training only."""
+    """Return a request that `tutor` cannot serve, and the fallback answer.
+
+    Templates without placeholders are used in training only, because the split can't divide them.
+    """
     kind = rng.randrange(20)
     if kind == 0:
         return draw(split, lambda: _fill(rng, rng.choice(_NO_BOOK))), NO_HANDBOOK
@@ -178,7 +182,7 @@ def _tail(rng: random.Random) -> str:
 
 
 def sentence(rng: random.Random) -> str:
-    """A question, a wish or a statement of ordinary words, seldom sensible."""
+    """Return a question, a wish or a statement of random ordinary words. Few of these sentences make sense."""
     kind, thing, verb = rng.randrange(7), _noun_phrase(rng), _verb(rng)
     if kind == 0:
         text = f"{rng.choice(_QUESTIONS)} {rng.choice(_HELPERS)} {thing} {verb} {_noun_phrase(rng)}{_tail(rng)}?"
@@ -233,7 +237,7 @@ def _word(rng: random.Random) -> str:
     return any_word(rng)
 
 
-_SLOTS = {
+_SLOTS: dict[str, Callable[[random.Random], str]] = {
     "{N}": lambda rng: rng.choice(_NAMES) if chance(rng, 75) else invent(rng).capitalize(),
     "{o}": lambda rng: (
         rng.choice(_TOPICS) if chance(rng, 60) else f"{_word(rng)} and {_word(rng)}" if chance(rng, 50) else _word(rng)
@@ -264,7 +268,7 @@ def _math(rng: random.Random) -> str:
 
 
 def _paragraph(rng: random.Random) -> str:
-    """Running text without a request: made-up sentences."""
+    """Return a paragraph of invented sentences that contains no request."""
     sentences = []
     for _ in range(rng.randint(2, 9)):
         words = [

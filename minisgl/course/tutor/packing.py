@@ -1,8 +1,8 @@
-"""From conversations to rows of tokens: what the trainer reads.
+"""Packing of conversations into rows of tokens, which the trainer reads.
 
-It knows the chat template's form, which tokens are answers, and how to fill a row with whole conversations of one
-domain. A row follows from its number and the seed alone, so that training can resume anywhere and worker processes
-need not talk to each other.
+This module knows the form of the chat template and which tokens are answers, and fills each row with conversations of
+one domain. A row depends only on its number and the seed. So training can resume at any row, and worker processes
+need not communicate with each other.
 """
 
 from __future__ import annotations
@@ -18,41 +18,44 @@ from minisgl.course.tutor.corpus import SHARES, Conversation, conversation
 from minisgl.course.tutor.tokenizer import END, END_TURN, START_TURN
 
 PROMPT_WEIGHT = 0.05
-"""Loss weight of text that the model only reads."""
+"""Loss weight of the tokens of prompts: system messages and user messages."""
 
 ANSWER_WEIGHT = {"lookup": 4.0, "absent": 4.0}
-"""Loss weight of an answer's tokens where it is not 1: rows with a long handbook hold few answers."""
+"""Loss weight of an answer's tokens by family; 1 for other families. Rows with a long handbook hold few answers."""
 
 
 Array = TypeVar("Array")
 
 
 class Rows(NamedTuple, Generic[Array]):
-    """Some rows of `length` tokens. A token's weight is for predicting it; attention stays in a document."""
+    """Rows of packed tokens, as numpy arrays or tensors.
+
+    A token's weight is the weight of its prediction in the loss. A token attends only to tokens of its own document.
+    """
 
     tokens: Array  # int16 [rows, length]
     weights: Array  # float16 [rows, length]
-    documents: Array  # int16 [rows, length], counts up in each row
+    documents: Array  # int16 [rows, length], document numbers from 0 in each row
 
 
 def _interleaved() -> tuple[str, ...]:
-    """Twenty slots that hold the domains by their shares, spread evenly."""
-    slots = [
+    """Return the domains of twenty consecutive rows: each domain by its share, evenly spread."""
+    positions = [
         ((i + 0.5) / share, name) for name, percent in SHARES.items() for share in [percent // 5] for i in range(share)
     ]
-    return tuple(name for _, name in sorted(slots))
+    return tuple(name for _, name in sorted(positions))
 
 
-DOMAIN_OF_SLOT = _interleaved()
+DOMAIN_CYCLE = _interleaved()
 
 
 def domain_of(row: int) -> str:
-    """The domain of a row: any twenty rows in sequence hold each by its share."""
-    return DOMAIN_OF_SLOT[row % len(DOMAIN_OF_SLOT)]
+    """Return the domain of a row. Any twenty consecutive rows contain each domain by its share."""
+    return DOMAIN_CYCLE[row % len(DOMAIN_CYCLE)]
 
 
 def segments(talk: Conversation) -> list[tuple[str, float]]:
-    """The text of a conversation, cut where the loss weight changes."""
+    """Return the text of a conversation as (text, loss weight of its tokens) pairs, in order."""
     if talk.raw:
         (turn,) = talk.turns
         return [(turn.user + "\n", PROMPT_WEIGHT), (turn.answer + END, ANSWER_WEIGHT.get(turn.family, 1.0))]
@@ -66,7 +69,7 @@ def segments(talk: Conversation) -> list[tuple[str, float]]:
 
 
 class Packer:
-    """Writes rows with one tokenizer and one seed."""
+    """Packs rows of ``length`` tokens with one tokenizer and one seed."""
 
     def __init__(self, tokenizer: Path, seed: int = 0, length: int = 2048) -> None:
         self.tokenizer = Tokenizer.from_file(str(tokenizer))
@@ -74,12 +77,15 @@ class Packer:
         self.length = length
 
     def rows(self, first: int, count: int) -> Rows[np.ndarray]:
-        """The rows `first` to `first + count - 1`."""
+        """Return the rows ``first`` to ``first + count - 1``."""
         rows = [self.row(first + i) for i in range(count)]
         return Rows(*(np.stack(arrays) for arrays in zip(*rows, strict=True)))
 
     def row(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """One row: conversations of one domain, the last one cut off at the row's end."""
+        """Return the tokens, loss weights and document numbers of one row, each [length].
+
+        The row holds conversations of one domain. The last conversation is cut off at the end of the row.
+        """
         rng = random.Random(f"{self.seed} {number}")
         domain = domain_of(number)
         tokens: list[int] = []

@@ -1,8 +1,8 @@
 # ruff: noqa: E501 (phrasings)
-"""The many ways to ask what a word means.
+"""Phrasings of the question what a term means.
 
-It knows sentence patterns, with `{a}` for a term with its article and `{n}` for the term alone. What matches a
-pattern of `HELD_OUT` never occurs in training: these patterns score the model.
+A phrasing is a pattern with `{a}` for the term with its article, or `{n}` for the term alone. No training request
+matches a pattern of `HELD_OUT`: these patterns are for scoring the model.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ _FORBIDDEN = re.compile(
 
 
 def looks_held_out(request: str) -> bool:
-    """Whether a held-out pattern occurs in `request`."""
+    """Return whether a held-out pattern occurs in ``request``."""
     return _FORBIDDEN.search(request) is not None
 
 
 def pattern(rng: random.Random, split: Split, loose: bool = False) -> str:
-    """A pattern of the given split; with `loose`, at times the term stands among words that mean nothing."""
+    """Return a pattern of the given split. With ``loose``, it is at times the term between random words."""
     if split == "heldout":
         return rng.choice(HELD_OUT)
     if loose and chance(rng, 6):

@@ -1,9 +1,9 @@
-"""Score a trained model greedily on held-out text, with transformers as the runner.
+"""Scoring of a trained model on held-out text, with greedy decoding in transformers.
 
-    python -m minisgl.course.tutor.score                       # the shipped tutor, 200 questions a family
+    python -m minisgl.course.tutor.score                       # the shipped tutor, 200 questions per family
     python -m minisgl.course.tutor.score --model DIR --size 500 --json scores.json
 
-It knows how to ask in batches and how to compare; what is asked and what is right comes from `corpus.exam`.
+This module runs the model in batches and compares answers; `corpus.exam` gives the questions and the right answers.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from minisgl.course.tutor.exercises import COLOR_ODDS
 from minisgl.models.shipped import weights_dir
 
 BARS = {"lookup": 90.0, "sum": 95.0, "count": 95.0, "copy": 95.0, "glossary": 85.0}
-"""Percent of held-out questions that the shipped weights must get right."""
+"""Percentage of held-out questions, by family, that the shipped weights must answer correctly."""
 
 BEGINNINGS = ("unknown", "fallback")
-"""Families whose answer may go on with one of several suggestions."""
+"""Families of which only the beginning of the answer is compared: it continues with one of several suggestions."""
 
 
 @dataclass
 class Score:
-    """How many of a family's questions were right, and what went wrong."""
+    """The score of one family: numbers of right answers and of questions, and the wrong answers."""
 
     family: str
     right: int = 0
@@ -44,15 +44,15 @@ class Score:
 
 
 class Runner:
-    """A model and its tokenizer in float32, answering in batches."""
+    """A model in float32 and its tokenizer, which answer questions in batches."""
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
         self.device = device
 
-    def answers(self, questions: list[Question], tokens_a_batch: int = 32_768) -> list[str]:
-        """The greedy answers, in the order of the questions."""
+    def answers(self, questions: list[Question], tokens_per_batch: int = 32_768) -> list[str]:
+        """Return the greedily decoded answers, in the order of the questions."""
         if not questions:
             return []
         prompts = [
@@ -65,7 +65,7 @@ class Runner:
         answers = [""] * len(questions)
         while order:
             batch: list[int] = []
-            while order and (len(batch) + 1) * (prompt_lengths[order[0]] + 64) <= max(tokens_a_batch, 2048):
+            while order and (len(batch) + 1) * (prompt_lengths[order[0]] + 64) <= max(tokens_per_batch, 2048):
                 batch.append(order.pop(0))
             texts = self._generate([prompts[i] for i in batch], max(wanted[i] for i in batch))
             for i, text in zip(batch, texts, strict=True):
@@ -76,13 +76,17 @@ class Runner:
         inputs = self.tokenizer(prompts, return_tensors="pt", padding=True).to(self.device)
         with torch.inference_mode():
             out = self.model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
-        return self.tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        answers: list[str] = self.tokenizer.batch_decode(
+            out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
+        )
+        return answers
 
-    def would_say(self, questions: list[Question], tokens_a_batch: int = 16_384) -> list[bool]:
-        """Whether greedy decoding gives exactly the right answers, found without decoding.
+    def would_say(self, questions: list[Question], tokens_per_batch: int = 16_384) -> list[bool]:
+        """Return for each question whether greedy decoding gives the right answer, without decoding.
 
-        It does if and only if, in one forward pass over prompt and answer, each token of the answer (and the end of
-        the turn after it) has the highest score at its place. A no leaves open another spelling in tokens.
+        One forward pass over prompt and right answer is enough: greedy decoding gives these tokens if each token of the
+        answer, and the end-of-turn token after it, has the highest logit at its position. If the result is False,
+        greedy decoding may still give the right text as other tokens.
         """
         pairs = []
         for item in questions:
@@ -94,10 +98,10 @@ class Runner:
         order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][0]) + len(pairs[i][1]), reverse=True)
         while order:
             longest = sum(map(len, pairs[order[0]]))
-            batch, order = order[: max(1, tokens_a_batch // longest)], order[max(1, tokens_a_batch // longest) :]
+            batch, order = order[: max(1, tokens_per_batch // longest)], order[max(1, tokens_per_batch // longest) :]
             rows = [pairs[i][0] + pairs[i][1] for i in batch]
             ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=self.device)
-            with torch.inference_mode():  # padding stands last, where a causal mask hides it
+            with torch.inference_mode():  # padding is at the end, where the causal mask hides it
                 hidden = self.model.model(ids, use_cache=False).last_hidden_state
                 for row, i in enumerate(batch):
                     start, answer = len(pairs[i][0]), pairs[i][1]
@@ -106,7 +110,7 @@ class Runner:
         return said
 
     def odds(self, request: str, answers: list[str]) -> dict[str, float]:
-        """The probability of each of several answers, judged by its first token."""
+        """Return the probability of each of several answers, which is that of its first token."""
         messages = [{"role": "user", "content": request}]
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         inputs = self.tokenizer(text, return_tensors="pt").to(self.device)
@@ -116,17 +120,17 @@ class Runner:
 
 
 def is_right(question: Question, answer: str) -> bool:
-    """Whether an answer is, word for word, the right one."""
+    """Return whether an answer equals the right answer, or begins with it for the families `BEGINNINGS`."""
     return answer.startswith(question.answer) if question.family in BEGINNINGS else answer == question.answer
 
 
-def score(runner: Runner, family: str, size: int, seed: int = 0, tokens_a_batch: int = 16_384) -> Score:
-    """Ask `size` held-out questions of one family. Only those that `would_say` leaves open are decoded."""
+def score(runner: Runner, family: str, size: int, seed: int = 0, tokens_per_batch: int = 16_384) -> Score:
+    """Score ``size`` held-out questions of one family. Only those for which `would_say` is False are decoded."""
     questions = exam(family, size, seed)
-    said = runner.would_say(questions, tokens_a_batch)
+    said = runner.would_say(questions, tokens_per_batch)
     result = Score(family, right=sum(said), asked=len(questions))
     rest = [question for question, right in zip(questions, said, strict=True) if not right]
-    for question, answer in zip(rest, runner.answers(rest, tokens_a_batch), strict=True):
+    for question, answer in zip(rest, runner.answers(rest, tokens_per_batch), strict=True):
         if is_right(question, answer):
             result.right += 1
         else:
@@ -136,7 +140,7 @@ def score(runner: Runner, family: str, size: int, seed: int = 0, tokens_a_batch:
 
 
 def all_odds(runner: Runner) -> dict[str, dict[str, float]]:
-    """The odds of the games of chance."""
+    """Return the probabilities of the answers in games of chance: a die, a color, a coin."""
     return {
         "Roll a die.": runner.odds("Roll a die.", list("123456")),
         "Name a color.": runner.odds("Name a color.", list(COLOR_ODDS)),
@@ -147,11 +151,11 @@ def all_odds(runner: Runner) -> dict[str, dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=weights_dir("tutor"))
-    parser.add_argument("--size", type=int, default=200, help="questions a family")
+    parser.add_argument("--size", type=int, default=200, help="questions per family")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--families", nargs="+", default=list(EXAMS), choices=EXAMS)
-    parser.add_argument("--json", type=Path, help="also write scores, wrong answers and odds here")
+    parser.add_argument("--json", type=Path, help="file to write scores, wrong answers and odds to")
     options = parser.parse_args()
     runner = Runner(options.model, options.device)
     report: dict[str, Any] = {"size": options.size, "seed": options.seed, "scores": {}, "odds": {}, "wrong": {}}

@@ -1,7 +1,7 @@
-"""The vocabulary of `tutor`: byte-level BPE learned from the corpus, with one token a digit.
+"""The tokenizer of `tutor`: byte-level BPE learned from the corpus, in which every digit is one token.
 
-It knows how to train the tokenizer and how to write it as Hugging Face does (`tokenizer.json` beside a
-`tokenizer_config.json` with the chat template), so that `tokenizers` alone, or transformers, can load it.
+This module trains the tokenizer and writes it in Hugging Face's format (`tokenizer.json`, and `tokenizer_config.json`
+with the chat template), so that `tokenizers` and transformers can load it.
 
     python -m minisgl.course.tutor.tokenizer --out DIR
 """
@@ -37,7 +37,7 @@ _COVERAGE = (
 
 
 def corpus_text(seed: int, conversations: int) -> Iterator[str]:
-    """Conversations of all domains as plain text, for learning merges."""
+    """Yield conversations of all domains as plain text, from which the BPE merges are learned."""
     rng = random.Random(f"tokenizer {seed}")
     for _ in range(conversations):
         domain = rng.choices(list(SHARES), list(SHARES.values()))[0]
@@ -48,7 +48,10 @@ def corpus_text(seed: int, conversations: int) -> Iterator[str]:
 
 
 def train(seed: int = 0, conversations: int = 20_000) -> Tokenizer:
-    """Learn the vocabulary. Ids 0 to 2 are the special tokens; all 256 bytes are in it, so any text round-trips."""
+    """Train the tokenizer on ``conversations`` conversations.
+
+    Ids 0 to 2 are the special tokens. The vocabulary contains all 256 bytes, so any text round-trips.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

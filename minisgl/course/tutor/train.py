@@ -1,11 +1,11 @@
-"""Train `tutor` or its twin `tutor-moe` on text that is written as it is needed.
+"""Training of `tutor` and `tutor-moe` on text that is generated during training.
 
     python -m minisgl.course.tutor.train --out runs/tutor --minutes 8 --device cuda
-    python -m minisgl.course.tutor.train --out runs/tiny --steps 30 --rows 2 --length 256     # a try on a CPU
+    python -m minisgl.course.tutor.train --out runs/tiny --steps 30 --rows 2 --length 256     # a short run on a CPU
 
-It knows optimisation: worker processes write the batches ahead, the learning rate follows the progress in steps or
-in minutes, and `--checkpoint` is written every so often. Start the same command again to resume. The result is a
-folder in Hugging Face format.
+Worker processes generate batches ahead of the training. The learning rate depends on the progress, which is measured
+in steps or in minutes. The checkpoint is saved every `--save-minutes` minutes; the same command resumes from it. The
+result is a folder in Hugging Face format.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from minisgl.course.tutor.packing import Packer, Rows, domain_of
 from minisgl.models.shipped import weights_dir
 
 WARMUP, DECAY = 0.01, 0.5
-"""Parts of the training in which the learning rate rises linearly, and falls linearly to zero."""
+"""Fractions of the training: the learning rate rises linearly in the first, and falls linearly to zero in the last."""
 
 
-class Batches(Dataset):
-    """Batch number i holds the rows from i * rows on."""
+class Batches(Dataset[Any]):
+    """The batches from number ``start`` on. Batch i holds the rows from i * options.rows on."""
 
     def __init__(self, options: argparse.Namespace, start: int) -> None:
         self.options, self.start = options, start
-        self.packer: Packer | None = None  # made in the worker
+        self.packer: Packer | None = None  # created in the worker process
 
     def __len__(self) -> int:
         return 10**9
@@ -52,7 +52,7 @@ class Batches(Dataset):
 
 
 def batches(options: argparse.Namespace, start: int) -> Iterator[Rows[Tensor]]:
-    """Batches from number `start` on, written ahead by `options.workers` processes."""
+    """Return the batches from number ``start`` on, which ``options.workers`` processes generate ahead."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     ahead: dict[str, Any] = {"prefetch_factor": 8, "multiprocessing_context": "spawn"} if options.workers else {}
     data = Batches(options, start)
@@ -60,7 +60,11 @@ def batches(options: argparse.Namespace, start: int) -> Iterator[Rows[Tensor]]:
 
 
 def token_losses(hidden: Tensor, head: Tensor, rows: Rows[Tensor]) -> tuple[Tensor, Tensor]:
-    """Loss and weight of each token but the first: both [rows, length - 1]."""
+    """Return the loss and the weight of each token except the first of its row: both float32 [rows, length - 1].
+
+    ``hidden`` [rows, length, hidden_size] are the last hidden states, ``head`` is the output matrix. The first token of
+    each document has the weight 0.
+    """
     logits = F.linear(hidden[:, :-1], head).float()
     targets = rows.tokens[:, 1:].long()
     losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
@@ -68,12 +72,12 @@ def token_losses(hidden: Tensor, head: Tensor, rows: Rows[Tensor]) -> tuple[Tens
 
 
 def learning_rate(progress: float, peak: float) -> float:
-    """Up, level, and down in a line, for a progress of 0 to 1."""
+    """Return the learning rate at a progress of 0 to 1: linear rise, then ``peak``, then linear fall to 0."""
     return peak * max(0.0, min(1.0, (progress + 1e-4) / WARMUP, (1 - progress) / DECAY))
 
 
 class Trainer:
-    """Model, optimiser and progress, all of which a checkpoint holds."""
+    """Model, optimizer and progress of a training run; a checkpoint saves all three."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(options.seed)
@@ -97,16 +101,18 @@ class Trainer:
             self.losses = torch.compile(token_losses, dynamic=False)
 
     def load(self) -> None:
-        """Go on from the checkpoint."""
+        """Load the checkpoint. Raise SystemExit if the checkpoint is of another model."""
         saved = torch.load(self.options.checkpoint, map_location=self.options.device, weights_only=True)
         if saved["name"] != self.options.model:
-            raise SystemExit(f"{self.options.checkpoint} holds {saved['name']}, not {self.options.model}")
+            raise SystemExit(
+                f"The checkpoint {self.options.checkpoint} holds {saved['name']}, not {self.options.model}."
+            )
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.step, self.seconds = saved["step"], saved["seconds"]
 
     def save(self) -> None:
-        """Write the model for use and, if wanted, the checkpoint to resume from."""
+        """Export the model, and write the checkpoint if ``options.checkpoint`` is given."""
         models.export(self.model, self.options.out, self.options.tokenizer)
         if self.options.checkpoint:
             state = {
@@ -121,13 +127,17 @@ class Trainer:
             part.replace(self.options.checkpoint)
 
     def progress(self) -> float:
-        """How much of the training is done, from 0 to 1."""
+        """Return the completed fraction of the training; 1 or more at the end."""
         if self.options.steps:
-            return self.step / self.options.steps
-        return self.seconds / (60 * self.options.minutes)
+            return float(self.step / self.options.steps)
+        return float(self.seconds / (60 * self.options.minutes))
 
     def train_step(self, rows: Rows[Tensor]) -> tuple[Tensor, Tensor]:
-        """One update. Returns each row's mean loss on answers, and the weighted mean loss, both on the device."""
+        """Update the model with one batch.
+
+        Returns each row's mean loss on answer tokens [rows], and the weighted mean loss of the batch; both stay on the
+        device.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.progress(), self.options.rate)
         mask = models.document_mask(rows.documents, dense=self.options.dense)
@@ -147,22 +157,22 @@ class Trainer:
         return (losses.detach() * answers).sum(1) / answers.sum(1).clamp(min=1), loss.detach()
 
     def run(self) -> None:
-        """Train until the end, with a progress bar, a line of losses by domain, and a save every so often."""
+        """Train until the end: show progress, report losses by domain, and save at intervals."""
         options = self.options
         source = batches(options, self.step)
         last, saved = time.monotonic(), time.monotonic()
         bar = tqdm(
             total=100, initial=round(100 * self.progress()), unit="%", desc=options.model, mininterval=options.log
         )
-        said, done = time.monotonic(), self.progress()
+        reported, done = time.monotonic(), self.progress()
         while done < 1:
             rows = Rows(*(array.to(options.device, non_blocking=True) for array in next(source)))
             by_row, loss = self.train_step(rows)
             self.step += 1
             now = time.monotonic()
-            if now - said > options.log or self.step == 1:
+            if now - reported > options.log or self.step == 1:
                 self.report(bar, by_row, loss)
-                now = said = time.monotonic()
+                now = reported = time.monotonic()
             self.seconds += now - last
             last = now
             progress = min(1.0, self.progress())
@@ -175,8 +185,8 @@ class Trainer:
         bar.close()
         self.save()
 
-    def report(self, bar: tqdm, by_row: Tensor, loss: Tensor) -> None:
-        """Print the loss on answers by domain."""
+    def report(self, bar: tqdm[Any], by_row: Tensor, loss: Tensor) -> None:
+        """Print the loss of the batch, and the loss on answer tokens by domain."""
         domains: dict[str, list[float]] = {}
         first = (self.step - 1) * self.options.rows
         for i, value in enumerate(by_row.tolist()):
@@ -186,25 +196,29 @@ class Trainer:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line's options."""
+    """Return the options of the command line."""
     cores = os.cpu_count() or 1
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=models.NAMES, default="tutor")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the trained model")
-    parser.add_argument("--checkpoint", type=Path, help="file to resume from, and to save to")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write the trained model to")
+    parser.add_argument("--checkpoint", type=Path, help="file to save to, and to resume from if it exists")
     length = parser.add_mutually_exclusive_group(required=True)
-    length.add_argument("--minutes", type=float, help="train so long, not counting the saves")
-    length.add_argument("--steps", type=int, help="train so many steps")
+    length.add_argument("--minutes", type=float, help="training time in minutes, without the time of saves")
+    length.add_argument("--steps", type=int, help="number of training steps")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rows", type=int, default=40, help="rows a batch (multiples of 20 hold the domains' shares)")
-    parser.add_argument("--length", type=int, default=models.CONTEXT, help="tokens a row")
-    parser.add_argument("--rate", type=float, default=3e-3, help="highest learning rate")
-    parser.add_argument("--balance", type=float, default=0.01, help="weight of the load balance between experts")
+    parser.add_argument(
+        "--rows", type=int, default=40, help="rows per batch (multiples of 20 hold each domain by its share)"
+    )
+    parser.add_argument("--length", type=int, default=models.CONTEXT, help="tokens per row")
+    parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
+    parser.add_argument("--balance", type=float, default=0.01, help="weight of the load-balancing loss of tutor-moe")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=max(0, cores - 2), help="processes that write text")
+    parser.add_argument("--workers", type=int, default=max(0, cores - 2), help="processes that generate text")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False, help="use torch.compile")
-    parser.add_argument("--dense", action="store_true", help="no FlexAttention (never used on a CPU)")
-    parser.add_argument("--save-minutes", type=float, default=2)
+    parser.add_argument(
+        "--dense", action="store_true", help="use dense masks instead of FlexAttention (always so on a CPU)"
+    )
+    parser.add_argument("--save-minutes", type=float, default=2, help="minutes between two saves")
     parser.add_argument("--log", type=float, default=10, help="seconds between two lines of losses")
     default = weights_dir("tutor")
     parser.add_argument("--tokenizer", type=Path, default=default, help="folder with the tokenizer's files")

@@ -1,7 +1,7 @@
-"""The raw material of the corpus: word lists, invented words, and the line between training and held-out text.
+"""Word lists, invented words, and the split of texts into training and held-out texts.
 
-It knows words and chance, nothing of tasks. Whether a piece of text is held out follows from a hash of the text
-alone, so that every process, run and machine draws the same line.
+This module knows nothing of exercises. Whether a text is held out depends only on a hash of the text, so the split is
+the same in every process, in every run and on every machine.
 """
 
 from __future__ import annotations
@@ -18,22 +18,27 @@ HELD_OUT_PERCENT = 10
 
 
 def held_out(key: str) -> bool:
-    """Whether the text `key` belongs to the held-out tenth."""
+    """Return whether the text ``key`` belongs to the held-out tenth of all texts."""
     return zlib.crc32(key.encode()) % 100 < HELD_OUT_PERCENT
 
 
 def draw(split: Split, make: Callable[[], T], key: Callable[[T], str] = str) -> T:
-    """Call `make` until what it gives lies on the wanted side of the split."""
+    """Call ``make`` until its result belongs to ``split``, and return the result.
+
+    ``key`` returns the text of a result that decides its split. Raise RuntimeError after 10,000 calls.
+    """
     want = split == "heldout"
     for _ in range(10_000):
         item = make()
         if held_out(key(item)) == want:
             return item
-    raise RuntimeError(f"nothing like {key(item)!r} is on the {split} side: what is made here varies too little")
+    raise RuntimeError(
+        f"10,000 random items, the last {key(item)!r}, gave none in the split {split!r}: the items vary too little"
+    )
 
 
 def word_list(text: str) -> tuple[str, ...]:
-    """The words of `text`; if there are bars or commas, what stands between them."""
+    """Split ``text`` at bars, or else at commas, or else at white space."""
     return tuple(text.split(next((mark for mark in "|," if mark in text), None)))
 
 
@@ -192,7 +197,7 @@ _CODAS = ("", "", "", *word_list("b ck d ff g k l ld ll lt m mp n nd ng nk nt p 
 
 
 def invent(rng: random.Random, syllables: int = 0) -> str:
-    """An invented word such as `brondel`, of 1 to 3 syllables unless told."""
+    """Return an invented word such as `brondel`, with the given number of syllables, or with 1 to 3 if 0."""
     pick, count = rng.choice, syllables or rng.choice((1, 2, 2, 2, 3))
     return "".join(
         pick(_ONSETS) + pick(_VOWELS) + (pick(_CODAS) if i == count - 1 or rng.random() < 0.4 else "")
@@ -201,17 +206,17 @@ def invent(rng: random.Random, syllables: int = 0) -> str:
 
 
 def any_word(rng: random.Random) -> str:
-    """A real word three times out of four, else an invented one."""
+    """Return a real word three times out of four, otherwise an invented word."""
     return rng.choice(COMMON_WORDS) if rng.random() < 0.75 else invent(rng)
 
 
 def person(rng: random.Random, split: Split) -> str:
-    """A full name that lies on the wanted side of the split."""
+    """Return a full name of the given split."""
     return draw(split, lambda: f"{rng.choice(FIRST_NAMES)} {rng.choice(LAST_NAMES)}")
 
 
 def number(rng: random.Random, split: Split, digits: int) -> str:
-    """A number of so many digits; from three digits on it respects the split."""
+    """Return a number with ``digits`` digits. With three digits or more, it belongs to the given split."""
     low, high = 10 ** (digits - 1), 10**digits - 1
     if digits < 3:
         return str(rng.randint(low, high))
@@ -219,5 +224,5 @@ def number(rng: random.Random, split: Split, digits: int) -> str:
 
 
 def chance(rng: random.Random, percent: float) -> bool:
-    """True in so many of a hundred cases."""
+    """Return True with a probability of ``percent`` percent."""
     return rng.random() * 100 < percent

@@ -1,5 +1,5 @@
-// How many whole pages two sequences of token ids have in common at their start.
-// The numpy twin, with what it takes and returns, is in minisgl/kernel/compare.py.
+// Counts the whole pages that two sequences of token ids have in common at their start.
+// minisgl/kernel/compare.py has the numpy version and describes arguments and result.
 #include <tvm/ffi/tvm_ffi.h>
 
 #include <algorithm>
@@ -7,8 +7,8 @@
 
 namespace {
 
-// Where two ids differ, so do their bits. A block is compared without a branch, which the compiler turns into vector
-// instructions; only the block with the difference in it is looked at id by id.
+// Ids are compared in blocks of kBlock by XOR and OR, without a branch, so that the compiler can use vector
+// instructions. Only the first block that contains a difference is compared id by id.
 constexpr int64_t kBlock = 64;
 
 const int64_t* Ids(const tvm::ffi::TensorView& ids) {

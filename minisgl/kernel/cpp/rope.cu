@@ -1,5 +1,6 @@
-// QK-norm, rotation and the store of keys and values in one launch, in CUDA C++.
-// The plain twin, with what it takes and returns, is in minisgl/kernel/rope.py; the Triton one in ../triton/rope.py.
+// QK-norm, RoPE and the store of keys and values in one launch, in CUDA C++.
+// minisgl/kernel/rope.py has the torch reference and describes arguments and result; ../triton/rope.py is the Triton
+// version.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <tvm/ffi/extra/c_env_api.h>
@@ -12,10 +13,10 @@ namespace {
 using tvm::ffi::TensorView;
 
 constexpr int kWarp = 32;
-constexpr int kHeads = 8;  // heads a block works on, one a warp
-constexpr int kPairs = 2;  // pairs of elements a lane holds of each half of a head: heads of up to 256 elements
+constexpr int kHeads = 8;  // heads per thread block: one head per warp
+constexpr int kPairs = 2;  // pairs of elements that a lane holds of each half of a head; heads have at most 256 elements
 
-// Two neighbours, read and written at once.
+// Two adjacent elements, loaded and stored with one instruction.
 template <typename T>
 struct alignas(2 * sizeof(T)) Pair {
   T a, b;
@@ -33,13 +34,13 @@ __device__ void Write(T* at, float2 value) {
 }
 
 struct Shape {
-  int q_heads, kv_heads, half, page_size;                      // half a head's elements; tokens of a page
+  int q_heads, kv_heads, half, page_size;                      // half: elements of half a head; page_size: tokens per page
   int64_t stride_qkv, stride_page, stride_token, stride_head;  // in elements
   float eps;
 };
 
-// A warp takes one head of one token: queries go to q_out, keys and values to the token's place in the pool. Lane l
-// holds elements 2l and 2l + 1 of both halves, since dimension i turns with i + half.
+// Each warp handles one head of one token. Queries are written to q_out, keys and values to the token's KV location in
+// the pool. Lane l holds elements 2l and 2l + 1 of both halves, because dimension i is rotated with dimension i + half.
 template <typename T>
 __global__ void NormRopeStoreKernel(const T* qkv, T* q_out, T* k_pool, T* v_pool, const T* q_weight, const T* k_weight,
                                     const float* cos_sin, const int64_t* out_cache_loc, Shape s) {
@@ -52,8 +53,8 @@ __global__ void NormRopeStoreKernel(const T* qkv, T* q_out, T* k_pool, T* v_pool
 
   T* to = q_out + (token * s.q_heads + head) * dim;
   if (!is_q) {
-    const int64_t place = out_cache_loc[token];
-    const int64_t at = place / s.page_size * s.stride_page + place % s.page_size * s.stride_token;
+    const int64_t loc = out_cache_loc[token];
+    const int64_t at = loc / s.page_size * s.stride_page + loc % s.page_size * s.stride_token;
     to = is_v ? v_pool + at + (head - s.q_heads - s.kv_heads) * s.stride_head
               : k_pool + at + (head - s.q_heads) * s.stride_head;
   }
@@ -70,7 +71,7 @@ __global__ void NormRopeStoreKernel(const T* qkv, T* q_out, T* k_pool, T* v_pool
   }
   const T* weight = is_q ? q_weight : k_weight;
   const bool norm = weight != nullptr && !is_v;
-  if (norm) {  // the same for all lanes of a warp
+  if (norm) {  // uniform over the lanes of a warp
     for (int lane = kWarp / 2; lane > 0; lane /= 2) squares += __shfl_xor_sync(0xffffffff, squares, lane);
   }
   const float scale = norm ? rsqrtf(squares / dim + s.eps) : 1.0f;
@@ -111,14 +112,14 @@ void Launch(const TensorView& qkv, const TensorView& q, const TensorView& k_pool
   if (error != cudaSuccess) TVM_FFI_THROW(RuntimeError) << "norm_rope_store: " << cudaGetErrorString(error);
 }
 
-// q [tokens, q_heads, head_dim] is written; the pools are [pages, page_size, kv_heads, head_dim] in any layout whose
-// heads are contiguous. Without weights there is no QK-norm.
+// Writes q [tokens, q_heads, head_dim]. The pools are [pages, page_size, kv_heads, head_dim]; their strides may be
+// any, but the elements of a head must be contiguous. Without weights no QK-norm is computed.
 void NormRopeStore(TensorView qkv, TensorView q, TensorView k_pool, TensorView v_pool,
                    tvm::ffi::Optional<TensorView> q_weight, tvm::ffi::Optional<TensorView> k_weight,
                    TensorView cos_sin, TensorView out_cache_loc, double eps) {
   const int dim = static_cast<int>(q.size(2));
   if (dim % 4 != 0 || dim > 2 * 2 * kWarp * kPairs) {
-    TVM_FFI_THROW(ValueError) << "norm_rope_store: a head has " << dim << " elements; it may have 4, 8, ... 256";
+    TVM_FFI_THROW(ValueError) << "norm_rope_store: head_dim is " << dim << "; it must be a multiple of 4, at most 256";
   }
   if (q.size(0) == 0) return;
   const Shape s{static_cast<int>(q.size(1)), static_cast<int>(k_pool.size(2)), dim / 2,

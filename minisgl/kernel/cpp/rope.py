@@ -1,7 +1,7 @@
-"""QK-norm, rotation and the store of keys and values in one launch, in CUDA C++ (`rope.cu`): one warp a head.
+"""QK-norm, RoPE and the store of keys and values in one launch, in CUDA C++ (`rope.cu`): one warp per head.
 
-The plain twin, with what it takes and returns, is in `minisgl.kernel.rope`. The engine runs the Triton kernel, which
-needs no compiler of its own; docs/benchmarks/cpp.md has both roads side by side.
+`minisgl.kernel.rope` has the torch reference and describes arguments and result. The engine runs the Triton kernel
+instead, which needs no CUDA compiler; docs/benchmarks/cpp.md compares the two.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def norm_rope_store(
     layer: int,
     out_cache_loc: Tensor,
 ) -> Tensor:
-    """`minisgl.kernel.rope.norm_rope_store`. Raises ConfigError where it can't be compiled."""
+    """Compute `minisgl.kernel.rope.norm_rope_store` with the CUDA C++ kernel.
+
+    Raises ConfigError if the kernel can't be compiled.
+    """
     tokens, head_dim = cos_sin.shape
     k, v = pool.layer(layer)
     q = torch.empty((tokens, q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)

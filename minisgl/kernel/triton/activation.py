@@ -1,6 +1,6 @@
-"""Gated activations in Triton: gate and up are read once, their product is written once.
+"""Gated activations in Triton: gate and up are read once, and their product is written once.
 
-The plain twins, with what each takes and returns, are in `minisgl.kernel.activation`.
+`minisgl.kernel.activation` has the torch references and describes arguments and results.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BLOCK = 1024
 
 @triton.jit
 def gate(x, ACT: tl.constexpr):
-    """silu, gelu or gelu_tanh of float32 x."""
+    """Return silu(x), gelu(x) or gelu_tanh(x), as ACT says, for float32 x."""
     if ACT == "silu":
         return x / (1.0 + tl.exp(-x))
     if ACT == "gelu":
@@ -31,6 +31,7 @@ def gate(x, ACT: tl.constexpr):
 def act_and_mul_kernel(
     x, out, stride_x, DIM: tl.constexpr, ACT: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False
 ):
+    """Write act(gate)·up for BLOCK columns of one row of x. One program: one row, one block of columns."""
     if EARLY:
         start_next()
         wait_for_previous()
@@ -42,10 +43,12 @@ def act_and_mul_kernel(
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
+    """Compute `minisgl.kernel.activation.silu_and_mul` on a GPU."""
     return _launch(x, "silu")
 
 
 def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
+    """Compute `minisgl.kernel.activation.gelu_and_mul` on a GPU."""
     return _launch(x, "gelu_tanh" if approximate == "tanh" else "gelu")
 
 

@@ -1,7 +1,7 @@
-"""Sorting of (token, choice) pairs by expert in two launches, in Triton: a counting sort without atomics.
+"""Sorting of (token, choice) pairs by expert in two Triton launches: a counting sort without atomics.
 
-The order is that of a stable sort, the same in every run. The plain twin, with what it takes and returns, is in
-`minisgl.kernel.align`.
+The sort is stable, so its result is the same in every run. `minisgl.kernel.align` has the torch reference and describes
+arguments and results.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from minisgl.kernel.blocks import max_blocks
 
-CHUNKS = 128  # programs at most: each reads what all of them counted
+MAX_CHUNKS = 128  # most programs of a launch; in the second launch each program reads the counts of all
 
 
 @triton.jit
@@ -21,7 +21,10 @@ def count_kernel(
     ids, counts, pairs, n, first, chunk, capacity, fill,
     EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program a chunk of pairs: how many of them each expert got. Also pads the output, ``fill`` places each."""
+    """Count the pairs of each expert in one chunk of pairs. One program per chunk.
+
+    Each program also initialises ``fill`` entries of ``pairs`` to the padding value n.
+    """
     program, expert, i = tl.program_id(0), tl.arange(0, BLOCK_E), tl.arange(0, BLOCK)
     count = tl.zeros([BLOCK_E], tl.int32)
     end = tl.minimum((program + 1) * chunk, n)
@@ -40,7 +43,10 @@ def place_kernel(
     ids, counts, pairs, owner, n, first, chunk, chunks, blocks, own,
     SIZE: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program a chunk: put its pairs behind those of earlier chunks, and name the owner of ``own`` blocks."""
+    """Write one chunk's pairs behind those of earlier chunks, expert by expert. One program per chunk.
+
+    Each program also writes the owning expert of ``own`` blocks.
+    """
     program, expert, i = tl.program_id(0), tl.arange(0, BLOCK_E), tl.arange(0, BLOCK)
     other = tl.arange(0, BLOCK_C)
     all_counts = tl.load(counts + other[:, None] * BLOCK_E + expert[None, :], mask=other[:, None] < chunks, other=0)
@@ -65,9 +71,10 @@ def place_kernel(
 
 
 def align(ids: Tensor, first: int, experts: int, block: int) -> tuple[Tensor, Tensor]:
+    """Compute `minisgl.kernel.align.align` on a GPU."""
     n, block_e = ids.numel(), max(16, triton.next_power_of_2(experts))
-    step = max(16, 8192 // block_e)  # pairs at a time: a [step, experts] tile of flags
-    chunk = triton.cdiv(triton.cdiv(n, CHUNKS), step) * step
+    step = max(16, 8192 // block_e)  # pairs per iteration: the tile of flags is [step, block_e]
+    chunk = triton.cdiv(triton.cdiv(n, MAX_CHUNKS), step) * step
     chunks = triton.cdiv(n, chunk)
     blocks = max_blocks(n, experts, block)
     pairs = torch.empty(blocks * block, dtype=torch.int32, device=ids.device)

@@ -1,8 +1,9 @@
-"""Attention over pages in Triton: decode with split KV, and extend (whole prompts, chunks, cached prefixes).
+"""Paged attention in Triton: decode with split KV, and extend (whole prompts, chunks, rows with a cached prefix).
 
 Dao, FlashAttention-2, 2023 (extend); Dao et al., Flash-Decoding for long-context inference, 2023 (decode). The query
-heads that share a KV head stand in one tile, so that keys and values are read once for all of them: row m of a tile is
-query ``m // GROUP``, head ``m % GROUP``. Knows tensors only; who owns a page, and what a step is, others know.
+heads that share a KV head are packed into one tile, so that the tile reads keys and values once for all of them: row m
+of a tile is query ``m // GROUP``, head ``m % GROUP`` of the KV head's group. The kernels know tensors only, neither
+requests nor page owners.
 """
 
 from __future__ import annotations
@@ -21,34 +22,35 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def attend(
-    q, position, k, v, table, begin, end, stride_page, stride_token, scale, acc, top, total,
+    q, position, k, v, row_table, begin, end, stride_page, stride_token, scale, acc, top, total,
     PAGE: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
     MASKED: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Read the KV positions [begin, end) block by block, and carry a softmax along that needs no second pass.
+    """Attend to the KV positions [begin, end) block by block, with an online softmax (one pass over keys and values).
 
-    q [M, D], position [M] of each row's query; k, v: one KV head's; table: one row of the page table. acc [M, D] is the
-    sum of values weighted by 2^(score - top), total [M] the sum of those weights, top [M] the largest score so far;
-    scores are in powers of two. Without MASKED, every query sees every position from begin to end, a whole number
-    of blocks.
+    q is [M, D]; position [M] is each query's own position; k and v point to one KV head; row_table is one row of the
+    page table. The state of the online softmax is passed in and returned: top [M] is the largest score so far, total
+    [M] the sum of the weights 2^(score - top), acc [M, D] the sum of the values with these weights. Scores are
+    multiplied by log2(e), so that 2^x replaces e^x. Without MASKED, every query sees every position from begin to end,
+    and end - begin is a multiple of BLOCK_N.
     """
     d = tl.arange(0, q.shape[1])
     for start in range(begin, end, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         inside = n < end
         if MASKED:
-            page = tl.load(table + n // PAGE, mask=inside, other=0)
+            page = tl.load(row_table + n // PAGE, mask=inside, other=0)
         else:
-            page = tl.load(table + n // PAGE)
-        place = page.to(tl.int64) * stride_page + (n % PAGE) * stride_token
-        k_at, v_at = k + place[None, :] + d[:, None], v + place[:, None] + d[None, :]
+            page = tl.load(row_table + n // PAGE)
+        offset = page.to(tl.int64) * stride_page + (n % PAGE) * stride_token
+        k_at, v_at = k + offset[None, :] + d[:, None], v + offset[:, None] + d[None, :]
         if MASKED or q.shape[1] > HEAD_DIM:
-            # What lies behind the end of a page's tokens may be anything: read as 0, for 0·NaN is NaN.
+            # Memory past the end of the row's tokens may hold NaN. Read it as 0: masking alone would give 0·NaN = NaN.
             keys = tl.load(k_at, mask=inside[None, :] & (d[:, None] < HEAD_DIM), other=0.0)
         else:
             keys = tl.load(k_at)
         scores = tl.dot(q, keys.to(q.dtype), input_precision="ieee") * scale
-        if SOFT_CAP > 0.0:  # cap·tanh(score / cap), whose scale holds 1 / cap already
+        if SOFT_CAP > 0.0:  # cap·tanh(score / cap); scale already includes 1 / cap
             scores = SOFT_CAP * LOG2_E * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores)))
         if MASKED:
             seen = inside[None, :] & (n[None, :] <= position[:, None])
@@ -56,47 +58,50 @@ def attend(
                 seen = seen & (n[None, :] > position[:, None] - WINDOW)
             scores = tl.where(seen, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
-        # A row that has seen nothing yet keeps -inf, and -inf - -inf would be NaN.
+        # A query that has seen no position yet has top -inf; subtract 0 instead, because -inf - -inf is NaN.
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         weights = tl.exp2(scores - base[:, None])
-        fade = tl.exp2(top - base)
+        rescale = tl.exp2(top - base)
         if MASKED or q.shape[1] > HEAD_DIM:
             values = tl.load(v_at, mask=inside[:, None] & (d[None, :] < HEAD_DIM), other=0.0)
         else:
             values = tl.load(v_at)
-        acc = tl.dot(weights.to(q.dtype), values.to(q.dtype), acc * fade[:, None], input_precision="ieee")
-        total = total * fade + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(q.dtype), values.to(q.dtype), acc * rescale[:, None], input_precision="ieee")
+        total = total * rescale + tl.sum(weights, 1)
         top = new_top
     return acc, top, total
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots", "seq_lens"])
+@triton.jit(do_not_specialize_on_alignment=["req_pool_indices", "seq_lens"])
 def decode_kernel(
-    q, k, v, out, partial, partial_top, table, slots, seq_lens, shared, scale,
+    q, k, v, out, partial, partial_top, page_table, req_pool_indices, seq_lens, shared_prefix_len, scale,
     stride_q_row, stride_q_head, stride_out_row, stride_out_head,
     stride_page, stride_token, stride_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
-    SPLITS: tl.constexpr, PARTS: tl.constexpr, SHARED: tl.constexpr,
+    SPLITS: tl.constexpr, PARTS: tl.constexpr, SHARED_PREFIX: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
-    """One program: one row, one KV head, one of SPLITS shares of the row's KV. Its one query sees all of it.
+    """Compute decode attention. One program: one row, one KV head, one of SPLITS splits of the row's KV.
 
-    With SHARED, the first ``shared`` positions are left to `shared_kernel`. PARTS: all shares of a row, those too.
+    The row has one query, which sees the row's whole KV. With SHARED_PREFIX, `shared_prefix_kernel` reads the first
+    ``shared_prefix_len`` positions and this kernel the rest. PARTS is the number of partial results per row: the
+    splits of both kernels.
     """
-    head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)  # heads of a page lie together: so read
+    # Heads vary fastest, because the KV heads of a page are adjacent in memory.
+    head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if EARLY:
         start_next()
         wait_for_previous()
     length = tl.load(seq_lens + row)
     first = tl.maximum(length - WINDOW, 0) if WINDOW >= 0 else 0
-    if SHARED:
-        first = tl.load(shared)
-    # In whole blocks, from the lengths on the device: a recorded launch serves whatever lengths come.
+    if SHARED_PREFIX:
+        first = tl.load(shared_prefix_len)
+    # Splits are whole blocks. They are computed from the lengths on the device, so that a CUDA graph fits any lengths.
     share = tl.cdiv(tl.cdiv(length - first, BLOCK_N), SPLITS) * BLOCK_N
     begin = first + split * share
     end = tl.minimum(begin + share, length)
     m = tl.arange(0, BLOCK_M)
-    place = ((row * tl.num_programs(0) + head) * GROUP + m) * PARTS + split
+    part_index = ((row * tl.num_programs(0) + head) * GROUP + m) * PARTS + split
     if begin < end:
         d = tl.arange(0, BLOCK_D)
         query_head = head * GROUP + m
@@ -104,7 +109,7 @@ def decode_kernel(
         q_at = q + row.to(tl.int64) * stride_q_row + query_head[:, None] * stride_q_head + d[None, :]
         queries = tl.load(q_at, mask=real, other=0.0)
         position = tl.full([BLOCK_M], 0, tl.int32) + (length - 1)
-        row_table = table + tl.load(slots + row).to(tl.int64) * stride_table
+        row_table = page_table + tl.load(req_pool_indices + row).to(tl.int64) * stride_table
         k_head, v_head = k + head * stride_head, v + head * stride_head
         middle = begin + (end - begin) // BLOCK_N * BLOCK_N
         acc, top, total = attend(
@@ -121,42 +126,44 @@ def decode_kernel(
             out_at = out + row.to(tl.int64) * stride_out_row + query_head[:, None] * stride_out_head + d[None, :]
             tl.store(out_at, acc.to(out.dtype.element_ty), mask=real)
         else:
-            tl.store(partial + place[:, None] * HEAD_DIM + d[None, :], acc, mask=real)
-            tl.store(partial_top + place, top + tl.log2(total), mask=m < GROUP)
+            tl.store(partial + part_index[:, None] * HEAD_DIM + d[None, :], acc, mask=real)
+            tl.store(partial_top + part_index, top + tl.log2(total), mask=m < GROUP)
     elif PARTS > 1:
-        tl.store(partial_top + place, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=m < GROUP)
+        tl.store(partial_top + part_index, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=m < GROUP)
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots", "shared"])
-def shared_kernel(
-    q, k, v, partial, partial_top, table, slots, shared, rows, scale,
+@triton.jit(do_not_specialize_on_alignment=["req_pool_indices", "shared_prefix_len"])
+def shared_prefix_kernel(
+    q, k, v, partial, partial_top, page_table, req_pool_indices, shared_prefix_len, rows, scale,
     stride_q_row, stride_q_head, stride_page, stride_token, stride_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, SOFT_CAP: tl.constexpr,
-    OTHERS: tl.constexpr, SHARES: tl.constexpr,
+    OWN_SPLITS: tl.constexpr, PREFIX_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
-    """The positions that all rows have in the same pages, read once for a tile of rows instead of once for each.
+    """Compute decode attention to the shared prefix: the leading positions that all rows have in the same pages.
 
-    One program: one KV head, one tile of the rows' queries, one of SHARES shares; a row's first OTHERS parts are
-    `decode_kernel`'s. Ye et al., Cascade Inference, 2024; Juravsky et al., Hydragen, 2024.
+    Each tile of rows reads the prefix once, instead of each row separately. One program: one KV head, one tile of the
+    rows' queries, one of PREFIX_SPLITS splits of the prefix. `decode_kernel` writes the first OWN_SPLITS partial
+    results of a row, this kernel the rest. Ye et al., Cascade Inference, 2024; Juravsky et al., Hydragen, 2024.
     """
     head, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if EARLY:
         start_next()
         wait_for_previous()
-    length = tl.load(shared)
-    share = tl.cdiv(tl.cdiv(length, BLOCK_N), SHARES) * BLOCK_N
+    length = tl.load(shared_prefix_len)
+    share = tl.cdiv(tl.cdiv(length, BLOCK_N), PREFIX_SPLITS) * BLOCK_N
     begin = split * share
     end = tl.minimum(begin + share, length)
     m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     row, query_head = m // GROUP, head * GROUP + m % GROUP
-    place = (row * tl.num_programs(0) * GROUP + query_head) * (OTHERS + SHARES) + OTHERS + split
+    part_index = (row * tl.num_programs(0) * GROUP + query_head) * (OWN_SPLITS + PREFIX_SPLITS) + OWN_SPLITS + split
     if begin < end:
         d = tl.arange(0, BLOCK_D)
         real = (row[:, None] < rows) & (d[None, :] < HEAD_DIM)
         q_at = q + row.to(tl.int64)[:, None] * stride_q_row + query_head[:, None] * stride_q_head + d[None, :]
         queries = tl.load(q_at, mask=real, other=0.0)
-        row_table = table + tl.load(slots).to(tl.int64) * stride_table  # the first row's pages are everyone's
+        # All rows have the same prefix pages: read them through the first row of the batch.
+        row_table = page_table + tl.load(req_pool_indices).to(tl.int64) * stride_table
         k_head, v_head = k + head * stride_head, v + head * stride_head
         middle = begin + (end - begin) // BLOCK_N * BLOCK_N
         position = tl.full([BLOCK_M], 0, tl.int32) + length
@@ -169,10 +176,10 @@ def shared_kernel(
             queries, position, k_head, v_head, row_table, middle, end, stride_page, stride_token, scale,
             acc, top, total, PAGE, HEAD_DIM, -1, SOFT_CAP, True, BLOCK_N,
         )  # fmt: skip
-        tl.store(partial + place.to(tl.int64)[:, None] * HEAD_DIM + d[None, :], acc / total[:, None], mask=real)
-        tl.store(partial_top + place, top + tl.log2(total), mask=row < rows)
+        tl.store(partial + part_index.to(tl.int64)[:, None] * HEAD_DIM + d[None, :], acc / total[:, None], mask=real)
+        tl.store(partial_top + part_index, top + tl.log2(total), mask=row < rows)
     else:
-        tl.store(partial_top + place, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=row < rows)
+        tl.store(partial_top + part_index, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=row < rows)
 
 
 @triton.jit
@@ -181,31 +188,37 @@ def combine_kernel(
     HEAD_DIM: tl.constexpr, PARTS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr,
     EARLY: tl.constexpr = False,
 ):  # fmt: skip
-    """One program: one row, one query head. Adds up the parts, each by the weight that its sum of exponents gives."""
+    """Combine the partial results of the splits, weighted by their sums of exponentials.
+
+    One program: one row, one query head. ``partial_top`` holds log2 of each part's sum of exponentials.
+    """
     row, head = tl.program_id(0), tl.program_id(1)
     if EARLY:
         start_next()
         wait_for_previous()
     part, d = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_D)
-    place = (row * tl.num_programs(1) + head) * PARTS + part
-    top = tl.load(partial_top + place, mask=part < PARTS, other=float("-inf"))
+    part_index = (row * tl.num_programs(1) + head) * PARTS + part
+    top = tl.load(partial_top + part_index, mask=part < PARTS, other=float("-inf"))
     weights = tl.exp2(top - tl.max(top, 0))
     weights = weights / tl.sum(weights, 0)
-    real = (top[:, None] > float("-inf")) & (d[None, :] < HEAD_DIM)  # the others wrote nothing
-    parts = tl.load(partial + place.to(tl.int64)[:, None] * HEAD_DIM + d[None, :], mask=real, other=0.0)
+    real = (top[:, None] > float("-inf")) & (d[None, :] < HEAD_DIM)  # empty splits wrote no values
+    parts = tl.load(partial + part_index.to(tl.int64)[:, None] * HEAD_DIM + d[None, :], mask=real, other=0.0)
     out_at = out + row.to(tl.int64) * stride_out_row + head * stride_out_head + d
     tl.store(out_at, tl.sum(parts * weights[:, None], 0).to(out.dtype.element_ty), mask=d < HEAD_DIM)
 
 
-@triton.jit(do_not_specialize_on_alignment=["tiles", "cu_seqlens_q", "seq_lens", "slots"])
+@triton.jit(do_not_specialize_on_alignment=["tiles", "cu_seqlens_q", "seq_lens", "req_pool_indices"])
 def extend_kernel(
-    q, k, v, out, tiles, cu_seqlens_q, seq_lens, slots, table, scale,
+    q, k, v, out, tiles, cu_seqlens_q, seq_lens, req_pool_indices, page_table, scale,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head,
     stride_page, stride_token, stride_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One program: one KV head, and one tile of a row's queries: ``tiles`` [n, 2] has row and tile number."""
+    """Compute attention for rows with several queries. One program: one KV head, one tile of a row's packed queries.
+
+    ``tiles`` [n, 2] holds (row, number of the tile within the row) of each program.
+    """
     head, tile = tl.program_id(0), tl.program_id(1)
     row, tile_m = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1) * BLOCK_M
     q_begin, length = tl.load(cu_seqlens_q + row), tl.load(seq_lens + row)
@@ -216,7 +229,7 @@ def extend_kernel(
     q_at = q + (token * stride_q_token + query_head * stride_q_head)[:, None] + d[None, :]
     queries = tl.load(q_at, mask=real, other=0.0)
 
-    # The row's queries are its *last* positions: the causal mask hangs at the bottom right.
+    # The row's queries are its *last* positions, so the causal mask is aligned to the bottom right.
     cached = length - q_len
     position = cached + m // GROUP
     first_query = cached + tile_m // GROUP
@@ -228,7 +241,7 @@ def extend_kernel(
         begin = 0
         middle = (first_query + 1) // BLOCK_N * BLOCK_N  # every query of the tile sees all blocks before this one
     k_head, v_head = k + head * stride_head, v + head * stride_head
-    row_table = table + tl.load(slots + row).to(tl.int64) * stride_table
+    row_table = page_table + tl.load(req_pool_indices + row).to(tl.int64) * stride_table
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     top, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
     if WINDOW < 0:
@@ -244,11 +257,11 @@ def extend_kernel(
     tl.store(out_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
 
 
-# ---- launching them -----------------------------------------------------------------------------------
+# ---- launches ----------------------------------------------------------------------------------------------
 
 
 class Heads(NamedTuple):
-    """What the layers of a model differ in, at most."""
+    """The properties of an attention layer that the kernels depend on."""
 
     q_heads: int
     kv_heads: int
@@ -259,21 +272,25 @@ class Heads(NamedTuple):
 
     @property
     def group(self) -> int:
+        """Query heads per KV head."""
         return self.q_heads // self.kv_heads
 
 
 class Pages(NamedTuple):
-    """One layer's keys and values [pages, page, kv_heads, head_dim] of the same strides, and where a row's are."""
+    """One layer's KV pool and the rows' page tables.
+
+    k and v are [pages, page_size, kv_heads, head_dim] with equal strides.
+    """
 
     k: Tensor
     v: Tensor
-    table: Tensor  # [slots, columns] int32
-    slots: Tensor  # [rows] int32
+    page_table: Tensor  # [request-pool rows, columns] int32
+    req_pool_indices: Tensor  # [rows] int32
     seq_lens: Tensor  # [rows] int32
 
 
 class Tile(NamedTuple):
-    """A launch's shape: ``m`` packed queries by ``n`` positions, and what Triton is told about a program."""
+    """A tile of ``m`` packed queries by ``n`` KV positions, with Triton's num_warps and num_stages."""
 
     m: int
     n: int
@@ -282,23 +299,24 @@ class Tile(NamedTuple):
 
 
 def decode_tile(group: int, head_dim: int, dtype: torch.dtype, splits: int = 1) -> Tile:
-    m = max(16, triton.next_power_of_2(group))  # tl.dot's least
+    """Return the tile of `decode_kernel`; ``splits`` is the number of splits of each row's KV."""
+    m = max(16, triton.next_power_of_2(group))  # tl.dot needs at least 16 rows
     if dtype == torch.float32:  # no tensor cores: small tiles, or registers spill
         return Tile(m, 16, 8, 1)
-    # One block of keys and values in flight for each program is enough: several programs share a multiprocessor.
+    # One prefetched block of keys and values per program is enough: several programs run on a multiprocessor.
     if head_dim > 128 or m > 16:
         return Tile(m, 32, 4, 2)
-    # Short shares are over after a block or two: then more warps that share its work, else more programs.
+    # With many splits a program has only a block or two: use more warps per program, else more programs.
     return Tile(m, 64, 4, 2) if splits >= 8 else Tile(m, 64, 2, 3)
 
 
-def shared_tile(queries: int, head_dim: int, dtype: torch.dtype) -> Tile:
-    """``queries``: packed ones of all rows, which stand in tiles as a long prompt's do."""
+def shared_prefix_tile(queries: int, head_dim: int, dtype: torch.dtype) -> Tile:
+    """Return the tile of `shared_prefix_kernel`; ``queries`` counts the packed queries (rows · group) of all rows."""
     return extend_tile(queries, head_dim, dtype)
 
 
 def extend_tile(longest: int, head_dim: int, dtype: torch.dtype) -> Tile:
-    """``longest``: packed queries (tokens · group) of the longest row."""
+    """Return the tile of `extend_kernel`; ``longest`` is the packed queries (tokens · group) of the longest row."""
     m = min(128, max(16, triton.next_power_of_2(longest)))
     if dtype == torch.float32:  # no tensor cores: small tiles, or registers spill
         return Tile(min(m, 32), 16, 8, 1)
@@ -308,49 +326,55 @@ def extend_tile(longest: int, head_dim: int, dtype: torch.dtype) -> Tile:
 
 
 def decode_splits(rows: int, kv_heads: int, programs: int) -> int:
-    """Into how many shares each row's KV is cut so that about ``programs`` programs are launched: a power of two.
+    """Return the number of splits of each row's KV, a power of two, so that about ``programs`` programs are launched.
 
-    At least two until there are twice as many anyway: rows are of unequal length, and the last ones would run alone.
+    The result is at least 2 unless the rows alone give more than 2 · ``programs`` programs: rows differ in length, and
+    without splits the longest rows would run alone at the end.
     """
-    wanted = max(1, min(64, programs // (rows * kv_heads)))
-    return max(1 << (wanted.bit_length() - 1), 2 if rows * kv_heads <= 2 * programs else 1)
+    splits = max(1, min(64, programs // (rows * kv_heads)))
+    return max(1 << (splits.bit_length() - 1), 2 if rows * kv_heads <= 2 * programs else 1)
 
 
-def shared_splits(rows: int, heads: Heads, dtype: torch.dtype, programs: int) -> int:
-    """Into how many shares a prefix that ``rows`` rows have in common is cut. A program has many queries, so there are
-    half as many programs; and each share is a part of every row to be added up, so there are 8 at most."""
-    tile = shared_tile(rows * heads.group, heads.head_dim, dtype)
+def shared_prefix_splits(rows: int, heads: Heads, dtype: torch.dtype, programs: int) -> int:
+    """Return the number of splits of a prefix that ``rows`` rows share.
+
+    A program of `shared_prefix_kernel` has many queries, so half of ``programs`` programs are launched. Each split adds
+    a partial result to every row, so there are at most 8 splits.
+    """
+    tile = shared_prefix_tile(rows * heads.group, heads.head_dim, dtype)
     return min(8, decode_splits(triton.cdiv(rows * heads.group, tile.m), heads.kv_heads, programs // 2))
 
 
 def decode(
     q: Tensor, out: Tensor, pages: Pages, heads: Heads, splits: int, partial: Tensor | None, tile: Tile,
-    shared: Tensor | None = None, shares: int = 0,
+    shared_prefix_len: Tensor | None = None, prefix_splits: int = 0,
 ) -> None:  # fmt: skip
-    """q, out [rows, q_heads, head_dim], one query a row. ``partial``: float32 scratch of at least
-    rows · q_heads · (splits + shares) · (head_dim + 1) elements; None where there is one part.
+    """Launch decode attention: one query per row; q and out are [rows, q_heads, head_dim].
 
-    ``shared`` int32 [1]: how many leading positions all rows have in the same pages; they are read in ``shares``.
+    ``partial`` is float32 scratch memory of at least rows · q_heads · (splits + prefix_splits) · (head_dim + 1)
+    elements, or None if splits + prefix_splits is 1. ``shared_prefix_len`` int32 [1] is the number of leading positions
+    that all rows have in the same pages; this prefix is read in ``prefix_splits`` splits. None: no shared prefix.
     """
-    rows, parts = q.shape[0], splits + shares
+    rows, parts = q.shape[0], splits + prefix_splits
     scratch = out if partial is None else partial
     tops = scratch if partial is None else partial[rows * heads.q_heads * parts * heads.head_dim :]
     block_d, early = _block_d(heads), starts_early(q)
-    if shared is not None:
-        wide = shared_tile(rows * heads.group, heads.head_dim, q.dtype)
-        shared_kernel[(heads.kv_heads, triton.cdiv(rows * heads.group, wide.m), shares)](
-            q, pages.k, pages.v, scratch, tops, pages.table, pages.slots, shared, rows, _scale(heads),
-            *q.stride()[:2], *pages.k.stride()[:3], pages.table.stride(0),
+    if shared_prefix_len is not None:
+        wide = shared_prefix_tile(rows * heads.group, heads.head_dim, q.dtype)
+        shared_prefix_kernel[(heads.kv_heads, triton.cdiv(rows * heads.group, wide.m), prefix_splits)](
+            q, pages.k, pages.v, scratch, tops, pages.page_table, pages.req_pool_indices,
+            shared_prefix_len, rows, _scale(heads),
+            *q.stride()[:2], *pages.k.stride()[:3], pages.page_table.stride(0),
             GROUP=heads.group, HEAD_DIM=heads.head_dim, PAGE=pages.k.shape[1], SOFT_CAP=heads.soft_cap,
-            OTHERS=splits, SHARES=shares, BLOCK_M=wide.m, BLOCK_N=wide.n, BLOCK_D=block_d,
+            OWN_SPLITS=splits, PREFIX_SPLITS=prefix_splits, BLOCK_M=wide.m, BLOCK_N=wide.n, BLOCK_D=block_d,
             num_warps=wide.warps, num_stages=wide.stages, **early,
         )  # fmt: skip
     decode_kernel[(heads.kv_heads, rows, splits)](
-        q, pages.k, pages.v, out, scratch, tops, pages.table, pages.slots, pages.seq_lens,
-        pages.seq_lens if shared is None else shared, _scale(heads),
-        *q.stride()[:2], *out.stride()[:2], *pages.k.stride()[:3], pages.table.stride(0),
+        q, pages.k, pages.v, out, scratch, tops, pages.page_table, pages.req_pool_indices, pages.seq_lens,
+        pages.seq_lens if shared_prefix_len is None else shared_prefix_len, _scale(heads),
+        *q.stride()[:2], *out.stride()[:2], *pages.k.stride()[:3], pages.page_table.stride(0),
         GROUP=heads.group, HEAD_DIM=heads.head_dim, PAGE=pages.k.shape[1], WINDOW=heads.window,
-        SOFT_CAP=heads.soft_cap, SPLITS=splits, PARTS=parts, SHARED=shared is not None,
+        SOFT_CAP=heads.soft_cap, SPLITS=splits, PARTS=parts, SHARED_PREFIX=shared_prefix_len is not None,
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_D=block_d, num_warps=tile.warps, num_stages=tile.stages, **early,
     )  # fmt: skip
     if parts > 1:
@@ -361,12 +385,15 @@ def decode(
 
 
 def extend(q: Tensor, out: Tensor, pages: Pages, heads: Heads, cu_seqlens_q: Tensor, tiles: Tensor, tile: Tile) -> None:
-    """q, out [tokens, q_heads, head_dim]; row r has tokens cu_seqlens_q[r] to cu_seqlens_q[r + 1]. ``tiles`` [n, 2]
-    int32
-    lists (row, number of the tile in the row), the longest work first; a row has ⌈tokens · group / tile.m⌉."""
+    """Launch attention for rows with several queries; q and out are [tokens, q_heads, head_dim].
+
+    Row r has the tokens cu_seqlens_q[r] up to cu_seqlens_q[r + 1]. ``tiles`` [n, 2] int32 lists (row, number of the
+    tile within the row), ⌈tokens · group / tile.m⌉ tiles for each row; tiles with the most work come first.
+    """
     extend_kernel[(heads.kv_heads, len(tiles))](
-        q, pages.k, pages.v, out, tiles, cu_seqlens_q, pages.seq_lens, pages.slots, pages.table, _scale(heads),
-        *q.stride()[:2], *out.stride()[:2], *pages.k.stride()[:3], pages.table.stride(0),
+        q, pages.k, pages.v, out, tiles, cu_seqlens_q, pages.seq_lens, pages.req_pool_indices, pages.page_table,
+        _scale(heads),
+        *q.stride()[:2], *out.stride()[:2], *pages.k.stride()[:3], pages.page_table.stride(0),
         GROUP=heads.group, HEAD_DIM=heads.head_dim, PAGE=pages.k.shape[1], WINDOW=heads.window,
         SOFT_CAP=heads.soft_cap, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_D=_block_d(heads),
         num_warps=tile.warps, num_stages=tile.stages,
@@ -374,8 +401,10 @@ def extend(q: Tensor, out: Tensor, pages: Pages, heads: Heads, cu_seqlens_q: Ten
 
 
 def _scale(heads: Heads) -> float:
+    """Return the factor by which `attend` multiplies q·k: divided by the soft cap, or converted to base 2."""
     return heads.scale / heads.soft_cap if heads.soft_cap > 0 else heads.scale * LOG2_E.value
 
 
 def _block_d(heads: Heads) -> int:
-    return max(16, triton.next_power_of_2(heads.head_dim))
+    size: int = triton.next_power_of_2(heads.head_dim)
+    return max(16, size)

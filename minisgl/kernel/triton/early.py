@@ -1,7 +1,8 @@
-"""Programmatic dependent launch: a kernel starts while the one before it still runs, and waits for its results inside.
+"""Programmatic dependent launch (PDL): a kernel starts while the preceding kernel is still running.
 
-Between two small kernels a GPU otherwise idles for as long as they run: one drains, then the next is set up. See
-"Programmatic Dependent Launch" in the CUDA programming guide; it needs compute capability 9.
+The kernel sets itself up, then waits inside for the preceding kernel's results. Without PDL a GPU idles between two
+small kernels for about as long as the kernels run: the first one drains before the second one is set up. See
+"Programmatic Dependent Launch" in the CUDA programming guide. PDL needs compute capability 9.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ __all__ = ["start_next", "starts_early", "wait_for_previous"]
 
 
 def starts_early(x: Tensor) -> dict[str, bool]:
-    """Launch options of a kernel on x's device. Every program of a kernel with ``EARLY`` must call
-    ``wait_for_previous`` before it touches memory that other kernels write or read; weights may be read before."""
+    """Return the launch options that start a kernel early on x's device, or none if the device has no PDL.
+
+    Every program of a kernel launched with ``EARLY`` must call ``wait_for_previous`` before it accesses memory that
+    other kernels write or read. It may read weights before that call.
+    """
     if not x.is_cuda or not _capable(x.device.index):
         return {}
     return _OPTIONS

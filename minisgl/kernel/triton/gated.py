@@ -1,10 +1,10 @@
-"""A gated projection in Triton: tiles of x, gate and up come through the tensor memory accelerator (TMA), and one wide
-product of the tensor cores has both halves side by side.
+"""A gated projection in Triton for GPUs with a tensor memory accelerator (TMA).
 
-At most as many programs run as there are multiprocessors, and each goes from tile to tile, so that the end of one
-overlaps the beginning of the next. Groups of rows of tiles are finished together: their part of x stays in the L2 cache
-while the weights pass by (the grouped order of Triton's matrix multiplication tutorial). The plain twin is in
-`minisgl.kernel.gated`.
+TMA loads tiles of x, gate and up; one tensor-core product computes gate and up side by side. The kernel is persistent:
+there are at most as many programs as multiprocessors, and each program loops over tiles, so that the end of one tile
+overlaps the beginning of the next. Tiles are visited in groups of ``group`` tile rows, so that the group's rows of x
+stay in the L2 cache while the weights stream through it (the grouped order of Triton's matrix multiplication tutorial).
+The torch reference is in `minisgl.kernel.gated`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from minisgl.kernel.triton.activation import gate
 
 ROWS = 2048
-"""From so many rows on it was faster than cuBLAS and the activation apart, on an H200."""
+"""The smallest number of rows for which this kernel was faster than cuBLAS plus the activation, on an H200."""
 
 
 class Tile(NamedTuple):
-    """``m`` rows by ``n`` columns of gate and as many of up, ``k`` at a time; tiles in groups of ``group`` · m rows."""
+    """A tile: ``m`` rows by ``n`` columns of gate and ``n`` of up, ``k`` inputs per iteration.
+
+    Tiles are visited in groups of ``group`` tile rows. ``warps`` and ``stages`` are Triton's num_warps and num_stages.
+    """
 
     m: int
     n: int
@@ -35,7 +38,7 @@ class Tile(NamedTuple):
 
 
 TILE = Tile(128, 128, 64, 8, 8, 3)
-"""The fastest of those tried there; `python -m minisgl.bench tiles gated` tries more."""
+"""The fastest tile measured on an H200; `python -m minisgl.bench tiles gated` measures more tiles."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -43,8 +46,11 @@ def gated_linear_kernel(
     x, weight, out, rows, DIM: tl.constexpr, IN: tl.constexpr, ACT: tl.constexpr, PROGRAMS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """x [rows, IN], weight [2, DIM, IN], out [rows, DIM]: descriptors; what lies outside is read as 0, and not
-    written."""
+    """Compute out = act(x·gateᵀ)·(x·upᵀ) tile by tile.
+
+    x [rows, IN], weight [2, DIM, IN] and out [rows, DIM] are tensor descriptors: elements outside the bounds are read
+    as 0 and not written.
+    """
     down, across = tl.cdiv(rows, BLOCK_M), tl.cdiv(DIM, BLOCK_N)
     for tile in tl.range(tl.program_id(0), down * across, PROGRAMS, flatten=True):
         first = tile // (GROUP * across) * GROUP
@@ -61,7 +67,7 @@ def gated_linear_kernel(
 
 
 def serves(x: Tensor, weight: Tensor) -> bool:
-    """Whether `gated_linear` takes these, and was faster: many rows of half precision."""
+    """Return whether `gated_linear` supports these tensors and is faster: many rows in half precision on Hopper."""
     return (
         x.dim() == 2
         and x.shape[0] >= ROWS
@@ -69,18 +75,18 @@ def serves(x: Tensor, weight: Tensor) -> bool:
         and x.dtype == weight.dtype
         and x.is_contiguous()
         and weight.is_contiguous()
-        # TMA wants rows of whole 16 bytes, at addresses that 16 divides.
+        # TMA needs row strides and addresses that are multiples of 16 bytes.
         and weight.shape[0] % 16 == weight.shape[1] % 8 == 0
         and x.data_ptr() % 16 == weight.data_ptr() % 16 == 0
-        and torch.cuda.get_device_properties(x.device).major == 9  # Hopper: the first with TMA, and what was measured
+        and torch.cuda.get_device_properties(x.device).major == 9  # Hopper: the first GPU with TMA
     )
 
 
 def gated_linear(x: Tensor, weight: Tensor, act: str, tile: Tile = TILE) -> Tensor:
-    """x [rows, in], weight [2·dim, in] → [rows, dim]; ``act`` is silu, gelu or gelu_tanh."""
+    """Return act(x·gateᵀ)·(x·upᵀ): x [rows, in], weight [2·dim, in] → [rows, dim]; ``act``: silu, gelu or gelu_tanh."""
     (rows, inner), dim = x.shape, weight.shape[0] // 2
     out = torch.empty((rows, dim), dtype=x.dtype, device=x.device)
-    # PROGRAMS for few tiles, too: a number of their own would be a kernel of their own, to be compiled.
+    # PROGRAMS is the same constant when there are fewer tiles: each other value would be compiled separately.
     programs = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
     tiles = triton.cdiv(rows, tile.m) * triton.cdiv(dim, tile.n)
     gated_linear_kernel[(min(tiles, programs),)](

@@ -1,7 +1,8 @@
-"""A matrix times one row, or times few, in Triton: what decode steps of a small model spend their time on.
+"""Matrix products with one row or a few rows of x, in Triton: the main cost of a small model's decode steps.
 
-Every weight is read once, so the time is bytes over bandwidth, and what it takes to begin and to end; the tiles are
-those that came nearest to it on an H200 (docs/benchmarks). The plain twin is in `minisgl.kernel.linear`.
+Every weight is read once, so the lower bound of the time is weight bytes / memory bandwidth, plus the launch overhead.
+The tiles are those that came nearest to this bound on an H200 (docs/benchmarks). The torch reference is in
+`minisgl.kernel.linear`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ def one_row_kernel(
     x, weight, bias, y, OUT, IN, HAS_BIAS: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     EARLY: tl.constexpr = False,
 ):  # fmt: skip
-    """Each program has ``ROWS`` rows of the weight and goes along them ``COLS`` columns at a time, one step ahead: the
-    first weights are on their way before x is written."""
+    """Compute ``ROWS`` outputs of a product with one row of x. One program: ``ROWS`` rows of the weight.
+
+    The program loops over the columns, ``COLS`` at a time, and loads the next columns of the weight one iteration
+    ahead. The first load is issued before the preceding kernel has written x.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, COLS)
     inside = (row < OUT)[:, None]
@@ -38,15 +42,16 @@ def one_row_kernel(
         else:
             a = tl.load(x + start + col, mask=start + col < IN, other=0.0)
         total += b.to(tl.float32) * a.to(tl.float32)[None, :]
-    out = tl.sum(total, axis=1)  # once, at the end: a sum across threads is dear
+    out = tl.sum(total, axis=1)  # once, after the loop: a sum across threads is expensive
     if HAS_BIAS:
         out += tl.load(bias + row, mask=row < OUT, other=0.0).to(tl.float32)
     tl.store(y + row, out.to(y.dtype.element_ty), mask=row < OUT)
 
 
 def one_row_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x·weightᵀ + bias for one row: x [1, in], weight [out, in] → [1, out]."""
     rows, cols = weight.shape
-    # Few outputs: thin tiles, so that every multiprocessor has one. Else tiles of 8 rows.
+    # Few outputs: tiles of 4 weight rows, so that every multiprocessor has a tile. Else tiles of 8 rows.
     tile, step, warps = (4, 1024, 8) if rows <= 2048 else (8, 512, 4)
     step = min(step, triton.next_power_of_2(cols))
     y = torch.empty((1, rows), dtype=x.dtype, device=x.device)
@@ -62,7 +67,10 @@ def few_rows_kernel(
     x, weight, bias, y, rows, OUT, IN, stride_x, HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
-    """One program: all rows of x, ``BLOCK_N`` rows of the weight. OUT and IN are whole numbers of blocks."""
+    """Compute ``BLOCK_N`` outputs for all rows of x. One program: ``BLOCK_N`` rows of the weight.
+
+    OUT is a multiple of BLOCK_N, and IN is a multiple of BLOCK_K.
+    """
     m, n, k = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     if EARLY:
         start_next()
@@ -79,15 +87,15 @@ def few_rows_kernel(
 
 
 def serves_few_rows(x: Tensor, weight: Tensor) -> bool:
-    """Whether `few_rows_linear` takes these, and was faster than cuBLASLt: a small matrix, of half precision."""
+    """Return whether `few_rows_linear` supports these and is faster than cuBLASLt: a small half-precision matrix."""
     out, inner = weight.shape
     return x.shape[0] <= 64 and weight.nbytes <= 13 << 20 and out % 64 == 0 and inner % 256 == 0 and x.itemsize == 2
 
 
 def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [rows, in], at most 64 rows → [rows, out]; see `serves_few_rows`."""
+    """Return x·weightᵀ + bias: x [rows, in], at most 64 rows → [rows, out]. See `serves_few_rows`."""
     rows, (out, inner) = x.shape[0], weight.shape
-    # So that about as many programs run as there are multiprocessors.
+    # Tiles are chosen so that about as many programs run as there are multiprocessors.
     tile, step = (16, 256) if out <= 2048 else (32, 256) if out <= 4096 else (64, 128)
     y = torch.empty((rows, out), dtype=x.dtype, device=x.device)
     few_rows_kernel[(out // tile,)](

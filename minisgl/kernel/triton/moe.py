@@ -1,7 +1,9 @@
-"""The experts' matrix products in Triton: rows gathered by pair, a block of them multiplied with one expert's weights.
+"""The experts' grouped matrix products in Triton.
 
-Gale et al., MegaBlocks, 2022 (grouped products instead of padded ones). ``pairs`` and ``owner`` are what
-`minisgl.kernel.align` makes; the activation happens in the first product, the choices' weights in the second.
+Gale et al., MegaBlocks, 2022 (grouped products instead of padded ones). Each program gathers the rows of a block of
+(token, choice) pairs and multiplies them with one expert's weights. ``pairs`` and ``owner`` are the results of
+`minisgl.kernel.align`. The first product (gate and up) includes the activation, the second one (down) the router's
+weights.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from minisgl.kernel.triton.activation import gate
 
 
 class Tiles(NamedTuple):
-    """``m`` pairs by ``n`` outputs, ``k`` inputs at a time; and what Triton is told about a program."""
+    """A tile: ``m`` pairs by ``n`` outputs, ``k`` inputs per iteration, with Triton's num_warps and num_stages."""
 
     m: int
     n: int
@@ -32,7 +34,10 @@ def up_kernel(
     TOP_K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr, ACT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """inner_out[pair] = act(x[token] · gateᵀ) · (x[token] · upᵀ): two products over the same rows, merged."""
+    """Compute inner_out[pair] = act(x[token] · gateᵀ) · (x[token] · upᵀ): two products over the same rows.
+
+    One program: one block of pairs, BLOCK_N columns.
+    """
     block, column = tl.program_id(1), tl.program_id(0) * BLOCK_N
     expert = tl.load(owner + block)
     if expert >= 0:
@@ -40,7 +45,7 @@ def up_kernel(
         real = pair < n_pairs
         n, k = column + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
         x_at = x + (pair // TOP_K).to(tl.int64)[:, None] * stride_x + k[None, :]
-        row = tl.where(n < INNER, n, 0)  # columns beyond read column 0, and are not stored
+        row = tl.where(n < INNER, n, 0)  # columns past INNER read column 0 and are not stored
         gate_at = gate_up + expert.to(tl.int64) * stride_expert + row[None, :] * stride_row + k[:, None]
         gate_sum = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         up_sum = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -66,7 +71,7 @@ def down_kernel(
     HIDDEN: tl.constexpr, INNER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """out[pair] = scale[pair] · (inner[pair] · downᵀ)."""
+    """Compute out[pair] = scale[pair] · (inner[pair] · downᵀ). One program: one block of pairs, BLOCK_N columns."""
     block, column = tl.program_id(1), tl.program_id(0) * BLOCK_N
     expert = tl.load(owner + block)
     if expert >= 0:
@@ -96,7 +101,10 @@ def sum_kernel(
     parts, ids, out, first, stride_out,
     TOP_K: tl.constexpr, EXPERTS: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out[token] = the sum of its pairs, in float32 and always in the same order; experts elsewhere add nothing."""
+    """Compute out[token], the sum of the rows of the token's pairs. One program: one token, BLOCK columns.
+
+    The sum is in float32 and always in the order of choices. Pairs that chose an expert of another rank are skipped.
+    """
     token, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for choice in tl.static_range(TOP_K):
@@ -108,8 +116,11 @@ def sum_kernel(
 
 
 def up(x: Tensor, gate_up: Tensor, pairs: Tensor, owner: Tensor, top_k: int, act: str, tiles: Tiles) -> Tensor:
-    """x [tokens, hidden], gate_up [experts, 2·inner, hidden] → [tokens · top_k, inner]; rows of experts that are
-    elsewhere are left unwritten. ``act``: as in `minisgl.kernel.triton.activation`."""
+    """Launch the first product: x [tokens, hidden], gate_up [experts, 2·inner, hidden] → [tokens · top_k, inner].
+
+    Rows of pairs that chose an expert of another rank are left uninitialised. ``act`` is one of the names in
+    `minisgl.kernel.triton.activation.gate`.
+    """
     hidden, inner, n = x.shape[1], gate_up.shape[1] // 2, x.shape[0] * top_k
     out = torch.empty((n, inner), dtype=x.dtype, device=x.device)
     up_kernel[(triton.cdiv(inner, tiles.n), len(owner))](
@@ -121,7 +132,10 @@ def up(x: Tensor, gate_up: Tensor, pairs: Tensor, owner: Tensor, top_k: int, act
 
 
 def down(inner: Tensor, weight: Tensor, scale: Tensor, pairs: Tensor, owner: Tensor, tiles: Tiles) -> Tensor:
-    """inner [pairs, inner], weight [experts, hidden, inner], scale [tokens, top_k] → [pairs, hidden], weighted."""
+    """Launch the second product: inner [pairs, inner], weight [experts, hidden, inner] → [pairs, hidden].
+
+    Each row is multiplied by its pair's router weight, scale [tokens, top_k] float32.
+    """
     n, hidden = inner.shape[0], weight.shape[1]
     out = torch.empty((n, hidden), dtype=inner.dtype, device=inner.device)
     down_kernel[(triton.cdiv(hidden, tiles.n), len(owner))](
@@ -133,7 +147,7 @@ def down(inner: Tensor, weight: Tensor, scale: Tensor, pairs: Tensor, owner: Ten
 
 
 def sum_pairs(parts: Tensor, ids: Tensor, first: int, experts: int, out: Tensor) -> Tensor:
-    """parts [tokens · top_k, hidden] → out [tokens, hidden]."""
+    """Sum each token's rows of parts [tokens · top_k, hidden] into out [tokens, hidden], and return out."""
     (tokens, top_k), hidden = ids.shape, parts.shape[1]
     block = min(1024, triton.next_power_of_2(hidden))
     sum_kernel[(tokens, triton.cdiv(hidden, block))](

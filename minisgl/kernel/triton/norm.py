@@ -1,6 +1,6 @@
-"""RMSNorm in Triton, alone and with the residual added first: one program a row, one pass over memory.
+"""RMSNorm in Triton, alone and with the residual added first: one program per row, one pass over memory.
 
-The plain twins, with what each takes and returns, are in `minisgl.kernel.norm`.
+`minisgl.kernel.norm` has the torch references and describes arguments and results.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ def rms_norm_kernel(
     x, residual, weight, out, stride_x, stride_residual, eps,
     DIM: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
+    """Normalise one row of x, with ADD after adding the residual; the sum is written over x."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     real = i < DIM
@@ -28,7 +29,7 @@ def rms_norm_kernel(
     value = tl.load(x + row * stride_x + i, mask=real, other=0.0)
     if ADD:
         value = (value.to(tl.float32) + tl.load(residual + row * stride_residual + i, mask=real, other=0.0)).to(
-            value.dtype  # what is normalised is what the next layer will add to: the rounded sum
+            value.dtype  # round the sum first: the norm must see the value that is stored as the new residual
         )
         tl.store(x + row * stride_x + i, value, mask=real)
     wide = value.to(tl.float32)
@@ -38,11 +39,12 @@ def rms_norm_kernel(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Compute `minisgl.kernel.norm.rms_norm` on a GPU."""
     return _launch(x, None, weight, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum is written over x."""
+    """Compute `minisgl.kernel.norm.add_rms_norm` on a GPU; the sum is written over x."""
     return _launch(x, residual, weight, eps), x
 
 

@@ -1,12 +1,13 @@
-"""The sum over ranks in one launch, in Triton, alone or with residual add and RMSNorm; one program a row.
+"""All-reduce in one Triton launch, alone or with residual add and RMSNorm; one program per row.
 
-A program pushes its row into every peer's mailbox over NVLink, then reads its own box until no element is empty any
-more. The data is its own signal, so there is no flag to send after it and no fence to wait for between the two (the
-idea is NCCL's LL protocol, and TensorRT-LLM's all-reduce). What mailboxes are is in `minisgl.kernel.reduce`.
+A program writes its row into every peer's mailbox over NVLink, then polls its own mailbox until no element is empty.
+The data itself signals its arrival, so no flag and no memory fence are needed (the idea of NCCL's LL protocol and of
+TensorRT-LLM's all-reduce). `minisgl.kernel.reduce` defines the mailboxes.
 
-Why nothing is overwritten before it was read: a rank pushes message n + 2 of a row when it has summed message n + 1,
-for which it needed this rank's message n + 1, which left after this rank had read message n and emptied the place of
-n - 1, the one that n + 2 goes to. Nothing here depends on the launch, so a CUDA graph can replay it.
+Why no message is overwritten before it was read: message n + 2 of a row goes into the buffer of message n - 1. A peer
+sends message n + 2 only after it has summed message n + 1. For that sum the peer needed this rank's message n + 1,
+which this rank sent only after it had read message n and reset the buffer of message n - 1. The counters of messages
+are in device memory and no argument changes between launches, so a CUDA graph can replay the kernel.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ def all_reduce_kernel(
     RANK: tl.constexpr, SIZE: tl.constexpr, TURNS: tl.constexpr, NOTHING: tl.constexpr,
     DIM: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
+    """All-reduce one row: send it to all peers and sum the rows of all ranks.
+
+    With NORM, also add the residual and normalise. One program per row. ``boxes`` and ``turns`` are those of
+    `minisgl.kernel.reduce.Mailboxes`; NOTHING is `EMPTY`.
+    """
     row = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     real = i < DIM
@@ -37,21 +43,21 @@ def all_reduce_kernel(
     value = tl.load(x + row * stride_x + i, mask=real, other=0.0)
     dtype = value.dtype
     bits = value.to(boxes[RANK].dtype.element_ty, bitcast=True)
-    bits = tl.where(bits == NOTHING, 0, bits)  # that would mean that nothing came
+    bits = tl.where(bits == NOTHING, 0, bits)  # this bit pattern would mean "not yet written"
     turn = tl.load(turns + row)
-    place = (row * TURNS + turn % TURNS) * SIZE * DIM + i
+    offset = (row * TURNS + turn % TURNS) * SIZE * DIM + i
     for peer in tl.static_range(SIZE):
         if peer != RANK:
-            tl.store(boxes[peer] + place + RANK * DIM, bits, mask=real)
-    if NORM:  # asked for now, so that it is there when the peers' rows are
+            tl.store(boxes[peer] + offset + RANK * DIM, bits, mask=real)
+    if NORM:  # load now, so that the residual arrives while the program waits for the peers' rows
         added = tl.load(residual + row * stride_residual + i, mask=real, other=0.0)
 
-    # In the order of ranks on every rank: all get the same bits, and their residual streams never part.
+    # Every rank sums in rank order: all ranks get the same bits, so their residual streams stay identical.
     total = tl.zeros([BLOCK], tl.float32)
     for peer in tl.static_range(SIZE):
         part = bits
         if peer != RANK:
-            at = boxes[RANK] + place + peer * DIM
+            at = boxes[RANK] + offset + peer * DIM
             part = tl.load(at, mask=real, other=0, volatile=True)
             while tl.max((part == NOTHING).to(tl.int32), 0) > 0:
                 part = tl.load(at, mask=real, other=0, volatile=True)
@@ -61,7 +67,7 @@ def all_reduce_kernel(
     for peer in tl.static_range(SIZE):
         if peer != RANK:
             tl.store(boxes[RANK] + emptied + peer * DIM, tl.full([BLOCK], NOTHING, bits.dtype), mask=real)
-    tl.debug_barrier()  # every thread has read its turn
+    tl.debug_barrier()  # all threads must have read `turn` before it is changed
     tl.store(turns + row, (turn + 1) % TURNS)
 
     if NORM:
@@ -75,7 +81,7 @@ def all_reduce_kernel(
 
 
 def all_reduce(x: Tensor, mailboxes: Mailboxes) -> Tensor:
-    """The sum over ranks of x [rows, dim], written over x."""
+    """Sum x [rows, dim] over all ranks, write the sum over x and return x."""
     _launch(x, x, x, x, 0.0, mailboxes, norm=False)
     return x
 
@@ -83,7 +89,11 @@ def all_reduce(x: Tensor, mailboxes: Mailboxes) -> Tensor:
 def all_reduce_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, mailboxes: Mailboxes
 ) -> tuple[Tensor, Tensor]:
-    """``(rms_norm(sum + residual), sum + residual)``, the latter written over x; the sum is not rounded in between."""
+    """Return ``(rms_norm(sum + residual), sum + residual)``, where sum is x summed over all ranks.
+
+    x and residual are [rows, dim]. The second result is written over x. The sum over ranks is not rounded before the
+    residual is added.
+    """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _launch(x, residual, weight, out, eps, mailboxes, norm=True)
     return out, x

@@ -1,7 +1,7 @@
-"""QK-norm, rotation and the store of keys and values in one launch, in Triton.
+"""QK-norm, RoPE and the store of keys and values in one Triton launch.
 
-One program takes some heads of one token: queries go to the output, keys and values to the token's place in the pool.
-The plain twin, with what it takes and returns, is in `minisgl.kernel.rope`.
+One program handles BLOCK_H heads of one token: it writes queries to the output, and keys and values to the token's KV
+location in the pool. `minisgl.kernel.rope` has the torch reference and describes arguments and result.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ def norm_rope_store_kernel(
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
+    """Normalise, rotate and store BLOCK_H heads of one token; heads are queries, then keys, then values."""
     if EARLY:
         start_next()
         wait_for_previous()
@@ -37,7 +38,7 @@ def norm_rope_store_kernel(
     pair = i < HALF
     real = (head < Q_HEADS + 2 * KV_HEADS) & pair
 
-    # A head's dimension i turns with i + HALF, so a program holds the two halves apart.
+    # Dimension i of a head is rotated with dimension i + HALF, so the program keeps the two halves in separate tensors.
     at = qkv + token * stride_qkv + head * (2 * HALF) + i
     x1 = tl.load(at, mask=real, other=0.0).to(tl.float32)
     x2 = tl.load(at + HALF, mask=real, other=0.0).to(tl.float32)
@@ -56,13 +57,13 @@ def norm_rope_store_kernel(
     q_at = q_out + (token * Q_HEADS + head) * (2 * HALF) + i
     tl.store(q_at, y1.to(q_out.dtype.element_ty), mask=real & is_q)
     tl.store(q_at + HALF, y2.to(q_out.dtype.element_ty), mask=real & is_q)
-    place = tl.load(out_cache_loc + token).to(tl.int64)
-    place = place // PAGE * stride_page + place % PAGE * stride_token
-    k_at = k_pool + place + (head - Q_HEADS) * stride_head + i
+    loc = tl.load(out_cache_loc + token).to(tl.int64)
+    offset = loc // PAGE * stride_page + loc % PAGE * stride_token
+    k_at = k_pool + offset + (head - Q_HEADS) * stride_head + i
     is_k = (head >= Q_HEADS) & (head < Q_HEADS + KV_HEADS)
     tl.store(k_at, y1.to(k_pool.dtype.element_ty), mask=real & is_k)
     tl.store(k_at + HALF, y2.to(k_pool.dtype.element_ty), mask=real & is_k)
-    v_at = v_pool + place + (head - Q_HEADS - KV_HEADS) * stride_head + i
+    v_at = v_pool + offset + (head - Q_HEADS - KV_HEADS) * stride_head + i
     tl.store(v_at, x1.to(v_pool.dtype.element_ty), mask=real & is_v)
     tl.store(v_at + HALF, x2.to(v_pool.dtype.element_ty), mask=real & is_v)
 
@@ -77,6 +78,7 @@ def norm_rope_store(
     layer: int,
     out_cache_loc: Tensor,
 ) -> Tensor:
+    """Compute `minisgl.kernel.rope.norm_rope_store` on a GPU."""
     tokens, head_dim = cos_sin.shape
     k, v = pool.layer(layer)
     q = torch.empty((tokens, q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)

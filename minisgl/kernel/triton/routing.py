@@ -1,6 +1,6 @@
-"""Softmax and top-k of the router in one launch, in Triton: k times the largest of what is left.
+"""Softmax and top-k of the router in one Triton launch: k times the maximum of the experts not yet chosen.
 
-The plain twin, with what it takes and returns, is in `minisgl.kernel.routing`.
+`minisgl.kernel.routing` has the torch reference and describes arguments and results.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ def softmax_topk_kernel(
     EXPERTS: tl.constexpr, K: tl.constexpr, RENORMALISE: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
+    """Choose K experts for BLOCK_T tokens and write their numbers and weights. One program: BLOCK_T tokens."""
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     expert, choice = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
     real = (token[:, None] < tokens) & (expert[None, :] < EXPERTS)
@@ -28,7 +29,7 @@ def softmax_topk_kernel(
     chosen = tl.zeros([BLOCK_T, BLOCK_K], tl.int32)
     weight = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)
     for i in tl.static_range(K):
-        best, which = tl.max(left, 1, return_indices=True)  # of equals, the first
+        best, which = tl.max(left, 1, return_indices=True)  # among equal logits the smallest expert number
         chosen = tl.where(choice[None, :] == i, which[:, None], chosen)
         weight = tl.where(choice[None, :] == i, tl.exp(best - top)[:, None], weight)
         left = tl.where(expert[None, :] == which[:, None], float("-inf"), left)
@@ -42,6 +43,7 @@ def softmax_topk_kernel(
 
 
 def softmax_topk(logits: Tensor, k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+    """Compute `minisgl.kernel.routing.softmax_topk` on a GPU."""
     tokens, experts = logits.shape
     ids = torch.empty((tokens, k), dtype=torch.int32, device=logits.device)
     weights = torch.empty((tokens, k), dtype=torch.float32, device=logits.device)

@@ -1,6 +1,7 @@
-"""Gumbel noise and argmax in one pass over the logits, in Triton. The plain twin is `minisgl.engine.gumbel.draw_torch`.
+"""Gumbel noise and argmax in one pass over the logits, in Triton.
 
-The noise is `minisgl.engine.gumbel`'s to the bit: the same integer hash, and the same log1p and log (CUDA's).
+The torch reference is `minisgl.engine.gumbel.draw_torch`. The noise is bit-identical to that of `minisgl.engine.gumbel`
+on a GPU: both use the same integer hash, and CUDA's log1p and log.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ GOLDEN = tl.constexpr(0x9E3779B9 - (1 << 32))
 
 @triton.jit
 def mix(x):
-    """`minisgl.engine.gumbel.mix_`: int32 to int32."""
+    """Hash int32 to int32, as `minisgl.engine.gumbel.mix_` does."""
     x ^= (x >> 16) & 0xFFFF
     x *= 0x7FEB352D
     x ^= (x >> 15) & 0x1FFFF
@@ -30,43 +31,46 @@ def mix(x):
 
 @triton.jit
 def row_numbers(key, position):
-    """What a row's noise is made from, besides the tokens' hashes: two int32 at ``key``, one at ``position``."""
+    """Return the two int32 numbers from which, with the tokens' hashes, a row's noise is computed.
+
+    ``key`` points to the row's two int32 of key, ``position`` to its int32 position.
+    """
     key0, key1 = tl.load(key), tl.load(key + 1)
-    place = mix(tl.load(position) * GOLDEN + key0)
-    return mix(place ^ key1), mix(place + key1) | 1
+    position_hash = mix(tl.load(position) * GOLDEN + key0)
+    return mix(position_hash ^ key1), mix(position_hash + key1) | 1
 
 
 @triton.jit
 def gumbel(hashes, low, odd, INTERPRETED: tl.constexpr):
-    """Standard Gumbel noise from the tokens' hashes and `row_numbers`: `minisgl.engine.gumbel.gumbel`."""
+    """Return standard Gumbel noise from the tokens' hashes and `row_numbers`, as in `minisgl.engine.gumbel`."""
     bits = mix((hashes ^ low) * odd)
     u = ((bits >> 1) & 0x7FFFFFFF).to(tl.float32) * 4.656612873077393e-10 + 2.3283064365386963e-10  # 2^-31, 2^-32
     u = tl.minimum(u, 1.0 - 5.960464477539063e-08)  # 2^-24
-    if INTERPRETED:  # it has no libdevice
+    if INTERPRETED:  # the interpreter has no libdevice
         return -tl.log(-log1p(-u))
     return -libdevice.log(-libdevice.log1p(-u))
 
 
 @triton.jit
 def log1p(x):
-    """log(1 + x) where 1 + x is rounded (Goldberg, What Every Computer Scientist Should Know, 1991, theorem 4)."""
+    """Return log(1 + x), corrected for the rounding of 1 + x (Goldberg, 1991, theorem 4)."""
     y = 1.0 + x
     return tl.where(y == 1.0, x, tl.log(y) * x / tl.where(y == 1.0, 1.0, y - 1.0))
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
+@triton.jit(do_not_specialize_on_alignment=["req_pool_indices", "positions"])
 def gumbel_argmax_kernel(
-    logits, table, slots, positions, hashes, best, best_token, vocab, share, stride_logits, stride_table,
+    logits, table, req_pool_indices, positions, hashes, best, best_token, vocab, share, stride_logits, stride_table,
     NOISY: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr, INTERPRETED: tl.constexpr,
     EARLY: tl.constexpr = False,
 ):  # fmt: skip
-    """One program: one row, one share of the vocabulary."""
+    """Find the best token of one share of the vocabulary for one row. One program: one row, one share."""
     row, split = tl.program_id(0), tl.program_id(1)
     if EARLY:
         start_next()
         wait_for_previous()
     if NOISY:
-        asked = table + tl.load(slots + row) * stride_table
+        asked = table + tl.load(req_pool_indices + row) * stride_table
         low, odd = row_numbers(asked, positions + row)
         temperature = tl.load(asked + 2).to(tl.float32, bitcast=True)
     row_logits = logits + row.to(tl.int64) * stride_logits
@@ -81,7 +85,7 @@ def gumbel_argmax_kernel(
         if NOISY:
             value += gumbel(tl.load(hashes + i, mask=i < end, other=0), low, odd, INTERPRETED)
         block_top, which = tl.max(value, 0, return_indices=True)
-        token = tl.where(block_top > top, start + which, token)  # of equals, the first
+        token = tl.where(block_top > top, start + which, token)  # among equal values the smallest token id
         top = tl.maximum(top, block_top)
     tl.store(best + row * tl.num_programs(1) + split, top)
     tl.store(best_token + row * tl.num_programs(1) + split, token)
@@ -89,6 +93,7 @@ def gumbel_argmax_kernel(
 
 @triton.jit
 def best_kernel(best, best_token, out, SPLITS: tl.constexpr, EARLY: tl.constexpr = False):
+    """Write each row's best token over all SPLITS shares of the vocabulary. One program per row."""
     if EARLY:
         start_next()
         wait_for_previous()
@@ -100,15 +105,19 @@ def best_kernel(best, best_token, out, SPLITS: tl.constexpr, EARLY: tl.constexpr
 def gumbel_argmax(
     logits: Tensor,
     table: Tensor | None = None,
-    slots: Tensor | None = None,
+    req_pool_indices: Tensor | None = None,
     positions: Tensor | None = None,
     hashes: Tensor | None = None,
     *,
     scaled: bool = False,
 ) -> Tensor:
-    """`minisgl.engine.gumbel.draw`; with ``logits`` alone: no noise."""
+    """Compute `minisgl.engine.gumbel.draw` on a GPU, or with ``logits`` alone the argmax without noise.
+
+    logits [rows, vocab]; ``table`` is the sampling table, int32 [request-pool rows, 3 or more]: key, key, temperature
+    bits. Returns token ids, int64 [rows].
+    """
     rows, vocab = logits.shape
-    # Enough programs to fill a GPU, none of them without work, and the same cut whatever the batch.
+    # Enough programs to fill a GPU, each with work. The cut depends only on the vocabulary, not on the batch.
     splits = triton.next_power_of_2(min(32, triton.cdiv(vocab, 2 * BLOCK)))
     share = triton.cdiv(triton.cdiv(vocab, splits), 16) * 16
     best = torch.empty((rows, splits), dtype=torch.float32, device=logits.device)
@@ -116,7 +125,7 @@ def gumbel_argmax(
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     early = starts_early(logits)
     gumbel_argmax_kernel[(rows, splits)](
-        logits, table, slots, positions, hashes, best, best_token,
+        logits, table, req_pool_indices, positions, hashes, best, best_token,
         vocab, share, logits.stride(0), 0 if table is None else table.stride(0),
         NOISY=table is not None, SCALED=scaled,
         BLOCK=min(BLOCK, triton.next_power_of_2(share)), INTERPRETED=not logits.is_cuda, num_warps=4, **early,

@@ -1,4 +1,4 @@
-"""Pictures of a trace, as SVG: each mark carries the event that it stands for in its data attributes."""
+"""SVG pictures of a trace. Each mark carries the values of its event in ``data-`` attributes."""
 
 from __future__ import annotations
 

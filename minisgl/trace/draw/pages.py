@@ -1,4 +1,4 @@
-"""The page map at a step: every page of the pool, or of a large one those that the run used, and whose it is."""
+"""The page map at a step: the pages and their owners. Of a large pool, only the pages that the run used are shown."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from minisgl.trace.state import CACHE, FREE, RETIRING, State
 __all__ = ["pages", "shown", "unused"]
 
 WIDTH = 640
-WHOLE = 640
-"""Pages of the largest pool that is shown whole: ten lines."""
+MAX_COMPLETE = 640
+"""Pages of the largest pool of which all pages are shown, in ten lines."""
 
 
 def shown(trace: Trace) -> list[int]:
-    """The pages on the map, the same at every step: all of a small pool, else those that the run ever named."""
-    if trace.spec.num_pages <= WHOLE:
+    """Return the pages on the map, the same for every step: all of a small pool, else those in the run's events."""
+    if trace.spec.num_pages <= MAX_COMPLETE:
         return list(range(trace.spec.num_pages))
-    named: set[int] = set()
+    used: set[int] = set()
     for event in trace:
-        named.update(event.page_table_updates[2] if isinstance(event, ev.Batch) else getattr(event, "pages", ()))
-    return sorted(named)
+        used.update(event.page_table_updates[2] if isinstance(event, ev.Batch) else getattr(event, "pages", ()))
+    return sorted(used)
 
 
 def unused(trace: Trace) -> str:
-    """How many pages are not on the map, in words; nothing where all are."""
+    """Return how many pages are not on the map, in words, or an empty string."""
     more = trace.spec.num_pages - len(shown(trace))
     return f"and {more:,} more page{'' if more == 1 else 's'}, which this run never used" if more else ""
 
 
 def pages(trace: Trace, step: int, tables: bool = False, title: str = "") -> str:
-    """SVG of the pool after ``step``; ``tables`` draws the running requests' page tables above it."""
+    """Return the SVG of the pool after ``step``. ``tables`` adds the page tables of the running requests."""
     state = state_at(trace, step)
     pic = Picture("pages", f"{title or 'Page map'} after step {step}")
     free, retiring, cached = state.count(FREE), state.count(RETIRING), state.count(CACHE)
-    used = int(((state.owner == CACHE) & (state.users > 0)).sum())
-    items = [("free", f"free: {free}"), ("q0", f"a request's, by colour: {int((state.owner >= 0).sum())}")]
+    used = int(((state.owner == CACHE) & (state.ref_counts > 0)).sum())
+    items = [("free", f"free: {free}"), ("q0", f"owned by a request: {int((state.owner >= 0).sum())}")]
     items += [("cache used", f"cached, in use: {used}"), ("cache", f"cached, evictable: {cached - used}")]
     items += [("retire", f"retiring: {retiring}")]
     y = pic.legend(0, 10, items, WIDTH) + 6
@@ -50,21 +50,21 @@ def pages(trace: Trace, step: int, tables: bool = False, title: str = "") -> str
         pic.text(0, y + 14, words, "soft")
     pic.desc = (
         f"After step {step}, of {state.spec.num_pages} pages {free} are free, {int((state.owner >= 0).sum())} are "
-        f"owned by requests, {cached} by the cache, of which {used} are in use, and {retiring} retire."
+        f"owned by requests, {cached} by the cache, of which {used} are in use, and {retiring} are retiring."
     )
     return pic.render()
 
 
 def _tables(pic: Picture, state: State, y: float) -> float:
-    """One line a running request: which page of the pool holds which of its pages."""
-    longest = max((int((state.table[req.slot] >= 0).sum()) for req in state.running.values()), default=1)
+    """Draw one line for each running request: its pages in order. Return the y below them."""
+    longest = max((int((state.page_table[req.req_pool_idx] >= 0).sum()) for req in state.running.values()), default=1)
     cell = min(max((WIDTH - 90) / max(longest, 1), 8.0), 24.0)
     pic.text(0, y + 10, "page tables", "strong")
     y += 18
     for req in state.running.values():
         pic.dot(6, y + 10, 5, f"q{req.uid % HUES}")
         pic.text(16, y + 14, f"request {req.uid}")
-        row = state.table[req.slot]
+        row = state.page_table[req.req_pool_idx]
         for column, page in enumerate(row[row >= 0].tolist()):
             tip = f"request {req.uid}, tokens from {column * state.spec.page_size} on: page {page}"
             _page(pic, state, page, 90 + column * cell, y, cell, tip, kind="entry", uid=req.uid, column=column)
@@ -74,7 +74,7 @@ def _tables(pic: Picture, state: State, y: float) -> float:
 
 
 def _pool(pic: Picture, state: State, numbers: list[int], y: float) -> float:
-    """These pages of the pool; the y below them."""
+    """Draw pages of the pool. Return the y below them."""
     columns = next((n for n in (16, 20, 32, 40, 64) if len(numbers) <= n * 10), 80)
     cell = WIDTH / columns
     for i, page in enumerate(numbers):
@@ -84,9 +84,9 @@ def _pool(pic: Picture, state: State, numbers: list[int], y: float) -> float:
 
 
 def _page(pic: Picture, state: State, page: int, x: float, y: float, cell: float, tip: str, **data: Any) -> None:
-    owner, users = int(state.owner[page]), int(state.users[page])
-    named = {FREE: "free", RETIRING: "retire", CACHE: "cache used" if users else "cache"}
-    cls = named.get(owner, f"q{owner % HUES}")
+    owner, users = int(state.owner[page]), int(state.ref_counts[page])
+    classes = {FREE: "free", RETIRING: "retire", CACHE: "cache used" if users else "cache"}
+    cls = classes.get(owner, f"q{owner % HUES}")
     gap = 1.0 if cell > 8 else 0.5
     if cell <= 12:
         cls += " tiny"
@@ -100,7 +100,9 @@ def _page(pic: Picture, state: State, page: int, x: float, y: float, cell: float
 
 
 def _words(state: State, page: int) -> str:
-    owner, users = int(state.owner[page]), int(state.users[page])
+    owner, users = int(state.owner[page]), int(state.ref_counts[page])
     if owner == CACHE:
-        return f"the cache's, {users} user{'s' if users != 1 else ''}"
-    return {FREE: "free", RETIRING: "retiring: a launched step may still touch it"}.get(owner, f"request {owner}'s")
+        return f"owned by the cache, {users} user{'s' if users != 1 else ''}"
+    return {FREE: "free", RETIRING: "retiring: a launched step may still access it"}.get(
+        owner, f"owned by request {owner}"
+    )

@@ -1,4 +1,4 @@
-"""The staircase of one request: prefill computes many positions in a step, decode one in each."""
+"""The staircase of one request: a prefill step computes many positions, a decode step computes one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ WIDTH = 640
 
 
 def staircase(trace: Trace, uid: int, title: str = "") -> str:
-    """SVG: a line for each step with a row of request ``uid``, a column for each position of its text."""
+    """Return an SVG with a line for each step that has a row of request ``uid``, and a column for each position.
+
+    Raises `TraceError` if no step has a row of the request.
+    """
     seen: list[tuple[int, Row]] = [(turn.step, row) for turn, _ in turns(trace) for row in turn.rows if row.uid == uid]
     if not seen:
         raise TraceError(f"{trace.name} has no row of request {uid}.")
@@ -21,7 +24,7 @@ def staircase(trace: Trace, uid: int, title: str = "") -> str:
     unit = min(max(WIDTH / length, 2.0), 22.0)
     high = 16 if len(seen) <= 40 else 8
     items = [("prefill", "computed by prefill"), ("decode", "computed by decode"), ("free", "KV that is read")]
-    items += [("cache", "KV from the cache")] if seen[0][1].cached else []
+    items += [("cache", "KV from the cache")] if seen[0][1].num_cached_tokens else []
     top = pic.legend(64, 10, items) + 16
     pic.text(64, top - 6, "position in the text →", "small soft")
     for i, (step, row) in enumerate(seen):
@@ -29,7 +32,7 @@ def staircase(trace: Trace, uid: int, title: str = "") -> str:
         if high > 8 or i % 5 == 0:
             pic.text(56, y + high / 2 + 4, f"step {step}", "small soft end")
         if row.start:
-            cls = "cache" if row.cached else "free"
+            cls = "cache" if row.num_cached_tokens else "free"
             pic.rect(64, y + 1, row.start * unit - 1, high - 2, cls, fade=0.55, tip=f"step {step} reads the KV of "
                      f"positions 0 to {row.start - 1}", step=step, uid=uid, kind="read", count=row.start)  # fmt: skip
         kind = "decode" if row.decode else "prefill"

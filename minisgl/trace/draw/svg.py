@@ -1,7 +1,7 @@
-"""SVG by hand: marks, text and one theme that is readable on light and dark pages.
+"""Writes SVG: marks, text, and a theme for light and dark pages.
 
-Knows shapes and colours, and nothing of traces. A picture needs no script and no font; it has a title and a
-description that say what it shows. Where it stands inside a page, the page's own switch of colours counts.
+This module does not know traces. A picture needs no script and no web font, and has a title and a description for
+screen readers. Inside a page with a switch between light and dark, the picture follows the switch.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Data = dict[str, object]
 __all__ = ["HUES", "LINE", "Picture", "figure"]
 
 HUES = 8
-"""Colours for requests, used in turns."""
+"""Number of colours for requests: request ``uid`` has colour ``uid % HUES``."""
 LINE = 16
-"""Height of a line of text."""
-LEAST = 0.9
-"""Share of its width to which a picture in a figure shrinks: its smallest words, of 10 pixels, can still be read."""
+"""Height of a line of text, in pixels."""
+MIN_SCALE = 0.9
+"""A picture in a figure shrinks to this share of its width at most, so that text of 10 pixels stays readable."""
 
 _LIGHT = {
     "ink": "#1f2430", "soft": "#6b7280", "line": "#d5d9e0", "paper": "#ffffff", "well": "#f3f4f6",
@@ -39,12 +39,15 @@ _DARK = {
 
 
 def variables(colours: dict[str, str]) -> str:
-    """Colours as CSS custom properties."""
+    """Return colours as CSS custom properties."""
     return "".join(f"--mg-{name}:{value};" for name, value in colours.items())
 
 
 def theme(selector: str) -> str:
-    """The colours for ``selector``: the system's choice, which the page's (mkdocs-material's) overrides."""
+    """Return the CSS of the colours for ``selector``.
+
+    The page's colour scheme (of mkdocs-material) overrides the system's.
+    """
     light, dark = variables(_LIGHT), variables(_DARK)
 
     def chosen(scheme: str) -> str:
@@ -77,7 +80,7 @@ _STYLE = (
 
 
 class Picture:
-    """Collects marks; `render` makes the SVG. Coordinates and sizes are in pixels."""
+    """A picture to which marks are added; `render` returns its SVG. Coordinates and sizes are in pixels."""
 
     def __init__(self, kind: str, title: str):
         self.kind, self.title = kind, title
@@ -102,20 +105,20 @@ class Picture:
         self, x: float, y: float, w: float, h: float, cls: str, *, r: float = 2, fade: float | None = None,
         tip: str = "", **data: object,
     ) -> None:  # fmt: skip
-        """A box; ``fade`` is its opacity, ``tip`` what a mouse over it says, ``data`` its ``data-…`` attributes."""
+        """Add a box. ``fade`` is its opacity, ``tip`` its tooltip, ``data`` its ``data-…`` attributes."""
         self._grow(x + w, y + h)
         where: dict[str, object] = {"class": cls, "x": x, "y": y, "width": max(w, 0), "height": max(h, 0), "rx": r}
         self._put("rect", {**where, "opacity": fade}, "", tip, data)
 
     def text(self, x: float, y: float, words: object, cls: str = "", **data: object) -> None:
-        """Words whose baseline begins at (x, y)."""
+        """Add text whose baseline begins at (x, y)."""
         word = str(words)
         wide = len(word) * (5.6 if "small" in cls else 6.8)
         self._grow(x + (0 if "end" in cls else wide / 2 if "mid" in cls else wide), y + 4)
         self._put("text", {"class": cls or None, "x": x, "y": y}, escape(word), "", data)
 
     def path(self, points: Iterable[tuple[float, float]], cls: str = "line", tip: str = "", **data: object) -> None:
-        """A line through points."""
+        """Add a line through points."""
         points = list(points)
         for x, y in points:
             self._grow(x, y)
@@ -123,16 +126,17 @@ class Picture:
         self._put("path", {"class": cls, "d": d}, "", tip, data)
 
     def dot(self, x: float, y: float, r: float, cls: str, tip: str = "", **data: object) -> None:
+        """Add a circle of radius ``r`` around (x, y)."""
         self._grow(x + r, y + r)
         self._put("circle", {"class": cls, "cx": x, "cy": y, "r": r}, "", tip, data)
 
     def cross(self, x: float, y: float, r: float, tip: str = "", **data: object) -> None:
-        """A mark of something lost."""
+        """Add a red cross around (x, y)."""
         d = f"M{_plain(x - r)} {_plain(y - r)}l{2 * r} {2 * r}m0 {-2 * r}l{-2 * r} {2 * r}"
         self._put("path", {"class": "badline", "d": d}, "", tip, data)
 
     def legend(self, x: float, y: float, items: Iterable[tuple[str, str]], width: float = 10_000) -> float:
-        """Swatches with words, (class, words) each, in lines of ``width``; the y below them."""
+        """Add a legend of items (class, words), in lines of at most ``width``. Return the y below the legend."""
         at = x
         for cls, words in items:
             wide = 15 + len(words) * 7 + 16
@@ -149,7 +153,7 @@ class Picture:
         return y + LINE
 
     def render(self, margin: float = 8) -> str:
-        """The SVG element."""
+        """Return the SVG element."""
         w, h = round(self.width + 2 * margin), round(self.height + 2 * margin)
         box = f"{-margin} {-margin} {w} {h}"
         ident = f"mg-{self.kind}-{crc32((self.title + ''.join(self._out)).encode()):08x}"
@@ -162,11 +166,11 @@ class Picture:
 
 
 def figure(svg: str, caption: str = "") -> str:
-    """A picture in a box of its own, in which a wide one scrolls on a narrow screen."""
+    """Return a ``<figure>`` with the picture, in which a wide picture scrolls on a narrow screen."""
     words = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     wide = re.search(r' width="(\d+)"', svg)
     if wide is not None:
-        svg = svg.replace("<svg ", f'<svg style="min-width:{int(wide[1]) * LEAST:.0f}px" ', 1)
+        svg = svg.replace("<svg ", f'<svg style="min-width:{int(wide[1]) * MIN_SCALE:.0f}px" ', 1)
     return f'<figure class="mg-figure" style="overflow-x:auto;margin:1em 0">{svg}{words}</figure>'
 
 

@@ -1,4 +1,4 @@
-"""The batch timeline: a line for each request, a column for each step; what was computed, waited for and lost."""
+"""The batch timeline: a line for each request, a column for each step. Shows rows, waiting and retractions."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from minisgl.trace.read import Trace
 __all__ = ["timeline", "timelines"]
 
 WIDTH = 720
-"""Of the columns together, where they can be that narrow."""
+"""Width of all columns together, unless the columns would become too narrow or too wide."""
 LEFT = 64
 
 
 def timeline(trace: Trace, steps: range | None = None, title: str = "") -> str:
-    """SVG of a run, or of some of its steps."""
+    """Return the SVG of a run, or of some of its steps."""
     return timelines([(title, trace)], steps)
 
 
 def timelines(runs: Sequence[tuple[str, Trace]], steps: range | None = None) -> str:
-    """SVG of several runs, one below the other with the same columns."""
+    """Return the SVG of several runs (name, trace), one below the other with the same columns."""
     all_turns = [[turn for turn, _ in turns(trace)] for _, trace in runs]
     steps = steps or range(max((len(seen) for seen in all_turns), default=0))
     names = " and ".join(name for name, _ in runs if name)
     pic = Picture("timeline", f"Batch timeline{': ' + names if names else ''}")
     cell = min(max(WIDTH / max(len(steps), 1), 5.0), 24.0)
     items = [("prefill", "prefill chunk"), ("decode", "decode")]
-    if any(row.cached for seen in all_turns for turn in seen for row in turn.rows):
+    if any(row.num_cached_tokens for seen in all_turns for turn in seen for row in turn.rows):
         items.append(("cache", "prefix from the cache"))
     if any(turn.waiting for seen in all_turns for turn in seen):
         items.append(("wait", "waits"))
     if any(isinstance(event, ev.Retract) for _, trace in runs for event in trace):
         items.append(("cross", "retracted"))
-    if any(row.lost for seen in all_turns for turn in seen for row in turn.rows):
+    if any(row.discarded for seen in all_turns for turn in seen for row in turn.rows):
         items.append(("lost", "token discarded"))
     y = pic.legend(0, 10, items, LEFT + WIDTH) + 4
-    said = []
+    sentences = []
     for (name, _), seen in zip(runs, all_turns, strict=True):
         if name:
             last = f"{len(seen)} steps"
             pic.text(0, y + 12, name, "strong")
             pic.text(LEFT + cell * len(steps), y + 12, last, "soft end")
             y += LINE + 4
-        y = _one(pic, [turn for turn in seen if turn.step in steps], steps, cell, y) + 14
-        said.append(_words(name, seen))
-    pic.desc = " ".join(said)
+        y = _run(pic, [turn for turn in seen if turn.step in steps], steps, cell, y) + 14
+        sentences.append(_description(name, seen))
+    pic.desc = " ".join(sentences)
     return pic.render()
 
 
-def _one(pic: Picture, seen: list[Turn], steps: range, cell: float, top: float) -> float:
+def _run(pic: Picture, seen: list[Turn], steps: range, cell: float, top: float) -> float:
     uids: list[int] = []
     for turn in seen:
         for uid in [*(row.uid for row in turn.rows), *turn.waiting]:
@@ -74,21 +74,21 @@ def _one(pic: Picture, seen: list[Turn], steps: range, cell: float, top: float) 
         if high > 6 or i % 10 == 0:
             pic.dot(6, line[uid] + high / 2, min(4, high / 2 - 1), f"q{uid % HUES}")
             pic.text(16, line[uid] + high / 2 + 4, uid, "small" if high < 18 else "")
-    waits: dict[int, int] = {}
+    waiting_since: dict[int, int] = {}
     for turn in seen:
         for uid in turn.waiting:
-            waits.setdefault(uid, turn.step)
+            waiting_since.setdefault(uid, turn.step)
         for row in turn.rows:
-            if row.uid in waits:
-                _wait(pic, row.uid, x(waits.pop(row.uid)), x(turn.step), line[row.uid] + high / 2)
+            if row.uid in waiting_since:
+                _wait(pic, row.uid, x(waiting_since.pop(row.uid)), x(turn.step), line[row.uid] + high / 2)
             _cell(pic, turn, row, x(turn.step), line[row.uid] + 1.5, cell, high - 3)
         for event in turn.events:
             if isinstance(event, ev.Retract) and event.uid in line:
-                where = x(event.step) if event.step in steps else x(turn.step) + cell
+                x_mark = x(event.step) if event.step in steps else x(turn.step) + cell
                 tip = f"request {event.uid} is retracted before step {event.step}"
-                pic.cross(where, line[event.uid] + high / 2, min(4, high / 3), tip, step=event.step, uid=event.uid,
+                pic.cross(x_mark, line[event.uid] + high / 2, min(4, high / 3), tip, step=event.step, uid=event.uid,
                           kind="retract")  # fmt: skip
-    for uid, since in waits.items():
+    for uid, since in waiting_since.items():
         _wait(pic, uid, x(since), x(steps.stop), line[uid] + high / 2)
     return _work(pic, seen, x, cell, bottom + 24)
 
@@ -104,23 +104,23 @@ def _cell(pic: Picture, turn: Turn, row: Row, x: float, y: float, w: float, h: f
     end = row.start + row.count - 1
     tip = f"step {turn.step}, request {row.uid}: {kind} of position{'s' if row.count > 1 else ''} {row.start}"
     tip += f" to {end}" if row.count > 1 else ""
-    tip += f"; {row.cached} tokens from the cache" if row.cached else ""
-    tip += "; its token is discarded" if row.lost else ""
+    tip += f"; {row.num_cached_tokens} tokens from the cache" if row.num_cached_tokens else ""
+    tip += "; its token is discarded" if row.discarded else ""
     data: dict[str, Any] = {"step": turn.step, "uid": row.uid, "kind": kind, "start": row.start, "count": row.count,
-            "gained": int(row.gained)}  # fmt: skip
-    pic.rect(x + gap, y, w - 2 * gap, h, "lost" if row.lost else kind, tip=tip, **data)
-    if row.cached and h >= 6:
-        share = row.cached / (row.start + row.count)
+            "kept": int(row.kept)}  # fmt: skip
+    pic.rect(x + gap, y, w - 2 * gap, h, "lost" if row.discarded else kind, tip=tip, **data)
+    if row.num_cached_tokens and h >= 6:
+        share = row.num_cached_tokens / (row.start + row.count)
         pic.rect(x + gap, y + h * (1 - share), w - 2 * gap, h * share, "cache", r=1, tip=tip,
-                 step=turn.step, uid=row.uid, kind="cached", count=row.cached)  # fmt: skip
-    words = str(row.count)
-    if not row.decode and h >= 14 and w > 6 * len(words) + 4:
-        pic.text(x + w / 2, y + h / 2 + 3.5, words, "small on mid")
+                 step=turn.step, uid=row.uid, kind="cached", count=row.num_cached_tokens)  # fmt: skip
+    label = str(row.count)
+    if not row.decode and h >= 14 and w > 6 * len(label) + 4:
+        pic.text(x + w / 2, y + h / 2 + 3.5, label, "small on mid")
 
 
 def _work(pic: Picture, seen: list[Turn], x: Callable[[int], float], cell: float, top: float) -> float:
-    """Positions that each step computes, as bars: how long everybody in it waits."""
-    most, high = max((turn.tokens for turn in seen), default=1), 44.0
+    """Draw the number of positions that each step computes, as bars. Return the y below them."""
+    most, high = max((turn.num_tokens for turn in seen), default=1), 44.0
     pic.text(LEFT - 8, top + 8, f"{most:,}", "small soft end")
     pic.text(LEFT - 8, top + high, "tokens", "small soft end")
     for turn in seen:
@@ -139,18 +139,18 @@ def _work(pic: Picture, seen: list[Turn], x: Callable[[int], float], cell: float
 
 
 def _every(cell: float) -> int:
-    """Columns between two numbers."""
+    """Return the distance of two step numbers on the axis, in columns."""
     return next((n for n in (1, 2, 5, 10, 20, 50, 100) if n * cell >= 26), 200)
 
 
-def _words(name: str, seen: list[Turn]) -> str:
-    """What the picture shows, for those who can't see it."""
+def _description(name: str, seen: list[Turn]) -> str:
+    """Return the description of the picture, for screen readers."""
     requests = len({row.uid for turn in seen for row in turn.rows})
     most = max((len(turn.rows) for turn in seen), default=0)
     prefill = sum(row.count for turn in seen for row in turn.rows if not row.decode)
     decode = sum(row.count for turn in seen for row in turn.rows if row.decode)
     return (
         f"{name + ': ' if name else ''}{requests} requests in {len(seen)} steps, at most {most} rows in one; "
-        f"{prefill:,} tokens prefilled, {decode:,} decoded; the step with most work computes "
-        f"{max((turn.tokens for turn in seen), default=0):,} tokens."
+        f"{prefill:,} tokens prefilled, {decode:,} decoded; the largest step computes "
+        f"{max((turn.num_tokens for turn in seen), default=0):,} tokens."
     )

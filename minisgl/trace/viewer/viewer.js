@@ -1,4 +1,4 @@
-// Scrubs through one run or two. Knows the data that minisgl/trace/view.py makes, and no trace format.
+// Replays one run, or two runs side by side. Reads the data that minisgl/trace/view.py computes, not the trace format.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
@@ -6,7 +6,7 @@
   const $ = (id) => document.getElementById(id);
   const hue = (uid) => "q" + (((uid % HUES) + HUES) % HUES);
   const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
-  // In a frame of the site, whose address is not ours to change, and whose colours are ours.
+  // Whether this page is in an <iframe> of the site. Then it keeps its address and uses the colours of the site.
   const framed = location.protocol === "about:";
   let at = 0, focus = null, timer = null;
 
@@ -30,7 +30,7 @@
     e.addEventListener("click", () => { focus = focus === uid ? null : uid; draw(); });
   }
 
-  // ---- one run: its books at a step, and its panels -------------------------------------------------------
+  // ---- one run: its state at a step, and its panels -------------------------------------------------------
 
   class Run {
     constructor(raw, place) {
@@ -45,7 +45,7 @@
       const panels = html(box, "div", "panels");
       this.panel = {};
       for (const [key, title, wide] of [["timeline", "Timeline", true], ["run", "", true], ["tree", "Radix tree", false],
-                                        ["pages", "Page map", false], ["events", "What happened", true]]) {
+                                        ["pages", "Page map", false], ["events", "Events", true]]) {
         const panel = html(panels, "div", `panel ${key}` + (wide ? " wide" : ""));
         this.panel[key] = { title: html(panel, "h3", "", title), body: html(panel, "div", "body") };
       }
@@ -117,7 +117,7 @@
         el(name, "circle", { class: hue(uid) + (focus === uid ? " focus" : ""), cx: 6, cy: y.get(uid) + high / 2, r: 5 });
         el(name, "text", { x: 15, y: y.get(uid) + high / 2 + 4 }, uid);
         const q = this.requests[uid] || {};
-        tip(name, `request ${uid}: ${q.prompt} prompt tokens, up to ${q.most} more` + (q.reason ? `; ended by ${q.reason}` : ""));
+        tip(name, `request ${uid}: ${q.prompt} prompt tokens, at most ${q.most} output tokens` + (q.reason ? `; ended by ${q.reason}` : ""));
         follow(name, uid);
       }
       for (let i = from; i <= to; i++) {
@@ -143,8 +143,8 @@
       if (all.length > lines.length) el(svg, "text", { class: "soft", x: left, y: 10 }, `and ${all.length - lines.length} more requests`);
     }
     overview(body, wide, left) {
-      // The whole run: a bar a step (or for several), as high as the work in it. A click goes there.
-      const top = 8, svg = this.canvas(body, wide, 50, "Work in each step of the whole run");
+      // The whole run: one bar for each step (or for several), as high as the number of computed tokens. A click shows the step.
+      const top = 8, svg = this.canvas(body, wide, 50, "Tokens computed in each step of the run");
       const width = wide - left - 4, high = 36, bins = Math.min(this.steps.length, Math.floor(width / 2));
       const w = width / bins, per = this.steps.length / bins;
       for (let b = 0; b < bins; b++) {
@@ -251,8 +251,8 @@
         const e = el(svg, "rect", { class: cls + tiny + (this.mine.has(page) ? " focus" : ""), x: x + gap, y: y + gap, width: cell - 2 * gap,
           height: cell - 2 * gap, rx: 2, opacity: owner === CACHE && !users ? 0.5 : undefined, "data-page": page, "data-owner": owner });
         if (this.violation && this.violation.page === page && this.violation.step === s.s) e.setAttribute("class", "bad");
-        tip(e, `page ${page}: ` + (owner === FREE ? "free" : owner === RETIRING ? "retiring: a launched step may still touch it"
-          : owner === CACHE ? `the cache's, ${plural(users, "user")}` : `request ${owner}'s`));
+        tip(e, `page ${page}: ` + (owner === FREE ? "free" : owner === RETIRING ? "retiring: a launched step may still access it"
+          : owner === CACHE ? `owned by the cache, ${plural(users, "user")}` : `owned by request ${owner}`));
         if (owner >= 0) follow(e, owner);
         if (cell >= 19 && `${page}`.length * 5.6 < cell) el(svg, "text", { class: (owner === FREE ? "soft" : "on") + " mid", x: x + cell / 2, y: y + cell / 2 + 4,
           "pointer-events": "none", style: "font-size:10px" }, page);
@@ -262,11 +262,11 @@
 
     events(s) {
       const { body, title } = this.panel.events;
-      title.textContent = `What happened from step ${s.s} until the next`;
+      title.textContent = `Events from step ${s.s} until the next step`;
       body.replaceChildren();
       const list = html(body, "ul", "list");
       for (const [kind, uid, words] of s.e) {
-        const item = html(list, "li", kind === "lost" || kind === "retract" ? "bad-text" : "");
+        const item = html(list, "li", kind === "discard" || kind === "retract" ? "bad-text" : "");
         html(item, "span", "k", kind);
         if (uid !== null) {
           const chip = html(item, "span", "chip", uid);
@@ -275,7 +275,7 @@
         }
         html(item, "span", "", words);
       }
-      if (!s.e.length) html(list, "li", "", "Every row went one token further, in pages that it had.");
+      if (!s.e.length) html(list, "li", "", "Every request gained one token, in pages that it already had.");
     }
 
     canvas(body, width, height, label) {
@@ -299,10 +299,10 @@
     $("slider").value = at;
     $("where").textContent = `step ${at} of ${last}`;
     const broken = runs.map((r) => r.violation).find((v) => v && v.step === at), differ = data.difference;
-    $("said").className = broken ? "bad" : "";
-    $("said").textContent = broken ? broken.text
+    $("message").className = broken ? "bad" : "";
+    $("message").textContent = broken ? broken.text
       : differ && differ.step === at ? `The runs differ here for the first time: ${differ.text}`
-      : focus !== null ? `Following request ${focus}: its pages and its prefix are outlined. Click it again to let go.` : "";
+      : focus !== null ? `Following request ${focus}: its pages and its prefix are outlined. Click the request again to stop following it.` : "";
   }
   function show(step) {
     at = Math.max(0, Math.min(last, step));

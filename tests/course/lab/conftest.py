@@ -1,4 +1,4 @@
-"""Seeded solutions are graded, not collected: some are packages with tests of their own."""
+"""Keep pytest from collecting the seeded solutions: some of them are packages with tests of their own."""
 
 from __future__ import annotations
 

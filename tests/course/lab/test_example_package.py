@@ -1,4 +1,4 @@
-"""The example in docs/examples is a package like a student's: built, installed in a clean environment, tested there."""
+"""The example package in docs/examples is built, installed and tested in a clean environment, as a student's is."""
 
 from __future__ import annotations
 
@@ -7,33 +7,44 @@ from pathlib import Path
 
 from minisgl.course.lab.catalog import find
 from minisgl.course.lab.gates import capstone
-from minisgl.course.lab.grader.clean_environment import clean
+from minisgl.course.lab.grader.clean_environment import clean_environment
 from minisgl.course.lab.grader.grade import grade
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "minisgl-sjf"
 
 
-def test_the_example_package_works_in_a_clean_environment(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(EXAMPLE, tmp_path / "sjf", ignore=shutil.ignore_patterns("__pycache__")))
+def copy_example(tmp_path: Path) -> Path:
+    """Copy the example package to a temporary folder."""
+    return Path(shutil.copytree(EXAMPLE, tmp_path / "sjf", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+def test_example_package(tmp_path: Path) -> None:
+    """The example passes the capstone's gates."""
+    folder = copy_example(tmp_path)
     report = grade(find("capstone"), folder, only=["package", "found", "tests"])
     assert all(verdict.green for verdict in report.verdicts), [(v.cause, v.seen) for v in report.red]
     notes = {verdict.gate: verdict.note for verdict in report.verdicts}
     assert notes["found"] == "scheduler=sjf"
-    assert notes["tests"].endswith("5 of them PolicyConformance's")
+    assert notes["tests"].endswith("5 of them from PolicyConformance")
 
 
-def test_without_pytest_its_gate_is_not_tried_and_the_others_are(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(EXAMPLE, tmp_path / "sjf", ignore=shutil.ignore_patterns("__pycache__")))
+def test_missing_pytest(tmp_path: Path) -> None:
+    """Without pytest, the gate `tests` does not run, and the other gates do."""
+    folder = copy_example(tmp_path)
     env = capstone.environment(folder)
     (env.site / "hide.pth").write_text("import sys; sys.modules['pytest'] = None\n")
     found, tests, kit = grade(find("capstone"), folder, only=["found", "tests", "conformance"]).verdicts
     assert found.green and kit.green
     assert not tests.tried and not tests.cause
-    assert "runs its tests with pytest, which is not installed: pip install -e '.[lab]'  (not tried)" in tests.line()
+    assert (
+        "runs the package's tests with pytest, which is not installed: pip install -e '.[lab]'  (not tried)"
+        in tests.line()
+    )
 
 
-def test_without_what_builds_it_no_gate_is_tried(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(EXAMPLE, tmp_path / "sjf", ignore=shutil.ignore_patterns("__pycache__")))
+def test_missing_build_backend(tmp_path: Path) -> None:
+    """If the package's build backend is not installed, no gate runs and each names the package to install."""
+    folder = copy_example(tmp_path)
     project = (folder / "pyproject.toml").read_text("utf-8")
     (folder / "pyproject.toml").write_text(project.replace("setuptools.build_meta", "absent_backend.api"), "utf-8")
     report = grade(find("capstone"), folder, only=["package", "server"])
@@ -42,15 +53,16 @@ def test_without_what_builds_it_no_gate_is_tried(tmp_path: Path) -> None:
     assert not report.passed
 
 
-def test_a_clean_environment_has_the_package_and_not_its_folder(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(EXAMPLE, tmp_path / "sjf", ignore=shutil.ignore_patterns("__pycache__")))
-    env = clean(folder, tmp_path / "env")
-    told = env.run("-c", "import minisgl_sjf, minisgl; print(minisgl_sjf.__file__)")
-    assert Path(told.stdout.strip()).is_relative_to(env.site), told.stderr
+def test_clean_environment(tmp_path: Path) -> None:
+    """The environment imports the installed package, and is rebuilt only if the package has changed."""
+    folder = copy_example(tmp_path)
+    env = clean_environment(folder, tmp_path / "env")
+    result = env.run("-c", "import minisgl_sjf, minisgl; print(minisgl_sjf.__file__)")
+    assert Path(result.stdout.strip()).is_relative_to(env.site), result.stderr
     assert env.dist == "minisgl-sjf"
     made = (tmp_path / "env" / "made.json").stat().st_mtime_ns
-    clean(folder, tmp_path / "env")
-    assert (tmp_path / "env" / "made.json").stat().st_mtime_ns == made, "nothing changed: it is used again"
+    clean_environment(folder, tmp_path / "env")
+    assert (tmp_path / "env" / "made.json").stat().st_mtime_ns == made, "an unchanged package is not rebuilt"
     (folder / "src" / "minisgl_sjf" / "more.py").write_text("")
-    again = clean(folder, tmp_path / "env")
-    assert (again.site / "minisgl_sjf" / "more.py").is_file(), "a change is built"
+    again = clean_environment(folder, tmp_path / "env")
+    assert (again.site / "minisgl_sjf" / "more.py").is_file(), "a changed package is rebuilt"

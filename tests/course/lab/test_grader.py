@@ -1,11 +1,10 @@
-"""What no lab can do to its grader: hang it, die in it, leave processes behind, borrow the reference, or be graded by
-nothing. And what a verdict looks like.
-"""
+"""The grader: verdicts for code that hangs, dies or leaves processes behind, searching, shrinking, and the command."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
+import re
 import subprocess
 import sys
 import time
@@ -22,26 +21,28 @@ from minisgl.course.lab.gates.policy import show_plan
 from minisgl.course.lab.grader import grade as grader
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Missing, Student
 from minisgl.course.lab.grader.gate_process import LOADS
-from minisgl.course.lab.grader.grade import Nursery, grade
+from minisgl.course.lab.grader.grade import ForkServer, grade
+from minisgl.course.lab.grader.retired_names import upgrade_note
 from minisgl.course.lab.grader.search import alarm, search
 from minisgl.course.lab.grader.server_gate import Served, _check_called
 from minisgl.course.lab.grader.shrink import smallest
 from minisgl.course.lab.skeletons import solution
 from minisgl.course.lab.verdicts import LINES, Verdict
-from minisgl.testing.serving import patience
+from minisgl.testing.serving import scaled_timeout
 
 POLICY = find("policy")
 PLAN = POLICY.gates[0]
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
-        yield nursery
+def fork_server() -> Iterator[ForkServer]:
+    """Start a fork server for the tests of this module."""
+    with ForkServer() as server:
+        yield server
 
 
 def policy(tmp_path: Path, plan: str, top: str = "") -> Path:
-    """A policy whose ``plan`` is this code, with this code before it."""
+    """Write a policy whose method ``plan`` has the body ``plan``, with the code ``top`` before the class."""
     path = tmp_path / "my_policy.py"
     body = "\n".join("        " + line for line in plan.splitlines())
     path.write_text(f'''
@@ -70,76 +71,87 @@ def minisgl_scheduler(config):
     return path
 
 
-def try_plan(nursery: Nursery, path: Path, limit: float = 10.0) -> Verdict:
-    return nursery.run(POLICY, path, dataclasses.replace(PLAN, limit=limit), seed=1)
+def try_plan(fork_server: ForkServer, path: Path, limit: float = 10.0) -> Verdict:
+    """Run the gate `plan` on a file."""
+    return fork_server.run(POLICY, path, dataclasses.replace(PLAN, limit=limit), seed=1)
 
 
-# ---- a named verdict in time, and no process left ------------------------------------------------------
+# ---- code that hangs, dies, or leaves processes behind -------------------------------------------------
 
 
-def test_an_endless_loop_is_named_with_the_workload_in_ten_seconds(nursery: Nursery, tmp_path: Path) -> None:
+def test_endless_loop(fork_server: ForkServer, tmp_path: Path) -> None:
+    """An endless loop is reported within ten seconds, with its line and its workload."""
     begun = time.monotonic()
-    verdict = try_plan(nursery, policy(tmp_path, "while True: pass"))
-    assert time.monotonic() - begun < patience(10)
+    verdict = try_plan(fork_server, policy(tmp_path, "while True: pass"))
+    assert time.monotonic() - begun < scaled_timeout(10)
     assert (verdict.cause, verdict.green) == ("hangs", False)
     assert "in plan: while True: pass" in verdict.seen
     assert verdict.workload["jobs"] and "request" in verdict.show
 
 
-def test_a_deadlock_is_named_in_ten_seconds(nursery: Nursery, tmp_path: Path) -> None:
+def test_deadlock(fork_server: ForkServer, tmp_path: Path) -> None:
+    """A deadlock is reported within ten seconds."""
     top = "import threading\nlock = threading.Lock()"
     begun = time.monotonic()
-    verdict = try_plan(nursery, policy(tmp_path, "lock.acquire()\nlock.acquire()", top))
-    assert time.monotonic() - begun < patience(10)
+    verdict = try_plan(fork_server, policy(tmp_path, "lock.acquire()\nlock.acquire()", top))
+    assert time.monotonic() - begun < scaled_timeout(10)
     assert verdict.cause == "hangs"
 
 
-def test_an_empty_plan_is_named(nursery: Nursery, tmp_path: Path) -> None:
-    verdict = try_plan(nursery, policy(tmp_path, "return Plan([])"))
+def test_empty_plan(fork_server: ForkServer, tmp_path: Path) -> None:
+    """A policy that returns an empty plan is caught with the smallest workload."""
+    verdict = try_plan(fork_server, policy(tmp_path, "return Plan([])"))
     assert verdict.cause == "empty"
     assert len(verdict.workload["jobs"]) == 1, "the smallest workload has one request"
 
 
-def test_what_swallows_every_exception_is_killed_by_the_watchdog(nursery: Nursery, tmp_path: Path) -> None:
+def test_watchdog(fork_server: ForkServer, tmp_path: Path) -> None:
+    """The watchdog kills code that catches every exception, and the verdict has the workload."""
     loop = "while True:\n    try:\n        while True: pass\n    except BaseException: pass"
     begun = time.monotonic()
-    verdict = try_plan(nursery, policy(tmp_path, loop), limit=2.0)
-    assert time.monotonic() - begun < patience(5)
+    verdict = try_plan(fork_server, policy(tmp_path, loop), limit=2.0)
+    assert time.monotonic() - begun < scaled_timeout(5)
     assert verdict.cause == "hangs"
-    assert verdict.workload["jobs"], "the workload it was busy with"
+    assert verdict.workload["jobs"], "the workload that was running"
 
 
-def test_a_file_that_hangs_when_imported_is_killed(nursery: Nursery, tmp_path: Path) -> None:
+def test_import_hangs(fork_server: ForkServer, tmp_path: Path) -> None:
+    """A file whose import hangs is killed."""
     path = policy(tmp_path, "return Plan([])", "import time\ntime.sleep(100)")
-    assert nursery.run(POLICY, path, dataclasses.replace(LOADS, limit=1.0), seed=1).cause == "hangs"
+    assert fork_server.run(POLICY, path, dataclasses.replace(LOADS, limit=1.0), seed=1).cause == "hangs"
 
 
 @pytest.mark.parametrize("how", ["import os\nos._exit(3)", "import ctypes\nctypes.string_at(0)"])
-def test_a_process_that_dies_is_named(nursery: Nursery, tmp_path: Path, how: str) -> None:
-    verdict = try_plan(nursery, policy(tmp_path, how))
+def test_process_dies(fork_server: ForkServer, tmp_path: Path, how: str) -> None:
+    """A process that dies is reported with its workload."""
+    verdict = try_plan(fork_server, policy(tmp_path, how))
     assert verdict.cause == "dies"
-    assert verdict.show == show_plan(verdict.workload), "in words, as for any other verdict"
+    assert verdict.show == show_plan(verdict.workload), "described as for any other verdict"
 
 
 @pytest.mark.parametrize("top", ["", "raise SystemExit(0)"])
-def test_a_file_that_exits_ends_its_gate_and_is_named(nursery: Nursery, tmp_path: Path, top: str) -> None:
-    verdict = try_plan(nursery, policy(tmp_path, "raise SystemExit(0)", top))
+def test_system_exit(fork_server: ForkServer, tmp_path: Path, top: str) -> None:
+    """SystemExit in a student's file makes the gate red."""
+    verdict = try_plan(fork_server, policy(tmp_path, "raise SystemExit(0)", top))
     assert verdict.cause == "raises" and "SystemExit" in verdict.seen
 
 
-def test_memory_without_end_is_named(nursery: Nursery, tmp_path: Path) -> None:
-    verdict = try_plan(nursery, policy(tmp_path, "bytearray(1 << 36)"))
+def test_memory(fork_server: ForkServer, tmp_path: Path) -> None:
+    """An allocation above the memory limit is reported."""
+    verdict = try_plan(fork_server, policy(tmp_path, "bytearray(1 << 36)"))
     assert verdict.cause == "memory"
 
 
-def test_no_process_is_left_behind_whatever_it_started(nursery: Nursery, tmp_path: Path) -> None:
+def test_no_process_is_left(fork_server: ForkServer, tmp_path: Path) -> None:
+    """Processes that the student's code has started are killed."""
     start = "subprocess.Popen(['sleep', '1919.25'], start_new_session=True)\nreturn Plan([])"
-    try_plan(nursery, policy(tmp_path, start, "import subprocess"))
+    try_plan(fork_server, policy(tmp_path, start, "import subprocess"))
     left = [p for p in psutil.process_iter(["cmdline"]) if "1919.25" in (p.info["cmdline"] or ())]
     assert left == []
 
 
-def test_a_grader_that_is_killed_takes_its_gates_with_it(tmp_path: Path) -> None:
+def test_killed_grader(tmp_path: Path) -> None:
+    """If the grader is killed, its gate processes end too."""
     path = policy(tmp_path, "return Plan([])", "import time\ntime.sleep(100)")
     process = subprocess.Popen(
         [sys.executable, "-m", "minisgl.lab", "test", "policy", str(path), "--dir", str(tmp_path)]
@@ -149,24 +161,24 @@ def test_a_grader_that_is_killed_takes_its_gates_with_it(tmp_path: Path) -> None
     while len(below) < 2 and time.monotonic() < until:
         below = psutil.Process(process.pid).children(recursive=True)
         time.sleep(0.05)
-    assert len(below) == 2, "the process that forks, and the gate"
+    assert len(below) == 2, "the fork server and the gate"
     process.kill()
     process.wait()
     _, alive = psutil.wait_procs(below, timeout=5)
     assert alive == []
 
 
-# ---- what is not a solution -----------------------------------------------------------------------------
+# ---- files that are not a solution ----------------------------------------------------------------------
 
 
 NOT_PLUGINS = {
-    "it does not import": ("import no_such_package\n", "no_such_package"),
-    "it is not Python": ("def plan(:\n", "line 1 is not Python"),
-    "it has no hook": ("x = 1\n", "has no hook"),
-    "its hook lacks the mark": ("def minisgl_scheduler(config):\n    return None\n", "no @hookimpl"),
-    "it is for another hook": ("from minisgl import hookimpl\n@hookimpl\ndef minisgl_metrics():\n    return ''\n",
+    "import error": ("import no_such_package\n", "no_such_package"),
+    "syntax error": ("def plan(:\n", "line 1 is not Python"),
+    "no hook": ("x = 1\n", "has no hook"),
+    "no hookimpl": ("def minisgl_scheduler(config):\n    return None\n", "no @hookimpl"),
+    "another hook": ("from minisgl import hookimpl\n@hookimpl\ndef minisgl_metrics():\n    return ''\n",
                                "no @hookimpl minisgl_scheduler"),
-    "its name is another": ("""
+    "another name": ("""
 from dataclasses import dataclass
 from minisgl import hookimpl
 @dataclass
@@ -183,20 +195,22 @@ def minisgl_scheduler(config):
 
 
 @pytest.mark.parametrize("what", NOT_PLUGINS)
-def test_a_file_without_the_plugin_fails_at_the_first_gate(nursery: Nursery, tmp_path: Path, what: str) -> None:
+def test_file_without_plugin(fork_server: ForkServer, tmp_path: Path, what: str) -> None:
+    """A file without the lab's plugin fails the gate `loads`, and no other gate runs."""
     text, seen = NOT_PLUGINS[what]
     path = tmp_path / "my_policy.py"
     path.write_text(text)
-    report = grade(POLICY, path, nursery=nursery)
+    report = grade(POLICY, path, fork_server=fork_server)
     first, *others = report.verdicts
     assert first.cause == "loads" and seen in first.seen
     assert not any(verdict.tried for verdict in others) and not report.passed
 
 
-def test_a_hook_that_builds_nothing_fails(nursery: Nursery, tmp_path: Path) -> None:
+def test_factory_returns_none(fork_server: ForkServer, tmp_path: Path) -> None:
+    """A factory that returns None is reported."""
     path = policy(tmp_path, "return Plan([])")
     path.write_text(path.read_text().replace("return Policy() if", "return None if"))
-    verdict = try_plan(nursery, path)
+    verdict = try_plan(fork_server, path)
     assert verdict.cause == "loads" and "No plugin builds scheduler=mine" in verdict.seen
 
 
@@ -213,20 +227,23 @@ ASK = "('fcfs').plan(waiting, running, budget)"
         ("from minisgl.testing.drive import make_plugin", "return make_plugin('scheduler', 'mixed').plan"),
     ],
 )
-def test_the_reference_is_refused_and_named(nursery: Nursery, tmp_path: Path, top: str, plan: str) -> None:
-    verdict = try_plan(nursery, policy(tmp_path, plan, top))
+def test_reference_is_refused(fork_server: ForkServer, tmp_path: Path, top: str, plan: str) -> None:
+    """A file that imports the reference solution is refused."""
+    verdict = try_plan(fork_server, policy(tmp_path, plan, top))
     assert verdict.cause == "reference"
     assert MIXED in verdict.seen
 
 
-def test_a_lab_without_gates_grades_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lab_without_gates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lab without gates raises RuntimeError."""
     path = policy(tmp_path, "return Plan([])")
     monkeypatch.setattr(Lab, "gates", ())
     with pytest.raises(RuntimeError, match="no gates"):
         grade(POLICY, path)
 
 
-def test_a_report_without_gates_or_with_one_left_out_never_passes() -> None:
+def test_report_passed() -> None:
+    """A report passes only if it has gates and all of them ran and are green."""
     report = grader.Report(POLICY, "", "", 0)
     assert not report.passed
     report.verdicts = [Verdict("plan", ""), Verdict("server", "", tried=False)]
@@ -235,27 +252,30 @@ def test_a_report_without_gates_or_with_one_left_out_never_passes() -> None:
     assert report.passed
 
 
-class Scraped:
-    """A server's ``/metrics``."""
+class FakeServer:
+    """A server of which only ``/metrics`` exists."""
 
     def __init__(self, **samples: float):
         self.samples = samples
 
     def metrics(self) -> dict[str, float]:
+        """Return the samples."""
         return self.samples
 
 
 def served(path: Path, calls: dict[str, float], sha256: str = "abc") -> Served:
+    """Return a server whose /metrics counts ``calls`` of the file."""
     one = Served(POLICY, path, "abc")
     label = f'path="{path}",plugin="my_policy",process="scheduler-0",sha256="{sha256}"'
-    one.server = Scraped(  # type: ignore[assignment]
+    one.server = FakeServer(  # type: ignore[assignment]
         **{f'minisgl_plugin_calls_total{{call="{call}",{label}}}': times for call, times in calls.items()}
     )
     return one
 
 
-def test_a_server_that_never_calls_the_file_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minisgl.course.lab.grader.server_gate.patience", lambda seconds: 0.0)
+def test_file_never_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server gate fails unless /metrics counts a call of the student's own file."""
+    monkeypatch.setattr("minisgl.course.lab.grader.server_gate.scaled_timeout", lambda seconds: 0.0)
     path = tmp_path / "my_policy.py"
     assert _check_called(served(path, {"plan": 3.0}), ["plan"], "scheduler-0") == {"plan": 3.0}
     for one in (
@@ -269,10 +289,90 @@ def test_a_server_that_never_calls_the_file_fails(tmp_path: Path, monkeypatch: p
         assert caught.value.cause == "never-called"
 
 
+# ---- files of an older minisgl ---------------------------------------------------------------------------
+
+
+def older(name: str, **names: str) -> str:
+    """Return the lab's solution as minisgl 0.1.0 wrote it: an older header, and old names in place of the new ones."""
+    text = re.sub(r"\(minisgl [\d.]+\)$", "(minisgl 0.1.0)", solution(find(name)), flags=re.MULTILINE)
+    for new, old in names.items():
+        assert new in text, new
+        text = text.replace(new, old)
+    return text
+
+
+def line_of(text: str, word: str) -> int:
+    """Return the number of the first line that contains a word."""
+    return next(number for number, line in enumerate(text.splitlines(), 1) if word in line)
+
+
+def test_upgrade_note(tmp_path: Path) -> None:
+    """The note lists the old names that a 0.1 file uses, their lines, the new names, and the page with all names."""
+    path = tmp_path / POLICY.file
+    text = older("policy", num_remaining_tokens="left", order_waiting="arrange")
+    path.write_text(text)
+    head, *changes, last = upgrade_note(POLICY, path)
+    assert "my_policy.py was started with minisgl 0.1.0" in head
+    assert f"line {line_of(text, 'arrange')}: arrange of minisgl.scheduler.order is now order_waiting" in changes[0]
+    assert any(".left of Running is now .num_remaining_tokens" in change for change in changes)
+    assert not any(".order" in change.split(" is now ")[0] for change in changes[1:]), "self.order is the student's own"
+    assert "docs/upgrade-0.2.md" in last
+
+
+def test_upgrade_note_without_old_names(tmp_path: Path) -> None:
+    """A 0.1 file that uses only current names gets one line; a current file and a folder get none."""
+    path = tmp_path / POLICY.file
+    path.write_text(older("policy"))
+    (line,) = upgrade_note(POLICY, path)
+    assert "none of them was found" in line and "docs/upgrade-0.2.md" in line
+    path.write_text(solution(POLICY))
+    assert upgrade_note(POLICY, path) == upgrade_note(POLICY, tmp_path) == []
+
+
+def test_upgrade_note_of_the_command(lab: Callable[..., Result], tmp_path: Path) -> None:
+    """The command `test` prints the note before the gates, and the red gate names the new name."""
+    (tmp_path / "my_radix.py").write_text(older("radix", total_pages="held", evictable_pages="evictable"))
+    result = lab("test", "radix", "--gate", "match")
+    assert result.out.index(".held of PrefixCache is now .total_pages") < result.out.index("RED  match")
+    assert "renamed `held` of PrefixCache, which your class MyCache implements, to `total_pages`" in joined(result.out)
+
+
+@pytest.mark.parametrize(("new", "old", "owner"), [("num_remaining_tokens", "left", "Running"),
+                                                   ("num_cached_tokens", "cached", "Waiting")])  # fmt: skip
+def test_retired_attribute(fork_server: ForkServer, tmp_path: Path, new: str, old: str, owner: str) -> None:
+    """Reading a retired attribute is reported with the new name, whatever the file's header says."""
+    path = tmp_path / POLICY.file
+    path.write_text(solution(POLICY).replace(new, old))
+    verdict = try_plan(fork_server, path)
+    assert verdict.cause == "renamed"
+    assert f"renamed `{old}` of {owner} to `{new}`" in verdict.seen
+    assert "docs/upgrade-0.2.md" in verdict.seen and "line " in verdict.seen
+
+
+def test_retired_import(fork_server: ForkServer, tmp_path: Path) -> None:
+    """Importing a retired name is reported with the new name by the first gate."""
+    path = tmp_path / POLICY.file
+    path.write_text(solution(POLICY).replace("order_waiting", "arrange"))
+    first = grade(POLICY, path, fork_server=fork_server).verdicts[0]
+    assert first.cause == "renamed" and "renamed `arrange` of minisgl.scheduler.order to `order_waiting`" in first.seen
+
+
+def test_own_attribute_is_not_retired(fork_server: ForkServer, tmp_path: Path) -> None:
+    """A missing attribute of the student's own objects keeps the cause `raises`, even if its name is a retired one."""
+    verdict = try_plan(fork_server, policy(tmp_path, "return self.left"))
+    assert verdict.cause == "raises"
+
+
+def joined(text: str) -> str:
+    """Return a text without its line breaks and indentation."""
+    return " ".join(text.split())
+
+
 # ---- searching and shrinking -----------------------------------------------------------------------------
 
 
-def test_the_smallest_workload_is_found_again_and_again() -> None:
+def test_shrinking() -> None:
+    """Shrinking finds the smallest failing workload of twenty random ones."""
     rng = random.Random(5)
     for _ in range(20):
         jobs = [{"id": i, "size": rng.randint(1, 90)} for i in range(12)]
@@ -290,17 +390,20 @@ def test_the_smallest_workload_is_found_again_and_again() -> None:
 
 
 def student() -> Student:
+    """Return a student's file that is not loaded."""
     return Student(POLICY, Path("my_policy.py"), seed=3)
 
 
-def test_a_search_starts_small_keeps_the_cause_and_skips_what_makes_no_sense() -> None:
+def test_search() -> None:
+    """A search keeps the cause while it shrinks, and skips meaningless workloads."""
+
     def run(student: Student, workload: dict[str, int]) -> None:
         if workload["n"] < 2:
             raise Invalid
         if workload["n"] < 5:
-            raise Broken("other", "Small ones work.", "One did not.")
+            raise Broken("other", "Small workloads pass.", "One failed.")
         if workload["n"] > 7:
-            raise Broken("large", "Large ones work.", "One did not.", step=workload["n"])
+            raise Broken("large", "Large workloads pass.", "One failed.", step=workload["n"])
 
     with pytest.raises(Broken) as caught:
         search(lambda rng, size: {"n": 5 + size}, run)(student())
@@ -308,32 +411,36 @@ def test_a_search_starts_small_keeps_the_cause_and_skips_what_makes_no_sense() -
     assert search(lambda rng, size: {"n": 6}, run, tries=9)(student()) == "9 workloads"
 
 
-def test_the_same_seed_tries_the_same_workloads_and_another_gate_others() -> None:
+def test_search_seed() -> None:
+    """The workloads depend only on the seed and the gate's name."""
     tried: list[Any] = []
-    whole = search(lambda rng, size: rng.random(), lambda student, workload: tried.append(workload), tries=3)
+    run = search(lambda rng, size: rng.random(), lambda student, workload: tried.append(workload), tries=3)
     first, again, other = student(), student(), dataclasses.replace(student(), gate="other")
     for one in (first, again, other):
-        whole(one)
+        run(one)
     assert tried[:3] == tried[3:6] != tried[6:]
 
 
-def test_a_replay_tries_the_given_workload_alone() -> None:
+def test_replay() -> None:
+    """A replay runs only the given workload."""
     tried: list[Any] = []
-    whole = search(lambda rng, size: size, lambda student, workload: tried.append(workload))
+    run = search(lambda rng, size: size, lambda student, workload: tried.append(workload))
     one = student()
     one.replay = 77
-    whole(one)
+    run(one)
     assert tried == [77]
 
 
-def test_an_alarm_is_off_when_its_block_ends() -> None:
+def test_alarm_is_reset() -> None:
+    """The alarm is off after its block."""
     with alarm(0.05, 0.05):
         pass
     time.sleep(0.2)
 
 
-def test_a_verdict_is_at_most_fifteen_lines() -> None:
-    verdict = Verdict("plan", "says").blame(
+def test_verdict_length() -> None:
+    """A verdict has at most fifteen lines, whatever the length of its texts."""
+    verdict = Verdict("plan", "says").fail(
         Broken(
             "skips", "word " * 200, "seen " * 300, step=3, request=4, page=5, workload={}, show="line of text\n" * 60
         )
@@ -341,7 +448,7 @@ def test_a_verdict_is_at_most_fifteen_lines() -> None:
     lines = verdict.explain(POLICY, "python -m minisgl.lab test policy --replay here.json")
     assert len(lines) == LINES
     text = "\n".join(lines)
-    assert "step 3, request 4, page 5" in text and "--replay here.json" in text and "lines more" in text
+    assert "step 3, request 4, page 5" in text and "--replay here.json" in text and "more lines" in text
     assert POLICY.causes["skips"][:40] in text
     assert all(len(line) < 130 for line in lines)
 
@@ -349,8 +456,8 @@ def test_a_verdict_is_at_most_fifteen_lines() -> None:
 # ---- the command -------------------------------------------------------------------------------------------
 
 
-class Said(NamedTuple):
-    """What a command came to."""
+class Result(NamedTuple):
+    """The exit status and the output of a command."""
 
     status: int
     out: str
@@ -358,25 +465,26 @@ class Said(NamedTuple):
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
-    """The command, in the folder of a student."""
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Return a function that runs ``python -m minisgl.lab`` in a temporary folder."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*words: str) -> Said:
+    def run(*words: str) -> Result:
         try:
             status = main(words)
         except SystemExit as error:
             status = error.code  # type: ignore[assignment]
-        return Said(status, *capfd.readouterr())
+        return Result(status, *capfd.readouterr())
 
     return run
 
 
-def test_a_first_hour_with_the_command(lab: Callable[..., Said], tmp_path: Path) -> None:
+def test_command(lab: Callable[..., Result], tmp_path: Path) -> None:
+    """Start a lab, grade the skeleton, get hints, compare with the solution, and grade the solution."""
     said = lab("start", "radix")
     assert said.status == 0 and "my_radix.py" in said.out and "radix.match" in said.out
     again = lab("start", "radix")
-    assert again.status == 2 and "is there already" in again.err
+    assert again.status == 2 and "exists already" in again.err
     gates = [word for gate in ("loads", "match", "split") for word in ("--gate", gate)]
     red = lab("test", "radix", *gates)
     assert red.status == 1
@@ -392,7 +500,8 @@ def test_a_first_hour_with_the_command(lab: Callable[..., Said], tmp_path: Path)
     assert green.status == 0 and "3 of 3 gates green" in green.out and "done" not in green.out
 
 
-def test_a_failure_is_replayed_from_the_line_that_it_prints(lab: Callable[..., Said], tmp_path: Path) -> None:
+def test_replay_command(lab: Callable[..., Result], tmp_path: Path) -> None:
+    """The command that a red gate prints shows the same failure again, with the code's output."""
     path = policy(tmp_path, "print('here I am')\nreturn Plan([])")
     said = lab("test", "policy", "--seed", "7")
     assert said.status == 1 and "here I am" not in said.out + said.err
@@ -408,7 +517,8 @@ def test_a_failure_is_replayed_from_the_line_that_it_prints(lab: Callable[..., S
     assert "the file has changed since" in lab("status").out
 
 
-def test_wrong_words_are_answered_for_people(lab: Callable[..., Said]) -> None:
+def test_command_errors(lab: Callable[..., Result]) -> None:
+    """Invalid command lines exit with status 2 and a message that says what to do."""
     for words, said in (
         (["start", "polcy"], "Did you mean policy?"),
         (["test", "policy"], "Begin with `python -m minisgl.lab start policy`"),
@@ -421,9 +531,8 @@ def test_wrong_words_are_answered_for_people(lab: Callable[..., Said]) -> None:
     assert [line.split()[0] for line in lab("list").out.splitlines()] == [one.lab for one in labs()]
 
 
-def test_a_folder_that_is_gone_or_can_not_be_written_is_answered_for_people(
-    lab: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_errors(lab: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unreadable state, unwritable folders and a deleted current folder give messages, not tracebacks."""
     assert "hint 1 of 3" in lab("hint", "radix").out  # nothing was started
     (tmp_path / ".minisgl-lab" / "state.json").write_text('{"radix": 3, "policy": {"gates": ["plan"]}}')
     assert lab("status").out.count("not graded yet") == len(labs())
@@ -439,10 +548,11 @@ def test_a_folder_that_is_gone_or_can_not_be_written_is_answered_for_people(
     gone.rmdir()
     for words in (["list"], ["status"], ["start", "radix"], ["test", "radix"], ["hint", "radix"], ["diff", "radix"]):
         said = lab(*words)
-        assert said.status == 2 and "The folder that you are in is gone" in said.err, words
+        assert said.status == 2 and "The current folder does not exist any more" in said.err, words
 
 
-def test_a_description_that_can_not_be_one_is_refused(tmp_path: Path) -> None:
+def test_invalid_description(tmp_path: Path) -> None:
+    """A description with an unknown key, or with the text of a common cause, is refused."""
     path = tmp_path / "odd.toml"
     path.write_text('title = "A"\nsays = "B"\nhok = "cache"\n')
     with pytest.raises(ValueError, match="hok"):
@@ -452,7 +562,8 @@ def test_a_description_that_can_not_be_one_is_refused(tmp_path: Path) -> None:
         read(path, "00")
 
 
-def test_gates_are_given_their_names_once() -> None:
+def test_gate_names() -> None:
+    """The names of a lab's gates are unique."""
     for one in labs():
         names = [gate.name for gate in one.gates]
         assert "loads" not in names and len(set(names)) == len(names), one.lab
@@ -460,21 +571,21 @@ def test_gates_are_given_their_names_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["paged", "replay", "ring", "experts"])
-def test_what_ships_for_the_labs_hook_is_not_the_students_own_work(name: str) -> None:
-    """A backend that ships computes what the lab asks for, so none that runs here may be taken instead."""
+def test_shipped_plugins_are_forbidden(name: str) -> None:
+    """A student's file may not import any shipped plugin of the lab's hook that runs on a CPU."""
     import minisgl.plugins as plugins
 
     lab = find(name)
     [folder] = plugins.__path__
     shipped = {f"minisgl.plugins.{lab.hook}.{file.stem}" for file in Path(folder, str(lab.hook)).glob("[a-z]*.py")}
-    elsewhere = {f"minisgl.plugins.attention.{gpu}" for gpu in ("flash_attn", "flashinfer", "trtllm")}
-    nothing = {f"minisgl.plugins.{lab.hook}.{other}" for other in ("auto", "none")}  # do none of it themselves
-    assert shipped - elsewhere - nothing <= set(lab.forbidden)
+    gpu_only = {f"minisgl.plugins.attention.{gpu}" for gpu in ("flash_attn", "flashinfer", "trtllm")}
+    without_code = {f"minisgl.plugins.{lab.hook}.{other}" for other in ("auto", "none")}  # compute nothing themselves
+    assert shipped - gpu_only - without_code <= set(lab.forbidden)
 
 
-def test_what_is_missing_to_ask_the_server_costs_no_gate_that_was_tried(
-    lab: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_client(lab: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the openai client, the server gate does not run and the other verdicts stay."""
+
     class Unasked:
         def __init__(self, *args: object) -> None: ...
         def __enter__(self) -> Unasked:
@@ -493,7 +604,8 @@ def test_what_is_missing_to_ask_the_server_costs_no_gate_that_was_tried(
     assert "6 of 7 gates green, next: server" in lab("status").out
 
 
-def test_the_installations_that_the_pages_show_have_what_labs_ask_with() -> None:
+def test_documented_installations() -> None:
+    """The documented install commands include the extra `lab`."""
     root = Path(__file__).parents[3]
     for page, line in {
         "Makefile": "$(PIP) -e '.[lab]'",

@@ -1,6 +1,4 @@
-"""Skeletons: what is kept beside the chapters is what the shipped plugins give, formatted and linted; what the marks
-mean; and that a student's work is never written over.
-"""
+"""Skeletons: the committed files equal what the shipped plugins give, and a student's work is never overwritten."""
 
 from __future__ import annotations
 
@@ -97,19 +95,22 @@ def minisgl_configs():
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """Return a lab whose reference is `PLUGIN`."""
     monkeypatch.setattr(skeletons, "source", lambda lab: PLUGIN)
     parts = (Part("toy.get", "get", ("a", "b")), Part("toy.put", "put", ("a", "b")))
     return Lab("toy", "00", "A toy", "Play.", "cache", "toy", "big", renames={"BigCache": "MyCache"}, parts=parts)
 
 
-def test_code_between_marks_gives_way_and_names_change_by_token(toy: Lab) -> None:
+def test_skeleton(toy: Lab) -> None:
+    """The code between markers becomes a TODO, and names are replaced token by token."""
     text = skeleton(toy)
     assert text[text.index("0)\n") + 2 :] == EXPECTED
     assert text.startswith('"""Lab toy: A toy.\n')
     assert "plugins=my_toy.py cache=mine" in text
 
 
-def test_a_solved_part_keeps_its_code(toy: Lab) -> None:
+def test_solved_part(toy: Lab) -> None:
+    """A solved part keeps the reference's code."""
     text = skeleton(toy, ["toy.put"])
     assert "after = before + 1" in text
     assert text.count("NotImplementedError") == 1
@@ -120,12 +121,14 @@ def test_a_solved_part_keeps_its_code(toy: Lab) -> None:
 @pytest.mark.parametrize(
     "text", ["# lab: a\nx = 1\n", "x = 1\n# lab: end\n", "# lab: a\n# lab: b\nx = 1\n# lab: end\n"]
 )
-def test_marks_that_do_not_pair_are_refused(text: str) -> None:
+def test_unpaired_markers(text: str) -> None:
+    """Markers without a partner are refused."""
     with pytest.raises(ValueError, match=r"line|part"):
         regions(text)
 
 
-def test_what_is_omitted_is_in_no_skeleton() -> None:
+def test_omitted_regions() -> None:
+    """Omitted regions are in no skeleton and no solution."""
     text = "a = 1\n    # lab: omit\n    b = 2\n    # lab: end\n# lab: toy.c\nc = 3\n# lab: end\n"
     assert without_omitted(text) == "a = 1\n# lab: toy.c\nc = 3\n# lab: end\n"
     for wrong in ("# lab: omit\nb = 2\n", "# lab: omit\n# lab: toy.c\n# lab: end\n", "# lab: omit\n# lab: omit\n"):
@@ -136,7 +139,8 @@ def test_what_is_omitted_is_in_no_skeleton() -> None:
 
 
 @pytest.mark.parametrize("name", WITH_PLUGIN)
-def test_the_marks_of_a_plugin_are_the_parts_of_its_lab_in_code_that_runs(name: str) -> None:
+def test_parts_of_plugins(name: str) -> None:
+    """The markers of a shipped plugin are the parts of its lab, and each part has numbered comments."""
     lab = find(name)
     assert {region.part for region in regions(source(lab))} == {part.name for part in lab.parts}
     ast.parse(skeleton(lab))
@@ -146,7 +150,8 @@ def test_the_marks_of_a_plugin_are_the_parts_of_its_lab_in_code_that_runs(name: 
         assert "# 1. " in skeleton(lab).split(f"# TODO {part.name}")[1].split("NotImplementedError")[0], part.name
 
 
-def test_the_kept_skeletons_and_the_list_of_labs_are_fresh() -> None:
+def test_generated_files() -> None:
+    """The committed skeletons and the reference page are up to date."""
     made = files()
     for name, text in made.items():
         path = ROOT / name
@@ -155,7 +160,8 @@ def test_the_kept_skeletons_and_the_list_of_labs_are_fresh() -> None:
     assert kept == {name for name in made if name.endswith(".py")}
 
 
-def test_skeletons_are_formatted_and_linted() -> None:
+def test_skeletons_pass_ruff() -> None:
+    """The committed skeletons pass ruff."""
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
     assert ruff is not None, "this test needs ruff"
     kept = sorted(ROOT.glob("chapters/*/skeletons/*.py"))
@@ -165,16 +171,17 @@ def test_skeletons_are_formatted_and_linted() -> None:
         assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_start_never_writes_over_work_and_says_when_it_is_old(tmp_path: Path) -> None:
+def test_start_keeps_files(tmp_path: Path) -> None:
+    """`start` never overwrites a file, and says so if the file comes from an older skeleton."""
     folder, lab = Folder(tmp_path), find("policy")
     (path,) = folder.start(lab)
     assert path.read_text() == skeleton(lab)
     path.write_text(path.read_text() + "# mine\n")
-    with pytest.raises(ConfigError, match=r"is there already.*Grade it"):
+    with pytest.raises(ConfigError, match=r"exists already.*Grade it"):
         folder.start(lab)
     with pytest.raises(ConfigError, match="older than this minisgl"):
         folder.start(dataclasses.replace(lab, title="Another title"))
     path.write_text("work\n")
-    with pytest.raises(ConfigError, match="Move it away"):
+    with pytest.raises(ConfigError, match="move it away"):
         folder.start(lab)
     assert path.read_text() == "work\n"

@@ -1,9 +1,11 @@
-"""The grader, graded: for every lab the reference passes, so does a correct solution of another structure, the
-skeleton fails, each part turns its own gate green, and each seeded wrong solution is caught for what is wrong with it.
+"""The grader on the seeded solutions of each lab.
 
-Seeded solutions are ``solutions/<lab>/right_*.py`` and ``wrong_<cause>_*.py``: whole files, or (where they don't import
-hookimpl) only what differs from the reference as a student would have it, the classes renamed: each function and method
-takes the place of the one of that name, and what is new is added. A wrong one says ``# causes: a, b`` at its beginning.
+For each lab the reference passes, a correct solution of another structure passes, the skeleton fails, each solved part
+turns its own gate green, and each seeded wrong solution is caught with the right cause.
+
+Seeded solutions are ``solutions/<lab>/right_*.py`` and ``wrong_<cause>_*.py``. A file that imports hookimpl is a whole
+solution. Another file holds only the functions and methods that differ from the reference under the student's names;
+they replace those of the same name, and new ones are added. A wrong solution begins with ``# causes: a, b``.
 """
 
 from __future__ import annotations
@@ -18,75 +20,77 @@ from pathlib import Path
 import pytest
 
 from minisgl.course.lab.catalog import CAUSES, Lab, labs
-from minisgl.course.lab.grader.grade import Nursery, grade
+from minisgl.course.lab.grader.grade import ForkServer, grade
 from minisgl.course.lab.skeletons import skeleton, solution
 from minisgl.course.lab.verdicts import LINES, Report, Verdict
 
 FOLDER = Path(__file__).parent / "solutions"
 LABS = {lab.lab: lab for lab in labs()}
 SEED = int(os.environ.get("MINISGL_LAB_SEED", "20"))
-"""Students get a fresh one each time. Here it is fixed, so that a change is judged by what it changed; who works on a
-gate tries others."""
+"""The seed of the random workloads. It is fixed, so that only a change of the code changes a result. The environment
+variable MINISGL_LAB_SEED sets another seed: try several after a change of a gate."""
 
 
 def files(lab: Lab, kind: str) -> list[Path]:
-    """``right`` or ``wrong`` ones."""
+    """Return the seeded solutions of a lab: ``kind`` is ``right`` or ``wrong``."""
     return sorted(f for f in (FOLDER / lab.lab).glob(f"{kind}_*") if f.suffix == ".py" or f.is_dir())
 
 
 def seed(name: str, stem: str) -> Path:
-    """A seeded solution: a file, or a folder where a lab's work is one."""
+    """Return the path of a seeded solution: a file, or a folder for a lab whose students write a folder."""
     folder = FOLDER / name / stem
     return folder if folder.is_dir() else folder.with_suffix(".py")
 
 
 def causes(file: Path) -> set[str]:
-    """What a wrong solution may be caught with: ``# causes: a, b`` in its first lines."""
-    told = file / "causes.txt" if file.is_dir() else file
-    found = re.search(r"^# causes: (.+)$", told.read_text("utf-8"), re.MULTILINE)
+    """Return the causes that a wrong solution may be caught with, from its line ``# causes: a, b``."""
+    source = file / "causes.txt" if file.is_dir() else file
+    found = re.search(r"^# causes: (.+)$", source.read_text("utf-8"), re.MULTILINE)
     assert found is not None, f"{file}: its first lines must say `# causes: …`"
     return {cause.strip() for cause in found[1].split(",")}
 
 
 def write(lab: Lab, file: Path, folder: Path) -> Path:
-    """The solution as a student's file in ``folder``; or as their folder: the skeleton, with the solution's files in
-    place of its own, and without those that it has as ``*.gone``."""
+    """Write a seeded solution as a student's file into ``folder`` and return its path.
+
+    A solution that is a folder replaces files of the skeleton; a file ``NAME.gone`` removes ``NAME``.
+    """
     if file.is_dir():
-        theirs = folder / lab.file
+        target = folder / lab.file
         for name, text in lab.module.skeleton().items():
-            (theirs / name).parent.mkdir(parents=True, exist_ok=True)
-            (theirs / name).write_text(text, "utf-8")
-        shutil.copytree(file, theirs, dirs_exist_ok=True, ignore=shutil.ignore_patterns("causes.txt", "*.gone"))
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            (target / name).write_text(text, "utf-8")
+        shutil.copytree(file, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("causes.txt", "*.gone"))
         for gone in file.rglob("*.gone"):
-            (theirs / gone.relative_to(file)).with_suffix("").unlink()
-        return theirs
+            (target / gone.relative_to(file)).with_suffix("").unlink()
+        return target
     text = file.read_text("utf-8")
     path = folder / lab.file
-    path.write_text(text if "import hookimpl" in text or not lab.plugin else lay_over(solution(lab), text), "utf-8")
+    path.write_text(text if "import hookimpl" in text or not lab.plugin else merge(solution(lab), text), "utf-8")
     return path
 
 
-def lay_over(base: str, patch: str) -> str:
-    """``base`` with the functions, methods and classes of ``patch`` in place of those of the same name."""
-    below = ast.parse(base)
+def merge(base: str, patch: str) -> str:
+    """Return ``base`` with the functions, methods and classes of ``patch`` instead of those of the same name."""
+    merged = ast.parse(base)
     for node in ast.parse(patch).body:
-        if isinstance(node, ast.Expr | ast.ImportFrom | ast.Import):  # its docstring; imports go below the base's
+        if isinstance(node, ast.Expr | ast.ImportFrom | ast.Import):  # docstrings are dropped, imports are kept
             if not isinstance(node, ast.Expr):
-                below.body.insert(2, node)
+                merged.body.insert(2, node)
             continue
-        theirs = next((n for n in below.body if _name(n) == _name(node) and _name(n)), None)
-        if theirs is None:
-            below.body.insert(_after_imports(below), node)
-        elif isinstance(node, ast.ClassDef) and isinstance(theirs, ast.ClassDef):
+        existing = next((n for n in merged.body if _name(n) == _name(node) and _name(n)), None)
+        if existing is None:
+            merged.body.insert(_after_imports(merged), node)
+        elif isinstance(node, ast.ClassDef) and isinstance(existing, ast.ClassDef):
             for part in node.body:
-                same = next((i for i, n in enumerate(theirs.body) if _name(n) == _name(part) and _name(n)), None)
+                same = next((i for i, n in enumerate(existing.body) if _name(n) == _name(part) and _name(n)), None)
                 if same is None:
-                    theirs.body.append(part)
+                    existing.body.append(part)
                 else:
-                    theirs.body[same] = part
+                    existing.body[same] = part
         else:
-            below.body[below.body.index(theirs)] = node
-    return ast.unparse(below) + "\n"
+            merged.body[merged.body.index(existing)] = node
+    return ast.unparse(merged) + "\n"
 
 
 def _name(node: ast.stmt) -> str | None:
@@ -101,18 +105,19 @@ def _after_imports(tree: ast.Module) -> int:
 
 
 def seeded(kind: str) -> list[tuple[str, str]]:
+    """Return (lab, file name) of all seeded solutions of a kind."""
     return [(name, file.stem) for name, lab in LABS.items() for file in files(lab, kind)]
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    """One process to fork from for all labs. It has torch already, which a student's has only where a lab needs it."""
-    with Nursery(torch=True) as nursery:
-        yield nursery
+def fork_server() -> Iterator[ForkServer]:
+    """Start a fork server for all labs. It has imported torch; the command does so only for labs that need torch."""
+    with ForkServer(torch=True) as server:
+        yield server
 
 
-def told(report: Report) -> str:
-    """What a student would read."""
+def text_of(report: Report) -> str:
+    """Return the lines that a student reads."""
     lines = []
     for verdict in report.verdicts:
         lines += [verdict.line(), *(verdict.explain(report.lab, "again") if verdict in report.red else [])]
@@ -120,7 +125,8 @@ def told(report: Report) -> str:
 
 
 @pytest.mark.parametrize("name", LABS)
-def test_a_lab_has_gates_hints_another_solution_and_five_wrong_ones(name: str) -> None:
+def test_lab_is_complete(name: str) -> None:
+    """Each lab has gates for its parts, hints, a right solution and five wrong ones."""
     lab = LABS[name]
     names = [gate.name for gate in lab.gates]
     assert len(set(names)) == len(names) > 0
@@ -133,59 +139,58 @@ def test_a_lab_has_gates_hints_another_solution_and_five_wrong_ones(name: str) -
 
 
 @pytest.mark.parametrize("name", LABS)
-def test_the_reference_passes(name: str, tmp_path: Path, nursery: Nursery) -> None:
-    """Every gate, the server's too. A lab without a shipped plugin is shown a right solution."""
+def test_reference(name: str, tmp_path: Path, fork_server: ForkServer) -> None:
+    """The reference passes every gate, including the server's. A lab without a reference uses a right solution."""
     lab = LABS[name]
     path = tmp_path / lab.file
     if lab.plugin:
         path.write_text(solution(lab))
     else:
         path = write(lab, files(lab, "right")[0], tmp_path)
-    report = grade(lab, path, nursery=nursery, seed=SEED)
-    assert report.passed, told(report)
+    report = grade(lab, path, fork_server=fork_server, seed=SEED)
+    assert report.passed, text_of(report)
 
 
 @pytest.mark.parametrize(("name", "file"), seeded("right"))
-def test_a_right_solution_of_another_structure_passes(name: str, file: str, tmp_path: Path, nursery: Nursery) -> None:
+def test_right_solution(name: str, file: str, tmp_path: Path, fork_server: ForkServer) -> None:
+    """A correct solution of another structure passes every gate except the server's."""
     lab = LABS[name]
-    report = grade(lab, write(lab, seed(name, file), tmp_path), serve=False, nursery=nursery, seed=SEED)
+    report = grade(lab, write(lab, seed(name, file), tmp_path), serve=False, fork_server=fork_server, seed=SEED)
     tried = [verdict for verdict in report.verdicts if verdict.tried]
-    assert all(verdict.green for verdict in tried), told(report)
+    assert all(verdict.green for verdict in tried), text_of(report)
     assert len(tried) == bool(lab.plugin) + sum(not gate.served for gate in lab.gates)
 
 
 @pytest.mark.parametrize("name", [name for name, lab in LABS.items() if lab.plugin])
-def test_the_skeleton_fails_and_solving_part_k_turns_exactly_gate_k_green(
-    name: str, tmp_path: Path, nursery: Nursery
-) -> None:
+def test_parts(name: str, tmp_path: Path, fork_server: ForkServer) -> None:
+    """The skeleton fails, and each solved part turns exactly its own gate green."""
     lab = LABS[name]
     graded = [gate for gate in lab.gates if gate.part]
     for solved in range(len(lab.parts)):
         done = [part.name for part in lab.parts[:solved]]
         path = tmp_path / lab.file
         path.write_text(skeleton(lab, done))
-        report = grade(lab, path, only=[gate.name for gate in graded], nursery=nursery, seed=SEED)
+        report = grade(lab, path, only=[gate.name for gate in graded], fork_server=fork_server, seed=SEED)
         for gate, verdict in zip(graded, report.verdicts, strict=True):
-            assert verdict.green == (gate.part in done), f"with {done} solved:\n{told(report)}"
-            assert verdict.green or verdict.cause == "unfinished", told(report)
+            assert verdict.green == (gate.part in done), f"with {done} solved:\n{text_of(report)}"
+            assert verdict.green or verdict.cause == "unfinished", text_of(report)
         assert not report.passed
 
 
 @pytest.mark.parametrize(("name", "file"), seeded("wrong"))
-def test_a_wrong_solution_is_caught_for_what_is_wrong_with_it(
-    name: str, file: str, tmp_path: Path, nursery: Nursery
-) -> None:
+def test_wrong_solution(name: str, file: str, tmp_path: Path, fork_server: ForkServer) -> None:
+    """A wrong solution is caught with one of its causes."""
     lab, wrong = LABS[name], seed(name, file)
-    report = grade(lab, write(lab, wrong, tmp_path), stop=True, serve=False, nursery=nursery, seed=SEED)
+    report = grade(lab, write(lab, wrong, tmp_path), stop=True, serve=False, fork_server=fork_server, seed=SEED)
     (red,) = list(report.red) or [None]
-    assert red is not None, f"not caught:\n{told(report)}"
-    assert red.cause in causes(wrong), told(report)
+    assert red is not None, f"not caught:\n{text_of(report)}"
+    assert red.cause in causes(wrong), text_of(report)
     check_diagnosis(lab, red)
 
 
 def check_diagnosis(lab: Lab, red: Verdict) -> None:
-    """It fits a screen, and says what should hold, what was seen, and why."""
+    """Check that a verdict fits on a screen and says what should hold, what was seen, and why."""
     lines = red.explain(lab, "again")
     assert len(lines) <= LINES
     assert red.promise and red.seen and lab.why(red.cause)
-    assert red.workload is None or red.show, "a workload that nobody can read"
+    assert red.workload is None or red.show, "the workload has no description"

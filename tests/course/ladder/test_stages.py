@@ -1,7 +1,7 @@
-"""The stages: golden counts, and every gain that the course promises.
+"""The stages of the course: golden counts, and the gains that the course promises.
 
-Counts do not depend on which tokens are sampled (``ignore_eos``), so an engine without a model counts the same as the
-real one; that this is so is tested on two stages.
+With ``ignore_eos``, the counts do not depend on the sampled tokens. So an engine without a model gives the same counts
+as the real engine; a test compares the two for two stages.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ def found() -> dict[int, Stage]:
 
 
 @pytest.mark.parametrize("number", [5, 7])
-def test_a_stage_that_is_served_again_on_the_same_engine_starts_with_a_cold_cache(
-    number: int, arrivals: list[Arrival]
-) -> None:
+def test_second_run_on_the_same_engine_has_a_cold_cache(number: int, arrivals: list[Arrival]) -> None:
     manager = PluginManager.load(light=True)
     config = compose(manager, [f"stage={number}"])
     assert config.num_pages is not None and config.max_seq_len is not None
@@ -60,7 +58,7 @@ def test_a_stage_that_is_served_again_on_the_same_engine_starts_with_a_cold_cach
         assert counts(stage) == GOLDEN[number]
 
 
-def test_all_stages_have_the_same_memory() -> None:
+def test_all_stages_have_the_same_kv_memory() -> None:
     manager = PluginManager.load(light=True)
     pools = {(c.num_pages or 0) * c.page_size for c in (compose(manager, [f"stage={n}"]) for n in STAGES)}
     assert pools == {8192}
@@ -71,15 +69,15 @@ def counts(stage: Stage) -> tuple[int, ...]:
     return s.computed, s.prefilled, s.steps, s.most_running, s.worst_gap, s.waits, s.decode_steps
 
 
-def test_the_workload_is_the_courses(arrivals: list[Arrival]) -> None:
-    prompts = [arrival.ask.prompt for arrival in arrivals]
+def test_workload(arrivals: list[Arrival]) -> None:
+    prompts = [arrival.request.prompt_ids for arrival in arrivals]
     assert len(prompts) == 44
     assert [len(prompt) for prompt in prompts if len(prompt) > 1000] == [LONG_TOKENS] * 2
     questions = [prompt for prompt in prompts if len(prompt) < LONG_TOKENS]
     assert len({tuple(prompt[:HANDBOOK_TOKENS]) for prompt in questions}) == HANDBOOKS
     assert len({tuple(prompt[: HANDBOOK_TOKENS + 16]) for prompt in questions}) > 20
     assert [a.step for a in arrivals] == sorted(a.step for a in arrivals)
-    assert without_cache([a.ask for a in arrivals]) == WITHOUT_CACHE
+    assert without_cache([a.request for a in arrivals]) == WITHOUT_CACHE
     assert workload() == arrivals
     assert workload(1) != arrivals
 
@@ -89,26 +87,26 @@ def test_golden_counts(found: dict[int, Stage], number: int) -> None:
     assert counts(found[number]) == GOLDEN[number]
 
 
-def test_every_gain_that_the_course_promises(found: dict[int, Stage], arrivals: list[Arrival]) -> None:
+def test_gains_that_the_course_promises(found: dict[int, Stage], arrivals: list[Arrival]) -> None:
     s = found
-    prompts = sum(len(a.ask.prompt) for a in arrivals)
-    outputs = sum(a.ask.output for a in arrivals)
-    assert s[1].computed == prompts + outputs - len(arrivals)  # each position once
-    assert s[1].computed < WITHOUT_CACHE / 20  # 1: the KV cache
-    assert s[1].steps == outputs  # one request at a time
-    assert s[2].steps < 0.75 * s[1].steps  # 2: batches
-    assert s[3].steps < 0.55 * s[2].steps  # 3: continuous
-    assert (s[3].most_running, s[4].most_running) == (4, 16)  # 4: the same memory in pages
+    prompts = sum(len(a.request.prompt_ids) for a in arrivals)
+    outputs = sum(a.request.output_len for a in arrivals)
+    assert s[1].computed == prompts + outputs - len(arrivals)  # each position is computed once
+    assert s[1].computed < WITHOUT_CACHE / 20  # stage 1: the KV cache
+    assert s[1].steps == outputs  # stage 1 serves one request at a time
+    assert s[2].steps < 0.75 * s[1].steps  # stage 2: batches
+    assert s[3].steps < 0.55 * s[2].steps  # stage 3: continuous batching
+    assert (s[3].most_running, s[4].most_running) == (4, 16)  # stage 4: the same memory in pages
     assert s[4].steps < 0.5 * s[3].steps
-    assert s[4].worst_gap > 3 * s[3].worst_gap  # and what it worsens
-    assert s[5].prefilled < 0.25 * s[4].prefilled  # 5: shared prefixes
+    assert s[4].worst_gap > 3 * s[3].worst_gap  # the price of stage 4
+    assert s[5].prefilled < 0.25 * s[4].prefilled  # stage 5: shared prefixes
     own = prompts - 42 * HANDBOOK_TOKENS
-    assert s[5].prefilled <= 1.02 * (own + HANDBOOKS * HANDBOOK_TOKENS)  # the least possible, nearly
-    assert s[5].worst_gap > LONG_TOKENS  # a long prompt still freezes everyone
-    assert s[6].worst_gap <= 128  # 6: chunks
+    assert s[5].prefilled <= 1.02 * (own + HANDBOOKS * HANDBOOK_TOKENS)  # close to the minimum
+    assert s[5].worst_gap > LONG_TOKENS  # a long prompt still delays all other requests
+    assert s[6].worst_gap <= 128  # stage 6: chunks
     assert s[6].steps <= 1.05 * s[5].steps
     assert all(s[n].waits == s[n].steps for n in range(1, 7))
-    assert s[7].waits <= 0.02 * s[7].steps  # 7: overlap
+    assert s[7].waits <= 0.02 * s[7].steps  # stage 7: overlap
     assert counts(s[7])[:2] == counts(s[6])[:2]
     assert s[7].steps <= s[6].steps + 3
     assert s[7].worst_gap <= 128
@@ -116,22 +114,22 @@ def test_every_gain_that_the_course_promises(found: dict[int, Stage], arrivals: 
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    """Stages 6 and 7 on the real engine."""
+    """Return the report of stages 6 and 7 on the real engine."""
     return bench.measure(["device=cpu"], (6, 7))
 
 
-def test_the_real_engine_counts_the_same(report: dict[str, Any]) -> None:
+def test_real_engine_has_the_same_counts(report: dict[str, Any]) -> None:
     six, seven = (Stage(**stage) for stage in report["stages"])
     assert counts(six) == GOLDEN[6]
     assert counts(seven) == GOLDEN[7]
     assert six.launches is not None and six.launches > 200
     assert seven.launches == 1
     assert report["requests"] == 44
-    assert report["same_answers"] >= 42  # float32 differs in the last bits with a batch's shape
+    assert report["same_answers"] >= 42  # the shape of a batch changes the last bits of float32 results
     assert all(stage.seconds is not None and stage.seconds > 0 for stage in (six, seven))
 
 
-def test_the_command_prints_writes_and_draws(
+def test_command_line(
     found: dict[int, Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stages = [asdict(replace(stage, launches=253, seconds=1.5)) for stage in found.values()]
@@ -155,8 +153,8 @@ def test_the_command_prints_writes_and_draws(
     assert "Worst gap, tokens, stages 1 to 7: 1, 4, 1,604, 5,196, 1,211, 128, 128." in root.attrib["aria-label"]
 
 
-def test_a_policy_of_ones_own_in_one_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the course begins with: one line of a policy, and the worst gap falls."""
+def test_plugin_in_one_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first exercise of the course: a change in one line of a policy reduces the worst gap."""
     source = (Path(__file__).parents[3] / "chapters" / "00_start" / "mine.py").read_text(encoding="utf-8")
     before, after = "prompts or answers", "answers + prompts"
     assert source.count(before) == 1
@@ -168,8 +166,8 @@ def test_a_policy_of_ones_own_in_one_stage(tmp_path: Path, capsys: pytest.Captur
     assert gaps == [2_124, 128]
 
 
-def test_what_nothing_recorded_is_not_drawn(found: dict[int, Stage]) -> None:
-    """Without recorded launches there is no chart of them."""
+def test_unknown_count_is_not_drawn(found: dict[int, Stage]) -> None:
+    """There is no chart of launches if no stage recorded launches."""
     stages = list(found.values())
     svg = draw(stages, WITHOUT_CACHE)
     assert svg.count("<rect") == (len(CHARTS) - 1) * len(STAGES)

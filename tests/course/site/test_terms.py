@@ -1,4 +1,4 @@
-"""A term used before its definition is found; the course and its glossary keep the rule."""
+"""The check for terms that are used before their definition; the course and the glossary pass it."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ A tree.
 TERMS = glossary(GLOSSARY)
 
 
-def test_a_glossary_is_read() -> None:
+def test_glossary_is_parsed() -> None:
     assert [(t.name, t.anchor, t.names, t.everyday, t.text) for t in TERMS] == [
         ("KV cache", "kv-cache", ("kv cache", "key-value cache"), False, "What is kept."),
         ("page", "page", ("page",), True, "A piece of memory."),
         ("radix tree", "radix-tree", ("radix tree",), False, "A tree."),
     ]
     assert check_glossary(TERMS) == []
-    assert check_glossary(TERMS[::-1]) == ["'page' stands after 'radix tree'", "'kv cache' stands after 'page'"]
-    assert check_glossary([*TERMS, TERMS[-1]]) == ["'radix tree' stands for two terms"]
+    assert check_glossary(TERMS[::-1]) == ["'page' must come before 'radix tree'", "'kv cache' must come before 'page'"]
+    assert check_glossary([*TERMS, TERMS[-1]]) == ["'radix tree' is a name of two terms"]
 
 
-def test_a_term_used_before_its_page_is_found() -> None:
+def test_term_used_before_its_definition_is_found() -> None:
     early, late = ("1.md", "A KV\ncache helps."), ("2.md", "The **KV cache**{ .term } helps.")
     (problem,) = check([early, late], TERMS)
-    assert problem.startswith("1.md uses 'KV\\ncache' and 2.md defines it")
+    assert problem.startswith("1.md uses 'KV\\ncache', but 2.md defines it")
     assert check([late, early], TERMS) == []
     assert check([("0.md", "Key-value caches."), late], TERMS) != []
     assert check([("0.md", "A [KV cache](../../glossary.md#kv-cache)."), late], TERMS) == []
@@ -53,10 +53,10 @@ def test_a_term_used_before_its_page_is_found() -> None:
     assert check([("0.md", "Turn the page.")], TERMS) == []
 
 
-def test_definitions_are_of_terms_and_once() -> None:
-    assert "does not have" in check([("1.md", "**paging**{ .term }")], TERMS)[0]
+def test_definitions_are_checked() -> None:
+    assert "has no such term" in check([("1.md", "**paging**{ .term }")], TERMS)[0]
     twice = [("1.md", "**KV cache**{ .term }"), ("2.md", "**KV caches**{ .term }")]
-    assert check(twice, TERMS) == ["2.md defines 'KV cache' again; 1.md did before"]
+    assert check(twice, TERMS) == ["2.md defines 'KV cache' again; 1.md defines it first"]
 
 
 def test_definitions_link_to_the_glossary() -> None:
@@ -66,7 +66,7 @@ def test_definitions_link_to_the_glossary() -> None:
     assert "```text\n**KV cache**{ .term }" in shown
 
 
-def test_the_course_defines_its_terms_before_it_uses_them() -> None:
+def test_course_defines_terms_before_use() -> None:
     terms = glossary((ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"))
     assert len(terms) > 50
     assert check_glossary(terms) + check(course(ROOT), terms) == []

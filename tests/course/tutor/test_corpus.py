@@ -1,4 +1,4 @@
-"""The text that `tutor` learns: training and held-out text stay apart, and tokens are what the format promises."""
+"""The training text of `tutor`: training and held-out text do not overlap, and tokens have the promised format."""
 
 from __future__ import annotations
 
@@ -21,21 +21,26 @@ from minisgl.models.shipped import shipped, weights_dir
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
+    """Load the tokenizer of the shipped `tutor`."""
     return Tokenizer.from_file(str(weights_dir() / "tokenizer.json"))
 
 
 @pytest.fixture(scope="module")
 def conversations() -> list[corpus.Conversation]:
+    """Generate 150 training conversations of each domain."""
     rng = random.Random(1)
     return [corpus.conversation(rng, domain, 1200) for domain in corpus.SHARES for _ in range(150)]
 
 
 def render(messages: list[dict[str, str]], **options: bool) -> str:
+    """Render messages with the shipped chat template."""
     settings = json.loads((weights_dir() / "tokenizer_config.json").read_text())
     return jinja2.Environment().from_string(settings["chat_template"]).render(messages=messages, **options)
 
 
-def test_the_same_seed_writes_the_same_text() -> None:
+def test_same_seed() -> None:
+    """The same seed generates the same text, and another seed generates other text."""
+
     def text(seed: int) -> list[corpus.Conversation]:
         return [corpus.conversation(random.Random(seed), domain, 500) for domain in corpus.SHARES]
 
@@ -43,7 +48,8 @@ def test_the_same_seed_writes_the_same_text() -> None:
     assert corpus.exam("lookup", 3) == corpus.exam("lookup", 3) != corpus.exam("lookup", 3, seed=1)
 
 
-def test_training_never_adds_a_held_out_pair_in_either_order(conversations: list[corpus.Conversation]) -> None:
+def test_held_out_sums(conversations: list[corpus.Conversation]) -> None:
+    """Training text has no held-out pair of summands in either order; the exam has only held-out pairs."""
     answers = [turn.answer for talk in conversations for turn in talk.turns if turn.family == "sum"]
     assert len(answers) > 200
     for answer in answers:
@@ -56,19 +62,22 @@ def test_training_never_adds_a_held_out_pair_in_either_order(conversations: list
         assert question.answer == f"{a} + {b} = {a + b}."
 
 
-def test_held_out_pairs_are_a_tenth_of_all() -> None:
+def test_share_of_held_out_sums() -> None:
+    """About a tenth of all pairs of summands is held out."""
     pairs = list(itertools.product(range(100), repeat=2))
     assert 0.07 < sum(exercises.sum_held_out(a, b) for a, b in pairs) / len(pairs) < 0.13
 
 
-def test_training_never_asks_for_a_term_in_a_held_out_phrasing(conversations: list[corpus.Conversation]) -> None:
+def test_held_out_phrasings(conversations: list[corpus.Conversation]) -> None:
+    """Training text asks for terms in no held-out phrasing; the exam uses only held-out phrasings."""
     asked = [turn.user for talk in conversations for turn in talk.turns if turn.family in ("glossary", "unknown")]
     assert len(asked) > 200
     assert not [request for request in asked if phrasings.looks_held_out(request)]
     assert all(phrasings.looks_held_out(question.messages[0]["content"]) for question in corpus.exam("glossary", 50))
 
 
-def test_handbooks_of_training_and_of_the_exam_share_no_two_word_name() -> None:
+def test_held_out_names() -> None:
+    """Names of two words in handbooks belong to the split of the handbook."""
     rng = random.Random(2)
     for split in ("train", "heldout"):
         book = handbook.write(rng, split, 4000)
@@ -83,7 +92,8 @@ def test_handbooks_of_training_and_of_the_exam_share_no_two_word_name() -> None:
                 assert held_out(name) == (split == "heldout"), name
 
 
-def test_counting_and_copying_answers_are_held_out() -> None:
+def test_held_out_counts_and_copies() -> None:
+    """Training text has no held-out text to copy and no held-out range to count."""
     rng = random.Random(5)
     seen = {exercises.copy(rng, "train")[1] for _ in range(2000)}
     assert not seen & {exercises.copy(rng, "heldout")[1] for _ in range(2000)}
@@ -94,7 +104,8 @@ def test_counting_and_copying_answers_are_held_out() -> None:
             assert not held_out(f"count {numbers[0]} {numbers[-1]} {step}")
 
 
-def test_every_question_about_a_handbook_has_its_answer_in_it() -> None:
+def test_handbook_answers() -> None:
+    """A handbook contains the value of every fact, and no two facts answer the same question."""
     rng = random.Random(7)
     for length in (60, 600, 5000):
         book = handbook.write(rng, "heldout", length)
@@ -103,10 +114,11 @@ def test_every_question_about_a_handbook_has_its_answer_in_it() -> None:
             assert fact.value.lower() in book.text.lower()
             assert fact.value in fact.answer
         questions = {(fact.entity, ask) for fact in book.known for ask in fact.kind.asks}
-        assert len(questions) == sum(len(set(fact.kind.asks)) for fact in book.known), "two facts answer one question"
+        assert len(questions) == sum(len(set(fact.kind.asks)) for fact in book.known), "two facts have one question"
 
 
-def test_a_variant_differs_in_one_line() -> None:
+def test_variant() -> None:
+    """The variant of a handbook differs in one line."""
     rng = random.Random(8)
     for _ in range(50):
         book = handbook.write(rng, "train", 1500)
@@ -117,17 +129,19 @@ def test_a_variant_differs_in_one_line() -> None:
         assert fact not in book.known
 
 
-def test_glossary_is_large_and_well_formed() -> None:
+def test_glossary() -> None:
+    """Every term of the glossary has a unique name and a definition of reasonable length in ASCII."""
     assert len(glossary.TERMS) >= 60
     names = [name.lower() for term in glossary.TERMS for name in (term.name, *term.aliases)]
-    assert len(names) == len(set(names)), "one word, one meaning"
+    assert len(names) == len(set(names)), "a name or an alias occurs twice"
     for term in glossary.TERMS:
         assert term.definition.endswith("."), term.name
         assert 30 < len(term.definition) < 220, term.name
         assert term.definition.isascii(), term.name
 
 
-def test_refusals_never_meet_a_known_term() -> None:
+def test_refusals() -> None:
+    """The terms that the model refuses to explain are not in the glossary."""
     rng = random.Random(9)
     names = {term.name.lower() for term in glossary.TERMS}
     for _ in range(2000):
@@ -135,7 +149,8 @@ def test_refusals_never_meet_a_known_term() -> None:
         assert (words[1] if words[0] in ("a", "an", "the") and len(words) > 1 else " ".join(words)).lower() not in names
 
 
-def test_every_kind_of_fact_can_be_stated_asked_and_answered() -> None:
+def test_kinds_of_facts() -> None:
+    """Every kind of fact states its value, and asks for its entity."""
     rng = random.Random(10)
     for kind in KINDS:
         fact = handbook.Fact(kind, kind.entity(rng, "heldout"), kind.value(rng, "heldout"))
@@ -143,13 +158,15 @@ def test_every_kind_of_fact_can_be_stated_asked_and_answered() -> None:
         assert fact.entity.lower() in fact.ask(rng).lower()
 
 
-def test_rows_hold_the_domains_by_their_shares() -> None:
+def test_domain_shares() -> None:
+    """Twenty consecutive rows contain each domain by its share of the training tokens."""
     rows = [packing.domain_of(row) for row in range(20)]
     assert {name: 5 * rows.count(name) for name in corpus.SHARES} == corpus.SHARES
     assert sum(corpus.SHARES.values()) == 100
 
 
-def test_a_row_is_the_same_wherever_it_is_written() -> None:
+def test_row_depends_on_number() -> None:
+    """A row depends only on the seed and its number, not on the rows that are packed with it."""
     packer = packing.Packer(weights_dir() / "tokenizer.json", seed=3, length=512)
     together, alone = packer.rows(4, 3), packer.rows(6, 1)
     for left, right in zip(together, alone, strict=True):
@@ -159,9 +176,8 @@ def test_a_row_is_the_same_wherever_it_is_written() -> None:
     assert (together.weights > 0).all()
 
 
-def test_rows_are_tokenized_as_the_chat_template_renders(
-    tokenizer: Tokenizer, conversations: list[corpus.Conversation]
-) -> None:
+def test_rows_follow_chat_template(tokenizer: Tokenizer, conversations: list[corpus.Conversation]) -> None:
+    """Packed conversations have the tokens of the text that the chat template renders."""
     for talk in conversations[::7]:
         if talk.raw:
             continue
@@ -174,7 +190,8 @@ def test_rows_are_tokenized_as_the_chat_template_renders(
         assert ids == tokenizer.encode("".join(pieces)).ids
 
 
-def test_template_takes_system_messages_parts_and_a_generation_prompt() -> None:
+def test_chat_template() -> None:
+    """The chat template renders system messages, content in parts, and the generation prompt."""
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
     text = render(messages, add_generation_prompt=True)
@@ -183,7 +200,8 @@ def test_template_takes_system_messages_parts_and_a_generation_prompt() -> None:
     )
 
 
-def test_digits_are_single_tokens(tokenizer: Tokenizer) -> None:
+def test_digits(tokenizer: Tokenizer) -> None:
+    """No token contains two digits, and the vocabulary has 2048 tokens."""
     assert tokenizer.encode("2048").tokens == list("2048")
     multiple = [token for token in tokenizer.get_vocab() if sum(letter.isdigit() for letter in token) > 1]
     assert multiple == []
@@ -193,30 +211,35 @@ def test_digits_are_single_tokens(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     "text", ["", " ", "a\n\n  b\t", "Grüße, 世界! 😀", "\x00\x7f", "def f(x):\n    return x  # é", "١٢٣ ½ ²"]
 )
-def test_any_text_round_trips(tokenizer: Tokenizer, text: str) -> None:
+def test_round_trip(tokenizer: Tokenizer, text: str) -> None:
+    """Any text survives encoding and decoding."""
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
 
-def test_special_tokens_are_one_id_each(tokenizer: Tokenizer) -> None:
+def test_special_tokens(tokenizer: Tokenizer) -> None:
+    """Each special token is a single id, and generation ends at the end tokens."""
     config = json.loads((weights_dir() / "generation_config.json").read_text())
     ids = [tokenizer.encode(name).ids for name in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
     assert ids == [[0], [1], [2]]
     assert config["eos_token_id"] == [2, 0]
 
 
-def test_answers_of_games_differ_in_their_first_token(tokenizer: Tokenizer) -> None:
+def test_game_answers(tokenizer: Tokenizer) -> None:
+    """The answers of a game of chance differ in their first token, so the first token gives the odds."""
     for answers in (list(exercises.COLOR_ODDS), list("123456"), ["heads", "tails"]):
         assert len({tokenizer.encode(answer).ids[0] for answer in answers}) == len(answers)
 
 
-def test_shipped_folders_are_small_and_found() -> None:
+def test_shipped_folders() -> None:
+    """The folders of the shipped models are found by name and hold at most 10 MiB each."""
     assert "tutor" in shipped()
     for name in shipped():
         assert sum(path.stat().st_size for path in weights_dir(name).iterdir()) <= 10 * 2**20
     with pytest.raises(KeyError, match="tutor"):
-        weights_dir("nobody")
+        weights_dir("missing")
 
 
-def test_asking_for_the_path_imports_no_torch() -> None:
+def test_path_imports_no_torch() -> None:
+    """The path of the shipped weights is found without importing torch."""
     code = "import sys, minisgl.models.shipped; minisgl.models.shipped.weights_dir(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,4 +1,4 @@
-"""Training runs, resumes where it stopped, and trains the very model that transformers loads."""
+"""Training runs, resumes at its checkpoint, and trains the model that transformers loads."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from minisgl.models.shipped import weights_dir
 
 
 def options(tmp_path: Path, *more: str) -> argparse.Namespace:
+    """Return the options of a run of four small steps on a CPU."""
     small = ["--rows", "2", "--length", "64", "--workers", "0", "--device", "cpu", "--steps", "4"]
     return train.parse(["--out", str(tmp_path / "out"), *small, *more])
 
 
 def batch(number: int) -> Rows:
+    """Return batch ``number`` of such a run."""
     rows = Packer(weights_dir() / "tokenizer.json", 0, 64).rows(2 * number, 2)
     return Rows(*(torch.from_numpy(array) for array in rows))
 
 
-def test_a_run_writes_a_folder_that_transformers_loads(tmp_path: Path) -> None:
+def test_export(tmp_path: Path) -> None:
+    """A run writes a folder that transformers loads."""
     train.Trainer(options(tmp_path)).run()
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert loaded.dtype == torch.bfloat16
@@ -41,7 +44,8 @@ def test_a_run_writes_a_folder_that_transformers_loads(tmp_path: Path) -> None:
     }
 
 
-def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path) -> None:
+def test_resume(tmp_path: Path) -> None:
+    """A resumed run ends with the weights of an uninterrupted run."""
     unbroken = train.Trainer(options(tmp_path))
     unbroken.run()
     with_checkpoint = options(tmp_path, "--checkpoint", str(tmp_path / "state.pt"))
@@ -57,7 +61,8 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path) -> None:
         torch.testing.assert_close(left, right)
 
 
-def test_a_checkpoint_of_the_other_model_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_other_model(tmp_path: Path) -> None:
+    """A checkpoint of another model is refused."""
     state = ["--checkpoint", str(tmp_path / "state.pt")]
     train.Trainer(options(tmp_path, *state)).save()
     with pytest.raises(SystemExit, match="holds tutor, not tutor-moe"):
@@ -65,14 +70,15 @@ def test_a_checkpoint_of_the_other_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", model.NAMES)
-def test_packed_documents_are_computed_as_if_each_stood_alone(name: str, tmp_path: Path) -> None:
+def test_packed_documents(name: str, tmp_path: Path) -> None:
+    """Documents packed into one row give the logits that each document gives alone."""
     torch.manual_seed(0)
     packed = model.build(name, num_hidden_layers=2).eval()
     for layer in packed.model.layers if name == "tutor-moe" else ():
         torch.nn.init.normal_(layer.mlp.gate.weight, std=0.1)
     model.export(packed, tmp_path, weights_dir())
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    packed.load_state_dict(plain.state_dict())  # both rounded to bf16
+    packed.load_state_dict(plain.state_dict())  # both models now have weights rounded to bf16
     ids = torch.randint(0, 2048, (1, 40))
     documents = (torch.arange(40) >= 15).to(torch.int16)[None]
     with torch.inference_mode():
@@ -83,7 +89,8 @@ def test_packed_documents_are_computed_as_if_each_stood_alone(name: str, tmp_pat
             assert 1 <= model.balance_loss(packed) < 4
 
 
-def test_the_learning_rate_rises_stays_and_falls_to_zero() -> None:
+def test_learning_rate() -> None:
+    """The learning rate rises, stays at its peak, and falls to zero."""
     rates = [train.learning_rate(progress / 1000, 1.0) for progress in range(1001)]
     assert rates[0] < 0.02
     assert rates[20] == rates[500] == 1.0
@@ -91,7 +98,8 @@ def test_the_learning_rate_rises_stays_and_falls_to_zero() -> None:
     assert rates[1000] == 0.0
 
 
-def test_loss_skips_the_first_token_of_each_document() -> None:
+def test_loss_weights() -> None:
+    """The loss skips the first token of each document."""
     rows = batch(0)
     hidden, head = torch.randn(2, 64, 8), torch.randn(2048, 8)
     losses, weights = train.token_losses(hidden, head, rows)
@@ -101,7 +109,8 @@ def test_loss_skips_the_first_token_of_each_document() -> None:
     assert (weights[~starts] > 0).all()
 
 
-def test_a_silenced_expert_is_heard_again() -> None:
+def test_silenced() -> None:
+    """A silenced expert has its weights again after the context."""
     torch.manual_seed(0)
     mixture = model.build("tutor-moe", num_hidden_layers=1)
     weight = mixture.model.layers[0].mlp.experts.down_proj

@@ -1,4 +1,4 @@
-"""attention=torch against dense attention in float64."""
+"""Tests of attention=torch against dense attention in float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_agrees_with_dense_attention(case: AttentionCase) -> None:
+def test_equals_dense_attention(case: AttentionCase) -> None:
+    """attention=torch equals dense attention in all cases of the attention kit."""
     got, want = run_case(TorchAttention(Torch(), CPU), case)
     torch.testing.assert_close(got, want, atol=TOLERANCE[case.dtype], rtol=TOLERANCE[case.dtype])
 
@@ -24,8 +25,8 @@ def test_agrees_with_dense_attention(case: AttentionCase) -> None:
 @pytest.mark.parametrize("gather_bytes", [1, 40_000])
 @pytest.mark.parametrize("block", [1, 7, 64])
 @pytest.mark.parametrize("window", [-1, 10])
-def test_any_way_of_cutting_gives_the_same(block: int, gather_bytes: int, window: int) -> None:
-    """Blocks of queries and groups of rows are a matter of speed alone."""
+def test_block_and_group_sizes(block: int, gather_bytes: int, window: int) -> None:
+    """In attention=torch, the sizes of query blocks and of row groups do not change the result."""
     case = replace(CASES[0], page_size=4, window=window, rows=((90, 1), (80, 1), (9, 1), (0, 40), (3, 40), (70, 8)))
     backend = TorchAttention(Torch(block=block), CPU)
     backend.budget = gather_bytes
@@ -33,23 +34,25 @@ def test_any_way_of_cutting_gives_the_same(block: int, gather_bytes: int, window
     torch.testing.assert_close(got, want, atol=2e-6, rtol=2e-6)
 
 
-def test_work_grows_with_what_rows_read_not_with_the_longest() -> None:
-    """Padding: no group gathers more than twice what its blocks see, whatever the lengths."""
+def test_padding_is_bounded() -> None:
+    """In attention=torch, at most half of the gathered KV is padding, even if one row is much longer than the rest."""
     backend = TorchAttention(Torch(), CPU)
     run_case(backend, replace(CASES[0], rows=((1000, 1), *[(20 + i, 1) for i in range(30)])))
-    gathered = sum(group.seen[:, :, 0].numel() for group in backend.plans[-1].groups)
-    seen = sum(int(group.seen.sum()) for group in backend.plans[-1].groups)
-    assert gathered < 2 * seen
+    gathered = sum(group.mask[:, :, 0].numel() for group in backend.plans[-1].groups)
+    needed = sum(int(group.mask.sum()) for group in backend.plans[-1].groups)
+    assert gathered < 2 * needed
 
 
-def test_a_window_reads_only_its_pages() -> None:
+def test_window_reads_only_its_pages() -> None:
+    """In attention=torch, a layer with a sliding window gathers only the pages within the window."""
     backend = TorchAttention(Torch(), CPU)
     run_case(backend, AttentionCase(((1000, 1),), page_size=16, window=40))
     (group,) = backend.plans[40].groups
     assert len(group.pages) <= 4
 
 
-def test_it_is_a_plugin() -> None:
+def test_plugin() -> None:
+    """The option attention=torch builds a `TorchAttention`."""
     manager = PluginManager.load()
     config = manager.make("attention", "torch")
     assert isinstance(manager.build("attention", config, device=CPU), TorchAttention)

@@ -1,6 +1,7 @@
-"""attention=flash_attn without a GPU: which package is chosen, what is refused, and how each of the three is called.
+"""Tests of attention=flash_attn without a GPU: choice of the package, error messages, and calls of each package.
 
-The packages are stand-ins with the real functions' arguments, which compute in plain torch what those document.
+The packages are replaced by stand-ins with the parameters of the real functions. They compute in plain torch what the
+real functions document.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import pytest
 import torch
 
 from minisgl.attention import GraphKey
-from minisgl.attention.tables import RowTables
+from minisgl.attention.tables import PageTableRows
 from minisgl.config import ConfigError
 from minisgl.engine.setup import build_attention
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.attention import flash_attn
 from minisgl.plugins.attention.flash_attn import RELEASES, FlashAttention, choose
-from minisgl.testing.attention import AttentionCase, lay_out, run_case
+from minisgl.testing.attention import AttentionCase, prepare_case, run_case
 
 CPU = torch.device("cpu")
 HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
@@ -42,34 +43,36 @@ CASES = (
 def paged(
     q: torch.Tensor,
     pages: tuple[torch.Tensor, torch.Tensor],
-    table: torch.Tensor,
+    page_table: torch.Tensor,
     seq_lens: torch.Tensor,
-    starts: torch.Tensor | None,
+    cu_seqlens_q: torch.Tensor | None,
     scale: float,
     causal: bool,
     window: tuple[int, int],
     cap: float,
 ) -> torch.Tensor:
-    """What the packages compute: queries at the end of their row's keys; (-1, -1) is no window."""
-    flat = q.flatten(0, 1) if starts is None else q
-    ends = range(0, len(flat) + 1, q.shape[1]) if starts is None else starts.tolist()
+    """Compute attention as the packages do: queries are at the end of their row's keys; (-1, -1) is no window."""
+    flat = q.flatten(0, 1) if cu_seqlens_q is None else q
+    ends = range(0, len(flat) + 1, q.shape[1]) if cu_seqlens_q is None else cu_seqlens_q.tolist()
     out = torch.empty_like(flat)
     for row, (a, b) in enumerate(itertools.pairwise(ends)):
         length = int(seq_lens[row])
-        used = table[row, : -(-length // pages[0].shape[1])].long()
+        used = page_table[row, : -(-length // pages[0].shape[1])].long()
         k, v = (x[used].flatten(0, 1)[:length].double() for x in pages)
         k, v = (x.repeat_interleave(q.shape[-2] // k.shape[1], dim=1) for x in (k, v))
         scores = torch.einsum("nhd,lhd->hnl", flat[a:b].double(), k) * scale
         scores = cap * torch.tanh(scores / cap) if cap else scores
-        at, key = torch.arange(length - (b - a), length)[:, None], torch.arange(length)
-        hidden = (key > at) & (causal or window[1] == 0)
-        hidden |= (key < at - window[0]) & (window[0] >= 0)
+        query, key = torch.arange(length - (b - a), length)[:, None], torch.arange(length)
+        hidden = (key > query) & (causal or window[1] == 0)
+        hidden |= (key < query - window[0]) & (window[0] >= 0)
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         out[a:b] = torch.einsum("hnl,lhd->nhd", weights, v).to(q.dtype)
     return out.view(q.shape)
 
 
 def package_4() -> dict[str, Any]:
+    """Return the stand-in modules of FlashAttention 4: module name to functions."""
+
     def _flash_attn_fwd(
         q, k, v, *, cu_seqlens_q, seqused_k, max_seqlen_k, page_table, softmax_scale, causal, softcap,
         window_size_left, window_size_right, num_splits, out,
@@ -84,6 +87,8 @@ def package_4() -> dict[str, Any]:
 
 
 def package_3() -> dict[str, Any]:
+    """Return the stand-in modules of FlashAttention 3: module name to functions."""
+
     def flash_attn_with_kvcache(
         q, k_cache, v_cache, *, cache_seqlens, page_table, cu_seqlens_q, max_seqlen_q, softmax_scale, causal,
         window_size, softcap, num_splits,
@@ -97,6 +102,8 @@ def package_3() -> dict[str, Any]:
 
 
 def package_2() -> dict[str, Any]:
+    """Return the stand-in modules of FlashAttention 2: module name to functions."""
+
     def flash_attn_with_kvcache(
         q, k_cache, v_cache, *, cache_seqlens, block_table, softmax_scale, causal, window_size, softcap, num_splits
     ) -> torch.Tensor:  # type: ignore[no-untyped-def]
@@ -121,19 +128,19 @@ STAND_INS: dict[int, Callable[[], dict[str, Any]]] = {4: package_4, 3: package_3
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Put stand-ins for these versions into sys.modules, and let the others be missing."""
+    """Return a function that installs stand-ins for some versions into sys.modules and hides the other versions."""
 
     def put(*versions: int) -> None:
         names = [name for package in STAND_INS.values() for name in package()]
         for name in names:
             monkeypatch.delitem(sys.modules, name, raising=False)
-        found = {name: functions for v in versions for name, functions in STAND_INS[v]().items()}
-        for name, functions in found.items():
+        packages = {name: functions for v in versions for name, functions in STAND_INS[v]().items()}
+        for name, functions in packages.items():
             module = ModuleType(name)
             module.__dict__.update(functions)
             monkeypatch.setitem(sys.modules, name, module)
-        there = {RELEASES[v].module for v in versions}
-        monkeypatch.setattr(flash_attn, "installed", lambda v: RELEASES[v].module in there)
+        modules = {RELEASES[v].module for v in versions}
+        monkeypatch.setattr(flash_attn, "installed", lambda v: RELEASES[v].module in modules)
 
     return put
 
@@ -143,9 +150,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("version", RELEASES)
-def test_each_package_is_asked_for_what_attention_is(
-    version: int, case: AttentionCase, install: Callable[..., None]
-) -> None:
+def test_equals_dense_attention(version: int, case: AttentionCase, install: Callable[..., None]) -> None:
+    """Each version of FlashAttention is called with arguments for which its function computes dense attention."""
     install(version)
     backend = FlashAttention(CPU, version, flash_attn.KERNELS[version]())
     for page_size in RELEASES[version].page_sizes or (1, 16, 64):
@@ -153,55 +159,58 @@ def test_each_package_is_asked_for_what_attention_is(
         torch.testing.assert_close(got, want, atol=4e-3, rtol=4e-3)
 
 
-def test_a_bucket_keeps_its_memory_and_is_planned_for_any_length(install: Callable[..., None]) -> None:
-    """What a graph has recorded is read again at its replay: the page table must lie where it lay, whatever came."""
+def test_bucket_has_static_page_table(install: Callable[..., None]) -> None:
+    """In a graph bucket, the page table has the same memory in each plan, and the length bound holds for any step."""
     install(4)
     backend = FlashAttention(CPU, 4, flash_attn.KERNELS[4]())
-    laid = lay_out(replace(MIXED, rows=((37, 1), (300, 1), (5, 1))))
-    backend.bind(laid.pool, laid.layers, [GraphKey(3), GraphKey(8)])
+    prepared = prepare_case(replace(MIXED, rows=((37, 1), (300, 1), (5, 1))))
+    backend.bind(prepared.pool, prepared.layers, [GraphKey(3), GraphKey(8)])
     padding = replace(
-        laid.batch,
+        prepared.batch,
         seq_lens_cpu=np.ones(3, np.int32),
         req_pool_indices=torch.full((3,), 5, dtype=torch.int32),
         graph_key=GraphKey(3),
     )
     backend.plan(padding)
     recorded = backend._decode
-    assert recorded is not None and recorded.starts is None
-    assert recorded.kv_most == laid.batch.page_table.shape[1] * 16  # not the one position that padding has
-    backend.plan(replace(laid.batch, graph_key=GraphKey(3)))
+    assert recorded is not None and recorded.cu_seqlens_q is None
+    assert recorded.max_seqlen_k == prepared.batch.page_table.shape[1] * 16  # not the length of the padding rows
+    backend.plan(replace(prepared.batch, graph_key=GraphKey(3)))
     assert backend._decode is not None
-    assert backend._decode.table.data_ptr() == recorded.table.data_ptr()
-    assert backend._decode.table.shape == recorded.table.shape
-    torch.testing.assert_close(laid.forward(backend), laid.want, atol=4e-3, rtol=4e-3)
+    assert backend._decode.page_table.data_ptr() == recorded.page_table.data_ptr()
+    assert backend._decode.page_table.shape == recorded.page_table.shape
+    torch.testing.assert_close(prepared.forward(backend), prepared.expected, atol=4e-3, rtol=4e-3)
 
 
-def test_splits_are_told_and_never_depend_on_a_lucky_first_length(install: Callable[..., None]) -> None:
+def test_num_splits(install: Callable[..., None]) -> None:
+    """For version 4 the number of KV splits is derived from rows, KV heads, length bound and multiprocessors."""
     backend = FlashAttention(CPU, 4, None)
-    laid = lay_out(MIXED)
-    backend.bind(laid.pool, laid.layers, [])
-    assert backend._splits(1, 16384) == 1  # Hopper's kernel can't split
-    backend._processors = 148
-    assert backend._splits(1, 16384) == 74  # two KV heads
-    assert backend._splits(1, 300) == 3  # no more than there are tiles
-    assert backend._splits(256, 16384) == 1
-    assert FlashAttention(CPU, 3, None)._splits(1, 16384) == 0
+    prepared = prepare_case(MIXED)
+    backend.bind(prepared.pool, prepared.layers, [])
+    assert backend._num_splits(1, 16384) == 1  # the Hopper kernel can't split
+    backend._num_sms = 148
+    assert backend._num_splits(1, 16384) == 74  # two KV heads
+    assert backend._num_splits(1, 300) == 3  # not more splits than tiles of 128 keys
+    assert backend._num_splits(256, 16384) == 1
+    assert FlashAttention(CPU, 3, None)._num_splits(1, 16384) == 0
 
 
-def test_row_tables_are_as_wide_as_the_longest_row() -> None:
-    laid = lay_out(MIXED)
-    tables = RowTables(16, [])
-    assert tables.gather(laid.batch, 0, 2).shape == (2, 3)
-    assert tables.gather(laid.batch, 0, 3).shape == (3, 19)
-    assert tables.longest(laid.batch, 3, 6) == 263
-    assert torch.equal(tables.gather(laid.batch, 2, 3)[0], laid.batch.page_table[laid.batch.req_pool_indices[2], :19])
+def test_page_table_rows() -> None:
+    """The page table from `PageTableRows.gather` has as many columns as the longest row has pages."""
+    prepared = prepare_case(MIXED)
+    page_table_rows = PageTableRows(16, [])
+    assert page_table_rows.gather(prepared.batch, 0, 2).shape == (2, 3)
+    assert page_table_rows.gather(prepared.batch, 0, 3).shape == (3, 19)
+    assert page_table_rows.max_seq_len(prepared.batch, 3, 6) == 263
+    gathered = page_table_rows.gather(prepared.batch, 2, 3)[0]
+    assert torch.equal(gathered, prepared.batch.page_table[prepared.batch.req_pool_indices[2], :19])
 
 
 # ---- choosing and refusing ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("there", "wanted", "capability", "version"),
+    ("available", "requested", "capability", "version"),
     [
         ((4, 3, 2), None, HOPPER, 4),
         ((3, 2), None, HOPPER, 3),
@@ -212,41 +221,48 @@ def test_row_tables_are_as_wide_as_the_longest_row() -> None:
         ((4,), None, (10, 3), 4),
     ],
 )
-def test_the_newest_installed_that_runs_here(
-    there: tuple[int, ...], wanted: int | None, capability: tuple[int, int], version: int, install: Callable[..., None]
+def test_choose(
+    available: tuple[int, ...],
+    requested: int | None,
+    capability: tuple[int, int],
+    version: int,
+    install: Callable[..., None],
 ) -> None:
-    install(*there)
-    assert choose(wanted, capability) == (version, "")
+    """Without a requested version, `choose` selects the newest installed FlashAttention that runs on the GPU."""
+    install(*available)
+    assert choose(requested, capability) == (version, "")
 
 
 @pytest.mark.parametrize(
-    ("there", "wanted", "capability", "words"),
+    ("available", "requested", "capability", "words"),
     [
         ((), None, HOPPER, ("no FlashAttention is installed", "pip install 'minisgl[gpu]'")),
         ((), None, AMPERE, ("no FlashAttention is installed", "pip install flash-attn")),
         ((4,), 3, HOPPER, ("FlashAttention 3 is not installed", "hopper/")),
-        ((4, 2), 4, AMPERE, ("reads pages on Hopper and Blackwell", "8.0", "attention=triton")),
-        ((4,), None, AMPERE, ("FlashAttention 4 reads pages on Hopper", "8.0")),
-        ((2,), None, TURING, ("reads pages on Ampere and later", "7.5")),
+        ((4, 2), 4, AMPERE, ("reads KV pages only on Hopper and Blackwell", "8.0", "attention=triton")),
+        ((4,), None, AMPERE, ("FlashAttention 4 reads KV pages only on Hopper", "8.0")),
+        ((2,), None, TURING, ("reads KV pages only on Ampere and later", "7.5")),
     ],
 )
-def test_says_what_is_missing(
-    there: tuple[int, ...],
-    wanted: int | None,
+def test_choose_refuses(
+    available: tuple[int, ...],
+    requested: int | None,
     capability: tuple[int, int],
     words: tuple[str, ...],
     install: Callable[..., None],
 ) -> None:
-    install(*there)
-    _, refuse = choose(wanted, capability)
+    """If no FlashAttention can run, `choose` says which package is missing or which GPUs the package needs."""
+    install(*available)
+    _, refuse = choose(requested, capability)
     assert all(word in refuse for word in words), refuse
 
 
-def test_what_is_installed_is_found_without_importing_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_installed_does_not_import(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`installed` finds a package without importing its module."""
     for name in ("flash_attn", "flash_attn.cute", "flash_attn_interface", "flash_attn_2_cuda"):
         monkeypatch.setitem(sys.modules, name, None)
     assert [v for v in RELEASES if flash_attn.installed(v)] == []
-    (tmp_path / "flash_attn" / "cute").mkdir(parents=True)  # as flash-attn-4 installs it: no package above
+    (tmp_path / "flash_attn" / "cute").mkdir(parents=True)  # like flash-attn-4: flash_attn has no __init__.py
     (tmp_path / "flash_attn" / "cute" / "__init__.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("flash_attn", "flash_attn.cute"):
@@ -255,9 +271,8 @@ def test_what_is_installed_is_found_without_importing_it(monkeypatch: pytest.Mon
     monkeypatch.delitem(sys.modules, "flash_attn")
 
 
-def test_version_2_refuses_small_pages_when_the_engine_is_built(
-    install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_version_2_refuses_small_pages(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With FlashAttention 2, building the backend fails for page sizes other than 256, 512 and 1024."""
     install(2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: AMPERE)
     manager, cuda = PluginManager.load(), torch.device("cuda")
@@ -270,12 +285,13 @@ def test_version_2_refuses_small_pages_when_the_engine_is_built(
         build_attention(compose(manager, words), manager, cuda, torch.float32)
 
 
-def test_refuses_what_it_can_not_compute() -> None:
+def test_refuses_devices_versions_and_head_sizes() -> None:
+    """attention=flash_attn raises a `ConfigError` on a CPU, for an unknown version and for an unsupported head size."""
     manager = PluginManager.load()
     with pytest.raises(ConfigError, match=r"needs a CUDA device; attention=torch runs anywhere"):
         build_attention(compose(manager, ["attention=flash_attn"]), manager, CPU, torch.bfloat16)
-    with pytest.raises(ConfigError, match=r"attention.version=5: FlashAttention 4, 3 and 2 are known"):
+    with pytest.raises(ConfigError, match=r"attention.version=5 is unknown: use 4, 3 or 2"):
         compose(manager, ["attention=flash_attn", "attention.version=5"])
-    laid = lay_out(replace(MIXED, head_dim=80))
-    with pytest.raises(ConfigError, match="serves heads of 32, 64, 128, 256; this model's are of 80"):
-        FlashAttention(CPU, 4, None).bind(laid.pool, laid.layers, [])
+    prepared = prepare_case(replace(MIXED, head_dim=80))
+    with pytest.raises(ConfigError, match="supports head sizes 32, 64, 128, 256, but this model has 80"):
+        FlashAttention(CPU, 4, None).bind(prepared.pool, prepared.layers, [])

@@ -1,15 +1,16 @@
-"""attention=flashinfer without a GPU: which of its two kernels prompts take; tests/gpu has what they compute."""
+"""Tests of attention=flashinfer without a GPU: the choice of the prefill kernel. tests/gpu tests the results."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from minisgl.plugins.attention.flashinfer import packs
+from minisgl.plugins.attention.flashinfer import packs_query_heads
 
 
 @pytest.mark.parametrize(
-    ("rows", "tokens", "before", "faster"),  # with 16 query heads, as measured: docs/benchmarks/attention.md
+    # Measured with 16 query heads: docs/benchmarks/attention.md. `packed`: the kernel that packs query heads is faster.
+    ("rows", "tokens", "prefix", "packed"),
     [
         (128, 64, 2048, True),
         (256, 16, 240, True),
@@ -22,6 +23,7 @@ from minisgl.plugins.attention.flashinfer import packs
         (1, 2048, 14_336, False),
     ],
 )
-def test_a_step_takes_the_kernel_that_was_measured_faster(rows: int, tokens: int, before: int, faster: bool) -> None:
+def test_packs_query_heads(rows: int, tokens: int, prefix: int, packed: bool) -> None:
+    """`packs_query_heads` chooses the FlashInfer prefill kernel that was measured to be faster."""
     starts = np.arange(rows + 1, dtype=np.int32) * tokens
-    assert packs(starts, np.full(rows, before + tokens, np.int32), 16) == faster
+    assert packs_query_heads(starts, np.full(rows, prefix + tokens, np.int32), 16) == packed

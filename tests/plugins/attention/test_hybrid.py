@@ -1,4 +1,4 @@
-"""attention=hybrid and attention=auto: who gets which rows, and that together they are still attention."""
+"""Tests of attention=hybrid and attention=auto: the results, and which backend gets which rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 class Counting(TorchAttention):
-    """Counts the query tokens it is asked for."""
+    """Backend that counts the query tokens that it computes."""
 
     def __init__(self) -> None:
         super().__init__(Torch(), CPU)
@@ -28,7 +28,8 @@ class Counting(TorchAttention):
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.dtype == torch.float32], ids=str)
-def test_hybrid_agrees_and_gives_each_its_part(case: AttentionCase) -> None:
+def test_hybrid_splits_rows(case: AttentionCase) -> None:
+    """attention=hybrid passes decode rows to the decode backend and prefill chunks to the prefill backend."""
     prefill, decode = Counting(), Counting()
     got, want = run_case(HybridBackend(prefill, decode), case)
     torch.testing.assert_close(got, want, atol=2e-6, rtol=2e-6)
@@ -39,22 +40,26 @@ def test_hybrid_agrees_and_gives_each_its_part(case: AttentionCase) -> None:
 
 
 def test_hybrid_is_built_from_names() -> None:
+    """attention=hybrid builds its two backends from their names."""
     backend = PluginManager.load().build("attention", Hybrid(prefill="torch", decode="torch"), device=CPU)
     assert isinstance(backend, HybridBackend)
     assert not backend.needs().refuse
 
 
 def test_hybrid_does_not_nest() -> None:
-    with pytest.raises(ConfigError, match="must be backends themselves"):
+    """attention=hybrid refuses ``auto`` and ``hybrid`` as its prefill or decode backend."""
+    with pytest.raises(ConfigError, match=r"attention\.decode can't be auto"):
         PluginManager.load().build("attention", Hybrid(decode="auto"), device=CPU)
 
 
-def test_hybrid_refuses_where_a_part_can_not_serve() -> None:
+def test_hybrid_refuses_if_a_part_refuses() -> None:
+    """If one backend of attention=hybrid cannot run on the device, `needs` gives that backend's reason."""
     backend = PluginManager.load().build("attention", Hybrid(prefill="flashinfer", decode="torch"), device=CPU)
     assert "CUDA" in backend.needs().refuse
 
 
-def test_auto_is_sparse_on_a_cpu() -> None:
+def test_auto_is_sparse_on_cpu() -> None:
+    """On a CPU, attention=auto selects attention=sparse for float32."""
     backend = PluginManager.load().build("attention", Auto(), device=CPU)
     assert isinstance(backend, AutoBackend)
     assert not backend.needs().refuse

@@ -1,4 +1,4 @@
-"""attention=paged against dense attention in float64, and its count: positions read are the sum of the lengths."""
+"""Tests of attention=paged: results against dense attention in float64, and its counts of positions read."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ from dataclasses import replace
 from typing import Any
 
 from minisgl import LLM, SamplingParams
+from minisgl.core import Step
 from minisgl.plugins.attention.paged import PagedAttention, Plugin
 from minisgl.testing.attention import CASES, AttentionConformance, run_case
 
 
 class TestPaged(AttentionConformance):
+    """The attention kit applied to `PagedAttention`."""
+
     def make(self) -> PagedAttention:
         return PagedAttention()
 
 
-def test_positions_read_are_the_sum_of_the_lengths_and_padding_would_read_more() -> None:
+def test_counts() -> None:
+    """``positions_read`` is the sum of the rows' lengths; ``positions_padded`` is the longest length times the rows."""
     backend = PagedAttention()
     run_case(backend, replace(CASES[0], rows=((1000, 1), (3, 1), (20, 1), (0, 40))))
     assert backend.positions_read == 1001 + 4 + 21 + 40
     assert backend.positions_padded == 4 * 1001
 
 
-def test_in_the_engine_it_answers_as_torch_does_and_reads_each_rows_length_once_a_layer() -> None:
+def test_in_the_engine() -> None:
+    """attention=paged gives the tokens of attention=torch; each layer reads the positions of each row once per step."""
     prompts = ["Count from 5 to 9.", "What is a radix cache?", "Count from 5 to 30.", "What is 12 + 30?"]
     params = SamplingParams(max_tokens=12, temperature=0.0)
     words = ["device=cpu", "graph=none", "page_size=16", "max_prefill_tokens=24"]
@@ -31,8 +36,13 @@ def test_in_the_engine_it_answers_as_torch_does_and_reads_each_rows_length_once_
     with LLM("tutor", overrides=[*words, "attention=paged"]) as llm:
         lengths: list[int] = []
         engine: Any = llm.engine
-        real = engine.launch
-        engine.launch = lambda step: (lengths.extend((step.starts + step.counts).tolist()), real(step))
+        launch = engine.launch
+
+        def counted_launch(step: Step) -> None:
+            lengths.extend((step.num_computed_tokens + step.num_scheduled_tokens).tolist())
+            launch(step)
+
+        engine.launch = counted_launch
         assert [output.token_ids for output in llm.generate(prompts, params)] == expected
         (plugin,) = [p for p in llm.plugin_manager._manager.get_plugins() if type(p) is Plugin]
         assert plugin.backends[0].positions_read == 6 * sum(lengths)

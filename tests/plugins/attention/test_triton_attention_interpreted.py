@@ -1,4 +1,4 @@
-"""attention=triton on a CPU: tests/gpu has the tests, which run compiled where there is a GPU."""
+"""Tests of attention=triton on a CPU: runs the tests of tests/gpu under Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -12,5 +12,6 @@ pytest.importorskip("triton", reason="Triton is not installed here")
 GPU = Path(__file__).parents[2] / "gpu"
 
 
-def test_attention_agrees_with_softmax_under_the_interpreter() -> None:
+def test_under_interpreter() -> None:
+    """The kernel and engine tests of attention=triton pass under TRITON_INTERPRET=1."""
     run_interpreted(GPU / "test_triton_attention.py", GPU / "test_triton_engine.py")

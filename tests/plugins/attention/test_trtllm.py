@@ -1,4 +1,4 @@
-"""attention=trtllm without a GPU: what is refused and what is said instead; tests/gpu has what it computes."""
+"""Tests of attention=trtllm without a GPU: error messages and arguments of the kernel. tests/gpu tests the results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.attention.hybrid import Hybrid
 from minisgl.plugins.attention.trtllm import TrtllmBackend
-from minisgl.testing.attention import AttentionCase, lay_out
+from minisgl.testing.attention import AttentionCase, prepare_case
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 DECODE = AttentionCase(((37, 1), (300, 1)), dtype=torch.bfloat16)
@@ -24,7 +24,7 @@ DECODE = AttentionCase(((37, 1), (300, 1)), dtype=torch.bfloat16)
 
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """A GPU and FlashInfer, as far as building asks for them; the list holds what its function was called with."""
+    """Pretend to have a Hopper GPU and FlashInfer. The list collects the arguments of the kernel's calls."""
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     for name in ("flashinfer", "flashinfer.decode"):
@@ -34,7 +34,8 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-def test_alone_it_is_refused_with_the_words_that_work(hopper: list[dict[str, Any]]) -> None:
+def test_refused_without_hybrid(hopper: list[dict[str, Any]]) -> None:
+    """attention=trtllm alone is refused, and the options that the message suggests work."""
     manager = PluginManager.load()
     with pytest.raises(ConfigError) as error:
         build_attention(compose(manager, ["attention=trtllm"]), manager, CUDA, torch.bfloat16)
@@ -48,14 +49,16 @@ def test_alone_it_is_refused_with_the_words_that_work(hopper: list[dict[str, Any
 
 
 @pytest.mark.parametrize("page_size", [1, 8, 256])
-def test_pages_it_has_no_kernel_for_are_refused(page_size: int, hopper: list[dict[str, Any]]) -> None:
+def test_unsupported_page_sizes(page_size: int, hopper: list[dict[str, Any]]) -> None:
+    """attention=trtllm refuses page sizes without a kernel, and lists the supported page sizes."""
     manager = PluginManager.load()
     words = ["attention=hybrid", "attention.decode=trtllm", f"page_size={page_size}"]
     with pytest.raises(ConfigError, match=f"page_size={page_size}: use page_size=16, 32, 64, 128"):
         build_attention(compose(manager, words), manager, CUDA, torch.bfloat16)
 
 
-def test_as_prefill_half_it_is_refused(hopper: list[dict[str, Any]]) -> None:
+def test_refused_as_prefill_backend(hopper: list[dict[str, Any]]) -> None:
+    """attention.prefill=trtllm is refused, because the kernels compute decode rows only."""
     manager = PluginManager.load()
     words = ["attention=hybrid", "attention.prefill=trtllm", "attention.decode=flashinfer"]
     with pytest.raises(ConfigError, match="the prefill backend does not compute extend rows"):
@@ -65,20 +68,22 @@ def test_as_prefill_half_it_is_refused(hopper: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("case", "why"),
     [
-        (replace(DECODE, soft_cap=2.0), "no soft cap"),
-        (replace(DECODE, head_dim=72), "head sizes that 16 divides"),
+        (replace(DECODE, soft_cap=2.0), "do not support the soft cap"),
+        (replace(DECODE, head_dim=72), "multiples of 16"),
         (replace(DECODE, head_dim=320), "up to 256"),
-        (replace(DECODE, q_heads=40, kv_heads=1), "at most 32 query heads"),
+        (replace(DECODE, q_heads=40, kv_heads=1), "at most 32 query heads per KV head"),
     ],
     ids=str,
 )
-def test_layers_it_can_not_compute_are_refused(case: AttentionCase, why: str) -> None:
-    laid = lay_out(case)
+def test_unsupported_layers(case: AttentionCase, why: str) -> None:
+    """`bind` raises a `ConfigError` for soft caps, head sizes and group sizes without a kernel."""
+    prepared = prepare_case(case)
     with pytest.raises(ConfigError, match=why):
-        TrtllmBackend(CPU, (9, 0)).bind(laid.pool, laid.layers, [])
+        TrtllmBackend(CPU, (9, 0)).bind(prepared.pool, prepared.layers, [])
 
 
-def test_other_devices_are_refused_and_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """attention=trtllm refuses CPUs and older GPUs, and names the command that installs a missing FlashInfer."""
     manager = PluginManager.load()
     with pytest.raises(ConfigError, match=r"need a CUDA device; attention=torch runs anywhere"):
         build_attention(compose(manager, ["attention=trtllm"]), manager, CPU, torch.bfloat16)
@@ -88,21 +93,24 @@ def test_other_devices_are_refused_and_a_missing_package_is_named(monkeypatch: p
         build_attention(compose(manager, ["attention=trtllm"]), manager, CUDA, torch.bfloat16)
 
 
-def test_it_hands_over_rows_pages_and_lengths(hopper: list[dict[str, Any]]) -> None:
-    laid = lay_out(replace(DECODE, window=10))
+def test_kernel_arguments(hopper: list[dict[str, Any]]) -> None:
+    """attention=trtllm calls its kernel with page-table rows, lengths and window, and refuses prefill chunks."""
+    prepared = prepare_case(replace(DECODE, window=10))
     backend = TrtllmBackend(CPU, (9, 0))
-    backend.bind(laid.pool, laid.layers, [])
-    backend.plan(laid.batch)
-    out = torch.empty_like(laid.q)
-    assert backend.forward(laid.layers[1], laid.q, out) is out
+    backend.bind(prepared.pool, prepared.layers, [])
+    backend.plan(prepared.batch)
+    out = torch.empty_like(prepared.q)
+    assert backend.forward(prepared.layers[1], prepared.q, out) is out
     (call,) = hopper
-    assert call["out"] is out and call["query"] is laid.q and call["kv_layout"] == "NHD"
+    assert call["out"] is out and call["query"] is prepared.q and call["kv_layout"] == "NHD"
     assert call["block_tables"].dtype == call["seq_lens"].dtype == torch.int32
-    assert call["block_tables"].tolist() == laid.batch.page_table[laid.batch.req_pool_indices.long(), :19].tolist()
+    assert (
+        call["block_tables"].tolist() == prepared.batch.page_table[prepared.batch.req_pool_indices.long(), :19].tolist()
+    )
     assert call["seq_lens"].tolist() == [38, 301] and call["max_seq_len"] == 301
     assert call["window_left"] == 9  # the query's own position is the tenth
-    assert not call["workspace_buffer"].any()  # semaphores in it start at zero
-    prompts = lay_out(replace(DECODE, rows=((0, 40),)))
+    assert not call["workspace_buffer"].any()  # it contains semaphores, which must start at zero
+    prompts = prepare_case(replace(DECODE, rows=((0, 40),)))
     backend.bind(prompts.pool, prompts.layers, [])
-    with pytest.raises(ValueError, match="attention=hybrid gives prefill to another"):
+    with pytest.raises(ValueError, match="computes decode rows only"):
         backend.plan(prompts.batch)

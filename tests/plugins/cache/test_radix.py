@@ -1,4 +1,4 @@
-"""The radix cache against a dictionary: match, lock, split, insert and evict in any order give the same answers."""
+"""The radix cache, compared with a dictionary: match, lock, split, insert and evict in random order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMESPACES = st.sampled_from([None, None, None, "adapter"])
 
 
 class Radix(RuleBasedStateMachine):
-    """Requests that match, lock, insert below what they locked, leave, and a pool that runs out."""
+    """Random sequences of match, lock, insert, unlock and evict, on the radix cache and on a dictionary."""
 
     @initialize(page_size=st.sampled_from([1, 2, 3]), num_pages=st.integers(1, 30))
     def start(self, page_size: int, num_pages: int) -> None:
@@ -45,7 +45,7 @@ class Radix(RuleBasedStateMachine):
     @precondition(lambda self: self.locked)
     @rule(data=st.data(), more=TOKENS)
     def insert_below_a_lock_and_move_it(self, data: st.DataObject, more: list[int]) -> None:
-        """What a scheduler does when a chunk is computed: offer it, lock the longer prefix, unlock the shorter."""
+        """Do what the scheduler does for a chunk: insert it, lock the longer prefix, unlock the shorter one."""
         base = self.locked.pop(data.draw(st.integers(0, len(self.locked) - 1)))
         key = self.pair.key([*base[1].ids, *more], base[1].namespace)
         longer = self.pair.insert(base, key, lock=True)
@@ -89,7 +89,7 @@ def pages(*numbers: int) -> np.ndarray:
 
 
 def sample() -> RadixCache:
-    """0 1 2 3 | 4 5 and 0 1 2 3 | 6 7 with pages of two tokens, the second locked; and 8 9."""
+    """Return a cache of the prefixes 0 1 2 3 4 5, 0 1 2 3 6 7 (locked) and 8 9, with pages of two tokens."""
     cache = RadixCache(2)
     cache.insert(None, key(0, 1, 2, 3, 4, 5), 0, pages(10, 11, 12))
     cache.insert(None, key(0, 1, 2, 3, 6, 7), 0, pages(20, 21, 13))
@@ -99,7 +99,7 @@ def sample() -> RadixCache:
     return cache
 
 
-def test_a_split_keeps_users_on_both_parts() -> None:
+def test_split_keeps_users_on_both_parts() -> None:
     cache = sample()
     assert (cache.total_pages, cache.evictable_pages) == (5, 2)
     locked = cache.match(key(0, 1, 9, 9))
@@ -111,17 +111,17 @@ def test_a_split_keeps_users_on_both_parts() -> None:
     assert cache.evict(9).tolist() == []
 
 
-def test_matching_changes_nothing_not_even_who_is_evicted_next() -> None:
-    for look in (False, True):
+def test_match_does_not_change_eviction_order() -> None:
+    for do_match in (False, True):
         cache = RadixCache(1)
         for i in range(4):
             cache.insert(None, key(i), 0, pages(i))
-        if look:
+        if do_match:
             assert cache.match(key(0)).pages.tolist() == [0]
         assert cache.evict(1).tolist() == [0]
 
 
-def test_the_least_recently_used_goes_first_and_a_lock_counts_as_use() -> None:
+def test_lru_eviction_counts_locks_as_use() -> None:
     cache = RadixCache(1)
     for i in range(4):
         cache.insert(None, key(i), 0, pages(i))
@@ -131,7 +131,7 @@ def test_the_least_recently_used_goes_first_and_a_lock_counts_as_use() -> None:
     assert [cache.evict(1).tolist() for _ in range(4)] == [[1], [2], [3], [0]]
 
 
-def test_a_caller_may_reuse_its_arrays() -> None:
+def test_insert_copies_arrays() -> None:
     cache = RadixCache(1)
     ids, numbers = np.asarray([1, 2], np.int64), pages(5, 6)
     cache.insert(None, Key(None, ids), 0, numbers)
@@ -140,56 +140,56 @@ def test_a_caller_may_reuse_its_arrays() -> None:
     assert cache.match(key(1, 2)).pages.tolist() == [5, 6]
 
 
-def _a_page_twice(cache: RadixCache) -> None:
+def _duplicate_page(cache: RadixCache) -> None:
     leaf = next(n for n in cache.nodes() if n.is_leaf)
     leaf.pages = pages(10)
 
 
-def _a_wrong_child(cache: RadixCache) -> None:
+def _swap_children(cache: RadixCache) -> None:
     children = cache.roots[None].children
     first, second = list(children)
     children[first], children[second] = children[second], children[first]
 
 
-def _a_lost_parent(cache: RadixCache) -> None:
+def _change_parent(cache: RadixCache) -> None:
     root = cache.roots[None]
     next(n for n in cache.nodes() if n.is_leaf and n.parent is not root).parent = root
 
 
-def _a_lost_leaf(cache: RadixCache) -> None:
+def _remove_leaf(cache: RadixCache) -> None:
     cache.roots[None].children.popitem()
 
 
-def _a_user_below_none(cache: RadixCache) -> None:
+def _clear_users(cache: RadixCache) -> None:
     top = next(n for n in cache.nodes() if not n.is_leaf)
     top.users = 0
     cache.evictable_pages += len(top.pages)
 
 
-def _a_short_edge(cache: RadixCache) -> None:
+def _shorten_edge(cache: RadixCache) -> None:
     node = next(n for n in cache.nodes() if len(n.pages) > 1)
     node.ids = node.ids[:-1]
 
 
-def _counts(name: str, by: int) -> Callable[[RadixCache], None]:
+def _change(name: str, by: int) -> Callable[[RadixCache], None]:
     return lambda cache: setattr(cache, name, getattr(cache, name) + by)
 
 
 CORRUPTIONS: dict[str, Callable[[RadixCache], None]] = {
-    "held is too high": _counts("held", 1),
-    "evictable is too low": _counts("evictable", -1),
-    "a page stands twice": _a_page_twice,
-    "children are swapped": _a_wrong_child,
-    "a parent is wrong": _a_lost_parent,
-    "a leaf is lost": _a_lost_leaf,
-    "a user below a node without users": _a_user_below_none,
-    "an edge is not whole pages": _a_short_edge,
-    "eviction forgot a leaf": lambda cache: cache._heap.clear(),
+    "total_pages is too high": _change("total_pages", 1),
+    "evictable_pages is too low": _change("evictable_pages", -1),
+    "a page is in two nodes": _duplicate_page,
+    "children are swapped": _swap_children,
+    "a parent is wrong": _change_parent,
+    "a leaf is removed": _remove_leaf,
+    "a node without users has a child with users": _clear_users,
+    "an edge is not whole pages": _shorten_edge,
+    "a leaf is not in the heap": lambda cache: cache._heap.clear(),
 }
 
 
 @pytest.mark.parametrize("what", CORRUPTIONS)
-def test_check_finds_what_is_broken(what: str) -> None:
+def test_check_finds_corruption(what: str) -> None:
     cache = sample()
     CORRUPTIONS[what](cache)
     with pytest.raises(AssertionError):
@@ -197,7 +197,7 @@ def test_check_finds_what_is_broken(what: str) -> None:
 
 
 def _exercise(cache: RadixCache) -> None:
-    """A small life: shared prefixes, splits under locks, an eviction while something is locked, and one after."""
+    """Use shared prefixes, splits of locked edges, an eviction while a prefix is locked, and one after the unlock."""
     pair = CachePair(cache, 2)
     pair.insert(None, pair.key([0, 1, 2, 3, 4, 5]))
     longer = pair.lock(pair.key([0, 1, 2, 3, 4, 5]))
@@ -215,51 +215,51 @@ def _exercise(cache: RadixCache) -> None:
     pair.evict(9)
 
 
-def _split_loses_users(self: RadixCache, node: Node, at: int) -> Node:
+def _split_without_users(self: RadixCache, node: Node, at: int) -> Node:
     upper = _SPLIT(self, node, at)
     upper.users = 0
     return upper
 
 
-def _lock_only_the_end(self: RadixCache, handle: Handle) -> None:
+def _lock_only_the_leaf(self: RadixCache, handle: Handle) -> None:
     _LOCK(self, handle)
     if handle.node.parent is not None and handle.node.parent.parent is not None:
         handle.node.parent.users -= 1
 
 
-def _evict_what_is_locked(self: RadixCache, count: int) -> np.ndarray:
-    gone = _EVICT(self, count)
+def _evict_locked(self: RadixCache, count: int) -> np.ndarray:
+    evicted = _EVICT(self, count)
     leaf = next((n for n in self.nodes() if n.is_leaf), None)
-    if len(gone) >= count or leaf is None or leaf.parent is None:
-        return gone
+    if len(evicted) >= count or leaf is None or leaf.parent is None:
+        return evicted
     leaf.parent.children = {page: n for page, n in leaf.parent.children.items() if n is not leaf}
     self.total_pages -= len(leaf.pages)
-    return np.concatenate((gone, leaf.pages))
+    return np.concatenate((evicted, leaf.pages))
 
 
-def _match_moves_the_clock(self: RadixCache, wanted: Key) -> MatchResult:
-    found = _MATCH(self, wanted)
+def _match_counts_as_use(self: RadixCache, key: Key) -> MatchResult:
+    found = _MATCH(self, key)
     self.lock(found.handle)
     self.unlock(found.handle)
     return found
 
 
-def _match_a_page_too_far(self: RadixCache, a: np.ndarray, b: np.ndarray) -> int:
+def _match_whole_edge(self: RadixCache, a: np.ndarray, b: np.ndarray) -> int:
     return len(a) // self.page_size
 
 
 _SPLIT, _LOCK, _MATCH, _EVICT = RadixCache._split, RadixCache.lock, RadixCache.match, RadixCache.evict
 WRONG: dict[str, tuple[str, Callable[..., Any]]] = {
-    "a split loses users": ("_split", _split_loses_users),
-    "a lock forgets the path": ("lock", _lock_only_the_end),
-    "a locked leaf is evicted": ("evict", _evict_what_is_locked),
-    "a match counts as use": ("match", _match_moves_the_clock),
-    "an edge matches whole": ("_common", _match_a_page_too_far),
+    "a split loses users": ("_split", _split_without_users),
+    "a lock skips nodes of the path": ("lock", _lock_only_the_leaf),
+    "a locked leaf is evicted": ("evict", _evict_locked),
+    "a match counts as use": ("match", _match_counts_as_use),
+    "a match takes the whole edge": ("_common", _match_whole_edge),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_the_model_finds_a_wrong_cache(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dictionary_finds_wrong_cache(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _exercise(RadixCache(2))
     monkeypatch.setattr(RadixCache, *WRONG[what])
     with pytest.raises(AssertionError):
@@ -267,7 +267,7 @@ def test_the_model_finds_a_wrong_cache(what: str, monkeypatch: pytest.MonkeyPatc
 
 
 def _seconds_an_eviction(leaves: int) -> float:
-    """The time of one eviction and one insertion in a cache with so many leaves, the median of many."""
+    """Return the median time in seconds of five evictions and an insertion in a cache with ``leaves`` leaves."""
     cache = RadixCache(1)
     for i in range(leaves):
         cache.insert(None, key(i % 100, i), 0, pages(2 * i, 2 * i + 1))
@@ -282,12 +282,13 @@ def _seconds_an_eviction(leaves: int) -> float:
     return statistics.median(times)
 
 
-def test_eviction_costs_no_more_in_a_cache_32_times_as_large() -> None:
+def test_cost_of_eviction() -> None:
+    """Eviction from a cache 32 times as large takes less than 5 times as long."""
     small, large = _seconds_an_eviction(1_000), _seconds_an_eviction(32_000)
     assert large < 5 * small, f"{small * 1e6:.0f} µs with 1,000 leaves, {large * 1e6:.0f} µs with 32,000"
 
 
-def test_the_heap_does_not_grow_with_use() -> None:
+def test_heap_does_not_grow_with_use() -> None:
     cache = RadixCache(1)
     for i in range(10):
         cache.insert(None, key(i), 0, pages(i))
@@ -298,7 +299,7 @@ def test_the_heap_does_not_grow_with_use() -> None:
     assert len(cache._heap) < 200
 
 
-def test_the_naive_cache_keeps_nothing() -> None:
+def test_naive_cache_holds_nothing() -> None:
     cache = NaiveCache()
     inserted = cache.insert(None, key(1, 2), 0, pages(1, 2))
     assert len(inserted.pages) == 0

@@ -1,4 +1,4 @@
-"""communicator=auto: peers' memory where GPUs reach it, torch.distributed elsewhere."""
+"""``communicator=auto``: nccl if all GPUs can access each other's memory, else torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from minisgl.plugins.communicator.torch import TorchCommunicator
 GPU = torch.device("cuda", 0)
 
 
-def test_on_a_cpu_it_is_torch_and_the_default() -> None:
+def test_default_on_a_cpu() -> None:
+    """``auto`` is the default, and builds ``torch`` on a CPU."""
     manager = PluginManager.load()
     config = compose(manager, []).communicator
     assert isinstance(config, Auto)
@@ -21,10 +22,11 @@ def test_on_a_cpu_it_is_torch_and_the_default() -> None:
     assert isinstance(link, TorchCommunicator)
 
 
-def test_on_gpus_every_pair_must_reach_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    apart: set[tuple[int, int]] = set()
-    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: (a, b) not in apart)
+def test_peer_access_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pair of GPUs without peer access is enough to select ``torch``."""
+    no_access: set[tuple[int, int]] = set()
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: (a, b) not in no_access)
     assert pick(1, GPU) == pick(4, GPU) == "nccl"
-    apart.add((3, 1))
+    no_access.add((3, 1))
     assert pick(3, GPU) == "nccl"
     assert pick(4, GPU) == "torch"

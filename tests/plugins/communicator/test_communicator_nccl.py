@@ -1,4 +1,4 @@
-"""What communicator=nccl decides without a GPU. What it does on GPUs is tested in tests/gpu."""
+"""The parts of ``communicator=nccl`` that need no GPU. tests/gpu has the tests on GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from minisgl.plugins.communicator.nccl import MIB, Nccl, NcclCommunicator, _limi
 CPU = torch.device("cpu")
 
 
-def test_one_rank_needs_no_gpu_and_sends_nothing() -> None:
+def test_one_rank() -> None:
+    """With one rank no GPU is needed and nothing is sent."""
     manager = PluginManager.load()
     link = manager.build("communicator", manager.make("communicator", "nccl"), rank=0, size=1, address="", device=CPU)
     assert isinstance(link, NcclCommunicator)
@@ -25,7 +26,7 @@ def test_one_rank_needs_no_gpu_and_sends_nothing() -> None:
     link.close()
 
 
-def test_on_a_cpu_it_says_what_to_use() -> None:
+def test_cpu_is_refused() -> None:
     with pytest.raises(ConfigError, match="on a CPU use communicator=torch"):
         NcclCommunicator(Nccl(), 0, 2, "127.0.0.1:1", CPU)
 
@@ -40,11 +41,13 @@ def test_on_a_cpu_it_says_what_to_use() -> None:
         (Nccl(one_shot_bytes=1000, two_shot_bytes=0), 8, (992, 0)),
     ],
 )
-def test_up_to_which_size_a_sum_takes_which_road(config: Nccl, size: int, limits: tuple[int, int]) -> None:
+def test_size_limits(config: Nccl, size: int, limits: tuple[int, int]) -> None:
+    """The largest messages, in bytes, of the one-shot and the two-shot algorithm."""
     assert _limits(config, size) == limits
 
 
-def test_what_torchs_two_shot_kernel_takes() -> None:
+def test_two_shot_inputs() -> None:
+    """torch's two-shot kernel gets contiguous, aligned tensors of supported dtypes and sizes only."""
     x = torch.empty(4, 64)
     assert _suits_two_shot(x, 1024)
     assert not _suits_two_shot(x, 1023)
@@ -52,8 +55,11 @@ def test_what_torchs_two_shot_kernel_takes() -> None:
         assert not _suits_two_shot(wrong, 4096), wrong.shape
 
 
-def test_ranks_meet_though_their_processes_have_counted_differently() -> None:
-    """torch's symmetric memory numbers its exchanges by process: here the 7th of one meets the 1st of another."""
+def test_counted_store() -> None:
+    """Two ranks exchange handles although their processes have counted different numbers of exchanges before.
+
+    torch's symmetric memory numbers its exchanges per process: here one rank starts at 7, the other at 0.
+    """
     store = torch.distributed.HashStore()
     counted = CountedStore(store), CountedStore(store)
     old, new = (torch.distributed.PrefixStore("group", one) for one in counted)

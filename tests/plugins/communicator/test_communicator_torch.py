@@ -1,4 +1,4 @@
-"""communicator=torch over gloo: the kit, real processes, a peer that dies."""
+"""``communicator=torch`` over gloo: the conformance kit, real processes, and peers that fail."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ CPU = torch.device("cpu")
 
 class TestTorch(CommunicatorConformance):
     def make(self, rank: int, size: int, address: str) -> Communicator:
+        """Build the communicator to test."""
         return TorchCommunicator(Torch(timeout=60), rank, size, address, CPU)
 
 
 @pytest.mark.parametrize("address", ["", "localhost", "localhost:port"])
-def test_an_address_is_needed_with_several(address: str) -> None:
+def test_wrong_address(address: str) -> None:
     with pytest.raises(ConfigError, match="needs rank 0's address as host:port"):
         TorchCommunicator(Torch(), 0, 2, address, CPU)
 
@@ -49,18 +50,20 @@ comm.close()
 
 
 def start(rank: int, address: str, word: str) -> subprocess.Popen[str]:
+    """Start the script `CHILD`; with the word "die" the process exits with status 3 without closing."""
     command = [sys.executable, "-c", CHILD, str(rank), address, word]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_processes_meet_at_the_address() -> None:
+def test_two_processes() -> None:
     address = f"127.0.0.1:{free_port()}"
     children = [start(rank, address, "") for rank in (1, 0)]
     assert [child.communicate(timeout=60)[0] for child in children] == ["3.0\n", "3.0\n"]
     assert [child.returncode for child in children] == [0, 0]
 
 
-def test_a_peer_that_dies_is_an_error_and_not_a_hang() -> None:
+def test_dead_peer() -> None:
+    """A collective with a dead peer raises RuntimeError within seconds instead of blocking."""
     address = f"127.0.0.1:{free_port()}"
     child = start(1, address, "die")
     comm = TorchCommunicator(Torch(timeout=60), 0, 2, address, CPU)
@@ -76,8 +79,8 @@ def test_a_peer_that_dies_is_an_error_and_not_a_hang() -> None:
 
 
 @pytest.mark.parametrize("late", [0, 1, 2])
-def test_no_rank_goes_on_before_all_are_connected(late: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To one that still connects, one that is done with its group by then would look dead."""
+def test_all_ranks_wait_until_all_are_connected(late: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rank returns early: if it then closed its group, a rank that is still connecting would take it for dead."""
     connected: list[int] = []
 
     def connect(store: Store, rank: int, size: int, limit: timedelta) -> ProcessGroupGloo:
@@ -92,27 +95,25 @@ def test_no_rank_goes_on_before_all_are_connected(late: int, monkeypatch: pytest
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("broken", [0, 1])
-def test_promise_10_a_rank_that_fails_to_connect_is_an_error_on_all(
-    broken: int, when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether the others still wait for it then, or are connected to it already."""
+def test_promise_10_connection_failure(broken: int, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a rank fails to connect, all ranks raise an error, also those that were already connected to it."""
 
     def connect(store: Store, rank: int, size: int, limit: timedelta) -> ProcessGroupGloo:
         limit = timedelta(seconds=2)
         if rank != broken:
             return ProcessGroupGloo(store, rank, size, limit)
         if when == "after":
-            ProcessGroupGloo(store, rank, size, limit)  # and gone again, with its connections
+            ProcessGroupGloo(store, rank, size, limit)  # connect, then drop the group and its connections
         raise RuntimeError("the cable is cut")
 
-    store = HashStore()  # in memory: over TCP, each rank may wait 5 s for a name server, on some machines
+    store = HashStore()  # in memory: on some machines a TCPStore waits 5 s for a name server
     monkeypatch.setattr(torch.distributed, "TCPStore", lambda *_, **__: store)
     monkeypatch.setattr(torch.distributed, "ProcessGroupGloo", connect)
     make = partial(TorchCommunicator, Torch(timeout=60), size=3, address=f"127.0.0.1:{free_port()}", device=CPU)
     begin = time.monotonic()
     with ThreadPoolExecutor(3) as ranks:
         errors = [str(rank.exception()) for rank in [ranks.submit(make, rank=rank) for rank in range(3)]]
-    assert time.monotonic() - begin < 15  # gloo itself waits up to five times its limit for a rank that it knows
+    assert time.monotonic() - begin < 15  # gloo waits up to five times its limit for a rank that had connected
     assert all(f"Rank {rank} of 3 could not connect" in error for rank, error in enumerate(errors))
     assert "the cable is cut" in errors[broken]
 

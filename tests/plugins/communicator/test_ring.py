@@ -1,4 +1,4 @@
-"""communicator=ring: the kit, and what it is for: 2(n-1)/n of the message leaves each rank, whatever n is."""
+"""``communicator=ring``: the conformance kit, and the bytes sent: 2(n-1)/n of the message by each of n ranks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ class TestRing(CommunicatorConformance):
     sizes = (2, 3, 5)
 
     def make(self, rank: int, size: int, address: str) -> Communicator:
+        """Build the communicator to test."""
         return RingCommunicator(Ring(timeout=30), rank, size, address, CPU)
 
 
 def ring(rank: int, size: int, address: str) -> RingCommunicator:
+    """Build a ring communicator with a short timeout."""
     return RingCommunicator(Ring(timeout=30), rank, size, address, CPU)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_a_rank_sends_2_n_minus_1_over_n_of_the_message(size: int) -> None:
+def test_sent_bytes(size: int) -> None:
+    """Each rank sends 2(n-1)/n of the message."""
     length = 60
 
     def work(comm: Communicator) -> int:
@@ -39,31 +42,36 @@ def test_a_rank_sends_2_n_minus_1_over_n_of_the_message(size: int) -> None:
     assert run_ranks(size, work, make=ring) == [2 * (size - 1) * length // size * 4] * size
 
 
-def test_a_tail_that_the_ranks_do_not_divide_is_sent_by_somebody() -> None:
+def test_indivisible_length() -> None:
+    """8 elements over 3 ranks: the longer chunks carry the remainder."""
+
     def work(comm: Communicator) -> int:
         comm.all_reduce(torch.ones(8))
         assert isinstance(comm, RingCommunicator)
         return comm.sent_bytes // 4
 
-    # Chunks of 3, 3 and 2: each rank keeps its own while adding, and its right neighbour's while copying.
+    # Chunks of 3, 3 and 2: a rank does not send its own chunk while adding, nor its right neighbour's while copying.
     assert run_ranks(3, work, make=ring) == [16 - 3 - 3, 16 - 3 - 2, 16 - 2 - 3]
 
 
-def test_ranks_that_all_send_before_they_receive_are_a_deadlock_with_a_place() -> None:
-    class Waiting(RingCommunicator):
+def test_deadlock_is_reported() -> None:
+    """If all ranks wait for their sends before they receive, `run_ranks` reports where each rank waits."""
+
+    class Deadlocking(RingCommunicator):
         def swap(self, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
             self.send(outgoing, (self.rank + 1) % self.size).wait()
             self.receive(incoming, (self.rank - 1) % self.size).wait()
 
-    def make(rank: int, size: int, address: str) -> Waiting:
-        return Waiting(Ring(timeout=30), rank, size, address, CPU)
+    def make(rank: int, size: int, address: str) -> Deadlocking:
+        return Deadlocking(Ring(timeout=30), rank, size, address, CPU)
 
     with pytest.raises(Deadlock, match=r"rank 0 at test_ring\.py") as caught:
         run_ranks(3, lambda comm: comm.all_reduce(torch.ones(3)), make=make, limit=1.0)
-    assert set(caught.value.places) == {0, 1, 2}
+    assert set(caught.value.locations) == {0, 1, 2}
 
 
-def test_two_ranks_answer_as_one() -> None:
+def test_two_ranks_in_the_engine() -> None:
+    """tutor on two ranks with the ring gives the same tokens as on one rank."""
     prompts, params = ["What is 17 + 25?", "What is a radix cache?"], SamplingParams(max_tokens=8, temperature=0.0)
     with LLM("tutor", overrides=["device=cpu"]) as llm:
         want = [output.token_ids for output in llm.generate(prompts, params)]
@@ -72,7 +80,7 @@ def test_two_ranks_answer_as_one() -> None:
 
 
 def test_gpus_are_refused() -> None:
-    with pytest.raises(ConfigError, match="This ring links CPUs; between GPUs use communicator=torch"):
+    with pytest.raises(ConfigError, match="this ring connects CPUs; between GPUs use communicator=torch"):
         RingCommunicator(Ring(), 0, 2, "localhost:1", torch.device("cuda"))
 
 

@@ -1,4 +1,4 @@
-"""graph=none: it wants nothing, and says so when it is asked for more."""
+"""Tests of graph=none: no buckets, and errors for calls that need a recording."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from minisgl.plugin_manager.manager import PluginManager
 
 
 def test_none_records_nothing() -> None:
+    """The runner of graph=none has no buckets, and raises ValueError if it is asked to record or replay."""
     manager = PluginManager.load()
     config = compose(manager, ["graph=none"])
     runner = manager.build("graph", config.graph, device=torch.device("cpu"))

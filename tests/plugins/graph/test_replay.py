@@ -1,4 +1,4 @@
-"""graph=replay: the same tokens as without graphs, one launch a decode step, exact counts, and the public kit."""
+"""Tests of graph=replay: tokens, counts of replays and padding rows, and the conformance kit of graph runners."""
 
 from __future__ import annotations
 
@@ -20,38 +20,50 @@ PROMPTS = ["Count from 5 to 9.", "What is a radix cache?", "What is 12 + 30?"]
 
 
 class TestReplay(GraphConformance):
+    """The kit of graph runners applied to graph=replay."""
+
     def make(self) -> ReplayRunner:
         return ReplayRunner(Replay(), CPU)
 
 
 class TestReplayWithFewRows(GraphConformance):
+    """The kit of graph runners applied to graph=replay with a small ``max_rows``."""
+
     def make(self) -> ReplayRunner:
         return ReplayRunner(Replay(max_rows=5), CPU)
 
 
 class TestSimulated(GraphConformance):
+    """The kit of graph runners applied to graph=simulated."""
+
     def make(self) -> SimulatedRunner:
         return SimulatedRunner(Simulated())
 
 
 class TestNone(GraphConformance):
+    """The kit of graph runners applied to graph=none."""
+
     def make(self) -> NoGraphRunner:
         return NoGraphRunner()
 
 
 def generate(*overrides: str, tokens: int = 9) -> tuple[list[Sequence[int]], Any]:
+    """Generate tokens for ``PROMPTS``. Return them, and (graph runner, operations of each recording, metrics)."""
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     words = ["attention=torch", "device=cpu", "num_pages=64", "max_running_requests=4", *overrides]
     with LLM("tutor", overrides=words) as llm:
         tokens_of = [output.token_ids for output in llm.generate(PROMPTS, params)]
         graph: Any = llm.engine.graph  # type: ignore[attr-defined]
-        operations = {len(tape.operations) for tape in getattr(graph, "recordings", {}).values()}
+        operations = {len(recording.operations) for recording in getattr(graph, "recordings", {}).values()}
         return tokens_of, (graph, operations, llm.plugin_manager.hook.minisgl_metrics())
 
 
 @pytest.mark.parametrize("overlap", ["true", "false"])
-def test_in_the_engine_a_decode_step_is_one_replay_and_padding_is_counted(overlap: str) -> None:
-    """Three prompts at once, then 8 steps of three decode rows in a bucket of four: the prefill is not a replay."""
+def test_in_the_engine(overlap: str) -> None:
+    """graph=replay gives the same tokens as graph=none, and replays each decode step once.
+
+    After one prefill step, which is not replayed, three requests decode 8 steps in a bucket of four rows.
+    """
     plain, _ = generate("graph=none", f"overlap={overlap}")
     replayed, (graph, operations, metrics) = generate("graph=replay", f"overlap={overlap}")
     assert replayed == plain
@@ -61,13 +73,14 @@ def test_in_the_engine_a_decode_step_is_one_replay_and_padding_is_counted(overla
     assert min(operations) > 200
 
 
-def test_buckets_double() -> None:
+def test_buckets() -> None:
+    """The buckets of graph=replay are powers of two, and the largest number of rows."""
     assert TestReplay().make().buckets(6) == [GraphKey(n) for n in (1, 2, 4, 6)]
     assert TestReplay().make().buckets(1) == [GraphKey(1)]
     assert ReplayRunner(Replay(max_rows=4), CPU).buckets(100) == [GraphKey(n) for n in (1, 2, 4)]
 
 
-# ---- the kit finds what is wrong ---------------------------------------------------------------------------
+# ---- the kit finds faulty runners --------------------------------------------------------------------------
 
 
 class _Rebound(Buffers):
@@ -102,19 +115,20 @@ def _runner(buffers: type[Buffers] = Buffers, **patches: Any) -> ReplayRunner:
 WRONG: dict[str, tuple[Any, str]] = {
     "a buffer is replaced": (lambda: _runner(_Rebound), "rebound"),
     "padding writes to page 0": (lambda: _runner(_PageZero), "padding-page"),
-    "lengths of a larger step stay": (lambda: _runner(_StaleLengths), "stale"),
-    "any bucket that holds the step": (
+    "sequence lengths of a larger step stay": (lambda: _runner(_StaleLengths), "stale"),
+    "not the smallest bucket": (
         lambda: _runner(bucket=lambda self, rows: max((k for k in self.recordings if k.rows >= rows), default=None)),
         "pick",
     ),
-    "buckets fall": (lambda: _runner(sizes=lambda self, most: [most, 1]), "buckets"),
-    "a bucket too many": (lambda: _runner(sizes=lambda self, most: [1, most + 1]), "buckets"),
+    "buckets in decreasing order": (lambda: _runner(sizes=lambda self, max_rows: [max_rows, 1]), "buckets"),
+    "a bucket that is too large": (lambda: _runner(sizes=lambda self, max_rows: [1, max_rows + 1]), "buckets"),
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_the_rig_names_what_is_wrong(what: str) -> None:
-    make, rule = WRONG[what]
+@pytest.mark.parametrize("fault", WRONG)
+def test_rig_names_the_rule(fault: str) -> None:
+    """`GraphRig` raises a `GraphFault` with the rule that a faulty runner breaks."""
+    make, rule = WRONG[fault]
     with pytest.raises(GraphFault) as caught:
         GraphRig(make(), 6).run([6, 6, 5, 1, 3, 6, 2])
     assert caught.value.rule == rule

@@ -1,4 +1,4 @@
-"""graph=simulated in the engine: the same tokens as without graphs, exact counts, and refusals that name the rule."""
+"""Tests of graph=simulated in the engine: tokens, counts of replays and padding rows, and errors that name the rule."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def generate(model: Path, params: SamplingParams, *overrides: str) -> tuple[list[list[int]], Any]:
+    """Generate tokens for ``PROMPTS``. Return them, and (operations, replays, padded rows) of graph=simulated."""
     words = ["attention=torch", "moe=torch", "device=cpu", "num_pages=64", "max_running_requests=4", *overrides]
     with LLM(str(model), overrides=words) as llm:
         outputs = llm.generate(PROMPTS, params)
@@ -42,7 +43,8 @@ def generate(model: Path, params: SamplingParams, *overrides: str) -> tuple[list
     ],
     ids=["greedy", "sampled"],
 )
-def test_graph_simulated_gives_what_no_graph_gives(checkpoint: Path, params: SamplingParams, cache: str) -> None:
+def test_tokens_equal_without_graphs(checkpoint: Path, params: SamplingParams, cache: str) -> None:
+    """Tokens with graph=simulated equal those with graph=none, for greedy and random sampling."""
     plain, _ = generate(checkpoint, params, "graph=none", f"cache={cache}")
     replayed, counts = generate(checkpoint, params, "graph=simulated", f"cache={cache}")
     assert replayed == plain
@@ -52,8 +54,11 @@ def test_graph_simulated_gives_what_no_graph_gives(checkpoint: Path, params: Sam
     assert replays > 0
 
 
-def test_every_decode_step_is_one_replay_and_padding_is_counted(checkpoint: Path) -> None:
-    """Three prompts at once, then 8 steps of three decode rows in a bucket of four: the prefill is not a replay."""
+def test_counts(checkpoint: Path) -> None:
+    """graph=simulated replays each decode step once, and counts the padding rows.
+
+    After one prefill step, which is not replayed, three requests decode 8 steps in a bucket of four rows.
+    """
     words = ["attention=torch", "device=cpu", "num_pages=64", "max_running_requests=4", "graph=simulated"]
     with LLM(str(checkpoint), overrides=words) as llm:
         llm.generate(PROMPTS[:3], SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True))
@@ -66,12 +71,13 @@ PROMPT_WORDS = [
     [],
     ["scheduler=mixed", "max_prefill_tokens=16"],
     ["cache=radix", "page_size=4", "num_pages=100"],
-    ["graph.max_rows=1"],  # decode steps of more rows too
+    ["graph.max_rows=1"],  # decode steps of more rows are replayed in pieces too
 ]
 
 
 @pytest.mark.parametrize("words", PROMPT_WORDS, ids=" ".join)
-def test_steps_with_prompts_replay_what_lies_between_attention(checkpoint: Path, words: list[str]) -> None:
+def test_piecewise_replay(checkpoint: Path, words: list[str]) -> None:
+    """With graph.max_tokens, steps with prompts are replayed in pieces and give the same tokens as with graph=none."""
     params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
     plain, _ = generate(checkpoint, params, "graph=none", *(word for word in words if "graph" not in word))
     replayed, counts = generate(checkpoint, params, "graph=simulated", "graph.max_tokens=40", *words)
@@ -86,7 +92,7 @@ KEEPS = """
 from minisgl import hookimpl
 from minisgl.plugins.models.qwen3 import Qwen3ForCausalLM
 
-class Kept:
+class KeepsAttention:
     def __init__(self, ctx):
         self.ctx, self.attention = ctx, ctx.attention
     def __getattr__(self, name):
@@ -94,7 +100,7 @@ class Kept:
 
 class Qwen3Keeps(Qwen3ForCausalLM):
     def __init__(self, config, ctx):
-        super().__init__(config, Kept(ctx))
+        super().__init__(config, KeepsAttention(ctx))
 
 @hookimpl
 def minisgl_models():
@@ -102,33 +108,40 @@ def minisgl_models():
 """
 
 
-def test_a_model_may_keep_the_attention_that_it_was_built_with(checkpoint: Path, tmp_path: Path) -> None:
-    """On a GPU, attention recorded in a piece would read the rows that it was recorded with in every replay."""
+def test_model_that_keeps_the_backend(checkpoint: Path, tmp_path: Path) -> None:
+    """Attention is not recorded in pieces, even if the model keeps a reference to the backend of its construction.
+
+    On a GPU, attention recorded in a piece would read the rows of the recording in every replay.
+    """
     (tmp_path / "keeps.py").write_text(KEEPS)
     words = ["device=cpu", "num_pages=64", "max_running_requests=4", "graph=simulated", "graph.max_tokens=40"]
     words += [f"plugins={tmp_path / 'keeps.py'}", "architecture=Qwen3Keeps"]
     with LLM(str(checkpoint), overrides=words) as llm:
-        tapes: Any = llm.engine.graph.tapes  # type: ignore[attr-defined]
-        for key, tape in tapes.items():
-            names = [operation.name for operation in tape.operations]
+        graphs: Any = llm.engine.graph.graphs  # type: ignore[attr-defined]
+        for key, graph in graphs.items():
+            names = [operation.name for operation in graph.operations]
             assert names.count("PiecewiseAttention._attend") == (2 if key.piecewise else 0)
             assert sum(name.endswith("Attention.forward") for name in names) == (0 if key.piecewise else 2)
 
 
-def test_every_step_that_fits_is_a_replay(checkpoint: Path) -> None:
-    """A prompt of 30 tokens in a bucket of 32, and 4 decode steps in one of a row; 47 tokens are more than 40."""
+def test_steps_that_fit_are_replayed(checkpoint: Path) -> None:
+    """graph=simulated replays a step if its rows or tokens fit a bucket.
+
+    A prompt of 30 tokens is replayed in a bucket of 32, and 4 decode steps in a bucket of one row. A prompt of 47
+    tokens is larger than the largest bucket of 40 and runs eagerly.
+    """
     words = ["attention=torch", "device=cpu", "graph=simulated", "graph.max_tokens=40", "cache=naive"]
     with LLM(str(checkpoint), overrides=words) as llm:
         graph: Any = llm.engine.graph  # type: ignore[attr-defined]
         llm.generate([PROMPTS[2]], SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True))
         assert (graph.replays, graph.padded_rows) == (5, 2)
-        assert graph.tapes[GraphKey(32, q_len=0)].replays == 1
+        assert graph.graphs[GraphKey(32, q_len=0)].replays == 1
         llm.generate([PROMPTS[4]], SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
         assert graph.replays == 5
 
 
-def test_padding_of_a_replay_in_pieces_may_follow_anything(checkpoint: Path) -> None:
-    """What an earlier, fuller replay left behind does not reach a later one's tokens."""
+def test_piecewise_padding(checkpoint: Path) -> None:
+    """In piecewise buffers, stale data of an earlier, larger step does not change the tokens of a later step."""
     greedy = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
     words = ["attention=torch", "device=cpu", "cache=naive", "num_pages=64"]
     with LLM(str(checkpoint), overrides=[*words, "graph=none"]) as llm:
@@ -139,8 +152,8 @@ def test_padding_of_a_replay_in_pieces_may_follow_anything(checkpoint: Path) -> 
                 assert list(llm.generate([PROMPTS[i]], greedy)[0].token_ids) == plain[i]
 
 
-def test_a_backend_that_cannot_be_recorded_still_has_pieces(checkpoint: Path) -> None:
-    """attention=paged is a loop of the host over requests: no decode step is a replay, and every prompt is."""
+def test_backend_without_graph_support(checkpoint: Path) -> None:
+    """With attention=paged, which graphs cannot record, all steps are replayed in pieces only."""
     greedy = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
     plain, _ = generate(checkpoint, greedy, "graph=none")
     replayed, (operations, replays, _) = generate(
@@ -152,28 +165,33 @@ def test_a_backend_that_cannot_be_recorded_still_has_pieces(checkpoint: Path) ->
 
 
 @pytest.mark.parametrize("words", [["graph.max_rows=0"], ["graph.max_tokens=-1"]])
-def test_sizes_out_of_range_are_refused(checkpoint: Path, words: list[str]) -> None:
-    with pytest.raises(ConfigError, match="at least 1 and 0"):
+def test_sizes_out_of_range(checkpoint: Path, words: list[str]) -> None:
+    """graph.max_rows below 1 and graph.max_tokens below 0 raise a `ConfigError`."""
+    with pytest.raises(ConfigError, match="must be at least 1, and"):
         generate(checkpoint, SamplingParams(max_tokens=2), "graph=simulated", *words)
 
 
 @pytest.mark.parametrize(
-    ("words", "most"),
+    ("words", "max_tokens"),
     [
         (["max_prefill_tokens=100000", "max_seq_len=60", "max_running_requests=4"], 240),
         (["max_prefill_tokens=100000", "num_pages=6", "page_size=16", "max_seq_len=90"], 96),
         (["max_prefill_tokens=50"], 50),
     ],
 )
-def test_no_bucket_is_larger_than_a_step_can_be(checkpoint: Path, words: list[str], most: int) -> None:
+def test_largest_piecewise_bucket(checkpoint: Path, words: list[str], max_tokens: int) -> None:
+    """If the largest possible step has fewer tokens than graph.max_tokens, it is the largest piecewise bucket."""
     options = ["attention=torch", "device=cpu", "num_pages=64", "graph=simulated", "graph.max_tokens=300", *words]
     with LLM(str(checkpoint), overrides=options) as llm:
         graph: Any = llm.engine.graph  # type: ignore[attr-defined]
-        assert max(key.rows for key in graph.tapes if key.piecewise) == most
+        assert max(key.rows for key in graph.graphs if key.piecewise) == max_tokens
 
 
-def test_cuda_pads_small_steps_and_replays_large_ones_where_they_fill_the_bucket() -> None:
-    """What it picks, without a GPU: nothing is recorded here but its keys."""
+def test_cuda_picks_piecewise_buckets() -> None:
+    """graph=cuda pads steps up to graph.max_tokens; larger steps are replayed only if they fill a bucket exactly.
+
+    The test runs without a GPU: the recordings are simulated graphs of a trivial function.
+    """
     runner = CudaGraphRunner(CudaGraph(max_tokens=64), torch.device("cpu"))
     keys = runner.piecewise(1000)
     assert [key.rows for key in keys] == [16, 32, 48, 64, 1000]
@@ -184,7 +202,8 @@ def test_cuda_pads_small_steps_and_replays_large_ones_where_they_fill_the_bucket
     assert list(CudaGraphRunner(CudaGraph(max_tokens=0), torch.device("cpu")).piecewise(1000)) == []
 
 
-def test_collectives_are_recorded_as_launches(checkpoint: Path) -> None:
+def test_collectives(checkpoint: Path) -> None:
+    """With two ranks, graph=simulated records the collectives, and tokens equal those with graph=none."""
     greedy = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
     plain, _ = generate(checkpoint, greedy, "graph=none")
     replayed, _ = generate(checkpoint, greedy, "graph=simulated", "tp=2")
@@ -193,14 +212,18 @@ def test_collectives_are_recorded_as_launches(checkpoint: Path) -> None:
     assert replayed == plain
 
 
-def test_a_host_read_in_a_backend_is_refused_at_start(tmp_path: Path) -> None:
-    """moe=torch reads on the host how many tokens each expert got: a CUDA graph could not record it either."""
+def test_host_read_in_a_backend(tmp_path: Path) -> None:
+    """A backend that breaks a rule is refused at start, with the rule and the source line.
+
+    moe=torch reads the number of tokens of each expert on the host. A CUDA graph could not record it either.
+    """
     model = tiny_checkpoint("qwen3_moe", tmp_path)
     with pytest.raises(ConfigError, match=r"(?s)graph=simulated.*\[(dynamic-shape|host-read)\].*plugins/moe/torch\.py"):
         generate(model, SamplingParams(max_tokens=2), "graph=simulated")
 
 
-def test_pick_takes_the_smallest_bucket_that_holds_the_rows() -> None:
+def test_pick() -> None:
+    """`pick` returns the smallest recorded bucket that holds the decode rows, and None for any other step."""
     runner = SimulatedRunner(Simulated(max_rows=6))
     keys = runner.buckets(100)
     assert [key.rows for key in keys] == [1, 2, 4, 6]
@@ -216,7 +239,8 @@ def test_pick_takes_the_smallest_bucket_that_holds_the_rows() -> None:
     assert runner.pick(1, 1, True) is None
 
 
-def test_the_wrong_device_is_refused() -> None:
+def test_wrong_device() -> None:
+    """graph=simulated is refused on a GPU and graph=cuda on a CPU, each with the other one as suggestion."""
     with pytest.raises(ConfigError, match="graph=cuda"):
         minisgl_graph(Simulated(), torch.device("cuda"))
     with pytest.raises(ConfigError, match="graph=simulated"):

@@ -1,4 +1,4 @@
-"""moe=grouped: the kit, transformers' own experts, and what it reads and multiplies."""
+"""``moe=grouped``: the conformance kit, transformers' experts, and the number of weights read and rows multiplied."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from minisgl.testing.moe import MoeCase, MoeConformance, count, problem
 
 class TestGrouped(MoeConformance):
     def make(self) -> MoeBackend:
+        """Build the backend to test."""
         return GroupedMoe(block=16)
 
 
 class TestGroupedWithoutPadding(MoeConformance):
     def make(self) -> MoeBackend:
+        """Build the backend to test."""
         return GroupedMoe(block=1)
 
 
 @pytest.mark.parametrize("block", [1, 4, 16])
 @pytest.mark.parametrize("case", [MoeCase(1), MoeCase(50), MoeCase(50, chosen=(1, 4)), MoeCase(3, experts=64)], ids=str)
-def test_weights_read_follow_the_active_experts(case: MoeCase, block: int) -> None:
+def test_weights_read(case: MoeCase, block: int) -> None:
+    """Only chosen experts are read, with two products each, on rows padded to whole blocks."""
     given = problem(case)
     chosen = torch.bincount(given.ids.flatten(), minlength=case.experts)
     active = int((chosen > 0).sum())
@@ -33,8 +36,8 @@ def test_weights_read_follow_the_active_experts(case: MoeCase, block: int) -> No
     assert counts.rows == int((-(-chosen // block) * block).sum())
 
 
-def test_the_counter_counts_what_is_read_again_and_copied() -> None:
-    """A product for each pair reads an expert once a pair; gathering weights by pair copies them as often."""
+def test_count() -> None:
+    """`count` counts repeated reads: a product per pair, and a gather of weights per pair, read an expert per pair."""
     given = problem(MoeCase(10))
 
     class ByPair(GroupedMoe):
@@ -63,7 +66,7 @@ def test_agrees_with_transformers() -> None:
     torch.testing.assert_close(given.answer(), want, atol=1e-9, rtol=1e-9)
 
 
-def test_a_block_of_nothing_is_refused() -> None:
+def test_block_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match=r"moe\.block=0 must be at least 1"):
         Grouped(block=0)
 

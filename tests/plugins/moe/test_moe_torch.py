@@ -1,4 +1,4 @@
-"""moe=torch against transformers' own expert layer."""
+"""``moe=torch`` compared with transformers' expert layer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ HIDDEN, INNER, EXPERTS = 32, 24, 6
 
 
 def weights(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return random ``gate_up`` and ``down`` weights."""
     gate_up = torch.randn(EXPERTS, 2 * INNER, HIDDEN, generator=generator) / HIDDEN**0.5
     return gate_up, torch.randn(EXPERTS, HIDDEN, INNER, generator=generator) / INNER**0.5
 
 
 def reference(x: Tensor, ids: Tensor, scale: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Compute the experts with transformers, in float64."""
     from transformers import Qwen3MoeConfig
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
@@ -46,8 +48,8 @@ def test_agrees_with_transformers(tokens: int, top_k: int) -> None:
     torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5)
 
 
-def test_ranges_of_experts_add_up_to_all_of_them() -> None:
-    """The interface takes a range, so that ranks may hold different experts: each writes a partial sum."""
+def test_partial_sums_of_ranges_of_experts() -> None:
+    """With a range of the experts the result is a partial sum; the sums of all ranges add up to the whole."""
     generator = torch.Generator().manual_seed(5)
     gate_up, down = weights(generator)
     x = torch.randn(40, HIDDEN, generator=generator)

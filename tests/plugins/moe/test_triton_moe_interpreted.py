@@ -1,4 +1,7 @@
-"""moe=triton on a CPU: tests/gpu has the tests, which run compiled where there is a GPU."""
+"""``moe=triton`` on a CPU, under Triton's interpreter.
+
+The tests are those of tests/gpu, which run compiled on a machine with a GPU.
+"""
 
 from __future__ import annotations
 
@@ -12,5 +15,6 @@ pytest.importorskip("triton", reason="Triton is not installed here")
 GPU = Path(__file__).parents[2] / "gpu"
 
 
-def test_experts_agree_with_the_loop_under_the_interpreter() -> None:
+def test_triton_moe() -> None:
+    """The tests of tests/gpu/test_triton_moe.py pass in a process with TRITON_INTERPRET=1."""
     run_interpreted(GPU / "test_triton_moe.py")

@@ -1,4 +1,4 @@
-"""The meter on a clock that counts the scheduler's turns: what it says of each request is exact."""
+"""The meter, with a clock that counts the turns of the scheduler, so that every expected time is exact."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minisgl import LLM, SamplingParams
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.observer.meter import Meter, Timing
 from minisgl.testing.drive import Drive, Job
-from minisgl.testing.small import job, make, pool, tight
+from minisgl.testing.small import job, make, no_lookahead, pool
 
 NAME = "minisgl.plugins.observer.meter"
 
@@ -23,28 +23,29 @@ def meter_of(manager: PluginManager) -> Meter:
 
 
 def timed(clients: Sequence[Job], **options: Any) -> tuple[dict[int, Timing], Drive, Meter]:
-    """Timings in turns of the scheduler, by request."""
+    """Run ``clients`` and return the timing of each request, in turns of the scheduler."""
     manager = PluginManager.load([NAME], light=True)
-    drive = make(hook=manager.hook, thorough=False, **{"overlap": False, **options})
+    drive = make(observers=manager.hook, thorough=False, **{"overlap": False, **options})
     drive.run(clients)
     meter = meter_of(manager)
     return {timing.uid: timing for timing in meter.ended}, drive, meter
 
 
-def test_a_long_prompt_in_chunks_is_one_wait_and_a_token_a_step_is_a_gap_of_one() -> None:
+def test_chunked_prompt() -> None:
     found, _, _ = timed([job(1, length=20, answer=4)], max_prefill_tokens=8)
-    assert found[1] == Timing(1, 2.0, (1.0, 1.0, 1.0))  # steps at 0, 1 and 2: three chunks of 8, 8 and 4
+    assert found[1] == Timing(1, 2.0, (1.0, 1.0, 1.0))  # steps at times 0, 1 and 2 compute chunks of 8, 8 and 4 tokens
 
 
-def test_waiting_for_a_seat_counts_into_the_first_token_and_into_no_gap() -> None:
-    """One slot: request 2 arrives with request 1 and waits until its six tokens are out."""
-    found, _, _ = timed([job(1, answer=6), job(2, answer=3)], spec=pool(30, slots=1))
+def test_ttft_includes_queue_time() -> None:
+    """With one request-pool row, request 2 waits until request 1 has its six tokens."""
+    found, _, _ = timed([job(1, answer=6), job(2, answer=3)], spec=pool(30, max_running_requests=1))
     assert found[1] == Timing(1, 0.0, (1.0,) * 5)
     assert found[2] == Timing(2, 6.0, (1.0,) * 2)
 
 
-def test_a_request_that_makes_way_keeps_its_arrival_and_waits_in_one_gap() -> None:
-    with tight():
+def test_retraction() -> None:
+    """A retracted request keeps its TTFT, and its time in the waiting queue is one long inter-token latency."""
+    with no_lookahead():
         found, drive, _ = timed([job(1, answer=20), job(2, answer=20)], spec=pool(9))
     assert drive.report.retractions > 0
     assert found[2].ttft == 0.0
@@ -53,9 +54,10 @@ def test_a_request_that_makes_way_keeps_its_arrival_and_waits_in_one_gap() -> No
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_who_leaves_is_kept_with_what_it_got_and_nothing_stays_open(overlap: bool) -> None:
-    leaving = [job(1, answer=9, abort=4), job(2, answer=4), job(3, abort=0), job(4, length=30, abort=2, arrive=1)]
-    found, drive, meter = timed(leaving, overlap=overlap, max_prefill_tokens=16, spec=pool(30, slots=2))
+def test_aborted_requests(overlap: bool) -> None:
+    """Aborted requests are kept with the tokens that they got, and no request stays open."""
+    clients = [job(1, answer=9, abort=4), job(2, answer=4), job(3, abort=0), job(4, length=30, abort=2, arrive=1)]
+    found, drive, meter = timed(clients, overlap=overlap, max_prefill_tokens=16, spec=pool(30, max_running_requests=2))
     assert found[3] == Timing(3, None, ())
     assert len(found) == 4
     for uid, timing in found.items():
@@ -65,7 +67,7 @@ def test_who_leaves_is_kept_with_what_it_got_and_nothing_stays_open(overlap: boo
     assert not meter.tokens
 
 
-def test_metrics_show_quantiles_that_were_seen() -> None:
+def test_metrics() -> None:
     manager = PluginManager.load([NAME], light=True)
     meter = meter_of(manager)
     for uid, ttft in enumerate([4.0, 1.0, 3.0, 2.0, 5.0]):
@@ -76,10 +78,10 @@ def test_metrics_show_quantiles_that_were_seen() -> None:
     assert samples["minisgl_meter_ttft_seconds", "0.5"] == 3.0
     assert samples["minisgl_meter_ttft_seconds", "1.0"] == 5.0
     assert samples["minisgl_meter_ttft_seconds_count", None] == 5
-    assert samples["minisgl_meter_gap_seconds_sum", None] == 7.5
+    assert samples["minisgl_meter_inter_token_latency_seconds_sum", None] == 7.5
 
 
-def test_it_works_in_the_engine() -> None:
+def test_meter_with_a_model() -> None:
     with LLM("tutor", overrides=["device=cpu", f"plugins={NAME}"]) as llm:
         outputs = llm.generate(["Count from 5 to 9.", "What is 12 + 30?"], SamplingParams(max_tokens=6))
         meter = meter_of(llm.plugin_manager)

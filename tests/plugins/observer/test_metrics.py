@@ -1,4 +1,4 @@
-"""The latency histograms: driven by the real scheduler on the simulated engine, with a clock that we turn."""
+"""The latency histograms: the real scheduler on the simulated engine, with a clock that the test advances."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from minisgl.core import EngineSpec, SamplingParams
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.scheduler import Scheduler
-from minisgl.testing import Ask, SimEngine
+from minisgl.testing import SimEngine, SimRequest
 
 
 class Clock:
-    """Stands still until it is turned."""
+    """A clock whose time the test sets."""
 
     now = 100.0
 
@@ -21,11 +21,11 @@ class Clock:
         return self.now
 
 
-def scheduler_of(manager: PluginManager, clock: Clock, asks: Mapping[int, Ask]) -> Scheduler:
+def scheduler_of(manager: PluginManager, clock: Clock, asks: Mapping[int, SimRequest]) -> Scheduler:
     spec = EngineSpec(page_size=4, num_pages=64, max_running_requests=1, max_seq_len=64, vocab_size=1000)
     cache = manager.build("cache", manager.make("cache", "naive"), page_size=4)
     policy = manager.build("scheduler", manager.make("scheduler", "prefill_first"))
-    return Scheduler(SimEngine(spec, asks), cache, policy, overlap=False, hook=manager.hook, clock=clock)
+    return Scheduler(SimEngine(spec, asks), cache, policy, overlap=False, observers=manager.hook, clock=clock)
 
 
 def read(manager: PluginManager) -> dict[str, float]:
@@ -34,39 +34,47 @@ def read(manager: PluginManager) -> dict[str, float]:
     return {s.name + (f"<={s.labels['le']}" if "le" in s.labels else ""): s.value for s in samples}
 
 
-def test_waits_are_measured_from_arrival_to_end() -> None:
+def test_latencies() -> None:
+    """Two requests and one request-pool row: every histogram has the exact counts and sums of this run."""
     manager, clock = PluginManager.load(light=True), Clock()
     params = SamplingParams(max_tokens=3, temperature=0.0)
-    asks = {uid: Ask([uid, 2, 3], params) for uid in (1, 2)}
+    asks = {uid: SimRequest([uid, 2, 3], params) for uid in (1, 2)}
     scheduler = scheduler_of(manager, clock, asks)
     for uid, ask in asks.items():
         scheduler.add_request(uid, ask.prompt, ask.params)
-    while scheduler.has_work:  # one slot: request 2 waits until request 1 has ended
+    while scheduler.has_work:  # request 2 waits until request 1 has ended
         clock.now += 0.25
         scheduler.step()
     samples = read(manager)
-    names = ("queue_seconds", "first_token_seconds", "next_token_seconds", "request_seconds", "step_rows")
+    names = (
+        "request_queue_time_seconds",
+        "time_to_first_token_seconds",
+        "inter_token_latency_seconds",
+        "e2e_request_latency_seconds",
+        "step_rows",
+    )
     assert [samples[f"minisgl_{name}_count"] for name in names] == [2, 2, 4, 2, 6]
-    assert samples["minisgl_next_token_seconds_sum"] == 4 * 0.25
-    assert samples["minisgl_next_token_seconds_bucket<=0.25"] == 4
-    assert samples["minisgl_next_token_seconds_bucket<=0.15"] == 0
-    assert samples["minisgl_first_token_seconds_sum"] == 0.25 + 4 * 0.25
-    assert samples["minisgl_request_seconds_sum"] == 3 * 0.25 + 6 * 0.25
-    assert samples["minisgl_queue_seconds_bucket<=+Inf"] == 2
+    assert samples["minisgl_inter_token_latency_seconds_sum"] == 4 * 0.25
+    assert samples["minisgl_inter_token_latency_seconds_bucket<=0.25"] == 4
+    assert samples["minisgl_inter_token_latency_seconds_bucket<=0.15"] == 0
+    assert samples["minisgl_time_to_first_token_seconds_sum"] == 0.25 + 4 * 0.25
+    assert samples["minisgl_e2e_request_latency_seconds_sum"] == 3 * 0.25 + 6 * 0.25
+    assert samples["minisgl_request_queue_time_seconds_bucket<=+Inf"] == 2
 
 
-def test_two_engines_count_apart_and_nothing_is_kept() -> None:
+def test_state_is_per_engine_and_deleted() -> None:
+    """Two engines in one process count separately, and finished requests leave no state."""
     one, other, clock = PluginManager.load(light=True), PluginManager.load(light=True), Clock()
-    ask = Ask([1, 2, 3], SamplingParams(max_tokens=2, temperature=0.0))
+    ask = SimRequest([1, 2, 3], SamplingParams(max_tokens=2, temperature=0.0))
     scheduler = scheduler_of(one, clock, {1: ask, 2: ask})
     scheduler.add_request(1, ask.prompt, ask.params)
     scheduler.add_request(2, ask.prompt, ask.params)
     scheduler.abort_request(2)
     while scheduler.has_work:
         scheduler.step()
-    assert read(one)["minisgl_request_seconds_count"] == 2
-    assert read(other)["minisgl_request_seconds_count"] == 0
+    assert read(one)["minisgl_e2e_request_latency_seconds_count"] == 2
+    assert read(other)["minisgl_e2e_request_latency_seconds_count"] == 0
     (observer,) = [p for p in one._manager.get_plugins() if type(p).__name__ == "Latencies"]
-    assert not observer._added
-    assert not observer._latest
+    assert not observer._arrival
+    assert not observer._last_token
     assert not observer._waiting

@@ -1,4 +1,4 @@
-"""What each policy is for, in exact counts on the simulated engine: who shares, who waits, and how long."""
+"""The purpose of each policy, in exact counts on the simulated engine: computed tokens, and steps of waiting."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def serve(policy: str, clients: list[Job], spec: EngineSpec = SPEC, cache: str =
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize(("policy", "order"), [("prefill_first", "fcfs"), ("decode_first", "fcfs"), ("mixed", "lpm")])
 @pytest.mark.parametrize("chunk", [512, 8192])
-def test_256_requests_that_share_1k_compute_it_once(policy: str, order: str, chunk: int, together: bool) -> None:
+def test_shared_prefix_is_computed_once(policy: str, order: str, chunk: int, together: bool) -> None:
+    """256 requests share a prefix of 1,024 tokens; at most 2 % more prompt tokens are computed than necessary."""
     spec = EngineSpec(page_size=16, num_pages=2000, max_running_requests=256, max_seq_len=2048, vocab_size=1000)
     prefix = [(i * i) % 1000 for i in range(1024)]
     clients = [
@@ -40,22 +41,28 @@ def test_256_requests_that_share_1k_compute_it_once(policy: str, order: str, chu
 
 
 @pytest.mark.parametrize("policy", ["prefill_first", "decode_first", "mixed"])
-def test_two_prompts_that_share_different_parts_of_a_cached_one_are_seated_in_one_step(policy: str) -> None:
-    """The first one's lock splits the tree's edge on which the other's match ends."""
+def test_prompts_that_share_parts_of_one_cached_prompt(policy: str) -> None:
+    """Several prompts share a part of one cached prompt and are admitted in one step.
+
+    The lock of the first prompt splits the edge of the radix tree on which the match of the next prompt ends.
+    """
     book = [i * i % 50 for i in range(32)]
     params = SamplingParams(max_tokens=4, temperature=0.0)
     heads = {2: book[:8], 3: book[:20], 4: book[:12], 5: book[:28]}
     clients = [Job(1, book, params), *(Job(uid, [*head, uid, 1, 2, 3], params, 9) for uid, head in heads.items())]
-    # And again: whoever was locked or stored in the wrong place now reads it.
+    # The same prefixes again: a prefix that was locked or inserted incorrectly gives a wrong answer now.
     again = [Job(uid + 10, [*head, uid, 1, 2, 3, 4, 5], params, 30) for uid, head in heads.items()]
     report = serve(policy, [*clients, *again])
     assert [report.finished[uid].cached_tokens for uid in heads] == [len(head) for head in heads.values()]
     assert [report.finished[uid + 10].cached_tokens for uid in heads] == [len(head) + 4 for head in heads.values()]
 
 
-def test_longest_prefix_match_serves_the_cached_prompt_before_it_is_evicted() -> None:
-    """Two handbooks, asked about in turn, in a pool that holds one: in order of arrival each question evicts the
-    other handbook; with the longest prefix first each is computed once."""
+def test_longest_prefix_match() -> None:
+    """Questions alternate between two handbooks, and the KV pool holds one handbook.
+
+    In order of arrival, each question evicts the other handbook. With the longest prefix first, each handbook is
+    computed once.
+    """
     spec = EngineSpec(page_size=4, num_pages=18, max_running_requests=1, max_seq_len=72, vocab_size=50)
     books = [[(7 * b + i * i) % 50 for i in range(40)] for b in range(2)]
     params = SamplingParams(max_tokens=2, temperature=0.0)
@@ -66,7 +73,7 @@ def test_longest_prefix_match_serves_the_cached_prompt_before_it_is_evicted() ->
     assert inorder > 2 * longest
 
 
-def test_mixed_lets_no_running_answer_wait_for_a_prompt() -> None:
+def test_mixed_decodes_in_every_step() -> None:
     clients = [job(1, 4, 30), job(2, 100, 3, arrive=4), job(3, 4, 20, arrive=6)]
     mixed = serve("mixed", clients, max_prefill_tokens=8)
     assert mixed.worst_gap == 1
@@ -74,16 +81,17 @@ def test_mixed_lets_no_running_answer_wait_for_a_prompt() -> None:
     assert serve("prefill_first", clients, max_prefill_tokens=8).worst_gap >= 12
 
 
-def test_prefill_first_computes_a_new_prompt_at_once_and_decode_first_lets_it_wait() -> None:
+def test_prefill_first_and_decode_first() -> None:
     clients = [job(1, 4, 30), job(2, 8, 3, arrive=5)]
     soon = serve("prefill_first", clients)
     late = serve("decode_first", clients)
     assert soon.first_token[2] <= 5 + 1
-    assert 5 + 8 <= late.first_token[2] <= 5 + 8 + 2  # its patience: 8 steps
+    assert 5 + 8 <= late.first_token[2] <= 5 + 8 + 2  # decode_first.patience is 8 steps
     assert late.worst_gap <= 2
 
 
-def test_static_lets_nobody_join_a_batch_and_continuous_batching_needs_fewer_steps() -> None:
+def test_static_and_continuous_batching() -> None:
+    """With static batching, request 5 waits for the first batch to end. Continuous batching needs half the steps."""
     clients = [job(uid, 4, 30 if uid % 4 == 1 else 3) for uid in range(1, 13)]
     static, continuous = serve("static", clients), serve("mixed", clients)
     assert static.first_token[5] >= static.first_token[1] + 29
@@ -92,8 +100,8 @@ def test_static_lets_nobody_join_a_batch_and_continuous_batching_needs_fewer_ste
 
 
 @pytest.mark.parametrize("policy", ["prefill_first", "decode_first", "mixed"])
-def test_a_large_prompt_at_the_head_is_not_overtaken_for_ever(policy: str) -> None:
-    """Small requests keep coming; the large one, which needs most of the pool, is served when it is its turn."""
+def test_large_prompt_is_not_starved(policy: str) -> None:
+    """Small requests keep arriving. The large request, which needs most of the pool, is served in order of arrival."""
     spec = EngineSpec(page_size=4, num_pages=20, max_running_requests=4, max_seq_len=80, vocab_size=50)
     clients = [job(2, 8, 12), job(1, 60, 4, arrive=1), *(job(uid, 8, 12, arrive=uid) for uid in range(3, 40))]
     report = serve(policy, clients, spec, starvation_steps=10_000)

@@ -1,4 +1,4 @@
-"""The public kit, and what this policy is for."""
+"""The policy against the public conformance kit, and its own behaviour."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from minisgl.testing.small import SPEC
 
 
 class TestShortestFirst(PolicyConformance):
+    """The conformance kit for policies, run on `ShortestFirst`."""
+
     def make(self) -> SchedulerPolicy:
         return ShortestFirst(patience=8)
 
 
 @pytest.mark.parametrize(("patience", "first"), [(8, 2), (1, 1)])
-def test_the_short_prompt_is_answered_first_where_it_may_pass(patience: int, first: int) -> None:
+def test_short_prompt_first(patience: int, first: int) -> None:
+    """With patience 8 the short prompt, which arrived second, is answered first; with patience 1 it is not."""
     params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
     jobs = [Job(1, [1] * 40, params), Job(2, [2] * 3, params)]
     cache = make_plugin("cache", "naive", page_size=SPEC.page_size)
@@ -27,11 +30,13 @@ def test_the_short_prompt_is_answered_first_where_it_may_pass(patience: int, fir
     assert min(report.first_token, key=report.first_token.__getitem__) == first
 
 
-def test_it_is_found_once_it_is_installed() -> None:
+def test_entry_point() -> None:
+    """minisgl finds the installed package without `plugins=`."""
     manager = PluginManager.load(light=True)
     assert isinstance(manager.build("scheduler", manager.make("scheduler", "sjf")), ShortestFirst)
 
 
-def test_no_patience_at_all_is_refused() -> None:
+def test_patience_zero() -> None:
+    """`scheduler.patience=0` is refused."""
     with pytest.raises(ValueError, match=r"scheduler\.patience=0 must be at least 1"):
         Sjf(patience=0)

@@ -1,1 +1,1 @@
-"""What is particular to each lab, one module a lab: ``GATES``, in the order in which they are tried."""
+"""The gates of each lab: one module per lab, with the tuple ``GATES`` in the order in which the grader runs them."""

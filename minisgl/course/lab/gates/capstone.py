@@ -1,4 +1,4 @@
-"""Lab `capstone`: a package is built, installed where nothing else of its author's is, found, tested and served."""
+"""Gates of lab `capstone`: a package is built, installed into a clean environment, found, tested and served there."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.course.lab.catalog import Lab
-from minisgl.course.lab.folder import MEMORY
-from minisgl.course.lab.grader.clean_environment import Clean, NotBuilt, clean
+from minisgl.course.lab.folder import STATE_FOLDER
+from minisgl.course.lab.grader.clean_environment import BuildFailed, CleanEnvironment, clean_environment
 from minisgl.course.lab.grader.gate import Broken, Gate, Missing, Student
 from minisgl.course.lab.grader.installed_package import KITS
 from minisgl.course.lab.grader.server_gate import START_SECONDS, Served, facts
-from minisgl.testing.serving import Server, patience
+from minisgl.testing.serving import Server, scaled_timeout
 
 PYPROJECT = """\
 [build-system]
@@ -27,7 +27,7 @@ description = "A minisgl plugin"
 requires-python = ">=3.11"
 dependencies = ["minisgl"]
 
-# How minisgl finds it: every installed package may name modules here.
+# minisgl loads the modules that installed packages name here.
 [project.entry-points.minisgl]
 mine = "my_capstone"
 
@@ -36,7 +36,7 @@ where = ["src"]
 """
 
 PLUGIN = '''\
-"""`scheduler=mine`: a plugin of your own. Any hook will do; this begins as a scheduling policy."""
+"""`scheduler=mine`: your own plugin. It may implement any hook; this file begins as a scheduling policy."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ from minisgl.scheduler import Budget, Plan, Running, SchedulerPolicy, Waiting
 
 @dataclass
 class Mine:
-    """What `--help` says about it."""
+    """Your plugin in one line: `--help` prints this text."""
 
 
 class MyPolicy:
-    """What it is for."""
+    """Describe here what your policy does."""
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
-        # TODO capstone: your own, for this hook or another (docs/plugins.md lists them).
+        # TODO capstone: write your plugin, for this hook or for another one (docs/plugins.md lists the hooks).
         raise NotImplementedError
 
 
@@ -72,7 +72,7 @@ def minisgl_scheduler(config: Any) -> SchedulerPolicy | None:
 '''
 
 TESTS = '''\
-"""The public kit for the hook, and whatever else your plugin promises."""
+"""The public conformance kit of the hook. Add tests for everything else that your plugin promises."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ class TestMyPolicy(PolicyConformance):
 README = """\
 # my-capstone
 
-A plugin for minisgl, as a package: `pip install .`, and `python -m minisgl scheduler=mine` has it.
+A plugin for minisgl, as a package. After `pip install .`, the command `python -m minisgl scheduler=mine` uses it.
 
-    python -m minisgl.lab test capstone     # builds it, installs it into a clean environment, tests it there
+    python -m minisgl.lab test capstone     # builds the package, installs it into a clean environment, tests it there
 """
 
 SERVE: dict[str, tuple[list[str], str]] = {
@@ -102,11 +102,11 @@ SERVE: dict[str, tuple[list[str], str]] = {
     "moe": (["model=tutor-moe", "server.served_model_name=tutor"], "forward"),
     "communicator": (["tp=2"], "all_reduce"),
 }
-"""Group → options that put it to work, and a method that is then called."""
+"""Group → (more options that make a server use a plugin of the group, a method of the plugin that is then called)."""
 
 
 def skeleton() -> dict[str, str]:
-    """What `start` writes: a whole package whose plugin does nothing yet."""
+    """Return the files that ``start`` writes: a complete package whose plugin is not written yet."""
     return {
         "pyproject.toml": PYPROJECT,
         "README.md": README,
@@ -115,68 +115,79 @@ def skeleton() -> dict[str, str]:
     }
 
 
-def environment(path: Path) -> Clean:
-    """The package in a clean environment, beside what the lab remembers. Raises `Broken`, `Missing`."""
+def environment(path: Path) -> CleanEnvironment:
+    """Return the clean environment with the package, in the student's ``.minisgl-lab`` folder.
+
+    Raise `Broken` if the package can't be built, and `Missing` if its build backend is not installed.
+    """
     if not path.is_dir():
         raise Broken("build", "The package can be built.", f"{path.name} is a file; a package is a folder.")
     try:
-        return clean(path, path.parent / MEMORY / "clean")
-    except NotBuilt as error:
+        return clean_environment(path, path.parent / STATE_FOLDER / "clean")
+    except BuildFailed as error:
         raise Broken("build", "The package can be built.", error.why) from error
 
 
-def ask(env: Clean, *words: str, seconds: float = 40.0) -> dict[str, Any]:
-    """What `minisgl.course.lab.grader.installed_package` says in the environment. Raises `Broken`."""
+def inspect_installed(env: CleanEnvironment, *words: str, seconds: float = 40.0) -> dict[str, Any]:
+    """Run `minisgl.course.lab.grader.installed_package` in the environment and return its JSON result.
+
+    Raise `Broken` if the command fails or takes longer than ``seconds``.
+    """
     try:
-        told = env.run("-m", "minisgl.course.lab.grader.installed_package", *words, seconds=seconds)
+        result = env.run("-m", "minisgl.course.lab.grader.installed_package", *words, seconds=seconds)
     except subprocess.TimeoutExpired as error:
-        raise Broken("hangs", "It comes back.", f"Not done after {seconds:.0f} s: {' '.join(words)}.") from error
-    if told.returncode:
-        last = [line for line in told.stderr.splitlines() if line.strip()][-1:]
-        raise Broken("installed", "It loads where it is installed.", "".join(last))
-    answer: dict[str, Any] = json.loads(told.stdout.splitlines()[-1])
+        seen = f"The inspection `{' '.join(words)}` did not end within {seconds:.0f} s."
+        raise Broken("hangs", "The code returns within its time limit.", seen) from error
+    if result.returncode:
+        last = [line for line in result.stderr.splitlines() if line.strip()][-1:]
+        raise Broken("installed", "The package loads in the environment in which it is installed.", "".join(last))
+    answer: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
     return answer
 
 
-def plugins(env: Clean) -> list[dict[str, Any]]:
-    """What the package adds to minisgl. Raises `Broken` where that is nothing."""
-    promise = "Once it is installed, minisgl finds its plugin by the entry point."
+def plugins(env: CleanEnvironment) -> list[dict[str, Any]]:
+    """Return the plugins that the package adds to minisgl. Raise `Broken` if there is none."""
+    promise = "minisgl finds the plugin of the installed package by its entry point."
     known = env.tests.parent / "found.json"
-    told = json.loads(known.read_text()) if known.is_file() else ask(env, "found", env.dist)
-    known.write_text(json.dumps(told))
-    if "error" in told:
-        raise Broken("installed", promise, told["error"])
-    if not told["plugins"]:
-        has = f"It has entry points for {', '.join(told['groups'])}." if told["groups"] else "It has no entry point."
+    result = json.loads(known.read_text()) if known.is_file() else inspect_installed(env, "found", env.dist)
+    known.write_text(json.dumps(result))
+    if "error" in result:
+        raise Broken("installed", promise, result["error"])
+    if not result["plugins"]:
+        groups = ", ".join(result["groups"])
+        has = f"The package has entry points for the groups {groups}." if groups else "The package has no entry point."
         raise Broken("entry-point", promise, f"{has} The group must be `minisgl`.")
-    found: list[dict[str, Any]] = told["plugins"]
-    inside = [plugin for plugin in found if not Path(plugin["path"]).is_relative_to(env.site.resolve())]
-    if inside:
-        raise Broken("installed", promise, f"{inside[0]['module']} was found in {inside[0]['path']}: not installed.")
+    found: list[dict[str, Any]] = result["plugins"]
+    outside = [plugin for plugin in found if not Path(plugin["path"]).is_relative_to(env.site.resolve())]
+    if outside:
+        seen = f"{outside[0]['module']} was imported from {outside[0]['path']}, not from the installed package."
+        raise Broken("installed", promise, seen)
     return found
 
 
 def package(student: Student) -> str:
+    """Build the package and install it."""
     env = environment(student.path)
     return f"{env.dist} is built and installed"
 
 
 def found(student: Student) -> str:
-    told = []
+    """Check that minisgl finds the package's plugins, and list them."""
+    names = []
     for plugin in plugins(environment(student.path)):
         options = [f"{group}={name}" for group, name in plugin["options"]]
-        told.append(", ".join(options) or f"{plugin['module']} ({len(plugin['hooks'])} hooks)")
-    return "; ".join(told)
+        names.append(", ".join(options) or f"{plugin['module']} ({len(plugin['hooks'])} hooks)")
+    return "; ".join(names)
 
 
 def tests(student: Student) -> str:
-    """Its own tests, from a copy beside which its code is not, with pytest and none of its plugins."""
+    """Run the package's own tests in the environment, from a copy of its folder `tests`, without pytest plugins."""
     env = environment(student.path)
-    notes = env.tests.parent / "probe.json"
-    notes.unlink(missing_ok=True)
-    promise = "The package's own tests pass where it is installed, the public kit's among them."
+    record = env.tests.parent / "probe.json"
+    record.unlink(missing_ok=True)
+    promise = "The package's own tests, which include the public kit, pass in the environment with the package."
     if not env.tests.is_dir():
-        raise Broken("no-tests", promise, "There is no folder `tests`.")
+        raise Broken("no-tests", promise, "The package has no folder `tests`.")
     words = (
         "-m",
         "pytest",
@@ -188,48 +199,49 @@ def tests(student: Student) -> str:
         "--import-mode=importlib",
     )
     try:
-        settings = {"MINISGL_PROBE": str(notes), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        settings = {"MINISGL_PROBE": str(record), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         ran = env.run(*words, "--rootdir", str(env.tests), str(env.tests), env=settings)
     except subprocess.TimeoutExpired as error:
-        raise Broken("hangs", promise, "They were not done after 60 s.") from error
+        raise Broken("hangs", promise, "The tests did not end within 60 s.") from error
     if "No module named pytest" in ran.stderr:
-        raise Missing("this gate runs its tests with pytest, which is not installed: pip install -e '.[lab]'")
-    if not notes.is_file():
+        raise Missing("this gate runs the package's tests with pytest, which is not installed: pip install -e '.[lab]'")
+    if not record.is_file():
         last = [line for line in (ran.stdout + ran.stderr).splitlines() if line.strip()][-1:]
         raise Broken("no-tests", promise, f"pytest did not run: {''.join(last)}")
-    seen = json.loads(notes.read_text())
-    if seen["failed"]:
-        name, said = seen["failed"][0]
-        cause = "unfinished" if "NotImplementedError" in said else "tests-fail"
-        raise Broken(cause, promise, f"{Path(name).name}: {said.removeprefix('E').strip()}")
-    if not seen["passed"]:
-        raise Broken("no-tests", promise, "pytest found no test in it.")
-    known = [plugin["options"] for plugin in plugins(env)]
-    kits = {KITS[group][1] for options in known for group, _ in options if group in KITS}
-    if kits - seen["kits"].keys():
-        seen_ = f"{len(seen['passed'])} tests passed; none is {' or '.join(sorted(kits - seen['kits'].keys()))}'s."
-        raise Broken("no-kit", promise, seen_)
-    kit = "".join(f", {n} of them {name}'s" for name, n in seen["kits"].items())
-    return f"{len(seen['passed'])} of its tests pass{kit}"
+    results = json.loads(record.read_text())
+    if results["failed"]:
+        name, message = results["failed"][0]
+        cause = "unfinished" if "NotImplementedError" in message else "tests-fail"
+        raise Broken(cause, promise, f"{Path(name).name}: {message.removeprefix('E').strip()}")
+    if not results["passed"]:
+        raise Broken("no-tests", promise, "pytest found no test in the folder `tests`.")
+    options = [option for plugin in plugins(env) for option in plugin["options"]]
+    missing = sorted({KITS[group][1] for group, _ in options if group in KITS} - results["kits"].keys())
+    if missing:
+        seen = f"{len(results['passed'])} tests passed; none of them belongs to the kit {' or '.join(missing)}."
+        raise Broken("no-kit", promise, seen)
+    kit = "".join(f", {n} of them from {name}" for name, n in results["kits"].items())
+    return f"{len(results['passed'])} of its tests pass{kit}"
 
 
 def conformance(student: Student) -> str:
-    """The kit as it is, on what the installed plugin builds."""
-    env, said = environment(student.path), []
+    """Run the public kit, unchanged, on the object that the installed plugin builds."""
+    env, passed = environment(student.path), []
     for plugin in plugins(env):
         for group, name in plugin["options"]:
             if group not in KITS:
                 continue
-            told = ask(env, "kit", group, name)
-            if "failed" in told:
-                what = told["failed"].removeprefix("test_").replace("_", " ")
-                raise Broken("kit", f"{what[0].upper()}{what[1:]}.", f"{group}={name}: {told['said']}")
-            said.append(f"{group}={name} passes {len(told['passed'])} tests of {KITS[group][1]}")
-    return "; ".join(said) or "there is no public kit for its hook"
+            result = inspect_installed(env, "kit", group, name)
+            kit = KITS[group][1]
+            if "failed" in result:
+                promise = f"The plugin passes the test `{result['failed']}` of {kit}."
+                raise Broken("kit", promise, f"{group}={name}: {result['message']}")
+            passed.append(f"{group}={name} passes {len(result['passed'])} tests of {kit}")
+    return "; ".join(passed) or "no public kit exists for the plugin's hook"
 
 
 class Installed(Served):
-    """A server of an environment that has the package installed: no word of it in ``plugins=``."""
+    """A server in an environment with the package installed. The server gets no option ``plugins=``."""
 
     def __init__(self, lab: Lab, path: Path, sha256: str):
         super().__init__(lab, path, sha256)
@@ -244,14 +256,15 @@ class Installed(Served):
             for group, name in plugin["options"][:1]:
                 more, self.method = SERVE.get(group, ([], ""))
                 words += [f"{group}={name}", *more]
-            places = {"PYTHONPATH": str(env.site)}
-            self.server = Server(*words, timeout=patience(START_SECONDS), attached=True, env=places)
+            variables = {"PYTHONPATH": str(env.site)}
+            self.server = Server(*words, timeout=scaled_timeout(START_SECONDS), attached=True, env=variables)
         except (Broken, Missing) as why:
             self._failure = why
         except RuntimeError as error:
-            said = [line for line in str(error).splitlines()[1:] if line.strip()]
-            seen = f"python -m minisgl {' '.join(words[2:])} did not come up: {' | '.join(said[-2:]) or error}"
-            self._failure = Broken("dies" if said else "hangs", "The real server starts with it.", seen)
+            log = [line for line in str(error).splitlines()[1:] if line.strip()]
+            command = f"python -m minisgl {' '.join(words[2:])}"
+            seen = f"`{command}` did not start. The end of its log: {' | '.join(log[-2:]) or error}"
+            self._failure = Broken("dies" if log else "hangs", "The real server starts with the plugin.", seen)
         return self
 
 
@@ -259,14 +272,14 @@ SERVED = Installed
 
 
 def serves(served: Installed) -> str | None:
-    """As in every lab; what is called depends on the hook."""
+    """Run the gate that every lab ends with. The method that must be called depends on the plugin's hook."""
     return facts([served.method] if served.method else []).run(served)
 
 
 GATES = (
-    Gate("package", "it builds, and installs into a clean environment", package, limit=90.0),
-    Gate("found", "minisgl finds it there by its entry point", found, limit=90.0),
-    Gate("tests", "its own tests pass there", tests, limit=150.0),
-    Gate("conformance", "the public kit passes on what it builds", conformance, limit=90.0),
-    Gate("server", "the real server answers right with it, and calls it", serves, served=True),
+    Gate("package", "the package can be built and installed into a clean environment", package, limit=90.0),
+    Gate("found", "minisgl finds the plugin there by its entry point", found, limit=90.0),
+    Gate("tests", "the package's own tests pass there", tests, limit=150.0),
+    Gate("conformance", "the installed plugin passes the public conformance kit", conformance, limit=90.0),
+    Gate("server", "the real server gives right answers and calls the plugin", serves, served=True),
 )

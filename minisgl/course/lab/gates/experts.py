@@ -1,7 +1,7 @@
-"""Lab `experts`: each step by itself, then the whole against the definition, what it reads, tutor-moe, the server.
+"""Gates of lab `experts`: each step alone, the whole layer, the weights that it reads, `tutor-moe`, and the server.
 
-What a token got is taken apart by linear algebra: it is a sum of experts' answers to that token, and which experts with
-which weights says what went wrong.
+A wrong result is diagnosed with linear algebra. A token's result is a weighted sum of the experts' answers to the
+token. Solving for the weights shows which experts the student's code used, and with which weights.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ PROMISE = "Each token gets the weighted sum of the experts that it chose."
 
 
 def backend(student: Student, block: int = 4) -> Any:
-    """The student's, with blocks of that many rows where it has such an option."""
+    """Return the student's MoE backend, with ``block`` rows in a block if its config has this option."""
     config = student.config()
     if hasattr(config, "block"):
         config.block = block
     return student.make(config, device=CPU)
 
 
-# ---- workloads: who chose whom ----------------------------------------------------------------------------
+# ---- workloads: which token chose which experts -----------------------------------------------------------
 
 
 def make(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return a random routing: the experts that each token chose, and the experts of this rank."""
     experts = rng.randint(1, min(2 + size // 2, 9))
     top_k = rng.randint(1, min(3, experts))
-    among = rng.sample(range(experts), rng.randint(top_k, experts))  # nobody chooses the others
+    among = rng.sample(range(experts), rng.randint(top_k, experts))  # no token chooses any of the other experts
     tokens = [rng.sample(among, top_k) for _ in range(rng.randint(1, 1 + size))]
     first = rng.randint(0, experts - 1) if rng.random() < 0.25 else 0
     here = rng.randint(1, experts - first) if first or rng.random() < 0.25 else experts
@@ -48,15 +49,16 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
 
 
 def show(workload: dict[str, Any]) -> str:
+    """Describe the routing in one line per token."""
     first, here, experts = workload["first"], workload["here"], workload["experts"]
-    whose = "" if here == experts else f", of which {first} to {first + here - 1} are on this rank"
-    lines = [f"{experts} experts{whose}, blocks of {workload['block']}"]
+    local = "" if here == experts else f", of which {first} to {first + here - 1} are on this rank"
+    lines = [f"{experts} experts{local}, blocks of {workload['block']} rows"]
     lines += [f"token {t} chose {' and '.join(map(str, chosen))}" for t, chosen in enumerate(workload["tokens"])]
     return "\n".join(lines)
 
 
 def ids_of(workload: dict[str, Any]) -> Tensor:
-    """[tokens, top_k] int32. Raises `Invalid` where a router would not choose so."""
+    """Return the chosen experts, [tokens, top_k] int32. Raise `Invalid` if no router would choose them."""
     tokens, experts, first, here = (workload[key] for key in ("tokens", "experts", "first", "here"))
     if not tokens or len({len(chosen) for chosen in tokens}) != 1 or not tokens[0] or workload["block"] < 1:
         raise Invalid
@@ -68,10 +70,10 @@ def ids_of(workload: dict[str, Any]) -> Tensor:
 
 
 def problem_of(workload: dict[str, Any]) -> Problem:
-    """Random weights, tokens and scales for it."""
+    """Return the workload with random weights, tokens and scales."""
     ids = ids_of(workload)
     here = range(workload["first"], workload["first"] + workload["here"])
-    case = MoeCase(len(ids), ids.shape[1], workload["experts"], here=here, hidden=HIDDEN, inner=INNER)
+    case = MoeCase(len(ids), ids.shape[1], workload["experts"], local_experts=here, hidden=HIDDEN, inner=INNER)
     return problem(case)._replace(ids=ids)
 
 
@@ -79,34 +81,40 @@ def problem_of(workload: dict[str, Any]) -> Problem:
 
 
 def run_sort(student: Student, workload: dict[str, Any]) -> None:
+    """Grade `sort` alone. A backend without this method is graded as a whole."""
     moe, ids = backend(student, workload["block"]), ids_of(workload)
     if not hasattr(moe, "sort"):
         return run_whole(student, workload)
     flat, here, block = ids.flatten() - workload["first"], workload["here"], workload["block"]
-    promise = "sort gives each expert's pairs, one expert after another, each padded to whole blocks."
+    promise = "`sort` returns the pairs of each expert, one expert after another, each padded to whole blocks."
     pairs, counts = moe.sort(flat.clone(), here)
     pairs, counts = torch.as_tensor(pairs).tolist(), [int(n) for n in counts]
     want = [(flat == e).nonzero().flatten().tolist() for e in range(here)]
     if len(counts) != here or sum(counts) != len(pairs):
-        seen = f"For {here} experts there are {len(counts)} counts, which add up to {sum(counts)}; pairs: {len(pairs)}."
+        seen = (
+            f"For {here} experts it returned {len(counts)} counts with the sum {sum(counts)}, and {len(pairs)} pairs."
+        )
         raise Broken("empty" if len(counts) < here else "padding", promise, seen)
     begin = 0
     for e, n in enumerate(counts):
         mine, begin = pairs[begin : begin + n], begin + n
         real = [pair for pair in mine if pair != len(flat)]
-        strange = [pair for pair in real if pair not in want[e]]
-        if strange:
-            seen = f"Among the rows of expert {e} is pair {strange[0]}, which {_whom(strange[0], flat, here)}."
+        wrong = [pair for pair in real if pair not in want[e]]
+        if wrong:
+            seen = f"The rows of expert {e} contain pair {wrong[0]}, which {_choice_of(wrong[0], flat, here)}."
             raise Broken("mixed", promise, seen)
         lost = [pair for pair in want[e] if pair not in real]
         if lost or len(real) != len(set(real)):
-            seen = f"Pair {lost[0]} chose expert {e}, and is not there." if lost else f"Expert {e} has a pair twice."
-            raise Broken("lost", promise, seen)
+            missing = f"Pair {lost[0]} chose expert {e}, but is not in that expert's rows." if lost else ""
+            raise Broken("lost", promise, missing or f"The rows of expert {e} contain a pair twice.")
         if n != -(-len(real) // block) * block:
-            raise Broken("padding", promise, f"Expert {e} has {len(real)} pairs, in {n} rows; a block is {block}.")
+            seen = (
+                f"Expert {e} has {len(real)} pairs in {n} rows, which are not the fewest whole blocks of {block} rows."
+            )
+            raise Broken("padding", promise, seen)
 
 
-def _whom(pair: int, flat: Tensor, here: int) -> str:
+def _choice_of(pair: int, flat: Tensor, here: int) -> str:
     if not 0 <= pair < len(flat):
         return "does not exist"
     expert = int(flat[pair])
@@ -114,6 +122,7 @@ def _whom(pair: int, flat: Tensor, here: int) -> str:
 
 
 def run_multiply(student: Student, workload: dict[str, Any]) -> None:
+    """Grade `multiply` alone. A backend without this method is graded as a whole."""
     moe, given = backend(student, workload["block"]), problem_of(workload)
     if not hasattr(moe, "multiply"):
         return run_whole(student, workload)
@@ -121,18 +130,19 @@ def run_multiply(student: Student, workload: dict[str, Any]) -> None:
     counts = [chosen[e] for e in range(workload["here"])]
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(sum(counts), HIDDEN, generator=generator)
-    got = moe.multiply(moe.load(given.gate_up, given.down, given.here, "silu"), rows.clone(), counts)
-    promise = "Rows of expert e are multiplied with expert e's matrices, and come back in their places."
+    got = moe.multiply(moe.load(given.gate_up, given.down, given.local_experts, "silu"), rows.clone(), counts)
+    promise = "`multiply` multiplies the rows of expert e with expert e's matrices, and keeps the order of the rows."
     if tuple(got.shape) != tuple(rows.shape):
-        raise Broken("lost", promise, f"{len(rows)} rows went in, and {list(got.shape)} came out; counts {counts}.")
+        seen = f"The input has {len(rows)} rows and the result has the shape {list(got.shape)}; counts: {counts}."
+        raise Broken("lost", promise, seen)
     begin = 0
     for e, n in enumerate(counts):
         mine, out = rows[begin : begin + n], got[begin : begin + n]
         begin += n
         if n and not torch.allclose(out, _expert(given, e, mine), atol=1e-4):
             used = [i for i in range(workload["here"]) if torch.allclose(out, _expert(given, i, mine), atol=1e-4)]
-            what = f"with expert {used[0]}'s" if used else "with something else"
-            seen = f"The rows of expert {e} were multiplied {what}; rows by expert: {counts}."
+            what = f"the matrices of expert {used[0]}" if used else "no expert's matrices"
+            seen = f"The rows of expert {e} were multiplied with {what}; rows of each expert: {counts}."
             raise Broken("empty" if used and 0 in counts[:e] else "expert", promise, seen)
 
 
@@ -142,7 +152,11 @@ def _expert(given: Problem, e: int, rows: Tensor) -> Tensor:
 
 
 def run_scatter(student: Student, workload: dict[str, Any]) -> None:
-    """Rows in which column i is 1 for pair i: what a token gets shows which pairs, with which weights."""
+    """Grade `scatter` alone, with rows in which column i is 1 for pair i.
+
+    So the result of a token shows which pairs were added, and with which weights. A backend without this method is
+    graded as a whole.
+    """
     moe, ids = backend(student, workload["block"]), ids_of(workload)
     if not hasattr(moe, "scatter"):
         return run_whole(student, workload)
@@ -157,36 +171,41 @@ def run_scatter(student: Student, workload: dict[str, Any]) -> None:
     out = torch.full((tokens, n + 1), 7.0)
     got = moe.scatter(rows, pairs, scale.clone(), out)
     if not isinstance(got, Tensor) or got.data_ptr() != out.data_ptr():
-        raise Broken("stale", "The sums are written into `out`, which is returned.", f"It returned {got!r:.40}.")
+        promise = "`scatter` writes the sums into `out` and returns `out`."
+        raise Broken("stale", promise, f"It returned {got!r:.40}, which is not `out`.")
     for token in range(tokens):
         line = got[token]
         if float(line[n]) >= 6.5 or bool((line[:n] >= 6.5).any()):
-            raise Broken("stale", PROMISE, f"In token {token} is left what stood in `out` before.")
+            raise Broken("stale", PROMISE, f"The result of token {token} contains the old contents of `out`.")
         if float(line[n]) != 0:
-            raise Broken("padding", PROMISE, f"Padding was added to token {token}.")
-        strangers = [p for p in range(n) if p // top_k != token and abs(float(line[p])) > 1e-5]
-        if strangers:
-            seen = f"Token {token} got the row of pair {strangers[0]}, which is token {strangers[0] // top_k}'s."
+            raise Broken("padding", PROMISE, f"A row of padding was added to token {token}.")
+        foreign = [p for p in range(n) if p // top_k != token and abs(float(line[p])) > 1e-5]
+        if foreign:
+            seen = f"Token {token} got the row of pair {foreign[0]}, which belongs to token {foreign[0] // top_k}."
             raise Broken("permutation", PROMISE, seen)
         for pair in range(token * top_k, (token + 1) * top_k):
             want = float(scale[token, pair % top_k]) if pair in ours else 0.0
             if abs(float(line[pair]) - want) > 1e-5:
-                raise _misweighed(token, pair, float(line[pair]), want, line, ours, top_k)
+                raise _wrong_weight(token, pair, float(line[pair]), want, line, ours, top_k)
 
 
-def _misweighed(token: int, pair: int, got: float, want: float, line: Tensor, ours: list[int], top_k: int) -> Broken:
+def _wrong_weight(token: int, pair: int, got: float, want: float, line: Tensor, ours: list[int], top_k: int) -> Broken:
+    """Return the finding for a pair that was added to its token with the weight ``got`` instead of ``want``."""
     siblings = [p for p in range(token * top_k, (token + 1) * top_k) if p in ours]
     if got == 0:
-        there = [p for p in siblings if float(line[p])]
-        only = f"; only pair {there[0]}'s is there" if there else ""
-        return Broken("overwrites" if there else "lost", PROMISE, f"Token {token} lacks the row of pair {pair}{only}.")
-    return Broken("weights", PROMISE, f"Pair {pair} has the weight {want:.3f}; it was weighed with {got:.3f}.")
+        added = [p for p in siblings if float(line[p])]
+        only = f"; the row of pair {added[0]} was added" if added else ""
+        seen = f"The row of pair {pair} was not added to token {token}{only}."
+        return Broken("overwrites" if added else "lost", PROMISE, seen)
+    seen = f"The row of pair {pair} was multiplied with {got:.3f}; its weight is {want:.3f}."
+    return Broken("weights", PROMISE, seen)
 
 
 # ---- the whole ---------------------------------------------------------------------------------------------
 
 
 def run_whole(student: Student, workload: dict[str, Any]) -> None:
+    """Grade the whole layer against the definition."""
     given = problem_of(workload)
     got, want = given.solve(backend(student, workload["block"])).double(), given.answer()
     for token in range(len(want)):
@@ -195,91 +214,97 @@ def run_whole(student: Student, workload: dict[str, Any]) -> None:
 
 
 def diagnose(given: Problem, got: Tensor, want: Tensor, token: int) -> Broken:
-    """Why a token's row is wrong: of which experts' answers to it is it a sum?"""
+    """Return the finding for a wrong result: which experts' answers, with which weights, add up to it."""
     mine, chosen = got[token], given.ids[token].tolist()
     if not bool(torch.isfinite(mine).all()):
-        return Broken("stale", PROMISE, f"Token {token} holds what stood in `out` before.")
+        return Broken("stale", PROMISE, f"The result of token {token} contains the old contents of `out`.")
     others = [t for t in range(len(want)) if t != token and want[t].any() and torch.allclose(mine, want[t], atol=1e-4)]
     if others:
-        return Broken("permutation", PROMISE, f"Token {token} got what belongs to token {others[0]}.")
-    here = list(given.here)
+        return Broken("permutation", PROMISE, f"Token {token} got the result of token {others[0]}.")
+    here = list(given.local_experts)
     answers = torch.stack([_expert(given, e - here[0], given.x[token : token + 1])[0].double() for e in here])
     solved = torch.linalg.lstsq(answers.T, mine.unsqueeze(1), driver="gelsd").solution.flatten()
     left = float((answers.T @ solved - mine).abs().max())
     if left > 1e-3:
-        seen = f"Token {token}, which chose experts {chosen}, got something that no weighing of its experts gives."
+        seen = f"Token {token} chose experts {chosen}; its result is no weighted sum of any experts' answers to it."
         return Broken("permutation", PROMISE, seen)
     weights = {e: float(w) for e, w in zip(here, solved, strict=True) if abs(float(w)) > 1e-3}
-    strangers = [e for e in weights if e not in chosen]
-    if strangers:
-        seen = f"Token {token} chose experts {chosen}, and got the answer of expert {strangers[0]}."
+    foreign = [e for e in weights if e not in chosen]
+    if foreign:
+        seen = f"Token {token} chose experts {chosen}; its result contains the answer of expert {foreign[0]}."
         return Broken("expert", PROMISE, seen)
     missing = [e for e in chosen if e in here and e not in weights]
     if missing:
         cause = "overwrites" if weights else "lost"
-        return Broken(cause, PROMISE, f"Token {token} chose experts {chosen}, and lacks expert {missing[0]}'s answer.")
+        seen = f"Token {token} chose experts {chosen}; its result lacks the answer of expert {missing[0]}."
+        return Broken(cause, PROMISE, seen)
     off = max(chosen, key=lambda e: abs(weights.get(e, 0.0) - _scale(given, token, e)))
-    seen = f"Token {token} gives expert {off} the weight {_scale(given, token, off):.3f}; it got {weights[off]:.3f}."
+    right = _scale(given, token, off)
+    seen = f"In the result of token {token}, expert {off} has the weight {weights[off]:.3f} instead of {right:.3f}."
     return Broken("weights", PROMISE, seen)
 
 
 def _scale(given: Problem, token: int, expert: int) -> float:
+    """Return the router's weight of an expert for a token; 0 for an expert of another rank."""
     at = given.ids[token].tolist().index(expert)
-    return float(given.scale[token, at]) if expert in given.here else 0.0
+    return float(given.scale[token, at]) if expert in given.local_experts else 0.0
 
 
 # ---- counts ------------------------------------------------------------------------------------------------
 
 
 def counts(student: Student) -> str:
-    """Which experts are read, and how many rows are multiplied: exact, whatever the structure."""
-    said = []
+    """Count the experts whose weights are read and the rows that are multiplied, for any structure of the code."""
+    notes = []
     for tokens, experts in ((1, 64), (8, 64), (200, 8)):
         given = problem(MoeCase(tokens, experts=experts))
         load = Counter(given.ids.flatten().tolist())
         block = 16
         found = count(backend(student, block), given)
         most = sum(-(-n // block) * block for n in load.values())
-        promise = f"{tokens} tokens that chose {len(load)} of {experts} experts read those, once."
+        promise = f"{tokens} tokens chose {len(load)} of {experts} experts: only their weights are read, each once."
         if found.experts > len(load) + 1e-9:
             cause = "reads" if len(load) < found.experts <= experts else "again"
-            raise Broken(cause, promise, f"Weights of {found.experts:g} experts were read.")
+            seen = f"The weights read are those of {found.experts:g} experts (an expert read twice counts twice)."
+            raise Broken(cause, promise, seen)
         if found.gemms == 0:
-            raise Broken("reads", promise, "No matrix product of torch's was seen that reads the experts' weights.")
+            raise Broken("reads", promise, "No matrix product of torch read the experts' weights.")
         if found.rows > most:
-            promise = f"At most {most} rows are multiplied: {given.ids.numel()} pairs in blocks of {block}."
-            raise Broken("padding", promise, f"{found.rows} rows were.")
-        said.append(f"{found.gemms} GEMMs for {len(load)} of {experts}")
-    return ", ".join(said)
+            promise = f"At most {most} rows are multiplied: {given.ids.numel()} pairs in blocks of {block} rows."
+            raise Broken("padding", promise, f"{found.rows} rows were multiplied.")
+        notes.append(f"{found.gemms} GEMMs for {len(load)} of {experts} experts")
+    return ", ".join(notes)
 
 
 def engine(student: Student) -> str:
-    """tutor-moe with the student's experts computes what it does with the shipped loop."""
+    """Compare the logits of `tutor-moe` with the student's backend and with the shipped reference backend."""
     from minisgl.models.resolve import resolve_model
     from minisgl.testing.paged import PagedModel
 
     path, ids = resolve_model("tutor-moe"), torch.arange(100, 148)
 
     def drive(moe: Any = None) -> Tensor:
-        model = PagedModel(path, moe=moe, max_len=64, slots=1)
+        model = PagedModel(path, moe=moe, max_seq_len=64, max_running_requests=1)
         rows = [model.run([(0, 0, ids[:40])]), *(model.run([(0, i, ids[i : i + 1])]) for i in range(40, 48))]
         return torch.cat([row for (row,) in rows])
 
     off = float((drive(student.make(device=CPU)) - drive()).abs().max())
     if not off < 1e-3:
-        raise Broken("promise", "tutor-moe computes the same with it.", f"Its logits are off by {off:.3g}.")
-    return "tutor-moe computes the same with it"
+        promise = "`tutor-moe` computes the same logits with this backend as with the shipped one."
+        raise Broken("promise", promise, f"The largest difference of a logit is {off:.3g}.")
+    return "tutor-moe computes the same logits with it"
 
 
 GATES = (
-    Gate("sort", "pairs stand by expert, in whole blocks", search(make, run_sort, show=show), part="experts.sort"),
+    Gate("sort", "the pairs are sorted by expert, in whole blocks",
+         search(make, run_sort, show=show), part="experts.sort"),
     Gate("multiply", "each expert multiplies its own rows",
          search(make, run_multiply, show=show), part="experts.multiply"),
-    Gate("scatter", "each token gets its weighted sum",
+    Gate("scatter", "each token gets the weighted sum of its rows",
          search(make, run_scatter, show=show), part="experts.scatter"),
-    Gate("whole", "any routing gives what the definition gives", search(make, run_whole, show=show)),
-    Gate("counts", "weights read follow the active experts", counts),
+    Gate("whole", "any routing gives the result of the definition", search(make, run_whole, show=show)),
+    Gate("counts", "only the weights of chosen experts are read, each once", counts),
     conformance(lambda: MoeConformance, lambda student: student.make(device=CPU)),
-    Gate("engine", "tutor-moe computes the same with it", engine),
+    Gate("engine", "tutor-moe computes the same logits with it", engine),
     facts(["forward"]),
 )  # fmt: skip

@@ -1,5 +1,7 @@
-"""Lab `paged`: pages are shuffled and the others poisoned; a wrong answer is held against the answers that known
-mistakes would give, and a dispatch mode counts what is read of the pool.
+"""Gates of lab `paged`: attention over shuffled pages, in a pool whose other pages are filled with NaN.
+
+A wrong answer is compared with the answers that known mistakes give. A torch function mode counts how many KV positions
+the code reads from the pool.
 """
 
 from __future__ import annotations
@@ -19,17 +21,17 @@ from minisgl.course.lab.grader.conformance import conformance, greedy
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
-from minisgl.testing.attention import AttentionCase, Laid, lay_out
+from minisgl.testing.attention import AttentionCase, PreparedCase, prepare_case
 
 HEADS = ((2, 2, 8), (4, 2, 16), (4, 1, 8), (6, 3, 16))
-RIGHT = 1e-4  # float32 against float64
-RIGHT_IN_HALF = 2e-2  # bfloat16 has 8 bits: the answer's own rounding is 4e-3
-LOUD = 8.0  # what scores are scaled by in half precision, so that a rounded one shows
-UNWRITTEN = 12288.0  # in bfloat16 too
+TOLERANCE = 1e-4  # float32 against float64
+TOLERANCE_BF16 = 2e-2  # bfloat16 has 8 bits: the rounding of the answer alone is 4e-3
+SCALE_UP = 8.0  # factor of the scores in half precision: rounding a score then changes the answer visibly
+UNWRITTEN = 12288.0  # initial value of `out`; exact in bfloat16
 
 
 def make(rng: random.Random, size: int) -> dict[str, Any]:
-    """Rows that decode, rows that prefill, some behind a cached prefix. Small at first."""
+    """Return a random step of decode rows and prefill rows, some of them behind a cached prefix."""
     most = (3, 5, 9, 17, 40)[min(size // 4, 4)]
     rows = [
         [rng.randint(0, most), 1 if rng.random() < 0.5 else rng.randint(2, most)]
@@ -42,7 +44,7 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
 
 
 def case_of(workload: dict[str, Any]) -> AttentionCase:
-    """The workload as a case of the kit. Raises `Invalid`."""
+    """Return the workload as a case of the conformance kit. Raise `Invalid` if a row computes no token."""
     rows = [(before, count) for before, count in workload["rows"]]
     if not rows or workload["page_size"] < 1 or any(count < 1 or before < 0 for before, count in rows):
         raise Invalid
@@ -54,22 +56,25 @@ def case_of(workload: dict[str, Any]) -> AttentionCase:
 
 
 def draw(workload: dict[str, Any]) -> str:
-    """The workload in a few lines."""
+    """Describe the workload: one line for the sizes, then one line for each row."""
     q, kv, dim = HEADS[workload["heads"]]
     more = f", window {workload['window']}" * bool(workload["window"]) + ", scores capped at 2" * workload["cap"]
     more += ", in bfloat16" * workload["half"]
     lines = [f"pages of {workload['page_size']} tokens, {q} query and {kv} key-value heads of {dim}{more}"]
     for before, count in sorted(workload["rows"], key=lambda row: row[1] != 1):
-        lines.append(f"a row with {before} positions in the cache that computes {count}")
+        lines.append(f"a row that computes {count} position{'s' * (count > 1)} after {before} cached ones")
     return "\n".join(lines)
 
 
-# ---- what known mistakes would answer ------------------------------------------------------------------------
+# ---- the answers that known mistakes give ---------------------------------------------------------------------
 
 
 @dataclass
 class Row:
-    """One row of a case: its queries, and the keys and values of all its pages, the last page's tail included."""
+    """One row of a case: its queries, and the keys and values of all its pages, with the whole last page.
+
+    ``q`` is [queries, q_heads, head_dim], ``k`` and ``v`` are [positions, kv_heads, head_dim].
+    """
 
     q: Tensor
     k: Tensor
@@ -80,32 +85,35 @@ class Row:
     def dense(
         self, *, seen: Tensor | None = None, first: int = 0, last: int | None = None, repeat: bool = False, **other: Any
     ) -> Tensor:
-        """Attention in float64 over positions ``first`` to ``last``, seen as the mask says."""
+        """Compute attention in float64 over the positions ``first`` to ``last`` with the mask ``seen``.
+
+        ``repeat`` and ``other`` introduce known mistakes.
+        """
         spec, last = self.layer, last if last is not None else self.length
         group = spec.q_heads // spec.kv_heads
         k, v = (x[first:last].double() for x in (self.k, self.v))
-        widen = (lambda x: x.repeat(1, group, 1)) if repeat else (lambda x: x.repeat_interleave(group, dim=1))
-        scores = torch.einsum("qhd,khd->hqk", self.q.double(), widen(k)) * other.get("scale", spec.scale)
+        k, v = (x.repeat(1, group, 1) if repeat else x.repeat_interleave(group, dim=1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", self.q.double(), k) * other.get("scale", spec.scale)
         cap = other.get("cap", spec.soft_cap)
         if seen is None:
             seen = self.mask(window=other.get("window", spec.window))[:, first:last]
         if cap:
             scores = cap * torch.tanh(scores / cap)
-            if other.get("late"):  # minus infinity was there before, and became minus cap
+            if other.get("late"):  # the mistake: masked before the cap, so that minus infinity became -cap
                 scores, seen = scores.masked_fill(~seen, -cap), torch.ones_like(seen)
         if other.get("zeroed"):
-            return torch.einsum("hqk,khd->qhd", scores.softmax(-1) * seen, widen(v))
-        return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), widen(v))
+            return torch.einsum("hqk,khd->qhd", scores.softmax(-1) * seen, v)
+        return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v)
 
     def mask(self, window: int = -1, shift: int | None = None, strict: bool = False) -> Tensor:
-        """[queries, length]; ``shift`` is the position of the first query."""
+        """Return the mask [queries, length]. ``shift`` is the position of the first query; ``strict`` omits its own."""
         queries, key = len(self.q), torch.arange(self.length)
         at = (self.length - queries if shift is None else shift) + torch.arange(queries)[:, None]
         seen = key < at if strict else key <= at
         return seen & (key > at - window) if window >= 0 else seen
 
     def mistakes(self) -> Iterator[tuple[str, Tensor]]:
-        """Cause → what one would get."""
+        """Yield (cause, answer) for each known mistake."""
         queries, whole, spec = len(self.q), len(self.k), self.layer
         before = self.length - queries
         window = spec.window
@@ -130,128 +138,139 @@ class Row:
             yield "cap", self.dense(late=True)
 
 
-def rows_of(laid: Laid) -> Iterator[tuple[int, int, Row]]:
-    """(first token, last token, row) of each row."""
-    batch, layer = laid.batch, laid.layers[1]
-    keys, values = laid.pool.layer(1)
-    ends, size = batch.cu_seqlens_q_cpu.tolist(), laid.pool.page_size
+def rows_of(prepared: PreparedCase) -> Iterator[tuple[int, int, Row]]:
+    """Yield (first token, end of its tokens, row) for each row of the step."""
+    batch, layer = prepared.batch, prepared.layers[1]
+    keys, values = prepared.pool.layer(1)
+    ends, size = batch.cu_seqlens_q_cpu.tolist(), prepared.pool.page_size
     for r, length in enumerate(batch.seq_lens_cpu.tolist()):
         pages = batch.page_table[batch.req_pool_indices[r], : -(-length // size)].long()
         k, v = keys[pages].flatten(0, 1), values[pages].flatten(0, 1)
-        yield ends[r], ends[r + 1], Row(laid.q[ends[r] : ends[r + 1]], k, v, length, layer)
+        yield ends[r], ends[r + 1], Row(prepared.q[ends[r] : ends[r + 1]], k, v, length, layer)
 
 
-def explain(laid: Laid, got: Tensor) -> Broken | None:
-    """Which row is wrong, and which mistake gives just that answer."""
-    half = laid.q.dtype != torch.float32
-    right = RIGHT_IN_HALF if half else RIGHT
-    for number, (a, b, row) in enumerate(rows_of(laid)):
-        mine, want = got[a:b], laid.want[a:b]
-        if close(mine, want, right):
+def explain(prepared: PreparedCase, got: Tensor) -> Broken | None:
+    """Return the finding for the first wrong row, with the mistake that gives its answer; None if all are right."""
+    half = prepared.q.dtype != torch.float32
+    tolerance = TOLERANCE_BF16 if half else TOLERANCE
+    for number, (a, b, row) in enumerate(rows_of(prepared)):
+        mine, want = got[a:b], prepared.expected[a:b]
+        if close(mine, want, tolerance):
             continue
         if mine.isnan().any():
-            cause, off = "pages", "not a number: it read a page that is nobody's"
+            cause, off = "pages", "is not a number: the code read a page that no row of the step owns"
         else:
-            likely = (name for name, other in row.mistakes() if close(mine, other, right))
+            likely = (name for name, other in row.mistakes() if close(mine, other, tolerance))
             near = half and bool((mine - want).abs().mean() < 0.2)
             cause = next(likely, "digits" if near else "answer")
-            off = f"off by {(mine - want).abs().max():.2g}"
-        seen = f"Row {number} ({row.length} positions, of which it computes {b - a}) is {off}."
-        return Broken(cause, "Scattered pages, the same answer as dense attention.", seen)
+            off = f"is off by {(mine - want).abs().max():.2g}"
+        seen = f"The answer of row {number} ({row.length} positions, of which it computes {b - a}) {off}."
+        return Broken(cause, "Attention over scattered pages gives the answer of dense attention.", seen)
     return None
 
 
-def close(a: Tensor, b: Tensor, right: float) -> bool:
-    return a.shape == b.shape and bool(torch.isclose(a, b, atol=right, rtol=right).all())
+def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Return whether two tensors are equal within an absolute and relative tolerance."""
+    return a.shape == b.shape and bool(torch.isclose(a, b, atol=tolerance, rtol=tolerance).all())
 
 
-def laid_out(workload: dict[str, Any]) -> Laid:
-    """The workload's step. In half precision scores are large, as trained models have them: there a score that was
-    rounded before the softmax is another weight after it."""
-    laid = lay_out(case_of(workload), seed=workload["seed"])
+def prepared_case(workload: dict[str, Any]) -> PreparedCase:
+    """Return the workload's step.
+
+    In half precision the scores are scaled up, to the sizes that trained models have: rounding a score before the
+    softmax then changes its weight visibly.
+    """
+    prepared = prepare_case(case_of(workload), seed=workload["seed"])
     if not workload["half"]:
-        return laid
-    loud = replace(laid.layers[1], scale=LOUD * laid.layers[1].scale)
-    laid = replace(laid, layers=(laid.layers[0], loud))
-    return replace(laid, want=torch.cat([row.dense() for _, _, row in rows_of(laid)]))
+        return prepared
+    scaled = replace(prepared.layers[1], scale=SCALE_UP * prepared.layers[1].scale)
+    prepared = replace(prepared, layers=(prepared.layers[0], scaled))
+    return replace(prepared, expected=torch.cat([row.dense() for _, _, row in rows_of(prepared)]))
 
 
 # ---- gates -------------------------------------------------------------------------------------------------
 
 
-def bound(student: Student, laid: Laid) -> Any:
-    """The student's backend, bound to the case's pool."""
+def bound(student: Student, prepared: PreparedCase) -> Any:
+    """Return the student's backend, bound to the case's pool."""
     backend = student.make(device=torch.device("cpu"))
-    backend.bind(laid.pool, laid.layers, [])
+    backend.bind(prepared.pool, prepared.layers, [])
     return backend
 
 
 def run_agree(student: Student, workload: dict[str, Any]) -> None:
-    """The whole backend on one step."""
-    laid = laid_out(workload)
-    backend = bound(student, laid)
-    backend.plan(laid.batch)
-    out = torch.full_like(laid.q, UNWRITTEN)
-    got = backend.forward(laid.layers[1], laid.q, out).double()
-    if got.shape != laid.want.shape:
-        raise Broken("answer", "The result has the shape of the queries.", f"It is {list(got.shape)}.")
-    for number, (a, b, row) in enumerate(rows_of(laid)):
+    """Grade the whole backend on one step."""
+    prepared = prepared_case(workload)
+    backend = bound(student, prepared)
+    backend.plan(prepared.batch)
+    out = torch.full_like(prepared.q, UNWRITTEN)
+    got = backend.forward(prepared.layers[1], prepared.q, out).double()
+    if got.shape != prepared.expected.shape:
+        seen = f"The result has the shape {list(got.shape)}, the queries {list(prepared.expected.shape)}."
+        raise Broken("answer", "The result has the shape of the queries.", seen)
+    for number, (a, b, row) in enumerate(rows_of(prepared)):
         if bool((got[a:b] == UNWRITTEN).any()):
-            seen = f"In row {number} ({row.length} positions, of which it computes {b - a}) something is not written."
-            raise Broken("unwritten", "Every row of `out` is written: those that decode and those that prefill.", seen)
-    wrong = explain(laid, got)
+            seen = f"Row {number} ({row.length} positions, of which it computes {b - a}) is not fully written."
+            raise Broken("unwritten", "Decode rows and prefill rows of `out` are all written.", seen)
+    wrong = explain(prepared, got)
     if wrong is not None:
         raise wrong
 
 
 def run_gather(student: Student, workload: dict[str, Any]) -> None:
-    """Places and gathers alone; a backend that is built otherwise is tried whole."""
-    laid = lay_out(case_of(workload), seed=workload["seed"])
-    backend = bound(student, laid)
-    backend.plan(laid.batch)
+    """Grade `kv_locations` and `gather` alone. A backend without these methods is graded as a whole."""
+    prepared = prepare_case(case_of(workload), seed=workload["seed"])
+    backend = bound(student, prepared)
+    backend.plan(prepared.batch)
     rows = getattr(backend, "rows", ())
-    if not hasattr(backend, "places") or not hasattr(backend, "gather") or len(rows) != len(laid.batch.seq_lens_cpu):
+    if (
+        not hasattr(backend, "kv_locations")
+        or not hasattr(backend, "gather")
+        or len(rows) != len(prepared.batch.seq_lens_cpu)
+    ):
         run_agree(student, workload)
         return
-    promise = "A row's keys and values are those of all its positions, in order, and no others."
-    size, layer = laid.pool.page_size, laid.layers[1]
-    for r, (a, b, row) in enumerate(rows_of(laid)):
-        pages = laid.batch.page_table[laid.batch.req_pool_indices[r]]
-        places = backend.places(pages, row.length)
+    promise = "The keys and values of a row are those of all its positions, in order, and of no others."
+    size, layer = prepared.pool.page_size, prepared.layers[1]
+    for r, (a, b, row) in enumerate(rows_of(prepared)):
+        pages = prepared.batch.page_table[prepared.batch.req_pool_indices[r]]
+        kv_locations = backend.kv_locations(pages, row.length)
         position = torch.arange(row.length)
         want = pages[position // size].long() * size + position % size
-        _check_length(len(places), row.length, b - a, size, promise, "places")
-        if not torch.equal(torch.as_tensor(places).long(), want):
-            at = int((torch.as_tensor(places).long() != want).nonzero()[0])
-            seen = (
-                f"Position {at} of row {r} is in page {int(want[at]) // size}; `places` says place {int(places[at])}."
-            )
-            raise Broken("pages", promise, seen, page=int(want[at]) // size)
+        _check_length(len(kv_locations), row.length, b - a, size, promise, "kv_locations")
+        if not torch.equal(torch.as_tensor(kv_locations).long(), want):
+            at = int((torch.as_tensor(kv_locations).long() != want).nonzero()[0])
+            location = int(kv_locations[at])
+            page = int(want[at]) // size
+            seen = f"Position {at} of row {r} is at KV location {int(want[at])}, in page {page}; got {location}."
+            raise Broken("pages", promise, seen, page=page)
         k, v = backend.gather(layer, rows[r])
         _check_length(len(k), row.length, b - a, size, promise, "keys")
         for name, mine, right in (("keys", k, row.k), ("values", v, row.v)):
             if not torch.equal(mine, right[: row.length]):
-                text = f"Row {r}: the {name} are not the ones of layer {layer.index} at its places."
+                text = f"The {name} of row {r} are not those that layer {layer.index} has at the row's KV locations."
                 raise Broken("pages", promise, text)
 
 
 def _check_length(got: int, length: int, queries: int, size: int, promise: str, what: str) -> None:
+    """Raise `Broken` if a row of ``length`` positions got another number of KV locations or keys."""
     if got == length:
         return
     cause = "tail" if got == -(-length // size) * size else "prefix" if got == queries else "pages"
-    raise Broken(cause, promise, f"There are {got} {what} for {length} positions, of which {queries} are computed.")
+    seen = f"A row of {length} positions, of which this step computes {queries}, got {got} {what}."
+    raise Broken(cause, promise, seen)
 
 
 def run_mask(student: Student, workload: dict[str, Any]) -> None:
-    """The mask alone."""
+    """Grade `attention_mask` alone. A backend without this method is graded as a whole."""
     case = case_of(workload)
-    laid = lay_out(case, seed=workload["seed"])
-    backend = bound(student, laid)
-    if not hasattr(backend, "seen"):
+    prepared = prepare_case(case, seed=workload["seed"])
+    backend = bound(student, prepared)
+    if not hasattr(backend, "attention_mask"):
         run_agree(student, workload)
         return
-    for a, b, row in rows_of(laid):
-        mine = backend.seen(b - a, row.length, case.window, torch.device("cpu"))
+    for a, b, row in rows_of(prepared):
+        mine = backend.attention_mask(b - a, row.length, case.window, torch.device("cpu"))
         want = row.mask(case.window)
         if mine.shape == want.shape and torch.equal(mine.bool(), want):
             continue
@@ -265,17 +284,18 @@ def run_mask(student: Student, workload: dict[str, Any]) -> None:
         cause = cause or ("window" if case.window >= 0 else "top-left")
         picture = " / ".join("".join("x" if x else "." for x in line) for line in mine.bool().tolist()[:4])
         right = " / ".join("".join("x" if x else "." for x in line) for line in want.tolist()[:4])
-        seen = f"{b - a} queries over {row.length} positions: {picture}, and it should be {right}."
-        raise Broken(cause, "A query sees itself and what came before, and the queries are the last positions.", seen)
+        seen = f"The mask of {b - a} queries over {row.length} positions is {picture}; it should be {right}."
+        promise = "The queries are the row's last positions, and each sees its own and all earlier positions."
+        raise Broken(cause, promise, seen)
 
 
-# ---- what is read ---------------------------------------------------------------------------------------------
+# ---- counting reads -------------------------------------------------------------------------------------------
 
 _GATHERS = ("__getitem__", "index_select", "gather", "take", "take_along_dim", "embedding")
 
 
 class Reads(TorchFunctionMode):
-    """Counts the numbers that torch's functions read of a pool's memory."""
+    """A torch function mode that counts the numbers that torch functions read from a pool's memory."""
 
     def __init__(self, pool: Any):
         super().__init__()
@@ -295,41 +315,46 @@ class Reads(TorchFunctionMode):
 
 
 def _distinct(x: Tensor) -> int:
-    """Elements of a view, those that were only repeated counted once."""
+    """Return the number of distinct elements of a view: broadcast elements count once."""
     return int(np.prod([n for n, stride in zip(x.shape, x.stride(), strict=True) if stride]))
 
 
 def count(student: Student) -> str:
-    """Rows of very different lengths: what is read is the sum of the lengths, not the longest times the rows."""
+    """Count the KV positions that a step reads whose rows have very different lengths.
+
+    The right number is the sum of the lengths, and not the longest length times the number of rows.
+    """
     rng = student.random
     rows = [[rng.randint(300, 600), 1], *([rng.randint(0, 30), 1] for _ in range(12)), [0, rng.randint(20, 60)]]
     case = case_of({"rows": rows, "page_size": 16, "heads": 1, "seed": 0, "window": 0, "cap": 0, "half": 0})
-    laid = lay_out(case, seed=rng.randrange(1000))
-    backend = bound(student, laid)
-    backend.plan(laid.batch)
-    with Reads(laid.pool) as reads:
-        laid.forward(backend)
-    lengths = laid.batch.seq_lens_cpu
+    prepared = prepare_case(case, seed=rng.randrange(1000))
+    backend = bound(student, prepared)
+    backend.plan(prepared.batch)
+    with Reads(prepared.pool) as reads:
+        prepared.forward(backend)
+    lengths = prepared.batch.seq_lens_cpu
     each = 2 * case.kv_heads * case.head_dim
     read, total = reads.numbers // each, int(lengths.sum())
-    whole = int((-(-lengths // 16) * 16).sum())  # the whole of each last page is fine too
+    whole = int((-(-lengths // 16) * 16).sum())  # reading each row's whole last page is allowed
     padded = len(lengths) * int(lengths.max())
     if read > whole:
-        seen = f"{read} positions were read for rows of {total}; padded to the longest they are {padded}."
-        raise Broken("padded", "KV positions read are the sum of the rows' lengths.", seen)
+        seen = f"{read} positions were read; the rows have {total} in all, and {padded} if padded to the longest row."
+        raise Broken("padded", "The number of KV positions read is the sum of the rows' lengths.", seen)
     if read < total:
-        seen = f"Only {read} positions were read, and the rows have {total}."
-        raise Broken("prefix", "KV positions read are the sum of the rows' lengths.", seen)
-    return f"{read} KV positions read, the sum of the lengths; padded to the longest: {padded}"
+        seen = f"Only {read} positions were read; the rows have {total} in all."
+        raise Broken("prefix", "The number of KV positions read is the sum of the rows' lengths.", seen)
+    return f"{read} KV positions read, the sum of the lengths; padded to the longest row: {padded}"
 
 
 def attention_kit() -> type:
+    """Import and return the conformance kit of attention backends."""
     from minisgl.testing.attention import AttentionConformance
 
     return AttentionConformance
 
 
 def backend_of(student: Student) -> Any:
+    """Return the student's backend."""
     return student.make(device=torch.device("cpu"))
 
 
@@ -338,11 +363,11 @@ def _part(name: str, says: str, run: Callable[[Student, dict[str, Any]], None]) 
 
 
 GATES: Sequence[Gate] = (
-    _part("gather", "each row's keys and values, from scattered pages", run_gather),
-    _part("mask", "who sees what", run_mask),
-    _part("attend", "the answer of dense attention", run_agree),
+    _part("gather", "each row gets its own keys and values from scattered pages", run_gather),
+    _part("mask", "each query sees the right positions", run_mask),
+    _part("attend", "the answer is that of dense attention", run_agree),
     conformance(attention_kit, backend_of, causes=lambda text: "answer" if "off by" in text else None),
-    Gate("count", "KV positions read are the sum of the lengths", count),
+    Gate("count", "the number of KV positions read is the sum of the lengths", count),
     greedy(["attention=torch"], ["max_prefill_tokens=32"]),
     facts(["plan", "forward"]),
 )

@@ -1,4 +1,4 @@
-"""Lab `policy`: each plan is held against what the step had room for, then whole runs against exact counts."""
+"""Gates of lab `policy`: each plan is compared with the step's budget, and whole runs with exact counts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORDERS = ("fcfs", "lpm")
 
 
 class Recorded:
-    """The step's budget, and what was asked of it: uid → (wanted, granted)."""
+    """The step's budget, which also records the requested and granted tokens: uid → (wanted, granted)."""
 
     def __init__(self, budget: StepBudget):
         self._budget = budget
@@ -35,45 +35,49 @@ class Recorded:
 
     @property
     def tokens(self) -> int:
+        """Tokens left in the budget."""
         return self._budget.tokens
 
     @property
     def rows(self) -> int:
+        """Requests that may still be admitted."""
         return self._budget.rows
 
-    def grant(self, who: Waiting | Running, want: int) -> int:
-        got = self._budget.grant(who, want)
-        wanted, granted = self.asked.get(who.uid, (0, 0))
-        self.asked[who.uid] = (wanted + want, granted + got)
+    def grant(self, request: Waiting | Running, num_tokens: int) -> int:
+        """Ask the budget and record the answer."""
+        got = self._budget.grant(request, num_tokens)
+        wanted, granted = self.asked.get(request.uid, (0, 0))
+        self.asked[request.uid] = (wanted + num_tokens, granted + got)
         return got
 
 
 def copy(budget: StepBudget) -> StepBudget:
-    """A budget with as much left."""
+    """Return a copy of the budget's current state."""
     return StepBudget(budget.tokens, budget.rows, budget.pages, budget.reserved_pages, budget.admission_cost)
 
 
 class Judge:
-    """A policy that asks the student's, twice, and judges the answer."""
+    """A policy that calls the student's policy twice for each step and checks the plan."""
 
     def __init__(self, policy: Any, order: str):
         self.policy, self.order = policy, order
         self.steps = 0
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: StepBudget) -> Plan:
+        """Return the student's plan. Raise `Broken` if it is wrong."""
         fresh, again = copy(budget), Recorded(copy(budget))
         recorded = Recorded(budget)
         plan = self.policy.plan(waiting, running, recorded)
         if not isinstance(plan, Plan):
-            raise self._broken("raises", "plan returns a Plan.", f"It returned {plan!r:.60}.")
+            raise self._broken("raises", "`plan` returns a Plan.", f"It returned {plan!r:.60}.")
         rows = dict(plan.rows)
         for uid in rows:
             if sum(uid == other for other, _ in plan.rows) > 1:
-                raise self._broken("twice", "A request has one row.", f"Request {uid} has several.", uid)
+                promise = "A plan has at most one row for each request."
+                raise self._broken("twice", promise, f"Request {uid} has several rows.", uid)
         if dict(self.policy.plan(waiting, running, again).rows) != rows:
-            raise self._broken(
-                "impure", "A plan depends on its arguments alone.", "Asked again, it answered otherwise."
-            )
+            seen = "A second call of `plan` with the same arguments returned another plan."
+            raise self._broken("impure", "A plan depends only on the arguments of `plan`.", seen)
         step = _Step(self, rows, recorded.asked, list(waiting), list(running), fresh)
         step.check_rows()
         step.check_running()
@@ -86,7 +90,7 @@ class Judge:
 
 
 class _Step:
-    """One plan, and what it was made from. ``fresh`` is the budget as it was."""
+    """One plan, with the requests and the budget that it was made from. ``fresh`` is the budget before the plan."""
 
     def __init__(
         self,
@@ -107,37 +111,40 @@ class _Step:
         self.spent = sum(rows.values())
 
     def broken(self, cause: str, promise: str, seen: str, request: int | None = None) -> Broken:
+        """Return a finding at the current step."""
         return self.judge._broken(cause, promise, seen, request)
 
     def check_rows(self) -> None:
-        """What a row says was granted."""
+        """Check that each row has the number of tokens that the budget granted, and that the plan is not empty."""
         for uid, n in self.rows.items():
             if uid not in self.views:
-                raise self.broken("raises", "Rows name requests that were shown.", f"There is no request {uid}.", uid)
+                promise = "The rows of a plan name waiting or running requests."
+                raise self.broken("raises", promise, f"No request has the uid {uid}.", uid)
             wanted, granted = self.asked.get(uid, (0, 0))
             if n != granted:
-                seen = f"The row has {n} tokens; of {wanted} asked for, {granted} were granted."
-                raise self.broken("ignores-grant", "A row takes what was granted.", seen, uid)
+                seen = f"The row has {n} tokens; `budget.grant` was asked for {wanted} and granted {granted}."
+                raise self.broken("ignores-grant", "A row has as many tokens as the budget granted.", seen, uid)
         if not self.rows:
             could: list[Running | Waiting] = [*self.running]
             could += self.queue[:1]
             first = next((v for v in could if self.would_fit(v, copy(self.fresh))), None)
             if first is not None:
-                seen = f"The plan is empty, and request {first.uid} could compute."
-                raise self.broken("empty", "A step in which something could be computed is not empty.", seen, first.uid)
+                seen = f"The plan is empty, although the budget has tokens for request {first.uid}."
+                raise self.broken("empty", "A plan is empty only if no request can compute.", seen, first.uid)
 
-    def would_fit(self, who: Running | Waiting, budget: StepBudget) -> bool:
-        want = _left(who) if isinstance(who, Waiting) else who.num_remaining_tokens or 1
-        return budget.grant(who, want) > 0
+    def would_fit(self, req: Running | Waiting, budget: StepBudget) -> bool:
+        """Return whether the budget grants the request any tokens."""
+        want = _uncached(req) if isinstance(req, Waiting) else req.num_remaining_tokens or 1
+        return budget.grant(req, want) > 0
 
     def check_running(self) -> None:
-        """Answers first, then begun prompts."""
+        """Check that decode rows come first and that running prefills come before admissions."""
         pages = self.fresh.pages - sum(r.num_new_pages for r in self.decoding if r.uid in self.rows)
         for r in self.decoding:
             if r.uid not in self.rows and r.num_new_pages <= pages:
                 self._wrong_amount(r, 1)
-                seen = f"Request {r.uid} runs, its next token would fit, and it has no row."
-                raise self.broken("decodes-late", "Every running answer is in every step.", seen, r.uid)
+                seen = f"Request {r.uid} decodes and its next token fits into the step, but the plan has no row for it."
+                raise self.broken("decodes-late", "Every request that decodes has a row in every step.", seen, r.uid)
         for r in self.begun:
             room = self.fresh.tokens - self.spent
             got = self.rows.get(r.uid, 0)
@@ -145,26 +152,28 @@ class _Step:
                 continue
             if room > 0 or (not got and any(w.uid in self.rows for w in self.queue)):
                 self._wrong_amount(r, r.num_remaining_tokens)
-                left = f"{room} tokens of the budget were unused"
+                left = f"{room} tokens of the budget are unused"
                 seen = f"Request {r.uid} has {r.num_remaining_tokens} prompt tokens left; it got {got}, and {left}."
-                raise self.broken("forgets", "A prompt that was begun goes on before others are seated.", seen, r.uid)
+                promise = "A prefill that has begun continues before waiting requests are admitted."
+                raise self.broken("forgets", promise, seen, r.uid)
         decodes = sum(r.uid in self.rows for r in self.decoding)
         most = max(self.fresh.tokens, decodes)
         if self.spent > most:
             seen = (
-                f"The step computes {self.spent} tokens, and {most} were to be had: prompts asked before answers did."
+                f"The step computes {self.spent} tokens, more than {most}: prompts were granted tokens before answers."
             )
-            raise self.broken("decodes-late", "A step computes no more than max_prefill_tokens.", seen)
+            raise self.broken("decodes-late", "A step computes at most max_prefill_tokens tokens.", seen)
 
-    def _wrong_amount(self, who: Running | Waiting, right: int) -> None:
-        """Whether it was left out because the wrong number was asked for."""
-        wanted, _ = self.asked.get(who.uid, (right, 0))
+    def _wrong_amount(self, req: Running | Waiting, right: int) -> None:
+        """Raise `Broken` if the policy asked the budget for fewer tokens than the request has to compute."""
+        wanted, _ = self.asked.get(req.uid, (right, 0))
         if wanted < right:
-            seen = f"Request {who.uid} has {right} tokens to compute; {wanted} were asked for."
-            raise self.broken("tokens-for-pages", "Each asks for the tokens that it has to compute.", seen, who.uid)
+            seen = f"Request {req.uid} has {right} tokens to compute; `budget.grant` was asked for {wanted}."
+            promise = "The policy asks for all tokens that a request has to compute."
+            raise self.broken("tokens-for-pages", promise, seen, req.uid)
 
     def check_waiting(self) -> None:
-        """In order, none passed over, and nobody left out who fits."""
+        """Check that requests are admitted in order, and that every request is admitted that fits."""
         left_out: Waiting | None = None
         for w in self.queue:
             if w.uid not in self.rows:
@@ -172,46 +181,51 @@ class _Step:
             elif left_out is not None:
                 a, b = left_out.uid, w.uid
                 lpm = self.judge.order == "lpm" and w.num_cached_tokens < left_out.num_cached_tokens
-                # By the other order, and not because it is smaller.
+                # Admitted because it comes first in the other order, and not because it is smaller.
                 fcfs = (
                     self.judge.order == "fcfs"
                     and w.num_cached_tokens > left_out.num_cached_tokens
-                    and _left(w) >= _left(left_out)
+                    and _uncached(w) >= _uncached(left_out)
                 )
                 before = "which comes before it" + (f" with order={self.judge.order}" if lpm or fcfs else "")
-                seen = f"Request {b} was seated, and request {a}, {before}, was not."
+                seen = f"Request {b} was admitted, and request {a}, {before}, was not."
                 asked = list(self.asked)
                 sooner = a not in asked or (b in asked and asked.index(b) < asked.index(a))
                 cause = "order" if (lpm or fcfs) and sooner else "skips"
-                raise self.broken(cause, "Nobody is overtaken by one that came later.", seen, a)
+                raise self.broken(cause, "No waiting request is passed over for a later one.", seen, a)
         budget = copy(self.fresh)
-        for uid in self.asked:  # in the order in which they asked
+        for uid in self.asked:  # in the order of the policy's calls of `grant`
             if uid in self.rows:
                 budget.grant(self.views[uid], self.rows[uid])
         for w in self.queue:
             got = self.rows.get(w.uid)
-            if got is None or got < _left(w):
+            if got is None or got < _uncached(w):
                 if got is not None and budget.tokens <= 0:
                     return
                 if got is not None or self.would_fit(w, budget):
-                    self._wrong_amount(w, _left(w))
+                    self._wrong_amount(w, _uncached(w))
                     if got is None:
-                        seen = f"Request {w.uid} waits, would fit, and was not seated."
-                        twins = any(getattr(self.views[uid], "twin", None) is not None for uid in self.asked)
-                        raise self.broken("twins" if twins else "idle", "Whoever fits is seated.", seen, w.uid)
+                        seen = f"Request {w.uid} waits and fits into the step, but was not admitted."
+                        asked_reqs = [self.views[uid] for uid in self.asked]
+                        same = any(getattr(req, "same_prefix_req", None) is not None for req in asked_reqs)
+                        promise = "A waiting request that fits into the step is admitted."
+                        raise self.broken("same-prefix" if same else "idle", promise, seen, w.uid)
                 return
 
 
-def _left(w: Waiting) -> int:
-    """Tokens that it has to compute."""
+def _uncached(w: Waiting) -> int:
+    """Return the number of prompt tokens that a waiting request has to compute."""
     return w.num_tokens - w.num_cached_tokens
 
 
 def make(rng: random.Random, size: int) -> dict[str, Any]:
-    """A workload. Or one step that few workloads come to: with one slot free, who comes first is not who comes first by
-    the other order (``waiting``: cached tokens and tokens to compute of each); or more answers run than a step has
-    tokens (the scheduler may seat one beside a policy's rows), or some find no page for their next token (``answers``:
-    how many each needs)."""
+    """Return a random workload, or one step that random workloads rarely reach.
+
+    There are two kinds of such steps. In the first, one request can be admitted, and the two orders disagree about
+    which (``waiting``: cached tokens and tokens to compute of each waiting request). In the second, more requests
+    decode than the step has tokens, because the scheduler may add rows to a policy's plan, or some find no free page
+    for their next token (``answers``: the pages that each decoding request needs).
+    """
     order = rng.choice(ORDERS)
     if 2 <= size <= 3:
         order = ORDERS[size % 2]
@@ -226,13 +240,15 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
 
 
 def run_plan(student: Student, workload: dict[str, Any]) -> None:
+    """Check every plan of the student's policy in a workload, or its plan for one step."""
     judge = Judge(student.make(student.config(order=workload["order"])), workload["order"])
     if "answers" in workload:
         return run_step(judge, workload)
-    simulate(workload, shipped_cache(workload["cache"], workload["page_size"]), judge, causes=waits)
+    simulate(workload, shipped_cache(workload["cache"], workload["page_size"]), judge, causes=cause_of)
 
 
 def run_step(judge: Judge, workload: dict[str, Any]) -> None:
+    """Check the plan for one step. Raise `Invalid` if the step is meaningless."""
     if workload["chunk"] < 1 or any(len(sizes) != 2 or not sizes[1] for sizes in workload["waiting"]):
         raise Invalid
     running = [Running(uid, 0, need, 0, uid) for uid, need in enumerate(workload["answers"], 1)]
@@ -245,21 +261,22 @@ def run_step(judge: Judge, workload: dict[str, Any]) -> None:
 
 
 def show_plan(workload: dict[str, Any]) -> str:
+    """Describe the workload, or the one step."""
     order = "scheduler.order=lpm, " if workload["order"] == "lpm" else ""
     if "answers" not in workload:
         return order + show(workload)
-    free = f"free pages: {workload['pages']}, free slots: {workload['slots']}"
+    free = f"free pages: {workload['pages']}, requests that can be admitted: {workload['slots']}"
     lines = [f"{order}one step of {workload['chunk']} tokens, {free}"]
-    lines += [f"request {i}: runs, needs {need} pages" for i, need in enumerate(workload["answers"], 1)]
+    lines += [f"request {i}: decodes, needs {need} new pages" for i, need in enumerate(workload["answers"], 1)]
     if workload["begun"]:
-        lines.append(f"request {len(lines)}: has {workload['begun']} prompt tokens to compute")
+        lines.append(f"request {len(lines)}: runs, {workload['begun']} prompt tokens to compute")
     for cached, left in workload["waiting"]:
         lines.append(f"request {len(lines)}: waits, {cached} prompt tokens cached, {left} to compute")
     return "\n".join(lines)
 
 
 def make_long(rng: random.Random, size: int) -> dict[str, Any]:
-    """Answers run when a prompt of many chunks comes, and another one behind it."""
+    """Return a workload in which a prompt of many chunks arrives while requests decode, and another prompt after it."""
     chunk = rng.choice([4, 6, 8, 16])
     jobs = [{"id": i + 1, "stem": 0, "shared": 0, "own": rng.randint(1, 4), "answer": rng.randint(8, 30),
              "arrive": i % 3} for i in range(1 + min(size, 4))]  # fmt: skip
@@ -271,20 +288,20 @@ def make_long(rng: random.Random, size: int) -> dict[str, Any]:
 
 
 def run_gap(student: Student, workload: dict[str, Any]) -> None:
-    """The pool holds all: every answer gains a token in every step, and no step is longer than a chunk."""
+    """Check the worst gap, with enough pages for all requests: each decodes in every step, and a step is one chunk."""
     policy = student.make(student.config(order="fcfs"))
     running = len(workload["jobs"])
     if workload["chunk"] <= running or workload["slots"] < running or workload["pages"] < 200:
         raise Invalid
     gaps, chunk = Gaps(), workload["chunk"]
-    simulate(workload, shipped_cache("naive", workload["page_size"]), policy, overlap=False, hook=gaps.relay)
+    simulate(workload, shipped_cache("naive", workload["page_size"]), policy, overlap=False, observers=gaps.relay)
     if gaps.worst > chunk:
-        promise = f"Between two tokens of an answer at most a chunk of {chunk} tokens is computed."
-        raise Broken("decodes-late", promise, f"{gaps.worst} tokens were, and the pool had room for all.")
+        promise = f"Between two tokens of an answer, the engine computes at most {chunk} tokens (max_prefill_tokens)."
+        raise Broken("decodes-late", promise, f"{gaps.worst} tokens were computed, with enough pages for all requests.")
 
 
 def count_gap(student: Student) -> str:
-    """The course's picture: sixteen answers run when a prompt of 1,200 tokens comes. The worst gap, in tokens."""
+    """Measure the worst gap in tokens when a prompt of 1,200 tokens arrives while fifteen requests decode."""
     rng, chunk = student.random, 128
     jobs = [{"id": i + 1, "stem": 0, "shared": 0, "own": rng.randint(4, 40), "answer": rng.randint(40, 80), "arrive": i}
             for i in range(15)]  # fmt: skip
@@ -293,40 +310,47 @@ def count_gap(student: Student) -> str:
     gaps = {}
     for name, policy in (("prefill_first", make_plugin("scheduler", "prefill_first")), ("yours", student.make())):
         meter = Gaps()
-        simulate(workload, shipped_cache("naive", 16), policy, overlap=False, hook=meter.relay)
+        simulate(workload, shipped_cache("naive", 16), policy, overlap=False, observers=meter.relay)
         gaps[name] = meter.worst
     if gaps["yours"] > chunk:
         promise = f"The worst gap is one chunk: {chunk} tokens."
-        raise Broken("decodes-late", promise, f"It is {gaps['yours']} tokens.", workload=workload, show=show(workload))
+        seen = f"The worst gap is {gaps['yours']} tokens."
+        raise Broken("decodes-late", promise, seen, workload=workload, show=show(workload))
     return f"worst gap {gaps['yours']} tokens; {gaps['prefill_first']} with prefill_first"
 
 
 def count_prefill(student: Student) -> str:
-    """A class of twelve asks about two handbooks at once. Whoever waits a step finds them cached."""
+    """Count the prompt tokens computed for twelve requests about two handbooks that arrive together.
+
+    A request that waits one step for another request with the same handbook finds the handbook cached.
+    """
     rng = student.random
     jobs = [{"id": i + 1, "stem": i % 2, "shared": 256, "own": rng.randint(4, 20), "answer": 6, "arrive": i // 8}
             for i in range(12)]  # fmt: skip
     workload = {"page_size": 16, "pages": 400, "slots": 16, "chunk": 128, "jobs": jobs}
     least = least_prefill(jobs_of(workload), 16)
-    prefilled = simulate(workload, shipped_cache("radix", 16), student.make(), causes=waits).counts.prompt_tokens
+    prefilled = simulate(workload, shipped_cache("radix", 16), student.make(), causes=cause_of).counts.prompt_tokens
     if prefilled > 1.02 * least:
-        promise = f"With a cache at most 1.02 times the least possible is prefilled: {least} tokens."
-        raise Broken("twins", promise, f"{prefilled} were.", workload=workload, show=show(workload))
-    return f"prefilled {prefilled} tokens, least possible {least}"
+        promise = f"With a cache, the engine prefills at most 1.02 times the smallest possible number, {least} tokens."
+        seen = f"{prefilled} tokens were prefilled."
+        raise Broken("same-prefix", promise, seen, workload=workload, show=show(workload))
+    return f"prefilled {prefilled} tokens, smallest possible number {least}"
 
 
 def count(student: Student) -> str:
+    """Run both counts."""
     return f"{count_gap(student)}; {count_prefill(student)}"
 
 
 def policy_kit() -> type:
+    """Import and return the conformance kit of scheduling policies."""
     from minisgl.testing.policy import PolicyConformance
 
     return PolicyConformance
 
 
-def waits(text: str) -> str | None:
-    """Causes of what the kit and the scheduler say."""
+def cause_of(text: str) -> str | None:
+    """Return the lab's cause for a message of the conformance kit or of the scheduler."""
     if "asked twice" in text:
         return "impure"
     if "empty plans" in text or "stuck" in text:
@@ -337,13 +361,17 @@ def waits(text: str) -> str | None:
 GATES = (
     Gate(
         "plan",
-        "each step has the rows that it should",
+        "each step has the right rows",
         search(make, run_plan, seconds=1.0, show=show_plan),
         part="policy.plan",
     ),
-    conformance(policy_kit, lambda student: student.make(), causes=waits, runs=12),
-    Gate("promises", "no answer waits for a prompt", search(make_long, run_gap, tries=20, seconds=0.8, show=show)),
-    Gate("counts", "the worst gap is one chunk, and nothing shared is computed twice", count),
+    conformance(policy_kit, lambda student: student.make(), causes=cause_of, runs=12),
+    Gate(
+        "promises",
+        "no answer waits for another request's prompt",
+        search(make_long, run_gap, tries=20, seconds=0.8, show=show),
+    ),
+    Gate("counts", "the worst gap is one chunk, and no common prefix is computed twice", count),
     greedy(["scheduler=prefill_first"], ["max_prefill_tokens=32"]),
     facts(["plan"]),
 )

@@ -1,6 +1,8 @@
-"""Lab `radix`: the student's cache lives beside a dictionary (`minisgl.testing.cache.CacheModel`), part by part; then
-whole runs on the simulated engine. It asks the cache only what the scheduler may ask, so any structure will do.
-What a life is, `minisgl.course.lab.grader.cache_histories` says.
+"""Gates of lab `radix`: histories of the student's cache, part by part, then whole runs on the simulated engine.
+
+Each answer of the cache is compared with a dictionary, `minisgl.testing.cache.CacheModel`. The gates call only the
+methods that the scheduler calls, so the cache may have any structure. The module
+`minisgl.course.lab.grader.cache_histories` describes histories.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from minisgl.course.lab.grader.cache_histories import Life, show_life
+from minisgl.course.lab.grader.cache_histories import History, show_history
 from minisgl.course.lab.grader.conformance import conformance, greedy
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
 from minisgl.course.lab.grader.search import search
@@ -26,20 +28,26 @@ from minisgl.course.lab.grader.simulated_workloads import (
 from minisgl.testing.drive import make_plugin
 
 Make = Callable[[random.Random, int], dict[str, Any]]
-Live = Callable[[list[list[Any]]], None]
-CATCH_ALL = ("counts", "split-links", "lock-path", "match-short")
+Play = Callable[[list[list[Any]]], None]
+GENERAL = ("counts", "split-links", "lock-path", "match-short")
+"""The causes that a wrong handling of the page size may look like."""
 
 
-def run_life(part: str, make: Make) -> Callable[[Student, dict[str, Any]], None]:
+def run_history(part: str, make: Make) -> Callable[[Student, dict[str, Any]], None]:
+    """Return the check of one part: play a history, and find the most precise cause of a failure.
+
+    To find the cause, variants of the history are played on new caches.
+    """
     known: dict[int, bool] = {}
 
-    def small_pages_live(student: Student) -> bool:
-        """Whether nothing goes wrong while a page is one token."""
+    def passes_with_small_pages(student: Student) -> bool:
+        """Return whether all of 120 random histories with pages of one token pass."""
         if id(student) not in known:
             made = [make(random.Random(seed), 1 + seed % 20) for seed in range(120)]
-            lives = [life["events"] for life in made if life["page_size"] == 1]
+            histories = [history["events"] for history in made if history["page_size"] == 1]
             known[id(student)] = all(
-                _lives(lambda events: Life(make_cache(student, 1), 1, part).live(events), life) for life in lives
+                _passes(lambda events: History(make_cache(student, 1), 1, part).run(events), events)
+                for events in histories
             )
         return known[id(student)]
 
@@ -48,63 +56,63 @@ def run_life(part: str, make: Make) -> Callable[[Student, dict[str, Any]], None]
         if size < 1:
             raise Invalid
 
-        def live(events: list[list[Any]]) -> None:
-            Life(make_cache(student, size), size, part).live(events)
+        def play(events: list[list[Any]]) -> None:
+            History(make_cache(student, size), size, part).run(events)
 
         old, new = [0] * size, [1] * size
 
-        def writes() -> bool:
-            """Whether the older of two prefixes no longer goes first when somebody has looked at it."""
+        def match_counts_as_use() -> bool:
+            """Return whether a match of the older of two prefixes changes which is evicted first."""
             two: list[list[Any]] = [["insert", old], ["insert", new]]
-            return _lives(live, [*two, ["evict", 1]]) and not _lives(live, [*two, ["match", old], ["evict", 1]])
+            return _passes(play, [*two, ["evict", 1]]) and not _passes(play, [*two, ["match", old], ["evict", 1]])
 
-        def flags() -> bool:
-            """Whether one user may come and go, and of two not one."""
+        def users_are_a_flag() -> bool:
+            """Return whether one lock and unlock pass, while unlocking one of two locks fails."""
             one: list[list[Any]] = [["insert", old], ["lock", 0, old]]
-            return _lives(live, [*one, ["unlock", 0]]) and not _lives(live, [*one, ["lock", 1, old], ["unlock", 0]])
+            return _passes(play, [*one, ["unlock", 0]]) and not _passes(play, [*one, ["lock", 1, old], ["unlock", 0]])
 
         try:
-            live(workload["events"])
+            play(workload["events"])
         except Broken as broken:
-            quiet = [event for event in workload["events"] if event[0] != "match"]
-            if broken.cause == "evict-order" and (_lives(live, quiet) or writes()):
-                broken.cause = "match-writes"  # all is well where nobody only looks
-            if broken.cause == "lock-path" and _lives(live, _no_split(size)):
-                broken.cause = "split-users"  # all is well where nothing is split
-            elif broken.cause == "split-users" and not _lives(live, _no_split(size)):
+            without_match = [event for event in workload["events"] if event[0] != "match"]
+            if broken.cause == "evict-order" and (_passes(play, without_match) or match_counts_as_use()):
+                broken.cause = "match-writes"  # the history passes if its matches are left out
+            if broken.cause == "lock-path" and _passes(play, _no_split(size)):
+                broken.cause = "split-users"  # locks pass while no edge is split
+            elif broken.cause == "split-users" and not _passes(play, _no_split(size)):
                 broken.cause = "lock-path"
-            if broken.cause in ("lock-path", "counts") and flags():
-                broken.cause = "users-flag"  # all is well while nobody else reads it
-            if size > 1 and broken.cause in CATCH_ALL and small_pages_live(student):
+            if broken.cause in ("lock-path", "counts") and users_are_a_flag():
+                broken.cause = "users-flag"  # one lock passes, two fail
+            if size > 1 and broken.cause in GENERAL and passes_with_small_pages(student):
                 broken.cause = "page-size"
             raise
 
     return run
 
 
-def _lives(live: Live, events: list[list[Any]]) -> bool:
-    """Whether nothing goes wrong in this life."""
+def _passes(play: Play, events: list[list[Any]]) -> bool:
+    """Return whether a history passes."""
     try:
-        live(events)
+        play(events)
     except Exception:
         return False
     return True
 
 
 def _no_split(size: int) -> list[list[Any]]:
-    """A path of two edges, locked to its end: nothing has to be split."""
+    """Return a history with a path of two edges that is locked to its end, so that no edge has to be split."""
     first, both = [0] * size, [0] * size + [1] * size
     return [["insert", first], ["insert", both], ["lock", 0, both], ["lock", 1, first], ["unlock", 1], ["unlock", 0]]
 
 
 def make_cache(student: Student, page_size: int) -> Any:
-    """The student's cache. If its options still have the reference's ``compare``: without C++."""
+    """Return the student's cache. An option ``compare``, which the reference has, is set so that no C++ is needed."""
     schema = student.plugin_manager.schema("cache", student.lab.name)
     options = {"compare": "numpy"} if "compare" in [f.name for f in fields(schema)] else {}
     return student.make(student.config(**options), page_size=page_size)
 
 
-# ---- lives -----------------------------------------------------------------------------------------------
+# ---- histories -------------------------------------------------------------------------------------------
 
 
 def _ids(rng: random.Random, most: int) -> list[int]:
@@ -112,8 +120,10 @@ def _ids(rng: random.Random, most: int) -> list[int]:
 
 
 def make_match(rng: random.Random, size: int) -> dict[str, Any]:
-    """Prompts that part where an edge ends, so that nothing has to be split: each is new, or goes on from an older
-    one's end. Then prompts that share any part of them."""
+    """Return a history of inserts that need no split, and of matches that share any part of the inserted prompts.
+
+    Each inserted prompt is new, or continues an earlier prompt at its end.
+    """
     page = rng.choice([1, 2, 3])
     stored: list[list[int]] = []
     events: list[list[Any]] = []
@@ -127,17 +137,19 @@ def make_match(rng: random.Random, size: int) -> dict[str, Any]:
             cut, on = rng.randint(0, len(known)), rng.randint(0, len(other)) // page * page
             events.append(["match", [*known[:cut], *_ids(rng, 2 * page)]])
             events.append(["match", [*known[: cut // page * page], *other[on:]]])
-        events.append([rng.choice(["match", "elsewhere"]), rng.choice(stored)])
+        events.append([rng.choice(["match", "match_other"]), rng.choice(stored)])
     return {"page_size": page, "events": events}
 
 
 def make_split(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return a history of inserts and matches of random prompts, many of which diverge inside an edge."""
     page = rng.choice([1, 2, 3])
     kinds = ["insert", "insert", "match"]
     return {"page_size": page, "events": [[rng.choice(kinds), _ids(rng, 4 * page)] for _ in range(2 + min(size, 12))]}
 
 
 def make_lock(rng: random.Random, size: int, evict: bool = False) -> dict[str, Any]:
+    """Return a history with locks, and with evictions if ``evict``."""
     page = rng.choice([1, 1, 2, 3])
     locked: list[int] = []
     events: list[list[Any]] = []
@@ -159,6 +171,7 @@ def make_lock(rng: random.Random, size: int, evict: bool = False) -> dict[str, A
 
 
 def make_evict(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return a history with locks and evictions."""
     return make_lock(rng, size, evict=True)
 
 
@@ -166,30 +179,34 @@ def make_evict(rng: random.Random, size: int) -> dict[str, Any]:
 
 
 def make_run(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return a random workload for a whole run, with a policy and an order."""
     policy, order = rng.choice(
         [("mixed", "lpm"), ("mixed", "fcfs"), ("prefill_first", "fcfs"), ("decode_first", "lpm")]
     )
     return {**random_workload(rng, size), "policy": policy, "order": order, "overlap": rng.randint(0, 1)}
 
 
-def run_run(student: Student, workload: dict[str, Any]) -> None:
+def run_promises(student: Student, workload: dict[str, Any]) -> None:
+    """Run a workload through the real scheduler with the student's cache."""
     if workload["page_size"] < 1:
         raise Invalid
     policy = make_plugin("scheduler", workload["policy"], order=workload["order"])
     cache = make_cache(student, workload["page_size"])
-    simulate(workload, cache, policy, overlap=bool(workload["overlap"]), causes=blame, thorough=True)
+    simulate(workload, cache, policy, overlap=bool(workload["overlap"]), causes=cause_of, thorough=True)
 
 
-def blame(rule: str) -> str | None:
-    """The lab's cause for a rule of the simulated engine, or for what the scheduler says."""
-    if rule in ("kv-content", "page-shared", "page-given-back", "page-in-flight"):
+def cause_of(rule: str) -> str | None:
+    """Return the lab's cause for a rule of the simulated engine, or for a message of the scheduler."""
+    if rule in ("kv-content", "page-shared", "page-retired", "page-in-flight"):
         return "match-long" if rule == "kv-content" else "frees-before-remap"
     return "counts" if "pool" in rule or "ledger" in rule or "pages" in rule else None
 
 
 def count_prefill(student: Student) -> str:
-    """Three handbooks of 384 tokens, 42 questions, as in the course's stages. Each page of a handbook is computed
-    once."""
+    """Count the prompt tokens computed for 42 questions about three handbooks of 384 tokens, as in the course's stages.
+
+    Each page of a handbook should be computed once.
+    """
     rng = student.random
     jobs = [{"id": i + 1, "stem": rng.randrange(3), "shared": 384 - 16 * rng.randrange(3), "own": rng.randint(8, 40),
              "answer": rng.randint(4, 40), "arrive": 2 * i} for i in range(42)]  # fmt: skip
@@ -197,33 +214,39 @@ def count_prefill(student: Student) -> str:
     least = least_prefill(jobs_of(workload), 16)
     prefilled = {}
     for name, cache in (("none", shipped_cache("naive", 16)), ("yours", make_cache(student, 16))):
-        report = simulate(workload, cache, make_plugin("scheduler", "mixed", order="lpm"), causes=blame)
+        report = simulate(workload, cache, make_plugin("scheduler", "mixed", order="lpm"), causes=cause_of)
         prefilled[name] = report.counts.prompt_tokens
     if prefilled["yours"] > 1.02 * least:
-        promise = f"At most 1.02 times the least possible is prefilled: {least} tokens."
-        seen = f"{prefilled['yours']} were; {prefilled['none']} without a cache."
+        promise = f"The engine prefills at most 1.02 times the smallest possible number of tokens, {least}."
+        seen = f"{prefilled['yours']} tokens were prefilled; {prefilled['none']} without a cache."
         raise Broken("recomputes", promise, seen, workload=workload, show=show(workload))
-    return f"prefilled {prefilled['yours']} tokens, least possible {least}, without a cache {prefilled['none']}"
+    return f"prefilled {prefilled['yours']} tokens, smallest possible {least}, without a cache {prefilled['none']}"
 
 
 def cache_kit() -> type:
+    """Import and return the conformance kit of prefix caches."""
     from minisgl.testing.cache import CacheConformance
 
     return CacheConformance
 
 
 def part_gate(part: str, says: str, make: Make) -> Gate:
-    run = run_life(part, make)
-    return Gate(part, says, search(make, run, tries=250, seconds=0.8, show=show_life), part=f"radix.{part}")
+    """Return the gate of one part."""
+    run = run_history(part, make)
+    return Gate(part, says, search(make, run, tries=250, seconds=0.8, show=show_history), part=f"radix.{part}")
 
 
 GATES = (
     part_gate("match", "the longest cached prefix is found", make_match),
-    part_gate("split", "paths part inside an edge, and nothing is lost", make_split),
-    part_gate("lock", "what is in use is counted, and only that", make_lock),
-    part_gate("evict", "the least recently used goes, from the ends, and enough of it", make_evict),
-    conformance(cache_kit, make_cache, lives=60),
-    Gate("promises", "answers are right and pages have one owner", search(make_run, run_run, seconds=1.0, show=show)),
+    part_gate("split", "an edge is split where two prompts diverge, and no page is lost", make_split),
+    part_gate("lock", "the pages of locked prefixes, and no others, count as in use", make_lock),
+    part_gate("evict", "the least recently used pages are evicted, from the ends of prefixes", make_evict),
+    conformance(cache_kit, make_cache, histories=60),
+    Gate(
+        "promises",
+        "answers are right and each page has one owner",
+        search(make_run, run_promises, seconds=1.0, show=show),
+    ),
     Gate("counts", "no handbook is computed twice", count_prefill),
     greedy(["cache=naive"], ["page_size=16", "max_prefill_tokens=64"]),
     facts(["match", "lock", "unlock", "insert"]),

@@ -1,5 +1,7 @@
-"""Lab `replay`: the student's buffers, buckets and recordings in a tiny engine whose sums show a stale row or a page
-that padding overwrote (`minisgl.testing.graph`), each part with the core's own in place of the others.
+"""Gates of lab `replay`: the student's buffers, buckets and recordings in a tiny engine, `minisgl.testing.graph`.
+
+The sums that this engine computes show a stale row, and a page that a row of padding overwrote. Each part is graded
+with the grader's own code in place of the other parts.
 """
 
 from __future__ import annotations
@@ -25,28 +27,30 @@ from minisgl.testing.graph import RULES, GraphFault, GraphRig
 
 CPU = torch.device("cpu")
 SERVER = ["attention=torch", "max_running_requests=12"]
-"""Attention that can be recorded on a CPU, and few buckets to record."""
+"""Options of the engine and of the server: attention that can be recorded on a CPU, and few rows, so few buckets."""
 
 
 class Counted:
-    """A recording that counts its launches, together with others."""
+    """A recording that adds each of its launches to the list ``launches``."""
 
     def __init__(self, recording: Recording, launches: list[Recording]):
         self.out, self._recording, self._launches = recording.out, recording, launches
 
     def replay(self) -> Tensor:
+        """Replay the recording and count the launch."""
         self._launches.append(self._recording)
         return self._recording.replay()
 
 
 class Plain:
-    """A runner that has everything but what a gate puts in its place: one bucket for each size that is asked for."""
+    """A correct graph runner with one bucket for each of ``sizes``. A gate replaces some of its methods."""
 
     def __init__(self, sizes: Sequence[int]):
         self.recordings: dict[GraphKey, Recording] = {}
         self._sizes = sizes
 
     def buckets(self, max_rows: int) -> Sequence[GraphKey]:
+        """Return one bucket for each size."""
         return [GraphKey(size) for size in self._sizes]
 
     def capture(
@@ -55,40 +59,49 @@ class Plain:
         build: Callable[[GraphKey], StaticInputs],
         forward: Callable[[Any], Tensor],
     ) -> None:
+        """Record each bucket."""
         recorder = Recorder(CPU)
         for key in keys:
             self.recordings[key] = recorder.record(forward, build(key))
 
     def pick(self, rows: int, q_len: int, uniform: bool) -> GraphKey | None:
+        """Return the smallest bucket that holds a decode step of ``rows`` rows, or None."""
         fits = [key for key in self.recordings if key.rows >= rows]
         return min(fits, default=None) if uniform and q_len == 1 else None
 
     def run(self, key: GraphKey) -> Tensor:
+        """Replay the recording of a bucket."""
         return self.recordings[key].replay()
 
     def close(self) -> None:
+        """Release the recordings."""
         self.recordings.clear()
 
 
 def runner_of(student: Student) -> Any:
+    """Return the student's graph runner."""
     return student.make(device=CPU)
 
 
 def make(rng: random.Random, size: int) -> dict[str, Any]:
-    """Steps of so many rows; small engines first. The first few go up and down, as a server's batches do."""
+    """Return a random sequence of decode steps: the largest number of rows, and the number of rows of each step."""
     most = min(1 + size // 2, 9)
     steps = [most, most, *(rng.randint(1, most) for _ in range(min(2 + size, 16)))]
     return {"slots": most, "steps": steps}
 
 
 def draw(workload: dict[str, Any]) -> str:
-    """The workload in a line."""
+    """Describe the workload in one line."""
     steps = ", ".join(map(str, workload["steps"]))
-    return f"{workload['slots']} slots; " + (f"decode steps of {steps} rows" if steps else "only recorded, no step")
+    running = f"max_running_requests {workload['slots']}"
+    return f"{running}; " + (f"decode steps of {steps} rows" if steps else "recording only, no step")
 
 
 def play(runner: Any, workload: dict[str, Any]) -> GraphRig:
-    """The workload on the rig. Raises `Broken`, and `Invalid`."""
+    """Record the buckets and run the workload's steps on the tiny engine. Return the engine.
+
+    Raise `Broken` at the first error, and `Invalid` if the workload is meaningless.
+    """
     slots, steps = workload["slots"], workload["steps"]
     if slots < 1 or not all(1 <= rows <= slots for rows in steps):
         raise Invalid
@@ -109,16 +122,17 @@ def play(runner: Any, workload: dict[str, Any]) -> GraphRig:
 
 
 def run_buffers(student: Student, workload: dict[str, Any]) -> None:
-    """The student's buffers; buckets and recordings are the core's."""
+    """Grade the student's buffers, with the grader's buckets and recordings."""
     runner, plain = runner_of(student), Plain([workload["slots"]] if workload["slots"] else [])
     if not hasattr(runner, "input_buffers"):
-        raise Broken("capture", "The runner makes its own buffers.", "It has no method `input_buffers`.")
+        seen = "The runner has no method `input_buffers`."
+        raise Broken("capture", "The runner builds its own input buffers.", seen)
     plain.input_buffers = runner.input_buffers  # type: ignore[attr-defined]
     play(plain, workload)
 
 
 def run_buckets(student: Student, workload: dict[str, Any]) -> None:
-    """The student's buckets; buffers and recordings are the core's."""
+    """Grade the student's buckets, with the grader's buffers and recordings."""
     runner, slots = runner_of(student), workload["slots"]
     if slots < 1:
         raise Invalid
@@ -137,23 +151,25 @@ def run_buckets(student: Student, workload: dict[str, Any]) -> None:
     for rows in range(1, slots + 1):
         key = plain.pick(rows, 1, True)
         if key is None:
-            seen = f"A step of {rows} rows, and {slots} may come, runs operation by operation."
-            raise Broken("too-small", "The largest step that there can be fits a bucket.", seen)
+            seen = f"No bucket holds a step of {rows} rows; max_running_requests is {slots}."
+            raise Broken("too-small", "Each possible decode step fits into a bucket.", seen)
         if key.rows > 2 * rows:
             seen = f"A step of {rows} rows is padded to {key.rows}."
             raise Broken("wasteful", "A step is padded to at most twice its rows.", seen)
     if len(rig.keys) > max(8, slots // 2):
-        seen = f"For {slots} rows there are {len(rig.keys)} buckets."
-        raise Broken("too-many", "A few buckets: each is recorded at the start, and keeps its memory.", seen)
+        seen = f"For {slots} rows there are {len(rig.keys)} buckets; at most {max(8, slots // 2)} are allowed."
+        promise = "The number of buckets is small: recording one takes time, and each keeps its memory."
+        raise Broken("too-many", promise, seen)
 
 
 def make_buckets(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return a random workload, and once an engine with up to 64 rows."""
     workload = make(rng, size)
     return {"slots": 64, "steps": [1, 64, 33]} if size == 4 else workload
 
 
 def run_all(student: Student, workload: dict[str, Any]) -> None:
-    """The whole runner."""
+    """Grade the whole runner."""
     play(runner_of(student), workload)
 
 
@@ -161,7 +177,7 @@ def run_all(student: Student, workload: dict[str, Any]) -> None:
 
 
 def count(student: Student) -> str:
-    """A decode step of tutor is one replay, whatever it was in operations; padding is what the buckets leave over."""
+    """Count the replays of decode steps of `tutor`, and the rows of padding in them."""
     from minisgl.core import SamplingParams
     from minisgl.llm import LLM
 
@@ -201,27 +217,28 @@ def count(student: Student) -> str:
         params = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in lengths]
         llm.generate([[5 + i, 6, 7] for i in range(6)], params, progress=False)
     if len(replays) != len(decode):
-        seen = f"{len(decode)} decode steps, and {len(replays)} replays."
+        seen = f"The engine ran {len(decode)} decode steps and {len(replays)} replays."
         raise Broken("eager", "Every decode step is one replay.", seen)
     if recorded and len(launches) != len(decode):
-        seen = f"{len(decode)} decode steps, and {len(launches)} launches of what was recorded."
+        seen = f"The engine ran {len(decode)} decode steps and launched recordings {len(launches)} times."
         raise Broken("again" if len(launches) > len(decode) else "eager", "Every decode step is one replay.", seen)
     padded = sum(replays) - sum(decode)
     if padded > sum(decode):
-        seen = f"{padded} rows of padding for {sum(decode)} of requests."
+        seen = f"The steps had {padded} rows of padding and {sum(decode)} rows of requests."
         raise Broken("wasteful", "A step is padded to at most twice its rows.", seen)
     what = f"{max(recorded)} operations become one replay: " if recorded else ""
-    return f"{what}{len(replays)} decode steps, {len(replays)} replays, {padded} padded rows of {sum(replays)}"
+    return f"{what}{len(replays)} decode steps, {len(replays)} replays, {padded} of {sum(replays)} rows are padding"
 
 
 def graph_kit() -> type:
+    """Import and return the conformance kit of graph runners."""
     from minisgl.testing.graph import GraphConformance
 
     return GraphConformance
 
 
 def causes(text: str) -> str | None:
-    """The rule that the kit says was broken."""
+    """Return the lab's cause for a message of the conformance kit, which begins with the rule in brackets."""
     rule = text[1 : text.find("]")] if text.startswith("[") else ""
     return rule if rule in RULES else "pick" if "pick" in text or "recorded" in text else None
 
@@ -231,9 +248,9 @@ def _part(name: str, says: str, make: Callable[[random.Random, int], Any], run: 
 
 
 GATES: Sequence[Gate] = (
-    _part("buffers", "static buffers, and what stands in a row of padding", make, run_buffers),
-    _part("buckets", "a few sizes, and the smallest that holds a step", make_buckets, run_buckets),
-    _part("capture", "recorded once, replayed in any order", make, run_all),
+    _part("buffers", "the input buffers are static, and rows of padding are harmless", make, run_buffers),
+    _part("buckets", "there are few buckets, and a step gets the smallest that holds it", make_buckets, run_buckets),
+    _part("capture", "each bucket is recorded once and replayed in any order", make, run_all),
     conformance(graph_kit, runner_of, causes=causes),
     Gate("count", "a decode step is one replay", count, limit=30.0),
     greedy(["graph=none"], SERVER),

@@ -1,4 +1,4 @@
-"""Lab `ring`: ranks on a wire that shows every message, then over gloo, in the engine and in the real server."""
+"""Gates of lab `ring`: ranks over a simulated network that records each message, over gloo, and in the server."""
 
 from __future__ import annotations
 
@@ -21,41 +21,44 @@ from minisgl.testing.wire import RULES, Wire, WireViolation
 CPU = torch.device("cpu")
 SERVER = ["tp=2"]
 MOST = 5
-"""Ranks that are tried."""
+"""The largest number of ranks that a workload has."""
 
 Work = Callable[[Any], Any]
 
 
 def on_wire(student: Student, ranks: int, work: Work) -> tuple[list[Any], Wire]:
-    """``work`` on the student's communicator of each rank; what came out, and what was sent. Raises `Broken`."""
+    """Run ``work(communicator)`` on each rank with the student's communicator.
+
+    Return the results and the simulated network, which has the messages. Raise `Broken` for a wrong exchange.
+    """
     if not 2 <= ranks <= MOST:
         raise Invalid
     wire = Wire(ranks)
     try:
-        made = wire.run(lambda rank, size: student.make(rank=rank, size=size, address="", device=CPU), work)
+        results = wire.run(lambda rank, size: student.make(rank=rank, size=size, address="", device=CPU), work)
     except WireViolation as error:
         cause = {"changed": "early", "unwaited": "early", "left": "sizes", "neighbour": "order"}
         raise Broken(cause.get(error.rule, error.rule), RULES[error.rule], error.text) from error
-    return made, wire
+    return results, wire
 
 
 def has(student: Student, method: str) -> bool:
-    """Whether the student's communicator has the method that the skeleton has."""
+    """Return whether the student's communicator has this method of the skeleton."""
     return hasattr(student.make(rank=0, size=1, address="", device=CPU), method)
 
 
 def votes(ranks: int, length: int) -> list[Tensor]:
-    """A tensor for each rank whose sum tells, digit by digit in base 8, how often each rank's part is in it."""
+    """Return a tensor for each rank: digit r, in base 8, of their sum says how often rank r's part is in the sum."""
     return [torch.full((length,), 8**rank, dtype=torch.int64) for rank in range(ranks)]
 
 
 def counted(x: int, ranks: int) -> list[int]:
-    """How often each rank's part is in one element of a sum of `votes`."""
+    """Return how often each rank's part is in ``x``, one element of a sum of `votes`."""
     return [x // 8**rank % 8 for rank in range(ranks)]
 
 
 def randoms(ranks: int, length: int) -> list[Tensor]:
-    """Whole numbers, so that the sum does not depend on its order."""
+    """Return a random tensor for each rank. Its elements are integers, so that sums do not depend on their order."""
     generator = torch.Generator().manual_seed(length)
     return [torch.randint(-99, 100, (length,), generator=generator).float() for _ in range(ranks)]
 
@@ -64,15 +67,18 @@ def randoms(ranks: int, length: int) -> list[Tensor]:
 
 
 def make_chunks(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return a random workload: the length of each rank's chunk."""
     most = min(2 + size // 4, MOST)
     return {"chunks": [rng.randint(0, 1 + size // 3) for _ in range(rng.randint(2, most))]}
 
 
 def show_chunks(workload: dict[str, Any]) -> str:
+    """Describe the workload in one line."""
     return f"{len(workload['chunks'])} ranks, chunks of {workload['chunks']} elements"
 
 
 def run_swap(student: Student, workload: dict[str, Any]) -> None:
+    """Grade `swap` alone. A communicator without this method is graded as a whole."""
     lengths = workload["chunks"]
     n = len(lengths)
     if not has(student, "swap"):
@@ -87,11 +93,15 @@ def run_swap(student: Student, workload: dict[str, Any]) -> None:
     for rank, incoming in enumerate(got):
         left = (rank - 1) % n
         if not bool((incoming == left).all()):
-            seen = f"Rank {rank} of {n} holds {incoming.tolist()[:6]} afterwards; its left neighbour is rank {left}."
-            raise Broken("order", "Each rank sends to its right and receives from its left.", seen)
+            seen = (
+                f"After `swap`, rank {rank} of {n} has received {incoming.tolist()[:6]}; its left neighbour, rank "
+                f"{left}, has sent elements with the value {left}."
+            )
+            raise Broken("order", "Each rank sends to its right neighbour and receives from its left neighbour.", seen)
 
 
 def run_reduce_scatter(student: Student, workload: dict[str, Any]) -> None:
+    """Grade `reduce_scatter` alone. A communicator without this method is graded as a whole."""
     lengths = workload["chunks"]
     n = len(lengths)
     if not has(student, "reduce_scatter"):
@@ -111,35 +121,37 @@ def run_reduce_scatter(student: Student, workload: dict[str, Any]) -> None:
 
 
 def wrong_chunk(rank: int, got: Sequence[list[Tensor]], want: Sequence[Tensor], parts: Sequence[Tensor]) -> Broken:
-    """Why chunk ``rank`` of that rank is not the sum."""
-    promise, n = "After reduce_scatter, rank r's chunk r is the sum of all ranks' chunks r.", len(want)
+    """Return the finding for a rank whose own chunk is not the sum."""
+    promise, n = "After `reduce_scatter`, chunk r on rank r is the sum of all ranks' chunks r.", len(want)
     chunks = got[rank]
     for other in range(n):
         for i in range(n):
             if i != other and len(want[i]) and torch.equal(got[other][i], want[i]):
-                seen = f"On rank {other} of {n}, chunk {i} is complete, and chunk {other} should be."
+                seen = f"On rank {other} of {n}, chunk {i} is the complete sum; chunk {other} should be."
                 return Broken("order", promise, seen)
     if parts[0].dtype != torch.int64:
-        return Broken("order", promise, f"On rank {rank} of {n}, chunk {rank} has all parts, of other elements.")
-    return misadded(f"chunk {rank} of rank {rank}", int(chunks[rank][0]), n, promise)
+        seen = f"Chunk {rank} on rank {rank} of {n} has a part of every rank, but of the wrong elements."
+        return Broken("order", promise, seen)
+    return wrong_sum(f"chunk {rank} on rank {rank}", int(chunks[rank][0]), n, promise)
 
 
-def misadded(what: str, value: int, n: int, promise: str) -> Broken:
-    """Which parts are missing from a sum of `votes`, or are in it twice."""
+def wrong_sum(what: str, value: int, n: int, promise: str) -> Broken:
+    """Return the finding for a wrong sum of `votes`: which ranks' parts are missing or added more than once."""
     times = counted(value, n)
     twice = [rank for rank, count in enumerate(times) if count > 1]
     missing = [rank for rank, count in enumerate(times) if count == 0]
     if twice:
-        seen = f"In {what}, {ranks_named(twice)} {'is' if len(twice) == 1 else 'are'} more than once."
-        return Broken("twice", promise, seen)
+        return Broken("twice", promise, f"In {what}, the part of {ranks_named(twice)} was added more than once.")
     return Broken("missing", promise, f"In {what}, the part of {ranks_named(missing)} is missing ({n} ranks).")
 
 
 def ranks_named(ranks: Sequence[int]) -> str:
+    """Name ranks in words."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
 
 
 def run_circulate(student: Student, workload: dict[str, Any]) -> None:
+    """Grade `circulate` alone. A communicator without this method is graded as a whole."""
     lengths = workload["chunks"]
     n = len(lengths)
     if not has(student, "circulate"):
@@ -155,29 +167,32 @@ def run_circulate(student: Student, workload: dict[str, Any]) -> None:
         for i, chunk in enumerate(chunks):
             if bool((chunk == 8 * i).all()):
                 continue
-            promise, place = "After circulate, every rank holds every rank's finished chunk.", f"the place of chunk {i}"
+            promise = "After `circulate`, each rank has every rank's finished chunk."
             found = int(chunk[0])
             if found == 8 * i - 1:
-                seen = f"On rank {rank} of {n}, in {place}, it was added to what stood there before."
+                seen = f"On rank {rank} of {n}, chunk {i} was added to the old contents instead of replacing them."
                 raise Broken("twice", promise, seen)
-            holds = "what it held before" if found < 0 else f"chunk {found // 8}"
-            raise Broken("order", promise, f"On rank {rank} of {n}, {place} holds {holds}.")
+            holds = "its old contents" if found < 0 else f"chunk {found // 8}"
+            raise Broken("order", promise, f"On rank {rank} of {n}, the position of chunk {i} contains {holds}.")
 
 
 # ---- the whole -------------------------------------------------------------------------------------------
 
 
 def make_whole(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return a random workload: the ranks, the number of elements, and whether the tensor is transposed."""
     most = min(2 + size // 4, MOST)
     return {"ranks": rng.randint(2, most), "length": rng.randint(0, 2 + size), "transposed": rng.randint(0, 1)}
 
 
 def show_whole(workload: dict[str, Any]) -> str:
-    how = ", two columns, transposed" if workload.get("transposed") else ""
-    return f"{workload['ranks']} ranks, {workload['length']} elements{how}"
+    """Describe the workload in one line."""
+    layout = ", a transposed tensor with two columns" if workload.get("transposed") else ""
+    return f"{workload['ranks']} ranks, {workload['length']} elements{layout}"
 
 
 def run_whole(student: Student, workload: dict[str, Any]) -> None:
+    """Grade one all-reduce of the workload."""
     length = workload["length"]
     if workload["transposed"]:
         length += length % 2
@@ -185,17 +200,19 @@ def run_whole(student: Student, workload: dict[str, Any]) -> None:
 
 
 def all_reduce(student: Student, n: int, length: int, transposed: bool = False) -> None:
-    """One all-reduce, judged. Raises `Broken`."""
-    promise = "all_reduce gives every rank the sum over all ranks."
+    """Run all-reduces of ``length`` elements on ``n`` ranks. Raise `Broken` for a wrong result."""
+    promise = "`all_reduce` returns the sum over all ranks, on each rank."
     for parts in (votes(n, length), randoms(n, length)):
 
         def work(comm: Any, parts: Sequence[Tensor] = parts) -> Tensor:
             x = parts[comm.rank].clone()
             got = comm.all_reduce(x.view(2, -1).t() if transposed else x)
             if not isinstance(got, Tensor):
-                raise Broken("raises", promise, f"all_reduce returned {got!r:.40}, which is no tensor.")
-            if got.shape != ((length // 2, 2) if transposed else (length,)):
-                raise Broken("shape", promise, f"The result has the shape {list(got.shape)}.")
+                raise Broken("raises", promise, f"`all_reduce` returned {got!r:.40}, which is not a tensor.")
+            shape = (length // 2, 2) if transposed else (length,)
+            if got.shape != shape:
+                seen = f"The result has the shape {list(got.shape)}, the input {list(shape)}."
+                raise Broken("shape", promise, seen)
             return (got.t() if transposed else got).reshape(-1).clone()
 
         got, _ = on_wire(student, n, work)
@@ -206,18 +223,18 @@ def all_reduce(student: Student, n: int, length: int, transposed: bool = False) 
                 continue
             first = wrong[0]
             if parts[0].dtype != torch.int64:
-                seen = f"On rank {rank} of {n}, element {first} is made of all parts, but of other elements'."
+                seen = f"On rank {rank} of {n}, element {first} has a part of every rank, but of the wrong elements."
                 raise Broken("order", promise, seen)
-            laid = torch.arange(length).view(2, -1).t().flatten() if transposed else torch.arange(length)
-            behind = sorted(wrong) == sorted(laid[length - len(wrong) :].tolist())  # in the order of its rows
-            if behind and all(int(x[i]) == 8**rank for i in wrong):
-                of = f"{length} elements, {n} ranks"
-                raise Broken("tail", promise, f"The last {len(wrong)} elements were not added up ({of}).")
-            raise misadded(f"element {first} on rank {rank}", int(x[first]), n, promise)
+            row_major = torch.arange(length).view(2, -1).t().flatten() if transposed else torch.arange(length)
+            at_end = sorted(wrong) == sorted(row_major[length - len(wrong) :].tolist())
+            if at_end and all(int(x[i]) == 8**rank for i in wrong):
+                sizes = f"{length} elements, {n} ranks"
+                raise Broken("tail", promise, f"The last {len(wrong)} elements were not summed ({sizes}).")
+            raise wrong_sum(f"element {first} on rank {rank}", int(x[first]), n, promise)
 
 
 def run_bits(student: Student, workload: dict[str, Any]) -> None:
-    """Sums of numbers whose order shows in the last bit."""
+    """Compare the ranks' results bit by bit, for numbers whose sum depends on the order of the additions."""
     generator = torch.Generator().manual_seed(workload["seed"])
     n, length = workload["ranks"], workload["length"]
     parts = torch.randn(max(n, 1), length, generator=generator)
@@ -227,16 +244,17 @@ def run_bits(student: Student, workload: dict[str, Any]) -> None:
         if differ:
             a, b = float(got[0][differ[0]]), float(x[differ[0]])
             seen = f"Element {differ[0]} is {a!r} on rank 0 and {b!r} on rank {rank} of {n}."
-            raise Broken("bits", "All ranks hold the same bits.", seen)
+            raise Broken("bits", "The result has the same bits on all ranks.", seen)
 
 
 def make_bits(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return a random workload for `run_bits`."""
     return {"ranks": rng.randint(2, MOST), "length": 4 + size, "seed": rng.randint(0, 9999)}
 
 
 def count_bytes(student: Student) -> str:
-    """What each rank sends, for n = 2, 3, 5: 2(n - 1)/n of the message, and alike."""
-    said = []
+    """Count the bytes that each of n = 2, 3, 5 ranks sends: 2(n - 1)/n of the tensor, the same on each rank."""
+    shares = []
     for n in (2, 3, 5):
         length = 240 * n
 
@@ -246,28 +264,30 @@ def count_bytes(student: Student) -> str:
         _, wire = on_wire(student, n, work)
         sent = [sum(nbytes for _, nbytes in messages) for messages in wire.sent]
         least = 2 * (n - 1) * length // n * 4
-        promise = f"With {n} ranks each sends 2(n - 1)/n of the message: {least} of its {length * 4} bytes."
+        promise = f"Each of {n} ranks sends 2(n - 1)/n of the tensor: {least} of its {length * 4} bytes."
         if sum(sent) < n * least:
-            raise Broken("group", promise, f"They sent {sent} bytes: the sum went another way than send and receive.")
+            seen = f"The ranks sent {sent} bytes with `self.send`: the sum used another way of communication."
+            raise Broken("group", promise, seen)
         if max(sent) != min(sent):
-            raise Broken("centre", promise, f"They sent {sent} bytes: some more than others.")
+            raise Broken("centre", promise, f"The ranks sent {sent} bytes: some ranks more than others.")
         if max(sent) > least:
-            raise Broken("bytes", promise, f"Each sent {sent[0]} bytes.")
-        said.append(f"{sent[0] / length / 4:.3g}")
-    return f"each of 2, 3, 5 ranks sends {', '.join(said)} messages' worth"
+            raise Broken("bytes", promise, f"Each rank sent {sent[0]} bytes.")
+        shares.append(f"{sent[0] / length / 4:.3g}")
+    return f"each of 2, 3, 5 ranks sends {', '.join(shares)} times the tensor's bytes"
 
 
 def link(student: Student, rank: int, size: int, address: str) -> Any:
-    """One rank's, over gloo."""
+    """Return the student's communicator of one rank, over gloo."""
     return student.make(rank=rank, size=size, address=address, device=CPU)
 
 
-def waits(said: str) -> str | None:
-    return "deadlock" if "wait for each other" in said else None
+def cause_of(message: str) -> str | None:
+    """Return the lab's cause for a message of the conformance kit."""
+    return "deadlock" if "wait for each other" in message else None
 
 
 def engine(student: Student) -> str:
-    """The model cut over two ranks that the student's ring links computes what one rank computes."""
+    """Compare the logits of `tutor` over two ranks, linked by the student's communicator, with those of one rank."""
     from minisgl.models.resolve import resolve_model
     from minisgl.plugin_manager.manager import PluginManager
     from minisgl.testing.paged import PagedModel
@@ -276,7 +296,7 @@ def engine(student: Student) -> str:
     path, ranks = resolve_model("tutor"), 2
 
     def drive(comm: Any = None) -> Tensor:
-        model = PagedModel(path, comm=comm, max_len=32, slots=1, manager=manager)
+        model = PagedModel(path, comm=comm, max_seq_len=32, max_running_requests=1, manager=manager)
         rows = [model.run([(0, 0, ids[:20])]), *(model.run([(0, i, ids[i : i + 1])]) for i in range(20, 24))]
         return torch.cat([row for (row,) in rows])
 
@@ -284,24 +304,25 @@ def engine(student: Student) -> str:
     for rank, got in enumerate(run_ranks(ranks, drive, make=partial(link, student), limit=8.0)):
         off = float((got - want).abs().max())
         if not off < 1e-3:
-            seen = f"Logits of tutor on rank {rank} of {ranks} are off by {off:.3g}."
-            raise Broken("promise", "Over any number of ranks, a model computes the same.", seen)
-    return f"tutor over {ranks} ranks computes what it does on one"
+            seen = f"The logits of `tutor` on rank {rank} of {ranks} are off by {off:.3g}."
+            raise Broken("promise", "A model computes the same logits over any number of ranks.", seen)
+    return f"tutor computes the same logits over {ranks} ranks as on one"
 
 
 GATES = (
-    Gate("swap", "neighbours exchange, and nobody waits for ever",
+    Gate("swap", "neighbours exchange tensors without a deadlock",
          search(make_chunks, run_swap, show=show_chunks), part="ring.swap"),
-    Gate("scatter", "each rank adds up its own chunk",
+    Gate("scatter", "each rank ends with the complete sum of its own chunk",
          search(make_chunks, run_reduce_scatter, show=show_chunks), part="ring.reduce_scatter"),
-    Gate("circulate", "each finished chunk comes to every rank",
+    Gate("circulate", "each finished chunk reaches every rank",
          search(make_chunks, run_circulate, show=show_chunks), part="ring.circulate"),
-    Gate("sum", "any length on any number of ranks is added up",
+    Gate("sum", "tensors of any length are summed over any number of ranks",
          search(make_whole, run_whole, show=show_whole), part="ring.all_reduce"),
-    Gate("bits", "all ranks hold the same bits", search(make_bits, run_bits, tries=40, show=show_whole)),
-    Gate("bytes", "no rank sends more than it must", count_bytes),
-    # Ranks meet 16 times, each for 5 s or more where a name server does not answer. Deadlocks are told in 10.
-    conformance(lambda: CommunicatorConformance, link, causes=waits, limit=120.0),
-    Gate("engine", "tutor over two ranks is tutor", engine, limit=30.0),
+    Gate("bits", "the result has the same bits on all ranks",
+         search(make_bits, run_bits, tries=40, show=show_whole)),
+    Gate("bytes", "no rank sends more bytes than necessary", count_bytes),
+    # The kit links ranks 16 times; each takes 5 s or more if a name server does not answer. It finds deadlocks in 10 s.
+    conformance(lambda: CommunicatorConformance, link, causes=cause_of, limit=120.0),
+    Gate("engine", "tutor computes the same logits over two ranks", engine, limit=30.0),
     facts(["all_reduce"]),
 )  # fmt: skip

@@ -1,6 +1,7 @@
-"""Lab `shard`: each class of the block, then whole models, over ranks that meet in memory, against the shared decoder.
+"""Gates of lab `shard`: each class of the decoder block, then whole models, over ranks that are threads.
 
-What each rank loads and what the ranks exchange is seen, so a wrong result can be told by how it came about.
+The reference is the shared decoder. The gates see which weights each rank loads and which collectives the ranks
+exchange, so the cause of a wrong result can be named.
 """
 
 from __future__ import annotations
@@ -20,7 +21,17 @@ from torch import Tensor
 from minisgl.config import ConfigError
 from minisgl.course.lab.grader.conformance import conformance
 from minisgl.course.lab.grader.gate import Broken, Gate, Student
-from minisgl.course.lab.grader.model_parts import Bench, Drawn, Shape, make, meet, qwen3, shipped, show, x_of
+from minisgl.course.lab.grader.model_parts import (
+    PartRunner,
+    RandomWeights,
+    Shape,
+    make,
+    qwen3,
+    run_ranks,
+    shipped,
+    show,
+    x_of,
+)
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
 from minisgl.layers.weight_shards import WeightShard
@@ -33,86 +44,91 @@ from minisgl.testing.paged import PagedModel
 SERVER = ["tp=2"]
 LAYER = "model.layers.0."
 NEAR = 2e-3
-"""Results are about 1 in size; float32 rounds to 1e-6 of that."""
+"""The tolerance of results, which are about 1; float32 rounds them to 1e-6."""
 
 
 def part(student: Student, name: str) -> Any:
-    """The class of the skeleton's, if the student's file has it."""
+    """Return the class of this name in the student's file, or None."""
     assert student.plugin is not None
     return getattr(student.plugin.module, name, None)
 
 
 def model_class(student: Student) -> Any:
-    """The student's; its block must be its own."""
+    """Return the student's model class. Raise `Broken` if its method `block` is the shared decoder's."""
     kind = student.plugin_manager.models()[student.lab.name]
-    if inspect.unwrap(getattr(kind, "block", repr)) is Decoder.block:  # the host may have wrapped it, to count
-        seen = f"{kind.__name__} has the block of minisgl.models.decoder.Decoder."
-        raise Broken("shared", "The block is written from the parallel layers.", seen)
+    # The plugin manager may have wrapped the method to count its calls.
+    if inspect.unwrap(getattr(kind, "block", repr)) is Decoder.block:
+        seen = f"{kind.__name__} inherits the method `block` of minisgl.models.decoder.Decoder."
+        raise Broken("shared", "The class has its own block, written from the parallel layers.", seen)
     return kind
 
 
-# ---- what is the same for every part -------------------------------------------------------------------------
+# ---- checks of every part ------------------------------------------------------------------------------------
 
 
-def check_pieces(shape: Shape, number: int, pieces: list[WeightShard], want: dict[str, int]) -> None:
-    """What rank ``number`` loads. ``want``: tensor → which dimension is cut (-1: none). Raises `Broken`."""
-    promise = "A rank loads the checkpoint's tensors, by name, and of the matrices its part."
-    names = {piece.name.removeprefix(LAYER) for piece in pieces}
-    strange, missing = sorted(names - want.keys()), sorted(want.keys() - names)
-    if strange or missing:
-        parts = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(strange)}"] * bool(strange)
-        raise Broken("names", promise, f"It {' and '.join(parts)}.")
-    for piece in pieces:
-        name = piece.name.removeprefix(LAYER)
-        all_of_it = piece.target.numel() == int(np.prod(piece.shape))
-        if shape.ranks > 1 and want[name] >= 0 and all_of_it and not _copied(shape, name):
-            raise Broken("whole", promise, f"Rank {number} of {shape.ranks} loads all of {name}.")
-        _check_heads(shape, number, name, piece)
+def check_shards(shape: Shape, number: int, shards: list[WeightShard], want: dict[str, int]) -> None:
+    """Check the weight shards that rank ``number`` loads. Raise `Broken` for a wrong name or cut.
+
+    ``want`` maps each tensor of the checkpoint to the dimension along which it is cut (-1: not cut).
+    """
+    promise = "Each rank loads the checkpoint's tensors by their names, and of each matrix its own part."
+    names = {shard.name.removeprefix(LAYER) for shard in shards}
+    unknown, missing = sorted(names - want.keys()), sorted(want.keys() - names)
+    if unknown or missing:
+        parts = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(unknown)}"] * bool(unknown)
+        raise Broken("names", promise, f"The layer {' and '.join(parts)}.")
+    for shard in shards:
+        name = shard.name.removeprefix(LAYER)
+        complete = shard.target.numel() == int(np.prod(shard.shape))
+        if shape.ranks > 1 and want[name] >= 0 and complete and not _copied(shape, name):
+            raise Broken("whole", promise, f"Rank {number} of {shape.ranks} loads the complete tensor {name}.")
+        _check_heads(shape, number, name, shard)
 
 
-def _check_heads(shape: Shape, number: int, name: str, piece: WeightShard) -> None:
-    """q, k and v are cut by rows at whole heads, and rank r's kv heads are those that its query heads use."""
+def _check_heads(shape: Shape, number: int, name: str, shard: WeightShard) -> None:
+    """Check that a rank's rows of the q, k and v matrices are those of whole heads."""
     letter = name.removeprefix("self_attn.").partition("_")[0]
     if letter not in ("q", "k", "v") or "norm" in name:
         return
-    rows, dim = piece.index[0], shape.head_dim
+    rows, dim = shard.index[0], shape.head_dim
     if rows.start % dim or rows.stop % dim:
-        seen = (
-            f"Rank {number} of {shape.ranks} has rows {rows.start} to {rows.stop - 1} of {name}; a head is {dim} rows."
-        )
-        raise Broken("across", "A rank has whole heads.", seen)
+        loads = f"rows {rows.start} to {rows.stop - 1} of {name}"
+        seen = f"Rank {number} of {shape.ranks} loads {loads}; a head has {dim} rows."
+        raise Broken("across", "Each rank has whole heads.", seen)
 
 
 def _copied(shape: Shape, name: str) -> bool:
-    """One kv head for all ranks is in each of them whole."""
+    """Return whether each rank has a complete copy of the tensor: the k and v of a single kv head."""
     return shape.kv_heads == 1 and any(f"{letter}_proj" in name for letter in "kv")
 
 
 def near(a: Any, b: Any) -> bool:
+    """Return whether ``a`` is finite and equals ``b`` within the tolerance."""
     return bool(torch.isfinite(a).all()) and float((a - b).abs().max()) < NEAR
 
 
 def far(outs: Sequence[Tensor], want: Tensor) -> str:
+    """Say how far the worst rank's result is from the right one."""
     return f"off by {max(float((out - want).abs().max()) for out in outs):.2g}"
 
 
 def check_spec(shape: Shape, module: Any) -> None:
-    """What the pool and the attention backend will believe."""
+    """Check the heads in the layer's `LayerSpec`, from which the KV pool and the attention backend take their sizes."""
     spec = getattr(module, "spec", None)
     want = shape.q_heads // shape.ranks, max(1, shape.kv_heads // shape.ranks), shape.head_dim
     if spec is None or (spec.q_heads, spec.kv_heads, spec.head_dim) != want:
-        has = "there is none" if spec is None else f"it says {spec.q_heads} and {spec.kv_heads}"
-        seen = f"On {shape.ranks} ranks a rank has {want[0]} query and {want[1]} kv heads of {want[2]}; {has}."
-        raise Broken("heads", "`self_attn.spec` says what this rank has.", seen)
+        says = "it has no `spec`" if spec is None else f"`spec` says {spec.q_heads} and {spec.kv_heads}"
+        seen = f"With {shape.ranks} ranks, each has {want[0]} query and {want[1]} kv heads of size {want[2]}; {says}."
+        raise Broken("heads", "`self_attn.spec` has the numbers of heads of this rank.", seen)
 
 
-def refused(shape: Shape, build: Callable[[], Any]) -> Any:
-    """What ``build`` makes; a layer that refuses to be cut so is a wrong cut here."""
+def build_or_fail(shape: Shape, build: Callable[[], Any]) -> Any:
+    """Return what ``build`` builds. Raise `Broken` if a parallel layer refuses its sizes."""
     try:
         return build()
     except ConfigError as error:
         seen = f"{error} ({shape.q_heads} query and {shape.kv_heads} kv heads, {shape.ranks} ranks.)"
-        raise Broken("across", "A rank has whole heads.", seen) from error
+        raise Broken("across", "Each rank has whole heads.", seen) from error
 
 
 # ---- attention and feed-forward -------------------------------------------------------------------------------
@@ -120,24 +136,30 @@ def refused(shape: Shape, build: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Half:
-    """Half a block: the skeleton's class, where its weights stand, and what one rank alone does wrong at most."""
+    """Half of a block: attention or feed-forward.
+
+    ``kind`` is the skeleton's class, ``name`` the attribute of the block, ``what`` the half in words, and ``cause`` the
+    cause of a wrong result on one rank.
+    """
 
     kind: str
     name: str
     what: str
     cause: str
 
-    def build(self, kind: Any, shape: Shape, bench: Bench) -> Any:
+    def build(self, kind: Any, shape: Shape, runner: PartRunner) -> Any:
+        """Build the student's class for one rank."""
         first = (0,) if self.name == "self_attn" else ()
-        return kind(*first, shape.config, bench.ctx)
+        return kind(*first, shape.config, runner.ctx)
 
-    def call(self, module: Any, bench: Bench) -> Tensor:
-        more = (bench.cos_sin, bench.where) if self.name == "self_attn" else ()
-        out: Tensor = module(x_of(bench.shape), *more)
+    def call(self, module: Any, runner: PartRunner) -> Tensor:
+        """Run the half on the workload's prompt."""
+        more = (runner.cos_sin, runner.out_cache_loc) if self.name == "self_attn" else ()
+        out: Tensor = module(x_of(runner.shape), *more)
         return out
 
     def cut(self, shape: Shape) -> dict[str, int]:
-        """Tensor → the dimension along which it is cut, -1 for one that is not."""
+        """Return each tensor of the half and the dimension along which it is cut (-1: not cut)."""
         if self.name == "mlp":
             return {f"mlp.{name}_proj.weight": dim for name, dim in (("gate", 0), ("up", 0), ("down", 1))}
         cut = {f"self_attn.{name}_proj.weight": dim for name, dim in (("q", 0), ("k", 0), ("v", 0), ("o", 1))}
@@ -152,6 +174,8 @@ MLP = Half("MLP", "mlp", "The feed-forward", "different")
 
 
 def half_gate(half: Half) -> Callable[[Student, dict[str, Any]], None]:
+    """Return the check of one half: its weights, its result and its collectives. Without the class: of the model."""
+
     def run(student: Student, workload: dict[str, Any]) -> None:
         shape, kind = Shape.of(workload), part(student, half.kind)
         if kind is None:
@@ -161,68 +185,75 @@ def half_gate(half: Half) -> Callable[[Student, dict[str, Any]], None]:
             cut = replace(shape, ranks=ranks)
 
             def work(comm: Any) -> Tensor:
-                bench, drawn = Bench(cut, comm), Drawn()
-                made = refused(cut, lambda: half.build(kind, cut, bench))
-                drawn.load(made, f"{LAYER}{half.name}.")
-                check_pieces(cut, comm.rank, drawn.pieces, half.cut(cut))
+                runner, weights = PartRunner(cut, comm), RandomWeights()
+                made = build_or_fail(cut, lambda: half.build(kind, cut, runner))
+                weights.load(made, f"{LAYER}{half.name}.")
+                check_shards(cut, comm.rank, weights.shards, half.cut(cut))
                 if half is ATTENTION:
                     check_spec(cut, made)
-                    bench.ready(made.spec)
-                return half.call(made, bench)
+                    runner.prepare(made.spec)
+                return half.call(made, runner)
 
-            return meet(ranks, work)
+            return run_ranks(ranks, work)
 
         def alone(comm: Any) -> Tensor:
-            bench = Bench(shape, comm)
-            made = getattr(qwen3()(shape.config, bench.ctx).layers[0], half.name)
-            Drawn().load(made, f"{LAYER}{half.name}.")
+            runner = PartRunner(shape, comm)
+            made = getattr(qwen3()(shape.config, runner.ctx).layers[0], half.name)
+            RandomWeights().load(made, f"{LAYER}{half.name}.")
             if half is ATTENTION:
-                bench.ready(made.spec)
-            return half.call(made, bench)
+                runner.prepare(made.spec)
+            return half.call(made, runner)
 
-        (want,), _ = meet(1, alone)
-        outs, held = on(shape.ranks)
-        wrong = check_half(half, shape, outs, want, held)
+        (want,), _ = run_ranks(1, alone)
+        outs, collectives = on(shape.ranks)
+        wrong = check_half(half, shape, outs, want, collectives)
         if wrong is None:
             return
         first, _ = on(1)
         if not near(first[0], want):
-            seen = f"On one rank, with nothing cut, it is {far(first, want)}."
-            raise Broken(half.cause, f"{half.what} computes what Qwen3's does.", seen)
+            seen = f"On one rank, with no tensor cut, the result is {far(first, want)}."
+            raise Broken(half.cause, f"{half.what} computes the same as Qwen3's.", seen)
         raise wrong
 
     return run
 
 
-def check_half(half: Half, shape: Shape, outs: list[Tensor], want: Tensor, held: list[Collective]) -> Broken | None:
-    """Each rank has the result, or the ranks' parts add up to it: the block may sum."""
-    kinds = Counter(each.kind for each in held)
-    promise = f"{half.what} computes on {shape.ranks} ranks what Qwen3's does on one."
+def check_half(
+    half: Half, shape: Shape, outs: list[Tensor], want: Tensor, collectives: list[Collective]
+) -> Broken | None:
+    """Return the finding for a wrong result, or None.
+
+    Right is: each rank has the complete result, or, without a collective, the ranks' results add up to it, because the
+    block may do the sum.
+    """
+    kinds = Counter(each.kind for each in collectives)
+    promise = f"{half.what} computes the same on {shape.ranks} ranks as Qwen3's on one rank."
     for rank, out in enumerate(outs):
         if tuple(out.shape) != tuple(want.shape):
             cause = "heads" if half is ATTENTION else "different"
-            return Broken(cause, promise, f"Rank {rank} has a result of {list(out.shape)}, not {list(want.shape)}.")
+            seen = f"The result on rank {rank} has the shape {list(out.shape)}, not {list(want.shape)}."
+            return Broken(cause, promise, seen)
     if shape.ranks == 1:
-        return None if near(outs[0], want) else Broken(half.cause, promise, f"It is {far(outs, want)}.")
+        return None if near(outs[0], want) else Broken(half.cause, promise, f"The result is {far(outs, want)}.")
     other = sorted(set(kinds) - {"all_reduce"})
+    one_sum = f"{half.what} needs one all-reduce and no other collective."
     if other:
-        return Broken(
-            "gathers", f"{half.what} exchanges one sum.", f"The ranks did {other[0]} {kinds[other[0]]} times."
-        )
+        return Broken("gathers", one_sum, f"The ranks called {other[0]} {kinds[other[0]]} times.")
     if kinds["all_reduce"] > 1:
-        return Broken("reduces", f"{half.what} exchanges one sum.", f"The ranks exchanged {kinds['all_reduce']}.")
-    if all(near(out, want) for out in outs) or (not held and near(torch.stack(outs).sum(0), want)):
+        return Broken("reduces", one_sum, f"The ranks called all_reduce {kinds['all_reduce']} times.")
+    if all(near(out, want) for out in outs) or (not collectives and near(torch.stack(outs).sum(0), want)):
         return None
     for times in range(2, shape.ranks + 1):
         if near(outs[0], times * want):
-            return Broken("scale", promise, f"The result is {times} times what it should be.")
-    return Broken("parts", promise, f"It is {far(outs, want)}.")
+            return Broken("scale", promise, f"The result is {times} times the right one.")
+    return Broken("parts", promise, f"The result is {far(outs, want)}.")
 
 
 # ---- the block ------------------------------------------------------------------------------------------------
 
 
 def run_block(student: Student, workload: dict[str, Any]) -> None:
+    """Grade a whole block: its result and its collectives. Without the class `Block`, grade the model."""
     shape, kind = Shape.of(workload), part(student, "Block")
     if kind is None:
         return run_model(student, workload)
@@ -231,70 +262,78 @@ def run_block(student: Student, workload: dict[str, Any]) -> None:
         cut = replace(shape, ranks=ranks)
 
         def work(comm: Any) -> Tensor:
-            bench = Bench(cut, comm)
-            made = kind(0, cut.config, bench.ctx)
-            Drawn().load(made, LAYER)
-            bench.ready(made.self_attn.spec)
-            x, residual = made(x_of(cut), None, bench.cos_sin, bench.where)
-            if residual is None:
-                return x
-            return (comm.all_reduce(x) if ranks > 1 else x) + residual  # a sum that is left to the norm behind it
+            runner = PartRunner(cut, comm)
+            made = kind(0, cut.config, runner.ctx)
+            RandomWeights().load(made, LAYER)
+            runner.prepare(made.self_attn.spec)
+            x, residual = made(x_of(cut), None, runner.cos_sin, runner.out_cache_loc)
+            # With a residual, the block left its last sum over the ranks to the norm of the next block.
+            out: Tensor = x if residual is None else (comm.all_reduce(x) if ranks > 1 else x) + residual
+            return out
 
-        return meet(ranks, work)
+        return run_ranks(ranks, work)
 
     def alone(comm: Any) -> tuple[Tensor, Tensor]:
-        bench = Bench(shape, comm)
-        made = qwen3()(shape.config, bench.ctx).layers[0]
-        Drawn().load(made, LAYER)
-        bench.ready(made.self_attn.spec)
+        runner = PartRunner(shape, comm)
+        made = qwen3()(shape.config, runner.ctx).layers[0]
+        RandomWeights().load(made, LAYER)
+        runner.prepare(made.self_attn.spec)
         x = x_of(shape)
-        first = made.self_attn(made.input_layernorm(x)[0].clone(), bench.cos_sin, bench.where)
-        x, residual = made(x, None, bench.cos_sin, bench.where)
+        first = made.self_attn(made.input_layernorm(x)[0].clone(), runner.cos_sin, runner.out_cache_loc)
+        x, residual = made(x, None, runner.cos_sin, runner.out_cache_loc)
         return x + residual, first
 
-    ((want, first),), _ = meet(1, alone)
-    outs, held = on(shape.ranks)
-    promise = f"A block computes on {shape.ranks} ranks what Qwen3's does on one."
+    ((want, first),), _ = run_ranks(1, alone)
+    outs, collectives = on(shape.ranks)
+    promise = f"A block computes the same on {shape.ranks} ranks as Qwen3's on one rank."
     if not all(near(out, want) for out in outs):
         once, _ = on(1)
         if not near(once[0], want):
-            raise Broken("different", "A block computes what Qwen3's does.", f"On one rank it is {far(once, want)}.")
-        raise wrong_block(shape, f"The result is {far(outs, want)}.", want, first, held, promise)
+            seen = f"On one rank, with no tensor cut, the result is {far(once, want)}."
+            raise Broken("different", "A block computes the same as Qwen3's.", seen)
+        raise wrong_block(shape, f"The result is {far(outs, want)}.", want, first, collectives, promise)
     if shape.ranks > 1:
-        check_exchanges(held, 2, 0, shape.tokens * shape.hidden * 4, "A block")
+        check_exchanges(collectives, 2, 0, shape.tokens * shape.hidden * 4, "A block")
 
 
-def wrong_block(shape: Shape, off: str, want: Tensor, first: Tensor, held: list[Collective], promise: str) -> Broken:
-    """By what the ranks summed first, which should be attention's result (``first``), and second."""
+def wrong_block(
+    shape: Shape, off: str, want: Tensor, first: Tensor, collectives: list[Collective], promise: str
+) -> Broken:
+    """Return the finding for a wrong block, from the two sums that the ranks exchanged.
+
+    The first sum should be attention's result, ``first``. The second should be the feed-forward's.
+    """
     x, n = x_of(shape), shape.ranks
-    sums = [torch.stack(each.parts).sum(0) for each in held if each.kind == "all_reduce"]
+    sums = [torch.stack(each.parts).sum(0) for each in collectives if each.kind == "all_reduce"]
     if len(sums) < 2:
-        return Broken("unsummed", promise, f"{off} The ranks exchanged {len(sums)} sums.")
-    stages = (("first is attention's", first, x), ("second is the feed-forward's", want - x - first, x + first))
+        return Broken("unsummed", promise, f"{off} The ranks called all_reduce {len(sums)} times; a block needs 2.")
+    stages = (("first", first, x), ("second", want - x - first, x + first))
     for (what, should, stream), total in zip(stages, sums, strict=False):
         if near(total, should + n * stream):
-            seen = f"{off} What was summed {what} result, and {n} times the residual stream."
+            half = "attention" if what == "first" else "the feed-forward"
+            seen = f"{off} The {what} all-reduce summed the result of {half} and {n} times the residual stream."
             return Broken("residual", promise, seen)
     return Broken("parts", promise, off)
 
 
-def check_exchanges(held: list[Collective], sums: int, gathers: int, nbytes: int, what: str) -> None:
-    """So many all-reduces of ``nbytes`` and all-gathers, and nothing else."""
-    kinds = Counter(each.kind for each in held)
-    promise = f"{what} exchanges {sums} sums of {nbytes} bytes, and nothing else between its layers."
+def check_exchanges(collectives: list[Collective], sums: int, gathers: int, nbytes: int, what: str) -> None:
+    """Raise `Broken` if there were more than ``sums`` all-reduces of ``nbytes`` each, or more than ``gathers``."""
+    kinds = Counter(each.kind for each in collectives)
+    promise = f"{what} needs {sums} all-reduces of {nbytes} bytes, and no all-gather between its layers."
     if kinds["all_gather"] > gathers:
-        raise Broken("gathers", promise, f"The ranks gathered {kinds['all_gather'] - gathers} times.")
-    moved = sum(each.nbytes for each in held if each.kind == "all_reduce")
+        raise Broken("gathers", promise, f"The ranks called all_gather {kinds['all_gather'] - gathers} times.")
+    moved = sum(each.nbytes for each in collectives if each.kind == "all_reduce")
     if kinds["all_reduce"] > sums or moved > sums * nbytes:
-        raise Broken("reduces", promise, f"They exchanged {kinds['all_reduce']} sums, {moved} bytes a rank.")
+        seen = f"The ranks called all_reduce {kinds['all_reduce']} times, with {moved} bytes on each rank."
+        raise Broken("reduces", promise, seen)
 
 
 # ---- whole models ------------------------------------------------------------------------------------------------
 
 
 def drive(kind: Any, shape: Shape, comm: Any) -> Tensor:
-    """A chunk, and a chunk behind it: logits of each position."""
-    options: dict[str, Any] = {"source": Drawn(), "page_size": 4, "max_len": 64, "slots": 1}
+    """Run a model on a prompt in two chunks and return the logits of each position."""
+    options: dict[str, Any] = {"source": RandomWeights(), "page_size": 4, "max_seq_len": 64, "max_running_requests": 1}
     model = PagedModel(shape.config, comm=comm, model=kind, manager=shipped(), **options)
     ids = torch.arange(7, 7 + shape.tokens + 2) % shape.config.vocab_size
     (a,), (b,) = model.run([(0, 0, ids[: shape.tokens])]), model.run([(0, shape.tokens, ids[shape.tokens :])])
@@ -302,59 +341,66 @@ def drive(kind: Any, shape: Shape, comm: Any) -> Tensor:
 
 
 def run_model(student: Student, workload: dict[str, Any]) -> None:
+    """Compare the logits of the student's model over the ranks with those of Qwen3 on one rank."""
     shape, kind = Shape.of(workload), model_class(student)
-    (want,), _ = meet(1, lambda comm: drive(qwen3(), shape, comm))
-    for rank, got in enumerate(meet(shape.ranks, lambda comm: drive(kind, shape, comm))[0]):
+    (want,), _ = run_ranks(1, lambda comm: drive(qwen3(), shape, comm))
+    for rank, got in enumerate(run_ranks(shape.ranks, lambda comm: drive(kind, shape, comm))[0]):
         if not near(got / 10, want / 10):
-            promise = f"The model computes on {shape.ranks} ranks what Qwen3 does on one."
+            promise = f"The model computes the same logits on {shape.ranks} ranks as Qwen3 on one rank."
             cause = "different" if shape.ranks == 1 else "parts"
-            raise Broken(cause, promise, f"Logits on rank {rank} are {far([got], want)}.")
+            raise Broken(cause, promise, f"The logits on rank {rank} are {far([got], want)}.")
 
 
 def counts(student: Student) -> str:
-    """tutor on 2 and 4 ranks: two all-reduces a layer, one for the embedding, one gather for the head."""
-    path, kind, tokens, said = resolve_model("tutor"), model_class(student), 9, []
-    whole = PagedModel(path, manager=shipped(), slots=1, max_len=32).bytes_read
+    """Count the collectives and the bytes loaded of `tutor` on 2 and 4 ranks.
+
+    Allowed are two all-reduces in each layer, one for the embedding, and one all-gather for the head.
+    """
+    path, kind, tokens, notes = resolve_model("tutor"), model_class(student), 9, []
+    whole = PagedModel(path, manager=shipped(), max_running_requests=1, max_seq_len=32).bytes_read
     for ranks in (2, 4):
 
         def work(comm: Any) -> PagedModel:
-            model = PagedModel(path, comm=comm, model=kind, manager=shipped(), slots=1, max_len=32)
+            model = PagedModel(path, comm=comm, model=kind, manager=shipped(), max_running_requests=1, max_seq_len=32)
             model.run([(0, 0, list(range(tokens)))])
             return model
 
-        models, held = meet(ranks, work)
+        models, collectives = run_ranks(ranks, work)
         config = models[0].config
         sums = 2 * config.num_hidden_layers + 1
-        check_exchanges(held, sums, 1, tokens * config.hidden_size * 4, f"tutor on {ranks} ranks")
+        check_exchanges(collectives, sums, 1, tokens * config.hidden_size * 4, f"tutor on {ranks} ranks")
         most = max(model.bytes_read for model in models)
         if most > 1.2 * whole / min(ranks, config.num_key_value_heads):
-            seen = f"One reads {most} of {whole} bytes."
-            raise Broken("whole", f"Each of {ranks} ranks reads its part of the checkpoint.", seen)
-        moved = sum(each.nbytes for each in held if each.kind == "all_reduce")
-        said.append(f"{sums} all-reduces, {moved // 1024} KiB on each of {ranks} ranks")
-    return "; ".join(said)
+            seen = f"A rank loads {most} of {whole} bytes."
+            raise Broken("whole", f"Each of {ranks} ranks loads only its part of the checkpoint.", seen)
+        moved = sum(each.nbytes for each in collectives if each.kind == "all_reduce")
+        notes.append(f"{sums} all-reduces, {moved // 1024} KiB on each of {ranks} ranks")
+    return "; ".join(notes)
 
 
 class OnTutor(ModelConformance):
-    """The public kit on tutor's weights; the shared decoder is the reference."""
+    """The public kit on the weights of `tutor`, with the shared decoder as the reference."""
 
     def checkpoint(self, folder: Path) -> Path:
+        """Return a copy of the checkpoint of `tutor`."""
         return Path(shutil.copytree(resolve_model("tutor"), folder / "tutor"))
 
     def reference(self, path: Path, ids: Tensor) -> Tensor:
-        (logits,) = PagedModel(path, manager=shipped(), slots=1, max_len=64).run([(0, 0, ids)])
+        """Return the logits of the shipped model."""
+        (logits,) = PagedModel(path, manager=shipped(), max_running_requests=1, max_seq_len=64).run([(0, 0, ids)])
         return logits
 
 
 GATES = (
-    Gate("attention", "each rank attends with its own heads",
+    Gate("attention", "each rank computes attention with its own heads",
          search(make, half_gate(ATTENTION), show=show, tries=24), part="shard.attention"),
-    Gate("mlp", "the feed-forward is cut in the middle",
+    Gate("mlp", "the feed-forward is cut along its inner dimension",
          search(make, half_gate(MLP), show=show, tries=24), part="shard.mlp"),
-    Gate("block", "the residual stream is added once, and two sums are exchanged",
+    Gate("block", "the residual stream is added once, and the ranks exchange two sums",
          search(make, run_block, show=show, tries=24), part="shard.block"),
-    Gate("model", "any shape on any number of ranks is Qwen3", search(make, run_model, show=show, tries=16)),
-    Gate("counts", "two all-reduces a layer suffice", counts),
+    Gate("model", "a model of any shape equals Qwen3 on any number of ranks",
+         search(make, run_model, show=show, tries=16)),
+    Gate("counts", "each layer needs two all-reduces and no other collective", counts),
     conformance(lambda: OnTutor, model_class, limit=30.0),
     facts(["forward"]),
 )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Grades one lab file: each gate in a process of its own, then the real server."""
+"""The grader of lab files: each gate runs in a child process, then gates run against the real server."""

@@ -1,7 +1,8 @@
-"""A clean environment with one package in it: what somebody has who installs it and nothing else of its author's.
+"""A clean virtual environment with one package installed, as a user of the package has it.
 
-What this environment has (minisgl, torch, pytest) is seen from there, so nothing is fetched. The package is built by
-its own build backend, from a copy, and its wheel is unpacked; its folder is not on any path.
+The environment sees the packages of the current environment (minisgl, torch, pytest), so nothing is downloaded. The
+package is built by its own build backend from a copy of its folder, and the wheel is unpacked into the environment. The
+package's folder itself is not on any import path.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ from pathlib import Path
 
 from minisgl.course.lab.grader.gate import Missing
 
-__all__ = ["Clean", "NotBuilt", "clean"]
+__all__ = ["BuildFailed", "CleanEnvironment", "clean_environment"]
 
 BUILD_SECONDS = 60.0
+"""Seconds that the build of the package may take."""
 _SKIP = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info", "venv")
 _BUILD = "import importlib, sys; print(importlib.import_module(sys.argv[1]).build_wheel(sys.argv[2]))"
 
 
-class NotBuilt(Exception):  # noqa: N818 - a finding
-    """The folder gives no wheel. ``why`` in a line."""
+class BuildFailed(Exception):  # noqa: N818 - a finding
+    """No wheel can be built from the folder. ``why`` says the reason in one line."""
 
     def __init__(self, why: str):
         super().__init__(why)
@@ -40,8 +42,12 @@ class NotBuilt(Exception):  # noqa: N818 - a finding
 
 
 @dataclass(frozen=True)
-class Clean:
-    """``python`` sees the package in ``site`` under the name ``dist``; ``tests`` is a copy of its tests, if any."""
+class CleanEnvironment:
+    """A virtual environment with the package installed.
+
+    ``python`` is its interpreter, ``site`` its folder of installed packages, ``dist`` the distribution's name, and
+    ``tests`` the path of a copy of the package's tests, which exists if the package has tests.
+    """
 
     python: Path
     site: Path
@@ -51,7 +57,10 @@ class Clean:
     def run(
         self, *args: str, seconds: float = 60.0, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """The environment's Python with ``args``, far from the package's folder. Raises subprocess.TimeoutExpired."""
+        """Run the environment's Python with ``args``, in a folder outside the package's.
+
+        Raise `subprocess.TimeoutExpired` after ``seconds``.
+        """
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
         return subprocess.run(
             [str(self.python), *args],
@@ -64,58 +73,59 @@ class Clean:
         )
 
 
-def clean(source: Path, at: Path) -> Clean:
-    """The environment in the folder ``at`` with the package of ``source``; made anew where that has changed.
+def clean_environment(source: Path, at: Path) -> CleanEnvironment:
+    """Return the environment in the folder ``at`` with the package of the folder ``source``.
 
-    Raises `NotBuilt`, and `Missing` where this machine does not have what builds it.
+    An existing environment is reused unless the package has changed. Raise `BuildFailed` if the package can't be built,
+    and `Missing` if its build backend is not installed here.
     """
     stamp, digest = at / "made.json", _digest(source)
     python = at / ("Scripts" if os.name == "nt" else "bin") / ("python.exe" if os.name == "nt" else "python")
-    places = sysconfig.get_path("purelib", "venv", {"base": str(at), "platbase": str(at)})
+    purelib = sysconfig.get_path("purelib", "venv", {"base": str(at), "platbase": str(at)})
     if stamp.is_file():
         known = json.loads(stamp.read_text())
         if known["digest"] == digest:
-            return Clean(python, Path(places), known["dist"], at / "away" / "tests")
+            return CleanEnvironment(python, Path(purelib), known["dist"], at / "away" / "tests")
     shutil.rmtree(at, ignore_errors=True)
     venv.EnvBuilder(symlinks=os.name != "nt", with_pip=False).create(at)
     parents = "".join(f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages())
-    (Path(places) / "parent.pth").write_text(parents)
+    (Path(purelib) / "parent.pth").write_text(parents)
     away = at / "away"
     shutil.copytree(source, at / "source", ignore=_SKIP)
     away.mkdir()
     if (at / "source" / "tests").is_dir():
         shutil.copytree(at / "source" / "tests", away / "tests")
-    made = Clean(python, Path(places), _install(at / "source", Path(places), at, python), away / "tests")
+    dist = _install(at / "source", Path(purelib), at, python)
     shutil.rmtree(at / "source")
-    stamp.write_text(json.dumps({"digest": digest, "dist": made.dist}))
-    return made
+    stamp.write_text(json.dumps({"digest": digest, "dist": dist}))
+    return CleanEnvironment(python, Path(purelib), dist, away / "tests")
 
 
-def _install(source: Path, places: Path, at: Path, python: Path) -> str:
-    """Build a wheel from ``source`` and unpack it; the name of what is now installed."""
+def _install(source: Path, purelib: Path, at: Path, python: Path) -> str:
+    """Build a wheel from ``source``, unpack it into ``purelib``, and return the distribution's name."""
     file = source / "pyproject.toml"
     if not file.is_file():
-        raise NotBuilt("There is no pyproject.toml, so nobody can install it.")
+        raise BuildFailed("The folder has no pyproject.toml, so pip can't install it.")
     try:
         project = tomllib.loads(file.read_text("utf-8"))
     except tomllib.TOMLDecodeError as error:
-        raise NotBuilt(f"pyproject.toml is no TOML: {error}") from error
+        raise BuildFailed(f"pyproject.toml is not valid TOML: {error}") from error
     backend = project.get("build-system", {}).get("build-backend", "setuptools.build_meta")
     (at / "wheel").mkdir()
     command = [str(python), "-c", _BUILD, backend, str(at / "wheel")]
     try:
         built = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
-        raise NotBuilt(f"Its build was not done after {BUILD_SECONDS:.0f} s.") from error
+        raise BuildFailed(f"The build did not end within {BUILD_SECONDS:.0f} s.") from error
     if built.returncode:
         last = [line for line in built.stderr.splitlines() if line.strip()][-1:]
         missing = backend.partition(".")[0]
         if f"No module named '{missing}'" in built.stderr:
             raise Missing(f"the package is built by {backend}, which is not installed: pip install {missing}")
-        raise NotBuilt(f"{backend} can't build it: {''.join(last)}")
+        raise BuildFailed(f"{backend} can't build the package: {''.join(last)}")
     (wheel,) = (at / "wheel").glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
-        packed.extractall(places)
+        packed.extractall(purelib)
         metadata = next(name for name in packed.namelist() if name.endswith(".dist-info/METADATA"))
         return str(HeaderParser().parsestr(packed.read(metadata).decode())["Name"])
 
@@ -128,7 +138,7 @@ def _files(source: Path) -> Iterator[Path]:
 
 
 def _digest(source: Path) -> str:
-    """Of every file that a build sees, of where they are, and of this Python."""
+    """Return a hash of every file that the build reads, of the folder's path, and of the Python version."""
     digest = hashlib.sha256(f"{sys.version} {source}".encode())
     for file in _files(source):
         digest.update(str(file.relative_to(source)).encode() + b"\0" + file.read_bytes() + b"\0")

@@ -1,6 +1,6 @@
-"""Gates made of what the project has anyway: a conformance kit of `minisgl.testing`, and two engines side by side.
+"""Ready-made gates for authors of labs: a conformance kit of `minisgl.testing`, and greedy equality with the reference.
 
-For those who write labs. Knows kits by their shape alone: a class with ``make`` and with tests that take nothing.
+A kit is any class with a method ``make`` and with test methods that take no arguments. Knows no kit by name.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ def conformance(
     limit: float = UNIT_SECONDS,
     **settings: Any,
 ) -> Gate:
-    """The gate that runs every test of a kit: ``kit()`` imports its class, ``make(student, …)`` is its ``make``, and
-    ``settings`` are attributes of it, such as how much it tries. ``causes`` names the lab's cause for what a failed
-    test says, where it knows one."""
+    """Return the gate that runs every test of a conformance kit on the student's plugin.
+
+    ``kit()`` imports and returns the kit's class. ``make(student, …)`` becomes the kit's method ``make``. ``settings``
+    become attributes of the kit, such as its number of random runs. ``causes`` maps the message of a failed test to
+    one of the lab's causes, or to None.
+    """
 
     def run(student: Student) -> str:
         subject: Any = type("Kit", (kit(),), {"make": lambda self, *args: make(student, *args), **settings})
@@ -40,12 +43,12 @@ def conformance(
             except (AssertionError, PolicyError) as error:
                 broken = translate(error, causes)
                 if isinstance(broken, Broken):
-                    said = name.removeprefix("test_").replace("_", " ")
-                    broken.promise = f"{said[0].upper()}{said[1:]}. ({kit().__name__})"
+                    said = (getattr(subject, name).__doc__ or name).strip().splitlines()[0]
+                    broken.promise = f"{said} ({kit().__name__}.{name})"
                 raise broken from error
         return f"{len(tests)} tests of {kit().__name__}"
 
-    return Gate("conformance", "the public conformance kit", run, limit=limit)
+    return Gate("conformance", "the plugin passes the public conformance kit", run, limit=limit)
 
 
 _BOOK = "Handbook of the Riverside Library\nThe reading room opens at 9:30. The chess club meets in room {room}.\n"
@@ -59,8 +62,12 @@ _PROMPTS = (
 
 
 def greedy(reference: Sequence[str], words: Sequence[str] = (), limit: float = 90.0) -> Gate:
-    """The gate that serves prompts with `tutor` on a CPU, in one process, twice: with the options ``reference``, and
-    with the student's plugin. Greedy tokens must be equal. ``words`` are options for both."""
+    """Return the gate that compares the student's greedy tokens with the reference's.
+
+    The gate generates with the model `tutor` on a CPU in one process: once with the options ``reference``, and twice
+    with the student's plugin, the second time with a warm prefix cache. All greedy tokens must be equal. ``words`` are
+    options for both engines.
+    """
 
     def run(student: Student) -> str:
         from minisgl.core import SamplingParams
@@ -69,25 +76,25 @@ def greedy(reference: Sequence[str], words: Sequence[str] = (), limit: float = 9
         common = ["device=cpu", "num_pages=256", *words]
         params = SamplingParams(max_tokens=24, temperature=0.0)
 
-        def ask(options: Sequence[str], times: int) -> list[list[list[int]]]:
+        def generate(options: Sequence[str], times: int) -> list[list[list[int]]]:
             with LLM("tutor", overrides=[*common, *options]) as llm:
                 return [[o.token_ids for o in llm.generate(_PROMPTS, params, progress=False)] for _ in range(times)]
 
-        (expected,) = ask(reference, 1)
+        (expected,) = generate(reference, 1)
         mine = [f"plugins={student.path}", *student.lab.words]
-        for turn, answers in enumerate(ask(mine, 2)):
+        for turn, answers in enumerate(generate(mine, 2)):
             for prompt, answer, right in zip(_PROMPTS, answers, expected, strict=True):
                 if answer == right:
                     continue
                 at = next((i for i, (a, b) in enumerate(zip(answer, right, strict=False)) if a != b), len(answer))
                 seen = (
-                    f"Token {at} of the answer to {_short(prompt)!r} is another than with {' '.join(reference)}"
-                    f"{', where the prompt was asked before' if turn else ''}."
+                    f"Token {at} of the answer to {_short(prompt)!r} differs from the answer with {' '.join(reference)}"
+                    f"{', when the same prompt is sent a second time' if turn else ''}."
                 )
                 raise Broken("promise", "Greedy answers are the same with any plugin (promise 8).", seen)
-        return f"{2 * len(_PROMPTS)} answers as with {' '.join(reference)}"
+        return f"{2 * len(_PROMPTS)} answers equal those with {' '.join(reference)}"
 
-    return Gate("engine", "tutor's greedy answers are the same with it", run, limit=limit)
+    return Gate("engine", "tutor's greedy answers do not change with the plugin", run, limit=limit)
 
 
 def _short(text: str) -> str:

@@ -1,6 +1,6 @@
-"""What a gate is, what it is given of the student, and how it says that a promise was broken.
+"""The types that authors of labs use: a gate, the student's file as a gate receives it, and a gate's exceptions.
 
-For authors of labs. Knows no lab, and not in which process a gate runs.
+Knows no lab, and does not know in which process a gate runs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from typing import Any
 from minisgl.course.lab.catalog import Lab
 from minisgl.plugin_manager.manager import Plugin, PluginManager
 
-__all__ = ["Broken", "Gate", "Hangs", "Invalid", "Missing", "Student"]
+__all__ = ["Broken", "Gate", "Invalid", "Missing", "Student", "TimedOut"]
 
 UNIT_SECONDS = 10.0
-"""How long a gate may take before its process is killed, on a machine with a core to spare."""
+"""Seconds that a gate may run before its process is killed, on a machine with an idle core."""
 
 
 class Broken(Exception):  # noqa: N818 - a verdict
-    """A promise was broken. ``cause`` is one of the lab's causes (or of `catalog.CAUSES`), ``promise`` what should
-    hold, in one line, ``seen`` what happened instead. The rest says where, as far as it is known; ``workload`` is
-    what shows it (JSON), and ``show`` that in a few lines for a person."""
+    """A gate found that a promise is broken.
+
+    ``cause`` is one of the lab's causes, or of `catalog.CAUSES`. ``promise`` says in one line what should hold, and
+    ``seen`` what happened instead. ``step``, ``request`` and ``page`` say where, as far as it is known. ``workload``
+    (JSON) reproduces the failure, and ``show`` describes it in a few lines.
+    """
 
     def __init__(
         self,
@@ -45,69 +48,77 @@ class Broken(Exception):  # noqa: N818 - a verdict
 
 
 class Invalid(Exception):  # noqa: N818
-    """A workload makes no sense (a shrunk one may not): try another."""
+    """A workload is meaningless, for example after shrinking. The search skips it."""
 
 
-class Missing(Exception):  # noqa: N818 - nothing is wrong with the student's file
-    """A gate needs a package that is not installed, and can't be tried. Says how to install it."""
+class Missing(Exception):  # noqa: N818 - not an error of the student's file
+    """A gate can't run because a package is not installed. The message says how to install the package."""
 
 
-class Hangs(BaseException):
-    """A try took too long. Raised inside the code that runs; a student's ``except Exception`` does not catch it."""
+class TimedOut(BaseException):
+    """A workload took too long. Raised inside the student's running code, whose ``except Exception`` misses it."""
 
 
 @dataclass
 class Student:
-    """A student's file, loaded, as a gate sees it. ``seed`` is fresh in each run and printed."""
+    """A student's file as a gate receives it. ``seed`` differs in each run of the grader, which prints the seed."""
 
     lab: Lab
     path: Path
     seed: int = 0
     gate: str = ""
     replay: Any = None
-    """The workload to try instead of searching for one."""
+    """The workload to run instead of searching for one."""
     deadline: float = field(default_factory=lambda: time.monotonic() + UNIT_SECONDS)
-    doing: Callable[[Any, str], None] = lambda workload, show: None
-    """Told each workload before it is tried, and how it is shown, so that a killed gate can name it."""
+    """The time of `time.monotonic` at which the watchdog kills the gate."""
+    on_workload: Callable[[Any, str], None] = lambda workload, show: None
+    """Called with each workload, and its description, before it runs: the verdict of a killed gate names it."""
 
     def __post_init__(self) -> None:
         self.plugin_manager = PluginManager()
-        """Has the student's plugin and no other."""
+        """Contains the student's plugin and no other."""
         self.plugin: Plugin | None = None
 
     def load(self) -> None:
-        """Load the file. Raises `ConfigError`."""
+        """Load the student's file as a plugin. Raise `ConfigError` if that fails."""
         self.plugin = self.plugin_manager.add(str(self.path))
 
     def config(self, **options: Any) -> Any:
-        """The student's config object for the lab's group, with these options. Raises `ConfigError`."""
+        """Return the student's config object for the lab's group, with these options.
+
+        Raise `ConfigError` if the file has no such config class.
+        """
         assert self.lab.hook is not None
         return self.plugin_manager.schema(self.lab.hook, self.lab.name)(**options)
 
     def make(self, config: Any = None, **kwargs: Any) -> Any:
-        """What the student's factory makes of ``config`` (None: the default options); ``kwargs`` are what the hook is
-        given beside it, as ``page_size=4``. Raises `ConfigError` where it makes nothing."""
+        """Build the student's object with the factory hook of the lab's group.
+
+        ``config`` None: the default options. ``kwargs`` are the hook's other arguments, such as ``page_size=4``. Raise
+        `ConfigError` if the factory returns None.
+        """
         assert self.lab.hook is not None
         return self.plugin_manager.build(self.lab.hook, self.config() if config is None else config, **kwargs)
 
     @property
     def random(self) -> random.Random:
-        """A new generator: the same in each run with this seed, another in each gate."""
+        """A new random generator, whose numbers depend only on the seed and on the gate's name."""
         return random.Random(f"{self.seed} {self.gate}")
 
     @property
-    def left(self) -> float:
-        """Seconds before the watchdog ends the gate."""
+    def seconds_left(self) -> float:
+        """Seconds before the watchdog kills the gate."""
         return self.deadline - time.monotonic()
 
 
 @dataclass(frozen=True)
 class Gate:
-    """One thing that a lab checks. ``run`` returns, perhaps what it counted in a few words, or raises `Broken` (or
-    anything else: that is red too).
+    """One check of a lab.
 
-    ``part`` is the part that this gate grades by itself: red before it is written, green after. ``served`` gates run
-    in the grader's own process, beside the server that it has started: they get no loaded plugin.
+    ``run`` raises `Broken`, or another exception, if the check fails. It may return a few words about what it counted.
+    ``part`` names the part that this gate grades alone: the gate is red before that part is written, and green after.
+    A gate with ``served`` runs in the grader's own process against a running server, and gets a `Served` instead of a
+    `Student`. ``limit`` is in seconds.
     """
 
     name: str

@@ -1,8 +1,9 @@
-"""Where a student's code runs: each gate in a process of its own, which a watchdog ends when its time is up.
+"""The process in which a student's code runs: one child process for each gate, killed by a watchdog after its limit.
 
-``python -m minisgl.course.lab.grader.gate_process`` imports what gates need once. Then it
-forks for each request that it reads (a JSON line) and answers with JSON lines.
-Whatever a gate leaves behind is killed before the answer. It ends with its input.
+``python -m minisgl.course.lab.grader.gate_process MODULE…`` imports the modules that gates need once. For each request
+that it reads from standard input (a JSON line), it forks a child that runs one gate, and writes JSON lines to standard
+output. It kills every process that the gate left behind before it reports the gate's end. It exits when its standard
+input is closed.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ import psutil
 
 from minisgl.config import GROUPS
 from minisgl.course.lab.catalog import Lab, find
-from minisgl.course.lab.grader.blame import ReferenceTaken, blame
+from minisgl.course.lab.grader.diagnosis import ReferenceImported, diagnose
 from minisgl.course.lab.grader.gate import Broken, Gate, Missing, Student
 from minisgl.course.lab.verdicts import Verdict
 
 MEMORY = 6 * 2**30
-"""Bytes of memory that a gate may take."""
+"""Bytes of memory that a gate may allocate."""
 SUBREAPER = 36
-"""Linux' prctl for: whoever loses its parent below me becomes my child."""
+"""PR_SET_CHILD_SUBREAPER of Linux' prctl: orphaned descendants become children of this process."""
 
 
-class Guard(importlib.abc.MetaPathFinder):
-    """Refuses the reference to the student's file, and to whatever that calls."""
+class ImportGuard(importlib.abc.MetaPathFinder):
+    """An import hook that refuses the reference's modules to the student's file and to functions called from it."""
 
     def __init__(self, path: Path, forbidden: tuple[str, ...]):
         self.path, self.forbidden = str(path), forbidden
@@ -46,91 +47,93 @@ class Guard(importlib.abc.MetaPathFinder):
             sys.modules.pop(name, None)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Raise `ReferenceImported` if a forbidden module is imported below a frame of the student's file."""
         if name not in self.forbidden:
             return
         frame = sys._getframe()
         while frame is not None:
             if frame.f_code.co_filename.startswith(self.path):
-                raise ReferenceTaken(f"Line {frame.f_lineno} of {Path(self.path).name} takes {name}.")
+                raise ReferenceImported(f"Line {frame.f_lineno} of {Path(self.path).name} imports {name}.")
             frame = frame.f_back  # type: ignore[assignment]
 
 
 def load(student: Student) -> None:
-    """The first gate of every lab: the file loads, and holds a plugin for the lab's hook."""
+    """Check that the file contains a plugin for the lab's hook: the first gate of every lab."""
     plugin, lab = student.plugin, student.lab
     assert plugin is not None
-    promise = "minisgl finds the plugin in the file."
+    promise = "The file contains the lab's plugin."
     if lab.hook in GROUPS:
         if f"minisgl_{lab.hook}" not in plugin.hooks:
-            raise Broken("loads", promise, f"There is no @hookimpl minisgl_{lab.hook} in it: nothing would build it.")
+            seen = f"The file has no @hookimpl minisgl_{lab.hook}, so minisgl can't build the plugin."
+            raise Broken("loads", promise, seen)
         names = [name for group, name, _ in plugin.options if group == lab.hook]
         if lab.name not in names:
-            seen = f"minisgl_configs yields {names or 'no choice'} for the group {lab.hook!r}, and not {lab.name!r}."
+            seen = f"minisgl_configs yields {names or 'no name'} for the group {lab.hook!r}, not {lab.name!r}."
             raise Broken("loads", promise, seen)
     elif lab.hook == "models":
         names = list(student.plugin_manager.models()) if "minisgl_models" in plugin.hooks else []
         if lab.name not in names:
-            seen = f"minisgl_models returns {names or 'no class'}, and not {lab.name!r}."
-            raise Broken("loads", promise, seen if names else "There is no @hookimpl minisgl_models in it.")
+            seen = f"minisgl_models returns {names}, not {lab.name!r}."
+            raise Broken("loads", promise, seen if names else "The file has no @hookimpl minisgl_models with a class.")
 
 
 LOADS = Gate("loads", "the file loads, and minisgl finds the plugin in it", load)
 
 
-def try_gate(lab: Lab, gate: Gate, asked: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> Verdict:
-    """Run one gate in this process."""
+def run_gate(lab: Lab, gate: Gate, request: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> Verdict:
+    """Run one gate in this process and return its verdict. ``send`` reports each workload before it runs."""
     verdict = Verdict(gate.name, gate.says, gate.part)
     student = Student(
         lab,
-        Path(asked["path"]),
-        seed=asked["seed"],
+        Path(request["path"]),
+        seed=request["seed"],
         gate=gate.name,
-        replay=asked.get("replay"),
-        deadline=time.monotonic() + asked["limit"],
-        doing=lambda workload, show: tell({"doing": workload, "show": show}),
+        replay=request.get("replay"),
+        deadline=time.monotonic() + request["limit"],
+        on_workload=lambda workload, show: send({"workload": workload, "show": show}),
     )
     if lab.forbidden:
-        sys.meta_path.insert(0, Guard(student.path, lab.forbidden))
+        sys.meta_path.insert(0, ImportGuard(student.path, lab.forbidden))
     try:
         if lab.plugin:
             student.load()
         verdict.note = gate.run(student) or ""
     except Missing as error:
         verdict.tried, verdict.note = False, str(error)
-    except BaseException as error:  # sys.exit() in a student's file ends nothing but its own gate
-        verdict.blame(blame(student, error))
+    except BaseException as error:  # includes SystemExit: sys.exit() in a student's file fails this gate only
+        verdict.fail(diagnose(student, error))
     return verdict
 
 
-def _grandchild(asked: dict[str, Any], answers: IO[str]) -> None:
-    """One gate, from the fork to the end of the process."""
+def _run_child(request: dict[str, Any], answers: IO[str]) -> None:
+    """Run one gate in the forked child and write its verdict."""
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    if not asked.get("loud"):
+    if not request.get("loud"):
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
 
-    def tell(news: dict[str, Any]) -> None:
-        answers.write(json.dumps(news) + "\n")
+    def send(message: dict[str, Any]) -> None:
+        answers.write(json.dumps(message) + "\n")
         answers.flush()
 
-    lab = find(asked["lab"])
-    gate = next(gate for gate in (LOADS, *lab.gates) if gate.name == asked["gate"])
-    tell({"verdict": try_gate(lab, gate, asked, tell).encode()})
+    lab = find(request["lab"])
+    gate = next(gate for gate in (LOADS, *lab.gates) if gate.name == request["gate"])
+    send({"verdict": run_gate(lab, gate, request, send).encode()})
 
 
-def _serve(asked: dict[str, Any], answers: IO[str]) -> None:
-    """Fork for one gate and watch over it."""
-    until = time.monotonic() + float(asked["limit"])
+def _serve(request: dict[str, Any], answers: IO[str]) -> None:
+    """Fork a child for one gate, kill it after its limit, and report its end."""
+    until = time.monotonic() + float(request["limit"])
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
-            _grandchild(asked, answers)
+            _run_child(request, answers)
             status = 0
         except BaseException:
             import traceback
@@ -145,10 +148,10 @@ def _serve(asked: dict[str, Any], answers: IO[str]) -> None:
         if time.monotonic() >= until:
             late = True
             _kill_all()
-        if select.select([0], [], [], 0.005)[0] and not os.read(0, 1):  # the grader is gone
+        if select.select([0], [], [], 0.005)[0] and not os.read(0, 1):  # the grader has exited
             _kill_all()
             os._exit(1)
-    with contextlib.suppress(ChildProcessError):  # until nobody is left
+    with contextlib.suppress(ChildProcessError):  # raised when no child is left
         while True:
             _kill_all()
             os.waitpid(-1, 0)
@@ -157,16 +160,16 @@ def _serve(asked: dict[str, Any], answers: IO[str]) -> None:
 
 
 def _kill_all() -> None:
-    """Kill everything below this process."""
+    """Kill every descendant of this process."""
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
 
 def main(names: list[str]) -> None:
-    """Answer requests until the input ends; ``names`` are modules to import first."""
+    """Answer requests until standard input is closed. ``names`` are the modules to import first."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a student prints is not an answer
+    os.dup2(2, 1)  # a student's print() goes to standard error, not between the answers
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     for name in names:
@@ -177,7 +180,7 @@ def main(names: list[str]) -> None:
 
 
 def _read_line() -> bytes:
-    """A line of standard input, unbuffered: what comes after it stays where `select` sees it."""
+    """Return a line of standard input, read without a buffer, so that `select` sees later input."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)

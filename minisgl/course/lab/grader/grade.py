@@ -1,6 +1,6 @@
-"""Grades one file: each gate in a process under a watchdog, then the real server. Says what it graded, and how.
+"""Grades one file: each gate in a child process under a watchdog, then the gates that use the real server.
 
-Knows gates and verdicts. What the student's code does is never run in this process.
+Knows gates and verdicts. The student's code never runs in this process.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from types import TracebackType
 from typing import Any
 
 from minisgl.course.lab.catalog import Lab
-from minisgl.course.lab.grader.blame import blame
+from minisgl.course.lab.grader.diagnosis import diagnose
 from minisgl.course.lab.grader.gate import Broken, Gate, Missing, Student
 from minisgl.course.lab.grader.gate_process import LOADS
 from minisgl.course.lab.verdicts import Report, Verdict
-from minisgl.testing.serving import patience
+from minisgl.testing.serving import scaled_timeout
 
-__all__ = ["Nursery", "grade"]
+__all__ = ["ForkServer", "fingerprint", "grade"]
 
-SLACK = 10.0
-"""Seconds beside a gate's own limit after which its watchdog itself counts as dead."""
+WATCHDOG_SECONDS = 10.0
+"""Seconds after a gate's limit at which the process that should have killed the gate counts as hanging."""
 
 
-class Nursery:
-    """A process that forks one for each gate. Use it as a context manager. ``torch``: import that first."""
+class ForkServer:
+    """A process that forks a child for each gate. A context manager. ``torch``: the process imports torch first."""
 
     def __init__(self, torch: bool = False):
         modules = [
@@ -47,11 +47,11 @@ class Nursery:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-            start_new_session=True,  # the keyboard's interrupt is for the grader, which then closes its input
+            start_new_session=True,  # Ctrl-C reaches the grader only, which then closes the process' standard input
         )
         self._rest = b""
 
-    def __enter__(self) -> Nursery:
+    def __enter__(self) -> ForkServer:
         return self
 
     def __exit__(
@@ -60,7 +60,7 @@ class Nursery:
         self.close()
 
     def close(self) -> None:
-        """End it, and what it watches."""
+        """End the process and the gate that it is running."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(OSError):
@@ -73,59 +73,61 @@ class Nursery:
         self._process.stdout.close()
 
     def run(self, lab: Lab, path: Path, gate: Gate, seed: int, replay: Any = None) -> Verdict:
-        """What the gate says of the file."""
-        limit = patience(gate.limit)
-        asked = {"lab": lab.lab, "path": str(path), "gate": gate.name, "seed": seed, "limit": limit}
-        asked |= {"replay": replay, "loud": replay is not None}
+        """Run one gate on the file at ``path`` and return its verdict."""
+        limit = scaled_timeout(gate.limit)
+        request = {"lab": lab.lab, "path": str(path), "gate": gate.name, "seed": seed, "limit": limit}
+        request |= {"replay": replay, "loud": replay is not None}
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
-        begun = time.monotonic()
+        started = time.monotonic()
         verdict: Verdict | None = None
-        doing: tuple[Any, str] | None = None
-        for news in self._lines(limit + SLACK):
-            if "doing" in news:
-                doing = news["doing"], news["show"]
-            elif "verdict" in news:
-                verdict = Verdict(**news["verdict"])
-            elif "crash" in news:
-                raise RuntimeError(f"gate {gate.name} of lab {lab.lab} failed by itself:\n{news['crash']}")
+        workload: tuple[Any, str] | None = None
+        for message in self._messages(limit + WATCHDOG_SECONDS):
+            if "workload" in message:
+                workload = message["workload"], message["show"]
+            elif "verdict" in message:
+                verdict = Verdict(**message["verdict"])
+            elif "crash" in message:
+                raise RuntimeError(f"gate {gate.name} of lab {lab.lab} has a bug of its own:\n{message['crash']}")
             else:
-                verdict = verdict or self._ended(gate, news, doing)
+                verdict = verdict or self._ended(gate, message, workload)
         assert verdict is not None
-        verdict.seconds = time.monotonic() - begun
+        verdict.seconds = time.monotonic() - started
         return verdict
 
-    def _ended(self, gate: Gate, news: dict[str, Any], doing: tuple[Any, str] | None) -> Verdict:
-        """A gate whose process ended without a verdict."""
-        if news["late"]:
-            broken = Broken(
-                "hangs", "It comes back.", f"Nothing came back for {gate.limit:.0f} s; the process was ended."
-            )
+    def _ended(self, gate: Gate, message: dict[str, Any], workload: tuple[Any, str] | None) -> Verdict:
+        """Return the verdict for a gate whose process ended without a verdict."""
+        if message["late"]:
+            seen = f"The code did not return within {gate.limit:.0f} s, and its process was killed."
+            broken = Broken("hangs", "The code returns within its time limit.", seen)
         else:
-            broken = Broken("dies", "Its process goes on.", f"The process ended with status {news['status']}.")
-        if doing is not None:
-            broken.workload, broken.show = doing
-        return Verdict(gate.name, gate.says, gate.part).blame(broken)
+            seen = f"The process ended with status {message['status']}, without an exception."
+            broken = Broken("dies", "The process that runs the code does not end.", seen)
+        if workload is not None:
+            broken.workload, broken.show = workload
+        return Verdict(gate.name, gate.says, gate.part).fail(broken)
 
-    def _lines(self, seconds: float) -> Iterator[dict[str, Any]]:
-        """What the child says, up to and with the end of the gate."""
+    def _messages(self, seconds: float) -> Iterator[dict[str, Any]]:
+        """Yield the process' messages, up to and including the one that reports the gate's end."""
         until = time.monotonic() + seconds
         assert self._process.stdout is not None
         while True:
             line, newline, rest = self._rest.partition(b"\n")
             if newline:
                 self._rest = rest
-                news = json.loads(line)
-                yield news
-                if "late" in news:
+                message = json.loads(line)
+                yield message
+                if "late" in message:
                     return
                 continue
             ready = select.select([self._process.stdout], [], [], max(until - time.monotonic(), 0))[0]
             data = os.read(self._process.stdout.fileno(), 65536) if ready else b""
             if not data:
                 self._process.kill()
-                raise RuntimeError("the process that runs the gates is gone" if ready else "the watchdog hangs")
+                raise RuntimeError(
+                    "the process that runs the gates has exited" if ready else "the process that runs the gates hangs"
+                )
             self._rest += data
 
 
@@ -138,60 +140,66 @@ def grade(
     replay: Any = None,
     serve: bool = True,
     stop: bool = False,
-    nursery: Nursery | None = None,
-    tell: Callable[[Verdict], None] = lambda verdict: None,
+    fork_server: ForkServer | None = None,
+    on_verdict: Callable[[Verdict], None] = lambda verdict: None,
 ) -> Report:
-    """Grade a file. ``only`` names the gates to try (empty: all), ``replay`` is a workload for them; ``tell`` hears
-    each verdict as it comes. Gates of parts are all tried; the others stop at the first that is red (with ``stop``, so
-    do they). Without ``serve`` the gates beside a server are left out: such a report never says that a lab is done."""
+    """Grade a file and return the report.
+
+    ``only`` names the gates to run (empty: all). ``replay`` is a workload for these gates. Each verdict is passed to
+    ``on_verdict``. The gates of parts all run; the first other red gate stops the grading. With ``stop``, any red gate
+    stops it. Without ``serve``, the gates that use the server do not run, so the report can't pass. Raise ValueError if
+    ``only`` names an unknown gate.
+    """
     path = path.resolve()
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     report = Report(lab, str(path), fingerprint(path), seed)
     gates = [*([LOADS] if lab.plugin else []), *lab.gates]
     if not lab.gates:
-        raise RuntimeError(f"lab {lab.lab} has no gates: nothing would be graded")
+        raise RuntimeError(f"lab {lab.lab} has no gates, so nothing can be graded")
     unknown = [name for name in only if name not in [gate.name for gate in gates]]
     if unknown:
-        raise ValueError(f"lab {lab.lab} has no gate {unknown[0]!r}: {', '.join(gate.name for gate in gates)}")
+        names = ", ".join(gate.name for gate in gates)
+        raise ValueError(f"Lab {lab.lab} has no gate {unknown[0]!r}. Gates: {names}.")
     with contextlib.ExitStack() as stack:
-        nursery = nursery or stack.enter_context(Nursery(lab.torch))
+        fork_server = fork_server or stack.enter_context(ForkServer(lab.torch))
         served: Any = None
         for gate in gates:
             if only and gate.name not in only:
                 continue
-            late = any(stop or red.part is None or gate.part is None for red in report.red)
-            verdict = Verdict(gate.name, gate.says, gate.part, tried=not late and (serve or not gate.served))
+            stopped = any(stop or red.part is None or gate.part is None for red in report.red)
+            verdict = Verdict(gate.name, gate.says, gate.part, tried=not stopped and (serve or not gate.served))
             if not verdict.tried:
                 pass
             elif gate.served:
-                begun = time.monotonic()
+                started = time.monotonic()
                 if served is None:
                     from minisgl.course.lab.grader.server_gate import Served
 
-                    made = getattr(lab.module, "SERVED", Served)
-                    served = stack.enter_context(made(lab, path, report.sha256))
-                verdict = _beside_the_server(gate, served, lab, path, begun)
+                    server_class = getattr(lab.module, "SERVED", Served)
+                    served = stack.enter_context(server_class(lab, path, report.sha256))
+                verdict = _run_served(gate, served, lab, path, started)
             else:
-                verdict = nursery.run(lab, path, gate, seed, replay)
+                verdict = fork_server.run(lab, path, gate, seed, replay)
             report.verdicts.append(verdict)
-            tell(verdict)
+            on_verdict(verdict)
     return report
 
 
-def _beside_the_server(gate: Gate, served: Any, lab: Lab, path: Path, begun: float) -> Verdict:
+def _run_served(gate: Gate, served: Any, lab: Lab, path: Path, started: float) -> Verdict:
+    """Run a gate against the running server, in this process."""
     verdict = Verdict(gate.name, gate.says, gate.part)
     try:
         verdict.note = served.run(gate) or ""
-    except Missing as error:  # says nothing about the file, and what was graded so far is kept
+    except Missing as error:  # not the file's fault: the gate counts as not tried, and earlier verdicts stay
         verdict.tried, verdict.note = False, str(error)
     except Exception as error:
-        verdict.blame(blame(Student(lab, path), error))
-    verdict.seconds = time.monotonic() - begun
+        verdict.fail(diagnose(Student(lab, path), error))
+    verdict.seconds = time.monotonic() - started
     return verdict
 
 
 def fingerprint(path: Path) -> str:
-    """SHA-256 of a file; of a folder, over its Python files and their names."""
+    """Return the SHA-256 of a file; for a folder, of the names and contents of its Python files."""
     if path.is_file():
         return hashlib.sha256(path.read_bytes()).hexdigest()
     digest = hashlib.sha256()

@@ -1,9 +1,9 @@
-"""Looks at an installed plugin package from its clean environment, and prints JSON.
+"""Inspects an installed plugin package from inside its clean environment, and prints the result as JSON.
 
-Arguments of ``python -m minisgl.course.lab.grader.installed_package``:
+``python -m minisgl.course.lab.grader.installed_package`` has two commands:
 
-found DIST          the plugins that the distribution adds
-kit GROUP NAME      the conformance kit on the plugin, with its default options
+found DIST          list the plugins that the distribution adds to minisgl
+kit GROUP NAME      run the conformance kit of the group on the plugin, with its default options
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ KITS = {
     "graph": ("graph", "GraphConformance"),
     "communicator": ("communicator", "CommunicatorConformance"),
 }
-"""Group → module of `minisgl.testing` and its kit. Models and observers have no kit that fits every one."""
+"""Group → (module of `minisgl.testing`, class of the kit). Models and observers have no kit that fits all of them."""
 
 
 def found(dist: str) -> dict[str, Any]:
-    """Its plugins, or why there is none."""
+    """Return the plugins of the distribution, or the reason why minisgl finds none."""
 
-    def plain(name: str) -> str:
+    def normalized(name: str) -> str:
         return re.sub(r"[-_.]+", "-", name).lower()
 
     entries = importlib.metadata.entry_points(group="minisgl")
-    mine = [entry for entry in entries if entry.dist is not None and plain(entry.dist.name) == plain(dist)]
+    mine = [entry for entry in entries if entry.dist is not None and normalized(entry.dist.name) == normalized(dist)]
     if not mine:
         groups = sorted({e.group for e in importlib.metadata.distribution(dist).entry_points})
         return {"plugins": [], "groups": groups}
@@ -43,7 +43,7 @@ def found(dist: str) -> dict[str, Any]:
         manager = PluginManager.load(light=True)
         if any("minisgl_models" in plugin.hooks for plugin in manager.plugins if plugin.source == "entry point"):
             manager = PluginManager.load()
-            manager.models()  # two plugins may claim one name
+            manager.models()  # raises ConfigError if two plugins have a model of one name
     except ConfigError as error:
         return {"error": str(error)}
     modules = {entry.module for entry in mine}
@@ -63,7 +63,7 @@ def found(dist: str) -> dict[str, Any]:
 
 
 def kit(group: str, name: str) -> dict[str, Any]:
-    """The group's kit on the plugin's choice ``name``."""
+    """Run the group's kit on the plugin ``name``. Return the tests that passed and the first that failed."""
     import torch
 
     module, kind = KITS[group]
@@ -72,7 +72,7 @@ def kit(group: str, name: str) -> dict[str, Any]:
     on_device = ("attention", "moe", "graph")
 
     class Kit(base):  # type: ignore[misc,valid-type]
-        lru = False  # of caches: it may evict in any order that keeps prefixes whole
+        lru = False  # for the cache kit: any order of eviction that keeps prefixes whole is accepted
 
         def make(self, *args: Any) -> Any:
             more: dict[str, Any] = {"device": cpu} if group in on_device else {}
@@ -86,17 +86,17 @@ def kit(group: str, name: str) -> dict[str, Any]:
     for test in sorted(each for each in dir(Kit) if each.startswith("test_")):
         try:
             getattr(Kit(), test)()
-        except Exception as error:  # whatever it raises is what its users would see
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            return {"passed": passed, "failed": test, "said": said}
+        except Exception as error:  # any exception is a failed test
+            message = " ".join(f"{type(error).__name__}: {error}".split())
+            return {"passed": passed, "failed": test, "message": message}
         passed.append(test)
     return {"passed": passed}
 
 
 def main(words: list[str]) -> None:
-    """One question, one line of JSON behind whatever the plugin prints."""
-    told = found(words[1]) if words[0] == "found" else kit(words[1], words[2])
-    print("\n" + json.dumps(told))
+    """Run one command and print its result as the last line, after anything that the plugin prints."""
+    result = found(words[1]) if words[0] == "found" else kit(words[1], words[2])
+    print("\n" + json.dumps(result))
 
 
 if __name__ == "__main__":

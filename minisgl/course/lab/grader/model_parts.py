@@ -1,6 +1,6 @@
-"""A model's parts on a bench: shapes, weights, pages and ranks that meet in memory, for the lab `shard`.
+"""Runs parts of a model alone, for lab `shard`: with random shapes and weights, on ranks that are threads.
 
-Knows the tensor-parallel layers and the shared decoder's Qwen3, and nothing of a student.
+Knows the tensor-parallel layers and the shared decoder's Qwen3. Does not know the student's file.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from minisgl.models.config import ModelConfig
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.meeting import Collective, Meeting, MeetingViolation
 
-__all__ = ["Bench", "Drawn", "Shape", "make", "meet", "qwen3", "shipped", "show", "x_of"]
+__all__ = ["PartRunner", "RandomWeights", "Shape", "make", "qwen3", "run_ranks", "shipped", "show", "x_of"]
 
 CPU = torch.device("cpu")
 
 
 @lru_cache(maxsize=1)
 def shipped() -> PluginManager:
-    """What a model needs beside itself."""
+    """Return a plugin manager with the shipped plugins that a model needs."""
     manager = PluginManager()
     for name in ("attention.torch", "communicator.torch", "models.qwen3"):
         manager.add(f"minisgl.plugins.{name}")
@@ -40,31 +40,34 @@ def shipped() -> PluginManager:
 
 @lru_cache(maxsize=1)
 def qwen3() -> Any:
-    """The shared decoder's Qwen3, which the student's is held against."""
+    """Return the shipped Qwen3 model class, the reference for the student's class."""
     return shipped().models()["Qwen3ForCausalLM"]
 
 
-class Drawn:
-    """Weights from their names: the same model for any number of ranks. ``pieces`` is what was asked for."""
+class RandomWeights:
+    """A source of random weights that depend only on a tensor's name: every number of ranks gets the same model.
+
+    ``shards`` lists the shards that were loaded.
+    """
 
     names = None
 
     def __init__(self) -> None:
-        self.pieces: list[WeightShard] = []
+        self.shards: list[WeightShard] = []
 
-    def fill(self, piece: WeightShard) -> None:
-        """Norms are drawn around 1, matrices so that sizes are kept."""
-        self.pieces.append(piece)
-        generator = torch.Generator().manual_seed(sum(ord(c) * (i + 1) for i, c in enumerate(piece.name)))
-        noise = torch.randn(piece.shape, generator=generator)
-        whole = 1 + 0.3 * noise if "norm" in piece.name else noise / max(piece.shape[-1], 1) ** 0.5
-        piece.target.copy_(whole[piece.index])
+    def fill(self, shard: WeightShard) -> None:
+        """Fill a shard: a norm's weights are near 1, and a matrix keeps the size of its input."""
+        self.shards.append(shard)
+        generator = torch.Generator().manual_seed(sum(ord(c) * (i + 1) for i, c in enumerate(shard.name)))
+        noise = torch.randn(shard.shape, generator=generator)
+        whole = 1 + 0.3 * noise if "norm" in shard.name else noise / max(shard.shape[-1], 1) ** 0.5
+        shard.target.copy_(whole[shard.index])
 
     def load(self, module: nn.Module, prefix: str) -> None:
-        """Fill a part of a model."""
+        """Fill all weights of a part of a model. ``prefix`` is the part's path in the checkpoint."""
         with torch.no_grad():
-            for piece in weight_shards_of(module, prefix, None):
-                self.fill(piece)
+            for shard in weight_shards_of(module, prefix, None):
+                self.fill(shard)
         for each in module.modules():
             after_load = getattr(each, "after_load", None)
             if after_load is not None:
@@ -73,7 +76,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Shape:
-    """One workload."""
+    """One workload: the sizes of a model, the number of ranks, and the number of prompt tokens."""
 
     ranks: int
     q_heads: int
@@ -86,7 +89,7 @@ class Shape:
 
     @staticmethod
     def of(workload: dict[str, Any]) -> Shape:
-        """Raises `Invalid` for what can't be cut, or computed."""
+        """Return the shape of a workload. Raise `Invalid` if it can't be divided over the ranks."""
         s = Shape(**workload)
         if min(s.ranks, s.q_heads, s.kv_heads, s.head_dim, s.inner, s.tokens, s.layers) < 1 or s.head_dim % 2:
             raise Invalid
@@ -98,10 +101,12 @@ class Shape:
 
     @property
     def hidden(self) -> int:
+        """The hidden size of the model."""
         return 24
 
     @cached_property
     def config(self) -> ModelConfig:
+        """The configuration of a Qwen3 of this shape."""
         return ModelConfig.from_dict(
             {
                 "architectures": ["Qwen3ForCausalLM"],
@@ -125,6 +130,7 @@ class Shape:
 
 
 def make(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return a random workload: a model's shape and a number of ranks that divides the shape."""
     ranks = rng.choice([1, 2, 2, 4])
     kv_heads = rng.choice([1, 2, 4])
     q_heads = max(ranks, kv_heads) * rng.randint(1, 2)
@@ -141,11 +147,12 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
 
 
 def show(workload: dict[str, Any]) -> str:
+    """Describe a workload in one line."""
     return str(Shape(**workload))
 
 
-class Bench:
-    """One rank's surroundings for parts of a model: pool, attention, positions."""
+class PartRunner:
+    """What one rank needs to run a part of a model: the context, the KV pool, and the positions of one prompt."""
 
     def __init__(self, shape: Shape, comm: Any, kv_heads: int | None = None):
         self.shape = shape
@@ -153,28 +160,34 @@ class Bench:
         self.ctx = Context(comm, attention, None, CPU, torch.float32)
         self.kv_heads = kv_heads or max(1, shape.kv_heads // comm.size)
         self.cos_sin = RoPE(shape.config.rope, shape.head_dim, 64, CPU)(torch.arange(shape.tokens))
-        self.where = torch.arange(shape.tokens)
+        self.out_cache_loc = torch.arange(shape.tokens)
 
-    def ready(self, spec: Any) -> None:
-        """Make the pool and plan one prompt."""
+    def prepare(self, spec: Any) -> None:
+        """Create the KV pool and plan attention for one prompt. ``spec`` is the layer's `LayerSpec`."""
         n = self.shape.tokens
         self.ctx.pool = KVPool(1, n + 1, 1, self.kv_heads, self.shape.head_dim, torch.float32, CPU)
         self.ctx.attention.bind(self.ctx.pool, [spec], [])
-        indptr, seq_lens = np.array([0, n], np.int32), np.array([n], np.int32)
-        table = torch.arange(n, dtype=torch.int32).unsqueeze(0)
-        on_device = torch.from_numpy(indptr), torch.from_numpy(seq_lens)
-        slots = torch.zeros(1, dtype=torch.int32)
-        self.ctx.attention.plan(AttnBatch(int(n == 1), indptr, seq_lens, *on_device, slots, table))
+        cu_seqlens_q, seq_lens = np.array([0, n], np.int32), np.array([n], np.int32)
+        page_table = torch.arange(n, dtype=torch.int32).unsqueeze(0)
+        on_device = torch.from_numpy(cu_seqlens_q), torch.from_numpy(seq_lens)
+        req_pool_indices = torch.zeros(1, dtype=torch.int32)
+        batch = AttnBatch(int(n == 1), cu_seqlens_q, seq_lens, *on_device, req_pool_indices, page_table)
+        self.ctx.attention.plan(batch)
 
 
-def meet(ranks: int, work: Callable[[Any], Any]) -> tuple[list[Any], list[Collective]]:
-    """``work`` on ranks in memory, and what they exchanged. Raises `Broken` where they miss each other."""
+def run_ranks(ranks: int, work: Callable[[Any], Any]) -> tuple[list[Any], list[Collective]]:
+    """Run ``work(comm)`` for each rank in a thread. Return the results, and the collectives that the ranks exchanged.
+
+    Raise `Broken` if the ranks do not call the same collectives in the same order.
+    """
     meeting = Meeting(ranks)
     try:
-        return meeting.run(work), meeting.held
+        return meeting.run(work), meeting.collectives
     except MeetingViolation as error:
-        raise Broken("miss", "All ranks come to the same exchanges.", f"{str(error).capitalize()}.") from error
+        promise = "All ranks call the same collectives in the same order."
+        raise Broken("miss", promise, f"{str(error).capitalize()}.") from error
 
 
 def x_of(shape: Shape) -> Tensor:
+    """Return the input of a part: random numbers, [tokens, hidden]."""
     return torch.randn(shape.tokens, shape.hidden, generator=torch.Generator().manual_seed(3))

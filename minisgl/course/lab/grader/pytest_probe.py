@@ -1,6 +1,7 @@
-"""A pytest plugin that notes what ran: passed and failed tests, and which of them are a public kit's.
+"""A pytest plugin that records which tests passed and failed, and how many of them belong to a public kit.
 
-``python -m pytest -p minisgl.course.lab.grader.pytest_probe`` writes JSON to the file that ``MINISGL_PROBE`` names.
+``python -m pytest -p minisgl.course.lab.grader.pytest_probe`` writes the record as JSON to the file that the
+environment variable ``MINISGL_PROBE`` names.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _seen: dict[str, Any] = {"passed": [], "failed": [], "kits": {}}
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Which tests are inherited from a kit: defined in minisgl.testing, and not written over."""
+    """Record which tests are inherited from a kit: defined in `minisgl.testing` and not overridden."""
     for item in items:
         function: Any = getattr(item, "function", None)
         if getattr(function, "__module__", "").startswith("minisgl.testing."):
@@ -23,7 +24,7 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """One phase of one test."""
+    """Record the result of one phase of one test."""
     if report.failed:
         said = str(report.longrepr).strip().splitlines()
         _seen["failed"].append([report.nodeid, next((s for s in reversed(said) if s.startswith("E ")), said[-1])])
@@ -35,12 +36,12 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 
 def pytest_collectreport(report: Any) -> None:
-    """A file that can't be imported."""
+    """Record a test file that can't be imported."""
     if report.failed:
         said = [line for line in str(report.longrepr).splitlines() if line.startswith("E ")]
         _seen["failed"].append([report.nodeid, said[-1] if said else str(report.longrepr)[-200:]])
 
 
 def pytest_sessionfinish() -> None:
-    """Write it down."""
+    """Write the record to the file."""
     Path(os.environ["MINISGL_PROBE"]).write_text(json.dumps(_seen))

@@ -1,4 +1,4 @@
-"""A gate that tries random workloads: small ones first; it shrinks the first that fails before it reports it."""
+"""A search for a failing workload: random workloads of growing size, and the first that fails is shrunk."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from minisgl.course.lab.grader.blame import blame
-from minisgl.course.lab.grader.gate import UNIT_SECONDS, Broken, Hangs, Invalid, Student
+from minisgl.course.lab.grader.diagnosis import diagnose
+from minisgl.course.lab.grader.gate import UNIT_SECONDS, Broken, Invalid, Student, TimedOut
 from minisgl.course.lab.grader.shrink import smallest
 
 SHRINK_SECONDS = 2.0
-"""How long a search makes a failing workload smaller."""
+"""Seconds that a search spends on shrinking a failing workload."""
 TRY_SECONDS = 1.0
-"""How long one workload of a search may compute before it counts as hanging."""
+"""Seconds of processor time after which one workload counts as hanging."""
 WAIT_SECONDS = 5.0
-"""How long it may take by the clock: it may wait for something, or the machine may be busy with others."""
+"""Seconds by the clock after which one workload counts as hanging: the code may wait, or the machine may be busy."""
 
 
 def search(
@@ -29,51 +29,54 @@ def search(
     seconds: float = 1.5,
     show: Callable[[Any], str] = repr,
 ) -> Callable[[Student], str]:
-    """A gate's ``run`` that tries workloads: ``make(rng, size)`` for growing sizes 1, 2, 3 …, each given to
-    ``run(student, workload)``, for ``tries`` tries or ``seconds`` of processor time, whichever ends first.
+    """Return a gate's ``run`` that searches for a failing workload.
 
-    A workload is JSON: dicts, lists, whole numbers, texts. The first that breaks is made smaller: elements of its
-    lists are left out and its numbers lowered, as long as ``run`` raises the same cause. So ``run`` must raise
-    `Invalid` for one that makes no sense. ``show`` draws the result in a few lines.
+    The search calls ``make(rng, size)`` for the sizes 1, 2, 3, … and ``run(student, workload)`` with each workload. It
+    ends after ``tries`` workloads or ``seconds`` of processor time, whichever comes first.
+
+    A workload is JSON: dicts, lists, integers, strings. The first workload that fails is shrunk: elements of its lists
+    are removed and its integers are lowered as long as ``run`` raises `Broken` with the same cause. So ``run`` must
+    raise `Invalid` for a meaningless workload. ``show`` describes the result in a few lines.
     """
 
     def attempt(student: Student, workload: Any) -> Broken | None:
         shown = ""
-        with contextlib.suppress(Exception):  # a shrunk one may make no sense
+        with contextlib.suppress(Exception):  # a shrunk workload may be meaningless
             shown = show(workload)
-        student.doing(workload, shown)
+        student.on_workload(workload, shown)
         try:
-            with alarm(TRY_SECONDS, max(min(WAIT_SECONDS, student.left - 1.0), 0.1)):
+            with alarm(TRY_SECONDS, max(min(WAIT_SECONDS, student.seconds_left - 1.0), 0.1)):
                 run(student, workload)
         except Broken as broken:
             return broken
         except Invalid:
             return None
-        except (Exception, Hangs) as error:
-            return blame(student, error)
+        except (Exception, TimedOut) as error:
+            return diagnose(student, error)
         return None
 
-    def whole(student: Student) -> str:
+    def run_search(student: Student) -> str:
         rng = student.random
         started, computed = time.monotonic(), time.process_time()
         found: Broken | None = None
         workload: Any = student.replay
         if student.replay is not None:
             found = attempt(student, workload)
-        begun, tried = started, 0
+        tried_at, tried = started, 0
         while student.replay is None and found is None and tried < tries:
-            # Processor time, so that a busy machine tries no less, as long as the watchdog leaves room.
-            if tried and (time.process_time() - computed > seconds or student.left < UNIT_SECONDS / 2):
+            # Measured in processor time: a busy machine tries as many workloads, while the watchdog's limit is far.
+            if tried and (time.process_time() - computed > seconds or student.seconds_left < UNIT_SECONDS / 2):
                 break
             tried += 1
-            workload, begun = make(rng, tried), time.monotonic()
+            workload, tried_at = make(rng, tried), time.monotonic()
             found = attempt(student, workload)
         if found is None:
             return f"{tried or 1} workloads"
         broken, cause = found, found.cause
-        if cause == "unfinished":  # whatever is tried
+        if cause == "unfinished":  # every workload shows it: nothing to shrink
             raise broken
-        waits = cause == "hangs" and time.monotonic() - begun > WAIT_SECONDS / 2  # each smaller one would, too
+        # Code that waits until WAIT_SECONDS would do so for every smaller workload too: shrinking takes too long.
+        waits = cause == "hangs" and time.monotonic() - tried_at > WAIT_SECONDS / 2
         if student.replay is None and not waits:
 
             def still(smaller: Any) -> Broken | None:
@@ -85,15 +88,15 @@ def search(
         broken.workload, broken.show = workload, broken.show or show(workload)
         raise broken
 
-    return whole
+    return run_search
 
 
 @contextlib.contextmanager
 def alarm(computing: float, waiting: float) -> Iterator[None]:
-    """Raise `Hangs` in the main thread's Python code after so many seconds of processor time, or of the clock's."""
+    """Raise `TimedOut` in the main thread after ``computing`` seconds of processor time or ``waiting`` by the clock."""
 
     def ring(number: int, frame: Any) -> None:
-        raise Hangs
+        raise TimedOut
 
     timers = {signal.SIGPROF: (signal.ITIMER_PROF, computing), signal.SIGALRM: (signal.ITIMER_REAL, waiting)}
     before = {number: signal.signal(number, ring) for number in timers}

@@ -1,7 +1,8 @@
-"""The last gate but one: ``python -m minisgl`` with the student's file, asked over HTTP with the ``openai`` client.
+"""Gates that use the real server: ``python -m minisgl`` with the student's file, queried with the ``openai`` client.
 
-`Served` starts one server a grading, and ends it. What its answers must be is known without any reference: facts that
-stand in a prompt. Knows the command line and ``/metrics``; no code of the student's runs in this process.
+`Served` starts one server for each run of the grader, and stops it. The expected answers are facts that the prompts
+contain, so no reference solution is needed. Knows the command line and ``/metrics``; the student's code does not run in
+this process.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from typing import Any
 
 from minisgl.course.lab.catalog import Lab
 from minisgl.course.lab.grader.gate import Broken, Gate, Missing
-from minisgl.testing.serving import Server, patience
+from minisgl.testing.serving import Server, scaled_timeout
 
 __all__ = ["QUESTIONS", "Served", "facts"]
 
 START_SECONDS = 45.0
+"""Seconds that the server's start may take, on a machine with an idle core."""
 ANSWER_SECONDS = 20.0
-"""How long a start, and an answer, may take on a machine with a core to spare."""
+"""Seconds that one answer may take, on a machine with an idle core."""
 
 _BOOK = """\
 Handbook of the Riverside Library
@@ -41,12 +43,15 @@ QUESTIONS: tuple[tuple[str, str, str], ...] = tuple(
         ("In which room does the chess club meet?", "12"),
     )
 )
-"""A handbook, a question about it, and what the answer must contain. Three handbooks differ in one line each."""
+"""(handbook, question, text that the answer must contain). The three handbooks differ in one line each."""
 
 
 class Served:
-    """A server with the student's plugin; ``module.SERVER`` may add options to those of the lab. Not started before
-    it is entered; raises nothing then: `run` tells of a server that did not come up."""
+    """A server with the student's plugin, as a context manager.
+
+    The server gets the lab's options and those in ``SERVER`` of the gates' module. A server that does not start raises
+    nothing on entry: `run` raises the failure for each gate.
+    """
 
     def __init__(self, lab: Lab, path: Path, sha256: str):
         self.lab, self.path, self.sha256 = lab, path, sha256
@@ -57,12 +62,12 @@ class Served:
         words = ["model=tutor", "num_pages=512", f"plugins={self.path}", *self.lab.words]
         words += getattr(self.lab.module, "SERVER", [])
         try:
-            self.server = Server(*words, timeout=patience(START_SECONDS), attached=True)
+            self.server = Server(*words, timeout=scaled_timeout(START_SECONDS), attached=True)
         except RuntimeError as error:
-            said = [line for line in str(error).splitlines()[1:] if line.strip()]
+            log = [line for line in str(error).splitlines()[1:] if line.strip()]
             command = "python -m minisgl " + " ".join(words[2:])
-            seen = f"{command} did not come up: {' | '.join(said[-2:]) or str(error)}"
-            self._failure = Broken("dies" if said else "hangs", "The real server starts with it.", seen)
+            seen = f"`{command}` did not start. The end of its log: {' | '.join(log[-2:]) or str(error)}"
+            self._failure = Broken("dies" if log else "hangs", "The real server starts with the plugin.", seen)
         return self
 
     def __exit__(
@@ -72,33 +77,35 @@ class Served:
             self.server.close()
 
     def run(self, gate: Gate) -> str | None:
-        """One gate beside the server. Raises what it raises."""
+        """Run one gate against the server. Raise the gate's exceptions, or the failure of the server's start."""
         if self._failure is not None:
             raise self._failure
         return gate.run(self)
 
-    # ---- asking -------------------------------------------------------------------------------------------
+    # ---- requests and metrics -----------------------------------------------------------------------------
 
     def client(self) -> Any:
-        """An ``openai`` client of the server."""
+        """Return an ``openai`` client of the server. Raise `Missing` if the package is not installed."""
         try:
             import openai
         except ImportError as error:
             raise Missing(
-                "this gate asks with the openai client, which is not installed: pip install -e '.[lab]'"
+                "this gate needs the openai client, which is not installed: pip install -e '.[lab]'"
             ) from error
         assert self.server is not None
-        seconds = patience(ANSWER_SECONDS)
+        seconds = scaled_timeout(ANSWER_SECONDS)
         return openai.OpenAI(base_url=f"{self.server.url}/v1", api_key="none", max_retries=0, timeout=seconds)
 
     def log(self, lines: int = 3) -> str:
-        """The last lines of what the server wrote to standard error."""
+        """Return the end of the server's standard error, at most 400 characters for each of ``lines``."""
         assert self.server is not None
         return " | ".join(line.strip() for line in self.server.log().splitlines() if line.strip())[-400 * lines :]
 
     def calls(self) -> dict[str, dict[str, float]]:
-        """How often the student's file was called: process → what was called → times. From ``/metrics``, which names
-        the file by its path and hash."""
+        """Return how often the student's file was called: process → method or hook → number of calls.
+
+        The numbers come from ``/metrics``, which identifies the file by its path and hash.
+        """
         assert self.server is not None
         found: dict[str, dict[str, float]] = {}
         for name, value in self.server.metrics().items():
@@ -111,7 +118,7 @@ class Served:
 
 
 def together(jobs: Sequence[Callable[[], None]]) -> None:
-    """Run each in a thread of its own; raises what the first of them raised."""
+    """Run each job in its own thread. Raise the first exception after all have ended."""
     failed: list[BaseException] = []
 
     def run(job: Callable[[], None]) -> None:
@@ -130,31 +137,36 @@ def together(jobs: Sequence[Callable[[], None]]) -> None:
 
 
 def facts(calls: Sequence[str], process: str = "scheduler-0") -> Gate:
-    """The gate that every lab ends with: questions come together, one client hangs up, each answer holds the fact
-    that its own handbook has, the pool is whole afterwards, and ``process`` did call each of ``calls``."""
+    """Return the gate that every lab ends with.
+
+    The gate sends all `QUESTIONS` at once, together with a request whose client disconnects. Each answer must contain
+    its own handbook's fact, all pages must be free or cached afterwards, and the server process ``process`` must have
+    called each of ``calls`` (methods or hooks of the student's plugin).
+    """
 
     def run(served: Served) -> str:
         client = served.client()
         _ask_all(served, client)
         _check_idle(served)
-        made = _check_called(served, calls, process)
-        return ", ".join(f"{name} {int(made[name])}×" for name in calls) + f" in {process}, as /metrics counts"
+        counted = _check_called(served, calls, process)
+        return ", ".join(f"{name} {int(counted[name])}×" for name in calls) + f" in {process}, as /metrics counts"
 
-    return Gate("server", "the real server answers right with it, and calls it", run, served=True)
+    return Gate("server", "the real server gives right answers and calls the plugin", run, served=True)
 
 
 def _ask_all(served: Served, client: Any) -> None:
+    """Send all questions and the request that is aborted. Raise `Broken` for the first wrong or missing answer."""
     wrong: list[Broken] = []
 
     def ask(book: str, question: str, answer: str) -> None:
         messages = [{"role": "system", "content": book}, {"role": "user", "content": question}]
-        said = client.chat.completions.create(model="tutor", messages=messages, temperature=0, max_tokens=40)
-        text = said.choices[0].message.content or ""
+        reply = client.chat.completions.create(model="tutor", messages=messages, temperature=0, max_tokens=40)
+        text = reply.choices[0].message.content or ""
         if answer not in text:
             others = [other for _, q, other in QUESTIONS if q == question and other != answer and other in text]
-            whose = " That is what another request's handbook says." if others else ""
-            seen = f"{question} The handbook in the prompt says {answer}; the answer was {text[:80]!r}.{whose}"
-            wrong.append(Broken("promise", "An answer does not depend on who else is served (promise 8).", seen))
+            mixed = " The handbook of another request says that." if others else ""
+            seen = f"{question} The handbook in the prompt says {answer}; the answer was {text[:80]!r}.{mixed}"
+            wrong.append(Broken("promise", "An answer does not depend on other requests (promise 8).", seen))
 
     def hang_up() -> None:
         stream = client.chat.completions.create(
@@ -166,39 +178,41 @@ def _ask_all(served: Served, client: Any) -> None:
     import openai
 
     try:
-        together([hang_up, *(lambda q=q: ask(*q) for q in QUESTIONS)])  # type: ignore[misc]
+        together([hang_up, *(lambda q=q: ask(*q) for q in QUESTIONS)])
     except openai.APITimeoutError as error:
-        seen = f"No answer came for {patience(ANSWER_SECONDS):.0f} s. The server said: {served.log()}"
+        seen = f"A request had no answer after {scaled_timeout(ANSWER_SECONDS):.0f} s. The server's log: {served.log()}"
         raise Broken("hangs", "Every request ends with exactly one final reply (promise 1).", seen) from error
     except openai.OpenAIError as error:
-        seen = f"{type(error).__name__}: {error}. The server said: {served.log()}"
+        seen = f"{type(error).__name__}: {error}. The server's log: {served.log()}"
         raise Broken("dies", "Every request ends with exactly one final reply (promise 1).", seen) from error
     if wrong:
         raise wrong[0]
 
 
 def _check_idle(served: Served) -> None:
-    """Promise 9 on the real pool, as soon as the one who hung up is gone."""
+    """Wait until the aborted request has left, then check promise 9: every page is free or cached and unused."""
     assert served.server is not None
-    until = time.monotonic() + patience(5.0)
+    until = time.monotonic() + scaled_timeout(5.0)
     while not served.server.idle_pool():
         if time.monotonic() > until:
             names = ("free", "cached", "evictable", "retiring")
             now = served.server.metrics()
-            pages = ", ".join(f"{int(now[f'minisgl_scheduler_pages_{name}'])} {name}" for name in names)
-            total = int(now["minisgl_scheduler_pages"])
-            raise Broken("promise", "The pool is whole when idle (promise 9).", f"Of {total} pages: {pages}.")
+            pages = ", ".join(f"{int(now[f'minisgl_scheduler_num_{name}_pages'])} {name}" for name in names)
+            total = int(now["minisgl_scheduler_num_pages"])
+            promise = "When the server is idle, every page is free or in the cache, and none is in use (promise 9)."
+            raise Broken("promise", promise, f"Of {total} pages: {pages}.")
         time.sleep(0.05)
 
 
 def _check_called(served: Served, calls: Sequence[str], process: str) -> dict[str, float]:
-    until = time.monotonic() + patience(3.0)
+    """Return the call counts of ``process``. Raise `Broken` if one of ``calls`` has not been called."""
+    until = time.monotonic() + scaled_timeout(3.0)
     while True:
-        made = served.calls().get(process, {})
-        missing = [name for name in calls if not made.get(name)]
+        counted = served.calls().get(process, {})
+        missing = [name for name in calls if not counted.get(name)]
         if not missing:
-            return made
+            return counted
         if time.monotonic() > until:
-            seen = f"The server answered, and {process} never called {', '.join(missing)} of {served.path.name}."
-            raise Broken("never-called", "The server computes with your file.", seen)
+            seen = f"The server answered, but {process} never called {', '.join(missing)} of {served.path.name}."
+            raise Broken("never-called", "The server calls the plugin in your file.", seen)
         time.sleep(0.1)

@@ -1,6 +1,7 @@
-"""Making a failing workload small: leave out what is not needed, then lower numbers (delta debugging, Zeller 2002).
+"""Shrinks a failing workload: removes list elements, then lowers integers (delta debugging, Zeller 2002).
 
-A workload is JSON; what its parts mean is the gate's business, which refuses those that mean nothing. Deterministic.
+A workload is JSON. This module does not know what its entries mean; the gate rejects meaningless workloads. Shrinking
+is deterministic.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ Path = tuple[Any, ...]
 
 
 def smallest(workload: Any, found: Found, still: Callable[[Any], Found | None], until: float) -> tuple[Any, Found]:
-    """The smallest workload found by ``until`` (a time of `time.monotonic`) and what it shows. ``still(smaller)``
-    returns what that shows, or None where it shows nothing."""
+    """Return the smallest failing workload found before ``until`` (a time of `time.monotonic`), and its finding.
+
+    ``still(smaller)`` returns the finding if the smaller workload still fails, otherwise None.
+    """
     progress = True
     while progress and time.monotonic() < until:
         progress = False
@@ -31,7 +34,7 @@ def smallest(workload: Any, found: Found, still: Callable[[Any], Found | None], 
 
 
 def _smaller(workload: Any) -> Iterator[Any]:
-    """Smaller workloads, the greatest steps first."""
+    """Yield smaller workloads, those with the largest reduction first."""
     lists = [path for path, value in _walk(workload) if isinstance(value, list)]
     longest = max((len(_at(workload, path)) for path in lists), default=0)
     size = longest
@@ -65,7 +68,7 @@ def _at(workload: Any, path: Path) -> Any:
 
 
 def _replaced(workload: Any, path: Path, value: Any) -> Any:
-    """A copy with ``value`` at ``path``; what is not on the path is shared."""
+    """Return a copy with ``value`` at ``path``. Values off the path are shared with the original."""
     if not path:
         return value
     changed = copy.copy(workload)

@@ -1,10 +1,12 @@
-"""Workloads on the simulated engine, for gates: as JSON, so that they can be made smaller, kept and replayed.
+"""Workloads for the simulated engine, used by gates. A workload is JSON, so that it can be shrunk, saved and replayed.
 
     {"page_size": 4, "pages": 30, "slots": 3, "chunk": 16,
      "jobs": [{"id": 1, "stem": 0, "shared": 8, "own": 5, "answer": 3, "arrive": 0}]}
 
-A job's prompt is ``shared`` tokens of stem ``stem``, then ``own`` tokens that no other id has; ``abort`` is how many
-steps after its arrival the client hangs up. Knows `minisgl.testing` and no plugin.
+``slots`` is the engine's ``max_running_requests`` and ``chunk`` its ``max_prefill_tokens``. A job is one request. Its
+prompt has ``shared`` tokens of the common prefix number ``stem``, then ``own`` tokens that no other request has. It
+arrives before step ``arrive``, and its answer has ``answer`` tokens. If ``abort`` is given, the request is aborted
+``abort`` steps after its arrival. Knows `minisgl.testing` and no plugin.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ VOCAB = 50_000
 
 
 def random_workload(rng: random.Random, size: int, aborts: bool = True) -> dict[str, Any]:
-    """A pool that holds a few requests, and up to ``size`` clients (at most 12) that often share a stem."""
+    """Return a pool that holds a few requests, and up to ``1 + size`` requests (at most 12), many with a common prefix.
+
+    With ``aborts``, some of the requests are aborted.
+    """
     page_size = rng.choice([1, 2, 3, 4, 8])
     pages = rng.randint(max(4, 12 // page_size), max(8, 80 // page_size))
     room = pages * page_size
@@ -62,7 +67,7 @@ def random_workload(rng: random.Random, size: int, aborts: bool = True) -> dict[
 
 
 def spec_of(workload: Mapping[str, Any]) -> EngineSpec:
-    """The engine that the workload asks for. Raises `Invalid`."""
+    """Return the sizes of the workload's engine. Raise `Invalid` if a size is below 1."""
     size, pages, slots = workload["page_size"], workload["pages"], workload["slots"]
     if min(size, pages, slots, workload.get("chunk", 1)) < 1:
         raise Invalid
@@ -72,9 +77,9 @@ def spec_of(workload: Mapping[str, Any]) -> EngineSpec:
 
 
 def jobs_of(workload: Mapping[str, Any]) -> list[Job]:
-    """Its clients. Raises `Invalid` where one could not be served at all."""
+    """Return the workload's requests. Raise `Invalid` if the engine would reject one of them."""
     room = workload["pages"] * workload["page_size"]
-    made = []
+    jobs = []
     for job in workload["jobs"]:
         shared, own, answer = job["shared"], job["own"], job["answer"]
         if answer < 1 or own < 1 or job["id"] < 1 or shared + own + answer > room:
@@ -83,10 +88,10 @@ def jobs_of(workload: Mapping[str, Any]) -> list[Job]:
         tail = [20_000 + (1511 * job["id"] + 17 * i) % 30_000 for i in range(own)]
         abort = job["arrive"] + job["abort"] if "abort" in job else None
         params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
-        made.append(Job(job["id"], stem + tail, params, job["arrive"], abort))
-    if len({job.uid for job in made}) < len(made):
+        jobs.append(Job(job["id"], stem + tail, params, job["arrive"], abort))
+    if len({job.uid for job in jobs}) < len(jobs):
         raise Invalid
-    return made
+    return jobs
 
 
 def simulate(
@@ -97,8 +102,11 @@ def simulate(
     causes: Callable[[str], str | None] | None = None,
     **options: Any,
 ) -> Report:
-    """Run the workload through the real scheduler. Raises `Broken` where a promise is: ``causes`` may name the lab's
-    cause for a rule of `minisgl.testing.RULES`, or for the text of another failure."""
+    """Run the workload through the real scheduler and return the run's report.
+
+    ``causes`` maps a rule of `minisgl.testing.violation.RULES`, or the text of another failure, to one of the lab's
+    causes, or to None. Raise `Broken` if a promise is broken, and `Invalid` if the workload has no requests.
+    """
     options = {"max_prefill_tokens": workload.get("chunk", 8192), "thorough": False, **options}
     spec, jobs = spec_of(workload), jobs_of(workload)
     if not jobs:
@@ -111,25 +119,26 @@ def simulate(
 
 
 def translate(error: Exception, causes: Callable[[str], str | None] | None, step: int | None = None) -> Exception:
-    """A failed check of the engine as a verdict; an assertion of the student's own stays what it is."""
+    """Turn a failed check of the engine into `Broken`. An assertion in the student's own code is returned unchanged."""
     if isinstance(error, SimViolation):
         cause = (causes and causes(error.rule)) or "promise"
         from minisgl.testing.violation import RULES
 
         return Broken(cause, RULES[error.rule], error.text, step=error.step, request=error.uid, page=error.page)
     text = " ".join(str(error).split())
-    if isinstance(error, AssertionError) and not _of_the_drive(error):
+    if isinstance(error, AssertionError) and not _raised_by_minisgl(error):
         return error
     cause = (causes and causes(text)) or "promise"
     request = re.search(r"requests? \[?(\d+)", text)
-    promise = (
-        "A plan can be carried out." if isinstance(error, PolicyError) else "The engine keeps its promises with it."
-    )
+    if isinstance(error, PolicyError):
+        promise = "The scheduler can carry out the policy's plan."
+    else:
+        promise = "The engine keeps its promises with this plugin."
     return Broken(cause, promise, text, step=step, request=int(request[1]) if request else None)
 
 
-def _of_the_drive(error: BaseException) -> bool:
-    """Whether the innermost line is minisgl's."""
+def _raised_by_minisgl(error: BaseException) -> bool:
+    """Return whether a module of minisgl raised the exception."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
@@ -137,26 +146,32 @@ def _of_the_drive(error: BaseException) -> bool:
 
 
 class Gaps:
-    """An observer of waiting, in tokens: between two tokens of an answer, ``worst`` tokens were computed for everybody.
-    ``Drive(…, hook=gaps.relay)``; exact without overlap."""
+    """An observer that measures the worst gap in tokens.
+
+    ``worst`` is the largest number of tokens that the engine computed, for all requests together, between two
+    consecutive tokens of one answer. Pass `relay` to `Drive`. The number is exact without overlap.
+    """
 
     def __init__(self) -> None:
         self.worst = self.computed = 0
-        self._last: dict[int, int] = {}  # uid -> computed when it gained its last token
+        self._last: dict[int, int] = {}  # uid -> `computed` when the request gained its last token
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
         self._manager.register(self)
 
     @property
     def relay(self) -> Any:
+        """The pluggy relay that calls this observer's hooks."""
         return self._manager.hook
 
     @hooks.hookimpl
     def minisgl_batch_scheduled(self, step: Step) -> None:
+        """Count the step's tokens."""
         self.computed += len(step.input_ids)
 
     @hooks.hookimpl
     def minisgl_step_finished(self, reqs: Sequence[Req | None]) -> None:
+        """Update the worst gap for each request that gained a token."""
         for req in reqs:
             if req is not None:
                 self.worst = max(self.worst, self.computed - self._last.get(req.uid, self.computed))
@@ -164,7 +179,7 @@ class Gaps:
 
 
 def shipped_cache(name: str, page_size: int) -> PrefixCache:
-    """A cache that ships with minisgl, as it runs without torch. Raises `Invalid` for a page of no tokens."""
+    """Return a shipped cache, built without torch and C++. Raise `Invalid` if ``page_size`` is below 1."""
     if page_size < 1:
         raise Invalid
     options = {"compare": "numpy"} if name == "radix" else {}
@@ -173,8 +188,10 @@ def shipped_cache(name: str, page_size: int) -> PrefixCache:
 
 
 def least_prefill(jobs: list[Job], page_size: int) -> int:
-    """Prompt tokens that must be computed where nothing shared is computed twice: each new page of a prefix once, and
-    of each prompt at least its last token."""
+    """Return the smallest possible number of prompt tokens to compute, in order of arrival.
+
+    Each page of a common prefix is computed once. Of each prompt at least the last token is computed.
+    """
     seen: set[tuple[int, ...]] = set()
     total = 0
     for job in jobs:
@@ -190,12 +207,13 @@ def least_prefill(jobs: list[Job], page_size: int) -> int:
 
 
 def show(workload: Mapping[str, Any]) -> str:
-    """The workload in a few lines."""
-    head = f"pages: {workload['pages']} of {workload['page_size']} tokens, slots: {workload['slots']}"
-    lines = [head + (f", tokens a step: {workload['chunk']}" if "chunk" in workload else "")]
+    """Describe the workload: one line for the engine, then one line for each request."""
+    running = f"at most {workload['slots']} running request{'s' * (workload['slots'] != 1)}"
+    head = f"{workload['pages']} pages of {workload['page_size']} tokens, {running}"
+    lines = [head + (f", max_prefill_tokens {workload['chunk']}" if "chunk" in workload else "")]
     for job in workload["jobs"]:
-        shared = f"{job['shared']} shared (stem {job['stem']}) + " if job["shared"] else ""
-        left = f", hangs up after {job['abort']} steps" if "abort" in job else ""
-        prompt = f"prompt {shared}{job['own']} tokens, answer {job['answer']}"
-        lines.append(f"request {job['id']}: step {job['arrive']}, {prompt}{left}")
+        shared = f"{job['shared']} tokens of common prefix {job['stem']} and " if job["shared"] else ""
+        abort = f", aborted {job['abort']} steps later" if "abort" in job else ""
+        prompt = f"a prompt of {shared}{job['own']} own tokens, an answer of {job['answer']}"
+        lines.append(f"request {job['id']}: arrives at step {job['arrive']}, {prompt}{abort}")
     return "\n".join(lines)

@@ -1,20 +1,20 @@
-// A slider over runs that were measured before. Knows the counts that minisgl/course/site/sliders.py writes.
+// A slider over recorded runs. Reads the counts that minisgl/course/site/sliders.py writes.
 "use strict";
 (() => {
   const { kind, runs } = /* data */;
   const root = document.currentScript.parentElement, NS = "http://www.w3.org/2000/svg";
-  const say = {
+  const labels = {
     chunk: {
       name: "Chunk", unit: "tokens", start: 128,
-      tiles: [["gap", "worst gap between two tokens of an answer, in tokens of work", -1],
-              ["first", "first token of a prompt of 1,200 tokens, in tokens of work", -1],
-              ["steps", "steps until all 44 requests have their answers", -1]],
+      tiles: [["gap", "worst gap between two tokens of an answer, in tokens computed", -1],
+              ["first", "time to the first token of a prompt of 1,200 tokens, in tokens computed", -1],
+              ["steps", "steps until all 44 requests are finished", -1]],
     },
     page: {
       name: "Page", unit: "tokens", start: 16,
-      tiles: [["running", "requests at once, at most (there are 16 slots)", 1],
-              ["wasted", "tokens of KV reserved and empty, at the worst moment (of 8,192)", -1],
-              ["prefilled", "tokens prefilled (a shared prefix counts in whole pages)", -1],
+      tiles: [["running", "most requests that run at the same time (at most 16)", 1],
+              ["wasted", "KV memory allocated but unused, in tokens, at the worst step (of 8,192)", -1],
+              ["prefilled", "tokens prefilled (only complete pages of a prefix are reused)", -1],
               ["writes", "page-table entries written", -1]],
     },
   }[kind];
@@ -26,12 +26,12 @@
     return parent.appendChild(e);
   };
   const head = add(root, "div", "mg-head"), id = `mg-slider-${kind}`;
-  add(head, "label", "", say.name).htmlFor = id;
+  add(head, "label", "", labels.name).htmlFor = id;
   const out = add(head, "output"), input = add(head, "input");
   Object.assign(input, { id, type: "range", min: 0, max: runs.length - 1, step: 1 });
-  input.value = Math.max(0, runs.findIndex((run) => run.value === say.start));
+  input.value = Math.max(0, runs.findIndex((run) => run.value === labels.start));
   const tiles = add(root, "div", "mg-tiles"), shown = [];
-  for (const [key, name, better] of say.tiles) {
+  for (const [key, name, better] of labels.tiles) {
     const tile = add(tiles, "div");
     add(tile, "span", "mg-name", name);
     const value = add(tile, "span", "mg-number"), best = add(tile, "span", "mg-best");
@@ -47,12 +47,12 @@
     add(note, "i").style.background = `var(--mg-${colour})`;
     note.append(words);
   }
-  const told = document.createElement("span");
-  note.append(" · ", told);
+  const summary = document.createElement("span");
+  note.append(" · ", summary);
 
   function draw() {
     const run = runs[+input.value], high = 96;
-    out.textContent = `${number(run.value)} ${run.value === 1 ? "token" : say.unit}`;
+    out.textContent = `${number(run.value)} ${run.value === 1 ? "token" : labels.unit}`;
     input.setAttribute("aria-valuetext", out.textContent);
     for (const { key, value, best, bar, most, good } of shown) {
       value.textContent = number(run[key]);
@@ -66,7 +66,7 @@
     svg.replaceChildren();
     run.work.forEach(([prefill, decode], i) => {
       let y = high;
-      // The root of the share: a step of 20 tokens must be seen beside one of 1,200.
+      // Square root of the share, so that a step of 20 tokens is visible next to a step of 1,200.
       const whole = high * Math.sqrt((prefill + decode) / scale);
       for (const [tokens, colour] of [[decode, "decode"], [prefill, "prefill"]]) {
         if (!tokens) continue;
@@ -75,7 +75,7 @@
         svg.appendChild(bar);
       }
     });
-    told.textContent = `${number(run.work.length)} steps of at most ${number(top)} tokens; heights by square root`;
+    summary.textContent = `${number(run.work.length)} steps of at most ${number(top)} tokens; heights are square roots`;
   }
   input.addEventListener("input", draw);
   draw();

@@ -1,4 +1,4 @@
-"""`scheduler=sjf`: of the prompts that wait, the one with the least left to compute goes first."""
+"""`scheduler=sjf`: of the waiting requests, the one with the fewest tokens left to compute is admitted first."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["ShortestFirst", "Sjf"]
 
 @dataclass
 class Sjf:
-    """The shortest prompt first; running answers always."""
+    """Admit the shortest prompt first; decode every running request in every step."""
 
     patience: int = 8
-    """Of so many prompts that wait, the first may be passed over; beyond that, those that came first go first."""
+    """How many of the oldest waiting requests are sorted by length. The other requests keep their order."""
 
     def __post_init__(self) -> None:
         if self.patience < 1:
@@ -25,22 +25,19 @@ class Sjf:
 
 
 class ShortestFirst:
-    """Answers, then prompts that were begun, then the shortest of the ``patience`` that have waited longest."""
+    """Decode rows first, then started prompts, then the shortest of the ``patience`` oldest waiting requests."""
 
     def __init__(self, patience: int):
         self.patience = patience
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
+        """Return the rows of the next step."""
         rows = [(r.uid, 1) for r in running if not r.num_remaining_tokens and budget.grant(r, 1)]
-        rows += [
-            (r.uid, n) for r in running if r.num_remaining_tokens and (n := budget.grant(r, r.num_remaining_tokens))
-        ]
-        queue = [
-            w for w in waiting if w.same_prefix_req is None
-        ]  # a twin had better wait for the prefix that is being computed
-        queue = (
-            sorted(queue[: self.patience], key=lambda w: w.num_tokens - w.num_cached_tokens) + queue[self.patience :]
-        )
+        prompts = [r for r in running if r.num_remaining_tokens]
+        rows += [(r.uid, n) for r in prompts if (n := budget.grant(r, r.num_remaining_tokens))]
+        # Leave out a request while an earlier request computes its next prefix page: soon the cache has this page.
+        queue = [w for w in waiting if w.same_prefix_req is None]
+        queue[: self.patience] = sorted(queue[: self.patience], key=lambda w: w.num_tokens - w.num_cached_tokens)
         for w in queue:
             n = budget.grant(w, w.num_tokens - w.num_cached_tokens)
             if not n:
@@ -51,9 +48,11 @@ class ShortestFirst:
 
 @hookimpl
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
+    """Register `Sjf` as the options of ``scheduler=sjf``."""
     yield "scheduler", "sjf", Sjf
 
 
 @hookimpl
 def minisgl_scheduler(config: Any) -> SchedulerPolicy | None:
+    """Build the policy if ``config`` is a `Sjf`."""
     return ShortestFirst(config.patience) if isinstance(config, Sjf) else None

@@ -1,5 +1,5 @@
 # causes: again
-"""A product for each block, as on a GPU; here each of them reads the expert anew."""
+"""This MoE backend computes one product per block, so it reads an expert's weights once per block."""
 
 import torch
 

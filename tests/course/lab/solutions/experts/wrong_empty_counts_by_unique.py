@@ -1,5 +1,5 @@
 # causes: empty, raises
-"""torch.unique counts who is there, and leaves out who is not."""
+"""This MoE backend counts pairs with `torch.unique`, which gives no count of 0 for an expert without pairs."""
 
 import torch
 

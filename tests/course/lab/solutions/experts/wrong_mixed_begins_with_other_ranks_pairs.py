@@ -1,5 +1,5 @@
 # causes: mixed
-"""Sorts all pairs, and cuts its own from the front, where those of lower ranks stand."""
+"""This MoE backend sorts the pairs of all ranks and takes its own from the front, where pairs of lower ranks are."""
 
 import torch
 

@@ -1,5 +1,5 @@
 # causes: mixed
-"""Cuts the pairs by count, as they came."""
+"""This MoE backend splits the pairs by the counts of the experts without sorting the pairs by expert first."""
 
 import torch
 

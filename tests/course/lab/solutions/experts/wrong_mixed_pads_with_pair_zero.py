@@ -1,5 +1,5 @@
 # causes: mixed, lost
-"""Pads with zeros, and 0 is a pair."""
+"""This MoE backend pads with zeros, but 0 is the number of a pair. The padding number is the number of pairs."""
 
 import torch
 

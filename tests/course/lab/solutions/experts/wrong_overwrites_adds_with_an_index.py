@@ -1,5 +1,5 @@
 # causes: overwrites
-"""out[tokens] += rows reads once, adds, and writes once: of equal indices one stays."""
+"""This MoE backend adds rows with `out[tokens] += rows`, which keeps only one row of each repeated token index."""
 
 
 class MyMoe:

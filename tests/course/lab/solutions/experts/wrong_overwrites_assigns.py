@@ -1,5 +1,5 @@
 # causes: overwrites
-"""out[tokens] = rows: where a token stands twice in the index, one of its rows stays."""
+"""This MoE backend writes rows with `out[tokens] = rows`, which keeps only one row of each repeated token index."""
 
 
 class MyMoe:

@@ -1,5 +1,5 @@
 # causes: padding, mixed
-"""Pads the end of the whole list, so that a block may hold two experts' rows."""
+"""This MoE backend pads only the end of the sorted list, so a block may hold rows of two experts."""
 
 import torch
 

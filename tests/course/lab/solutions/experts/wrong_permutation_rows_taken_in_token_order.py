@@ -1,5 +1,5 @@
 # causes: permutation, raises
-"""Takes the rows as if they still stood token after token."""
+"""This MoE backend reads the rows as if they were in token order, although they are sorted by expert."""
 
 
 class MyMoe:

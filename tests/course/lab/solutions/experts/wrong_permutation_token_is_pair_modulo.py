@@ -1,5 +1,5 @@
 # causes: permutation, overwrites, lost, raises
-"""Finds a pair's token by remainder instead of division."""
+"""This MoE backend computes a pair's token as pair % tokens instead of pair // top_k."""
 
 
 class MyMoe:

@@ -1,5 +1,5 @@
 # causes: stale
-"""Takes `out` for zeros."""
+"""This MoE backend adds to `out` without setting it to zero first, although `out` holds old values."""
 
 
 class MyMoe:

@@ -1,5 +1,5 @@
 # causes: weights
-"""The rows were sorted; their weights were not."""
+"""This MoE backend sorts the rows by expert, but multiplies them with the router's weights in token order."""
 
 
 class MyMoe:

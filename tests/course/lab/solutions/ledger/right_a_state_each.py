@@ -1,4 +1,4 @@
-"""A state for each page instead of an owner, arrays for tables, and one place where all transitions are checked."""
+"""This auditor keeps a state for each page, and checks all changes of state in one method."""
 
 from collections import defaultdict
 from typing import NamedTuple
@@ -35,7 +35,7 @@ class Inspector:
     def _change(self, number, before, after, uid=None):
         page = self._pages[number]
         if (page.state, page.by) != before:
-            self._complain("transition", before[1], number, f"page {number} is {page.state}, by {page.by}")
+            self._complain("transition", before[1], number, f"page {number} is {page.state}, its owner is {page.by}")
             return page
         page.state, page.by = after, uid
         return page
@@ -49,7 +49,7 @@ class Inspector:
         for uid, number in zip(owners, pages, strict=True):
             page = self._change(int(number), (FREE, None), HELD, int(uid))
             if page.busy >= self._oldest_unread and page.busy >= 0:
-                self._complain("early", int(uid), int(number), f"page {number} may still be written by {page.busy}")
+                self._complain("early", int(uid), int(number), f"step {page.busy} may still write to page {number}")
 
     @hookimpl
     def minisgl_pages_cached(self, req, pages):
@@ -68,12 +68,12 @@ class Inspector:
 
     @hookimpl
     def minisgl_batch_scheduled(self, step, reqs):
-        for seat in step.admissions:
-            self._rows[seat.slot] = {}
-        for slot, column, page in zip(*step.page_table_updates, strict=True):
-            self._rows[int(slot)][int(column)] = int(page)
-        for req, slot in zip(reqs, step.req_pool_indices, strict=True):
-            for number in set(self._rows[int(slot)].values()):
+        for admission in step.admissions:
+            self._rows[admission.req_pool_idx] = {}
+        for row, column, page in zip(*step.page_table_updates, strict=True):
+            self._rows[int(row)][int(column)] = int(page)
+        for req, row in zip(reqs, step.req_pool_indices, strict=True):
+            for number in set(self._rows[int(row)].values()):
                 page = self._pages[number]
                 if page.state == FREE or page.by not in (None, req.uid):
                     self._complain("stale", req.uid, number, f"request {req.uid} reads page {number}")
@@ -88,7 +88,7 @@ class Inspector:
     def _check_empty(self, uid):
         for number, page in self._pages.items():
             if page.by == uid:
-                self._complain("kept", uid, number, f"request {uid} is gone, and keeps page {number}")
+                self._complain("kept", uid, number, f"request {uid} has ended but still owns page {number}")
                 page.state, page.by = FREE, None
 
     @hookimpl
@@ -98,6 +98,6 @@ class Inspector:
     @hookimpl
     def minisgl_request_finished(self, req):
         if self._open.pop(req.uid, None) is None:
-            self._complain("again", req.uid, None, f"request {req.uid} was answered before")
+            self._complain("again", req.uid, None, f"request {req.uid} gets a second final reply")
         if req.finish_reason != "error":
             self._check_empty(req.uid)

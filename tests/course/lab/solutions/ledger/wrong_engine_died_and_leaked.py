@@ -1,5 +1,5 @@
 # causes: engine-died
-"""Every end is checked for pages left behind, also where the engine is gone."""
+"""This auditor reports leaked pages at the end of every request, also when the engine has died and retires no pages."""
 
 
 class MyAuditor:

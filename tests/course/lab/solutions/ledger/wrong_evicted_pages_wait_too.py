@@ -1,5 +1,8 @@
 # causes: evicted
-"""Every page that becomes free waits for the launched steps, also one that nobody read."""
+"""This auditor expects evicted pages to stay unused until the launched steps are read.
+
+Only pages that a request retired must wait. No launched step reads an evicted page, so it is free at once.
+"""
 
 
 class MyAuditor:

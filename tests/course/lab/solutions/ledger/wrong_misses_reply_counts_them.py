@@ -1,5 +1,5 @@
 # causes: misses-reply
-"""Requests minus replies, and zero at the end is fine."""
+"""This auditor only removes ended requests from the set of open requests, so it misses a second final reply."""
 
 
 class MyAuditor:

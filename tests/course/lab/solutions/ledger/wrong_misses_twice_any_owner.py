@@ -1,12 +1,12 @@
 # causes: misses-twice
-"""A page that is given back must be somebody's; whose, it does not ask."""
+"""This auditor checks that a retired page has an owner, but not that the owner is the request that retires it."""
 
 
 class MyAuditor:
     def move(self, pages, old, new):
         for page in pages.tolist():
             if page not in self.owner:
-                self.find("owner", f"page {page} is nobody's", old, page)
+                self.find("owner", f"page {page} has no owner", old, page)
             elif new is not None:
                 self.owner[page] = new
             else:

@@ -1,5 +1,5 @@
 # causes: misses-twice, place
-"""How many pages are taken, in all: whose they are is not kept."""
+"""This auditor counts allocated and cached pages in total, and does not record the owner of each page."""
 
 from typing import NamedTuple
 
@@ -17,12 +17,12 @@ class Finding(NamedTuple):
 class Totals:
     def __init__(self):
         self.findings = []
-        self.taken = self.cached = 0
+        self.allocated = self.cached = 0
         self.open = set()
 
     def check(self):
-        if self.taken < 0 or self.cached < 0:
-            self.findings.append(Finding("total", 0, None, None, "more pages were given back than taken"))
+        if self.allocated < 0 or self.cached < 0:
+            self.findings.append(Finding("total", 0, None, None, "more pages were retired than allocated"))
 
     @hookimpl
     def minisgl_request_added(self, req):
@@ -30,11 +30,11 @@ class Totals:
 
     @hookimpl
     def minisgl_pages_allocated(self, owners, pages):
-        self.taken += len(pages)
+        self.allocated += len(pages)
 
     @hookimpl
     def minisgl_pages_cached(self, req, pages):
-        self.taken -= len(pages)
+        self.allocated -= len(pages)
         self.cached += len(pages)
         self.check()
 
@@ -45,11 +45,11 @@ class Totals:
 
     @hookimpl
     def minisgl_pages_freed(self, owner, pages):
-        self.taken -= len(pages)
+        self.allocated -= len(pages)
         self.check()
 
     @hookimpl
     def minisgl_request_finished(self, req):
         self.open.remove(req.uid)
-        if not self.open and self.taken and req.finish_reason != "error":
-            self.findings.append(Finding("total", 0, None, None, f"{self.taken} pages are missing"))
+        if not self.open and self.allocated and req.finish_reason != "error":
+            self.findings.append(Finding("total", 0, None, None, f"{self.allocated} pages were not retired"))

@@ -1,5 +1,5 @@
 # causes: retraction
-"""A request that makes way is closed: its real end is then a second one."""
+"""This auditor closes a retracted request, so the request's real end looks like a second final reply."""
 
 
 class MyAuditor:

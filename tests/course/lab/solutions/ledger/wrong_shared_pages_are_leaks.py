@@ -1,5 +1,5 @@
 # causes: shared
-"""What the cache takes over stays the request's own in these books."""
+"""This auditor ignores the transfer of pages to the cache, so it reports cached pages as leaks of their request."""
 
 
 class MyAuditor:

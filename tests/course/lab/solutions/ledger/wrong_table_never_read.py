@@ -1,5 +1,5 @@
 # causes: misses-table
-"""Only what the hooks about pages say; what a step carries is not looked at."""
+"""This auditor ignores the page-table updates of steps, so it does not see that a row reads a retired page."""
 
 
 class MyAuditor:

@@ -1,4 +1,4 @@
-"""One record for each request that is brought up to date as it goes, instead of a list of times."""
+"""This meter keeps one record per request and updates the record at each token; it stores no list of token times."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from minisgl import hookimpl
 @dataclass
 class Record:
     uid: int
-    since: float  # the arrival, then the newest token
+    since: float  # time of the arrival, then of the newest token
     ttft: float | None = None
     gaps: list = field(default_factory=list)
 
@@ -41,4 +41,4 @@ class Stopwatch:
     def minisgl_metrics(self):
         done = [record for record in self.ended if record.ttft is not None]
         gaps = sum(len(record.gaps) for record in done)
-        return f"minisgl_meter_ttft_seconds_count {len(done)}\nminisgl_meter_gap_seconds_count {gaps}\n"
+        return f"minisgl_meter_ttft_seconds_count {len(done)}\nminisgl_meter_inter_token_latency_seconds_count {gaps}\n"

@@ -1,5 +1,8 @@
 # causes: asking
-"""`timing` pops what was kept: right for a request that ends, and an open one that is asked about is lost."""
+"""In this meter, `timing` removes the data of the request for which it is called.
+
+That is right when a request ends. But `timing` may also be called for an open request, whose data is then lost.
+"""
 
 from itertools import pairwise
 

@@ -1,5 +1,5 @@
 # causes: average
-"""The mean over the answer in place of each gap: the pause that a reader notices disappears in it."""
+"""This meter replaces every gap between tokens by the mean gap of the answer, which hides a long pause."""
 
 
 class MyMeter:

@@ -1,5 +1,8 @@
 # causes: average
-"""A gap is the time since the last step that gave anybody a token: the batch's gap, not the request's."""
+"""This meter measures a gap from the last step that gave a token to any request.
+
+A gap is the time between two tokens of the same request. This meter reports the step time of the batch instead.
+"""
 
 
 class MyMeter:

@@ -1,5 +1,5 @@
 # causes: chunk, discarded
-"""Counts the rows of each step as they are scheduled: a prompt in three chunks has three tokens."""
+"""This meter counts a token for every row of a step, so a prompt computed in three chunks counts three tokens."""
 
 
 class MyMeter:

@@ -1,5 +1,8 @@
 # causes: discarded, keeps
-"""Remembers whom each step served, and gives them all a token: also those whose token was thrown away."""
+"""This meter counts a token for every sampling row of a launched step, also when the token was discarded.
+
+The token of a row is discarded if its request ended or was retracted while the step was in flight.
+"""
 
 
 class MyMeter:

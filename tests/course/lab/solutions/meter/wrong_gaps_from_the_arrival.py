@@ -1,5 +1,5 @@
 # causes: average, gaps
-"""Every token's time since the request arrived: latency of the answer so far, not between tokens."""
+"""This meter measures each token from the arrival of the request, instead of from the token before."""
 
 
 class MyMeter:

@@ -1,5 +1,5 @@
 # causes: keeps
-"""A plain list for the requests that have ended: after some weeks it is all that the process holds."""
+"""This meter keeps the timings of ended requests in an unbounded list, so its memory grows with every request."""
 
 
 class MyMeter:

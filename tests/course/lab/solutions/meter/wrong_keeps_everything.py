@@ -1,5 +1,5 @@
 # causes: keeps
-"""Forgets to forget."""
+"""This meter does not delete the token times of a request when the request ends."""
 
 
 class MyMeter:

@@ -1,5 +1,5 @@
 # causes: retraction
-"""A request that made way is measured as a new one when it comes back."""
+"""This meter deletes the tokens of a retracted request, and measures the request as a new one when it runs again."""
 
 
 class MyMeter:

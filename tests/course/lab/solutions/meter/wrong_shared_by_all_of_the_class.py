@@ -1,5 +1,5 @@
 # causes: shared
-"""Everything in attributes of the class, which every object shares."""
+"""This meter keeps its data in class attributes, which all meters of one process share."""
 
 from collections import deque
 

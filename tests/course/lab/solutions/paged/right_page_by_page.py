@@ -1,4 +1,4 @@
-"""No gather: the softmax is built up page by page, as FlashAttention does, one row after another."""
+"""This attention backend does not gather pages: it computes an online softmax page by page, as FlashAttention does."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,5 @@
 # causes: cap
-"""Masks, then caps: minus infinity becomes minus cap, and what is not seen gets weight."""
+"""This attention backend masks before the soft cap, so masked scores become -cap and masked positions get weight."""
 
 
 class MyAttention:
@@ -7,7 +7,7 @@ class MyAttention:
         group = layer.q_heads // layer.kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()) * layer.scale
-        scores = scores.masked_fill(~self.seen(len(q), len(k), layer.window, q.device), float("-inf"))
+        scores = scores.masked_fill(~self.attention_mask(len(q), len(k), layer.window, q.device), float("-inf"))
         if layer.soft_cap:
             scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
         return torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), v.float()).to(q.dtype)

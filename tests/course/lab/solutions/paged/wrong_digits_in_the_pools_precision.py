@@ -1,6 +1,5 @@
 # causes: digits
-"""Computes in whatever the queries are in, as PyTorch does by itself: right in float32, and in bfloat16 scores have
-eight bits."""
+"""This attention backend computes in the dtype of the queries: in bfloat16 the scores have 8 significant bits."""
 
 
 class MyAttention:
@@ -10,6 +9,6 @@ class MyAttention:
         scores = torch.einsum("qhd,khd->hqk", q, k) * layer.scale
         if layer.soft_cap:
             scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
-        seen = self.seen(len(q), len(k), layer.window, q.device)
-        weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
+        mask = self.attention_mask(len(q), len(k), layer.window, q.device)
+        weights = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
         return torch.einsum("hqk,khd->qhd", weights, v)

@@ -1,5 +1,5 @@
 # causes: groups
-"""repeat instead of repeat_interleave."""
+"""This attention backend uses `repeat` instead of `repeat_interleave`, so query heads read the wrong KV heads."""
 
 
 class MyAttention:
@@ -9,6 +9,6 @@ class MyAttention:
         scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()) * layer.scale
         if layer.soft_cap:
             scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
-        seen = self.seen(len(q), len(k), layer.window, q.device)
-        weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
+        mask = self.attention_mask(len(q), len(k), layer.window, q.device)
+        weights = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
         return torch.einsum("hqk,khd->qhd", weights, v.float()).to(q.dtype)

@@ -1,5 +1,8 @@
 # causes: padded
-"""All rows in one tensor, each as long as the longest: right, and most of what it reads is padding."""
+"""This attention backend gathers as many positions for every row as the longest row has.
+
+The result is right, but most of the KV that the backend reads is padding.
+"""
 
 
 class MyAttention:
@@ -14,7 +17,7 @@ class MyAttention:
         for r, length in enumerate(batch.seq_lens_cpu.tolist()):
             a, b = batch.cu_seqlens_q_cpu[r : r + 2].tolist()
             column = (position // size).clamp(max=(length - 1) // size)
-            places = batch.page_table[batch.req_pool_indices[r]][column].long() * size + position % size
-            k, v = keys[places][:length], values[places][:length]
+            kv_locations = batch.page_table[batch.req_pool_indices[r]][column].long() * size + position % size
+            k, v = keys[kv_locations][:length], values[kv_locations][:length]
             out[a:b] = self.attend(layer, q[a:b], k, v)
         return out

@@ -1,7 +1,7 @@
 # causes: pages
-"""Pages follow each other in the pool: on an empty server they do."""
+"""This attention backend assumes that a request's pages are consecutive in the pool, as they are on an idle server."""
 
 
 class MyAttention:
-    def places(self, pages, length):
+    def kv_locations(self, pages, length):
         return pages[0].long() * self.pool.page_size + torch.arange(length, device=pages.device)

@@ -1,5 +1,5 @@
 # causes: prefix
-"""Reads what this step computes, as a model without a cache would."""
+"""This attention backend reads only as many positions as the step computes, and so ignores the cached prefix."""
 
 
 class MyAttention:
@@ -8,5 +8,7 @@ class MyAttention:
         self.rows = []
         for r in range(len(ends) - 1):
             count = ends[r + 1] - ends[r]
-            self.rows.append(Row(ends[r], ends[r + 1], self.places(batch.page_table[batch.req_pool_indices[r]], count)))
+            self.rows.append(
+                Row(ends[r], ends[r + 1], self.kv_locations(batch.page_table[batch.req_pool_indices[r]], count))
+            )
         self.padded = 0

@@ -1,5 +1,5 @@
 # causes: scale
-"""Scores as they are."""
+"""This attention backend does not multiply the scores with `layer.scale`."""
 
 
 class MyAttention:
@@ -9,6 +9,6 @@ class MyAttention:
         scores = torch.einsum("qhd,khd->hqk", q.float(), k.float())
         if layer.soft_cap:
             scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
-        seen = self.seen(len(q), len(k), layer.window, q.device)
-        weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
+        mask = self.attention_mask(len(q), len(k), layer.window, q.device)
+        weights = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
         return torch.einsum("hqk,khd->qhd", weights, v.float()).to(q.dtype)

@@ -1,9 +1,9 @@
 # causes: tail
-"""Gathers whole pages, and lets decode rows attend to all that came."""
+"""This attention backend gathers whole pages, so a row attends to stale KV behind its length in the last page."""
 
 
 class MyAttention:
-    def places(self, pages, length):
+    def kv_locations(self, pages, length):
         size = self.pool.page_size
         whole = -(-length // size)
         return (pages[:whole].long()[:, None] * size + torch.arange(size)).flatten()

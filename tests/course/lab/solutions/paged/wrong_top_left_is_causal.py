@@ -1,5 +1,5 @@
 # causes: top-left
-"""scaled_dot_product_attention knows causal masks: is_causal=True."""
+"""This attention backend uses `is_causal=True`, whose mask begins at the top left: it ignores the cached prefix."""
 
 
 class MyAttention:

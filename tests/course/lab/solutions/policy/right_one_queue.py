@@ -1,4 +1,4 @@
-"""One list of everybody who could compute, sorted by who goes first, walked once."""
+"""This policy sorts running and waiting requests into one queue by priority, and plans them in one loop."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,10 @@ from minisgl.scheduler import Plan
 
 @dataclass
 class Mine:
-    """Answers, begun prompts, new prompts: one queue."""
+    """One queue: decode rows first, then partly computed prompts, then waiting requests."""
 
     order: str = "fcfs"
-    """``fcfs`` or ``lpm``."""
+    """Order of waiting requests: ``fcfs`` (order of arrival) or ``lpm`` (longest cached prefix first)."""
 
 
 class OneQueue:
@@ -19,23 +19,23 @@ class OneQueue:
         self.longest_first = order == "lpm"
 
     def rank(self, numbered):
-        position, who = numbered
-        if hasattr(who, "num_remaining_tokens"):
-            return (1 if who.num_remaining_tokens else 0, 0, who.admission_order)
-        return (2, -who.num_cached_tokens if self.longest_first else 0, position)
+        position, req = numbered
+        if hasattr(req, "num_remaining_tokens"):
+            return (1 if req.num_remaining_tokens else 0, 0, req.admission_order)
+        return (2, -req.num_cached_tokens if self.longest_first else 0, position)
 
     def plan(self, waiting, running, budget):
-        everybody = sorted(enumerate([*running, *waiting]), key=self.rank)
+        queue = sorted(enumerate([*running, *waiting]), key=self.rank)
         rows = {}
-        for _, who in everybody:
-            seated = hasattr(who, "num_remaining_tokens")
-            if not seated and who.same_prefix_req is not None:
+        for _, req in queue:
+            admitted = hasattr(req, "num_remaining_tokens")
+            if not admitted and req.same_prefix_req is not None:
                 continue
-            tokens = (who.num_remaining_tokens or 1) if seated else who.num_tokens - who.num_cached_tokens
-            granted = budget.grant(who, tokens)
+            tokens = (req.num_remaining_tokens or 1) if admitted else req.num_tokens - req.num_cached_tokens
+            granted = budget.grant(req, tokens)
             if granted:
-                rows[who.uid] = granted
-            elif not seated:
+                rows[req.uid] = granted
+            elif not admitted:
                 break
         return Plan(tuple(rows.items()))
 

@@ -1,5 +1,8 @@
 # causes: decodes-late
-"""Prompts ask first. Answers are never refused for tokens, so the step computes more than it may."""
+"""This policy plans prompts before decode rows.
+
+`budget.grant` never refuses a decode row for lack of tokens, so the step may compute more tokens than its limit.
+"""
 
 from minisgl.scheduler import Plan
 from minisgl.scheduler.order import order_waiting

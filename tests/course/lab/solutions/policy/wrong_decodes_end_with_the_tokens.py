@@ -1,5 +1,8 @@
 # causes: decodes-late
-"""Takes `budget.tokens` for a bound on answers too: where they are used up, no further answer gets a row."""
+"""This policy stops planning decode rows when `budget.tokens` is zero.
+
+The token limit applies to prefill only: a running request must get its decode row even when no tokens are left.
+"""
 
 from minisgl.scheduler import Plan
 from minisgl.scheduler.order import order_waiting

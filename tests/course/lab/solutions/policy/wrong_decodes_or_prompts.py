@@ -1,5 +1,8 @@
 # causes: decodes-late
-"""Prefill first, as SGLang does: while there is a prompt to compute, no answer goes on."""
+"""This policy puts prefill and decode in separate steps, prefill first, as SGLang does by default.
+
+While any prompt is left to compute, no running request gets its next token.
+"""
 
 from minisgl.scheduler import Plan
 from minisgl.scheduler.order import order_waiting

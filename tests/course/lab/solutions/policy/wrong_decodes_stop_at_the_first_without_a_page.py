@@ -1,5 +1,8 @@
 # causes: decodes-late
-"""The rule for those who wait, applied to answers: the first that finds no page ends the loop for those behind it."""
+"""This policy stops planning decode rows at the first running request for which no KV page is free.
+
+Stopping at the first request that does not fit is right for waiting requests only. Later decode rows may need no page.
+"""
 
 from minisgl.scheduler import Plan
 from minisgl.scheduler.order import order_waiting

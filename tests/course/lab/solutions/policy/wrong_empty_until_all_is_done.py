@@ -1,5 +1,8 @@
 # causes: empty
-"""Seats a batch only when nobody runs, and forgets that somebody must then compute."""
+"""This policy admits a batch only when no request runs, as static batching does.
+
+While requests run, it returns an empty plan, so the running requests are never computed.
+"""
 
 from minisgl.scheduler import Plan
 

@@ -1,5 +1,8 @@
 # causes: forgets, empty
-"""Running means decoding, here: a prompt whose first chunk was computed never gets its second."""
+"""This policy plans only decode rows for running requests.
+
+A request whose prompt is partly computed is running too. It never gets its second chunk.
+"""
 
 from minisgl.scheduler import Plan
 from minisgl.scheduler.order import order_waiting

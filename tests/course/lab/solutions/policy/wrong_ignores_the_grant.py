@@ -1,5 +1,5 @@
 # causes: ignores-grant
-"""Asks, and then takes what it wanted instead of what it got."""
+"""This policy plans as many tokens as it asked for, instead of the number that `budget.grant` returned."""
 
 from minisgl.scheduler import Plan
 from minisgl.scheduler.order import order_waiting

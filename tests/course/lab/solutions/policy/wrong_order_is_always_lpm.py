@@ -1,5 +1,5 @@
 # causes: order
-"""The longest cached prefix first, whatever the option says."""
+"""This policy always uses the order `lpm` (longest cached prefix first) and ignores the option `order`."""
 
 from minisgl.scheduler import Plan
 from minisgl.scheduler.order import order_waiting

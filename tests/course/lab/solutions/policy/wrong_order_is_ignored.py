@@ -1,5 +1,5 @@
 # causes: order
-"""As they came, whatever the option says."""
+"""This policy always uses the order `fcfs` (order of arrival) and ignores the option `order`."""
 
 from minisgl.scheduler import Plan
 from minisgl.scheduler.order import order_waiting

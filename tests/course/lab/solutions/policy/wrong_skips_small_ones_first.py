@@ -1,5 +1,8 @@
 # causes: skips, order
-"""A prompt that does not fit is passed over: the step is fuller, and the large prompt starves."""
+"""This policy skips a waiting request that does not fit, and admits later requests that do.
+
+The step is fuller, but a long prompt starves while shorter prompts keep arriving.
+"""
 
 from minisgl.scheduler import Plan
 from minisgl.scheduler.order import order_waiting

@@ -1,5 +1,8 @@
 # causes: tokens-for-pages, empty
-"""Asks the budget for the pages that an answer's next token needs, where it means the token: mostly none."""
+"""This policy asks `budget.grant` for `num_new_pages` tokens of a decode row instead of one token.
+
+`num_new_pages` counts pages. It is mostly zero, so most decode rows are not granted.
+"""
 
 from minisgl.scheduler import Plan
 from minisgl.scheduler.order import order_waiting

@@ -1,5 +1,8 @@
 # causes: twice
-"""Decode rows for everybody who runs, then chunks for those of them who have a prompt left."""
+"""This policy plans a decode row for every running request, also for those whose prompt is partly computed.
+
+It then plans a chunk for each of the latter, so a request may have two rows in one plan.
+"""
 
 from minisgl.scheduler import Plan
 from minisgl.scheduler.order import order_waiting

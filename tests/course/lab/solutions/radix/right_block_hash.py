@@ -1,4 +1,4 @@
-"""No tree of edges: each page is known by itself and the page before it, as vLLM's block hashes do it."""
+"""This cache has no tree: as with vLLM's block hashes, a page's key is the page before it and its own tokens."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from minisgl.kvcache import InsertResult, MatchResult
 
 @dataclass
 class Mine:
-    """Blocks of one page, each under the block before it and its own tokens."""
+    """A cache of pages, each found by the page before it and its own tokens."""
 
 
 class Block:
@@ -36,7 +36,7 @@ class BlockCache:
         return sum(block.users == 0 for block in self.blocks.values())
 
     def keys(self, block, key, start):
-        """The keys of the pages from ``start`` on, each made when the block before it is known."""
+        """Yield the keys of the pages from page ``start`` on. The caller sends each page's block for the next key."""
         size = self.page_size
         for at in range(start * size, len(key.ids) - size + 1, size):
             block = yield (key.namespace, id(block) if block else None, key.ids[at : at + size].tobytes())

@@ -1,5 +1,5 @@
 # causes: evict-middle
-"""Takes the oldest unused node, whether or not anything is behind it."""
+"""This cache evicts the oldest node without users, even if the node has children."""
 
 
 class MyCache:

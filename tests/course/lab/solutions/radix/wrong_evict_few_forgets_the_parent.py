@@ -1,5 +1,5 @@
 # causes: not-offered, evict-few, evict-order
-"""A parent that lost its last child is never offered: its pages stay for ever."""
+"""When this cache evicts the last child of a node, it does not offer the node for eviction: its pages stay forever."""
 
 
 class MyCache:

@@ -1,5 +1,5 @@
 # causes: evict-locked
-"""Asks the heap who is old, and not the tree who is in use."""
+"""This cache evicts the oldest leaf without checking whether the leaf has users."""
 
 
 class MyCache:

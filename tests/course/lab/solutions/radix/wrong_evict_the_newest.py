@@ -1,5 +1,5 @@
 # causes: evict-order
-"""A stack for a heap: what was used last goes first."""
+"""This cache evicts the most recently used leaf first instead of the least recently used one."""
 
 
 class MyCache:

@@ -1,6 +1,8 @@
 # causes: frees-before-remap
-"""Answers an offer with the pages that were offered, also where it keeps older ones of its own: the request goes on
-with pages that it is about to give back."""
+"""In this cache, `insert` returns the offered pages, even where the cache keeps an older page with the same tokens.
+
+The request then continues with its duplicate pages, which the scheduler is about to retire.
+"""
 
 
 class MyCache:

@@ -1,5 +1,5 @@
 # causes: lock-path, raises
-"""Counts a user on the last node alone: the front of the prefix may be evicted."""
+"""This cache counts a user only on the last node of a prefix, so the nodes before it may be evicted."""
 
 
 class MyCache:

@@ -1,5 +1,5 @@
 # causes: lock-too-much, split-users
-"""Locks the edge in which the prefix ends as a whole."""
+"""This cache locks the whole edge in which a prefix ends, instead of splitting the edge at the end of the prefix."""
 
 
 class MyCache:

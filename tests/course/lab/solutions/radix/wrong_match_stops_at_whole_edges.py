@@ -1,5 +1,5 @@
 # causes: match-short, whole-prompt
-"""Goes on only over edges that are shared whole; what is shared of the last one is given away."""
+"""In this cache, `match` follows only edges that match completely, and ignores the equal first pages of an edge."""
 
 
 class MyCache:

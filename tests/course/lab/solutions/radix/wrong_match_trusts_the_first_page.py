@@ -1,5 +1,5 @@
 # causes: match-long
-"""The first page led here, so the rest of the edge is believed too: somebody else's KV."""
+"""In this cache, `match` compares only the first page of an edge, so it may return the KV of another prompt."""
 
 
 class MyCache:

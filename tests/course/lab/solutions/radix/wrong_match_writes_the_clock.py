@@ -1,5 +1,5 @@
 # causes: match-writes, evict-order
-"""A look counts as use: who is only asked about stays, and who is read goes."""
+"""In this cache, `match` updates the time of last use, so prefixes that are only looked up stay in the cache."""
 
 
 class MyCache:

@@ -1,5 +1,5 @@
 # causes: namespace
-"""One root for all: an adapter's prompt reads the KV of another's."""
+"""This cache has one root for all namespaces, so a prompt for one adapter reads KV that another adapter computed."""
 
 
 class MyCache:

@@ -1,5 +1,5 @@
 # causes: page-size
-"""Cuts as many ids off a leaf as pages: right where a page is one token."""
+"""When this cache shortens a leaf, it keeps as many token ids as pages, which is right only if a page is one token."""
 
 import heapq
 

@@ -1,5 +1,5 @@
 # causes: split-links
-"""The lower half is filed under the page that the whole edge began with."""
+"""After a split, this cache files the lower node under the first page of the old edge instead of its own first page."""
 
 
 class MyCache:

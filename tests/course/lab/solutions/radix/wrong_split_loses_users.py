@@ -1,5 +1,5 @@
 # causes: split-users
-"""The upper half begins without users, though whoever uses the lower half reads it too."""
+"""After a split, the upper node has no users in this cache, although every user of the lower node reads it too."""
 
 
 class MyCache:

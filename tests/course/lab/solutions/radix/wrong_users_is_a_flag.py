@@ -1,5 +1,5 @@
 # causes: users-flag
-"""`users` says whether there is one: who leaves first takes the lock of all others along."""
+"""In this cache, `users` is 0 or 1, so the first unlock of a prefix removes the locks of all its users."""
 
 
 class MyCache:

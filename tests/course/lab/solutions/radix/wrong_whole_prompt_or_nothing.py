@@ -1,5 +1,5 @@
 # causes: whole-prompt, match-short
-"""Finds a prompt that was cached as a whole, and nothing of one that only begins like it."""
+"""In this cache, `match` returns nothing unless the whole prompt is cached; a shared beginning is not found."""
 
 
 class MyCache:

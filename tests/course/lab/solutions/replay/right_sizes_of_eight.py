@@ -1,4 +1,4 @@
-"""Multiples of eight above eight, buffers that are written column by column, and its own table of what to replay."""
+"""This graph runner has buckets of 1, 2, 4 and multiples of 8 rows, and keeps its recordings in a list."""
 
 from dataclasses import dataclass
 
@@ -13,39 +13,41 @@ from minisgl.engine.record import Recorder
 
 @dataclass
 class Mine:
-    """Buckets as cuda has them."""
+    """Bucket sizes as those of graph=cuda."""
 
 
 class Static:
-    def __init__(self, key, spec, table, device):
+    def __init__(self, key, spec, page_table, device):
         scratch = spec.num_pages * spec.page_size
         self.empty = torch.tensor(
             [[0], [0], [scratch], [spec.max_running_requests], [1]], dtype=torch.int32, device=device
         )
         self.data = self.empty.repeat(1, key.rows)
         self.tokens = ModelInputs(self.data, pending=True)
-        self.host_lengths = np.ones(key.rows, np.int32)
-        host_ends = np.arange(key.rows + 1, dtype=np.int32)
-        ends = torch.from_numpy(host_ends).to(device)
-        lengths = self.data[4]
-        self.batch = AttnBatch(key.rows, host_ends, self.host_lengths, ends, lengths, self.data[3], table, key)
+        self.seq_lens_cpu = np.ones(key.rows, np.int32)
+        cu_seqlens_q_cpu = np.arange(key.rows + 1, dtype=np.int32)
+        cu_seqlens_q = torch.from_numpy(cu_seqlens_q_cpu).to(device)
+        seq_lens = self.data[4]
+        self.batch = AttnBatch(
+            key.rows, cu_seqlens_q_cpu, self.seq_lens_cpu, cu_seqlens_q, seq_lens, self.data[3], page_table, key
+        )
 
     def fill(self, packed):
         n = 0 if packed is None else packed.shape[1]
         if n:
             self.data[:, :n] = torch.from_numpy(packed)
-            self.host_lengths[:n] = packed[4]
+            self.seq_lens_cpu[:n] = packed[4]
         self.data[:, n:] = self.empty
-        self.host_lengths[n:] = 1
+        self.seq_lens_cpu[n:] = 1
         return self.batch
 
 
 class Static8:
     def __init__(self, device):
-        self.device, self.table = device, []
+        self.device, self.entries = device, []  # (key, recording) of each bucket
 
-    def input_buffers(self, key, spec, table, device):
-        return Static(key, spec, table, device)
+    def input_buffers(self, key, spec, page_table, device):
+        return Static(key, spec, page_table, device)
 
     def buckets(self, max_rows):
         sizes = {1, 2, 4, *range(8, max_rows, 8), max_rows}
@@ -54,20 +56,20 @@ class Static8:
     def capture(self, keys, build, forward):
         recorder = Recorder(self.device)
         made = [(key, recorder.record(forward, build(key))) for key in reversed(keys)]
-        self.table = made[::-1]
+        self.entries = made[::-1]
 
     def pick(self, rows, q_len, uniform):
         if uniform and q_len == 1:
-            for key, _ in self.table:
+            for key, _ in self.entries:
                 if key.rows >= rows:
                     return key
         return None
 
     def run(self, key):
-        return dict(self.table)[key].replay()
+        return dict(self.entries)[key].replay()
 
     def close(self):
-        self.table = []
+        self.entries = []
 
 
 @hookimpl

@@ -1,5 +1,5 @@
 # causes: again
-"""Each replay is run once before it counts, as one does before a measurement."""
+"""This graph runner replays each recording twice per step, the first time as a warm-up."""
 
 
 class MyRunner:

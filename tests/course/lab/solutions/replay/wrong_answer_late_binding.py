@@ -1,5 +1,5 @@
 # causes: answer
-"""Records for each key, and keeps the recording of the last one for all."""
+"""This graph runner makes a recording for each bucket, but stores the last recording for all of them."""
 
 
 class MyRunner:

@@ -1,5 +1,5 @@
 # causes: eager
-"""Keeps what it would have recorded, and calls it."""
+"""This graph runner records nothing: it keeps the inputs of each bucket and calls the forward pass in each step."""
 
 
 class MyRunner:

@@ -1,5 +1,5 @@
 # causes: padding-page
-"""Padding repeats the step's last row: its KV is computed again, in place."""
+"""This graph runner pads with copies of the step's last row, so padding rows write to a page of that request."""
 
 
 class Buffers:
@@ -9,5 +9,14 @@ class Buffers:
             host[:, : packed.shape[1]] = packed
             host[:, packed.shape[1] :] = packed[:, -1:]
         self.packed.copy_(torch.from_numpy(host))
-        slots, lengths = self.packed[3], self.packed[4]
-        return AttnBatch(self.key.rows, self.indptr_host, host[4], self.indptr, lengths, slots, self.table, self.key)
+        req_pool_indices, seq_lens = self.packed[3], self.packed[4]
+        return AttnBatch(
+            self.key.rows,
+            self.cu_seqlens_q_cpu,
+            host[4],
+            self.cu_seqlens_q,
+            seq_lens,
+            req_pool_indices,
+            self.page_table,
+            self.key,
+        )

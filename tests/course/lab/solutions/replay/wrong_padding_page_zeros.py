@@ -1,5 +1,5 @@
 # causes: padding-page
-"""Padding is zeros: position 0 of slot 0, written to page 0."""
+"""This graph runner pads with zeros: position 0 of request-pool row 0, whose KV is written to page 0."""
 
 
 class Buffers:

@@ -1,5 +1,5 @@
 # causes: pick
-"""The bucket that is nearest in size, also if it is smaller."""
+"""This graph runner picks the bucket whose size is nearest to the step's rows, even if the bucket is too small."""
 
 
 class MyRunner:

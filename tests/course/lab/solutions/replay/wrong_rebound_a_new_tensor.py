@@ -1,5 +1,5 @@
 # causes: rebound
-"""A new tensor for each step, under the old name."""
+"""This graph runner makes a new input tensor for each step, but the recording still reads the old one."""
 
 
 class Buffers:
@@ -9,5 +9,14 @@ class Buffers:
             host[:, : packed.shape[1]] = packed
         self.packed = torch.from_numpy(host).to(self.device)
         self.tokens = self.tokens._replace(packed=self.packed)
-        slots, lengths = self.packed[3], self.packed[4]
-        return AttnBatch(self.key.rows, self.indptr_host, host[4], self.indptr, lengths, slots, self.table, self.key)
+        req_pool_indices, seq_lens = self.packed[3], self.packed[4]
+        return AttnBatch(
+            self.key.rows,
+            self.cu_seqlens_q_cpu,
+            host[4],
+            self.cu_seqlens_q,
+            seq_lens,
+            req_pool_indices,
+            self.page_table,
+            self.key,
+        )

@@ -1,5 +1,5 @@
 # causes: rebound
-"""Tokens are written in place; the lengths that attention reads are fresh each time."""
+"""This graph runner writes tokens in place, but makes a new tensor of sequence lengths for each step."""
 
 
 class Buffers:
@@ -8,6 +8,15 @@ class Buffers:
         if packed is not None:
             host[:, : packed.shape[1]] = packed
         self.packed.copy_(torch.from_numpy(host))
-        lengths = torch.from_numpy(host[4].copy()).to(self.device)
-        slots = self.packed[3]
-        return AttnBatch(self.key.rows, self.indptr_host, host[4], self.indptr, lengths, slots, self.table, self.key)
+        seq_lens = torch.from_numpy(host[4].copy()).to(self.device)
+        req_pool_indices = self.packed[3]
+        return AttnBatch(
+            self.key.rows,
+            self.cu_seqlens_q_cpu,
+            host[4],
+            self.cu_seqlens_q,
+            seq_lens,
+            req_pool_indices,
+            self.page_table,
+            self.key,
+        )

@@ -1,5 +1,5 @@
 # causes: stale
-"""Slots and places of padding are reset, its lengths are not."""
+"""This graph runner resets padding rows except for their sequence lengths, which remain from an earlier step."""
 
 
 class Buffers:
@@ -10,5 +10,14 @@ class Buffers:
             host[4] = self.packed[4].numpy()
             host[:, :n] = packed
         self.packed.copy_(torch.from_numpy(host))
-        slots, lengths = self.packed[3], self.packed[4]
-        return AttnBatch(self.key.rows, self.indptr_host, host[4], self.indptr, lengths, slots, self.table, self.key)
+        req_pool_indices, seq_lens = self.packed[3], self.packed[4]
+        return AttnBatch(
+            self.key.rows,
+            self.cu_seqlens_q_cpu,
+            host[4],
+            self.cu_seqlens_q,
+            seq_lens,
+            req_pool_indices,
+            self.page_table,
+            self.key,
+        )

@@ -1,5 +1,5 @@
 # causes: stale
-"""Only the step's rows are written; what is behind them is taken for padding for ever."""
+"""This graph runner writes only the step's rows. The rows behind them still hold the data of a larger, earlier step."""
 
 
 class Buffers:
@@ -8,6 +8,15 @@ class Buffers:
             self.packed.copy_(torch.from_numpy(self.padding())[:, None].expand(5, self.key.rows))
         else:
             self.packed[:, : packed.shape[1]] = torch.from_numpy(packed)
-        slots, lengths = self.packed[3], self.packed[4]
-        host = lengths.numpy()
-        return AttnBatch(self.key.rows, self.indptr_host, host, self.indptr, lengths, slots, self.table, self.key)
+        req_pool_indices, seq_lens = self.packed[3], self.packed[4]
+        host = seq_lens.numpy()
+        return AttnBatch(
+            self.key.rows,
+            self.cu_seqlens_q_cpu,
+            host,
+            self.cu_seqlens_q,
+            seq_lens,
+            req_pool_indices,
+            self.page_table,
+            self.key,
+        )

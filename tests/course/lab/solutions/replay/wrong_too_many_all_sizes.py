@@ -1,7 +1,7 @@
 # causes: too-many
-"""No padding at all: a recording for every size."""
+"""This graph runner avoids padding with one recording for every possible number of rows."""
 
 
 class MyRunner:
-    def sizes(self, most):
-        return list(range(1, most + 1))
+    def sizes(self, max_rows):
+        return list(range(1, max_rows + 1))

@@ -1,7 +1,7 @@
 # causes: too-small
-"""Powers of two up to the maximum: with six rows, a step of five fits none."""
+"""This graph runner has only powers of two as bucket sizes: with a maximum of six rows, no bucket holds five rows."""
 
 
 class MyRunner:
-    def sizes(self, most):
-        return [1 << i for i in range(most.bit_length())]
+    def sizes(self, max_rows):
+        return [1 << i for i in range(max_rows.bit_length())]

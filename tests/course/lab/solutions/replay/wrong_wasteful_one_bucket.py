@@ -1,7 +1,7 @@
 # causes: wasteful
-"""One recording, of the largest size, serves every step."""
+"""This graph runner has one recording, of the largest size, and pads every step to that size."""
 
 
 class MyRunner:
-    def sizes(self, most):
-        return [most]
+    def sizes(self, max_rows):
+        return [max_rows]

@@ -1,4 +1,7 @@
-"""Two rings at once, one each way, each with half of the tensor; the group is a part, not a parent."""
+"""This communicator runs two rings at once, one in each direction, each for one half of the tensor.
+
+It holds a `GroupCommunicator` as an attribute instead of inheriting from it.
+"""
 
 from dataclasses import dataclass
 
@@ -11,16 +14,16 @@ from minisgl.kernel.launch import one_launch
 
 @dataclass
 class Mine:
-    """Half of the sum goes clockwise, half the other way."""
+    """Two rings: one half of the tensor moves to the right, the other half to the left."""
 
-    patience: float = 300.0
-    """Seconds."""
+    timeout: float = 300.0
+    """Time limit in seconds of a send or a receive."""
 
 
 class BothWays:
-    def __init__(self, patience, rank, size, address, device):
+    def __init__(self, timeout, rank, size, address, device):
         self.rank, self.size = rank, size
-        self.link = GroupCommunicator(patience, rank, size, address, device)
+        self.link = GroupCommunicator(timeout, rank, size, address, device)
         self.all_gather, self.broadcast = self.link.all_gather, self.link.broadcast
         self.exchange, self.capturing, self.close = self.link.exchange, self.link.capturing, self.link.close
 
@@ -31,18 +34,18 @@ class BothWays:
         flat = x.reshape(-1).clone()
         rings = [(way, half.tensor_split(self.size)) for way, half in zip((1, -1), flat.tensor_split(2))]
         for step in range(1, 2 * self.size - 1):
-            # Steps 1 to n - 1 add; then chunk `rank` is whole, and the same walk goes on from it.
-            adds, open_ends, landed = step < self.size, [], []
+            # Steps 1 to n - 1 add. Then chunk `rank` is complete on this rank, and the other steps copy the chunks.
+            adds, transfers, landed = step < self.size, [], []
             for way, chunks in rings:
                 goes, comes = (chunks[(self.rank - way * (step + i)) % self.size] for i in (0, 1))
-                place = torch.empty_like(comes)
-                landed.append((comes, place))
-                open_ends.append(self.link.receive(place, (self.rank - way) % self.size))
-                open_ends.append(self.link.send(goes, (self.rank + way) % self.size))
-            for end in open_ends:
-                end.wait()
-            for comes, place in landed:
-                comes.copy_(comes + place if adds else place)
+                received = torch.empty_like(comes)
+                landed.append((comes, received))
+                transfers.append(self.link.receive(received, (self.rank - way) % self.size))
+                transfers.append(self.link.send(goes, (self.rank + way) % self.size))
+            for transfer in transfers:
+                transfer.wait()
+            for comes, received in landed:
+                comes.copy_(comes + received if adds else received)
         return flat.view(x.shape)
 
     def all_reduce_norm(self, x, residual, weight, eps):
@@ -58,4 +61,4 @@ def minisgl_configs():
 @hookimpl
 def minisgl_communicator(config, rank, size, address, device):
     if isinstance(config, Mine):
-        return BothWays(config.patience, rank, size, address, device)
+        return BothWays(config.timeout, rank, size, address, device)

@@ -1,5 +1,8 @@
 # causes: bytes
-"""Collects every rank's whole tensor, then adds them in rank order: right to the last bit, and n/2 times the bytes."""
+"""In this communicator, each rank collects the whole tensors of all ranks and adds them in rank order.
+
+The sum is bit-identical on all ranks, but each rank sends n/2 times as many bytes as necessary.
+"""
 
 import torch
 

@@ -1,5 +1,5 @@
 # causes: centre
-"""Rank 0 collects, adds and hands out: few lines, and all bytes pass one rank."""
+"""In this communicator, rank 0 receives and adds all tensors and sends the sum back. All bytes pass through rank 0."""
 
 import torch
 

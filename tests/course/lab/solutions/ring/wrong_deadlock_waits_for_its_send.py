@@ -1,5 +1,5 @@
 # causes: deadlock
-"""Blocking calls, one after the other: every rank sends, and nobody receives."""
+"""In this communicator, every rank waits for its send before it receives, so all ranks wait for each other."""
 
 
 class MyCommunicator:

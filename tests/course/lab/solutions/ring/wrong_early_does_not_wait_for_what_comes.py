@@ -1,5 +1,5 @@
 # causes: early
-"""Waits for its own message only, and reads what has not come yet."""
+"""This communicator waits for its send only, and reads the received tensor before it is filled."""
 
 
 class MyCommunicator:

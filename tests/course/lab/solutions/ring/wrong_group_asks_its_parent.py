@@ -1,5 +1,5 @@
 # causes: group
-"""There is an all-reduce in the parent class."""
+"""This communicator calls the all-reduce of its parent class instead of computing the sum with send and receive."""
 
 
 class MyCommunicator:

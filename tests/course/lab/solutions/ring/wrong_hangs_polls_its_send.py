@@ -1,5 +1,5 @@
 # causes: hangs
-"""Asks again and again whether its message has gone, before it receives anybody's."""
+"""This communicator polls its send until the send has ended, before it starts to receive, so all ranks poll forever."""
 
 
 class MyCommunicator:

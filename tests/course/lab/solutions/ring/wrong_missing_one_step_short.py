@@ -1,5 +1,5 @@
 # causes: missing, order
-"""n ranks, n - 1 steps: one of them was counted away."""
+"""This reduce-scatter runs n - 2 steps for n ranks instead of n - 1, so one rank's part is missing from each sum."""
 
 
 class MyCommunicator:

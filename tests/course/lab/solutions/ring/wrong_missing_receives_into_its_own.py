@@ -1,5 +1,5 @@
 # causes: missing
-"""What arrives is written where one's own part stood."""
+"""This reduce-scatter receives into the chunk that holds the rank's own part, and so overwrites that part."""
 
 
 class MyCommunicator:

@@ -1,5 +1,5 @@
 # causes: order
-"""Begins with its own chunk, and so completes its right neighbour's."""
+"""This reduce-scatter starts with the rank's own chunk, so each rank completes the chunk of its right neighbour."""
 
 import torch
 

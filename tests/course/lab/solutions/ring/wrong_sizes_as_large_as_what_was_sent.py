@@ -1,5 +1,5 @@
 # causes: sizes
-"""Expects as many elements as it sends: right only where all chunks are equally long."""
+"""This reduce-scatter receives into a tensor of the size that it sends, which fails if chunks differ in length."""
 
 import torch
 

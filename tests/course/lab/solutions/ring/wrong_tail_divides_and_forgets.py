@@ -1,5 +1,5 @@
 # causes: tail
-"""Chunks of length // size elements: what does not divide is nobody's."""
+"""This all-reduce makes n chunks of length // n elements, so it does not sum the last length % n elements."""
 
 
 class MyCommunicator:

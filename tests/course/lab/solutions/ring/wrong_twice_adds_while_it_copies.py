@@ -1,5 +1,5 @@
 # causes: twice
-"""The second way round is the first one again, additions and all."""
+"""This communicator also adds in the second pass around the ring, which should only copy the finished chunks."""
 
 import torch
 

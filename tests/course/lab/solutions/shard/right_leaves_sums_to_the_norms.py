@@ -1,4 +1,4 @@
-"""The shared layers, whose sums the norms behind them take: one class, and the stream in two parts."""
+"""This model uses the shared layers, whose norms compute the sums over the ranks and add the residual stream."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""The skeleton's classes, with the sums in the block instead of the matrices."""
+"""This block calls the all-reduces itself, instead of leaving them to the row-parallel matrices."""
 
 from minisgl.layers import LinearRowParallel
 

@@ -1,5 +1,5 @@
 # causes: across
-"""Cuts queries, keys and values by rows, whatever a row belongs to: half a kv head on each of two ranks."""
+"""This attention splits queries, keys and values by matrix rows, so two ranks may get half a KV head each."""
 
 from minisgl.attention import LayerSpec
 from minisgl.layers import LinearColParallelMerged, LinearRowParallel, RMSNorm

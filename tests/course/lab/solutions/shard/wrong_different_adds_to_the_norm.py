@@ -1,5 +1,5 @@
 # causes: different
-"""The norm's result is what attention is added to: the stream is lost."""
+"""This block adds the output of attention to the normalised input, so the residual stream is lost."""
 
 
 class Block:

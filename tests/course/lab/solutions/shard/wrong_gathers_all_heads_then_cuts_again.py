@@ -1,5 +1,5 @@
 # causes: gathers
-"""Gathers the heads of all ranks, and gives each rank back those that it had."""
+"""This attention gathers the heads of all ranks, and then selects the heads that the rank had already."""
 
 import torch
 
@@ -14,5 +14,5 @@ class Attention:
         q = norm_rope_store(qkv, spec.q_heads, spec.kv_heads, norm, cos_sin, self.ctx.pool, spec.index, out_cache_loc)
         out = torch.empty(q.shape, dtype=q.dtype)
         self.ctx.attention.forward(spec, q, out)
-        everybodys = comm.all_gather(out.flatten(1))
-        return self.o_proj(everybodys.chunk(comm.size, dim=1)[comm.rank])
+        gathered = comm.all_gather(out.flatten(1))
+        return self.o_proj(gathered.chunk(comm.size, dim=1)[comm.rank])

@@ -1,5 +1,5 @@
 # causes: heads
-"""The spec has config.json's numbers."""
+"""This attention gives its `LayerSpec` the head counts of the whole model instead of this rank's."""
 
 from minisgl.attention import LayerSpec
 from minisgl.layers import LinearQKVMerged, LinearRowParallel, RMSNorm

@@ -1,5 +1,5 @@
 # causes: miss
-"""Rank 0 sums up, as the one that answers; the others go on without it."""
+"""In this block, only rank 0 calls the all-reduces, because only rank 0 samples. Rank 0 waits for the other ranks."""
 
 
 class Block:

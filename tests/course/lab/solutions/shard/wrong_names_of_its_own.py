@@ -1,5 +1,5 @@
 # causes: names
-"""One matrix for gate and up, under a name that no checkpoint has."""
+"""This MLP has one matrix for gate and up under the name `gate_up_proj`, which is in no checkpoint."""
 
 from minisgl.layers import LinearColParallelMerged, LinearRowParallel
 

@@ -1,5 +1,8 @@
 # causes: names, whole
-"""torch.nn.Linear for the last matrix: whole on every rank, and nobody loads it."""
+"""This MLP uses `torch.nn.Linear` as its last matrix.
+
+Every rank then holds the whole matrix, and the loader of weights does not fill it.
+"""
 
 import torch
 

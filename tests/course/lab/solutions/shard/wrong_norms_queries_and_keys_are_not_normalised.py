@@ -1,5 +1,5 @@
 # causes: norms
-"""Rotates queries and keys as Llama does; their norms are loaded and not used."""
+"""This attention rotates queries and keys without normalising them: it loads Qwen3's norms but does not use them."""
 
 import torch
 

@@ -1,5 +1,5 @@
 # causes: residual
-"""Adds the stream to its own part, then sums: every rank's copy of the stream is counted."""
+"""This block adds the residual stream before the all-reduce, so the stream is counted once per rank."""
 
 
 class Block:

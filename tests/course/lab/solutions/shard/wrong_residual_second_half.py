@@ -1,5 +1,5 @@
 # causes: residual
-"""Right after attention; after the feed-forward the stream is in the sum."""
+"""This block is right in attention, but after the MLP it adds the residual stream before the all-reduce."""
 
 
 class Block:

@@ -1,5 +1,5 @@
 # causes: shared
-"""Three lines: the shared decoder with Qwen3's norms."""
+"""This model uses the shared decoder's block with Qwen3's norms, instead of a block of its own."""
 
 from minisgl import hookimpl
 from minisgl.models.decoder import Decoder

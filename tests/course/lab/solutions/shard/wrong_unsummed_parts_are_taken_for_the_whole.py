@@ -1,5 +1,5 @@
 # causes: unsummed
-"""Cuts everything right, and never adds the parts up."""
+"""This block splits all matrices correctly, but never sums the partial results of the ranks."""
 
 
 class Block:

@@ -1,5 +1,5 @@
 # causes: whole
-"""A context of one rank for the feed-forward: right, and every rank loads and computes all of it."""
+"""This MLP uses a context of one rank: the result is right, but every rank loads and computes the whole MLP."""
 
 from dataclasses import replace
 

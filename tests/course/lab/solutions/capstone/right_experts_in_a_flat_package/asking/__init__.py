@@ -1,1 +1,1 @@
-"""Experts that ask who chose them."""
+"""The package of the MoE backend `asking`, which is not in a folder src."""

@@ -1,4 +1,4 @@
-"""`moe=asking`: each expert that was chosen asks which tokens chose it."""
+"""`moe=asking`: looks up the tokens of each chosen expert instead of sorting tokens by expert."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from minisgl import hookimpl
 
 @dataclass
 class Asking:
-    """One expert after another."""
+    """Computes one expert after another."""
 
 
 class AskingMoe:

@@ -7,14 +7,14 @@ class TestMyPolicy(PolicyConformance):
     def make(self):
         return MyPolicy()
 
-    def test_one_request_is_served(self):
+    def test_one_request(self):
         pass
 
-    def test_requests_that_share_a_prefix_are_served(self):
+    def test_shared_prefix(self):
         pass
 
-    def test_a_pool_that_holds_only_one_of_them_serves_all(self):
+    def test_small_pool(self):
         pass
 
-    def test_any_clients_get_the_right_answers(self):
+    def test_random_requests(self):
         pass

@@ -1,4 +1,4 @@
-"""`scheduler=mine`: never more than so many answers at a time, whatever there is room for."""
+"""`scheduler=mine`: limits the number of running requests, even when more requests would fit."""
 
 from dataclasses import dataclass
 
@@ -8,20 +8,20 @@ from minisgl.scheduler import Plan
 
 @dataclass
 class Mine:
-    """At most ``most`` requests run."""
+    """At most ``max_running`` requests run at the same time."""
 
-    most: int = 4
-    """Requests that hold a slot."""
+    max_running: int = 4
+    """Largest number of running requests."""
 
 
 class MyPolicy:
-    def __init__(self, most=4):
-        self.most = most
+    def __init__(self, max_running=4):
+        self.max_running = max_running
 
     def plan(self, waiting, running, budget):
         rows = [(r.uid, n) for r in running if (n := budget.grant(r, r.num_remaining_tokens or 1))]
-        room = self.most - len(running)
-        for w in [w for w in waiting if w.same_prefix_req is None][: max(room, 0)]:
+        free = self.max_running - len(running)
+        for w in [w for w in waiting if w.same_prefix_req is None][: max(free, 0)]:
             n = budget.grant(w, w.num_tokens - w.num_cached_tokens)
             if not n:
                 break
@@ -37,4 +37,4 @@ def minisgl_configs():
 @hookimpl
 def minisgl_scheduler(config):
     if isinstance(config, Mine):
-        return MyPolicy(config.most)
+        return MyPolicy(config.max_running)

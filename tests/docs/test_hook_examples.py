@@ -1,0 +1,318 @@
+"""Every example plugin of the hooks page runs, and observes or builds what it claims."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from minisgl import LLM, SamplingParams
+from minisgl.config import Config
+from minisgl.options.reference import EXAMPLES
+from minisgl.plugin_manager.discovery import HOOKS
+from minisgl.plugin_manager.manager import PluginManager
+from minisgl.testing.drive import Drive, Job, make_plugin
+from minisgl.testing.small import SPEC, job, no_lookahead, pool
+from minisgl.trace.read import read
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+PROMPTS = ["Count from 5 to 9.", "What is a radix cache, and which requests does it help?"]
+CLIENTS = [job(uid, 9 + uid, 12, first=uid % 2, abort=6 if uid == 3 else None) for uid in range(1, 7)]
+"""Six requests with two different prefixes. Request 3 is aborted."""
+
+
+def load(hook: str) -> PluginManager:
+    """Return a plugin manager that has loaded the example of ``hook`` besides the built-in plugins."""
+    manager = PluginManager.load([str(EXAMPLES / f"{hook}.py")])
+    assert hook in manager.plugins[-1].hooks
+    return manager
+
+
+def observer_of(manager: PluginManager) -> Any:
+    """Return the object of the example's class that the plugin manager made."""
+    example = manager.plugins[-1].module.__name__
+    (observer,) = [p for p in manager._manager.get_plugins() if type(p).__module__ == example]
+    return observer
+
+
+def simulate(manager: PluginManager, tmp_path: Path, clients: list[Job] = CLIENTS, **options: Any) -> Drive:
+    """Run ``clients`` on the simulated engine, by default in a KV pool so small that it evicts and retracts.
+
+    The trace of the run is ``run.jsonl`` in ``tmp_path``. ``options`` are ``spec``, ``cache``, ``policy`` and those of
+    `Drive`.
+    """
+    spec = options.pop("spec", pool(12))
+    config = Config(trace=str(tmp_path / "run.jsonl"), page_size=spec.page_size)
+    manager.observe(config, spec)
+    cache = options.pop("cache", None) or make_plugin("cache", "radix", page_size=spec.page_size)
+    policy = options.pop("policy", None) or make_plugin("scheduler", "mixed")
+    with no_lookahead():
+        drive = Drive(spec, cache, policy, observers=manager.hook, thorough=False, **options)
+        drive.run(clients)
+    manager.close()
+    return drive
+
+
+def events(tmp_path: Path, kind: str) -> list[Any]:
+    """Return the events of one kind in the trace of the run."""
+    return [event for event in read(tmp_path / "run.jsonl").events if type(event).__name__ == kind]
+
+
+@contextmanager
+def llm(hook: str, *words: str, model: str = "tutor") -> Iterator[LLM]:
+    """Load a tiny model on the CPU, with the example of ``hook`` and the options ``words``."""
+    overrides = ["device=cpu", "num_pages=64", f"plugins={EXAMPLES / hook}.py", *words]
+    with LLM(model, overrides=overrides) as engine:
+        yield engine
+
+
+def tokens(engine: LLM, prompts: list[str] = PROMPTS) -> list[list[int]]:
+    return [output.token_ids for output in engine.generate(prompts, GREEDY)]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    """Return the tokens of the prompts without any example plugin."""
+    with LLM("tutor", overrides=["device=cpu", "num_pages=64"]) as engine:
+        return tokens(engine)
+
+
+def test_every_hook_has_an_example() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(HOOKS)
+    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_minisgl_")}
+    assert tested == set(HOOKS)
+
+
+# ---- options and factories -------------------------------------------------------------------------------
+
+
+def test_minisgl_configs(tmp_path: Path) -> None:
+    manager = load("minisgl_configs")
+    config = manager.make("scheduler", "capped")
+    assert config.limit == 8
+    with pytest.raises(ValueError, match="limit must be at least 1"):
+        type(config)(limit=0)
+    policy = manager.build("scheduler", type(config)(limit=2))
+    drive = simulate(manager, tmp_path, policy=policy, spec=SPEC)
+    assert drive.report.counts.max_rows == 2
+    assert simulate(load("minisgl_configs"), tmp_path, spec=SPEC).report.counts.max_rows == 4
+
+
+def test_minisgl_attention(expected: list[list[int]]) -> None:
+    with llm("minisgl_attention", "attention=profiled", "attention.backend=torch") as engine:
+        assert tokens(engine) == expected
+        stats, backend = engine.scheduler.stats(), engine.engine.attention  # type: ignore[union-attr]
+    assert backend.steps == stats["steps"] > 0
+    assert backend.query_tokens == stats["prefill_tokens"] + stats["decode_tokens"]
+
+
+def test_minisgl_cache(tmp_path: Path) -> None:
+    """Two rounds of one prompt of 20 tokens: with ``max_pages`` 2, only 2 of its 5 pages are found again."""
+    found = {}
+    for max_pages in (2, 16):
+        manager = load("minisgl_cache")
+        config = manager.make("cache", "system_prompts")
+        config.max_pages = max_pages
+        cache = manager.build("cache", config, page_size=4)
+        clients = [job(1, 21, 4, first=1), job(2, 21, 4, first=1, arrive=20)]
+        drive = simulate(manager, tmp_path, clients, cache=cache, spec=SPEC)
+        found[max_pages] = drive.report.finished[2].cached_tokens
+    assert found == {2: 8, 16: 20}
+
+
+def test_minisgl_scheduler(tmp_path: Path) -> None:
+    manager = load("minisgl_scheduler")
+    policy = manager.build("scheduler", manager.make("scheduler", "shortest"))
+    clients = [job(uid, length, 4, first=uid) for uid, length in ((1, 30), (2, 20), (3, 10))]
+    drive = simulate(manager, tmp_path, clients, policy=policy, spec=SPEC, max_prefill_tokens=10)
+    first = drive.report.first_token
+    assert first[3] < first[2] < first[1]
+
+
+def test_minisgl_moe() -> None:
+    with LLM("tutor-moe", overrides=["device=cpu", "num_pages=64"]) as engine:
+        expected = tokens(engine)
+    with llm("minisgl_moe", "moe=load", "moe.backend=torch", model="tutor-moe") as engine:
+        assert tokens(engine) == expected
+        stats, backend = engine.scheduler.stats(), engine.engine.ctx.moe  # type: ignore[union-attr]
+        config = engine.engine.model.config  # type: ignore[union-attr]
+    routed = (stats["prefill_tokens"] + stats["decode_tokens"]) * config.raw["num_experts_per_tok"]
+    # The last layer computes only the tokens whose hidden states are needed.
+    assert routed * (config.num_hidden_layers - 1) < sum(backend.tokens.values()) <= routed * config.num_hidden_layers
+    assert set(backend.tokens) <= set(range(config.num_experts))
+
+
+def test_minisgl_graph(expected: list[list[int]]) -> None:
+    """Steps of 1 to 4 rows are replayed, and steps of 5 rows run eagerly."""
+    with llm("minisgl_graph", "graph=small") as engine:
+        assert tokens(engine) == expected
+        runner = engine.engine.graph  # type: ignore[union-attr]
+        assert [key.rows for key in runner.buckets(64)] == [1, 2, 4]
+        assert runner.replayed > 0
+        eager = runner.eager
+        tokens(engine, [f"Count from {n} to 90." for n in range(5)])
+        assert runner.eager > eager
+
+
+def test_minisgl_communicator(expected: list[list[int]]) -> None:
+    """Two ranks: every layer has two all-reduces per step, whose bytes are those of the hidden states."""
+    with llm("minisgl_communicator", "communicator=traffic", "tp=2", "graph=none") as engine:
+        assert tokens(engine) == expected
+        rank_zero = engine.engine._engine  # type: ignore[union-attr]
+        comm, config, stats = rank_zero.comm, rank_zero.model.config, engine.scheduler.stats()
+    assert (comm.rank, comm.size) == (0, 2)
+    assert comm.all_reduces >= stats["steps"] * 2 * config.num_hidden_layers
+    assert comm.bytes >= stats["decode_tokens"] * 2 * config.num_hidden_layers * config.hidden_size
+
+
+def test_minisgl_models() -> None:
+    """The log-probability of the first token changes only for a prompt that is longer than the window."""
+    params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)
+
+    def logprobs(engine: LLM) -> list[float]:
+        outputs = engine.generate(["Hi", PROMPTS[1] * 8], params)
+        return [output.logprobs[0].chosen for output in outputs if output.logprobs]
+
+    with LLM("tutor", overrides=["device=cpu", "num_pages=64"]) as engine:
+        full = logprobs(engine)
+    with llm("minisgl_models", "architecture=WindowedQwen3") as engine:
+        windowed = logprobs(engine)
+        assert {layer.window for layer in engine.engine.model.attention_layers()} == {32}  # type: ignore[union-attr]
+    assert windowed[0] == pytest.approx(full[0], abs=1e-5)
+    assert windowed[1] != pytest.approx(full[1], abs=1e-3)
+
+
+def test_minisgl_observer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manager = load("minisgl_observer")
+    spec = pool(12)
+    assert manager.plugins[-1].module.minisgl_observer(Config(log_level="error"), spec) is None
+    simulate(manager, tmp_path)
+    in_use = [12 - e.free - e.evictable - e.retiring for e in events(tmp_path, "Pool")]
+    assert max(in_use) > 10
+    printed = capsys.readouterr().out
+    assert f"{max(in_use)} of 12 KV pages are in use" in printed
+    assert printed.count("KV pages are in use") >= sum(n > 10 for n in in_use)
+
+
+# ---- observers -------------------------------------------------------------------------------------------
+
+
+def test_minisgl_request_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manager = load("minisgl_request_added")
+    observer = observer_of(manager)
+    observer.limit = 13
+    simulate(manager, tmp_path)
+    assert (observer.requests, observer.long) == (6, 2)
+    assert "request 6 has a prompt of 15 tokens" in capsys.readouterr().out
+
+
+def test_minisgl_prefix_matched(tmp_path: Path) -> None:
+    manager = load("minisgl_prefix_matched")
+    drive = simulate(manager, tmp_path)
+    observer, matches = observer_of(manager), events(tmp_path, "Match")
+    assert observer.admissions == sum(drive.report.counts.admissions.values()) == len(matches)
+    assert observer.hits == sum(len(e.pages) > 0 for e in matches) > 0
+    assert observer.pages * 4 == drive.scheduler.stats()["cached_tokens"]
+
+
+def test_minisgl_request_retracted(tmp_path: Path) -> None:
+    manager = load("minisgl_request_retracted")
+    drive = simulate(manager, tmp_path)
+    by_request = observer_of(manager).by_request
+    assert sum(by_request.values()) == drive.report.retractions > 0
+    assert by_request == Counter(e.uid for e in events(tmp_path, "Retract"))
+
+
+def test_minisgl_request_finished(tmp_path: Path) -> None:
+    manager = load("minisgl_request_finished")
+    simulate(manager, tmp_path)
+    assert observer_of(manager).reasons == {"length": 5, "abort": 1}
+
+
+def test_minisgl_pages_allocated(tmp_path: Path) -> None:
+    manager = load("minisgl_pages_allocated")
+    simulate(manager, tmp_path)
+    allocated = Counter(uid for e in events(tmp_path, "Allocate") for uid in e.owners)
+    assert observer_of(manager).pages == allocated
+    assert set(allocated) == {1, 2, 3, 4, 5, 6}
+
+
+def test_minisgl_pages_cached(tmp_path: Path) -> None:
+    """A policy that computes two equal prompts of 4 whole pages at the same time makes 4 duplicates."""
+    policy = load("minisgl_configs")
+    capped = policy.build("scheduler", policy.make("scheduler", "capped"))
+    manager = load("minisgl_pages_cached")
+    drive = simulate(manager, tmp_path, [job(1, 17, 3, first=1), job(2, 17, 3, first=1)], policy=capped, spec=SPEC)
+    observer = observer_of(manager)
+    assert observer.duplicates == 4
+    assert observer.inserted == drive.cache.total_pages == sum(len(e.pages) for e in events(tmp_path, "Cache"))
+
+
+def test_minisgl_pages_evicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manager = load("minisgl_pages_evicted")
+    drive = simulate(manager, tmp_path)
+    evicted = drive.scheduler.stats()["evicted_pages"]
+    assert observer_of(manager).pages == evicted > 0
+    assert f"{evicted} so far" in capsys.readouterr().out
+
+
+def test_minisgl_pages_freed(tmp_path: Path) -> None:
+    manager = load("minisgl_pages_freed")
+    simulate(manager, tmp_path)
+    observer = observer_of(manager)
+    assert observer.total == sum(len(e.pages) for e in events(tmp_path, "Free"))
+    assert observer.largest >= max(e.retiring for e in events(tmp_path, "Pool")) > 0
+
+
+def test_minisgl_pages_counted(tmp_path: Path) -> None:
+    manager = load("minisgl_pages_counted")
+    simulate(manager, tmp_path)
+    assert observer_of(manager).pages == min(e.free + e.evictable for e in events(tmp_path, "Pool")) < 12
+
+
+def test_minisgl_batch_planned(tmp_path: Path) -> None:
+    manager = load("minisgl_batch_planned")
+    drive = simulate(manager, tmp_path)
+    observer, batches = observer_of(manager), events(tmp_path, "Batch")
+    assert observer.tokens == drive.report.counts.max_tokens
+    assert sum(batches[observer.step].num_scheduled_tokens) == observer.tokens
+
+
+def test_minisgl_batch_scheduled(tmp_path: Path) -> None:
+    manager = load("minisgl_batch_scheduled")
+    stats = simulate(manager, tmp_path).scheduler.stats()
+    observer = observer_of(manager)
+    assert observer.steps == stats["steps"]
+    assert (observer.decode_rows, observer.prompt_tokens) == (stats["decode_tokens"], stats["prefill_tokens"])
+
+
+def test_minisgl_step_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manager = load("minisgl_step_finished")
+    clients = [job(1, 9, 110)]
+    drive = simulate(manager, tmp_path, clients, spec=SPEC)
+    observer = observer_of(manager)
+    assert observer.tokens == len(drive.report.tokens[1]) == 110
+    assert "1 output tokens per second" in capsys.readouterr().out  # the clock counts steps
+
+
+def test_minisgl_metrics(tmp_path: Path) -> None:
+    manager = load("minisgl_metrics")
+    simulate(manager, tmp_path)
+    families = text_string_to_metric_families("".join(manager.hook.minisgl_metrics()))
+    found = {
+        s.labels["reason"]: s.value for f in families for s in f.samples if s.name == "example_prompt_tokens_total"
+    }
+    assert found == {"length": 10 + 11 + 13 + 14 + 15, "abort": 12}
+
+
+def test_minisgl_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    drive = simulate(load("minisgl_closed"), tmp_path)
+    output_tokens = sum(end.output_tokens for end in drive.report.finished.values())
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"requests": 6, "output_tokens": output_tokens}

@@ -1,0 +1,39 @@
+"""docs/upgrade-0.2.md names every rename that the program itself knows, and only modules that exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from minisgl.plugin_manager import renamed
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / renamed.UPGRADE_PAGE).read_text(encoding="utf-8")
+
+
+def known() -> Iterator[tuple[str, ...]]:
+    """Yield the cells that the page must have side by side: (place, old name, new name), or (old name, new name)."""
+    yield from renamed.RENAMED_OPTIONS.items()
+    tables = (renamed.RENAMED_HOOK_ARGUMENTS, renamed.RENAMED_ATTRIBUTES)
+    for place, names in (entry for table in tables for entry in table.items()):
+        yield from ((place, old, new) for old, new in names.items())
+    for names in renamed.RENAMED_IMPORTS.values():
+        yield from names.items()
+
+
+@pytest.mark.parametrize("cells", sorted(set(known()), key=str), ids=" ".join)
+def test_a_rename_is_on_the_page(cells: tuple[str, ...]) -> None:
+    assert "| " + " | ".join(f"`{cell}`" for cell in cells) in PAGE
+
+
+def test_the_new_modules_exist() -> None:
+    rows = PAGE.partition("\n## Modules\n")[2].partition("\n## ")[0]
+    modules = re.findall(r"^\| `[\w.…]+` \| `([\w.]+)` \|", rows, re.MULTILINE)
+    assert len(modules) > 40
+    missing = [
+        m for m in modules if not (path := ROOT / m.replace(".", "/")).is_dir() and not path.with_suffix(".py").exists()
+    ]
+    assert missing == []
