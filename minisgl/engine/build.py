@@ -70,7 +70,8 @@ class LeaderEngine:
     """Engine of rank 0 that sends each step to the follower ranks before it launches the step itself.
 
     ``send(data)`` must deliver the encoded step to every follower, in order and without loss (promise 7). The class
-    implements the `Engine` protocol, so the scheduler does not need to know the number of ranks.
+    implements the `Engine` protocol, so the scheduler does not need to know the number of ranks. SGLang broadcasts the
+    requests instead (`recv_requests`), and every rank schedules.
     """
 
     def __init__(self, engine: TorchEngine, send: Callable[[bytes], None]):

@@ -1,4 +1,4 @@
-"""Model runner of one rank: executes steps, one after another, on one device.
+"""Model runner of one rank (SGLang: `ModelRunner`): executes steps, one after another, on one device.
 
 Knows the model, the KV pool, the page table and the last token of each request-pool row. Requests, queues and the
 ownership of pages belong to the scheduler. All device state changes on one stream, in the order of the steps.

@@ -1,7 +1,8 @@
 """Conversion of a `Step` into the tensors that a forward pass reads, with one copy to the device per step.
 
 The module owns the page table on the device and a host copy of it, which maps positions to KV locations
-(page · page_size + offset). All work is done on whole numpy arrays: there is no Python loop over rows or tokens.
+(page · page_size + offset). All work is done on whole numpy arrays: there is no Python loop over rows or tokens. The
+result is what SGLang calls a `ForwardBatch`; in vLLM the model runner's `_prepare_inputs` builds it.
 """
 
 from __future__ import annotations

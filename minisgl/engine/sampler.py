@@ -2,7 +2,8 @@
 
 The host does not wait for the device. The sampler keeps the sampling state of each request-pool row. This state changes
 only when a step admits a request or samples a token, in the order of the steps. The token of a row depends on its own
-logits, parameters, seed and position, never on other rows of the batch.
+logits, parameters, seed and position, never on other rows of the batch. SGLang builds a `SamplingBatchInfo` and vLLM a
+`SamplingMetadata` for each batch instead.
 """
 
 from __future__ import annotations

@@ -104,8 +104,12 @@ class SimulatedGraph:
             if not _shares_storage(x, operation.args, operation.kwargs):
                 target = next(targets)
                 if x.shape != target.shape:
-                    shapes = f"{list(x.shape)} now, and {list(target.shape)} when recorded"
-                    raise GraphViolation("dynamic-shape", f"{operation.name} at {operation.source_line} made {shapes}.")
+                    now, recorded = list(x.shape), list(target.shape)
+                    raise GraphViolation(
+                        "dynamic-shape",
+                        f"{operation.name} at {operation.source_line} made the shape {now} in this replay; in the "
+                        f"recording it made {recorded}.",
+                    )
                 target.copy_(x)
 
     def _check_buffers(self) -> None:

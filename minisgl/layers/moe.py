@@ -1,7 +1,8 @@
 """A mixture-of-experts (MoE) layer: it routes each token to experts and sums the experts' outputs.
 
-The layer computes the routing; the MoE backend (`minisgl.moe`) computes the experts. Every rank routes every token and
-holds a slice of each expert's inner dimension.
+The layer computes the routing: the top-k expert ids and weights of each token (SGLang: `select_experts`). The MoE
+backend (`minisgl.moe`) computes the experts. Every rank routes every token and holds a slice of each expert's inner
+dimension.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class MoELayer(nn.Module):
     """A router and its experts (Shazeer et al., Outrageously Large Neural Networks, 2017).
 
     The router takes the softmax over all experts in float32 and chooses the ``top_k`` most probable ones;
-    ``renormalise`` scales their weights to sum to 1. With ``reduce`` the layer all-reduces its output over the ranks;
+    ``renormalize`` scales their weights to sum to 1. With ``reduce`` the layer all-reduces its output over the ranks;
     without it the output is a partial sum, which the caller must reduce.
     """
 
@@ -35,7 +36,7 @@ class MoELayer(nn.Module):
         act: str,
         ctx: Context,
         *,
-        renormalise: bool,
+        renormalize: bool,
         reduce: bool = False,
     ):
         super().__init__()
@@ -43,7 +44,7 @@ class MoELayer(nn.Module):
             raise RuntimeError("a model with experts needs an MoE backend, but Context.moe is None")
         self.moe, self.comm, self.reduce = ctx.moe, ctx.comm, reduce and ctx.comm.size > 1
         self.inner_size, self.num_experts, self.top_k, self.act = inner_size, num_experts, top_k, act
-        self.renormalise = renormalise
+        self.renormalize = renormalize
         self.silenced: int | None = None
         """The number of an expert whose down projection is set to zeros after loading, so that it contributes nothing.
 
@@ -93,7 +94,7 @@ class MoELayer(nn.Module):
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Route x [tokens, hidden]: return expert numbers, int32, and weights, float32, both [tokens, top_k]."""
-        return softmax_topk(F.linear(x, self.gate), self.top_k, self.renormalise)
+        return softmax_topk(F.linear(x, self.gate), self.top_k, self.renormalize)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the layer of x [tokens, hidden]; returns [tokens, hidden], a partial sum unless ``reduce`` is set."""

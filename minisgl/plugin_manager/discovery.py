@@ -203,7 +203,7 @@ def check_options(yielded: Any, label: str) -> list[tuple[str, str, type]]:
     Raise `ConfigError` for an item of another form, an unknown group or a frozen dataclass.
     """
     if not isinstance(yielded, Iterable):
-        raise ConfigError(f"{label}: minisgl_configs must yield (group, name, dataclass); it yields nothing.")
+        raise ConfigError(f"{label}: minisgl_configs must yield (group, name, dataclass); it has no `yield`.")
     options = []
     try:
         items = list(yielded)

@@ -2,7 +2,7 @@
 
 The budget counts whole pages, and it counts the cached pages that a request would lock as not evictable. Admission
 keeps pages in reserve for the next tokens of the running requests (promise 5), so that an admission does not soon cause
-a retraction.
+a retraction. `StepBudget.grant` cuts a prompt into chunks (chunked prefill; SGLang: `PrefillAdder`).
 """
 
 from __future__ import annotations

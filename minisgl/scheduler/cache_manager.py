@@ -139,7 +139,7 @@ class CacheManager:
     # ---- free -> allocated ---------------------------------------------------------------------------
 
     def admit(self, reqs: Sequence[Req], step: int) -> None:
-        """Allocate a request-pool row and the pages of all tokens for each request that step ``step`` admits.
+        """Allocate a request-pool row, and pages for all tokens so far, for each request that step ``step`` admits.
 
         All cached prefixes are locked before the first page is allocated, so that no allocation evicts one of them.
         """

@@ -1,8 +1,8 @@
 """`attention=flash_attn`: FlashAttention 4, 3 or 2 (arXiv:2205.14135, 2307.08691, 2407.08608) over minisgl's KV pages.
 
 Decode rows and prefill chunks of a step are computed in separate calls. The decode call has no query offsets, so a
-graph can record it. The three packages differ only in how they are called. The end of the file has one function for
-each package.
+graph can record it. The three packages take different arguments, and support different GPUs, head sizes and page
+sizes. The end of the file has one function for each package.
 """
 
 from __future__ import annotations

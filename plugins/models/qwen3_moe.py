@@ -39,7 +39,7 @@ class Qwen3MoeForCausalLM(Decoder):
             c.need("num_experts_per_tok"),
             c.hidden_act,
             self.ctx,
-            renormalise=bool(raw.get("norm_topk_prob", False)),
+            renormalize=bool(raw.get("norm_topk_prob", False)),
         )
 
 

@@ -229,16 +229,16 @@ def test_page_indices(rows: int, page_size: int, device: torch.device, generator
         assert expected[1][begin:end].tolist() == table[req_pool_idx, : end - begin].tolist()
 
 
-@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("renormalize", [True, False])
 @pytest.mark.parametrize(("tokens", "experts", "k"), [(1, 8, 2), (5, 60, 4), (3, 128, 8), (2, 4, 4)])
-def test_softmax_topk(tokens: int, experts: int, k: int, renormalise: bool, random: Random) -> None:
+def test_softmax_topk(tokens: int, experts: int, k: int, renormalize: bool, random: Random) -> None:
     logits = random(tokens, experts)
-    ids, weights = triton_routing.softmax_topk(logits, k, renormalise)
+    ids, weights = triton_routing.softmax_topk(logits, k, renormalize)
     wide = logits.cpu().float()
     best = wide.topk(k, dim=-1).values
     assert torch.equal(wide.gather(1, ids.cpu().long()), best)  # for equal logits torch may choose other experts
     assert all(len(set(row)) == k for row in ids.tolist())
-    expected_ids, expected = routing.softmax_topk(wide, k, renormalise)
+    expected_ids, expected = routing.softmax_topk(wide, k, renormalize)
     assert expected_ids.dtype == ids.dtype == torch.int32
     assert_close(weights.cpu(), expected)
 

@@ -1,6 +1,6 @@
 """The Triton kernels of minisgl/kernel on a CPU, under Triton's interpreter.
 
-The tests are those of tests/gpu, which run compiled on a machine with a GPU.
+It runs the tests of two files of tests/gpu, which run compiled on a machine with a GPU.
 """
 
 from __future__ import annotations

@@ -204,8 +204,8 @@ def test_fused_norm() -> None:
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("renormalise", [False, True])
-def test_moe(stacked: bool, renormalise: bool) -> None:
+@pytest.mark.parametrize("renormalize", [False, True])
+def test_moe(stacked: bool, renormalize: bool) -> None:
     """The layer computes the weighted sum of the chosen experts, from both checkpoint layouts, on one and two ranks."""
     experts, top_k, hidden, inner = 5, 2, 8, 6
     router = torch.randn(experts, hidden)
@@ -221,14 +221,14 @@ def test_moe(stacked: bool, renormalise: bool) -> None:
 
     scores = (x @ router.T).softmax(-1)
     scale, chosen = scores.topk(top_k)
-    scale = scale / scale.sum(-1, keepdim=True) if renormalise else scale
+    scale = scale / scale.sum(-1, keepdim=True) if renormalize else scale
     want = torch.zeros_like(x)
     for token, (ids, weights) in enumerate(zip(chosen.tolist(), scale.tolist())):
         for e, w in zip(ids, weights):
             want[token] += w * (down[e] @ (F.silu(gate[e] @ x[token]) * (up[e] @ x[token])))
 
     def work(ctx: Context) -> Tensor:
-        layer = MoELayer(hidden, inner, experts, top_k, "silu", ctx, renormalise=renormalise, reduce=True)
+        layer = MoELayer(hidden, inner, experts, top_k, "silu", ctx, renormalize=renormalize, reduce=True)
         fill(layer, tensors, "mlp.")
         return layer(x)
 
@@ -244,7 +244,7 @@ def test_indivisible_sizes_are_refused() -> None:
         with pytest.raises(ConfigError, match=r"tp=2 does not divide the model's up_proj rows \(9\)"):
             LinearColParallelMerged(8, (8, 9), ("gate_proj", "up_proj"), ctx)
         with pytest.raises(ConfigError, match=r"tp=2 does not divide the model's expert size .* \(7\)"):
-            MoELayer(8, 7, 4, 2, "silu", ctx, renormalise=True)
+            MoELayer(8, 7, 4, 2, "silu", ctx, renormalize=True)
         return torch.empty(0)
 
     on_ranks(2, work)

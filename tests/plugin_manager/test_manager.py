@@ -248,7 +248,7 @@ CONFIGS = """
         ),
         ("@hookimpl\ndef minisgl_configs():\n    yield 'cache', 'mine'", "it yielded ('cache', 'mine')"),
         ("@hookimpl\ndef minisgl_configs():\n    yield 'cache', 'mine', int", "must yield (group, name, dataclass)"),
-        ("@hookimpl\ndef minisgl_configs():\n    pass", "it yields nothing"),
+        ("@hookimpl\ndef minisgl_configs():\n    pass", "it has no `yield`"),
         ("@hookimpl\ndef minisgl_configs():\n    yield undefined", "NameError: name 'undefined' is not defined"),
         (
             "@dataclass(frozen=True)\nclass Mine: ...\n@hookimpl\ndef minisgl_configs():\n    yield 'cache', 'm', Mine",
@@ -529,3 +529,12 @@ def test_plugins_command_error(tmp_path: Path) -> None:
     assert failed.stderr.count("\n") == 1
     with pytest.raises(SystemExit, match="2"):
         main(["--jsn"])
+
+
+def test_renamed_hook_argument(tmp_path: Path) -> None:
+    """A plugin that asks for an argument by its old name is refused, with the new name and the page of all renames."""
+    path = tmp_path / "old.py"
+    path.write_text("from minisgl import hookimpl\n@hookimpl\ndef minisgl_pages_cached(step, held):\n    pass\n")
+    with pytest.raises(ConfigError, match="'held' of minisgl_pages_cached was renamed to 'cached_pages'") as error:
+        PluginManager.load([str(path)], light=True)
+    assert "docs/upgrade-0.2.md" in str(error.value)

@@ -14,7 +14,7 @@ from torch import Tensor
 @triton.jit
 def softmax_topk_kernel(
     logits, ids, weights, tokens, stride_logits,
-    EXPERTS: tl.constexpr, K: tl.constexpr, RENORMALISE: tl.constexpr,
+    EXPERTS: tl.constexpr, K: tl.constexpr, RENORMALIZE: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Choose K experts for BLOCK_T tokens and write their numbers and weights. One program: BLOCK_T tokens."""
@@ -33,7 +33,7 @@ def softmax_topk_kernel(
         chosen = tl.where(choice[None, :] == i, which[:, None], chosen)
         weight = tl.where(choice[None, :] == i, tl.exp(best - top)[:, None], weight)
         left = tl.where(expert[None, :] == which[:, None], float("-inf"), left)
-    if RENORMALISE:
+    if RENORMALIZE:
         total = tl.sum(weight, 1)
     weight = weight / total[:, None]
     out = token[:, None] * K + choice[None, :]
@@ -42,14 +42,14 @@ def softmax_topk_kernel(
     tl.store(weights + out, weight, mask=real)
 
 
-def softmax_topk(logits: Tensor, k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+def softmax_topk(logits: Tensor, k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
     """Compute `minisgl.kernel.routing.softmax_topk` on a GPU."""
     tokens, experts = logits.shape
     ids = torch.empty((tokens, k), dtype=torch.int32, device=logits.device)
     weights = torch.empty((tokens, k), dtype=torch.float32, device=logits.device)
     block_t = 1 if tokens < 1024 else 4
     softmax_topk_kernel[(triton.cdiv(tokens, block_t),)](
-        logits, ids, weights, tokens, logits.stride(0), EXPERTS=experts, K=k, RENORMALISE=renormalise,
+        logits, ids, weights, tokens, logits.stride(0), EXPERTS=experts, K=k, RENORMALIZE=renormalize,
         BLOCK_T=block_t, BLOCK_E=triton.next_power_of_2(experts), BLOCK_K=triton.next_power_of_2(k),
         num_warps=1 if block_t == 1 else 4,
     )  # fmt: skip

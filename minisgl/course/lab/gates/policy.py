@@ -162,7 +162,7 @@ class _Step:
             seen = (
                 f"The step computes {self.spent} tokens, more than {most}: prompts were granted tokens before answers."
             )
-            raise self.broken("decodes-late", "A step computes at most max_prefill_tokens tokens.", seen)
+            raise self.broken("decodes-late", "A step with prompts computes at most max_prefill_tokens tokens.", seen)
 
     def _wrong_amount(self, req: Running | Waiting, right: int) -> None:
         """Raise `Broken` if the policy asked the budget for fewer tokens than the request has to compute."""
