@@ -68,7 +68,10 @@ class GroupCommunicator:
     def all_reduce_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """All-reduce, then add and normalise: see `Communicator.all_reduce_norm`."""
+        """All-reduce, then residual and RMSNorm in a launch of their own, not fused.
+
+        `Communicator.all_reduce_norm` describes arguments and results.
+        """
         from minisgl.kernel.norm import add_rms_norm
 
         return add_rms_norm(self.all_reduce(x), residual, weight, eps)

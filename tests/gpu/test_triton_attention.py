@@ -28,7 +28,7 @@ class Case:
     head_dim: int = 64
     window: int = -1
     soft_cap: float = 0.0
-    programs: int = 64  # the number of programs into which decode splits the KV
+    programs: int = 64  # decode splits rows until about this many programs run, over all rows and heads
     layout: str = "NHD"
     spec: LayerSpec = field(init=False)
 

@@ -5,7 +5,7 @@ from minisgl import hookimpl
 
 class Retiring:
     def __init__(self):
-        self.waiting = {}  # step whose result must be read -> retired pages
+        self.waiting = {}  # step whose result must be read -> number of retired pages that wait for it
         self.total = self.largest = 0
 
     @hookimpl

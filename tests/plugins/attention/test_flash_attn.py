@@ -187,7 +187,7 @@ def test_num_splits(install: Callable[..., None]) -> None:
     backend = FlashAttention(CPU, 4, None)
     prepared = prepare_case(MIXED)
     backend.bind(prepared.pool, prepared.layers, [])
-    assert backend._num_splits(1, 16384) == 1  # the Hopper kernel can't split
+    assert backend._num_splits(1, 16384) == 1  # version 4's kernel can't split KV on Hopper
     backend._num_sms = 148
     assert backend._num_splits(1, 16384) == 74  # two KV heads
     assert backend._num_splits(1, 300) == 3  # not more splits than tiles of 128 keys
