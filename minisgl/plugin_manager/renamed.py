@@ -82,3 +82,14 @@ RENAMED_IMPORTS = MappingProxyType(
     }
 )
 """Module → old name of a class or function that a plugin imports → new name."""
+
+RENAMED_METRICS = MappingProxyType(
+    {
+        "minisgl_queue_seconds": "minisgl_request_queue_time_seconds",
+        "minisgl_first_token_seconds": "minisgl_time_to_first_token_seconds",
+        "minisgl_next_token_seconds": "minisgl_inter_token_latency_seconds",
+        "minisgl_request_seconds": "minisgl_e2e_request_latency_seconds",
+        "minisgl_meter_gap_seconds": "minisgl_meter_inter_token_latency_seconds",
+    }
+)
+"""Metrics of ``/metrics``: old name → new name."""

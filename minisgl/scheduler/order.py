@@ -1,4 +1,4 @@
-"""The order in which a policy considers the waiting requests. Pure functions, shared by the built-in policies."""
+"""The order in which a policy considers the waiting requests. Pure functions, shared by all shipped policies but `static`."""
 
 from __future__ import annotations
 

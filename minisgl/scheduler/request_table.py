@@ -41,7 +41,7 @@ class RequestTable:
         self.page_table: I32 = np.full((n, -(-spec.max_seq_len // spec.page_size)), -1, np.int32)
         self.reqs: list[Req] = []  # running requests, in order of admission
         self.req_pool_indices: I32 = np.empty(0, np.int32)  # [len(reqs)] the row of each
-        self._views: list[Running] = []  # one per request, reused by the next step
+        self._views: list[Running] = []  # views of the last step; unchanged ones are reused
         self._view_fields: I32 = np.empty((3, 0), np.int32)  # the fields of _views that change
 
     def admit(self, req: Req, pages: I32, num_computed_tokens: int, step: int) -> None:

@@ -80,7 +80,7 @@ class Rows(NamedTuple):
     page_table: torch.Tensor  # [rows, columns] int32
     seq_lens: torch.Tensor  # [rows] int32
     max_seqlen_k: int  # upper bound of seq_lens
-    num_splits: int = 1  # parts that a row's KV is split into; 0: the package decides, from shapes or on the device
+    num_splits: int = 1  # parts that a row's KV is split into; 0: the package decides
     max_seqlen_q: int = 1  # largest number of query tokens of a row
     cu_seqlens_q: torch.Tensor | None = None  # [rows + 1] int32: first query token of each row
     cu_seqlens_k: torch.Tensor | None = None  # [rows + 1] int32: cumulative seq_lens, which FlashAttention 2 needs

@@ -55,8 +55,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Chrome]:
-    """Return headless Chromium."""
+def chrome() -> Iterator[Chrome]:
+    """Return headless Chromium, one for all tests."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
     if not chromium or not driver:
@@ -69,6 +69,14 @@ def browser() -> Iterator[Chrome]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     for flag in FLAGS.split():
         options.add_argument(flag)
-    chrome = Chrome(options=options, service=Service(driver))
-    yield chrome
-    chrome.quit()
+    driven = Chrome(options=options, service=Service(driver))
+    yield driven
+    driven.quit()
+
+
+@pytest.fixture
+def browser(chrome: Chrome) -> Chrome:
+    """Return headless Chromium with an empty log: the pages of earlier tests may still have written to it."""
+    chrome.get("about:blank")
+    chrome.get_log("browser")
+    return chrome

@@ -17,6 +17,7 @@ PAGE = (ROOT / renamed.UPGRADE_PAGE).read_text(encoding="utf-8")
 def known() -> Iterator[tuple[str, ...]]:
     """Yield the cells that the page must have side by side: (place, old name, new name), or (old name, new name)."""
     yield from renamed.RENAMED_OPTIONS.items()
+    yield from renamed.RENAMED_METRICS.items()
     tables = (renamed.RENAMED_HOOK_ARGUMENTS, renamed.RENAMED_ATTRIBUTES)
     for place, names in (entry for table in tables for entry in table.items()):
         yield from ((place, old, new) for old, new in names.items())

@@ -349,6 +349,17 @@ def test_retired_attribute(fork_server: ForkServer, tmp_path: Path, new: str, ol
     assert "docs/upgrade-0.2.md" in verdict.seen and "line " in verdict.seen
 
 
+def test_upgrade_note_of_a_metric(tmp_path: Path) -> None:
+    """A metric that has another name now is in the note: the gate looks for the new one."""
+    lab = find("meter")
+    path = tmp_path / lab.file
+    path.write_text(older("meter", minisgl_meter_inter_token_latency_seconds="minisgl_meter_gap_seconds"))
+    assert any(
+        "the metric minisgl_meter_gap_seconds is now minisgl_meter_inter_token_latency_seconds" in line
+        for line in upgrade_note(lab, path)
+    )
+
+
 def test_retired_import(fork_server: ForkServer, tmp_path: Path) -> None:
     """Importing a retired name is reported with the new name by the first gate."""
     path = tmp_path / POLICY.file

@@ -64,7 +64,7 @@ def leak(damage: Damage) -> Iterator[None]:
 
 @contextmanager
 def double_free(damage: Damage, late: bool = False) -> Iterator[None]:
-    """Plant a bug: a request that ends retires its last page twice.
+    """Plant a bug: a request that ends or is retracted retires its last page twice.
 
     The second time is at once, or, with ``late``, when another request owns the page.
     """

@@ -16,7 +16,13 @@ from pathlib import Path
 
 from minisgl.course.lab.catalog import Lab
 from minisgl.course.lab.skeletons import started_with
-from minisgl.plugin_manager.renamed import RENAMED_ATTRIBUTES, RENAMED_IMPORTS, RENAMED_SINCE, UPGRADE_PAGE
+from minisgl.plugin_manager.renamed import (
+    RENAMED_ATTRIBUTES,
+    RENAMED_IMPORTS,
+    RENAMED_METRICS,
+    RENAMED_SINCE,
+    UPGRADE_PAGE,
+)
 
 __all__ = ["renamed_in", "upgrade_note"]
 
@@ -115,6 +121,10 @@ def _old_names(lab: Lab, text: str) -> Iterator[tuple[int, str]]:
                 new = RENAMED_IMPORTS.get(node.module, {}).get(alias.name)
                 if new:
                     yield node.lineno, f"{alias.name} of {node.module} is now {new}"
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            for old, new in RENAMED_METRICS.items():
+                if old in node.value:
+                    yield node.lineno, f"the metric {old} is now {new}"
         name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "name", "")
         if not isinstance(node, ast.Attribute | ast.FunctionDef):
             continue
