@@ -1,4 +1,4 @@
-"""The order in which a policy considers the waiting requests. Pure functions, shared by all shipped policies but `static`."""
+"""The order in which a policy considers the waiting requests. All shipped policies but `static` use these functions."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class RankThreads:
         self._errors: list[BaseException] = []
 
     def _run(self, work: Callable[[int], T]) -> list[T]:
-        """Run ``work(rank)`` on each rank and return the results in rank order. Raise the error that came first in time."""
+        """Run ``work(rank)`` on each rank and return the results in rank order. Raise the earliest error."""
         results: dict[int, T] = {}
 
         def run_rank(rank: int) -> None:
