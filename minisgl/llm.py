@@ -33,7 +33,11 @@ Message = Mapping[str, Any]
 
 @dataclass
 class Choice:
-    """One continuation of a prompt. ``token_ids`` includes the token that ended it, ``text`` does not."""
+    """One continuation of a prompt.
+
+    A stop token is in ``token_ids`` but not in ``text``. A stop string is not in ``text``, but its tokens are in
+    ``token_ids``.
+    """
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -47,13 +51,13 @@ class Choice:
 class RequestOutput:
     """The output of one prompt so far: ``choices`` are its ``n`` continuations.
 
-    The properties are those of the first choice.
+    ``text``, ``token_ids``, ``finish_reason`` and ``logprobs`` are those of the first choice.
     """
 
     prompt_token_ids: list[int]
     choices: list[Choice]
     cached_tokens: int = 0
-    """Prompt tokens of the first choice whose KV came from the prefix cache."""
+    """How many prompt tokens of the first choice had their KV in the prefix cache. 0 until that choice has ended."""
     request_id: int = -1
     """The number that `LLM.add_request` returned."""
 
@@ -130,7 +134,7 @@ class LLM:
         """Continue each prompt and return the outputs in the order of the prompts.
 
         A prompt is a text or a list of token ids; ``prompts`` is one prompt, or a list that may mix both kinds.
-        ``params`` is one for all prompts, or a list with one for each. ``progress`` shows a bar; None shows a bar
+        ``params`` is one object for all prompts, or a list, one for each. ``progress`` shows a bar; None shows a bar
         on a terminal, if the call takes more than a second. Raise `InvalidRequestError` for a prompt or a parameter
         that can't be served, before anything is computed, and `EngineDeadError` if a device or a rank fails.
         """
@@ -258,7 +262,7 @@ class LLM:
             return outputs
 
     def _add(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[RequestOutput]:
-        """Queue every choice of every prompt, or none: a choice that is refused takes the others back."""
+        """Queue every choice of every prompt, or none: if one choice is refused, all are aborted."""
         outputs: list[RequestOutput] = []
         try:
             for i, (ids, p) in enumerate(zip(prompts, params, strict=True)):
@@ -267,7 +271,7 @@ class LLM:
                 outputs.append(output)
                 for k in range(p.n):
                     uid, self._next_uid = self._next_uid, self._next_uid + 1
-                    # The choices of one seed differ, and each is the same next time.
+                    # Choice k samples with seed + k: the choices differ, and a repeated call gives the same ones.
                     seed = None if p.seed is None else (p.seed + k + 2**63) % 2**64 - 2**63
                     try:
                         self.scheduler.add_request(uid, ids, msgspec.structs.replace(p, seed=seed, n=1))
@@ -310,7 +314,7 @@ class _Outputs:
 
     def __init__(self, detokenizer: Detokenizer):
         self._detokenizer = detokenizer
-        self.open: dict[int, tuple[RequestOutput, int]] = {}  # uid → (output, number of the choice)
+        self.open: dict[int, tuple[RequestOutput, int]] = {}  # uid → (output, index of the choice)
 
     def expect(self, uid: int, output: RequestOutput, choice: int, params: SamplingParams) -> None:
         """Expect the tokens of one choice."""

@@ -50,7 +50,8 @@ class Chat:
         """Send a user message, and yield the pieces of the reply as they arrive. Raise `ChatError`.
 
         The message and its reply are added to ``messages`` when the reply is complete, or when the caller closes the
-        generator. In the second case the reply is the part that has arrived. After an error neither is added.
+        generator. If the caller closes it early, the reply is the part that has arrived. After an
+        error, neither the message nor the reply is added.
         """
         request = [*self.messages, {"role": "user", "content": text}]
         body = {"messages": [*self._system, *request], "stream": True, **self._options}
@@ -119,7 +120,7 @@ def _lines() -> Iterator[str]:
 def run_chat(chat: Chat, lines: Iterator[str]) -> int:
     """Send each line to the chat, or run it as a command, until the lines end or a line is ``/exit``.
 
-    Return the exit status: 1 if the last message got no reply, otherwise 0.
+    Return the exit status: 1 if the reply to the last message failed with an error, otherwise 0.
     """
     status = 0
     for line in lines:

@@ -80,8 +80,8 @@ class AttnBatch:
     """
 
     num_decode: int
-    cu_seqlens_q_cpu: I32  # [rows + 1] first query token of each row, and the number of query tokens
-    seq_lens_cpu: I32  # [rows] positions of each row, this step's included; an upper bound under speculative decoding
+    cu_seqlens_q_cpu: I32  # [rows + 1] first query token of each row; last entry: number of all query tokens
+    seq_lens_cpu: I32  # [rows] number of positions, this step's included; upper bound in speculative decoding
     cu_seqlens_q: Tensor  # cu_seqlens_q_cpu on the device, int32
     seq_lens: Tensor  # seq_lens_cpu on the device, int32
     req_pool_indices: Tensor  # [rows] int32: each row's row of the page table
@@ -92,7 +92,7 @@ class AttnBatch:
     prefix or it is too short to be worth a separate pass."""
 
     def slice_rows(self, first: int, last: int) -> AttnBatch:
-        """Return rows ``first`` to ``last`` (exclusive) as a batch of their own, as views of the same tensors."""
+        """Return rows ``first`` to ``last`` (exclusive) as a batch of their own. No KV or page table is copied."""
         return replace(
             self,
             num_decode=max(0, min(self.num_decode, last) - first),

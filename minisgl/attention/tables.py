@@ -19,7 +19,8 @@ __all__ = ["PageTableRows"]
 class PageTableRows:
     """Gathers ``page_table[req_pool_indices]`` of a batch, with as many columns as its longest row has pages.
 
-    For a batch of a graph bucket, the result is in a static buffer that all buckets in ``keys`` share.
+    For a batch of a graph bucket, the result has all columns of the page table, in a static buffer that all buckets in
+    ``keys`` share.
     """
 
     def __init__(self, page_size: int, keys: Sequence[GraphKey]):

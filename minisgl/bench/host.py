@@ -100,7 +100,8 @@ def decoding(
 ) -> Scheduler:
     """Return a warmed-up scheduler in which ``rows`` requests decode, and ``waiting`` more requests wait.
 
-    Each running request has ``context`` tokens or a few more, so that pages fill up at different steps.
+    The prompts have ``context`` to ``context + page_size - 1`` tokens, so that pages of different requests fill up at
+    different steps.
     """
     size = config.page_size
     max_len = context + size + steps + 10 * BLOCK
@@ -120,7 +121,7 @@ def decoding(
 
 
 def prefill(config: Config, manager: PluginManager, chunk: int = 512, repeats: int = 8) -> list[Point]:
-    """Return the points of one prompt in chunks: for each context, the steps whose chunk begins near that position."""
+    """Return one point for each context: steps of a long prompt whose chunk begins at or soon after that position."""
     size, max_len = config.page_size, CONTEXTS[-1] + 8 * chunk
     spec = EngineSpec(size, 2 * -(-max_len // size), 4, 2 * max_len, VOCABULARY)
     near: dict[int, list[float]] = {context: [] for context in CONTEXTS}

@@ -21,8 +21,8 @@ STEPS = 6
 def launches_of(engine: Any, config: Config, manager: PluginManager) -> tuple[int | None, int | None]:
     """Return the launches of a decode step, as (without graphs, with graphs).
 
-    A number is None if this engine cannot tell. On a GPU, an engine does one of the two. On a CPU, a recording graph
-    runner gives both numbers.
+    A number is None if this engine cannot give it. On a GPU, the engine runs the step either with or without graphs, so
+    one of the two numbers is None. On a CPU, a recording graph runner gives both numbers.
     """
     if engine.device.type != "cuda":
         recorded = getattr(getattr(engine, "graph", None), "operations", {})

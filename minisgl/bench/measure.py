@@ -96,9 +96,10 @@ def run(
 ) -> tuple[Result, dict[int, list[int]]]:
     """Serve all requests. Return the measurements, and the output tokens of each request by its index.
 
-    ``params(i)`` are the sampling parameters of request i. Request i arrives before turn ``arrive(i)`` of the scheduler
-    (not less than that of request i - 1), or earlier if the scheduler is idle. ``on_tokens`` is called after each turn
-    with the number of new tokens. Raises `ConfigError` if a request is refused, and RuntimeError if one fails.
+    ``params(i)`` are the sampling parameters of request i. Request i arrives before the scheduler's turn number
+    ``arrive(i)``, or earlier if the scheduler is idle; ``arrive(i)`` must not decrease with i. ``on_tokens`` is called
+    after each turn with the number of new tokens. Raises `ConfigError` if a request is refused, and RuntimeError if one
+    fails.
     """
     before, steps, computed = scheduler.stats(), meter.steps, meter.computed
     turns: list[tuple[float, int, Output]] = []
@@ -126,7 +127,7 @@ def run(
                 raise RuntimeError(f"request {end.uid - first_uid} failed: {end.error}")
 
     tokens: dict[int, list[int]] = {i: [] for i in range(len(requests))}
-    last: dict[int, tuple[float, int]] = {}  # uid -> (time, tokens computed) at its last token
+    last: dict[int, tuple[float, int]] = {}  # uid -> (time, tokens computed) at its most recent token
     first, between, worst = [], [], 0
     for now, computed_then, out in turns:
         for uid, token in zip(out.uids, out.tokens, strict=True):

@@ -152,12 +152,12 @@ def measure(scheduler: Scheduler, timed: TimedEngine, rows: int, prompt: int, st
 
 
 def prompt_steps(scheduler: Scheduler, tokens: int) -> int:
-    """Return a bound on the tokens that the first requests gain before the last request begins to decode."""
+    """Return the most output tokens that a request can gain before the last of the requests begins to decode."""
     return 2 + tokens // scheduler.planner.max_prefill_tokens
 
 
 def turns(scheduler: Scheduler, timed: TimedEngine, steps: int) -> tuple[list[float], list[float], list[float]]:
-    """Return the milliseconds of each of the next turns: in total, without waiting, and in the engine's ``launch``."""
+    """Return the milliseconds of each of the next turns: total, total minus waiting, and ``launch`` of the engine."""
     total, host, launch = [], [], []
     for _ in range(steps):
         begin, waited, launching = time.perf_counter(), timed.waited, timed.launching

@@ -17,7 +17,7 @@ __all__ = ["Communicator"]
 
 
 class Communicator(Protocol):
-    """Collectives among the tensor-parallel ranks of one engine. At size 1 every collective is a no-op."""
+    """Collectives among the tensor-parallel ranks of one engine. At size 1 nothing is communicated."""
 
     rank: int
     size: int
@@ -28,14 +28,15 @@ class Communicator(Protocol):
     def all_reduce_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """All-reduce x, add ``residual`` to the sum, and apply RMSNorm with ``weight``.
 
-        x and residual are [tokens, dim], weight is [dim]. Returns ``(normalised, new residual)``, each [tokens, dim].
+        x and residual are [tokens, dim], weight is [dim]. Returns ``(normalised, new residual)``, each [tokens, dim]; x
+        may be overwritten.
         """
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """Concatenate x of all ranks along ``dim`` in rank order; every rank gets the result."""
 
     def broadcast(self, x: Tensor, src: int = 0) -> Tensor:
-        """Copy x of rank ``src`` to every rank and return the copy."""
+        """Return rank ``src``'s x on every rank; the other ranks' x may be overwritten."""
 
     def exchange(self, data: bytes) -> list[bytes]:
         """Return the ``data`` of every rank, in rank order. Called at start-up only."""

@@ -135,7 +135,7 @@ class GroupCommunicator:
 
 
 def _ordered(options: Any) -> Any:
-    """Set ``options`` so that NCCL runs on the caller's stream: a stream of its own needs two extra stream waits."""
+    """Set ``options`` so that NCCL runs on the caller's stream: with its own stream it needs two more stream waits."""
     options.asyncOp = False
     return options
 

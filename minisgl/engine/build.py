@@ -28,8 +28,8 @@ def build_engine(
 
     ``size`` is the number of ranks. ``address`` is ``host:port`` of rank 0's rendezvous; at ``size`` 1 it may be empty.
     With several ranks the call blocks until all ranks have connected, so the caller must start the follower processes
-    before or while it builds rank 0. With several ranks, torch's thread count in this process is reduced to
-    cores / ``size``. On GPUs, a rank above 0 makes its GPU the current CUDA device of this thread.
+    before or while it builds rank 0. With several ranks, torch uses at most cores // ``size`` threads (at least 1)
+    in this process. On GPUs, a rank above 0 makes its GPU the current CUDA device of this thread.
 
     Raises `ConfigError` if options contradict each other, the model or the machine.
     """
@@ -56,7 +56,7 @@ def _set_current_device(config: Config, rank: int) -> None:
 
 
 def _limit_threads(size: int) -> None:
-    """Reduce torch's threads to this rank's share of the cores, ``cores // size``.
+    """Limit torch's threads to this rank's share of the cores: at most ``cores // size``, at least 1.
 
     If each of ``size`` ranks on one machine used all cores, the ranks' threads would compete and slow each other down.
     """
@@ -96,9 +96,9 @@ class LeaderEngine:
 def follow(engine: Engine, receive: Callable[[], bytes | None]) -> None:
     """Launch rank 0's steps on this rank's engine until ``receive`` returns None. Ranks above 0 call it.
 
-    ``receive`` blocks until the next encoded step arrives. At most `MAX_IN_FLIGHT` steps are in flight: before another
-    step is launched, the function waits for the result of the oldest one, so a follower runs no further ahead of its
-    device than rank 0 does. The caller closes the engine. Raises `EngineDeadError` if the device or another rank fails.
+    ``receive`` blocks until the next encoded step arrives. With `MAX_IN_FLIGHT` steps in flight, the function waits for
+    the result of the oldest one before it launches another step. So a follower runs no further ahead of its device than
+    rank 0 does. The caller closes the engine. Raises `EngineDeadError` if the device or another rank fails.
     """
     in_flight = 0
     while (data := receive()) is not None:

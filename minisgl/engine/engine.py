@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 2.0
-"""Seconds between two lines of the log while graphs are recorded."""
+"""Shortest time in seconds between two progress messages in the log while graphs are recorded."""
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class TorchEngine:
         self._last_token_ids = torch.zeros(self.spec.max_running_requests + 1, dtype=torch.int64, device=self.device)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         keys = self.graph.buckets(self.spec.max_running_requests) if needs.graph else ()
-        if needs.shared_prefix:  # only multiples of 32 rows: a few padding rows cost less than another recording
+        if needs.shared_prefix:  # only for multiples of 32 rows: padding costs less than more recordings
             keys = [*keys, *(key._replace(shared_prefix=True) for key in keys if key.rows % 32 == 0)]
         self._buffers: dict[Any, StaticInputs] = {}
         self._piecewise_buffers: dict[Any, PiecewiseInputBuffers] = {}
@@ -134,7 +134,11 @@ class TorchEngine:
     # ---- the protocol ---------------------------------------------------------------------------
 
     def launch(self, step: Step) -> None:
-        """Execute the step: asynchronously on CUDA, synchronously on a CPU. Raises `EngineDeadError` if it fails."""
+        """Execute the step: asynchronously on CUDA, synchronously on a CPU.
+
+        Raises `EngineDeadError` if the engine is closed or the launch fails. On CUDA, a failure that the device reports
+        later is raised by `result`.
+        """
         if self._closed:
             raise EngineDeadError("the engine was closed")
         with self._computing():
@@ -256,7 +260,7 @@ class TorchEngine:
         inputs = None if plan is None else self._inputs.sampling_inputs(step, plan, batch)
         if key is not None:
             indices = None if inputs is None else inputs.last_token_indices
-            if inputs is not None and indices is None:  # every token of the step is its row's last; padding is not
+            if inputs is not None and indices is None:  # each row has one token; leave out the padding
                 indices = batch.cu_seqlens_q[1:] - 1
             hidden = self._replay_pieces(key, tokens, indices)
         else:
@@ -306,7 +310,7 @@ class TorchEngine:
         """Run the forward pass that a graph records, on static buffers only.
 
         Returns logits [bucket rows, vocab] for a decode bucket. For a piecewise bucket, returns the hidden states of
-        the tokens in ``buffers.last_token_indices``, or of all tokens if that is None.
+        the tokens in ``buffers.last_token_indices``, or of all tokens if this attribute is None.
         """
         if not isinstance(buffers, PiecewiseInputBuffers):
             return self.model.logits(self.model.forward(*self._resolve(buffers.tokens)))

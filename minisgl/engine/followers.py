@@ -227,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--address", required=True)
     parser.add_argument("--parent", type=int, required=True)
     args = parser.parse_args(argv)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by rank 0, which then closes our standard input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by rank 0, which closes this standard input
     threading.Thread(target=_exit_with_parent, args=(args.parent,), name="parent-watch", daemon=True).start()
     read = _message_reader(sys.stdin.buffer)
     data = read()

@@ -1,8 +1,10 @@
 """Interface of graph runners, which record the launches of a step once and replay them as one launch or in pieces.
 
-A decode step is replayed as one launch. A step with prompts is replayed in pieces: one launch for each stretch between
-two calls of attention. Attention itself is launched anew, because its kernels depend on the lengths of the rows
-(`minisgl.engine.piecewise`). `minisgl.engine.record` implements the recording; the CUDA graph runner is
+A decode step can be replayed as one launch. Other steps, such as those with prompts, can be replayed in pieces: one
+launch for each stretch between two calls of attention. Between the pieces, attention itself is launched anew, because
+its kernels depend on the lengths of the rows (`minisgl.engine.piecewise`). Steps without a bucket run eagerly.
+
+`minisgl.engine.record` implements the recording; the CUDA graph runner is
 `plugins/graph/cuda.py`. `minisgl.engine.inputs.GraphInputBuffers.fill` pads a batch up to its bucket.
 """
 
@@ -55,7 +57,7 @@ class GraphRunner(Protocol):
     """
 
     def buckets(self, max_rows: int) -> Sequence[GraphKey]:
-        """Return the buckets to record for steps of at most ``max_rows`` decode rows. Empty: no step is recorded."""
+        """Return the buckets of decode rows to record; no step has more than ``max_rows`` decode rows. Empty: none."""
 
     def capture(
         self,
@@ -69,7 +71,7 @@ class GraphRunner(Protocol):
         """
 
     def pick(self, rows: int, q_len: int, uniform: bool) -> GraphKey | None:
-        """Return the smallest recorded bucket for a step of ``rows`` rows, or None to run the step eagerly.
+        """Return the smallest recorded bucket for a step of ``rows`` rows. None: do not replay it as one launch.
 
         ``q_len`` is the number of query tokens of a row; ``uniform`` is True if all rows have that number.
         """
@@ -82,7 +84,7 @@ class GraphRunner(Protocol):
 
 
 class Buckets:
-    """Recorded buckets sorted by size, separately for decode rows (``q_len`` 1) and for tokens (``q_len`` 0)."""
+    """Recorded buckets without shared prefix, by size: of decode rows (``q_len`` 1) and of tokens (``q_len`` 0)."""
 
     def __init__(self, keys: Iterable[GraphKey] = ()):
         self._sizes: dict[int, list[int]] = {}

@@ -19,7 +19,7 @@ from minisgl.engine.sampler import SamplePlan
 from minisgl.engine.transfer import Uploader
 
 MIN_SAVED_TOKENS = 1 << 15
-"""The smallest saving at which attention handles the common prefix of all decode rows separately, in tokens.
+"""The smallest saving, in tokens of KV reads, at which attention reads the prefix of all decode rows separately.
 
 Reading the KV of the common prefix once, instead of once per row, saves prefix length · (rows - 1) tokens of KV reads.
 The separate pass itself costs about as much as reading this number of tokens with eight KV heads (measured on an H200).
@@ -88,7 +88,8 @@ class PiecewiseInputBuffers:
     """Static input buffers of a bucket of tokens, for steps with prompts (a `GraphKey` with ``q_len`` 0).
 
     ``last_token_indices`` int32 [max_running_requests] lists the tokens whose hidden states the recording returns: the
-    last token of each row. Entries past the rows of the current step are stale, and their hidden states are ignored.
+    last token of each row that samples. Entries past those that the current step wrote are stale, and their hidden
+    states are ignored.
     In a bucket of at most ``max_running_requests`` tokens the attribute is None, and the recording returns the hidden
     states of all tokens.
     """

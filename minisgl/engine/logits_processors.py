@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 PARTIAL_SORT_WIDTH = 256
-"""If a row's top_k is at most this number, only this number of largest logits of the row is sorted. The width is a
+"""For a row with top_k from 1 to this number, only this number of the row's largest logits is sorted. The width is a
 constant, so the floating-point sums of a row do not depend on the parameters of other rows."""
 
 
@@ -26,7 +26,7 @@ def add_bias(logits: Tensor, ids: Tensor, values: Tensor) -> Tensor:
 def apply_penalties(
     logits: Tensor, prompt: Tensor, counts: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor
 ) -> Tensor:
-    """Lower the logits of tokens that occurred before. Values below 1 (repetition) or 0 (the others) raise them.
+    """Lower the logits of tokens that occurred before. Penalties below 1 (repetition) or 0 (the others) raise them.
 
     ``prompt`` bool [rows, vocab] says whether the token occurs in the prompt; ``counts`` int32 [rows, vocab] says how
     often it occurs in the output. The repetition penalty (Keskar et al., "CTRL", 2019) applies to tokens of prompt and
@@ -42,8 +42,8 @@ def top_k_p_threshold(logits: Tensor, top_k: Tensor, top_p: Tensor, width: int) 
     """Return the smallest logit [rows, 1] that top-k followed by top-p keeps. Equal logits are kept too.
 
     ``top_k`` is int32 (0: off), ``top_p`` is in (0, 1] (Holtzman et al., "The curious case of neural text
-    degeneration", 2019). Only the ``width`` largest logits of a row are sorted: ``width`` must be at least every
-    top_k, or the vocabulary size.
+    degeneration", 2019). Only the ``width`` largest logits of a row are sorted: ``width`` must be the vocabulary
+    size, or at least every row's top_k with no top_k off.
     """
     if width < logits.shape[1]:
         values = logits.topk(width, dim=1).values

@@ -78,7 +78,7 @@ class _CudaRecording:
         self.end()
         function(*args, **kwargs)
         # References to q and out of every layer would keep all their memory allocated. Aliases without a reference let
-        # later graphs reuse the memory, which is safe: a replay has finished with q and out by then.
+        # later graphs reuse the memory, which is safe: when they do, a replay no longer needs this q and out.
         args, kwargs = pytree.tree_map_only(Tensor, _unowned_alias, (args, kwargs))
         self._launches.append(partial(function, *args, **kwargs))
         self.begin()
@@ -101,7 +101,7 @@ def _unowned_alias(x: Tensor) -> Tensor:
 class Recorder:
     """Factory of the recordings of one device.
 
-    On a GPU all recordings share one memory pool. So the replay of any recording overwrites the results of all others.
+    On a GPU all recordings share one memory pool. So any replay may overwrite the results of other recordings.
     Record the largest bucket first: smaller recordings then reuse its memory.
     """
 

@@ -2,8 +2,8 @@
 
 The host does not wait for the device. The sampler keeps the sampling state of each request-pool row. This state changes
 only when a step admits a request or samples a token, in the order of the steps. The token of a row depends on its own
-logits, parameters, seed and position, never on other rows of the batch. SGLang builds a `SamplingBatchInfo` and vLLM a
-`SamplingMetadata` for each batch instead.
+logits, parameters, seed, position and (with penalties) earlier tokens, never on other rows of the batch. SGLang builds
+a `SamplingBatchInfo` and vLLM a `SamplingMetadata` for each batch instead.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ F32 = npt.NDArray[np.float32]
 RANDOM, PARTIAL_SORT, FULL_SORT, MIN_P, PENALTY, BIAS, LOGPROBS = (1 << i for i in range(7))
 GROUPS = (RANDOM, PARTIAL_SORT, FULL_SORT, PENALTY, BIAS, LOGPROBS)  # parts that run on a subset of the rows
 
-MIN_TEMPERATURE = 1e-5  # lower temperatures would overflow float32; sampling at this temperature equals greedy choice
+MIN_TEMPERATURE = 1e-5  # lower ones (of rows that are not greedy) are raised to it, or float32 could overflow
 
 
 class SamplePlan(NamedTuple):
-    """Parts of sampling that each row of a step uses. Made on the host, before the logits are computed."""
+    """Parts of sampling that each row uses, made on the host before the logits are computed.
+
+    Only the rows of the step that sample a token are rows of the plan, and row numbers count only these.
+    """
 
     flags: int  # bitwise or of the flags of all rows
     rows: dict[int, I32]  # group (a flag of GROUPS) -> the rows that use it; no entry if all rows use the group

@@ -71,7 +71,7 @@ def read_model(config: Config) -> tuple[Path, ModelConfig]:
     """Return the path of the model and its configuration from config.json.
 
     The path is a directory, or the JSON file of a built-in model shape. Raises `ConfigError` if ``tp`` does not divide
-    the attention heads.
+    the query heads, or if of ``tp`` and the number of KV heads neither divides the other.
     """
     path = resolve_model(config.model)
     model = ModelConfig.from_dir(path)
@@ -122,7 +122,10 @@ def build_attention(
 
 
 def build_model(config: Config, manager: PluginManager, path: Path, model: ModelConfig, ctx: Context) -> Model:
-    """Build the model and load this rank's weights. Raises `ConfigError` if no plugin has the architecture."""
+    """Build the model and load this rank's weights.
+
+    Raises `ConfigError` if no plugin has the architecture, or if its model class rejects the configuration.
+    """
     classes = manager.models()
     if model.architecture not in classes:
         known = f"{near(model.architecture, classes)} Known: {', '.join(sorted(classes))}."

@@ -1,7 +1,7 @@
 """Simulated graph: a CPU replacement for CUDA graphs that records torch operations and replays them in the same memory.
 
 It enforces the rules of CUDA graphs (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs). Code that
-breaks a rule raises a `GraphViolation` that names the rule; on a GPU, the same code would compute wrong results without
+breaks a rule raises a `GraphViolation` that names the rule; on a GPU, the same code may compute wrong results without
 an error. The module knows torch's operations and `minisgl.kernel.launch.one_launch`, and no model.
 """
 
@@ -79,7 +79,7 @@ class SimulatedGraph:
         self.out: Tensor
         self._inputs: Any = None
         self._input_layouts: dict[str, MemoryLayout] = {}
-        # Tensors that operations read and that existed before the recording, by `id`: weights, KV pool, inputs.
+        # Tensors that operations use and that existed before the recording, by `id`: weights, KV pool, inputs.
         self._external: dict[int, tuple[Tensor, MemoryLayout]] = {}
 
     def replay(self) -> Tensor:
@@ -260,7 +260,10 @@ class _Recorder(TorchDispatchMode):
 
 
 class _HostReads(TorchFunctionMode):
-    """Function mode that detects host reads without a dispatch: on a CPU, tolist and numpy read memory directly."""
+    """Function mode that detects what torch does not dispatch: host reads, and tensors made from host values.
+
+    On a CPU, for example, tolist and numpy read memory directly.
+    """
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Kernels that no library provides, each with a torch reference: the same function in plain torch.
+"""Kernels that no library provides, most with a torch reference: the same function in plain torch.
 
-A function of this package runs the Triton kernel (`minisgl.kernel.triton`) on a GPU and the torch reference on a CPU.
+Most functions of this package run a Triton kernel (`minisgl.kernel.triton`) on a GPU and a torch reference on a CPU.
 """

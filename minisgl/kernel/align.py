@@ -20,8 +20,8 @@ def align(ids: Tensor, first: int, experts: int, block: int) -> tuple[Tensor, Te
     ``first + experts``; pairs that chose an expert of another rank are left out.
 
     Returns two int32 tensors. ``pairs`` [blocks · block] holds pair numbers (token · top_k + choice), grouped by
-    expert, ascending within each expert; padding entries are tokens · top_k. ``owner`` [blocks] holds each block's
-    expert, counted from ``first``, or -1 for an unused block.
+    expert, ascending within each expert; padding entries hold the number tokens · top_k. ``owner`` [blocks] holds each
+    block's expert, counted from ``first``, or -1 for an unused block.
     """
     blocks = max_blocks(ids.numel(), experts, block)
     if ids.is_cuda:

@@ -1,6 +1,6 @@
 """The largest number of blocks of (token, choice) pairs that a grouped matrix product can need.
 
-Pure arithmetic, used by the torch reference and the Triton kernels.
+Pure arithmetic, used by both versions of `minisgl.kernel.align.align`: the torch reference and the Triton kernels.
 """
 
 from __future__ import annotations

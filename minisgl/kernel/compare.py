@@ -2,7 +2,7 @@
 
 A radix cache calls this for every edge that a lookup walks. There are two implementations: numpy, and C++
 (`minisgl/kernel/cpp/compare.cpp`). The C++ version reads the ids once and allocates no intermediate array; the numpy
-version makes two passes over a boolean array.
+version writes a boolean array of the comparison's results and searches it.
 """
 
 from __future__ import annotations

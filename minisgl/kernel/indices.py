@@ -1,4 +1,4 @@
-"""Flattening of the page tables of a step's rows into CSR form, on the device, as FlashInfer's kernels expect.
+"""Flattening of the page tables of a step's rows into CSR form, which FlashInfer's kernels expect.
 
 Ye et al., FlashInfer, 2025 (a page table as a block-sparse matrix in CSR form). This module has the torch reference,
 which a CPU runs; on a GPU the Triton kernel runs. The Triton version neither waits for the device nor allocates.

@@ -27,7 +27,8 @@ _splitter: ContextVar[Watcher | None] = ContextVar("splitter", default=None)
 def one_launch(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate ``function`` so that a recorder keeps each call as one operation and calls it again at each replay.
 
-    State that the function reads besides its arguments must be constant, or be set up by the step's plan.
+    State that the function reads besides its arguments must be constant, or be set before each replay, as
+    `AttentionBackend.plan` does.
     """
     return _shown_to(_recorder, function)
 

@@ -2,8 +2,8 @@
 
 On a GPU: a Triton kernel for one row, a Triton kernel for at most 64 rows if the matrix is small, cuBLASLt for other
 products of at most `FEW_ROWS` rows, and torch's default (cuBLAS) for more rows. On a CPU: oneDNN over a packed copy of
-the matrix if the matrix is small, which for few rows is twice as fast as BLAS over the plain matrix; else torch's
-default.
+the matrix if the matrix is small and in float32, which for few rows is twice as fast as BLAS over the plain matrix;
+else torch's default.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 from minisgl.kernel.launch import one_launch
 
 PACKED_BYTES = 8 << 20
-"""Matrices larger than this are not packed. Their product is limited by memory bandwidth in any layout, and the packed
-copy would double their memory."""
+"""Matrices of more than this number of bytes are not packed. Their product is limited by memory bandwidth in any
+layout, and the packed copy would double their memory."""
 
 FEW_ROWS = 256
 """Up to this number of rows cuBLASLt is faster than cuBLAS on an H200: by 10 to 20 % for large matrices."""

@@ -1,7 +1,7 @@
 """Mailboxes for the one-launch all-reduce of a few rows, fused with the residual add and RMSNorm that follow.
 
-Every rank writes its rows into the mailboxes of all other ranks, and sums the rows that arrive in its own mailbox. This
-module defines the memory layout of a mailbox and the torch reference of the sum. The kernel is
+Every rank writes its rows into the mailboxes of all other ranks, and sums its own rows and those that arrive in its own
+mailbox. This module defines the memory layout of a mailbox and the torch reference of the sum. The kernel is
 `minisgl.kernel.triton.reduce`.
 """
 

@@ -16,7 +16,7 @@ from minisgl.layers.norm import RMSNorm
 
 
 class AttentionLayer(nn.Module):
-    """Grouped-query attention with RoPE over the pages of the KV pool; heads are split over the ranks.
+    """Grouped-query attention over the pages of the KV pool, with RoPE; heads are split over the ranks.
 
     ``window`` is the number of positions that a query sees, including its own (-1: all). ``qk_norm_eps`` is the eps of
     the RMSNorm of each query and key head before RoPE (None: no QK-norm). ``soft_cap`` limits attention scores to

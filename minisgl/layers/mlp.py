@@ -15,7 +15,7 @@ from minisgl.layers.context import Context
 from minisgl.layers.linear import LinearColParallelMerged, LinearRowParallel
 
 CPU_ROWS = 1024
-"""The most tokens that a CPU computes at a time, so that the gate-and-up activations stay in its cache. Without the
+"""The most tokens whose MLP a CPU computes at a time, so that the gate-and-up results stay in its cache. Without the
 limit, a step of 8192 tokens spent a fifth of its time on first-touch allocation of memory for these activations.
 """
 

@@ -35,8 +35,8 @@ class RMSNorm(nn.Module):
 class RMSNormFused(RMSNorm):
     """RMSNorm of the sum of x and the residual stream.
 
-    With ``partial``, x is a partial sum and is first all-reduced over the ranks. All-reduce, addition and norm are one
-    call of the communicator, which can fuse them into one launch.
+    With ``partial`` and several ranks, x is a partial sum and is first all-reduced over the ranks. All-reduce, addition
+    and norm are then one call of the communicator, which can fuse them into one launch.
     """
 
     def __init__(self, dim: int, eps: float, ctx: Context, *, partial: bool = True):
@@ -46,8 +46,8 @@ class RMSNormFused(RMSNorm):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Return ``(norm(x + residual), x + residual)`` for x and residual [tokens, dim].
 
-        Without ``residual``, x itself starts the residual stream and must not be a partial sum; the result is
-        ``(norm(x), x)``. x may be overwritten.
+        With ``partial``, x here means its sum over the ranks. Without ``residual``, x itself starts the residual stream
+        and must not be a partial sum; the result is ``(norm(x), x)``. x may be overwritten.
         """
         if residual is None:
             return rms_norm(x, self.weight, self.eps), x

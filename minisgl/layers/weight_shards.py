@@ -67,7 +67,10 @@ class HasWeightShards(Protocol):
 
 
 def weight_shards_of(module: nn.Module, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
-    """Yield the shards of ``module`` and its submodules; attribute names are the checkpoint's names."""
+    """Yield the shards that ``module`` lists or, if it can't list shards, those of its submodules.
+
+    A submodule's name in the checkpoint is its attribute name, after ``prefix``.
+    """
     if isinstance(module, HasWeightShards):
         yield from module.weight_shards(prefix, names)
         return

@@ -1,6 +1,6 @@
 """Typed messages between the processes, and the queues that carry them.
 
-The messages encode and decode themselves (MessagePack). The queues never drop a message. The processes in
+The messages encode and decode themselves (MessagePack). The queues have no bound. The processes in
 ``minisgl/server`` decide what to do with each message.
 """
 

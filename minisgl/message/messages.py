@@ -84,7 +84,8 @@ class Abort(Message):
     """An instruction to abort these requests: the client has gone, or the detokenizer found a stop string.
 
     The API server sends `Abort` to the tokenizer that got the requests' `Submit`, and the tokenizer passes it on to the
-    scheduler. So an `Abort` never overtakes the `Submit` of its requests.
+    scheduler. So an `Abort` never overtakes the `Submit` of its requests. The detokenizer sends its `Abort` to the
+    scheduler directly.
     """
 
     uids: list[int]
@@ -168,7 +169,8 @@ class TokenLogprob(msgspec.Struct, array_like=True):
     """One output token with its log-probability.
 
     ``raw`` are the token's bytes, and ``text`` is ``raw`` decoded. ``top`` are the most likely tokens at the same
-    position, in descending order of probability.
+    position, in descending order of probability. Without a tokenizer, ``text`` is ``token_id:<id>``, and ``raw`` is
+    empty.
     """
 
     text: str
@@ -201,7 +203,7 @@ class Accepted(Message):
 
 
 class Replies(Message):
-    """The new output of every request that one scheduler step changed."""
+    """The deltas of all requests that one scheduler step changed, or the last deltas of refused requests."""
 
     deltas: list[Delta]
 

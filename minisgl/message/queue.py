@@ -1,4 +1,6 @@
-"""ZeroMQ PUSH and PULL sockets between the processes of one server. No message is dropped: the queues have no bound.
+"""ZeroMQ PUSH and PULL sockets between the processes of one server.
+
+The queues have no bound, so no message is dropped while its sender and its receiver run.
 
 The receiving process binds the socket and the sending processes connect to it, so the processes may start in any order.
 The API server bounds the number of open requests (``server.max_queued``), and with it the length of the queues.
@@ -23,7 +25,7 @@ class Addresses(msgspec.Struct, frozen=True):
 
     On Linux the addresses are abstract sockets, which have no file and disappear with their process. On other systems
     they are socket files in ``folder``, and `remove` deletes the folder. With no tokenizer process, ``tokenizers``
-    holds the address of the detokenizer process, which then tokenizes too. ``followers`` are the ranks from 1 on.
+    holds the address of the detokenizer process, which then tokenizes too. ``followers`` are those of ranks 1 on.
     """
 
     api: str
@@ -114,7 +116,7 @@ class Pull:
     def fileno(self) -> int:
         """Return a file descriptor that becomes readable when a message may have arrived.
 
-        The descriptor is edge-triggered: after it becomes readable, call `drain` until there is no message left.
+        The descriptor is edge-triggered: after it becomes readable, receive messages until `ready` returns False.
         """
         return int(self._socket.getsockopt(zmq.FD))
 

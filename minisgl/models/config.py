@@ -2,7 +2,8 @@
 
 The module reads the layout of transformers 5 (``rope_parameters``, ``dtype``) and older layouts (``rope_theta``,
 ``rope_scaling``, ``torch_dtype``). Fields that only one architecture uses stay in ``raw``, for the architecture's
-plugin. Configurations that minisgl would compute wrongly are refused: an unknown RoPE type, a quantised checkpoint.
+plugin. Configurations that are known not to work are refused, for example an unknown RoPE type or a quantised
+checkpoint.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class ModelConfig:
     def need(self, key: str) -> int:
         """Return the positive integer ``key`` of config.json, which not every architecture has.
 
-        Raises `ConfigError` that names ``key`` if it is missing or no positive integer.
+        Raises `ConfigError` that names ``key`` if it is missing or is not a positive integer.
         """
         return _positive(self.raw, key)
 

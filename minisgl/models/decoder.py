@@ -156,7 +156,7 @@ class Decoder(nn.Module):
         if logits_indices is None or not isinstance(last, DecoderLayer):
             x = self.norm(*last(x, residual, cos_sin, out_cache_loc))[0]
             return x if logits_indices is None else x.index_select(0, logits_indices)
-        # Past the last layer's attention only these rows are needed: of a prompt, the last token. Compute no others.
+        # Past the last layer's attention only the rows ``logits_indices`` are needed, so compute no others.
         x = self.norm(*last(x, residual, cos_sin, out_cache_loc, logits_indices))[0]
         return x
 

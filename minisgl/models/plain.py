@@ -46,7 +46,7 @@ def plain_decoder_layer(
     Args:
         weights: The parameters of a `minisgl.models.decoder.DecoderLayer` at tensor-parallel size 1, by name, in the
             model's dtype.
-        layer: The layer's number, head counts and head size.
+        layer: The layer's number, head counts and head size; the attention backend also reads its scale and window.
         config: The model's configuration, of which RoPE parameters and ``rms_norm_eps`` are used.
         x: The residual stream [tokens, hidden], which is not changed.
         positions: Each token's position in its sequence [tokens].
@@ -69,7 +69,7 @@ def plain_decoder_layer(
     q, k, v = qkv.split([q_heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], dim=-1)
     q = q.reshape(tokens, q_heads, head_dim)  # [tokens, q_heads·head_dim] → [tokens, q_heads, head_dim]
     k = k.reshape(tokens, kv_heads, head_dim)  # [tokens, kv_heads·head_dim] → [tokens, kv_heads, head_dim]
-    v = v.reshape(tokens, kv_heads, head_dim)  # the same
+    v = v.reshape(tokens, kv_heads, head_dim)  # as for k
 
     # QK-norm: RMSNorm of each query and key head. Qwen3 has it, Llama does not.
     if "self_attn.q_norm.weight" in weights:
@@ -86,8 +86,9 @@ def plain_decoder_layer(
     q = torch.cat((q1 * cos - q2 * sin, q2 * cos + q1 * sin), dim=-1).to(x.dtype)  # [tokens, q_heads, head_dim]
     k = torch.cat((k1 * cos - k2 * sin, k2 * cos + k1 * sin), dim=-1).to(x.dtype)  # [tokens, kv_heads, head_dim]
 
-    # Store keys and values in the pages of the requests, then attend: each query reads the KV of its own request at
-    # its own and all earlier positions, also those that were stored in earlier steps.
+    # Store keys and values in the pages of the requests, then attend: each query reads the KV of its own request at its
+    # own and all earlier positions (within the layer's window, if it has one), also those that were stored in earlier
+    # steps.
     pool.store(layer.index, k, v, out_cache_loc)
     attended = attention.forward(layer, q, torch.empty_like(q))  # [tokens, q_heads, head_dim]
 

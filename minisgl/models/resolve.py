@@ -31,8 +31,8 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 def named_models() -> dict[str, Path]:
     """Return the models that ship with minisgl, by name.
 
-    The value is a directory for a model with weights (``tutor``). For a named shape the value is a config file: it has
-    no weights and is meant for ``load_format=dummy``.
+    The value is a directory for a model with weights (``tutor``). For a named shape the value is a config file: the
+    shape has no weights and is meant for ``load_format=dummy``.
     """
     shapes = Path(__file__).resolve().parent / "shapes"
     return {file.stem: file for file in sorted(shapes.glob("*.json"))} | {name: weights_dir(name) for name in shipped()}

@@ -109,8 +109,9 @@ class Checkpoint:
 class Dummy:
     """Random weights: normal with standard deviation ``std``; the weights of norms are ones.
 
-    A tensor's values depend only on its name, its whole shape, the seed and the kind of device. So the ranks hold
-    slices of the same model at any tensor-parallel size. Each tensor is drawn on the device that it belongs to.
+    A tensor's values depend only on its name, its whole shape, the dtype, ``std``, the seed and the kind of device, not
+    on the slice. So the ranks hold slices of the same model at any tensor-parallel size. Each tensor is drawn on the
+    device that it belongs to.
     """
 
     names = None

@@ -54,7 +54,7 @@ class Option:
 
     @property
     def is_text(self) -> bool:
-        """Whether the value is a string (or null). Such a value needs no quotes on the command line."""
+        """Whether the value is a string (or null). Such a value needs no quotes except the shell's own."""
         kinds = set(typing.get_args(self.type)) - {type(None)} if typing.get_args(self.type) else {self.type}
         return kinds == {str}
 

@@ -1,7 +1,7 @@
 """Call counts of plugins: they show that a plugin that was loaded is also used.
 
 The plugin manager counts the calls of plugins that the user named or installed. It does not count those of the built-in
-plugins, so by default no function is wrapped.
+plugins, so without such plugins no function is wrapped.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class PluginManager:
         self.calls: dict[str, Calls] = {}
         """Plugin name → call counts of its hooks and methods. Only plugins that are not built in are counted."""
         self._owners: dict[tuple[str, str], str] = {}
-        self._observers: list[object] | None = None  # from `minisgl_observer`; None: there is no scheduler
+        self._observers: list[object] | None = None  # from `minisgl_observer`; None before `observe` and after `close`
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
         if hooks.printed():
@@ -380,7 +380,7 @@ def decode_config(data: bytes, manager: PluginManager) -> Config:
 
 
 def _from_text(kind: type, value: Any) -> Any:
-    return kind(value)  # pathlib.Path
+    return kind(value)  # such as pathlib.Path, which `encode_config` encoded as text
 
 
 # ---- MINISGL_TRACE_HOOKS ----------------------------------------------------------------------------

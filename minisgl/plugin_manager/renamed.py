@@ -1,4 +1,4 @@
-"""The names that 0.2.0 retired, and the names that replaced them. Data only: errors and the labs quote it."""
+"""The names that 0.2.0 retired, and the names that replaced them. Data only, for error messages and the labs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The interface of a scheduling policy: its inputs, its result, and the budget that it asks. Policies are plugins.
 
 A policy decides which requests compute how many tokens in the next step. It allocates nothing: it calls
-``budget.grant``, which counts tokens, rows and pages without reserving any. The scheduler then checks the plan,
-allocates pages, retracts requests and builds the step. A policy is a pure function of about thirty lines; the shipped
-policies are in `plugins/scheduler/`.
+``budget.grant``, which only subtracts from the step's budget of tokens, rows and pages. The scheduler then checks the
+plan, allocates pages, retracts requests and builds the step. A policy is a pure function of about thirty lines; the
+shipped policies are in `plugins/scheduler/`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Waiting(NamedTuple):
     uid: int
     arrival: int  # arrival number, not a time
     num_tokens: int  # prompt tokens, and output tokens kept over a retraction
-    num_cached_tokens: int  # how many of these tokens the prefix cache holds
+    num_cached_tokens: int  # tokens of the longest cached prefix, in whole pages
     same_prefix_req: int | None  # uid of an earlier request that will compute the same next page, if any
-    skipped_steps: int  # steps in which the request had no row
+    skipped_steps: int  # steps launched since the request was added or last retracted
     priority: int = 0  # always 0 today
 
 
@@ -29,8 +29,8 @@ class Running(NamedTuple):
 
     uid: int
     num_remaining_tokens: int  # prompt tokens still to compute; 0 if the request decodes
-    num_new_pages: int  # pages that the request's next decode token needs: 0 or 1
-    skipped_steps: int  # steps in which the request had no row
+    num_new_pages: int  # new pages that the request's next decode token needs: 0 or 1; 0 during prefill
+    skipped_steps: int  # steps launched since the request last had a row
     admission_order: int  # admission number: lower was admitted earlier
     ready: bool = True  # always True today; False would mean that the last token must reach the host first
 
@@ -44,8 +44,8 @@ class Budget(Protocol):
     def grant(self, request: Waiting | Running, num_tokens: int) -> int:
         """Return how many of ``num_tokens`` tokens of ``request`` fit into the step; 0 if none do.
 
-        A waiting request gets tokens only if all pages of its prompt fit. The pages of its cached prefix count as
-        locked first, so they are no longer evictable for its other pages.
+        A waiting request gets tokens only if the pages of all its tokens (prompt and kept output) fit. The pages of
+        its cached prefix count as locked first, so they are no longer evictable for its other pages.
         """
 
 
@@ -66,6 +66,8 @@ class SchedulerPolicy(Protocol):
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         """Return the plan of the next step, without side effects other than calls of ``budget.grant``.
 
-        ``waiting`` is in order of arrival, so retracted requests come first; its entries are computed when they are
-        read. ``running`` is in order of admission. An empty plan means that no request should compute now.
+        ``waiting`` is in order of arrival, where a retracted request keeps its first arrival; entries are computed when
+        they are read. ``running`` is in order of admission. An empty plan means that no request should compute now; if
+        no step is in flight either, the scheduler still runs the earliest admitted request that fits, or
+        else the oldest waiting one.
         """

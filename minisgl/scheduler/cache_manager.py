@@ -76,7 +76,7 @@ class CacheManager:
     """
 
     LOOKAHEAD = 32
-    """Tokens that each running request is expected to write soon. Admission does not use the pages for them."""
+    """Number of tokens that each running request may write soon. Admission keeps the pages for them in reserve."""
 
     def __init__(self, spec: EngineSpec, cache: PrefixCache, events: Events):
         self.spec = spec
@@ -86,7 +86,7 @@ class CacheManager:
         self.request_table = RequestTable(spec)
         self.last_launched_step = -1
         self.last_read_step = -1
-        self.evicted_pages = 0  # since the start
+        self.evicted_pages = 0  # number of pages evicted since the start
         self._version = 0  # changes with the cache's content and locks; an older match result is invalid
         self._pending_unlocks: deque[tuple[int, Any, I32]] = deque()  # (step, handle, pages), by step
         self._page_table_updates: list[tuple[I32, I32, I32]] = []  # (req_pool_indices, columns, pages)
@@ -105,7 +105,7 @@ class CacheManager:
         return self.allocator.num_retiring > 0 or len(self._pending_unlocks) > 0
 
     def match(self, req: Req) -> MatchResult:
-        """Return the cached prefix of a waiting request, from the cache or from the last call if nothing changed.
+        """Return the cached prefix of a waiting request. The last result is reused if the cache has not changed since.
 
         The match never contains the request's last token: the model must compute at least one position.
         """
@@ -128,7 +128,7 @@ class CacheManager:
         """Return a hash of the request's first ``page + 1`` pages of tokens.
 
         None means that the request has fewer whole pages, or that the cache reuses no pages. Two requests with the same
-        hash compute the same KV in these pages.
+        hash are assumed to compute the same KV in these pages.
         """
         if not self.cache.reuses:
             return None
@@ -202,7 +202,7 @@ class CacheManager:
     # ---- computed -> cached, and retired -> free -------------------------------------------------------
 
     def cache_prompt(self, req: Req) -> None:
-        """Offer the whole pages of a prompt that launched steps have computed to the cache."""
+        """Offer to the cache the whole pages of a prompt that launched steps compute."""
         row = req.req_pool_idx
         computed = int(min(self.request_table.num_computed_tokens[row], self.request_table.num_prefill_tokens[row]))
         end_page = computed // self.spec.page_size
@@ -236,7 +236,7 @@ class CacheManager:
     def release(self, req: Req) -> None:
         """Retire the request-pool row and the pages of a request that has ended or is retracted.
 
-        Pages that hold computed tokens go to the cache. The row and the other pages become free, and the cached prefix
+        Full pages of computed tokens go to the cache. The row and the other pages become free, and the cached prefix
         becomes unlocked, once the result of the last launched step has been read.
         """
         # num_computed_tokens may be ahead of the tokens that the scheduler knows: a launched step computes a token's KV

@@ -18,9 +18,10 @@ A match of every waiting request in every step would cost more than the better o
 def order_waiting(waiting: Sequence[Waiting], order: str) -> Iterator[Waiting]:
     """Return the waiting requests in ``order``, without requests that should wait for another request's prefix.
 
-    ``fcfs`` is the order of arrival. ``lpm`` (longest prefix match, arXiv:2312.07104) puts the request with the most
-    cached tokens first. A request with a ``same_prefix_req`` is left out: in a later step, the cache holds the prefix
-    that the other request is about to compute.
+    ``fcfs`` is the order of arrival. ``lpm`` (longest prefix match, arXiv:2312.07104) sorts the first
+    `LPM_WINDOW` requests by cached tokens, most first, and leaves out all later requests. In both orders, a request
+    with a ``same_prefix_req`` is left out: in a later step, the cache holds the prefix that the other request is about
+    to compute.
     """
     if order == "lpm":
         candidates = sorted(islice(waiting, LPM_WINDOW), key=lambda w: -w.num_cached_tokens)

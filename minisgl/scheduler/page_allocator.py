@@ -50,7 +50,7 @@ class _OwnerTable:
         return ids
 
     def check_owner(self, ids: I32, owner: int | I32, action: str) -> None:
-        """Raise `PageOwnershipError` unless ``owner`` (or ``owner[i]`` each) owns all ``ids``."""
+        """Raise `PageOwnershipError` unless ``owner`` owns all ``ids`` (an array: ``owner[i]`` owns ``ids[i]``)."""
         wrong = np.flatnonzero(self.owner[ids] != owner)
         if len(wrong):
             i = int(wrong[0])
@@ -169,7 +169,7 @@ class PageAllocator:
         self.ref_counts[pages] -= 1
 
     def free_evicted(self, pages: I32) -> None:
-        """Free pages that the cache evicted, at once: they have no users, so no launched step touches them."""
+        """Free evicted pages of the cache immediately: they have no users, so no unread step touches them."""
         self.pages.check_owner(pages, CACHE, "evict")
         if len(pages) and int(self.ref_counts[pages].max()) > 0:
             used = pages[self.ref_counts[pages] > 0].tolist()

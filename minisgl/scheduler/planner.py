@@ -35,7 +35,7 @@ class Requests(Protocol):
     next_step_id: int
 
     def retract(self, req: Req) -> None:
-        """Retire the pages of a running request and return it to the waiting queue."""
+        """Release the row and pages of a running request and return it to the waiting queue."""
 
 
 class Planner:
@@ -94,7 +94,7 @@ class Planner:
         )
 
     def _apply_retractions(self, retract: Sequence[int], rows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Retract the requests that the plan names, and return the rows of the plan that still fit.
+        """Retract the requests in ``retract``, and return ``rows`` reduced to the tokens that still fit.
 
         The pages of a retracted request go to the cache. So another request's prompt may have fewer tokens left to
         compute, and pages that were evictable may now be locked.
@@ -161,7 +161,7 @@ class Planner:
         )
 
     def _retract_for_starved(self) -> bool:
-        """Retract the youngest running request if the starved request does not fit and arrived before it.
+        """Retract the youngest running request if an older, starved waiting request does not fit.
 
         Return whether a request was retracted. If all running requests arrived before the starved request, the starved
         request keeps waiting: none of them overtook it.
@@ -180,7 +180,7 @@ class Planner:
         return True
 
     def _starved_rows(self, views: list[Running], budget: StepBudget) -> list[tuple[int, int]]:
-        """Return a row for each request that had none for ``starvation_steps`` steps, if it fits (promise 6)."""
+        """Return rows for the starved running requests and the oldest starved waiting one, if they fit (promise 6)."""
         rows = [
             (v.uid, n)
             for v in views
@@ -195,7 +195,7 @@ class Planner:
         return rows
 
     def _oldest_row(self) -> list[tuple[int, int]]:
-        """Return a row for the request that was admitted first; without one, for the oldest waiting request."""
+        """Return a row for the earliest admitted request that fits; if none does, for the oldest waiting request."""
         budget = self._budget(0)  # a new budget: the policy's plan was empty, so its grants do not count
         for view in self.request_table.running_views(self.requests.next_step_id):
             if n := budget.grant(view, view.num_remaining_tokens or 1):
@@ -206,7 +206,7 @@ class Planner:
         return []
 
     def _waiting_view(self, req: Req) -> Waiting:
-        """Return the view of a waiting request that ignores all other requests."""
+        """Return the policy's view of a waiting request, as if no other request existed (no ``same_prefix_req``)."""
         return self._waiting_view_factory([req], [])(0)
 
     def check(self, reqs: list[Req], req_pool_indices: I32, num_tokens: I32) -> None:

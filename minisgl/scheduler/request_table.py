@@ -19,7 +19,7 @@ class RequestTable:
     - ``num_computed_tokens``: positions that the cache held or that a launched step has computed.
     - ``num_prefill_tokens``: tokens to prefill: the prompt, and the output kept over a retraction.
     - ``max_len``: tokens of the request when it reaches its ``max_tokens``.
-    - ``num_pages``: filled columns of ``page_table``.
+    - ``num_pages``: number of filled columns in this row of ``page_table``.
     - ``last_step``: the last step in which the request had a row.
     - ``admission_order``: number of the admission that occupies the row; -1 if the row is not occupied.
 
@@ -47,8 +47,8 @@ class RequestTable:
     def admit(self, req: Req, pages: I32, num_computed_tokens: int, step: int) -> None:
         """Fill the row of an admitted request.
 
-        ``pages`` are all pages of its prompt, ``num_computed_tokens`` of its tokens are in the cache, and ``step`` is
-        stored as the last step in which the request had a row.
+        ``pages`` are the pages of all its tokens so far, of which the cache holds the first ``num_computed_tokens``.
+        ``step`` is stored as the last step in which the request had a row.
         """
         row = req.req_pool_idx
         self.uid[row] = req.uid
@@ -91,7 +91,7 @@ class RequestTable:
         return out
 
     def page_growth(self, num_tokens: int) -> int:
-        """Return how many new pages all running requests together need for their next ``num_tokens`` tokens each."""
+        """Return how many new pages all running requests together need for ``num_tokens`` output tokens more each."""
         rows = self.req_pool_indices
         end = np.minimum(
             np.maximum(self.num_computed_tokens[rows], self.num_prefill_tokens[rows]) + num_tokens,

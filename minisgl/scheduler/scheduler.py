@@ -57,9 +57,9 @@ class Scheduler:
     The loop of a user: ``add_request(…)``, then ``while scheduler.has_work: output = scheduler.step()``.
 
     - ``cache``, ``policy``: the prefix cache and the scheduling policy.
-    - ``max_prefill_tokens``: maximum prompt tokens in one step.
+    - ``max_prefill_tokens``: maximum number of tokens in all prefill chunks of one step together.
     - ``overlap``: whether the host prepares a step while the device computes the step before.
-    - ``starvation_steps``: steps without a row after which a request is scheduled without the policy.
+    - ``starvation_steps``: steps without a row after which a request is scheduled without the policy, if it fits.
     - ``eos_ids``: token ids that end a request, unless its ``ignore_eos`` is set.
     - ``seed``: the seeds of requests without a seed are derived from it.
     - ``observers``: the plugin manager's ``hook``, or None for no observers.
@@ -151,7 +151,7 @@ class Scheduler:
             self._finish(self.requests[uid], "abort")
 
     def fail(self, message: str) -> Output:
-        """End every open request with an error, because the engine failed. Return the final replies."""
+        """End every open request with an error, because the engine failed. Return all pending output."""
         for req in list(self.requests.values()):
             self._reply(req, Finished(req.uid, "error", error=message))
         self.waiting.clear()
@@ -170,20 +170,20 @@ class Scheduler:
 
         A turn does the following, in this order:
 
-        1. Ensure a free KV page for every decode row. If pages run out, wait for retiring pages, and then retract
-           (vLLM: preempt) the youngest request: `_ensure_decode_pages`, `retract`.
+        1. Ensure a free or evictable KV page for every decode row that needs a new one. If pages run out, wait for
+           retiring pages, and then retract (vLLM: preempt) the youngest request: `_ensure_decode_pages`, `retract`.
         2. Schedule: the policy chooses rows among the running and the waiting requests: `Planner.next_rows`. The plan
            must fit into the step's tokens, rows and pages: `Planner.check`.
         3. Admit the waiting requests in the plan: lock their cached prefixes, allocate their KV pages, and evict cached
            pages if too few are free: `_admit`, `CacheManager.admit`.
         4. Allocate a KV page for each decode row whose last page is full: `CacheManager.allocate_decode_pages`.
         5. Build the Step and launch it, without waiting for the device: `_build`, `Engine.launch`.
-        6. Insert the prompt pages that the launched step computes into the prefix cache: `_record_launch`,
+        6. Insert into the prefix cache the prompt pages that the launched step computes: `_record_launch`,
            `CacheManager.cache_prompt`.
         7. Read the result of the step *before*, while the device computes the step just launched (overlap scheduling).
            Without overlap, or if there was nothing to launch, read the oldest result: `_process_result`.
         8. With that result, free the retired pages that waited for its step: `CacheManager.free_retired`. Append the
-           sampled tokens. Finish requests that sampled a stop token or reached ``max_tokens``, and retire their pages:
+           sampled tokens. Finish requests that sampled a stop token or reached ``max_tokens``, and release their pages:
            `_finish`, `CacheManager.release`.
         """
         launched = self._launch()  # 1 to 6
@@ -221,7 +221,7 @@ class Scheduler:
         return True
 
     def _ensure_decode_pages(self) -> None:
-        """Ensure a free or evictable page for every decode row.
+        """Ensure a free or evictable page for every decode row whose next token needs a new page.
 
         While there are too few pages, read the result of a step in flight if that frees pages; otherwise retract the
         youngest running request.
@@ -236,7 +236,7 @@ class Scheduler:
             self.retract(youngest)
 
     def retract(self, req: Req) -> None:
-        """Retire the row and pages of a running request and return it to the waiting queue (vLLM: preempt).
+        """Release row and pages of a running request and return it to the waiting queue (vLLM: preempt).
 
         The request keeps its output. When it is admitted again, it prefills prompt and output, and then continues.
         """
@@ -321,7 +321,7 @@ class Scheduler:
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def _record_launch(self, step: Step, reqs: list[Req]) -> None:
-        """Record a launched step as in flight, and insert the prompt pages that it computes into the cache."""
+        """Record a launched step as in flight, and insert into the cache the prompt pages that it computes."""
         table = self.request_table
         ends = step.num_computed_tokens + step.num_scheduled_tokens
         table.num_computed_tokens[step.req_pool_indices] = ends
@@ -395,7 +395,7 @@ class Scheduler:
                 self._output.logprobs[first + k] = (logprobs.chosen, logprobs.top_ids, logprobs.top)
 
     def _finish(self, req: Req, reason: FinishReason) -> None:
-        """End a running or waiting request: retire its pages and send its final reply."""
+        """End a running or waiting request: release its row and pages, if any, and send its final reply."""
         if req.req_pool_idx >= 0:
             self.cache_manager.release(req)
         else:

@@ -205,7 +205,10 @@ class Dispatcher:
         return await self._query(to, lambda uid: TokenizeRequest(uid, prompt, return_token_strs), TokenizeReply)
 
     async def detokenize(self, ids: bytes) -> DetokenizeReply:
-        """Ask a tokenizer for the text of token ids, packed by `pack_ids`. Raise `ApiError` (503)."""
+        """Ask a tokenizer for the text of token ids, packed by `pack_ids`.
+
+        Raise `ApiError` (503) if the server is not running.
+        """
         return await self._query(
             self._tokenizers[next(self._next_tokenizer)], lambda uid: DetokenizeRequest(uid, ids), DetokenizeReply
         )

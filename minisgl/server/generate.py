@@ -136,7 +136,7 @@ def _check(delta: Delta, builder: ResponseBuilder) -> None:
 
 
 async def _run_unless_disconnected(receive: Receive, work: Awaitable[T]) -> bool:
-    """Run ``work``, and cancel it if the client disconnects. Return whether ``work`` finished; raise its exception."""
+    """Run ``work``, and cancel it if the client disconnects. Return whether it finished; raise its exception if any."""
     task = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:

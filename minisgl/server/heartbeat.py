@@ -19,10 +19,10 @@ class Heartbeat:
 
     def __init__(self, context: BaseContext):
         self._shared = context.RawValue("Q", 0)  # 0: the child is idle, as it is from its start to its first message
-        self._beats = 0  # every beat writes a new number, so that two short turns never look like one long turn
+        self._beats = 0  # every beat writes a new number, so that two short units of work never look like one long one
 
     def beat(self) -> None:
-        """Report that one unit of work (a step, a message) is done and the next one begins. The child calls this."""
+        """Report that a unit of work (a step, a message) begins, and any earlier one is done. The child calls this."""
         self._beats += 1
         self._shared.value = self._beats
 

@@ -1,8 +1,8 @@
 """The launcher's event loop: it runs the HTTP server, watches the worker processes, and handles the signals.
 
 The launcher keeps promise 10: it notices a dead worker at once, ends every open request with an error, answers
-``/health`` with 503 for `UNHEALTHY_GRACE_SECONDS`, and then ends every process of the server. SIGTERM lets the running
-requests finish first; SIGINT ends the server at once.
+``/health`` with 503 for `UNHEALTHY_GRACE_SECONDS`, and then ends every process of the server. SIGTERM lets the open
+requests finish first, within ``server.drain_timeout``; SIGINT ends the server at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from minisgl.server.worker_pool import SIGNALS, Worker, WorkerPool
 log = logging.getLogger(__name__)
 
 UNHEALTHY_GRACE_SECONDS = 1.0
-"""Seconds that ``/health`` still answers after a worker died."""
+"""Seconds after the death of a worker in which ``/health`` answers 503, before the server exits."""
 SHUTDOWN_GRACE_SECONDS = 1.0
 """Seconds that processes and connections have to end by themselves, before they are killed or closed."""
 FLUSH_SECONDS = 5.0
@@ -177,7 +177,7 @@ class Launcher:
                 return status
 
     async def _watch(self, seconds: float) -> None:
-        """Watch the heartbeats of all workers, and kill a worker that hangs for ``seconds``. 0: watch none."""
+        """Watch all heartbeats, and kill a worker whose heartbeat stops for ``seconds``. With 0, watch none."""
         if seconds:
             await asyncio.gather(*(self._watch_one(worker, seconds) for worker in self._worker_pool.workers))
 
@@ -217,7 +217,7 @@ class Launcher:
         return await self._end()
 
     async def _end_now(self, number: int) -> int:
-        """End every open request with an error and end the server: after SIGINT, or a second signal.
+        """End every open request with an error and end the server: after SIGINT, or any signal while draining.
 
         ``number`` is the signal's number. Return the exit status.
         """

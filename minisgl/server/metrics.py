@@ -23,8 +23,8 @@ _GAUGE_PREFIX = "num_"
 class Metrics:
     """The metrics of one API server.
 
-    ``plugin_calls()`` returns the call counts of the plugins. Each is: process, plugin name, path, SHA-256, hook or
-    method, number of calls.
+    ``plugin_calls()`` returns the call counts of the plugins, as tuples: process, plugin name, path, SHA-256, hook
+    or method, number of calls.
     """
 
     def __init__(self, plugin_calls: Callable[[], Iterable[tuple[str, str, str, str, str, int]]] = tuple):

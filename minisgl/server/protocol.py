@@ -103,7 +103,7 @@ class CompletionRequest(GenerateRequest, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """One chat message. Any field besides role and content must be used by the model's chat template."""
+    """One chat message. A field besides role and content is refused unless the chat template uses it."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -139,7 +139,10 @@ class ChatRequest(GenerateRequest, kw_only=True):
 
     @property
     def token_limit(self) -> int | None:
-        """The value of ``max_completion_tokens``, or of ``max_tokens``, its older name. None if neither is set."""
+        """The value of ``max_completion_tokens``, or of ``max_tokens``, its older name. None if neither is set.
+
+        Raise `ApiError` if they are set to different values.
+        """
         new, old = self.max_completion_tokens, self.max_tokens
         if new is not None and old is not None and new != old:
             raise ApiError(400, "max_tokens and max_completion_tokens are two names of one limit.", "max_tokens")
@@ -232,7 +235,7 @@ These are parameters of the OpenAI API and of other servers. `_ANY` accepts ever
 
 
 def parse(body: bytes, kind: type[S]) -> S:
-    """Return a request's body as a struct of type ``kind``. Raise `ApiError` (400) that names the wrong parameter.
+    """Return a request's body as a struct of type ``kind``. Raise `ApiError` (400) for a wrong parameter or bad JSON.
 
     A parameter with the value null is treated as a missing parameter.
     """
@@ -257,7 +260,7 @@ def parse(body: bytes, kind: type[S]) -> S:
 
 
 def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages in the form that chat templates read. Raise `ApiError` for an invalid message or none."""
+    """Return messages in the form that chat templates read. Raise `ApiError` for an invalid message or no message."""
     if not messages:
         raise ApiError(400, "messages is empty: a chat needs at least one message.", "messages", "invalid_value")
     given = ({k: v for k, v in message.items() if v is not None} for message in messages)

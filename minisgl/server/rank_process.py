@@ -49,10 +49,10 @@ END = b""
 def run_rank(
     report: Report, addresses: Addresses, encoded: bytes, rank: int, rendezvous: str, heartbeat: Heartbeat | None
 ) -> None:
-    """Run one rank until the server ends. The ``body`` of the rank's `worker_main`.
+    """Run one rank until the server ends. This is the ``body`` argument of `worker_main`.
 
     ``encoded`` is the config, encoded by `encode_config`. ``rendezvous`` is the address (host:port) at which the ranks'
-    communicators connect; empty for one rank. ``heartbeat`` is None for the ranks from 1 on.
+    communicators connect; empty if tp is 1. ``heartbeat`` is None for the ranks from 1 on.
     """
     manager = PluginManager.load(plugins_of(encoded))
     config = decode_config(encoded, manager)

@@ -30,7 +30,7 @@ class Choice:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finished | None = None
-    offset: int = 0  # the number of characters of the choice's tokens before ``tokens``
+    offset: int = 0  # with logprobs: the number of characters of the tokens in the choice's earlier chunks
 
     def add(self, delta: Delta) -> None:
         """Append a delta of this choice's request."""
@@ -40,7 +40,7 @@ class Choice:
         self.finish = delta.finish
 
     def next_chunk(self) -> Choice:
-        """Return an empty choice that collects the output after this one."""
+        """Return an empty `Choice` for the same index, which collects the output for the chunk after this one."""
         return Choice(self.index, offset=self.offset + sum(len(token.text) for token in self.logprobs))
 
 

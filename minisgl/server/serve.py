@@ -1,7 +1,8 @@
 """`serve`: starts the worker processes and runs the launcher, which is the API server too, until the server ends.
 
 The workers are started before the HTTP libraries are imported, because the workers take longest. However the server
-ends, it leaves no process, socket or file behind.
+ends, it leaves no process, socket or file behind. One exception: outside Linux, a launcher killed by SIGKILL leaves the
+folder of its socket files.
 """
 
 from __future__ import annotations

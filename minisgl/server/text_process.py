@@ -48,7 +48,7 @@ from minisgl.tokenizer.tokenizer import Tokenizer
 def run_text_process(report: Report, addresses: Addresses, inbox: str, model: str, heartbeat: Heartbeat) -> None:
     """Run a tokenizer process or the detokenizer process until a `Stop` message arrives.
 
-    This is the ``body`` of the process's `worker_main`. ``inbox`` is the address at which the process receives
+    This is the ``body`` argument of `worker_main`. ``inbox`` is the address at which the process receives
     messages. ``model`` is the model's directory.
     """
     tokenizer = Tokenizer.from_dir(model)
@@ -69,7 +69,7 @@ def run_text_process(report: Report, addresses: Addresses, inbox: str, model: st
 class TextWorker:
     """The message handler of a tokenizer process or of the detokenizer process.
 
-    ``to_api(message)`` and ``to_scheduler(message)`` send a message to these processes.
+    ``to_api(message)`` sends a message to the API server, and ``to_scheduler(message)`` sends one to the scheduler.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class TextWorker:
         return pack_ids(tokenizer.encode(text, add_special_tokens))
 
     def _answer(self, work: Callable[[], Message | None], failed: Callable[[Finished], Message], uid: int) -> None:
-        """Send the message that ``work()`` returns to the API server, if it returns one.
+        """Run ``work()``, and send its result to the API server unless the result is None.
 
         If ``work`` raises, send ``failed(end)`` instead, where ``end`` describes the error. So one bad request never
         stops the process.

@@ -102,8 +102,8 @@ class WorkerPool:
         ``model`` is the model's directory. ``config`` is the config, encoded by `encode_config`.
         """
         rendezvous = f"127.0.0.1:{free_port()}" if tp > 1 else ""
-        # Starting the resource tracker unblocks the signals. Start it before they are blocked, because the workers must
-        # inherit the signals blocked.
+        # Starting the resource tracker may unblock SIGINT and SIGTERM. Start it before they are blocked here, because
+        # the workers must start with both signals blocked.
         resource_tracker.ensure_running()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
@@ -163,7 +163,7 @@ class WorkerPool:
         """Kill all workers and wait until they have exited.
 
         The signal is SIGKILL, because a rank that is blocked in a collective with a dead peer does not react to
-        another.
+        any other signal.
         """
         for worker in self.workers:
             worker.process.kill()

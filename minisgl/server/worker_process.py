@@ -1,6 +1,6 @@
 """The parts that all worker processes of a server share: `worker_main`, and the reports to the launcher.
 
-A worker process reports once that it is ready, or why it failed. It ignores SIGINT and SIGTERM, which the launcher
+A worker process reports when it is ready, and the reason if it fails. It ignores SIGINT and SIGTERM, which the launcher
 handles. It exits when the launcher exits, even if the launcher was killed (promise 10).
 """
 
@@ -34,7 +34,7 @@ If this worker failed only because another process died, the launcher kills this
 has only the message about the process that died first.
 """
 PLUGIN_CALLS_INTERVAL_SECONDS = 0.25
-"""Seconds between two reports of a worker's plugin call counts: the largest age of the counts in ``/metrics``."""
+"""Seconds between two checks whether a worker's plugin call counts have changed; changed counts are reported."""
 STACK_DUMP_SIGNAL = signal.SIGUSR1
 """The signal at which a worker writes its stack to standard error, even while a C call keeps the interpreter busy."""
 

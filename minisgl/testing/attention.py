@@ -23,9 +23,9 @@ __all__ = ["CASES", "AttentionCase", "AttentionConformance", "PreparedCase", "pr
 class AttentionCase:
     """The sizes of one step and one layer.
 
-    ``rows`` has (positions computed before the step, positions computed in the step) of each row. Rows of one position
-    come first. ``window`` is the number of keys that a query sees (-1: all before it), ``soft_cap`` the soft cap of the
-    scores (0: none).
+    ``rows`` has (positions computed before the step, positions computed in the step) of each row. Rows that
+    compute one position in the step come first. ``window`` is the number of keys that a query sees, the key of its own
+    position included (-1: all keys up to this one). ``soft_cap`` is the soft cap of the scores (0: none).
     """
 
     rows: tuple[tuple[int, int], ...]
@@ -86,8 +86,8 @@ def run_case(
 ) -> tuple[Tensor, Tensor]:
     """Return the result of ``backend`` for a case, and the result of dense attention.
 
-    Both are [tokens, q_heads, head_dim] in float64 on the CPU. Pages that belong to no row contain NaN, so a backend
-    that reads them returns NaN.
+    Both are [tokens, q_heads, head_dim] in float64 on the CPU. Pages that belong to no row contain NaN, so the result
+    of a backend that uses their content contains NaN.
     """
     prepared = prepare_case(case, backend.needs().layout, device, seed)
     backend.bind(prepared.pool, prepared.layers, [])
@@ -146,7 +146,7 @@ def prepare_case(
 def _dense(q: Tensor, k: Tensor, v: Tensor, layer: LayerSpec) -> Tensor:
     """Return dense attention in float64, [n, q_heads, dim].
 
-    ``q`` [n, q_heads, dim] are the last n positions of ``k`` and ``v`` [length, kv_heads, dim].
+    ``q`` [n, q_heads, dim] are the queries of the last n positions of ``k`` and ``v`` [length, kv_heads, dim].
     """
     group = layer.q_heads // layer.kv_heads
     k, v = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
@@ -174,7 +174,7 @@ class AttentionConformance:
     The kit itself skips the page sizes and dtypes that the backend's ``needs()`` exclude.
     """
     tolerance = 1e-5
-    """Largest allowed difference in float32. In bfloat16 it is always 2e-2."""
+    """``atol`` and ``rtol`` of torch.isclose in float32 cases. In bfloat16 cases, 2e-2 is used for each of them."""
 
     def make(self) -> AttentionBackend:
         """Build a new object of your backend."""
@@ -214,7 +214,7 @@ class AttentionConformance:
             self.agree(self.make(), case)
 
     def test_one_row(self) -> None:
-        """A batch of one row: a prompt or decode row, with and without a cached prefix, at the edges of a page."""
+        """A batch of one row: a prompt or decode row, with and without a cached prefix, mostly near position 16."""
         plain = self.supported_cases()[0]
         for before, count in ((0, 1), (0, 2), (1, 1), (15, 1), (16, 1), (17, 1), (15, 2), (16, 2), (40, 5)):
             self.agree(self.make(), replace(plain, rows=((before, count),)))

@@ -67,7 +67,8 @@ class CacheModel:
     def insert(self, prefix: Prefix, start: int, pages: Sequence[int]) -> list[int]:
         """Insert ``pages`` for the pages of ``prefix`` from page ``start`` on.
 
-        Return the pages that the cache then has there: where a page was cached before, it is that page.
+        Return the pages that are cached for this part of ``prefix`` after the call. Where a page was cached before the
+        call, it stays cached, and the page from ``pages`` is not used.
         """
         self._clock += 1
         cached = []
@@ -78,7 +79,7 @@ class CacheModel:
     def evict(self, count: int) -> set[int]:
         """Evict up to ``count`` unlocked pages, least recently used first, and return them.
 
-        A page is evicted only if no longer prefix that contains it is cached.
+        A page is evicted only when it is the last page of every cached prefix that contains it.
         """
         evicted: set[int] = set()
         for _ in range(count):
@@ -147,7 +148,8 @@ class CachePair:
     def insert(self, base: tuple[Any, Prefix] | None, key: Key, lock: bool = False) -> tuple[Any, Prefix] | None:
         """Insert free pages for the pages of ``key`` after the locked prefix ``base``.
 
-        With ``lock``, lock the inserted prefix and return its handle. Do nothing if the pool has too few free pages.
+        With ``lock``, lock the whole prefix ``key`` and return the pair's handle; otherwise return None. Do nothing and
+        return None if the pool has too few free pages.
         """
         prefix = self.prefix(key)
         start = len(base[1].ids) // self.page_size if base else 0
@@ -232,11 +234,11 @@ class CacheConformance:
     """Number of random sequences of calls. Later sequences are longer."""
 
     def make(self, page_size: int) -> PrefixCache:
-        """Build your cache, empty."""
+        """Build a new, empty object of your cache."""
         raise NotImplementedError("make(self, page_size) must return a new, empty object of the cache to test")
 
     def pair(self, page_size: int, num_pages: int = 1000) -> CachePair | None:
-        """Build the cache together with the reference cache. None if the cache stores no pages."""
+        """Build the cache together with the reference cache. Return None if the cache stores no pages."""
         cache = self.make(page_size)
         return CachePair(cache, page_size, num_pages, self.lru) if cache.reuses else None
 

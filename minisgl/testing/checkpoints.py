@@ -1,7 +1,7 @@
 """Writes small random checkpoints for tests, with transformers, whose logits minisgl's models are compared with.
 
 This module uses transformers, imported when a function is called, and no code of minisgl. All weights, also of norms
-and biases, are larger than usual initial weights. So a weight that a model does not load changes the logits by more
+and biases, vary more than usual initial weights. So a weight that a model does not load changes the logits by more
 than rounding errors.
 """
 
@@ -39,7 +39,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": None},
     "qwen2": {},
-    "qwen3": {"head_dim": 32},  # not hidden_size / heads, as in the published models
+    "qwen3": {"head_dim": 32},  # differs from hidden_size / heads, as it does in the published models
     "qwen3_moe": {
         "head_dim": 32,
         "num_experts": 8,
@@ -77,7 +77,8 @@ def tiny_checkpoint(
     - ``tokenizer``: also write a byte-level BPE tokenizer of at most ``vocab_size`` tokens, whose chat template begins
       with the BOS token (0).
     - ``fused_experts``: keep transformers 5's layout, one tensor for all experts of a layer, not one per expert.
-    - ``max_shard_size``: largest weight file, for example "20KB"; larger weights are split into files with an index.
+    - ``max_shard_size``: largest weight file, for example "20KB"; larger
+      checkpoints are split into several files with an index.
     - ``generation``: fields of generation_config.json, whose end-of-sequence ids are [1, 2] by default.
     - ``overrides``: fields of transformers' config class. The default model has a vocabulary of 320 tokens, hidden size
       64, 2 layers, 4 query heads and 2 KV heads.

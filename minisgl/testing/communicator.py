@@ -37,7 +37,7 @@ class ReduceCase:
         return f"{list(self.shape)}{how} of {str(self.dtype).removeprefix('torch.')} on {self.ranks} ranks"
 
     def parts(self, seed: int = 0) -> list[Tensor]:
-        """Return each rank's tensor: normal floats for float32 and float64, else small integers with exact sums."""
+        """Return each rank's tensor: normally distributed for float32 and float64, else small integers."""
         generator = torch.Generator().manual_seed(seed)
         if self.dtype in (torch.float32, torch.float64):
             made = [torch.randn(self.shape, generator=generator).to(self.dtype) for _ in range(self.ranks)]
@@ -49,7 +49,7 @@ class ReduceCase:
 def cases(ranks: int) -> list[ReduceCase]:
     """Return the cases to test on ``ranks`` ranks, in different dtypes.
 
-    The numbers of elements are multiples of ``ranks`` and others, smaller than ``ranks``, and 0.
+    Among the numbers of elements are multiples of ``ranks``, other numbers, numbers smaller than ``ranks``, and 0.
     """
     shapes = ((1,), (2,), (3,), (4,), (7,), (0,), (2, 3), (5, 8), (1, 1000))
     kinds = [ReduceCase(ranks, (5, 3), dtype) for dtype in (torch.bfloat16, torch.int64)]
@@ -65,7 +65,8 @@ class CommunicatorConformance:
     sizes: Sequence[int] = (2, 3)
     """The numbers of ranks to test."""
     limit = 10.0
-    """Seconds within which linked ranks must complete a test. After this time the test fails with a deadlock."""
+    """Seconds within which linked ranks must complete a test; more on an overloaded machine. After this
+    time the test fails with `Deadlock`."""
 
     def make(self, rank: int, size: int, address: str) -> Communicator:
         """Build the communicator of one rank on CPUs. ``address`` is ``host:port`` at which rank 0 listens."""
@@ -119,7 +120,7 @@ class CommunicatorConformance:
                     )
 
     def test_all_reduce_same_bits(self) -> None:
-        """all_reduce returns equal bits on all ranks. Otherwise, ranks would at some time sample different tokens."""
+        """all_reduce returns equal bits on all ranks. Otherwise, ranks could sample different tokens."""
         for size in self.sizes:
             parts = ReduceCase(size, (64, 33)).parts()
 

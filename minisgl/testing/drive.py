@@ -22,7 +22,7 @@ __all__ = ["Drive", "Job", "Report", "drive", "make_plugin"]
 
 @dataclass(frozen=True)
 class Job:
-    """A request, sent before step ``arrive`` of the run, and aborted before step ``abort`` unless that is None."""
+    """A request, sent before step ``arrive`` of the run, and aborted before step ``abort`` unless ``abort`` is None."""
 
     uid: int
     prompt: Sequence[int]
@@ -138,6 +138,7 @@ class Drive:
         """Send a request and return whether the scheduler accepted it.
 
         Check that the scheduler rejects a request that can never be served, and accepts every other (promise 2).
+        It may also reject a request that fits into the pool only without the KV of its last output token.
         """
         reason = rejection_reason(self.spec, job.request)
         self.requests[job.uid] = job.request

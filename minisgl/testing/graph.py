@@ -67,7 +67,7 @@ class GraphRig:
         self.seq_lens = np.zeros(max_rows, np.int32)
         self.steps = self.padded_rows = self.replays = self.forwards = 0
         self.inputs: dict[GraphKey, tuple[StaticInputs, AttnBatch]] = {}
-        self._first_packed: dict[GraphKey, Tensor] = {}  # each bucket's token buffer and batch, when they were built
+        self._first_packed: dict[GraphKey, Tensor] = {}  # bucket -> its token buffer when it was built
         self._first_batch: dict[GraphKey, AttnBatch] = {}
         self._position = torch.arange(page_size * columns, device=self.device)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
@@ -148,7 +148,7 @@ class GraphRig:
             self._check_pick(rows, key)
             if key is not None:
                 self._replay(key, packed)
-            else:  # an eager step writes the same KV
+            else:  # no replay: write the KV that an eager step would write
                 self.pool[: len(self.expected_pool)] = torch.from_numpy(self.expected_pool).to(self.device)
         self.steps += 1
 

@@ -56,7 +56,7 @@ class Meeting(RankThreads):
     def run(self, work: Callable[[Any], T]) -> list[T]:
         """Run ``work(communicator)`` on each rank and return the results in rank order.
 
-        Raise the error of the first rank that failed, or `MeetingViolation`.
+        Raise the error of the rank that failed first, or `MeetingViolation`.
         """
         return self._run(lambda rank: work(_Rank(self, rank)))
 

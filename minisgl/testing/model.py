@@ -29,10 +29,10 @@ __all__ = ["CountingCommunicator", "ModelConformance"]
 
 
 class CountingCommunicator:
-    """A communicator that records the collectives and passes them on to the communicator ``inner``.
+    """A communicator that passes all calls on to the communicator ``inner`` and records the collectives of tensors.
 
     ``calls`` lists the kinds of the collectives in order, and ``bytes`` maps each kind to the bytes of its tensors. An
-    all-reduce followed by a norm (`all_reduce_norm`) is recorded as an all-reduce.
+    all-reduce followed by a norm (`all_reduce_norm`) is recorded as an all-reduce. `exchange` is not recorded.
     """
 
     def __init__(self, inner: Communicator):
@@ -82,7 +82,7 @@ class ModelConformance:
     overrides: dict[str, Any] = {}
     """Fields of the checkpoint's config.json that differ from the default."""
     ranks: tuple[int, ...] = (2,)
-    """Numbers of tensor-parallel ranks to test. Each must divide the checkpoint's heads."""
+    """Numbers of tensor-parallel ranks to test. Each must divide the checkpoint's number of heads."""
     tolerance = 1e-4
     """Largest allowed difference of a logit, in float32."""
 
@@ -157,7 +157,7 @@ class ModelConformance:
             self.agree(got_b, want_b[20:21], f"{label}, two decode rows")
 
     def test_tensor_parallel(self) -> None:
-        """Several ranks compute the logits of one rank, and each reads only its part of the checkpoint."""
+        """Several ranks compute the same logits as one rank, and each reads only its part of the weights."""
         ids = self.ids(24)
         alone = self.model()
         (want,) = alone.run([(0, 0, ids)])
@@ -170,7 +170,7 @@ class ModelConformance:
 
             for rank, (rows, read) in enumerate(run_ranks(size, work)):
                 self.agree(torch.cat(rows), want, f"rank {rank} of {size}")
-                # More than 1 / size: each rank reads all norms, and KV heads that several ranks need.
+                # The limit is above 1 / size of the bytes: every rank reads all norms, and ranks may share KV heads.
                 most = alone.bytes_read * (1 + 1 / size) / 2
                 assert read < most, (
                     f"rank {rank} of {size} read {read} of {alone.bytes_read} bytes of the checkpoint; expected less "

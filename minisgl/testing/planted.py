@@ -67,7 +67,8 @@ class Planted:
     def run(self, trace: Path | None = None) -> Drive:
         """Run the workload and return its `Drive`. Record a trace to the path ``trace`` if it is given.
 
-        The scheduler has the bug only inside the context `planted`. There, raise the error that reports the bug.
+        The scheduler has the bug only inside the context `planted`. Inside it, raise the error that reports
+        the bug.
         """
         spec = EngineSpec(
             page_size=4,
@@ -218,7 +219,7 @@ def late_token_kept() -> Bug:
 
 
 def job(uid: int, length: int, answer: int = 8, arrive: int = 0, abort: int | None = None, first: int = 0) -> Job:
-    """Build a greedy request. Prompts with the same ``first`` token are prefixes of each other."""
+    """Build a greedy request. Of two prompts with the same ``first`` token, the shorter is a prefix of the longer."""
     prompt = [(first + i * i) % 50 for i in range(length)]
     return Job(uid, prompt, SamplingParams(max_tokens=answer, temperature=0.0), arrive, abort)
 

@@ -1,7 +1,8 @@
 """A conformance kit for scheduling policies: random requests, through the real scheduler, on the simulated engine.
 
-A policy may be slow or unfair. It must not cause a wrong output, must not return empty plans while there is work, and
-must depend only on the arguments of ``plan``. The kit uses `minisgl.scheduler.base` and no shipped policy.
+A policy may be slow or unfair. It must not cause a wrong output, must not return many empty plans in a row while the
+budget grants tokens, and must depend only on the arguments of ``plan``. The kit uses `minisgl.scheduler.base` and no
+shipped policy.
 """
 
 from __future__ import annotations

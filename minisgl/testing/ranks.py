@@ -31,7 +31,7 @@ Make = Callable[[int, int, str], Communicator]
 
 
 class Deadlock(AssertionError):  # noqa: N818 - the standard term
-    """Ranks wait for each other. ``locations``: rank → the line of code at which the rank waits."""
+    """Ranks are not done after the time limit. ``locations``: rank → the line of code at which the rank waits."""
 
     def __init__(self, locations: dict[int, str], seconds: float):
         self.locations = locations
@@ -50,7 +50,7 @@ def run_ranks(
     """Run ``work(communicator)`` in ``size`` threads, one for each rank, and return the results in rank order.
 
     ``make`` builds the communicators; by default they are those of ``communicator=torch`` over gloo. ``manager`` loads
-    this default. Raise the error of the first rank that failed. Raise `Deadlock` if a rank is not done ``limit``
+    this default. Raise the error of the rank that failed first. Raise `Deadlock` if a rank is not done ``limit``
     seconds after all ranks were linked; on an overloaded machine the limit is longer (`scaled_timeout`).
     """
     address = f"127.0.0.1:{free_port()}"

@@ -87,7 +87,9 @@ class Server:
         self._lines.put("")
 
     def wait_until_ready(self, timeout: float = 90.0) -> None:
-        """Wait until the server prints that it is ready. Raise RuntimeError after ``timeout`` seconds."""
+        """Wait until the server prints that it is ready.
+
+        Raise RuntimeError after ``timeout`` seconds, or if the server exits or prints another line first."""
         try:
             line = self._lines.get(timeout=timeout)
         except queue.Empty:
@@ -129,7 +131,7 @@ class Server:
         return self._stderr.read()
 
     def idle_pool(self) -> bool:
-        """Return whether no request is open and every page is free or cached (promise 9)."""
+        """Return whether no request is open and every page is free or evictable (promise 9)."""
         m = {name.removeprefix("minisgl_scheduler_"): value for name, value in self.metrics().items()}
         return (
             m["minisgl_open_requests"] == m["num_waiting_reqs"] == m["num_running_reqs"] == m["num_retiring_pages"] == 0
@@ -170,7 +172,9 @@ class Server:
         return self.process.wait(timeout)
 
     def close(self) -> None:
-        """Stop the server with SIGINT, kill the processes that remain after 5 s, and delete the temporary files."""
+        """Stop the server with SIGINT, and delete the temporary files.
+
+        Kill the server's processes that remain when the launcher has exited, or after 5 s."""
         self.record_resources()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)

@@ -46,7 +46,7 @@ class _Admitted:
 
     number: int
     uid: int
-    end: int = -1  # positions whose KV is written; -1: the request had no row since its admission
+    end: int = -1  # position after its last row; -1: the request had no row since its admission
     last_token: int = -1  # sampled last
     last_position: int = -1  # position of last_token
     ended_by: int = -1  # the step whose result ended the request; -1: the request has not ended
@@ -130,7 +130,7 @@ class SimEngine:
         self._streams: dict[int, ExpectedTokens] = {}
         self._seeds: dict[int, int] = {}
         self._newest: dict[int, int] = {}  # uid -> position of its newest sampled token
-        self._reached: dict[int, int] = {}  # uid -> positions computed at least once
+        self._reached: dict[int, int] = {}  # uid -> highest end of a row so far
         self._unread: deque[_Launched] = deque()
         self._footprints: dict[int, _Footprint] = {}
         self._next_id = self._read = self._num_admissions = 0
@@ -138,7 +138,7 @@ class SimEngine:
     # ---- the protocol ------------------------------------------------------------------------------
 
     def launch(self, step: Step) -> None:
-        """Queue a step. Check only its number now; `result` checks the rest."""
+        """Queue a step. Check only its number and the number of unread steps now; `result` checks the rest."""
         self._alive()
         if step.id == self.dies_at and not self.dies_late:
             raise EngineDeadError(f"the simulated device failed at the launch of step {step.id}")

@@ -34,7 +34,7 @@ class Expected(NamedTuple):
     """The complete output of a `SimRequest`.
 
     ``reason`` is the finish reason. ``stop_id`` is the stop token that ended the request, which is also the last of
-    ``tokens``; None if the request reached ``max_tokens``.
+    ``tokens``; None if the request reached ``max_tokens`` without a stop token.
     """
 
     tokens: list[int]
@@ -43,7 +43,7 @@ class Expected(NamedTuple):
 
 
 def mix(x: int) -> int:
-    """Return SplitMix64's finaliser of 64 bits. Each input bit affects every output bit."""
+    """Return a hash of 64 bits: SplitMix64, with ``x`` as its state. Each input bit affects every output bit."""
     x = (x + 0x9E3779B97F4A7C15) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -74,7 +74,7 @@ def prefix_hashes(tokens: Sequence[int] | I32) -> U64:
 def salt(params: SamplingParams) -> int:
     """Return the number that is combined with the prefix hash to sample a token.
 
-    It depends on the seed if the request samples and has a seed, and is 0 otherwise.
+    It is a hash of the seed if the request is not greedy and has a seed, and 0 otherwise.
     """
     return 0 if params.greedy or params.seed is None else mix(params.seed & _MASK)
 

@@ -70,7 +70,7 @@ class _Message:
 
 
 class Wire(RankThreads):
-    """``size`` ranks. ``sent[r]`` lists the messages that rank r sent, in order: (receiving rank, bytes)."""
+    """``size`` ranks. ``sent[r]`` lists the messages that rank r sent, in order: (receiving rank, size in bytes)."""
 
     def __init__(self, size: int):
         super().__init__(size)
@@ -82,7 +82,7 @@ class Wire(RankThreads):
     def run(self, make: Callable[[int, int], Any], work: Callable[[Any], T]) -> list[T]:
         """Run ``work(make(rank, size))`` on each rank and return the results in rank order.
 
-        ``make`` builds a rank's communicator. Raise the error of the first rank that failed, or `WireViolation`.
+        ``make`` builds a rank's communicator. Raise the error of the rank that failed first, or `WireViolation`.
         """
         with mock.patch.object(GroupCommunicator, "_connect", self._connect):
             return self._run(lambda rank: work(make(rank, self.size)))

@@ -99,7 +99,7 @@ def jobs(draw: st.DrawFn, setup: Setup, max_jobs: int = 9, aborts: bool = True, 
     Prefixes are shared by chance, because prompts use at most three different tokens, and on purpose: several prompts
     begin with the same tokens, a prompt is repeated, or a prompt contains an earlier prompt and its answer (a second
     turn of a chat). With ``aborts``, some requests are aborted. With ``must_fit``, every request fits into the pool;
-    otherwise the scheduler must reject some.
+    otherwise some may be too long, and the scheduler must reject those.
     """
     spec = setup.spec
     room = min(spec.max_seq_len, spec.num_pages * spec.page_size)

@@ -126,7 +126,8 @@ class TextStream:
     """An incremental decoder for the output tokens of one request.
 
     A character whose bytes are spread over several tokens is returned with the last of these tokens. The returned
-    pieces together are the text of decoding all tokens at once. ``tail`` are the last tokens of the prompt.
+    pieces together are the text of decoding all tokens at once; only with byte fallback and invalid UTF-8 the two can
+    differ in the text around the invalid bytes. ``tail`` are the last tokens of the prompt.
     """
 
     def __init__(self, tokenizer: Tokenizer, tail: Sequence[int] = (), skip_special_tokens: bool = True):

@@ -20,7 +20,7 @@ class StopFinder:
 
     def __init__(self, stops: Sequence[str]):
         self._stops = [(stop, _borders(stop)) for stop in stops]
-        self._matched = [0] * len(stops)  # characters of each stop string that the text ends with
+        self._matched = [0] * len(stops)  # for each stop string, how long a prefix of it ends the text
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, str | None]:

@@ -21,7 +21,7 @@ from minisgl.trace.violation import Violation
 __all__ = ["Checker", "check"]
 
 STARVATION_SLACK_STEPS = 8
-"""Steps beyond ``starvation_steps`` for which a running request may be left out.
+"""Steps for which a running request may be left out beyond ``starvation_steps`` plus ``max_running_requests``.
 
 Several starved requests can be forced into the same step, and then one of them may have to wait for the next step.
 """
@@ -50,7 +50,7 @@ class Checker:
         self.max_in_flight = 2 if options.get("overlap", True) else 1
         self.starvation_steps = int(options.get("starvation_steps", 512))
         self.max_left_out = self.starvation_steps + STARVATION_SLACK_STEPS + self.spec.max_running_requests
-        self.admission_pages: dict[int, int] = {}  # uid -> pages that its admission still has to allocate
+        self.admission_pages: dict[int, int] = {}  # uid -> number of pages that its admission still has to allocate
         self.retracted_at = -1
         # Violation of an admission that needs too many pages. Raised after the allocations of the step were checked,
         # because their violations are more specific.

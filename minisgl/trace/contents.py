@@ -115,7 +115,7 @@ class Contents:
         return None
 
     def _hashes(self, req: Request) -> Any:
-        """Return the hashes of all prefixes of a request's tokens, int64 ``[at least tokens]``."""
+        """Return the hashes of all prefixes of a request's tokens, int64. Later elements are undefined."""
         if req.uid not in self._requests:
             self._requests[req.uid] = (0, _TokenHashes(()))
         length, tokens = self._requests[req.uid]

@@ -35,7 +35,7 @@ class Row:
     discarded: bool
     """Whether a token was sampled and then discarded, because the request had ended or had been retracted."""
     num_cached_tokens: int
-    """Tokens of the prefix that came from the cache; 0 in every row but the first one after an admission."""
+    """Number of tokens of the prefix that came from the cache; 0 in every row but the first one after an admission."""
 
 
 @dataclass

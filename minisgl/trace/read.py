@@ -20,7 +20,7 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True)
 class Trace:
-    """A trace. ``events`` are in the order in which they happened; event i is line i + 2 of the file."""
+    """A trace. ``events`` are in the order in which they happened; ``events[i]`` is line i + 2 of the file."""
 
     name: str
     header: Header

@@ -45,7 +45,7 @@ class Request:
     num_computed_tokens: int = 0
     """Positions whose KV is cached or computed by steps launched since the admission."""
     last_step: int = -1
-    """The last step with a row of this request."""
+    """The last step with a row of this request. At first, the step before the step of its admission."""
     cached_pages: list[int] = field(default_factory=list)
     """Pages of the prefix that is locked for this request, in order."""
     finish_reason: str = ""
@@ -89,9 +89,9 @@ class State:
         columns = -(-spec.max_seq_len // spec.page_size)
         self.page_table: I32 = np.full((spec.max_running_requests, columns), -1, np.int32)
         self.tree = PageTree()
-        self.origin: dict[int, tuple[int, int]] = {}  # cached page -> (uid of its first owner, its number there)
+        self.origin: dict[int, tuple[int, int]] = {}  # cached page -> (uid of first owner, index among its pages)
         self.in_flight: deque[InFlightStep] = deque()
-        self.retiring: deque[tuple[int, list[int]]] = deque()  # (step to be read first, pages)
+        self.retiring: deque[tuple[int, list[int]]] = deque()  # (step whose result must be read before, pages)
         self.last_launched = self.last_read = -1
         self.failed = False  # after an engine failure, no page becomes free any more
         self._unlocks: deque[tuple[int, list[int]]] = deque()

@@ -19,8 +19,9 @@ __all__ = ["Summary", "show", "summarize"]
 class Summary:
     """Counts and times of one run.
 
-    ``*_tokens`` and ``*_pages`` are counts. The lists are in seconds: ``queue_times`` and ``first_token_times`` have
-    one entry for each request, ``inter_token_latencies`` has one entry for each token after a request's first.
+    ``*_tokens`` and ``*_pages`` are counts. The lists are in seconds: ``queue_times`` has one entry for each
+    admission of a request before its first token, ``first_token_times`` one for each request that gained a token, and
+    ``inter_token_latencies`` one for each token after a request's first.
     """
 
     requests: int = 0

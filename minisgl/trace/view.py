@@ -124,8 +124,8 @@ class _Changes:
     """What changed between two steps, for the page's script.
 
     ``p`` and ``u`` are pairs [page, value]: the new owner, and the new number of requests for which the page is locked.
-    ``t`` are page tables: [uid, number of leading entries that stay, the entries after them], or [uid] for a request
-    that does not run any more.
+    ``t`` are page tables: [uid, number of leading entries that stay, the new entries after them], or [uid] for a
+    request that does not run any more.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -157,7 +157,7 @@ class _Changes:
 
 
 class _Trees:
-    """All distinct trees of a run.
+    """The trees of a run; a tree that equals the tree before it is left out.
 
     A tree is a list of nodes. A node is [index of the parent or -1, index into ``lists``, users, step of the last use,
     uids of the requests whose prefix ends with this node]. ``lists`` contains each list of pages once, and ``texts``

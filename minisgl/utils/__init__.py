@@ -1,1 +1,1 @@
-"""Small helpers that every part of minisgl may use: lazy imports, free ports, the version."""
+"""Small helpers that every part of minisgl may use: lazy imports, logging, free ports, the version."""

@@ -16,7 +16,7 @@ __all__ = ["setup_logging"]
 
 
 class _Named(logging.Formatter):
-    """A formatter that knows the process: ``name`` is its role, such as ``api`` or ``scheduler``."""
+    """A formatter that knows the process: ``name`` is its role, such as ``api`` or ``scheduler-0``."""
 
     def __init__(self, name: str):
         super().__init__()
@@ -27,7 +27,7 @@ class TextFormatter(_Named):
     """``2026-11-22 11:05:01.123 INFO scheduler minisgl.engine.engine: message``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, and the traceback behind it if there is one."""
+        """Return the line, and below it the traceback if there is one."""
         when = datetime.fromtimestamp(record.created).isoformat(" ", "milliseconds")
         text = f"{when} {record.levelname} {self.name} {record.name}: {record.getMessage()}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
@@ -58,8 +58,8 @@ def setup_logging(level: str, style: str, process: str) -> None:
     """Send the log of this process to standard error.
 
     ``level`` and ``style`` are the options ``log_level`` and ``log_format``; each line names ``process``.
-    minisgl and its HTTP server log at ``level``; other libraries log warnings and errors only. A call replaces the
-    handlers of an earlier call.
+    minisgl and its HTTP server log at ``level``; other libraries log warnings and errors only. A call replaces all
+    handlers of the root logger.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(process) if style == "json" else TextFormatter(process))

@@ -3,7 +3,7 @@
 The choice rests on measurements on an H200 (docs/benchmarks/attention.md). FlashInfer is fastest for prefill if host
 time is counted too, and minisgl's Triton kernels are fastest for decode. So a GPU gets `attention=hybrid` of these two,
 or `attention=triton` alone if FlashInfer is not installed or does not support the dtype or head size. A CPU gets
-`attention=sparse` for float32, and `attention=torch` for other dtypes.
+`attention=sparse` for float32, and `attention=torch` for other dtypes. A GPU without Triton gets `attention=torch`.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class FlashAttention:
             )
         self._pool, self._kv_heads = pool, layers[0].kv_heads
         self._page_table_rows = PageTableRows(pool.page_size, keys)
-        self._num_sms = 0  # multiprocessors for which splitting the KV of a row makes work; 0: the kernel cannot split
+        self._num_sms = 0  # multiprocessors to occupy by splitting KV (version 4); 0: its kernel cannot split here
         if self.device.type == "cuda" and torch.cuda.get_device_capability(self.device)[0] > 9:
             self._num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
 

@@ -37,7 +37,8 @@ class PagedAttention:
     """Backend of attention=paged; `minisgl.attention.AttentionBackend` documents the methods.
 
     ``positions_read`` counts the positions whose keys and values were gathered, summed over all layers.
-    ``positions_padded`` counts the positions that would have been gathered if each row were padded to the longest row.
+    ``positions_padded`` counts the positions that would have been gathered, also summed over all layers, if each row
+    were padded to the longest row of its step.
     """
 
     def __init__(self) -> None:

@@ -2,8 +2,8 @@
 
 The scores of a decode row are entries of the product of two dense matrices, queries and all keys of the pool. Only the
 entries at the row's own KV locations are needed: a sampled dense-dense product (SDDMM). The output is a weighted sum of
-the values at these locations: torch's embedding bag. So each byte of KV is read once; on a CPU, reading KV is the cost
-of decode. Prefill chunks are computed by another backend.
+the values at these locations: torch's embedding bag. So each byte of KV is read once; on a CPU, reading KV is most of
+the cost of decode attention. Prefill chunks are computed by another backend.
 """
 
 from __future__ import annotations

@@ -178,8 +178,8 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Group, laye
     The result has the shape of q.
     """
     if group.q_len == 1:
-        # Treat the query heads that share a KV head as several queries of that head: with one position, they all have
-        # the same mask.
+        # Treat the query heads that share a KV head as several queries of that head. All of them are at the position
+        # of the block's only query, so they have the same mask.
         x = q.view(group.blocks, layer.kv_heads, -1, layer.head_dim)
     else:
         x = q.view(group.blocks, group.q_len, layer.q_heads, layer.head_dim).transpose(1, 2)

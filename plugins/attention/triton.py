@@ -60,7 +60,7 @@ class TritonAttention:
         dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.float32)
         refuse = ""
         if not self.interpreted:
-            dtypes += (torch.bfloat16,)  # Triton's interpreter computes wrong results for tl.dot in bfloat16
+            dtypes += (torch.bfloat16,)  # excluded under Triton's interpreter, where tl.dot is wrong for bfloat16
             if self.device.type != "cuda":
                 refuse = "it needs a CUDA device. On a CPU use attention=torch (or TRITON_INTERPRET=1, which is slow)."
         return AttnNeeds(kv_dtypes=dtypes, graph=True, shared_prefix=True, refuse=refuse)
@@ -74,7 +74,7 @@ class TritonAttention:
             for layer in layers
         }
         # Partial results of split KV. If KV is split, rows · kv_heads · splits is at most 4 · programs, so this buffer
-        # is large enough for any batch.
+        # is large enough for any batch without a shared prefix (`forward` allocates another buffer for one with it).
         size = max(4 * self.programs * h.group * (h.head_dim + 1) for h in self.layers.values())
         self.partial = torch.empty(size, dtype=torch.float32, device=self.device)
 

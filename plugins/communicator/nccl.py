@@ -1,4 +1,4 @@
-"""``communicator=nccl``: all-reduce through the peers' GPU memory for small messages, NCCL for everything else.
+"""``communicator=nccl``: all-reduce through the peers' GPU memory up to a message size; NCCL for all else.
 
 A decode step all-reduces a few kilobytes twice per layer. For such messages NCCL's protocol takes longer than the
 transfer of the bytes. There are three algorithms, by message size. One-shot (small): every GPU writes its rows into its

@@ -60,7 +60,7 @@ class CudaGraphRunner:
         """Return buckets of multiples of 16 tokens up to 128, of 32 up to 256, of 64 beyond, and of ``max_tokens``.
 
         ``max_tokens`` is the largest step: long prompts are split into chunks of exactly that size. The multiples go up
-        to the option ``graph.max_tokens``.
+        to the option ``graph.max_tokens``, which is a bucket itself unless ``max_tokens`` is smaller.
         """
         if not self.config.max_tokens:
             return []
@@ -89,15 +89,15 @@ class CudaGraphRunner:
     def pick_tokens(self, tokens: int) -> GraphKey | None:
         """Return the smallest piecewise bucket that holds ``tokens`` tokens, or None to run the step eagerly.
 
-        Above ``graph.max_tokens``, padding would cost more than the launches that a replay saves. So a bucket of that
-        size is used only by steps that fill it exactly.
+        Above ``graph.max_tokens``, padding would cost more than the launches that a replay saves. So a larger bucket
+        is used only by steps that fill it exactly.
         """
         key = self._buckets.smallest(tokens, 0)
         fits = key is not None and (key.rows == tokens or key.rows <= self.config.max_tokens)
         return key if fits else None
 
     def run(self, key: GraphKey) -> torch.Tensor:
-        """Replay a bucket. Returns the recorded output buffer, which the next replay of any bucket overwrites."""
+        """Replay a bucket. Returns the recorded output buffer, which the next replay of any bucket may overwrite."""
         return self._graphs[key].replay()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """`graph=simulated`: decode steps recorded and replayed on a CPU, under the rules of CUDA graphs.
 
 The rules are, among others: fixed shapes, static buffers, no reads of tensor values on the host. Code that breaks a
-rule raises an error that names the rule, at start or at the replay. On a GPU the same code would silently compute wrong
+rule raises an error that names the rule, at start or at the replay. On a GPU the same code may silently compute wrong
 results. `minisgl.engine.simulated_graph` implements recording and replay.
 """
 
@@ -50,7 +50,7 @@ class SimulatedRunner:
 
     @property
     def operations(self) -> dict[GraphKey, int]:
-        """Number of recorded operations of each bucket, which are replayed as one launch."""
+        """Number of recorded operations of each bucket. In piecewise buckets, calls of attention count too."""
         return {key: len(graph.operations) for key, graph in self.graphs.items()}
 
     @property
@@ -59,7 +59,7 @@ class SimulatedRunner:
         return sum(graph.replays for graph in self.graphs.values())
 
     def buckets(self, max_rows: int) -> Sequence[GraphKey]:
-        """Return buckets of powers of two, and of the largest number of decode rows that a step can have."""
+        """Return buckets of powers of two, up to and including the smaller of ``max_rows`` and graph.max_rows."""
         top = min(max_rows, self.config.max_rows)
         return [GraphKey(1 << i) for i in range((top - 1).bit_length())] + [GraphKey(top)]
 
@@ -90,7 +90,7 @@ class SimulatedRunner:
         self._buckets = Buckets(self.graphs)
 
     def pick(self, rows: int, q_len: int, uniform: bool) -> GraphKey | None:
-        """Return the smallest bucket that holds ``rows`` decode rows, or None to run the step eagerly."""
+        """Return the smallest bucket that holds ``rows`` decode rows. None: do not replay the step as one launch."""
         return self._padded(self._buckets.smallest(rows, q_len) if uniform else None, rows)
 
     def pick_tokens(self, tokens: int) -> GraphKey | None:

@@ -11,7 +11,7 @@ from minisgl.models.decoder import Decoder
 
 
 class Qwen2ForCausalLM(Decoder):
-    """Qwen2. With ``use_sliding_window`` in config.json, only some of the layers have the sliding window."""
+    """Qwen2. Unless ``use_sliding_window`` is false in config.json, `ModelConfig.window` is each layer's window."""
 
     def attention(self, index: int, **options: Any) -> AttentionLayer:
         """Build the attention of layer ``index`` with biases on queries, keys and values."""

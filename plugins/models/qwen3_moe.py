@@ -18,7 +18,8 @@ from minisgl.models.decoder import Decoder
 class Qwen3MoeForCausalLM(Decoder):
     """Qwen3-MoE.
 
-    Every ``decoder_sparse_step``-th layer has experts; layers listed in ``mlp_only_layers`` have a dense MLP.
+    Every ``decoder_sparse_step``-th layer has experts, unless ``mlp_only_layers`` lists it. All others have a
+    dense MLP.
     """
 
     def attention(self, index: int, **options: Any) -> AttentionLayer:

@@ -3,7 +3,8 @@
 Two successive matrices, the first split by its outputs and the second by its inputs, need one all-reduce between the
 ranks and no other communication. A decoder layer has two such pairs, in attention and in the MLP, so it needs two
 all-reduces (Shoeybi et al., Megatron-LM, 2019). Embedding, LM head and weight loading come from the shared decoder
-(`minisgl.models.decoder`). Its own layer computes the same, but fuses all-reduce, addition and norm into one call.
+(`minisgl.models.decoder`). The shared decoder's layer computes the same, but fuses all-reduce, addition and norm into
+one call.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One decoder layer: attention, then MLP. Each reads a norm of the residual stream and is added to the stream."""
+    """One decoder layer: attention, then MLP. Each reads the normalised residual stream; its output is added."""
 
     # lab: shard.block
     def __init__(self, index: int, config: ModelConfig, ctx: Context):
@@ -120,7 +121,7 @@ class Block(nn.Module):
 
 
 class Qwen3Plain(Decoder):
-    """Dense Qwen3. Its checkpoints name the architecture Qwen3ForCausalLM; select this class with an option."""
+    """Dense Qwen3. Its checkpoints name Qwen3ForCausalLM; ``architecture=Qwen3Plain`` selects this class instead."""
 
     def block(self, index: int) -> nn.Module:
         """Build layer ``index``."""

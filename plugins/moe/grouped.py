@@ -1,10 +1,10 @@
 """``moe=grouped``: experts as grouped matrix products in plain torch, in three steps: sort, multiply, scatter.
 
-This backend is written for readers. The Triton kernels of ``moe=triton`` take the same three steps, with the same
-blocks of rows. The rows of one expert are adjacent, so an expert's weights are read once, no matter how many tokens
-chose the expert; the weights of an expert that no token chose are not read. Gale et al., MegaBlocks: Efficient Sparse
-Training with Mixture-of-Experts, 2022. The rows per expert are counted on the host, so on a GPU every layer waits for
-the device.
+This backend is written for readers. The Triton kernels of ``moe=triton`` take the same three steps, with rows padded to
+blocks in the same way. The rows of one expert are adjacent, so an expert's weights are read once, no matter how many
+tokens chose the expert; the weights of an expert that no token chose are not read. Gale et al., MegaBlocks: Efficient
+Sparse Training with Mixture-of-Experts, 2022. The rows per expert are counted on the host, so on a GPU every MoE layer
+makes the host wait.
 """
 
 from __future__ import annotations

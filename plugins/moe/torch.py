@@ -1,6 +1,6 @@
 """``moe=torch``: experts in plain torch, one expert after another. The reference for all other MoE backends.
 
-The number of tokens of each expert is read on the host, so on a GPU every layer waits for the device once.
+The number of tokens of each expert is read on the host, so on a GPU every MoE layer makes the host wait once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TorchMoe:
     def forward(
         self, weights: Experts, x: torch.Tensor, ids: torch.Tensor, scale: torch.Tensor, out: torch.Tensor
     ) -> torch.Tensor:
-        """Sort the tokens by expert, then compute one expert after another: see `MoeBackend.forward`."""
+        """Sort the (token, choice) pairs by expert, then compute one expert after another: see `MoeBackend.forward`."""
         linear = torch.nn.functional.linear
         gate_up, down, first, act = weights
         top_k = ids.shape[1]

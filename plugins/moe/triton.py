@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from minisgl.kernel.triton.moe import Tiles
 
 H200 = (
-    # (most pairs per expert, tile of the first product, tile of the second product). A tile is (m, n, k, warps,
-    # stages); in the first product, n columns of gate and n of up are computed.
+    # (most pairs per expert on average, tile of the first product, tile of the second product). A tile is (m, n, k,
+    # warps, stages); in the first product, n columns of gate and n of up are computed.
     (16, (16, 64, 128, 4, 4), (16, 64, 128, 4, 4)),
     (32, (32, 64, 64, 4, 4), (32, 128, 64, 4, 4)),
     (96, (64, 64, 64, 4, 4), (64, 128, 64, 4, 4)),

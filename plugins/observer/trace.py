@@ -59,7 +59,7 @@ def header(config: Config, spec: EngineSpec) -> ev.Header:
 
 
 def _name(value: object) -> str:
-    """Return the name of a group's option: the file name of a built-in plugin, the class name of any other plugin."""
+    """Return the name of a group's option: the module name of a built-in plugin, the class name of any other plugin."""
     kind = type(value)
     package, _, name = kind.__module__.rpartition(".")
     return name if package.startswith("minisgl.plugins.") else kind.__name__

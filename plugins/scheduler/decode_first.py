@@ -26,7 +26,7 @@ class DecodeFirst:
 
 
 class DecodeFirstPolicy:
-    """Plans decode rows, or a prefill step if no request decodes or the first prompt waited ``patience`` steps."""
+    """Plans decode rows, or prefill if none decodes or a partial or the oldest prompt waited ``patience`` steps."""
 
     def __init__(self, order: str, patience: int):
         self.order, self.patience = check_order(order), patience

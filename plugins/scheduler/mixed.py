@@ -1,7 +1,8 @@
 """`scheduler=mixed`: decode rows and prefill chunks in one batch.
 
 Chunked prefill with piggybacked decodes (Sarathi-Serve, arXiv:2403.02310). A step computes at most
-``max_prefill_tokens`` tokens, so a long prompt delays the next token of a running request by at most one such step.
+``max_prefill_tokens`` tokens (more only if it has more decode rows than that), so a long prompt delays the next token
+of a running request by at most one such step.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def test_small_pool_refuses_long_requests(path: Path) -> None:
 
 
 def test_pool_size_on_cpu(manager: PluginManager, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU the pool takes 10 % of the machine's memory, minus the workspace, and at most 4 GiB."""
+    """On a CPU the pool takes 10 % of the machine's memory, but at most 4 GiB, minus attention's workspace."""
     config = compose(manager, [f"model={path}", "page_size=16"])
     total = type("Memory", (), {"total": 2 << 30})
     monkeypatch.setattr(kv_sizing.psutil, "virtual_memory", lambda: total)

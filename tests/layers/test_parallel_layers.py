@@ -153,7 +153,7 @@ def test_gated_mlp_in_one_launch(act: str, bias: bool, monkeypatch: pytest.Monke
 
 
 def test_row_parallel() -> None:
-    """The layer sums on_ranks the ranks and adds the bias once."""
+    """The layer sums the partial products of all ranks and adds the bias once."""
     weight, bias, x = torch.randn(6, 9), torch.randn(6), torch.randn(4, 9)
 
     def work(ctx: Context) -> Tensor:

@@ -141,7 +141,7 @@ def test_promise_4_duplicates(overlap: bool) -> None:
 
 
 class Ignores:
-    """The policy `mixed`, without the requests ``waiting`` while they wait and ``running`` while they run."""
+    """The policy `mixed`, which ignores the uids ``waiting`` while these wait, and ``running`` while these run."""
 
     def __init__(self, waiting: set[int] = frozenset(), running: set[int] = frozenset()):  # type: ignore[assignment]
         self.waiting, self.running = waiting, running
@@ -303,7 +303,7 @@ def test_promise_9_pool_is_whole_when_idle(cache: str) -> None:
 
 
 def test_promise_9_scheduler_checks_the_idle_pool() -> None:
-    """The scheduler raises an error itself if a page is lost when it becomes idle."""
+    """When the scheduler becomes idle, the scheduler itself raises an error if a page is lost."""
     drive = make()
     drive.add(job(1))
     drive.step()

@@ -32,7 +32,7 @@ PROMPT = TextPrompt("x")
 
 
 class FakeServer:
-    """A dispatcher, and the sockets of the worker processes, which the test itself plays."""
+    """A dispatcher, and the sockets of the worker processes; the test itself acts as the workers."""
 
     def __init__(self, tokenizers: int = 2, max_open: int = 100):
         self.addresses = Addresses.make(tokenizers, 1)

@@ -243,7 +243,7 @@ def minisgl_scheduler(config):
 
 
 def test_promise_10_plugin_exception(tiny: Path, tmp_path: Path) -> None:
-    """An exception in a plugin ends the server. Every open request gets it, and the log has its traceback once."""
+    """An exception in a plugin ends the server. Every open request ends with it, and the log has its traceback once."""
     plugin = tmp_path / "faulty.py"
     plugin.write_text(FAULTY)
     with Server(f"model={tiny}", "num_pages=2048", f"plugins={plugin}", "scheduler=faulty") as server:

@@ -61,7 +61,7 @@ def test_pieces_join_to_full_text(tokenizer: Tokenizer) -> None:
 
 
 def test_random_tokens_join_to_full_text(tokenizer: Tokenizer) -> None:
-    """Random token ids, which are not valid UTF-8, are decoded to the same text as at once.
+    """Random token ids, which are not valid UTF-8, give the same text one by one as decoded all at once.
 
     The texts are not compared for a tokenizer with byte fallback: the library decodes a run of byte tokens to U+FFFD as
     soon as one byte of the run is invalid, and thereby changes text that was already returned.

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test policy     (`hint policy` for a hint)
 Serve it:  python -m minisgl plugins=my_policy.py scheduler=mine
 """
 
-# minisgl lab policy, skeleton f625925b02 (minisgl 0.2.0)
+# minisgl lab policy, skeleton f733328461 (minisgl 0.2.0)
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test paged     (`hint paged` for a hint)
 Serve it:  python -m minisgl plugins=my_paged.py attention=mine
 """
 
-# minisgl lab paged, skeleton 9f7f90969c (minisgl 0.2.0)
+# minisgl lab paged, skeleton 6e31599ee9 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class MyAttention:
     """Backend of attention=paged; `minisgl.attention.AttentionBackend` documents the methods.
 
     ``positions_read`` counts the positions whose keys and values were gathered, summed over all layers.
-    ``positions_padded`` counts the positions that would have been gathered if each row were padded to the longest row.
+    ``positions_padded`` counts the positions that would have been gathered, also summed over all layers, if each row
+    were padded to the longest row of its step.
     """
 
     def __init__(self) -> None:

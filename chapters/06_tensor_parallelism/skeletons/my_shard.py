@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test shard     (`hint shard` for a hint)
 Serve it:  python -m minisgl plugins=my_shard.py architecture=Mine
 """
 
-# minisgl lab shard, skeleton 015114e30c (minisgl 0.2.0)
+# minisgl lab shard, skeleton f79731f4ed (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One decoder layer: attention, then MLP. Each reads a norm of the residual stream and is added to the stream."""
+    """One decoder layer: attention, then MLP. Each reads the normalised residual stream; its output is added."""
 
     def __init__(self, index: int, config: ModelConfig, ctx: Context):
         # TODO shard.block
@@ -85,7 +85,7 @@ class Block(nn.Module):
 
 
 class Mine(Decoder):
-    """Dense Qwen3. Its checkpoints name the architecture Qwen3ForCausalLM; select this class with an option."""
+    """Dense Qwen3. Its checkpoints name Qwen3ForCausalLM; ``architecture=Qwen3Plain`` selects this class instead."""
 
     def block(self, index: int) -> nn.Module:
         """Build layer ``index``."""

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test experts     (`hint experts` for a hint)
 Serve it:  python -m minisgl plugins=my_experts.py moe=mine
 """
 
-# minisgl lab experts, skeleton 004acfae7b (minisgl 0.2.0)
+# minisgl lab experts, skeleton 3631f7e7a6 (minisgl 0.2.0)
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def count(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES)) -
 
 
 def _refuse_unused(options: Sequence[str]) -> None:
-    """Raise `ConfigError` for an option that would not change any count."""
+    """Raise `ConfigError` for an option that is not in `COUNTED`: it would have no effect without model and device."""
     for word in options:
         if word.lstrip("+").partition("=")[0].partition(".")[0] not in COUNTED:
             raise ConfigError(
@@ -197,7 +197,7 @@ def measure(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES))
         stages.append(replace(stage, launches=replayed or eager))
         outputs.append(tokens)
     if eager is not None and replayed is not None:
-        # On a CPU: the other stages launch the operations one by one that the last stage recorded.
+        # On a CPU, the last stage records and counts the operations. The other stages launch them one by one.
         stages[:-1] = [replace(stage, launches=eager) for stage in stages[:-1]]
     same = sum(len(set(map(tuple, each))) == 1 for each in zip(*outputs, strict=True))
     return _report(options, where, arrivals, stages) | {"same_answers": same}

@@ -1,8 +1,8 @@
 """Kernels in C++ and CUDA C++, compiled on the user's machine at first use.
 
-They are an alternative to the Triton kernels of `minisgl.kernel.triton`. apache-tvm-ffi runs the compiler, caches the
-compiled library by a hash of the source (in ~/.cache/tvm-ffi, or TVM_FFI_CACHE_DIR), and passes arrays and tensors
-without copying them.
+They are alternatives to a Triton kernel (`rope.cu`) and to a numpy function (`compare.cpp`). apache-tvm-ffi runs the
+compiler, caches the compiled library by a hash of the source (in ~/.cache/tvm-ffi, or TVM_FFI_CACHE_DIR), and passes
+arrays and tensors without copying them.
 """
 
 from __future__ import annotations

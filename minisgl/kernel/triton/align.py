@@ -13,7 +13,7 @@ from torch import Tensor
 
 from minisgl.kernel.blocks import max_blocks
 
-MAX_CHUNKS = 128  # most programs of a launch; in the second launch each program reads the counts of all
+MAX_CHUNKS = 128  # most programs of a launch; in the second launch each program reads all chunks' counts
 
 
 @triton.jit

@@ -23,7 +23,7 @@ def one_row_kernel(
     """Compute ``ROWS`` outputs of a product with one row of x. One program: ``ROWS`` rows of the weight.
 
     The program loops over the columns, ``COLS`` at a time, and loads the next columns of the weight one iteration
-    ahead. The first load is issued before the preceding kernel has written x.
+    ahead. With EARLY the first weights are loaded before the program waits for the preceding kernel, which writes x.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, COLS)

@@ -1,9 +1,9 @@
 """The experts' grouped matrix products in Triton.
 
-Gale et al., MegaBlocks, 2022 (grouped products instead of padded ones). Each program gathers the rows of a block of
-(token, choice) pairs and multiplies them with one expert's weights. ``pairs`` and ``owner`` are the results of
-`minisgl.kernel.align`. The first product (gate and up) includes the activation, the second one (down) the router's
-weights.
+Gale et al., MegaBlocks, 2022 (instead of padding all experts to the same number of rows). Each program gathers the rows
+of a block of (token, choice) pairs and multiplies them with one expert's weights. ``pairs`` and ``owner`` are the
+results of `minisgl.kernel.align`. The first product (gate and up) includes the activation, the second one (down) the
+router's weights.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def gap(runs: Sequence[tuple[str, Trace]], requests: int = 6) -> str:
     found = [gaps(trace) for _, trace in runs]
     totals = [sum(turn.num_tokens for turn, _ in turns(trace)) for _, trace in runs]
     scale = WIDTH / max([1, *totals])
-    longest: dict[int, int] = {}  # uid -> tokens of its longest gap
+    longest: dict[int, int] = {}  # uid -> tokens that the engine computed in its longest gap
     for each in found[0]:
         longest[each.uid] = max(longest.get(each.uid, 0), each.num_tokens)
     shown = sorted(sorted(longest, key=lambda uid: -longest[uid])[:requests])

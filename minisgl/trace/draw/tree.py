@@ -16,7 +16,7 @@ WIDTH, BOX = 640, 22
 INNER, LEAF = 42, 28
 """Heights of a line: with an inner node first, which has its label below it, and with a leaf."""
 MAX_UNUSED_LEAVES = 5
-"""Number of unused leaves that are drawn below one node; all older leaves are drawn as one mark."""
+"""Number of unused leaves that are drawn below one node; if at least two are older, those are drawn as one mark."""
 Text = Callable[[Sequence[int]], str]
 """A function from token ids to text."""
 

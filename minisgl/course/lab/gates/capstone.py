@@ -272,7 +272,7 @@ SERVED = Installed
 
 
 def serves(served: Installed) -> str | None:
-    """Run the gate that every lab ends with. The method that must be called depends on the plugin's hook."""
+    """Run the gate that every lab has for the server. The method that must be called depends on the plugin's hook."""
     return facts([served.method] if served.method else []).run(served)
 
 

@@ -307,7 +307,7 @@ def audit(student: Student, workload: dict[str, Any], ready: set[str] | None = N
             run(done.drive, workload)
         except EngineDied:
             return done
-        except AssertionError:  # the scheduler's own checks also fail, after the bug has done damage
+        except AssertionError:  # after the bug has done damage, the scheduler's own checks may fail too
             if not bug:
                 raise
         except (ValueError, IndexError, KeyError):  # the scheduler's state is inconsistent after the damage

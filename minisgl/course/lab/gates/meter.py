@@ -178,7 +178,7 @@ FIRST = (
 
 
 def make(rng: random.Random, size: int) -> dict[str, Any]:
-    """Return one of the `FIRST` workloads, then random ones."""
+    """Return workload number ``size`` of `FIRST`, or a random workload if ``size`` is greater than their number."""
     if size <= len(FIRST):
         return FIRST[size - 1]()
     more = {"policy": rng.choice(POLICIES), "cache": rng.choice(["naive", "radix"])}
@@ -214,14 +214,14 @@ def run_clock(student: Student, workload: dict[str, Any]) -> None:
 
 
 def kept(meter: Any) -> Counter[str]:
-    """Return the number of elements in each container of the meter, except ``ended`` and deques of a fixed length."""
+    """Return the number of elements in each container of the meter, except ``ended`` and deques with a ``maxlen``."""
     held = {n: value for n, value in vars(meter).items() if n != "ended" and getattr(value, "maxlen", None) is None}
     kinds = (dict, list, set, tuple, deque, np.ndarray)
     return Counter({name: len(value) for name, value in held.items() if isinstance(value, kinds)})
 
 
 def run_kept(student: Student, workload: dict[str, Any]) -> None:
-    """Check that the meter keeps nothing of the ended requests except their timings."""
+    """Check that the meter, besides its timings in ``ended``, keeps fewer entries than there were requests."""
     before = kept(observer(student, "ended")[0])  # for example the buckets of a histogram
     meter, truth = serve(student, workload)
     left, ended = kept(meter) - before, len(truth.arrived)
@@ -233,7 +233,7 @@ def run_kept(student: Student, workload: dict[str, Any]) -> None:
 
 
 def run_long(student: Student) -> None:
-    """Check that `ended` stays bounded over 12,000 requests of one token, simulated by calling the hooks only."""
+    """Check that `ended` drops timings over 12,000 requests of one output token. No engine runs, only hooks."""
     meter, manager = observer(student, "ended")
     hook, zero, one, many = manager.hook, np.zeros(1, np.int32), np.ones(1, np.int32), 12_000
     for uid in range(many):
@@ -249,7 +249,7 @@ def run_long(student: Student) -> None:
 
 
 def try_kept(student: Student) -> str:
-    """Search for a workload after which the meter keeps too much, then run the long one."""
+    """Search for a workload after which the meter keeps too much, then call `run_long` (not in a replay)."""
     note = search(make_kept, run_kept, seconds=0.6, show=show)(student)
     if student.replay is None:
         run_long(student)
@@ -293,7 +293,7 @@ def queue(student: Student) -> str:
 
 
 def metrics(served: Served) -> str:
-    """Check that the meter's samples on /metrics include the requests that the gate before has sent."""
+    """Check that the meter's samples on /metrics include the requests of the gate that ran before this one."""
     assert served.server is not None
     found = served.server.metrics()
     ttft = found.get("minisgl_meter_ttft_seconds_count", 0.0)

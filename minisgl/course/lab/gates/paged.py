@@ -295,7 +295,7 @@ _GATHERS = ("__getitem__", "index_select", "gather", "take", "take_along_dim", "
 
 
 class Reads(TorchFunctionMode):
-    """A torch function mode that counts the numbers that torch functions read from a pool's memory."""
+    """A torch function mode that counts the elements that torch functions read from a pool's memory."""
 
     def __init__(self, pool: Any):
         super().__init__()
@@ -320,9 +320,10 @@ def _distinct(x: Tensor) -> int:
 
 
 def count(student: Student) -> str:
-    """Count the KV positions that a step reads whose rows have very different lengths.
+    """Count the KV positions that attention reads in a step with rows of very different lengths.
 
-    The right number is the sum of the lengths, and not the longest length times the number of rows.
+    The right number is the sum of the lengths, not the longest length times the number of rows. Reading the rest of
+    each row's last page is allowed too.
     """
     rng = student.random
     rows = [[rng.randint(300, 600), 1], *([rng.randint(0, 30), 1] for _ in range(12)), [0, rng.randint(20, 60)]]

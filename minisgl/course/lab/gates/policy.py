@@ -35,12 +35,12 @@ class Recorded:
 
     @property
     def tokens(self) -> int:
-        """Tokens left in the budget."""
+        """Number of tokens left in the budget."""
         return self._budget.tokens
 
     @property
     def rows(self) -> int:
-        """Requests that may still be admitted."""
+        """Number of requests that may still be admitted."""
         return self._budget.rows
 
     def grant(self, request: Waiting | Running, num_tokens: int) -> int:
@@ -173,7 +173,7 @@ class _Step:
             raise self.broken("tokens-for-pages", promise, seen, req.uid)
 
     def check_waiting(self) -> None:
-        """Check that requests are admitted in order, and that every request is admitted that fits."""
+        """Check that requests are admitted in order, and that every waiting request that fits is admitted."""
         left_out: Waiting | None = None
         for w in self.queue:
             if w.uid not in self.rows:

@@ -62,12 +62,12 @@ def run_history(part: str, make: Make) -> Callable[[Student, dict[str, Any]], No
         old, new = [0] * size, [1] * size
 
         def match_counts_as_use() -> bool:
-            """Return whether a match of the older of two prefixes changes which is evicted first."""
+            """Return whether an eviction from two prefixes passes, but fails after a match of the older prefix."""
             two: list[list[Any]] = [["insert", old], ["insert", new]]
             return _passes(play, [*two, ["evict", 1]]) and not _passes(play, [*two, ["match", old], ["evict", 1]])
 
         def users_are_a_flag() -> bool:
-            """Return whether one lock and unlock pass, while unlocking one of two locks fails."""
+            """Return whether one lock of a prefix and its unlock pass, but two locks of it and one unlock fail."""
             one: list[list[Any]] = [["insert", old], ["lock", 0, old]]
             return _passes(play, [*one, ["unlock", 0]]) and not _passes(play, [*one, ["lock", 1, old], ["unlock", 0]])
 
@@ -82,7 +82,7 @@ def run_history(part: str, make: Make) -> Callable[[Student, dict[str, Any]], No
             elif broken.cause == "split-users" and not _passes(play, _no_split(size)):
                 broken.cause = "lock-path"
             if broken.cause in ("lock-path", "counts") and users_are_a_flag():
-                broken.cause = "users-flag"  # one lock passes, two fail
+                broken.cause = "users-flag"  # one lock of a prefix passes, two locks of it fail
             if size > 1 and broken.cause in GENERAL and passes_with_small_pages(student):
                 broken.cause = "page-size"
             raise
@@ -203,9 +203,10 @@ def cause_of(rule: str) -> str | None:
 
 
 def count_prefill(student: Student) -> str:
-    """Count the prompt tokens computed for 42 questions about three handbooks of 384 tokens, as in the course's stages.
+    """Count the prompt tokens that the engine computes for 42 requests with three common prefixes.
 
-    Each page of a handbook should be computed once.
+    The prefixes stand for the course's three handbooks of 384 tokens each. Each page of a prefix should be computed
+    only once, for all requests together.
     """
     rng = student.random
     jobs = [{"id": i + 1, "stem": rng.randrange(3), "shared": 384 - 16 * rng.randrange(3), "own": rng.randint(8, 40),

@@ -321,7 +321,7 @@ GATES = (
     Gate("bits", "the result has the same bits on all ranks",
          search(make_bits, run_bits, tries=40, show=show_whole)),
     Gate("bytes", "no rank sends more bytes than necessary", count_bytes),
-    # The kit links ranks 16 times; each takes 5 s or more if a name server does not answer. It finds deadlocks in 10 s.
+    # The kit links ranks 16 times; each link takes 5 s or more if no name server answers. Its deadlock limit is 10 s.
     conformance(lambda: CommunicatorConformance, link, causes=cause_of, limit=120.0),
     Gate("engine", "tutor computes the same logits over two ranks", engine, limit=30.0),
     facts(["all_reduce"]),

@@ -352,9 +352,9 @@ def run_model(student: Student, workload: dict[str, Any]) -> None:
 
 
 def counts(student: Student) -> str:
-    """Count the collectives and the bytes loaded of `tutor` on 2 and 4 ranks.
+    """Count the collectives of `tutor`, and the bytes of weights that each rank loads, on 2 and on 4 ranks.
 
-    Allowed are two all-reduces in each layer, one for the embedding, and one all-gather for the head.
+    Allowed are two all-reduces in each layer, one all-reduce for the embedding, and one all-gather for the head.
     """
     path, kind, tokens, notes = resolve_model("tutor"), model_class(student), 9, []
     whole = PagedModel(path, manager=shipped(), max_running_requests=1, max_seq_len=32).bytes_read

@@ -36,7 +36,7 @@ class History:
         self.free = list(range(POOL))
         self.event = 0
         self.locked = False  # whether any lock has happened
-        self.gained = 0  # pages that got their first user by the last lock
+        self.gained = 0  # number of pages that the most recent lock gave their first user
 
     def broken(self, cause: str, promise: str, seen: str, page: int | None = None) -> Broken:
         """Return a finding at the current event."""

@@ -146,9 +146,9 @@ def grade(
     """Grade a file and return the report.
 
     ``only`` names the gates to run (empty: all). ``replay`` is a workload for these gates. Each verdict is passed to
-    ``on_verdict``. The gates of parts all run; the first other red gate stops the grading. With ``stop``, any red gate
-    stops it. Without ``serve``, the gates that use the server do not run, so the report can't pass. Raise ValueError if
-    ``only`` names an unknown gate.
+    ``on_verdict``. A red gate of a part stops only the later gates that grade no part; any other red gate stops all
+    later gates. With ``stop``, any red gate stops all later gates. Without ``serve``, the gates that use the server do
+    not run, so the report can't pass. Raise ValueError if ``only`` names an unknown gate.
     """
     path = path.resolve()
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed

@@ -64,7 +64,7 @@ def search(
             found = attempt(student, workload)
         tried_at, tried = started, 0
         while student.replay is None and found is None and tried < tries:
-            # Measured in processor time: a busy machine tries as many workloads, while the watchdog's limit is far.
+            # In processor time: a busy machine tries as many workloads as an idle one, if the watchdog's limit is far.
             if tried and (time.process_time() - computed > seconds or student.seconds_left < UNIT_SECONDS / 2):
                 break
             tried += 1
@@ -93,7 +93,7 @@ def search(
 
 @contextlib.contextmanager
 def alarm(computing: float, waiting: float) -> Iterator[None]:
-    """Raise `TimedOut` in the main thread after ``computing`` seconds of processor time or ``waiting`` by the clock."""
+    """Raise `TimedOut` in the main thread after ``computing`` s of processor time or ``waiting`` s of real time."""
 
     def ring(number: int, frame: Any) -> None:
         raise TimedOut

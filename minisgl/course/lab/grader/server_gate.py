@@ -137,7 +137,7 @@ def together(jobs: Sequence[Callable[[], None]]) -> None:
 
 
 def facts(calls: Sequence[str], process: str = "scheduler-0") -> Gate:
-    """Return the gate that every lab ends with.
+    """Return the gate that every lab has for the server.
 
     The gate sends all `QUESTIONS` at once, together with a request whose client disconnects. Each answer must contain
     its own handbook's fact, all pages must be free or cached afterwards, and the server process ``process`` must have

@@ -42,9 +42,9 @@ VOCAB = 50_000
 
 
 def random_workload(rng: random.Random, size: int, aborts: bool = True) -> dict[str, Any]:
-    """Return a pool that holds a few requests, and up to ``1 + size`` requests (at most 12), many with a common prefix.
+    """Return a random workload of at most ``1 + size`` requests, and never more than 12, many with a common prefix.
 
-    With ``aborts``, some of the requests are aborted.
+    The pool holds only a few of the requests at a time. With ``aborts``, some of the requests are aborted.
     """
     page_size = rng.choice([1, 2, 3, 4, 8])
     pages = rng.randint(max(4, 12 // page_size), max(8, 80 // page_size))
@@ -154,7 +154,7 @@ class Gaps:
 
     def __init__(self) -> None:
         self.worst = self.computed = 0
-        self._last: dict[int, int] = {}  # uid -> `computed` when the request gained its last token
+        self._last: dict[int, int] = {}  # uid -> `computed` when the request gained its most recent token
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
         self._manager.register(self)
