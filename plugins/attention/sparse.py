@@ -46,7 +46,9 @@ class Group(NamedTuple):
     scores: torch.Tensor  # sparse CSR [bags, entries of the flat pool]: one score for each entry that a bag reads
     reads: torch.Tensor  # [bags · length] the entries that each bag reads, bag after bag
     ends: torch.Tensor  # [bags + 1] offsets of the bags in `reads`
-    padding: torch.Tensor | None  # [bags, length] bool: which reads are padding; None: all rows have the same length
+    # [bags, length] bool: which reads are padding. A bag is one query head of one row. None: all rows of the group
+    # have the same length.
+    padding: torch.Tensor | None
 
 
 class Plan(NamedTuple):
