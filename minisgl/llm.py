@@ -251,14 +251,10 @@ class LLM:
             except EngineDeadError:
                 raise
             except BaseException:
-                for output in outputs:
-                    self.abort_request(output.request_id)
-                while any(self._outputs.uids_of(output.request_id) for output in outputs):
-                    self._turn()
+                self._cancel(outputs)
                 raise
-            finally:
-                for output in outputs:  # these outputs belong to the caller of `generate`, not to the next `step`
-                    self._changed.pop(output.request_id, None)
+            for output in outputs:  # these outputs belong to the caller of `generate`, not to the next `step`
+                self._changed.pop(output.request_id, None)
             return outputs
 
     def _add(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[RequestOutput]:
@@ -280,15 +276,20 @@ class LLM:
                         raise InvalidRequestError(error.field, name + error.message, error.code) from None
                     self._outputs.expect(uid, output, k, p)
         except BaseException:
-            for output in outputs:
-                for uid in self._outputs.uids_of(output.request_id):
-                    self.scheduler.abort_request(uid)
-            if outputs:
-                self._turn()
-                for output in outputs:
-                    self._changed.pop(output.request_id, None)
+            self._cancel(outputs)
             raise
         return outputs
+
+    def _cancel(self, outputs: list[RequestOutput]) -> None:
+        """Abort what is left of these requests, and drop their outputs: `step` does not return them."""
+        request_ids = {output.request_id for output in outputs}
+        uids = [uid for uid, (output, _) in self._outputs.open.items() if output.request_id in request_ids]
+        for uid in uids:
+            self.scheduler.abort_request(uid)
+        while any(uid in self._outputs.open for uid in uids):
+            self._turn()
+        for request_id in request_ids:
+            self._changed.pop(request_id, None)
 
     def _turn(self) -> list[RequestOutput]:
         """Run one turn of the scheduler, and abort the requests that met a stop string. Return the changed outputs."""

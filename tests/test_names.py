@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from minisgl.plugin_manager.renamed import RENAMED_METRICS
+
 ROOT = Path(__file__).resolve().parent.parent
 RETIRED = tomllib.loads((ROOT / "tests" / "retired_names.toml").read_text("utf-8"))
+PATTERNS = RETIRED["patterns"] | dict(RENAMED_METRICS)
 HISTORY = (
     "CHANGELOG.md",
     "docs/upgrade-0.2.md",
@@ -96,10 +99,10 @@ def test_no_retired_identifier_in(part: str) -> None:
     assert found(RETIRED["scoped"][part], paths) == []
 
 
-@pytest.mark.parametrize("pattern", RETIRED["patterns"])
+@pytest.mark.parametrize("pattern", PATTERNS)
 def test_no_retired_option_or_metric(pattern: str) -> None:
     wrong = [
-        f"{path.relative_to(ROOT)}:{number}: use {RETIRED['patterns'][pattern]}"
+        f"{path.relative_to(ROOT)}:{number}: use {PATTERNS[pattern]}"
         for path in files()
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
         if re.search(pattern, line) and not path.is_relative_to(ROOT / "tests" / "options")

@@ -101,9 +101,7 @@ def test_ruff_version() -> None:
 
 def test_uv_pins() -> None:
     """uv takes its pins from pyproject.toml, pip from constraints.txt: they are equal."""
-    uv = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"].get("uv")
-    if uv is None:
-        pytest.skip("pyproject.toml has no [tool.uv]")
+    uv = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["uv"]
     assert dict(pin.split("==") for pin in uv["constraint-dependencies"]) == pins()
 
 
