@@ -18,7 +18,10 @@ SHRINK_SECONDS = 2.0
 TRY_SECONDS = 1.0
 """Seconds of processor time after which one workload counts as hanging."""
 WAIT_SECONDS = 5.0
-"""Seconds by the clock after which one workload counts as hanging: the code may wait, or the machine may be busy."""
+"""Wall-clock seconds after which one workload counts as hanging.
+
+The limit is above `TRY_SECONDS`, which is processor time: the code may wait, or the machine may be busy.
+"""
 
 
 def search(
