@@ -57,6 +57,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     - ``stop_token_ids``: token ids that end the request, like an end-of-sequence id.
     - ``logprobs``: number of alternatives reported with each output token. 0 reports the sampled token's
       log-probability only; None reports no log-probabilities.
+    - ``prompt_logprobs``: the same for the tokens of the prompt, from position ``logprob_start_len`` on (SGLang's
+      name). The first token of a prompt has no log-probability.
+    - ``cache_salt``: requests share cached KV only with requests that have the same salt. In vLLM's API it is a field
+      of the request, too.
     """
 
     max_tokens: int = 16
@@ -74,10 +78,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_start_len: int = 0
     skip_special_tokens: bool = True
+    cache_salt: str | None = None
 
     MAX_LOGPROBS = 20
     MAX_STOPS = 16
+    MAX_BIAS = 1024
+    MAX_SALT = 256
 
     @property
     def greedy(self) -> bool:
@@ -111,11 +120,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         need(self.repetition_penalty > 0.0, "repetition_penalty", "above 0")
         need(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "between -2 and 2")
         need(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "between -2 and 2")
-        need(
-            self.logprobs is None or 0 <= self.logprobs <= self.MAX_LOGPROBS,
-            "logprobs",
-            f"between 0 and {self.MAX_LOGPROBS}",
-        )
+        for field in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, field)
+            need(count is None or 0 <= count <= self.MAX_LOGPROBS, field, f"between 0 and {self.MAX_LOGPROBS}")
+        need(self.logprob_start_len >= 0, "logprob_start_len", "at least 0")
+        salt_ok = self.cache_salt is None or 0 < len(self.cache_salt) <= self.MAX_SALT
+        need(salt_ok, "cache_salt", f"a string of 1 to {self.MAX_SALT} characters")
         need(len(self.stop) <= self.MAX_STOPS, "stop", f"at most {self.MAX_STOPS} strings")
         need(all(self.stop), "stop", "strings that are not empty")
         need(all(-100.0 <= b <= 100.0 for b in self.logit_bias.values()), "logit_bias", "between -100 and 100")
@@ -268,20 +278,27 @@ class Finished(msgspec.Struct, array_like=True):
     code: str = ""  # OpenAI's error code, if the request was rejected
 
 
+LogprobsEntry = tuple[float, tuple[int, ...], tuple[float, ...]]
+"""The fields of `Logprobs`, as the messages between processes carry them."""
+
+
 class Output(msgspec.Struct, array_like=True):
     """New output tokens and finished requests. ``tokens[i]`` is a new token of request ``uids[i]``.
 
-    ``logprobs`` maps an index into ``uids`` to the log-probability of that token, the ids of its most likely
-    alternatives, and their log-probabilities.
+    A request that gained several tokens is in ``uids`` several times in a row. ``logprobs`` maps an index into ``uids``
+    to the log-probability of that token, the ids of its most likely alternatives, and their log-probabilities.
+    ``prompt_logprobs`` maps a uid to the same for the next tokens of its prompt: all entries of a request, over all
+    outputs, are those of the positions from ``max(logprob_start_len, 1)`` on.
     """
 
     uids: list[int] = []
     tokens: list[int] = []
     finished: list[Finished] = []
-    logprobs: dict[int, tuple[float, tuple[int, ...], tuple[float, ...]]] = {}
+    logprobs: dict[int, LogprobsEntry] = {}
+    prompt_logprobs: dict[int, list[LogprobsEntry]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.uids or self.finished)
+        return bool(self.uids or self.finished or self.prompt_logprobs)
 
 
 class Req:
@@ -302,6 +319,7 @@ class Req:
         "max_len",
         "num_cached_pages",
         "num_cached_tokens",
+        "num_prompt_logprobs",
         "output_ids",
         "page_hashes",
         "params",
@@ -327,6 +345,7 @@ class Req:
         self.req_pool_idx = -1
         self.admission_order = -1  # number of the current admission: 0, 1, 2, … over all requests; -1 while not running
         self.first_admission = True  # whether the request was never admitted so far
+        self.num_prompt_logprobs = 0  # prompt tokens whose log-probabilities were reported
         self.num_cached_tokens = 0  # prompt tokens that the prefix cache held at the first admission
         self.num_cached_pages = 0  # leading pages in the page table that the prefix cache owns
         self.cache_handle: Any = None  # prefix-cache handle of these pages, locked while the request runs
