@@ -154,29 +154,66 @@ class Admission:
     output_ids: I32 | None = None
 
 
+class PromptRange(NamedTuple):
+    """Consecutive positions of a prefill chunk, from ``first_position`` on, whose logits score tokens of the prompt.
+
+    ``targets`` int32 ``[positions]`` are the prompt tokens after these positions, whose log-probabilities are wanted.
+    ``num_top`` is the number of alternatives to report with each of them.
+    """
+
+    row: int
+    first_position: int
+    targets: I32
+    num_top: int
+
+
+class TokenMasks(NamedTuple):
+    """The tokens that a grammar allows, for some of the sampled positions of a step. Other positions allow all tokens.
+
+    ``positions`` int32 ``[masks]`` counts the sampled positions of the step over all its rows, in order. Bit ``t % 32``
+    of word ``t // 32`` of a mask is 1 if token ``t`` is allowed: ``bits`` is int32 ``[masks, ceil(vocab_size / 32)]``.
+    """
+
+    positions: I32
+    bits: I32
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """The work of one forward pass. Immutable; owns its arrays, which share no memory with scheduler state.
 
-    Rows ``[:num_decode]`` are decode rows, one token each; the other rows are prefill chunks. Every rank computes the
-    rows in this order. Before the forward pass, the engine applies ``admissions``, and then writes
-    ``page_table_updates`` in the given order.
+    There are three kinds of rows, in this order, which every rank follows:
+
+    - *decode rows* compute one token, and sample the next one;
+    - *verification rows* compute a token and the draft tokens after it, and sample after each of them;
+    - *prefill chunks* compute tokens of a prompt. The chunk that ends the prompt samples a token.
+
+    Before the forward pass, the engine applies ``admissions``, and then writes ``page_table_updates`` in the given
+    order. ``num_decode`` and ``num_verify`` are numbers of rows.
     """
 
     id: int  # 0, 1, 2, … without gaps
     req_pool_indices: I32  # [rows]
     num_computed_tokens: I32  # [rows] positions that already have KV = the first position this step computes
     num_scheduled_tokens: I32  # [rows] positions that this step computes, at least 1
-    num_decode: int  # decode rows, which come first
-    sample: Bools  # [rows] whether the row samples a token: False for a chunk that does not end its prompt
-    input_ids: I32  # [sum(num_scheduled_tokens)] token ids; PENDING in decode rows
+    num_sampled_tokens: I32  # [rows] last positions of the row after which it samples: 0, 1, or 1 + number of drafts
+    num_decode: int
+    num_verify: int
+    input_ids: I32  # [sum(num_scheduled_tokens)] token ids; PENDING may be the first token of a decode or verify row
     page_table_updates: tuple[I32, I32, I32]  # (req_pool_idx, page-table column, page), each [updates]
     admissions: tuple[Admission, ...] = ()
+    prompt_logprobs: tuple[PromptRange, ...] = ()  # at most one for each prefill chunk, in the order of the rows
+    late_sampling: bool = False  # whether sampling waits for `Engine.sample`
 
     @property
     def rows(self) -> int:
         """Number of rows: requests that take part in the step."""
         return len(self.req_pool_indices)
+
+    @property
+    def sample(self) -> Bools:
+        """Whether each row samples a token, bool ``[rows]``: False for a chunk that does not end its prompt."""
+        return self.num_sampled_tokens > 0
 
     def encode(self) -> bytes:
         """Return the step as bytes (MessagePack), which rank 0 sends to the other ranks."""
@@ -185,8 +222,9 @@ class Step:
     @staticmethod
     def decode(data: bytes) -> Step:
         """Return the step that `encode` turned into ``data``. The step owns its arrays, which are copies."""
-        *values, page_table_updates, admissions = _step_decoder.decode(data)
+        *values, page_table_updates, admissions, prompt_logprobs, late_sampling = _step_decoder.decode(data)
         values += [tuple(page_table_updates), tuple(_decode_admission(raw) for raw in admissions)]
+        values += [tuple(PromptRange(*raw) for raw in prompt_logprobs), late_sampling]
         return Step(*values)
 
 
@@ -197,25 +235,28 @@ def _decode_admission(raw: dict[str, Any]) -> Admission:
 
 def _pack_array(obj: Any) -> Any:
     if isinstance(obj, np.ndarray):
-        return msgspec.msgpack.Ext(1, (b"b" if obj.dtype == np.bool_ else b"i") + obj.tobytes())
+        return msgspec.msgpack.Ext(1, obj.astype(np.int32, copy=False).tobytes())
     raise TypeError(f"a Step cannot contain a {type(obj).__name__}")
 
 
 def _unpack_array(code: int, data: memoryview) -> Any:
-    return np.frombuffer(data[1:], dtype=np.bool_ if data[0] == ord("b") else np.int32).copy()
+    return np.frombuffer(data, dtype=np.int32).copy()
 
 
 class StepResult(NamedTuple):
     """The sampled tokens of one step.
 
-    ``tokens`` is int32 ``[rows, k]``. Today k is always 1; speculative decoding would make it larger. ``accepted`` is
-    int32 ``[rows]``: how many of a row's k tokens are valid (0 in a row with ``sample`` False).
+    ``tokens`` is int32 ``[rows, k]``, where k is the largest number of tokens that a row samples, at least 1.
+    ``accepted`` is int32 ``[rows]``: how many of a row's tokens are valid. That is ``num_sampled_tokens`` of the row,
+    except in a verification row: there, it is 1 + the number of draft tokens that equal the token sampled before them,
+    counted up to the first draft that does not.
     """
 
     id: int
     tokens: I32
     accepted: I32
-    logprobs: tuple[Logprobs | None, ...] | None = None  # [rows]; None for rows without log-probabilities
+    logprobs: tuple[tuple[Logprobs, ...] | None, ...] | None = None  # [rows][accepted]; None: not asked for
+    prompt_logprobs: tuple[tuple[Logprobs, ...], ...] = ()  # [len(step.prompt_logprobs)][positions]
 
 
 class Logprobs(NamedTuple):
@@ -247,7 +288,18 @@ class Engine(Protocol):
     spec: EngineSpec
 
     def launch(self, step: Step) -> None:
-        """Start to execute ``step`` and return without waiting for it. Raise `EngineDeadError` if the engine failed."""
+        """Start to execute ``step`` and return without waiting for it. Raise `EngineDeadError` if the engine failed.
+
+        If ``step.late_sampling`` is set, only the forward pass starts, and `sample` must be the next call of `launch`
+        and `sample`.
+        """
+
+    def sample(self, masks: TokenMasks) -> None:
+        """Start the sampling of the step launched last, whose ``late_sampling`` is set.
+
+        Between `launch` and this call, the scheduler may read the result of the step before, on which the masks depend.
+        Raise `EngineDeadError` if the engine failed.
+        """
 
     def result(self) -> StepResult:
         """Wait for the oldest launched step whose result is unread, and return its result.
