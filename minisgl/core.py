@@ -406,6 +406,16 @@ class Req:
         self.finish_reason: FinishReason | None = None
         self.error = ""
 
+    @property
+    def next_prompt_logprob(self) -> int:
+        """First position whose logits are still needed for ``prompt_logprobs``.
+
+        The prefix cache may hold the positions before it. Without ``prompt_logprobs`` it is the length of the prompt.
+        """
+        if self.params.prompt_logprobs is None:
+            return len(self.prompt_ids)
+        return max(self.params.logprob_start_len - 1, 0) + self.num_prompt_logprobs
+
     def tokens(self) -> I32:
         """Return the prompt and the output so far, int32 ``[len(self)]``."""
         if not self.output_ids:

@@ -331,8 +331,9 @@ def minisgl_step_finished(result: StepResult, reqs: Sequence[Req | None], now: f
     When: once per step, after its result was read and its tokens were added to the requests. With overlap scheduling,
     the next step has been launched already.
 
-    - ``result``: the sampled tokens. ``result.id`` is the number of the step.
-    - ``reqs``: for each row, the request that gained the row's token. None if the row gained no token: the row is a
+    - ``result``: the sampled tokens. ``result.id`` is the number of the step. ``result.accepted[i]`` is the number of
+      tokens of row i that count: 1, or more in a row that verified draft tokens.
+    - ``reqs``: for each row, the request that gained the row's tokens. None if no request gained them: the row is a
       chunk that does not end its prompt, or the request ended or was retracted meanwhile.
     - ``now``: the scheduler's clock, in seconds.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from minisgl.config import Config
-from minisgl.core import SamplingParams, Step, StepResult
+from minisgl.core import SamplingParams, Step, StepResult, TokenMasks
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
 
@@ -55,6 +55,9 @@ class _Probe:
         calls = {e.key: e.count for e in profiled.key_averages() if e.key.startswith(LAUNCHES)}
         self.launches = sum(calls.values())
         self.graphs = sum(n for name, n in calls.items() if "Graph" in name)
+
+    def sample(self, masks: TokenMasks) -> None:
+        self._engine.sample(masks)
 
     def result(self) -> StepResult:
         result: StepResult = self._engine.result()

@@ -13,7 +13,7 @@ import numpy as np
 
 from minisgl.bench.workload import SampleRequest
 from minisgl.config import ConfigError
-from minisgl.core import I32, Engine, InvalidRequestError, Output, SamplingParams, Step, StepResult
+from minisgl.core import I32, Engine, InvalidRequestError, Output, SamplingParams, Step, StepResult, TokenMasks
 from minisgl.scheduler.scheduler import Scheduler
 
 
@@ -66,6 +66,9 @@ class Meter:
     def launch(self, step: Step) -> None:
         self._computed.append(self.computed + len(step.input_ids))
         self._engine.launch(step)
+
+    def sample(self, masks: TokenMasks) -> None:
+        self._engine.sample(masks)
 
     def result(self) -> StepResult:
         result = self._engine.result()

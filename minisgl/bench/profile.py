@@ -23,7 +23,7 @@ from minisgl.bench.measure import queue
 from minisgl.bench.offline import machine
 from minisgl.bench.workload import random_requests
 from minisgl.config import ConfigError
-from minisgl.core import Engine, SamplingParams, Step, StepResult
+from minisgl.core import Engine, SamplingParams, Step, StepResult, TokenMasks
 from minisgl.engine.followers import start_engine
 from minisgl.options.compose import compose, plain_errors
 from minisgl.plugin_manager.manager import PluginManager
@@ -81,6 +81,9 @@ class TimedEngine:
         finally:
             self.launching += time.perf_counter() - begin
             torch.cuda.set_sync_debug_mode("default")
+
+    def sample(self, masks: TokenMasks) -> None:
+        self._engine.sample(masks)
 
     def result(self) -> StepResult:
         begin = time.perf_counter()

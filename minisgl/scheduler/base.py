@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from minisgl.core import I32, Req
+
 
 class Waiting(NamedTuple):
     """A waiting request, as a policy sees it: the request owns no KV pages."""
@@ -70,4 +72,30 @@ class SchedulerPolicy(Protocol):
         they are read. ``running`` is in order of admission. An empty plan means that no request should compute now; if
         no step is in flight either, the scheduler still runs the earliest admitted request that fits, or
         else the oldest waiting one.
+        """
+
+
+class DraftProposer(Protocol):
+    """Guesses the next tokens of running requests; a verification row then computes all guesses at once."""
+
+    def propose(self, reqs: Sequence[Req], positions: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Return the draft tokens of each request: guesses for ``positions[i]`` and the positions after it.
+
+        ``limits[i]`` is the largest number of drafts of request i; an empty sequence means no drafts. A request knows
+        its tokens up to ``positions[i]``, or all but the last of them: the token before ``positions[i]`` may have been
+        sampled by a step whose result is unread.
+        """
+
+
+class Constraint(Protocol):
+    """The grammar of one request: which tokens the request may sample next."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Add sampled tokens to the request's output, in order."""
+
+    def masks(self, drafts: Sequence[int]) -> I32:
+        """Return the masks for the next token and for the token after each draft, as if the drafts were sampled.
+
+        The result is int32 ``[1 + len(drafts), ceil(vocab_size / 32)]`` with the bits of `TokenMasks`. A mask after a
+        draft that the grammar does not allow has no effect, since the draft is then rejected.
         """

@@ -107,12 +107,16 @@ class CacheManager:
     def match(self, req: Req) -> MatchResult:
         """Return the cached prefix of a waiting request. The last result is reused if the cache has not changed since.
 
-        The match never contains the request's last token: the model must compute at least one position.
+        The match never contains the request's last token: the model must compute at least one position. It contains no
+        position whose logits the request needs for ``prompt_logprobs`` either.
         """
         if req.prefix_match is None or req.prefix_match[0] != self._version:
             ids = req.prefix_match[2] if req.prefix_match is not None else req.tokens().astype(np.int64)
-            end = (len(ids) - 1) // self.spec.page_size * self.spec.page_size
-            req.prefix_match = (self._version, self.cache.match(Key(None, ids[:end])), ids)
+            end = len(ids) - 1
+            if req.next_prompt_logprob < len(req.prompt_ids) - 1:
+                end = min(end, req.next_prompt_logprob)
+            key = Key(req.params.cache_salt, ids[: end // self.spec.page_size * self.spec.page_size])
+            req.prefix_match = (self._version, self.cache.match(key), ids)
         match: MatchResult = req.prefix_match[1]
         return match
 
@@ -171,6 +175,22 @@ class CacheManager:
         self.request_table.num_pages[req_pool_indices] += 1
         self._page_table_updates.append((req_pool_indices, columns, pages))
 
+    def allocate_draft_pages(self, req_pool_idx: int, end: int) -> int:
+        """Allocate the pages that this row needs for the positions below ``end``, as far as pages can be had.
+
+        Return the end of the positions that have a page now: ``end``, or less if too few pages are free or evictable.
+        """
+        table, size = self.request_table, self.spec.page_size
+        first = int(table.num_pages[req_pool_idx])
+        n = min(-(-end // size) - first, self.num_available_pages)
+        if n > 0:
+            pages = self._allocate(n, int(table.uid[req_pool_idx]))
+            columns = np.arange(first, first + n, dtype=np.int32)
+            table.page_table[req_pool_idx, columns] = pages
+            table.num_pages[req_pool_idx] += n
+            self._page_table_updates.append((np.full(n, req_pool_idx, np.int32), columns, pages))
+        return min(end, int(table.num_pages[req_pool_idx]) * size)
+
     def _allocate(self, n: int, owner: int | I32) -> I32:
         """Allocate ``n`` pages for ``owner`` (or ``owner[i]`` each). Evict cached pages first if too few are free."""
         if n > self.allocator.num_free:
@@ -213,7 +233,7 @@ class CacheManager:
         """Offer the request's pages ``[num_cached_pages, end_page)`` to the cache, and retire the duplicates."""
         start, row = req.num_cached_pages, req.req_pool_idx
         offered = self.request_table.page_table[row, start:end_page].copy()
-        key = Key(None, ids[: end_page * self.spec.page_size])
+        key = Key(req.params.cache_salt, ids[: end_page * self.spec.page_size])
         handle, cached = self.cache.insert(req.cache_handle, key, start, offered)
         self._version += 1
         if len(cached) == 0:

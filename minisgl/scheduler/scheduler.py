@@ -14,15 +14,12 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from minisgl.core import (
     I32,
-    PENDING,
-    Admission,
-    Bools,
     Engine,
     Finished,
     FinishReason,
@@ -31,24 +28,15 @@ from minisgl.core import (
     Req,
     SamplingParams,
     Step,
-    StepResult,
+    TokenMasks,
 )
 from minisgl.kvcache import PrefixCache
-from minisgl.scheduler.base import SchedulerPolicy
+from minisgl.scheduler.base import Constraint, DraftProposer, SchedulerPolicy
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.events import Events
 from minisgl.scheduler.planner import Planner, PolicyError, req_pool_indices_of
-
-
-class InFlightStep(NamedTuple):
-    """A launched step whose result has not been read. All arrays are ``[rows]``."""
-
-    id: int
-    reqs: list[Req]
-    req_pool_indices: I32
-    admission_orders: I32  # the admission that the row belongs to; a later admission may reuse the request-pool row
-    ends: I32  # the request's computed positions after this step
-    sample: Bools  # whether the row samples a token
+from minisgl.scheduler.results import InFlightStep, ResultReader
+from minisgl.scheduler.step_builder import StepBuilder
 
 
 class Scheduler:
@@ -64,6 +52,9 @@ class Scheduler:
     - ``seed``: the seeds of requests without a seed are derived from it.
     - ``observers``: the plugin manager's ``hook``, or None for no observers.
     - ``clock``: returns the time in seconds that observers receive.
+    - ``proposer``: guesses tokens of decoding requests, which a step then verifies; None for no speculation.
+    - ``max_draft_tokens``: maximum number of draft tokens of one step.
+    - ``constraint_of``: returns the grammar of a new request, or None if the request has none.
     """
 
     def __init__(
@@ -79,8 +70,12 @@ class Scheduler:
         seed: int = 0,
         observers: Any | None = None,
         clock: Callable[[], float] = time.monotonic,
+        proposer: DraftProposer | None = None,
+        max_draft_tokens: int = 512,
+        constraint_of: Callable[[Req], Constraint | None] | None = None,
     ):
         self.engine, self.clock = engine, clock
+        self.constraint_of = constraint_of
         self.spec = engine.spec
         self.overlap_depth = 1 if overlap else 0
         self.eos_ids = frozenset(eos_ids)
@@ -89,6 +84,10 @@ class Scheduler:
         self.cache_manager = CacheManager(self.spec, cache, self.events)
         self.planner = Planner(self, policy, self.cache_manager, max_prefill_tokens, starvation_steps)
         self.request_table = self.cache_manager.request_table
+        self.constraints: dict[int, Constraint] = {}  # grammars of open requests, by uid
+        self.step_builder = StepBuilder(self.cache_manager, proposer, max_draft_tokens, self.constraints)
+        self._counts = dict.fromkeys(_COUNTERS, 0)
+        self.results = ResultReader(self.request_table, self.constraints, self._counts)
         self.requests: dict[int, Req] = {}  # open requests (waiting and running) by uid
         self.waiting: list[Req] = []  # in order of arrival
         self.in_flight: deque[InFlightStep] = deque()
@@ -97,7 +96,6 @@ class Scheduler:
         self._admissions = 0
         self._output = Output()
         self._idle = True  # whether the pool was checked after the last request ended
-        self._counts = dict.fromkeys(_COUNTERS, 0)
 
     # ---- requests ------------------------------------------------------------------------------------
 
@@ -131,6 +129,9 @@ class Scheduler:
         req = Req(uid, ids.astype(np.int32), params, self._arrivals, self._seed_of(params))
         req.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
         req.queued_at_step = self.next_step_id
+        constraint = self.constraint_of(req) if self.constraint_of is not None else None
+        if constraint is not None:
+            self.constraints[uid] = constraint
         self._arrivals += 1
         self.requests[uid] = req
         self.waiting.append(req)
@@ -181,16 +182,23 @@ class Scheduler:
         6. Insert into the prefix cache the prompt pages that the launched step computes: `_record_launch`,
            `CacheManager.cache_prompt`.
         7. Read the result of the step *before*, while the device computes the step just launched (overlap scheduling).
-           Without overlap, or if there was nothing to launch, read the oldest result: `_process_result`.
+           Without overlap, or if there was nothing to launch, read the oldest result: `_process_result`. If a row has a
+           grammar, the sampling of the step just launched starts only now, with masks that depend on the result just
+           read: `_sample`. If the step before verifies draft tokens, its result is read first of all, before 1.
         8. With that result, free the retired pages that waited for its step: `CacheManager.free_retired`. Append the
            sampled tokens. Finish requests that sampled a stop token or reached ``max_tokens``, and release their pages:
            `_finish`, `CacheManager.release`.
         """
+        while self.in_flight and self.in_flight[-1].step.num_verify:
+            # Only the result says how many draft tokens were accepted, so where the next rows begin.
+            self._process_result()
         launched = self._launch()  # 1 to 6
-        while len(self.in_flight) > (self.overlap_depth if launched else 0):
+        while len(self.in_flight) > 1:
             self._process_result()  # 7 and 8
-            if not launched:
-                break
+        if launched and self.in_flight[-1].step.late_sampling:
+            self._sample(self.in_flight[-1])
+        if self.in_flight and not (launched and self.overlap_depth):
+            self._process_result()
         if "pages_counted" in self.events.subscribed:
             allocator, cache = self.cache_manager.allocator, self.cache_manager.cache
             self.events.pages_counted(
@@ -202,7 +210,7 @@ class Scheduler:
         return self._pop_output()
 
     def _pop_output(self) -> Output:
-        out, self._output = self._output, Output([], [], [], {})
+        out, self._output = self._output, Output([], [], [], {}, {})
         return out
 
     def _launch(self) -> bool:
@@ -253,7 +261,6 @@ class Scheduler:
 
         Return the step and the request of each row.
         """
-        table, cache_manager = self.request_table, self.cache_manager
         uids, tokens = zip(*rows, strict=True)
         reqs = list(map(self.requests.get, uids))
         if None in reqs:
@@ -265,28 +272,14 @@ class Scheduler:
         if admitted:
             self._admit(admitted)  # type: ignore[arg-type]
             req_pool_indices = req_pool_indices_of(reqs)  # type: ignore[arg-type]
-        decodes = table.num_computed_tokens[req_pool_indices] >= table.num_prefill_tokens[req_pool_indices]
-        num_decode = int(decodes.sum())
-        if 0 < num_decode < len(reqs):  # decode rows first
-            order = np.argsort(~decodes, kind="stable")
-            req_pool_indices, num_tokens = req_pool_indices[order], num_tokens[order]
-            reqs = [reqs[i] for i in order.tolist()]
-        rows_without_page = table.needing_page(req_pool_indices[:num_decode])
-        if len(rows_without_page):
-            cache_manager.allocate_decode_pages(rows_without_page)
-        starts = table.num_computed_tokens[req_pool_indices]
-        step = Step(
-            id=self.next_step_id,
-            req_pool_indices=req_pool_indices,
-            num_computed_tokens=starts,
-            num_scheduled_tokens=num_tokens,
-            num_decode=num_decode,
-            sample=starts + num_tokens >= table.num_prefill_tokens[req_pool_indices],
-            input_ids=self._input_ids(reqs, starts, num_tokens, num_decode),  # type: ignore[arg-type]
-            page_table_updates=cache_manager.pop_page_table_updates(),
-            admissions=tuple(self._admission_of(req) for req in admitted),  # type: ignore[arg-type]
+        step, ordered = self.step_builder.build(
+            self.next_step_id,
+            reqs,  # type: ignore[arg-type]
+            req_pool_indices,
+            num_tokens,
+            admitted,  # type: ignore[arg-type]
         )
-        return step, reqs  # type: ignore[return-value]
+        return step, ordered
 
     def _admit(self, reqs: list[Req]) -> None:
         """Move waiting requests to the running ones: lock their cached prefixes and allocate their rows and pages."""
@@ -302,97 +295,67 @@ class Scheduler:
             if req.first_admission:
                 req.num_cached_tokens, req.first_admission = num_cached_tokens, False
 
-    def _admission_of(self, req: Req) -> Admission:
-        """Return what the engine must know of an admitted request; its tokens only if a penalty counts them."""
-        needs_history = req.params.needs_history
-        return Admission(
-            req.req_pool_idx,
-            req.uid,
-            req.params,
-            req.seed,
-            req.prompt_ids.copy() if needs_history else None,
-            np.asarray(req.output_ids, np.int32) if needs_history else None,
-        )
-
-    def _input_ids(self, reqs: list[Req], starts: I32, num_tokens: I32, num_decode: int) -> I32:
-        """Return the input ids of all rows in order: PENDING for decode rows, token ids for prefill chunks."""
-        parts = [np.full(num_decode, PENDING, np.int32)]
-        parts.extend(reqs[i].tokens()[starts[i] : starts[i] + num_tokens[i]] for i in range(num_decode, len(reqs)))
-        return np.concatenate(parts) if len(parts) > 1 else parts[0]
-
     def _record_launch(self, step: Step, reqs: list[Req]) -> None:
         """Record a launched step as in flight, and insert into the cache the prompt pages that it computes."""
-        table = self.request_table
-        ends = step.num_computed_tokens + step.num_scheduled_tokens
+        table, num_chunks = self.request_table, step.rows - step.num_decode - step.num_verify
+        launched = InFlightStep(step, reqs, table.admission_order[step.req_pool_indices])
+        ends = launched.ends
+        if step.num_verify:  # only the first token of a verification row is certain: the drafts may be rejected
+            verify = slice(step.num_decode, step.num_decode + step.num_verify)
+            ends[verify] = step.num_computed_tokens[verify] + 1
         table.num_computed_tokens[step.req_pool_indices] = ends
         table.last_step[step.req_pool_indices] = step.id
-        self.in_flight.append(
-            InFlightStep(
-                step.id,
-                reqs,
-                step.req_pool_indices.copy(),
-                table.admission_order[step.req_pool_indices],
-                ends,
-                step.sample.copy(),
-            )
-        )
+        self.in_flight.append(launched)
         self.cache_manager.last_launched_step = step.id
         self.next_step_id += 1
-        for i in range(step.num_decode, len(reqs)):
+        for i in range(step.rows - num_chunks, step.rows):
             self.cache_manager.cache_prompt(reqs[i])
         counts = self._counts
         counts["steps"] += 1
-        counts["decode_tokens"] += step.num_decode
+        counts["decode_tokens"] += step.num_decode + step.num_verify
         counts["prefill_tokens"] += len(step.input_ids) - step.num_decode
+        if step.num_verify:
+            num_tokens = int(step.num_sampled_tokens[verify].sum())
+            counts["prefill_tokens"] -= num_tokens
+            counts["draft_tokens"] += num_tokens - step.num_verify
+
+    def _sample(self, launched: InFlightStep) -> None:
+        """Start the sampling of a step that waits for the masks of its grammars.
+
+        All results of earlier steps have been read, so the grammars know every token before those to be sampled.
+        """
+        step = launched.step
+        ends = np.cumsum(step.num_scheduled_tokens).tolist()
+        positions, masks = [], []
+        first = 0
+        for row, (req, n) in enumerate(zip(launched.reqs, step.num_sampled_tokens.tolist(), strict=True)):
+            constraint = self.constraints.get(req.uid) if n else None
+            if constraint is not None:
+                masks.append(constraint.masks(step.input_ids[ends[row] - n + 1 : ends[row]].tolist()))
+                positions.append(np.arange(first, first + n, dtype=np.int32))
+            first += n
+        if masks:
+            self.engine.sample(TokenMasks(np.concatenate(positions), np.concatenate(masks)))
+        else:  # the requests with a grammar have ended meanwhile
+            self.engine.sample(TokenMasks(np.empty(0, np.int32), np.empty((0, 0), np.int32)))
 
     # ---- the result --------------------------------------------------------------------------------------
 
     def _process_result(self) -> None:
         """Read the result of the oldest step in flight: free retired pages, append tokens, finish requests."""
         result = self.engine.result()
-        step = self.in_flight.popleft()
+        launched = self.in_flight.popleft()
+        step = launched.step
         assert result.id == step.id, f"expected the result of step {step.id}, the engine returned step {result.id}"
         self.cache_manager.free_retired(step.id)
-        table = self.request_table
-        # A row gains its token only if the request still runs in the same admission: not ended, not retracted.
-        gained = step.sample & (table.admission_order[step.req_pool_indices] == step.admission_orders)
-        is_last = (step.ends + 1 >= table.max_len[step.req_pool_indices]).tolist()
-        tokens = result.tokens[:, 0].tolist()
-        out = self._output
-        ended: list[tuple[Req, FinishReason]] = []
-        reqs = step.reqs
-        rows: Sequence[int] = range(len(tokens))
-        all_gained = bool(gained.all())
-        if not all_gained:
-            rows = np.flatnonzero(gained).tolist()
-            reqs, tokens = [reqs[i] for i in rows], [tokens[i] for i in rows]
-            is_last = [is_last[i] for i in rows]
-        out.uids.extend([req.uid for req in reqs])
-        out.tokens.extend(tokens)
-        for req, token, last in zip(reqs, tokens, is_last, strict=True):
-            req.output_ids.append(token)
-            if token in req.stop_ids:
-                ended.append((req, "stop"))
-            elif last:
-                ended.append((req, "length"))
-        if result.logprobs is not None:
-            self._add_logprobs(result, rows, len(out.uids) - len(rows))
-        self._counts["output_tokens"] += len(rows)
+        gained, ended = self.results.append(launched, result, self._output)
         if "step_finished" in self.events.subscribed:
-            gaining: list[Req | None] = list(step.reqs)
-            if not all_gained:
-                gaining = [req if gains else None for req, gains in zip(step.reqs, gained.tolist(), strict=True)]
+            gaining: list[Req | None] = list(launched.reqs)
+            if not gained.all():
+                gaining = [req if gains else None for req, gains in zip(gaining, gained.tolist(), strict=True)]
             self.events.step_finished(result, gaining, self.clock())
         for req, reason in ended:
             self._finish(req, reason)
-
-    def _add_logprobs(self, result: StepResult, rows: Iterable[int], first: int) -> None:
-        """Copy the log-probabilities of ``rows`` to the output, whose entries from ``first`` on are these rows."""
-        assert result.logprobs is not None
-        for k, i in enumerate(rows):
-            logprobs = result.logprobs[i]
-            if logprobs is not None:
-                self._output.logprobs[first + k] = (logprobs.chosen, logprobs.top_ids, logprobs.top)
 
     def _finish(self, req: Req, reason: FinishReason) -> None:
         """End a running or waiting request: release its row and pages, if any, and send its final reply."""
@@ -412,6 +375,7 @@ class Scheduler:
         )
         req.finish_reason, req.error = end.finish_reason, end.error
         del self.requests[req.uid]
+        self.constraints.pop(req.uid, None)
         self._output.finished.append(end)
         self._counts[f"finished_{end.finish_reason}"] += 1
         self.events.request_finished(req, self.clock())
@@ -437,7 +401,7 @@ class Scheduler:
     def check_idle(self) -> None:
         """Raise AssertionError unless no request is open, no step is in flight and the KV pool is whole (promise 9)."""
         assert not self.requests, f"requests are open: {sorted(self.requests)}"
-        assert not self.in_flight, f"steps are in flight: {[step.id for step in self.in_flight]}"
+        assert not self.in_flight, f"steps are in flight: {[launched.step.id for launched in self.in_flight]}"
         self.cache_manager.cache.check()
         self.cache_manager.allocator.check(self.cache_manager.cache.total_pages)
         self.cache_manager.allocator.check_idle(self.cache_manager.cache.total_pages)
@@ -448,6 +412,8 @@ _COUNTERS = (
     "prefill_tokens",
     "decode_tokens",
     "cached_tokens",
+    "draft_tokens",
+    "accepted_draft_tokens",
     "output_tokens",
     "retractions",
     "finished_stop",

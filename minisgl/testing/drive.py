@@ -11,29 +11,34 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from minisgl.core import EngineSpec, Finished, InvalidRequestError, Output, SamplingParams
+from minisgl.core import EngineSpec, Finished, InvalidRequestError, Output, Req, SamplingParams
 from minisgl.kvcache import PrefixCache
 from minisgl.scheduler.base import SchedulerPolicy
+from minisgl.testing.drafts import SeededProposer
 from minisgl.testing.sim import SimCounts, SimEngine
-from minisgl.testing.truth import Expected, SimRequest, expected_output
+from minisgl.testing.truth import Expected, ExpectedTokens, FakeGrammar, SimRequest, expected_output, score
 
 __all__ = ["Drive", "Job", "Report", "drive", "make_plugin"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A request, sent before step ``arrive`` of the run, and aborted before step ``abort`` unless ``abort`` is None."""
+    """A request, sent before step ``arrive`` of the run, and aborted before step ``abort`` unless ``abort`` is None.
+
+    ``grammar`` is the number of a made-up grammar of `minisgl.testing.truth`; None: the request has no grammar.
+    """
 
     uid: int
     prompt: Sequence[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     arrive: int = 0
     abort: int | None = None
+    grammar: int | None = None
 
     @property
     def request(self) -> SimRequest:
         """Prompt and sampling parameters, without the arrival."""
-        return SimRequest(self.prompt, self.params)
+        return SimRequest(self.prompt, self.params, self.grammar)
 
 
 @dataclass
@@ -43,6 +48,8 @@ class Report:
     - ``counts``: what the simulated engine computed.
     - ``steps``: turns of the scheduler's loop.
     - ``tokens``: output tokens by uid.
+    - ``logprobs``: log-probabilities of the output tokens by uid, for requests that ask for them.
+    - ``prompt_logprobs``: the same for the tokens of the prompt.
     - ``finished``: final replies by uid.
     - ``refused``: errors of the rejected requests by uid.
     - ``first_token``: the step in which each request got its first token, by uid.
@@ -52,6 +59,8 @@ class Report:
     counts: SimCounts
     steps: int = 0
     tokens: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[float]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[float]] = field(default_factory=dict)
     finished: dict[int, Finished] = field(default_factory=dict)
     refused: dict[int, InvalidRequestError] = field(default_factory=dict)
     first_token: dict[int, int] = field(default_factory=dict)  # uid -> step
@@ -87,7 +96,8 @@ class Drive:
 
     ``overlap``, ``max_prefill_tokens``, ``starvation_steps``, ``eos_ids`` and ``observers`` are arguments of the
     scheduler. With ``thorough``, `step` also calls the cache's own check. ``scheduler`` and ``engine`` replace the
-    classes `Scheduler` and `SimEngine`.
+    classes `Scheduler` and `SimEngine`. ``drafts`` is (largest number of draft tokens of a row, percentage of right
+    ones, seed): the arguments of a `SeededProposer`; None: no speculation.
     """
 
     def __init__(
@@ -102,6 +112,7 @@ class Drive:
         eos_ids: Collection[int] = (),
         observers: Any = None,
         thorough: bool = True,
+        drafts: tuple[int, int, int] | None = None,
         scheduler: Callable[..., Any] | None = None,
         engine: Callable[..., SimEngine] = SimEngine,
     ):
@@ -123,14 +134,25 @@ class Drive:
             eos_ids=eos_ids,
             observers=observers,
             clock=lambda: float(report.steps),
+            constraint_of=self._grammar_of,
+            **({} if drafts is None else {"proposer": self._proposer(*drafts)}),
         )
+        self.max_drafts = 0 if drafts is None else drafts[0]
         self.max_idle_steps = starvation_steps + 8
         self._expected: dict[int, Expected] = {}
+        self._streams: dict[int, ExpectedTokens] = {}
         self._last_token_step: dict[int, int] = {}  # uid -> step of its last token
         self._aborted: set[int] = set()
         self._aborting: set[int] = set()  # aborted since the last step
         self._failed = False
         self._idle_steps = 0  # steps in a row without progress
+
+    def _proposer(self, max_drafts: int, percent: int, seed: int) -> SeededProposer:
+        return SeededProposer(self.requests, self.spec.vocab_size, max_drafts=max_drafts, percent=percent, seed=seed)
+
+    def _grammar_of(self, req: Req) -> FakeGrammar | None:
+        request = self.requests[req.uid]
+        return None if request.grammar is None else FakeGrammar(request, self.spec.vocab_size)
 
     # ---- what clients do ------------------------------------------------------------------------------
 
@@ -157,6 +179,7 @@ class Drive:
             return False
         assert not reason, f"promise 2: request {job.uid} was queued, although {reason}"
         self.report.tokens[job.uid] = []
+        self._streams[job.uid] = ExpectedTokens(job.request, self.spec.vocab_size)
         self._expected[job.uid] = expected_output(job.request, self.spec.vocab_size, self.eos_ids)
         return True
 
@@ -253,8 +276,34 @@ class Drive:
             report.first_token.setdefault(uid, report.steps)
             report.worst_gap = max(report.worst_gap, report.steps - self._last_token_step.get(uid, report.steps))
             self._last_token_step[uid] = report.steps
+        self._check_logprobs(output)
         for reply in output.finished:
             self._check_finished(reply)
+
+    def _check_logprobs(self, output: Output) -> None:
+        """Check that each output token and each prompt token of the output has its own log-probability."""
+        report = self.report
+        for index, uid in enumerate(output.uids):
+            wanted = self.requests[uid].params.logprobs is not None
+            assert wanted == (index in output.logprobs), (
+                f"token {index} of the output has {'no' if wanted else 'a'} log-probability, and request {uid} asked "
+                f"for {'it' if wanted else 'none'}"
+            )
+            if wanted:
+                seen = report.logprobs.setdefault(uid, [])
+                self._check_score(uid, len(self.requests[uid].prompt) + len(seen), output.logprobs[index][0])
+                seen.append(output.logprobs[index][0])
+        for uid, entries in output.prompt_logprobs.items():
+            for chosen, _, _ in entries:
+                seen = report.prompt_logprobs.setdefault(uid, [])
+                self._check_score(uid, max(self.requests[uid].params.logprob_start_len, 1) + len(seen), chosen)
+                seen.append(chosen)
+
+    def _check_score(self, uid: int, position: int, seen: float) -> None:
+        stream = self._streams[uid]
+        stream.extend(position + 1)
+        right = score(int(stream.hashes[position]), stream[position])
+        assert seen == right, f"promise 8: the log-probability of position {position} of request {uid} is another's"
 
     def _check_finished(self, reply: Finished) -> None:
         uid, report = reply.uid, self.report
@@ -272,6 +321,11 @@ class Drive:
             )
             seen, right = (reply.finish_reason, reply.stop_id), (expected.reason, expected.stop_id)
             assert seen == right, f"request {uid} ended with (finish_reason, stop_id) {seen}, expected {right}"
+        params = self.requests[uid].params
+        if reply.finish_reason in ("stop", "length") and params.prompt_logprobs is not None:
+            count = max(len(prompt) - max(params.logprob_start_len, 1), 0)
+            seen_count = len(report.prompt_logprobs.get(uid, []))
+            assert seen_count == count, f"request {uid} got {seen_count} prompt log-probabilities, expected {count}"
         for name, seen_count, count in (
             ("prompt_tokens", reply.prompt_tokens, len(prompt)),
             ("output_tokens", reply.output_tokens, len(tokens)),
@@ -282,8 +336,9 @@ class Drive:
         )
         if reply.finish_reason in ("stop", "length") and report.counts.admissions[uid] == 1:
             skipped = len(prompt) + len(tokens) - 1 - report.counts.computed_by[uid]
-            # With overlap, the step after the request's last token may have computed one more position.
-            assert 0 <= reply.cached_tokens - skipped <= 1, (
+            # With overlap, the step after the last token may have computed one more position; the last row may
+            # have accepted drafts behind a stop token.
+            assert 0 <= reply.cached_tokens - skipped <= 1 + self.max_drafts, (
                 f"usage: cached_tokens of request {uid} is {reply.cached_tokens}, but {skipped} of its positions were "
                 "not computed"
             )

@@ -6,13 +6,13 @@ from collections import deque
 
 import numpy as np
 
-from minisgl.core import I32, EngineSpec, Step, StepResult
+from minisgl.core import I32, EngineSpec, Step, StepResult, TokenMasks
 
 __all__ = ["NullEngine"]
 
 
 class NullEngine:
-    """An engine that samples the token ``token`` for every row, and whose results are ready at once."""
+    """An engine that samples the token ``token`` for every row, rejects drafts, and whose results are ready at once."""
 
     eos_ids: frozenset[int] = frozenset()
 
@@ -26,6 +26,9 @@ class NullEngine:
         """Store the step in ``last`` and queue its result."""
         self.last = step
         self._unread.append(step)
+
+    def sample(self, masks: TokenMasks) -> None:
+        """Do nothing: the results do not depend on masks."""
 
     def result(self) -> StepResult:
         """Return the result of the oldest unread step; tokens [rows, 1]."""

@@ -13,17 +13,31 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 
-from minisgl.core import EngineSpec, Req, SamplingParams, Step
+from minisgl.core import (
+    Admission,
+    Bools,
+    EngineSpec,
+    Logprobs,
+    Output,
+    Req,
+    SamplingParams,
+    Step,
+    StepResult,
+)
+from minisgl.scheduler import results, step_builder
 from minisgl.scheduler.base import Budget, Plan, Running, Waiting
 from minisgl.scheduler.budget import AdmissionCost
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.page_allocator import PageAllocator
+from minisgl.scheduler.results import Ended, InFlightStep, ResultReader
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.small import no_lookahead
 from minisgl.testing.traced import traced
+from minisgl.testing.truth import expected_output
 
 __all__ = ["PLANTED", "ArrivalOrderPolicy", "Planted", "planted"]
 
@@ -53,7 +67,9 @@ class Planted:
     - ``clients``: the requests of the workload.
     - ``num_pages``, ``cache``, ``max_running_requests``: options of the workload's engine.
     - ``oracle``: part of the message with which the simulated engine, the page allocator or `Drive` reports the bug.
-    - ``rule``: the rule of `minisgl.trace.violation` that the run's trace breaks.
+    - ``rule``: the rule of `minisgl.trace.violation` that the run's trace breaks. It is "reply" if a trace does not
+      contain what the bug changes: the trace then shows that the run broke off.
+    - ``drafts``: the option of `Drive`, for a workload with speculation.
     """
 
     plant: Callable[[], Bug]
@@ -63,6 +79,7 @@ class Planted:
     rule: str
     cache: str = "radix"
     max_running_requests: int = 4
+    drafts: tuple[int, int, int] | None = None
 
     def run(self, trace: Path | None = None) -> Drive:
         """Run the workload and return its `Drive`. Record a trace to the path ``trace`` if it is given.
@@ -80,9 +97,11 @@ class Planted:
         cache = make_plugin("cache", self.cache, page_size=4)
         with ExitStack() as stack:
             if trace is not None:
-                drive = stack.enter_context(traced(trace, spec, cache, ArrivalOrderPolicy(), thorough=False))
+                drive = stack.enter_context(
+                    traced(trace, spec, cache, ArrivalOrderPolicy(), thorough=False, drafts=self.drafts)
+                )
             else:
-                drive = Drive(spec, cache, ArrivalOrderPolicy(), thorough=False)
+                drive = Drive(spec, cache, ArrivalOrderPolicy(), thorough=False, drafts=self.drafts)
             drive.run(self.clients)
         return drive
 
@@ -209,25 +228,186 @@ def late_token_kept() -> Bug:
 
     def process(self: Scheduler) -> None:
         step = self.in_flight[0]
-        self.in_flight[0] = step._replace(admission_orders=self.request_table.admission_order[step.req_pool_indices])
+        now = self.request_table.admission_order[step.step.req_pool_indices]
+        self.in_flight[0] = step._replace(admission_orders=now)
         real(self)
 
     return patch.object(Scheduler, "_process_result", process)
 
 
+# ---- bugs of speculation, late masks and scores ------------------------------------------------------------
+
+
+def rejected_token_cached() -> Bug:
+    """Patch the reading of results: all positions of a verification row count as computed if its request ends."""
+    real = ResultReader.append
+
+    def append(self: ResultReader, launched: InFlightStep, result: StepResult, out: Output) -> tuple[Bools, Ended]:
+        gained, ended = real(self, launched, result, out)
+        for row, req in enumerate(launched.reqs):
+            if any(req is other for other, _ in ended):
+                self.request_table.num_computed_tokens[req.req_pool_idx] = launched.ends[row]
+        return gained, ended
+
+    return patch.object(ResultReader, "append", append)
+
+
+def accepted_ignored() -> Bug:
+    """Patch the reading of results: all sampled tokens of a row count, those after a rejected draft too."""
+    real = ResultReader.append
+
+    def append(self: ResultReader, launched: InFlightStep, result: StepResult, out: Output) -> tuple[Bools, Ended]:
+        return real(self, launched, result._replace(accepted=launched.step.num_sampled_tokens.copy()), out)
+
+    return patch.object(ResultReader, "append", append)
+
+
+def draft_pages_freed_in_flight() -> Bug:
+    """Patch the scheduler: pages that only drafts need are free as soon as the step is launched."""
+    real = Scheduler._record_launch
+
+    def record(self: Scheduler, step: Step, reqs: list[Req]) -> None:
+        real(self, step, reqs)
+        table, size = self.request_table, self.spec.page_size
+        for row in range(step.num_decode, step.num_decode + step.num_verify):
+            index = reqs[row].req_pool_idx
+            needed = -(-int(table.num_computed_tokens[index]) // size)
+            pages = table.page_table[index, needed : table.num_pages[index]].copy()
+            table.num_pages[index] = needed
+            self.cache_manager.allocator.pages.retire(pages, reqs[row].uid)
+            self.cache_manager.allocator.pages.free_retired(pages)
+
+    return patch.object(Scheduler, "_record_launch", record)
+
+
+def stop_in_run_missed() -> Bug:
+    """Patch the reading of results: only the last token of an accepted run is compared with the stop tokens."""
+
+    def last_only(req: Req, run: Sequence[int]) -> int | None:
+        return len(run) - 1 if run[-1] in req.stop_ids else None
+
+    return patch.object(results, "_first_stop", last_only)
+
+
+def rejected_token_in_history() -> Bug:
+    """Patch the admission: the penalties of a request that is admitted again count one token too many."""
+    real = step_builder._admission
+
+    def admission(req: Req) -> Admission:
+        right = real(req)
+        if right.output_ids is None or not len(right.output_ids):
+            return right
+        return replace(right, output_ids=np.append(right.output_ids, right.output_ids[-1]))
+
+    return patch.object(step_builder, "_admission", admission)
+
+
+def logprobs_shifted() -> Bug:
+    """Patch the reading of results: each token of a run has the log-probability of the token before it."""
+    real = results._add_logprobs
+
+    def add(out: Output, entries: Sequence[Logprobs] | None, first: int, count: int) -> None:
+        real(out, entries if entries is None else [entries[0], *entries][:count], first, count)
+
+    return patch.object(results, "_add_logprobs", add)
+
+
+def result_after_abort_kept() -> Bug:
+    """Patch the scheduler: the run of a verification row whose request was aborted goes to the row's next request."""
+    real = Scheduler._process_result
+
+    def process(self: Scheduler) -> None:
+        launched = self.in_flight[0]
+        if launched.step.num_verify:
+            now = self.request_table.admission_order[launched.step.req_pool_indices]
+            self.in_flight[0] = launched._replace(admission_orders=now)
+        real(self)
+
+    return patch.object(Scheduler, "_process_result", process)
+
+
+def same_row_twice() -> Bug:
+    """Patch the scheduler: a request whose drafts do not fit into one row gets a second row in the same step."""
+    real = Scheduler._build
+
+    def build(self: Scheduler, rows: Sequence[tuple[int, int]]) -> tuple[Step, list[Req]]:
+        step, reqs = real(self, rows)
+        if step.num_verify and step.num_verify + step.num_decode == step.rows:
+            twice = {
+                name: np.concatenate((getattr(step, name), getattr(step, name)[-1:]))
+                for name in ("req_pool_indices", "num_computed_tokens", "num_scheduled_tokens", "num_sampled_tokens")
+            }
+            count = int(step.num_scheduled_tokens[-1])
+            ids = np.concatenate((step.input_ids, step.input_ids[-count:]))
+            return replace(step, **twice, input_ids=ids, num_verify=step.num_verify + 1), [*reqs, reqs[-1]]
+        return step, reqs
+
+    return patch.object(Scheduler, "_build", build)
+
+
+def masks_of_the_step_before() -> Bug:
+    """Patch the scheduler: the masks of a step are made at its launch, before the result of the step before is read."""
+    real = Scheduler._launch
+
+    def launch(self: Scheduler) -> bool:
+        launched = real(self)
+        if launched and self.in_flight[-1].step.late_sampling:
+            self._sample(self.in_flight[-1])
+        return launched
+
+    def sample_twice(self: Scheduler, launched: InFlightStep) -> None:
+        if launched.step.id not in done:
+            done.add(launched.step.id)
+            real_sample(self, launched)
+
+    done: set[int] = set()
+    real_sample = Scheduler._sample
+    return patch.multiple(Scheduler, _launch=launch, _sample=sample_twice)
+
+
 # ---- the workloads ---------------------------------------------------------------------------------------------
 
 
-def job(uid: int, length: int, answer: int = 8, arrive: int = 0, abort: int | None = None, first: int = 0) -> Job:
+def job(
+    uid: int,
+    length: int,
+    answer: int = 8,
+    arrive: int = 0,
+    abort: int | None = None,
+    first: int = 0,
+    grammar: int | None = None,
+    **params: Any,
+) -> Job:
     """Build a greedy request. Of two prompts with the same ``first`` token, the shorter is a prefix of the longer."""
     prompt = [(first + i * i) % 50 for i in range(length)]
-    return Job(uid, prompt, SamplingParams(max_tokens=answer, temperature=0.0), arrive, abort)
+    return Job(uid, prompt, SamplingParams(max_tokens=answer, temperature=0.0, **params), arrive, abort, grammar)
+
+
+def next_turn(earlier: Job, uid: int, arrive: int) -> Job:
+    """Build a request whose prompt is the prompt and the answer of ``earlier``, and one token more."""
+    answer = expected_output(earlier.request, 50).tokens
+    return Job(uid, [*earlier.prompt, *answer, 1], earlier.params, arrive)
 
 
 SPREAD = [job(1, 9), job(2, 6, first=9), job(3, 14, first=17, arrive=2), job(4, 9, first=25, arrive=3)]
 ABORTED = [job(1, 9, 12, abort=3), job(2, 9, 12, arrive=1, first=9), job(3, 13, 6, arrive=2, first=17)]
 SAME_PREFIX = [job(1, 12, 16), job(2, 12, 16), job(3, 17, 9, arrive=2, first=9), job(4, 13, 6, arrive=3, first=25)]
 CACHED_PROMPT = [job(1, 12, 4), job(2, 9, 4, arrive=9, first=9), job(3, 24, 4, arrive=9)]
+
+VERIFIED = [
+    job(1, 9, 20),
+    job(2, 6, 17, first=9),
+    job(3, 14, 13, first=17, arrive=2),
+    job(4, 9, 12, first=25, arrive=3),
+]
+STOPPED = [
+    job(uid, 9, 24, first=first, stop_token_ids=tuple(range(0, 50, 6))) for uid, first in ((1, 0), (2, 9), (3, 17))
+]
+SCORED = [replace(j, params=msgspec.structs.replace(j.params, logprobs=0)) for j in VERIFIED]
+PENALISED = [replace(j, params=msgspec.structs.replace(j.params, presence_penalty=0.5)) for j in VERIFIED]
+GRAMMARS = [replace(j, grammar=j.uid) for j in VERIFIED]
+FIRST_TURNS = [job(uid, 6 + uid, 24, first=8 * uid, stop_token_ids=tuple(range(0, 50, 3))) for uid in range(1, 5)]
+HUNG_UP = [replace(j, abort=j.arrive + 3 + j.uid) for j in VERIFIED] + [job(5, 9, 9, first=30, arrive=5)]
 
 PLANTED: dict[str, Planted] = {
     "pages freed while a step is in flight": Planted(
@@ -250,5 +430,35 @@ PLANTED: dict[str, Planted] = {
     "a prefix that stays locked": Planted(unlock_forgotten, SPREAD, 30, "have users", "page-count"),
     "a page that is never retired": Planted(pages_lost, SPREAD, 30, "pages are lost", "page-count"),
     "a late token kept for another admission": Planted(late_token_kept, ABORTED, 20, "usage: ", "reply"),
+    "KV of a rejected draft that is cached": Planted(
+        rejected_token_cached,
+        [*FIRST_TURNS, *(next_turn(j, j.uid + 4, 20 + j.uid) for j in FIRST_TURNS)],
+        60,
+        "kv-content",
+        "prefix",
+        drafts=(4, 40, 0),
+    ),
+    "tokens after a rejected draft that count": Planted(
+        accepted_ignored, VERIFIED, 30, "promise 8", "row", drafts=(4, 60, 0)
+    ),
+    "pages of drafts freed while the step is in flight": Planted(
+        draft_pages_freed_in_flight, VERIFIED, 30, "kv-content", "page-count", drafts=(4, 60, 0)
+    ),
+    "a stop token inside an accepted run that is missed": Planted(
+        stop_in_run_missed, STOPPED, 40, "expected tokens", "reply", drafts=(4, 95, 0)
+    ),
+    "a penalty that counts a token too many": Planted(
+        rejected_token_in_history, PENALISED, 14, "admission", "reply", drafts=(4, 60, 0)
+    ),
+    "log-probabilities shifted by one": Planted(
+        logprobs_shifted, SCORED, 30, "log-probability", "reply", drafts=(4, 90, 0)
+    ),
+    "the result of an aborted verification that counts": Planted(
+        result_after_abort_kept, HUNG_UP, 30, "usage: ", "reply", drafts=(4, 90, 0)
+    ),
+    "a request-pool row twice in a step": Planted(
+        same_row_twice, VERIFIED, 30, "row-shape", "request-pool", drafts=(4, 60, 0)
+    ),
+    "masks of the step before": Planted(masks_of_the_step_before, GRAMMARS, 30, "mask", "reply"),
 }
 """Description of each bug → the bug and its workload."""

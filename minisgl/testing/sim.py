@@ -15,9 +15,30 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from minisgl.core import I32, I64, PENDING, Admission, EngineDeadError, EngineSpec, Step, StepResult
+from minisgl.core import (
+    I32,
+    I64,
+    PENDING,
+    Admission,
+    Bools,
+    EngineDeadError,
+    EngineSpec,
+    Logprobs,
+    Step,
+    StepResult,
+    TokenMasks,
+)
 from minisgl.testing.form import check_form, digest
-from minisgl.testing.truth import ExpectedTokens, SimRequest, stop_ids
+from minisgl.testing.truth import (
+    ExpectedTokens,
+    SimRequest,
+    allowed_tokens,
+    choose,
+    extend_hash,
+    pack_mask,
+    score,
+    stop_ids,
+)
 from minisgl.testing.violation import SimViolation
 
 __all__ = ["SimCounts", "SimEngine"]
@@ -34,10 +55,13 @@ class SimCounts:
     tokens: int = 0
     prompt_tokens: int = 0  # part of ``tokens``: positions of a prompt
     recomputed: int = 0  # part of ``tokens``: positions that the same request computed before it was retracted
+    drafts: int = 0  # part of ``tokens``: draft tokens
+    accepted_drafts: int = 0  # part of ``drafts``
+    masks: int = 0  # masks of sampled positions
     max_rows: int = 0  # rows in one step
     max_tokens: int = 0  # positions in one step
     admissions: dict[int, int] = field(default_factory=dict)  # uid -> number of admissions
-    computed_by: dict[int, int] = field(default_factory=dict)  # uid -> computed positions
+    computed_by: dict[int, int] = field(default_factory=dict)  # uid -> computed positions without rejected drafts
 
 
 @dataclass
@@ -50,6 +74,7 @@ class _Admitted:
     last_token: int = -1  # sampled last
     last_position: int = -1  # position of last_token
     ended_by: int = -1  # the step whose result ended the request; -1: the request has not ended
+    verified_by: int = -1  # the last step with a verification row of the request
 
 
 @dataclass
@@ -57,6 +82,9 @@ class _Launched:
     step: Step
     digest: bytes
     read: int  # number of results that were read before the launch
+    masks: TokenMasks | None = None
+    masks_digest: bytes = b""
+    sampled: int = -1  # number of results that were read before `SimEngine.sample`; -1: not called
 
 
 @dataclass
@@ -79,8 +107,11 @@ class _Row:
     start: int
     end: int
     tokens: I32
-    sample: bool
+    num_sampled: int
+    verifies: bool
+    first_sampled: int  # number of the row's first sampled position among those of the step
     pages: I32  # of positions 0 … end - 1
+    accepted: int = 0  # set when the row is computed
 
     def at(self, step: int, **more: int) -> dict[str, Any]:
         return {
@@ -90,6 +121,10 @@ class _Row:
             "req_pool_idx": self.req_pool_idx,
             **more,
         }
+
+
+def _digest(masks: TokenMasks) -> bytes:
+    return masks.positions.tobytes() + masks.bits.tobytes()
 
 
 class SimEngine:
@@ -130,6 +165,8 @@ class SimEngine:
         self._streams: dict[int, ExpectedTokens] = {}
         self._seeds: dict[int, int] = {}
         self._newest: dict[int, int] = {}  # uid -> position of its newest sampled token
+        # uid -> number of tokens of the request before and after its last row that sampled.
+        self._last_run: dict[int, tuple[int, int]] = {}
         self._reached: dict[int, int] = {}  # uid -> highest end of a row so far
         self._unread: deque[_Launched] = deque()
         self._footprints: dict[int, _Footprint] = {}
@@ -144,14 +181,25 @@ class SimEngine:
             raise EngineDeadError(f"the simulated device failed at the launch of step {step.id}")
         if step.id != self._next_id:
             raise SimViolation("step-id", f"expected step {self._next_id}", step=step.id)
+        if self._unread and self._unread[-1].step.late_sampling and self._unread[-1].sampled < 0:
+            text = f"the step was launched before the sampling of step {step.id - 1}, which has late_sampling"
+            raise SimViolation("late-sampling", text, step=step.id)
         if len(self._unread) >= self.depth:
             text = f"the step was launched while {len(self._unread)} steps were in flight; at most {self.depth} may be"
             raise SimViolation("unread-steps", text, step=step.id)
         self._next_id += 1
         self._unread.append(_Launched(step, digest(step), self._read))
 
+    def sample(self, masks: TokenMasks) -> None:
+        """Store the masks of the step launched last; `result` checks them."""
+        self._alive()
+        launched = self._unread[-1] if self._unread else None
+        if launched is None or not launched.step.late_sampling or launched.sampled >= 0:
+            raise SimViolation("late-sampling", "sample() was called, but no launched step waits for its masks")
+        launched.masks, launched.masks_digest, launched.sampled = masks, _digest(masks), self._read
+
     def result(self) -> StepResult:
-        """Execute the oldest unread step, check it, and return what it sampled: tokens [rows, 1]."""
+        """Execute the oldest unread step, check it, and return what it sampled."""
         self._alive()
         if not self._unread:
             raise SimViolation("unread-steps", "result() was called, but no step is in flight")
@@ -162,6 +210,11 @@ class SimEngine:
         if digest(step) != launched.digest:
             text = "an array of the step was changed after the launch; it may be a view of the scheduler's state"
             raise SimViolation("step-changed", text, step=step.id)
+        if step.late_sampling and launched.sampled < 0:
+            text = "the result was read before the sampling of the step, which has late_sampling"
+            raise SimViolation("late-sampling", text, step=step.id)
+        if launched.masks is not None and _digest(launched.masks) != launched.masks_digest:
+            raise SimViolation("step-changed", "the masks were changed after the call of sample()", step=step.id)
         check_form(step, self.spec)
         self._apply_admissions(step, launched.read)
         self._apply_page_table_updates(step)
@@ -169,13 +222,22 @@ class SimEngine:
         self._check_owners(step, rows, launched.read)
         for row in rows:
             self._check_row(step.id, row, launched.read)
-        tokens = np.zeros((step.rows, 1), np.int32)
+        allowed = self._allowed(launched, rows)
+        prompt_logprobs = self._prompt_logprobs(step, rows)
+        tokens = np.zeros((step.rows, max(int(step.num_sampled_tokens.max()), 1)), np.int32)
+        logprobs: list[tuple[Logprobs, ...] | None] = [None] * step.rows
         for row in rows:
-            tokens[row.index, 0] = self._compute(step.id, row)
+            prefixes, sampled = self._compute(step.id, row, allowed)
+            tokens[row.index, : len(sampled)] = sampled
+            if row.stream.params.logprobs is not None and row.num_sampled:
+                chosen = zip(prefixes[: row.accepted], sampled, strict=False)
+                logprobs[row.index] = tuple(Logprobs(score(prefix, token)) for prefix, token in chosen)
         self._count(rows)
         self._read += 1
         self._footprints.pop(step.id - self.depth, None)
-        return StepResult(step.id, tokens, step.sample.astype(np.int32))
+        accepted = np.array([row.accepted for row in rows], np.int32)
+        reported = tuple(logprobs) if any(entry is not None for entry in logprobs) else None
+        return StepResult(step.id, tokens, accepted, reported, prompt_logprobs)
 
     def close(self) -> None:
         """Close the engine. Later calls of `launch` and `result` raise `EngineDeadError`."""
@@ -246,17 +308,18 @@ class SimEngine:
         """
         if not admission.params.needs_history:
             return
-        sampled = self._newest.get(admission.uid, stream.num_prompt_tokens - 1) + 1
         prompt, output = admission.prompt_ids, admission.output_ids
         location = {"step": step.id, "uid": admission.uid, "req_pool_idx": admission.req_pool_idx}
         if prompt is None or not np.array_equal(prompt, stream.tokens[: stream.num_prompt_tokens]):
             text = "the request has a penalty, and prompt_ids of the admission are not the request's prompt"
             raise SimViolation("admission", text, **location)
         length = stream.num_prompt_tokens + (0 if output is None else len(output))
-        if not sampled - (self.depth - 1) <= length <= sampled or not np.array_equal(
+        possible = self._possible_lengths(admission.uid, stream)
+        stream.extend(max(possible))
+        if length not in possible or not np.array_equal(
             output if output is not None else [], stream.tokens[stream.num_prompt_tokens : length]
         ):
-            count = sampled - stream.num_prompt_tokens
+            count = max(possible) - stream.num_prompt_tokens
             text = f"the request has a penalty, and output_ids of the admission are not its {count} tokens so far"
             raise SimViolation("admission", text, **location)
 
@@ -267,7 +330,7 @@ class SimEngine:
 
     def _rows(self, step: Step) -> list[_Row]:
         rows = []
-        offset = 0
+        offset = first_sampled = 0
         for index in range(step.rows):
             req_pool_idx, start, count = (
                 int(step.req_pool_indices[index]),
@@ -290,9 +353,25 @@ class SimEngine:
                 text = f"column {column} of the page table row was not written since the request was admitted"
                 raise SimViolation("table-missing", text, **location, position=position)
             tokens = step.input_ids[offset : offset + count]
-            sample = bool(step.sample[index])
-            rows.append(_Row(index, req_pool_idx, admitted, stream, start, end, tokens, sample, pages))
+            num_sampled = int(step.num_sampled_tokens[index])
+            verifies = step.num_decode <= index < step.num_decode + step.num_verify
+            rows.append(
+                _Row(
+                    index,
+                    req_pool_idx,
+                    admitted,
+                    stream,
+                    start,
+                    end,
+                    tokens,
+                    num_sampled,
+                    verifies,
+                    first_sampled,
+                    pages,
+                )
+            )
             offset += count
+            first_sampled += num_sampled
         return rows
 
     def _check_owners(self, step: Step, rows: list[_Row], read: int) -> None:
@@ -361,6 +440,9 @@ class SimEngine:
         if 0 <= admitted.ended_by < read:
             text = f"the result of step {admitted.ended_by}, read before the launch, ended the request"
             raise SimViolation("row-after-end", text, **row.at(step))
+        if admitted.verified_by >= read:
+            text = f"step {admitted.verified_by}, unread at the launch, has a verification row of the request"
+            raise SimViolation("verify-unread", text, **row.at(step))
         if admitted.end >= 0 and start != admitted.end:
             text = f"the row starts at position {start}; expected {admitted.end}, where the request's last row ended"
             raise SimViolation("start", text, **row.at(step, position=start))
@@ -369,21 +451,23 @@ class SimEngine:
         self._check_tokens(step, row, newest)
         if start:
             kv = self._kv[row.pages[: -(-start // self.spec.page_size)]].reshape(-1)[:start]
-            for position in np.flatnonzero(kv != stream.hashes[1 : start + 1])[:1]:
+            for position in np.flatnonzero(kv != stream.hashes[1 : start + 1] ^ np.uint64(stream.namespace))[:1]:
                 page = int(row.pages[position // self.spec.page_size])
                 text = f"the row reads {self._describe(int(kv[position]))}; expected the KV of its own prefix"
                 raise SimViolation("kv-content", text, **row.at(step, page=page, position=int(position)))
-        # The scheduler discards a token that was in flight when its request was retracted. It is sampled again later.
-        if row.sample and not newest - (self.depth - 1) < end <= newest + 1:
-            text = f"the row samples after position {end - 1}, but the newest token of the request is at {newest}"
-            raise SimViolation("sample", text, **row.at(step, position=end - 1))
-        if not row.sample and end > newest:
+        # The scheduler discards tokens that were in flight when their request was retracted, and samples them again.
+        first = end - max(row.num_sampled - 1, 0)  # position after the last token that is no draft
+        if row.num_sampled and first not in self._possible_lengths(admitted.uid, stream):
+            text = f"the row samples after position {first - 1}, but the newest token of the request is at {newest}"
+            raise SimViolation("sample", text, **row.at(step, position=first - 1))
+        if not row.num_sampled and end > newest:
             text = "the row computes the newest token of the request, but does not sample"
             raise SimViolation("sample", text, **row.at(step, position=end - 1))
 
     def _check_tokens(self, step: int, row: _Row, newest: int) -> None:
         admitted, start = row.admitted, row.start
-        tokens = row.tokens
+        tokens = row.tokens[:1] if row.verifies else row.tokens
+        end = start + len(tokens)
         if len(tokens) == 1 and tokens[0] == PENDING:
             if admitted.last_position != start:
                 last = admitted.last_position
@@ -393,32 +477,116 @@ class SimEngine:
                 )
                 raise SimViolation("input-token", text, **row.at(step, position=start))
             tokens = np.asarray([admitted.last_token], np.int32)
-        expected = row.stream.tokens[start : row.end]
+        expected = row.stream.tokens[start:end]
         for i in np.flatnonzero(tokens != expected)[:1]:
             text = f"the input token is {tokens[i]}, expected {expected[i]}"
             raise SimViolation("input-token", text, **row.at(step, position=start + int(i)))
-        if row.end > newest + 1:
-            text = f"the row computes position {row.end - 1}, but the newest token of the request is at {newest}"
-            raise SimViolation("input-token", text, **row.at(step, position=row.end - 1))
+        if end > newest + 1:
+            text = f"the row computes position {end - 1}, but the newest token of the request is at {newest}"
+            raise SimViolation("input-token", text, **row.at(step, position=end - 1))
+        for i in np.flatnonzero(row.tokens >= self.spec.vocab_size)[:1]:
+            text = f"draft token {row.tokens[i]} is not in the vocabulary"
+            raise SimViolation("input-token", text, **row.at(step, position=start + int(i)))
 
-    def _compute(self, step: int, row: _Row) -> int:
-        """Write the row's KV and return its sampled token, or 0 if the row does not sample."""
+    def _compute(self, step: int, row: _Row, allowed: dict[int, Bools]) -> tuple[list[int], list[int]]:
+        """Write the row's KV, set ``row.accepted``, and return the prefix and the token of each sampled position.
+
+        A prefix is given by its hash. ``allowed`` has the tokens that each masked position may sample.
+        """
         admitted, stream, start, end = row.admitted, row.stream, row.start, row.end
+        drafts = row.tokens[1:].tolist() if row.verifies else []
         size = self.spec.page_size
         positions = np.arange(start, end)
         pages = row.pages[positions // size]
-        self._kv[pages, positions % size] = stream.hashes[start + 1 : end + 1]
+        prefixes = [int(stream.hashes[end - len(drafts)])]
+        for draft in drafts:
+            prefixes.append(extend_hash(prefixes[-1], draft))
+        written = np.concatenate((stream.hashes[start + 1 : end - len(drafts)], np.array(prefixes, np.uint64)))
+        self._kv[pages, positions % size] = written ^ np.uint64(stream.namespace)
         self._writer[pages] = admitted.number
         self._written[pages] = step
         admitted.end = end
-        if not row.sample:
-            return 0
-        token = stream[end]
-        admitted.last_token, admitted.last_position = token, end
-        self._newest[admitted.uid] = max(end, self._newest.get(admitted.uid, -1))
-        if end + 1 >= stream.max_len or token in stop_ids(stream.params, self.eos_ids):
+        if not row.num_sampled:
+            return [], []
+        sampled = [
+            choose(prefix, stream.salt, allowed.get(row.first_sampled + k), self.spec.vocab_size)
+            for k, prefix in enumerate(prefixes)
+        ]
+        row.accepted = 1 + next((k for k, draft in enumerate(drafts) if draft != sampled[k]), len(drafts))
+        admitted.end = end - len(drafts) + row.accepted - 1
+        if row.verifies:
+            admitted.verified_by = step
+        admitted.last_token, admitted.last_position = sampled[row.accepted - 1], admitted.end
+        self._last_run[admitted.uid] = (admitted.end - row.accepted + 1, admitted.end + 1)
+        self._newest[admitted.uid] = max(admitted.end, self._newest.get(admitted.uid, -1))
+        stops = stop_ids(stream.params, self.eos_ids)
+        if admitted.end + 1 >= stream.max_len or not stops.isdisjoint(sampled[: row.accepted]):
             admitted.ended_by = step if admitted.ended_by < 0 else admitted.ended_by
-        return token
+        return prefixes, sampled
+
+    def _possible_lengths(self, uid: int, stream: ExpectedTokens) -> tuple[int, ...]:
+        """Return how many tokens the request may have at the launch of a row or an admission.
+
+        They include the tokens of the request's last row. But if the request was aborted or retracted while that row
+        was in flight, the scheduler has discarded them.
+        """
+        before, after = self._last_run.get(uid, (stream.num_prompt_tokens, stream.num_prompt_tokens))
+        return (after,) if self.depth == 1 else (before, after)
+
+    def _allowed(self, launched: _Launched, rows: list[_Row]) -> dict[int, Bools]:
+        """Check the masks of a step, and return the allowed tokens of each masked position.
+
+        A position after a rejected draft is not checked: no token of it counts.
+        """
+        step, masks = launched.step, launched.masks
+        given: dict[int, I32] = {}
+        if masks is not None:
+            given = dict(zip(masks.positions.tolist(), masks.bits, strict=True))
+            if len(given) < len(masks.positions):
+                raise SimViolation("mask", "two masks are for the same position", step=step.id)
+        allowed: dict[int, Bools] = {}
+        for row in rows:
+            grammar, ended = row.stream.grammar, row.admitted.ended_by
+            prefix = int(row.stream.hashes[row.end - max(row.num_sampled - 1, 0)])
+            right = True  # whether all drafts so far will be accepted
+            for k in range(row.num_sampled):
+                mask = given.pop(row.first_sampled + k, None)
+                if k:
+                    right = right and int(row.tokens[k]) == row.stream.sampled_after(prefix)
+                    prefix = extend_hash(prefix, int(row.tokens[k]))
+                location = row.at(step.id, position=row.end - row.num_sampled + k)
+                if grammar is None:
+                    if mask is not None:
+                        raise SimViolation(
+                            "mask", "the request has no grammar, but the position has a mask", **location
+                        )
+                    continue
+                expected = allowed_tokens(prefix, grammar, self.spec.vocab_size)
+                if 0 <= ended < launched.sampled:  # the token is discarded
+                    continue
+                if mask is None:
+                    raise SimViolation("mask", "the request has a grammar, but the position has no mask", **location)
+                if right and not np.array_equal(mask, pack_mask(expected)):
+                    text = "the mask is not that of the tokens that the grammar allows after the request's tokens"
+                    raise SimViolation("mask", text, **location)
+                allowed[row.first_sampled + k] = expected
+                self.counts.masks += 1
+        if given:
+            text = f"masks are for the sampled positions {sorted(given)}, which the step does not have"
+            raise SimViolation("mask", text, step=step.id)
+        return allowed
+
+    def _prompt_logprobs(self, step: Step, rows: list[_Row]) -> tuple[tuple[Logprobs, ...], ...]:
+        results = []
+        for index, first, targets, _ in step.prompt_logprobs:
+            row = rows[index]
+            expected = row.stream.tokens[first + 1 : first + 1 + len(targets)]
+            if first + len(targets) >= row.stream.num_prompt_tokens or not np.array_equal(expected, targets):
+                text = f"the targets from position {first} on are {targets.tolist()}, expected {expected.tolist()}"
+                raise SimViolation("prompt-logprobs", text, **row.at(step.id))
+            prefixes = row.stream.hashes[first + 1 : first + 1 + len(targets)].tolist()
+            results.append(tuple(Logprobs(score(*pair)) for pair in zip(prefixes, targets.tolist(), strict=True)))
+        return tuple(results)
 
     # ---- messages and counts -------------------------------------------------------------------------
 
@@ -427,7 +595,8 @@ class SimEngine:
         if content == 0:
             return "a KV location that was never written"
         for uid, stream in self._streams.items():
-            for length in np.flatnonzero(stream.hashes[1 : stream.num_known + 1] == np.uint64(content))[:1]:
+            contents = stream.hashes[1 : stream.num_known + 1] ^ np.uint64(stream.namespace)
+            for length in np.flatnonzero(contents == np.uint64(content))[:1]:
                 return f"the KV of request {uid} at position {length}"
         return "KV that belongs to no request's prefix"
 
@@ -441,8 +610,12 @@ class SimEngine:
         counts.max_tokens = max(counts.max_tokens, tokens)
         for row in rows:
             uid, computed = row.admitted.uid, counts.computed_by
-            computed[uid] = computed.get(uid, 0) + row.end - row.start
+            rejected = row.num_sampled - row.accepted
+            computed[uid] = computed.get(uid, 0) + row.end - row.start - rejected
+            if row.verifies:
+                counts.drafts += row.num_sampled - 1
+                counts.accepted_drafts += row.accepted - 1
             reached = self._reached.get(uid, 0)
             counts.prompt_tokens += max(0, min(row.end, row.stream.num_prompt_tokens) - row.start)
             counts.recomputed += max(0, min(row.end, reached) - row.start)
-            self._reached[uid] = max(row.end, reached)
+            self._reached[uid] = max(row.end - rejected, reached)

@@ -7,13 +7,14 @@ cumulative sum gives the hashes of all prefixes of a prompt.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from minisgl.core import I32, FinishReason, SamplingParams
+from minisgl.core import I32, Bools, FinishReason, SamplingParams
 
 U64 = npt.NDArray[np.uint64]
 
@@ -24,10 +25,14 @@ _EMPTY = 0x243F6A8885A308D3  # the hash of the empty prefix
 
 
 class SimRequest(NamedTuple):
-    """A request as its client sends it: the prompt's token ids and the sampling parameters."""
+    """A request as its client sends it: the prompt's token ids and the sampling parameters.
+
+    ``grammar`` is the number of a made-up grammar (`allowed_tokens`); None: every token is allowed.
+    """
 
     prompt: Sequence[int] | I32
     params: SamplingParams
+    grammar: int | None = None
 
 
 class Expected(NamedTuple):
@@ -79,6 +84,70 @@ def salt(params: SamplingParams) -> int:
     return 0 if params.greedy or params.seed is None else mix(params.seed & _MASK)
 
 
+def extend_hash(prefix: int, token: int) -> int:
+    """Return the hash of the prefix with hash ``prefix`` followed by ``token``."""
+    return (prefix * _BASE + mix(token)) & _MASK
+
+
+def allowed_tokens(prefix: int, grammar: int, vocab_size: int) -> Bools:
+    """Return which tokens ``grammar`` allows after the prefix with hash ``prefix``: bool ``[vocab_size]``.
+
+    About half of them, chosen by a hash, and at least one.
+    """
+    state = mix(prefix ^ mix(grammar))
+    allowed: Bools = (
+        _mix_array(np.arange(vocab_size, dtype=np.int32) ^ np.int32(state & 0x7FFFFFFF)) & np.uint64(1) == 1
+    )
+    allowed[state % vocab_size] = True
+    return allowed
+
+
+def pack_mask(allowed: Bools) -> I32:
+    """Return the bits of `minisgl.core.TokenMasks` for ``allowed`` bool ``[vocab_size]``."""
+    padded = np.zeros(-(-len(allowed) // 32) * 32, bool)
+    padded[: len(allowed)] = allowed
+    return np.packbits(padded, bitorder="little").view(np.int32)
+
+
+def choose(prefix: int, salt: int, allowed: Bools | None, vocab_size: int) -> int:
+    """Return the token that the simulated engine samples after a prefix, among the allowed tokens (None: all)."""
+    token = mix(prefix ^ salt) % vocab_size
+    if allowed is None:
+        return token
+    return int((token + np.flatnonzero(np.roll(allowed, -token))[0]) % vocab_size)
+
+
+def score(prefix: int, token: int) -> float:
+    """Return the made-up log-probability of ``token`` after the prefix with hash ``prefix``."""
+    return -(mix(prefix ^ mix(token)) >> 40) / 2**20
+
+
+def namespace(params: SamplingParams) -> int:
+    """Return a number that differs between requests that must not share KV: a hash of ``cache_salt``; 0 without it."""
+    if params.cache_salt is None:
+        return 0
+    return int.from_bytes(hashlib.blake2b(params.cache_salt.encode(), digest_size=8).digest(), "little") | 1
+
+
+class FakeGrammar:
+    """The made-up grammar of a request, as the scheduler sees it: a `minisgl.scheduler.base.Constraint`."""
+
+    def __init__(self, request: SimRequest, vocab_size: int):
+        assert request.grammar is not None
+        self.grammar, self.vocab_size = request.grammar, vocab_size
+        self._prefix = int(prefix_hashes(request.prompt)[-1])
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self._prefix = extend_hash(self._prefix, token)
+
+    def masks(self, drafts: Sequence[int]) -> I32:
+        prefixes = [self._prefix]
+        for draft in drafts:
+            prefixes.append(extend_hash(prefixes[-1], draft))
+        return np.stack([pack_mask(allowed_tokens(prefix, self.grammar, self.vocab_size)) for prefix in prefixes])
+
+
 class ExpectedTokens:
     """The expected tokens and prefix hashes of one request, computed on demand.
 
@@ -95,7 +164,9 @@ class ExpectedTokens:
         self.tokens = prompt.copy()
         self.hashes = prefix_hashes(prompt)
         self._vocab_size = vocab_size
-        self._salt = salt(request.params)
+        self.salt = salt(request.params)
+        self.grammar = request.grammar
+        self.namespace = namespace(request.params)  # part of the KV's content, and of no token
 
     def extend(self, length: int) -> None:
         """Compute the tokens and hashes up to ``length`` tokens."""
@@ -107,11 +178,16 @@ class ExpectedTokens:
             self.hashes = np.concatenate((self.hashes, np.empty(more, np.uint64)))
         prefix = int(self.hashes[self.num_known])
         for i in range(self.num_known, length):
-            token = mix(prefix ^ self._salt) % self._vocab_size
-            prefix = (prefix * _BASE + mix(token)) & _MASK
+            token = self.sampled_after(prefix)
+            prefix = extend_hash(prefix, token)
             self.tokens[i] = token
             self.hashes[i + 1] = prefix
         self.num_known = length
+
+    def sampled_after(self, prefix: int) -> int:
+        """Return the token that the request samples after the prefix with hash ``prefix``."""
+        allowed = None if self.grammar is None else allowed_tokens(prefix, self.grammar, self._vocab_size)
+        return choose(prefix, self.salt, allowed, self._vocab_size)
 
     def __getitem__(self, position: int) -> int:
         self.extend(position + 1)

@@ -10,8 +10,8 @@ RULES = {
     "step-id": "Steps are numbered 0, 1, 2, … without gaps.",
     "unread-steps": "At most two launched steps are in flight with overlap, one without. Each result is read once.",
     "step-changed": "A launched Step owns its arrays: it shares no memory with the scheduler.",
-    "row-shape": "Decode rows come first and compute one token. Every row computes at least one token, and no two rows "
-    "of a step have the same req_pool_idx.",
+    "row-shape": "Decode rows come first and compute one token; verification rows follow, and sample after each of "
+    "their tokens. Every row computes at least one token, and no two rows of a step have the same req_pool_idx.",
     "table-write": "The page table is written inside its bounds, for request-pool rows and pages that exist.",
     "table-missing": "Before a step, the page table has a page for every position that the step reads or writes.",
     "admission": "An Admission gives a request a request-pool row. It names a known request and the request's sampling "
@@ -24,9 +24,17 @@ RULES = {
     "page-retired": "A page table never points to a page that was retired or freed (promise 4).",
     "position": "A row computes only positions below the longest sequence of the engine and of the request.",
     "start": "A row starts at the position where the previous row of its request ended.",
-    "input-token": "A row's input tokens are its own request's tokens, or the token sampled last for its req_pool_idx.",
+    "input-token": "A row's input tokens are its own request's tokens, or the token sampled last for its req_pool_idx, "
+    "and after it, in a verification row, draft tokens.",
     "kv-content": "A row reads exactly the KV of its own prefix (promise 8).",
     "sample": "A row samples exactly if its last position is the newest token of its request.",
+    "verify-unread": "Until the result of a verification row has been read, no step with a row of its request is "
+    "launched: only the result says where the next row begins.",
+    "late-sampling": "The sampling of a step with late_sampling is started once, after its launch and before the next "
+    "launch. Other steps sample at their launch.",
+    "mask": "Each sampled position of an open request with a grammar has the mask of the tokens that the grammar "
+    "allows there, and no other position has a mask.",
+    "prompt-logprobs": "The targets of a prompt range are the prompt tokens after its positions.",
     "row-after-end": "After the last token of a request was read, no step computes the request.",
 }
 """The name of each rule, and the rule as a sentence."""

@@ -33,6 +33,7 @@ class Setup:
     max_prefill_tokens: int
     starvation_steps: int
     eos_ids: tuple[int, ...]
+    drafts: tuple[int, int, int] | None = None
 
     def build(self) -> tuple[EngineSpec, Any, Any, dict[str, Any]]:
         """Build the arguments (spec, cache, policy, options) for ``drive(jobs, spec, cache, policy, **options)``."""
@@ -46,6 +47,7 @@ class Setup:
                 "max_prefill_tokens": self.max_prefill_tokens,
                 "starvation_steps": self.starvation_steps,
                 "eos_ids": self.eos_ids,
+                "drafts": self.drafts,
             },
         )
 
@@ -75,6 +77,9 @@ def setups(draw: st.DrawFn, /, **fixed: Any) -> Setup:
         "max_prefill_tokens": draw(st.sampled_from([1, 3, 8, 16, 50, 8192])),
         "starvation_steps": draw(st.sampled_from([2, 16, 512])),
         "eos_ids": draw(st.sampled_from([(), (3,), (1, 2)])),
+        "drafts": draw(
+            st.none() | st.tuples(st.sampled_from([1, 4, 9]), st.sampled_from([0, 60, 90, 100]), st.integers(0, 99))
+        ),
     }
     return Setup(**{**values, **fixed})
 
@@ -89,6 +94,10 @@ def params(draw: st.DrawFn, vocab_size: int, max_output: int) -> SamplingParams:
         stop_token_ids=draw(st.sampled_from([(), (0,), (vocab_size - 1,)])),
         ignore_eos=draw(st.booleans()),
         presence_penalty=draw(st.sampled_from([0.0, 0.0, 0.5])),
+        logprobs=draw(st.sampled_from([None, None, 0])),
+        prompt_logprobs=draw(st.sampled_from([None, None, None, 0])),
+        logprob_start_len=draw(st.sampled_from([0, 0, 5, 30])),
+        cache_salt=draw(st.sampled_from([None, None, "salt", "pepper"])),
     )
 
 
@@ -119,11 +128,13 @@ def jobs(draw: st.DrawFn, setup: Setup, max_jobs: int = 9, aborts: bool = True, 
             head, tail = list(draw(st.sampled_from(made)).prompt), []
         elif kind == "turn" and made:
             earlier = draw(st.sampled_from(made))
-            head = [*earlier.prompt, *expected_output(earlier.request, spec.vocab_size, setup.eos_ids).tokens]
+            answer = expected_output(earlier.request, spec.vocab_size, setup.eos_ids)
+            head = [*earlier.prompt, *answer.tokens]
         prompt = [*head, *tail][: max(longest, 1)]
         if must_fit and len(prompt) + sampling.max_tokens > room:
             continue
         arrive = draw(st.sampled_from([0, 0, 1, 4, 4, 9, 20]))  # repeated values: several requests arrive at once
         abort = draw(st.none() | st.integers(0, 30)) if aborts else None
-        made.append(Job(uid, prompt, sampling, arrive, None if abort is None else arrive + abort))
+        grammar = draw(st.none() | st.integers(0, 3))
+        made.append(Job(uid, prompt, sampling, arrive, None if abort is None else arrive + abort, grammar))
     return made

@@ -318,8 +318,9 @@ class Checker:
         if count < 1 or (i < event.num_decode and count != 1) or end > req.max_num_tokens - 1:
             text = f"the row computes {count} positions from {start} on; the limit is {req.max_num_tokens - 1}"
             _fail("row", text, event, req)
-        if bool(event.sample[i]) != (end >= req.num_prefill_tokens):
-            verb = "samples a token" if event.sample[i] else "samples no token"
+        num_sampled = event.num_sampled_tokens[i]
+        if (num_sampled > 0) != (end >= req.num_prefill_tokens):
+            verb = "samples a token" if num_sampled else "samples no token"
             text = (
                 f"the row {verb} after position {end - 1}; the request has {req.num_prefill_tokens} tokens to prefill"
             )
@@ -380,14 +381,17 @@ class Checker:
         """Check whether the request of row ``i`` rightly gained, or did not gain, the token of the row."""
         req = self.state.all_requests[uid]
         same_admission = req.admission_order == step.admission_orders[i] and not req.finish_reason
-        sampled = step.batch.sample[i]
+        sampled = step.batch.num_sampled_tokens[i]
+        run = event.run(i, bool(sampled))
         if gained and req.finish_reason:
             _fail("reply", f"the request gains a token after its end ({req.finish_reason})", event, req)
         if gained and not same_admission:
             _fail("late-token", "the request keeps a token that was in flight when it was retracted", event, req)
         if gained and not sampled:
             _fail("late-token", "the request gains a token from a chunk that samples no token", event, req)
-        if gained and req.num_output_tokens >= req.added.max_tokens:
+        if gained and not 1 <= len(run) <= sampled:
+            _fail("row", f"the row gives its request {len(run)} tokens, and samples {sampled}", event, req)
+        if gained and req.num_output_tokens + len(run) > req.added.max_tokens:
             _fail("reply", f"the request gains more than its {req.added.max_tokens} tokens", event, req)
         if not gained and same_admission and sampled:
             _fail("late-token", "the row sampled a token, but the request did not gain the token", event, req)

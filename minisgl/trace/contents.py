@@ -23,10 +23,10 @@ _EMPTY = 0
 class _TokenHashes:
     """Hashes of all prefixes of a token sequence that grows: ``hashes[i]`` is the hash of the first i + 1 tokens."""
 
-    def __init__(self, tokens: Sequence[int]):
+    def __init__(self, tokens: Sequence[int], salt: str | None = None):
         self.hashes = np.empty(max(2 * len(tokens), 16), np.int64)
         self.length = 0
-        self._last = _EMPTY
+        self._last = _EMPTY if salt is None else hash(salt)
         for token in tokens:
             self.append(token)
 
@@ -36,6 +36,14 @@ class _TokenHashes:
         self._last = hash((self._last, token))
         self.hashes[self.length] = self._last
         self.length += 1
+
+    def after(self, length: int, tokens: Sequence[int]) -> list[int]:
+        """Return the hashes of the prefixes that end with each of ``tokens``, which follow the first ``length``."""
+        hashes, last = [], int(self.hashes[length - 1])
+        for token in tokens:
+            last = hash((last, token))
+            hashes.append(last)
+        return hashes
 
 
 class Contents:
@@ -56,7 +64,7 @@ class Contents:
         """Record admissions and evictions. ``state`` is the state after the event."""
         if isinstance(event, ev.Admit):
             req = state.all_requests[event.uid]
-            self._admissions[req.admission_order] = _TokenHashes(req.token_ids)
+            self._admissions[req.admission_order] = _TokenHashes(req.token_ids, req.added.cache_salt)
         elif isinstance(event, ev.Evict):
             for page in event.pages:
                 self._cached.pop(page, None)
@@ -109,15 +117,20 @@ class Contents:
                 return uid, int(pages[position // self.size]), int(position), content
         for i, (_, admission_order, pages, start, count) in enumerate(rows):
             tokens, positions = self._admissions[admission_order], np.arange(start, start + count)
-            self._kv[pages[positions // self.size], positions % self.size] = tokens.hashes[positions]
-            if batch.sample[i]:
-                tokens.append(event.tokens[i])
+            verified = i - batch.num_decode
+            if 0 <= verified < len(batch.drafts):
+                hashes = [int(tokens.hashes[start]), *tokens.after(start + 1, batch.drafts[verified])]
+                self._kv[pages[positions // self.size], positions % self.size] = hashes
+            else:
+                self._kv[pages[positions // self.size], positions % self.size] = tokens.hashes[positions]
+            for token in event.run(i, bool(batch.num_sampled_tokens[i])):
+                tokens.append(token)
         return None
 
     def _hashes(self, req: Request) -> Any:
         """Return the hashes of all prefixes of a request's tokens, int64. Later elements are undefined."""
         if req.uid not in self._requests:
-            self._requests[req.uid] = (0, _TokenHashes(()))
+            self._requests[req.uid] = (0, _TokenHashes((), req.added.cache_salt))
         length, tokens = self._requests[req.uid]
         for token in req.token_ids[length:]:
             tokens.append(token)

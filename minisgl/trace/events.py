@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-VERSION = 2
+VERSION = 3
 """Version of the trace format. A reader refuses every other version."""
 
 PageTableUpdates = tuple[list[int], list[int], list[int]]
@@ -52,6 +52,7 @@ class Add(Event):
     t: float
     prompt_ids: list[int]
     max_tokens: int
+    cache_salt: str | None = None
 
 
 class Match(Event):
@@ -98,9 +99,10 @@ class Plan(Event):
 class Batch(Event):
     """A step was launched.
 
-    The lists ``uids`` to ``sample`` have one entry for each row of the step. The first ``num_decode`` rows are decode
-    rows. ``num_computed_tokens`` is the first position that a row computes. ``checksum`` is the CRC-32 of the step's
-    arrays at the launch.
+    The lists ``uids`` to ``num_sampled_tokens`` have one entry for each row of the step. The first ``num_decode`` rows
+    are decode rows, and the next ``len(drafts)`` rows verify ``drafts``, the draft tokens of each of them.
+    ``num_computed_tokens`` is the first position that a row computes. ``num_sampled_tokens`` is the number of its last
+    positions after which it samples. ``checksum`` is the CRC-32 of the step's arrays at the launch.
     """
 
     t: float
@@ -109,9 +111,10 @@ class Batch(Event):
     num_computed_tokens: list[int]
     num_scheduled_tokens: list[int]
     num_decode: int
-    sample: list[int]
+    num_sampled_tokens: list[int]
     page_table_updates: PageTableUpdates
     checksum: int
+    drafts: list[list[int]] = []
 
 
 class Cache(Event):
@@ -145,14 +148,22 @@ class Done(Event, tag="step"):
     """The result of a step was read.
 
     ``tokens[i]`` is the token that row i sampled. ``kept[i]`` is 1 if the request of row i gained this token, and 0 if
-    not; ``kept`` is None if all requests gained their tokens. ``checksum`` is the CRC-32 of the step's arrays at this
-    time. If it differs from the checksum in `Batch`, the launched step was changed.
+    not; ``kept`` is None if all requests gained their tokens. If the step verified drafts, ``runs[i]`` lists all tokens
+    of row i that count, up to a stop token, and ``tokens[i]`` is the first of them. ``checksum`` is the CRC-32 of the
+    step's arrays at this time. If it differs from the checksum in `Batch`, the launched step was changed.
     """
 
     t: float
     tokens: list[int]
     checksum: int
     kept: list[int] | None = None
+    runs: list[list[int]] | None = None
+
+    def run(self, row: int, sampled: bool) -> list[int]:
+        """Return the tokens of a row that count; ``sampled`` says whether the row samples."""
+        if self.runs is not None:
+            return self.runs[row]
+        return [self.tokens[row]] if sampled else []
 
 
 class Unread(Event):

@@ -92,9 +92,9 @@ def _turn(batch: ev.Batch, done: ev.Done | None, events: list[ev.Line], state: S
             start=batch.num_computed_tokens[i],
             count=batch.num_scheduled_tokens[i],
             decode=i < batch.num_decode,
-            sample=bool(batch.sample[i]),
-            kept=bool(kept[i] and batch.sample[i]),
-            discarded=done is not None and bool(batch.sample[i]) and not kept[i],
+            sample=bool(batch.num_sampled_tokens[i]),
+            kept=bool(kept[i] and batch.num_sampled_tokens[i]),
+            discarded=done is not None and bool(batch.num_sampled_tokens[i]) and not kept[i],
             num_cached_tokens=cached.get(uid, 0),
         )
         for i, uid in enumerate(batch.uids)

@@ -206,17 +206,24 @@ class State:
         admission_orders = [self.all_requests[uid].admission_order for uid in event.uids]
         self.in_flight.append(InFlightStep(event, admission_orders, pages))
         self.last_launched = event.step
-        for uid, _, start, count in rows:
+        verify = range(event.num_decode, event.num_decode + len(event.drafts))
+        for i, (uid, _, start, count) in enumerate(rows):
             req = self.all_requests[uid]
-            req.num_computed_tokens, req.last_step = start + count, event.step
+            # The positions of drafts count once the result says that the drafts were accepted.
+            req.num_computed_tokens, req.last_step = start + (1 if i in verify else count), event.step
 
     def _done(self, event: ev.Done) -> None:
         step = self.in_flight.popleft()
         self._free_retired(event.step)
         kept = event.kept or [1] * len(event.tokens)
-        for uid, token, gained in zip(step.batch.uids, event.tokens, kept, strict=True):
+        batch = step.batch
+        verify = range(batch.num_decode, batch.num_decode + len(batch.drafts))
+        for i, (uid, gained) in enumerate(zip(batch.uids, kept, strict=True)):
             if gained:
-                self.all_requests[uid].token_ids.append(token)
+                req, run = self.all_requests[uid], event.run(i, True)
+                req.token_ids.extend(run)
+                if i in verify:
+                    req.num_computed_tokens = batch.num_computed_tokens[i] + len(run)
 
     def _free_retired(self, step: int) -> None:
         """Free the pages and remove the locks that waited until the result of ``step`` was read."""

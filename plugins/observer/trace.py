@@ -95,7 +95,8 @@ class Recorder:
     def minisgl_request_added(self, req: Req, now: float) -> None:
         self._open += 1
         prompt = req.prompt_ids.tolist()
-        self._put(ev.Add(step=self._next, uid=req.uid, t=now, prompt_ids=prompt, max_tokens=req.params.max_tokens))
+        params = req.params
+        self._put(ev.Add(self._next, req.uid, now, prompt, params.max_tokens, params.cache_salt))
 
     @hookimpl
     def minisgl_prefix_matched(self, req: Req, pages: I32, step: int) -> None:
@@ -162,9 +163,10 @@ class Recorder:
                 num_computed_tokens=step.num_computed_tokens.tolist(),
                 num_scheduled_tokens=step.num_scheduled_tokens.tolist(),
                 num_decode=step.num_decode,
-                sample=step.sample.view(np.int8).tolist(),
+                num_sampled_tokens=step.num_sampled_tokens.tolist(),
                 page_table_updates=(req_pool_indices.tolist(), columns.tolist(), pages.tolist()),
                 checksum=checksum(step),
+                drafts=_drafts(step),
             )
         )
 
@@ -177,6 +179,7 @@ class Recorder:
                 tokens=result.tokens[:, 0].tolist(),
                 checksum=checksum(self._unread.pop(result.id)),
                 kept=[int(req is not None) for req in reqs] if None in reqs else None,
+                runs=None if result.tokens.shape[1] == 1 else _runs(result),
             )
         )
 
@@ -190,6 +193,18 @@ class Recorder:
         self._finish()
 
 
+def _drafts(step: Step) -> list[list[int]]:
+    """Return the draft tokens of each verification row."""
+    ends = np.cumsum(step.num_scheduled_tokens)
+    rows = range(step.num_decode, step.num_decode + step.num_verify)
+    return [step.input_ids[ends[i] - step.num_scheduled_tokens[i] + 1 : ends[i]].tolist() for i in rows]
+
+
+def _runs(result: StepResult) -> list[list[int]]:
+    """Return the tokens of each row that count."""
+    return [run[:n] for run, n in zip(result.tokens.tolist(), result.accepted.tolist(), strict=True)]
+
+
 def checksum(step: Step) -> int:
     """Return the CRC-32 of a step's arrays.
 
@@ -200,7 +215,7 @@ def checksum(step: Step) -> int:
         step.req_pool_indices,
         step.num_computed_tokens,
         step.num_scheduled_tokens,
-        step.sample,
+        step.num_sampled_tokens,
         step.input_ids,
         *step.page_table_updates,
     ):

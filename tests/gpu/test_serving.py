@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from minisgl import LLM, SamplingParams
-from minisgl.core import Step, StepResult
+from minisgl.core import Step, StepResult, TokenMasks
 from minisgl.engine.build import build_engine
 from minisgl.models.shipped import weights_dir
 from minisgl.options.compose import compose
@@ -117,6 +117,11 @@ class NoSyncEngine:
         """Launch the step, without any wait for the device."""
         with self.forbidden():
             self.engine.launch(step)
+
+    def sample(self, masks: TokenMasks) -> None:
+        """Sample the step launched last, without any wait for the device."""
+        with self.forbidden():
+            self.engine.sample(masks)
 
     def result(self) -> StepResult:
         """Return the result of the oldest step, which may wait."""

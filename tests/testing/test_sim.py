@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ REQUESTS = {
     B: SimRequest([1, 2, 3, 4, 60], SamplingParams(max_tokens=3)),
     C: SimRequest([30, 31, 32, 33, 34, 35, 36, 37, 38], SamplingParams(max_tokens=3, seed=5)),
 }
-Row = tuple[int, int, Sequence[int], bool]  # req_pool_idx, start, tokens, sample
+Row = tuple[int, int, Sequence[int], int]  # req_pool_idx, start, tokens, positions that sample
 
 
 def ints(values: Sequence[int]) -> np.ndarray:
@@ -32,11 +33,13 @@ def make(
     updates: Sequence[tuple[int, int, int]] = (),
     admissions: Sequence[tuple[int, int]] = (),
     decode: int = 0,
+    verify: int = 0,
+    **more: Any,
 ) -> Step:
     """Build a step.
 
-    ``rows`` are (req_pool_idx, start, tokens, sample), ``updates`` are page table updates (req_pool_idx, column, page),
-    and ``admissions`` are (req_pool_idx, uid).
+    ``rows`` are (req_pool_idx, start, tokens, whether or at how many positions the row samples), ``updates`` are page
+    table updates (req_pool_idx, column, page), and ``admissions`` are (req_pool_idx, uid).
     """
     indices, columns, pages = (ints([update[i] for update in updates]) for i in range(3))
     return Step(
@@ -44,14 +47,16 @@ def make(
         req_pool_indices=ints([row[0] for row in rows]),
         num_computed_tokens=ints([row[1] for row in rows]),
         num_scheduled_tokens=ints([len(row[2]) for row in rows]),
+        num_sampled_tokens=ints([row[3] for row in rows]),
         num_decode=decode,
-        sample=np.asarray([row[3] for row in rows], np.bool_),
+        num_verify=verify,
         input_ids=ints([token for row in rows for token in row[2]]),
         page_table_updates=(indices, columns, pages),
         admissions=tuple(
             Admission(index, uid, REQUESTS[uid].params, seed=REQUESTS[uid].params.seed or 0)
             for index, uid in admissions
         ),
+        **more,
     )
 
 
@@ -219,7 +224,7 @@ SHAPES: dict[str, Callable[[], Step]] = {
     "a pending token in a chunk": lambda: make(0, [(0, 0, [PENDING, 2], False)]),
     "too few tokens": lambda: replace(A_PREFILL, input_ids=A_PREFILL.input_ids[:-1]),
     "int64": lambda: replace(A_PREFILL, num_computed_tokens=A_PREFILL.num_computed_tokens.astype(np.int64)),
-    "a sample flag too many": lambda: replace(A_PREFILL, sample=np.ones(2, np.bool_)),
+    "a sample flag too many": lambda: replace(A_PREFILL, num_sampled_tokens=ints([1, 1])),
     "more decode rows than rows": lambda: replace(A_PREFILL, num_decode=2),
 }
 

@@ -32,6 +32,15 @@ TEXTS = {
     "a prefix that stays locked": "a prefix is still locked, but no request uses it",
     "a page that is never retired": "the request stopped running, but never retired the page",
     "a late token kept for another admission": "gains a token after its end (abort)",
+    "KV of a rejected draft that is cached": "are inserted into the cache, but",
+    "tokens after a rejected draft that count": "but the request's last row ended at",
+    "pages of drafts freed while the step is in flight": "free pages; by the events there are",
+    "a stop token inside an accepted run that is missed": "have no final reply",
+    "a penalty that counts a token too many": "have no final reply",
+    "log-probabilities shifted by one": "have no final reply",
+    "the result of an aborted verification that counts": "gains a token after its end (abort)",
+    "a request-pool row twice in a step": "two rows of the step have the same request-pool row",
+    "masks of the step before": "have no final reply",
 }
 
 
@@ -97,8 +106,8 @@ def position_computed_twice(lines: Lines) -> None:
 
 
 def chunk_that_samples(lines: Lines) -> None:
-    batch = first(lines, "batch", lambda b: 0 in b["sample"])
-    batch["sample"][batch["sample"].index(0)] = 1
+    batch = first(lines, "batch", lambda b: 0 in b["num_sampled_tokens"])
+    batch["num_sampled_tokens"][batch["num_sampled_tokens"].index(0)] = 1
 
 
 def prefix_of_other_request(lines: Lines) -> None:
@@ -154,7 +163,7 @@ def page_evicted_in_use(lines: Lines) -> None:
 
 def late_token_kept(lines: Lines) -> None:
     """Keep a token whose request was retracted while the token was in flight."""
-    sampled = {line["step"]: line["sample"] for line in lines if line["event"] == "batch"}
+    sampled = {line["step"]: line["num_sampled_tokens"] for line in lines if line["event"] == "batch"}
     done = first(lines, "step", lambda d: d["kept"] and [0, 1] in map(list, zip(d["kept"], sampled[d["step"]])))
     done["kept"] = sampled[done["step"]]
 
@@ -237,8 +246,8 @@ def test_reads_incomplete_trace_and_refuses_other_files(lines: Lines, tmp_path: 
     for content, message in (
         ("", "first line must be a header"),
         ("hello\n", "line 1 is not an event"),
-        (text.replace('"version": 2', '"version": 7'), "has trace format 7"),
-        (text.replace('"version": 2', '"version": 1').replace("num_tokens", "tokens"), "has trace format 1"),
+        (text.replace('"version": 3', '"version": 7'), "has trace format 7"),
+        (text.replace('"version": 3', '"version": 1').replace("num_tokens", "tokens"), "has trace format 1"),
     ):
         path.write_text(content)
         with pytest.raises(TraceError, match=message):

@@ -1,0 +1,150 @@
+"""Builds a Step from the rows that the planner chose: kinds of rows, draft tokens, input tokens, pages, prompt scores.
+
+All rows belong to running requests: the scheduler has admitted the waiting ones before. The builder allocates the pages
+that decode rows and draft tokens need. It launches nothing and appends no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from minisgl.core import I32, PENDING, Admission, Bools, PromptRange, Req, Step
+from minisgl.scheduler.base import Constraint, DraftProposer
+from minisgl.scheduler.cache_manager import CacheManager
+
+_DECODE, _VERIFY, _PREFILL = range(3)  # kinds of rows, in the order of a step
+
+Drafts = dict[int, list[int]]
+"""Row number → the row's draft tokens, at least one."""
+
+
+class StepBuilder:
+    """The builder of one scheduler's steps.
+
+    ``proposer`` and ``max_draft_tokens`` are those of the scheduler; ``constraints`` are its grammars, by uid.
+    """
+
+    def __init__(
+        self,
+        cache_manager: CacheManager,
+        proposer: DraftProposer | None,
+        max_draft_tokens: int,
+        constraints: dict[int, Constraint],
+    ):
+        self.cache_manager, self.request_table = cache_manager, cache_manager.request_table
+        self.proposer, self.max_draft_tokens, self.constraints = proposer, max_draft_tokens, constraints
+
+    def build(
+        self, step_id: int, reqs: list[Req], req_pool_indices: I32, num_tokens: I32, admitted: Iterable[Req]
+    ) -> tuple[Step, list[Req]]:
+        """Return step ``step_id``, and the request of each of its rows.
+
+        ``num_tokens[i]`` is the number of tokens of ``reqs[i]`` in the plan. ``admitted`` are the requests that the
+        step admits.
+        """
+        table = self.request_table
+        decodes = table.num_computed_tokens[req_pool_indices] >= table.num_prefill_tokens[req_pool_indices]
+        num_decode, num_verify = int(decodes.sum()), 0
+        drafts: Drafts = {}
+        if num_decode:
+            rows_without_page = table.needing_page(req_pool_indices[decodes])
+            if len(rows_without_page):
+                self.cache_manager.allocate_decode_pages(rows_without_page)
+            if self.proposer is not None:
+                drafts = self._propose(reqs, req_pool_indices, decodes)
+                num_verify = len(drafts)
+                num_decode -= num_verify
+        if num_verify or 0 < num_decode < len(reqs):
+            kinds = np.where(decodes, _DECODE, _PREFILL)
+            kinds[list(drafts)] = _VERIFY
+            order = np.argsort(kinds, kind="stable")
+            req_pool_indices, num_tokens = req_pool_indices[order], num_tokens[order]
+            reqs = [reqs[i] for i in order.tolist()]
+            drafts = {row: drafts[i] for row, i in enumerate(order.tolist()) if i in drafts}
+        starts = table.num_computed_tokens[req_pool_indices]
+        num_sampled = (starts + num_tokens >= table.num_prefill_tokens[req_pool_indices]).astype(np.int32)
+        for row, tokens in drafts.items():
+            num_tokens[row] = num_sampled[row] = 1 + len(tokens)
+        step = Step(
+            id=step_id,
+            req_pool_indices=req_pool_indices,
+            num_computed_tokens=starts,
+            num_scheduled_tokens=num_tokens,
+            num_sampled_tokens=num_sampled,
+            num_decode=num_decode,
+            num_verify=num_verify,
+            input_ids=_input_ids(reqs, starts, num_tokens, num_decode, drafts),
+            page_table_updates=self.cache_manager.pop_page_table_updates(),
+            admissions=tuple(map(_admission, admitted)),
+            prompt_logprobs=_prompt_ranges(reqs, starts, num_tokens, num_decode + num_verify),
+            late_sampling=bool(self.constraints)
+            and any(req.uid in self.constraints for req, n in zip(reqs, num_sampled.tolist(), strict=True) if n),
+        )
+        return step, reqs
+
+    def _propose(self, reqs: Sequence[Req], req_pool_indices: I32, decodes: Bools) -> Drafts:
+        """Ask the proposer for drafts of the decode rows, and allocate the pages of their positions.
+
+        A row gets no more drafts than its request may still need, and none whose pages are not free or evictable.
+        """
+        assert self.proposer is not None
+        table = self.request_table
+        rows = np.flatnonzero(decodes)
+        indices = req_pool_indices[rows]
+        positions = (
+            table.num_computed_tokens[indices] + 1
+        )  # of the first draft; the position before it is the row's own
+        limits = np.minimum(table.max_len[indices] - 1 - positions, self.max_draft_tokens)
+        proposed = self.proposer.propose([reqs[i] for i in rows.tolist()], positions.tolist(), limits.tolist())
+        drafts: Drafts = {}
+        budget = self.max_draft_tokens
+        for row, index, position, limit, tokens in zip(
+            rows.tolist(), indices.tolist(), positions.tolist(), limits.tolist(), proposed, strict=True
+        ):
+            kept = list(tokens[: min(limit, budget)])
+            end = self.cache_manager.allocate_draft_pages(index, position + len(kept)) if kept else position
+            if end > position:
+                drafts[row] = kept[: end - position]
+                budget -= end - position
+        return drafts
+
+
+def _input_ids(reqs: Sequence[Req], starts: I32, num_tokens: I32, num_decode: int, drafts: Drafts) -> I32:
+    """Return the input ids of all rows in order: PENDING and the drafts in decode and verification rows, or a chunk."""
+    parts = [np.full(num_decode, PENDING, np.int32)]
+    for row in range(num_decode, len(reqs)):
+        if row in drafts:
+            parts.append(np.array([PENDING, *drafts[row]], np.int32))
+        else:
+            parts.append(reqs[row].tokens()[starts[row] : starts[row] + num_tokens[row]])
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+
+def _admission(req: Req) -> Admission:
+    """Return what the engine must know of an admitted request; its tokens only if a penalty counts them."""
+    needs_history = req.params.needs_history
+    return Admission(
+        req.req_pool_idx,
+        req.uid,
+        req.params,
+        req.seed,
+        req.prompt_ids.copy() if needs_history else None,
+        np.asarray(req.output_ids, np.int32) if needs_history else None,
+    )
+
+
+def _prompt_ranges(reqs: Sequence[Req], starts: I32, num_tokens: I32, first_chunk: int) -> tuple[PromptRange, ...]:
+    """Return the positions of the prefill chunks whose logits score tokens of the prompt that a request asked for."""
+    ranges = []
+    for row in range(first_chunk, len(reqs)):
+        req = reqs[row]
+        if req.params.prompt_logprobs is None:
+            continue
+        first = max(int(starts[row]), req.next_prompt_logprob)
+        last = min(int(starts[row] + num_tokens[row]), len(req.prompt_ids) - 1)
+        if first < last:
+            targets = req.prompt_ids[first + 1 : last + 1].copy()
+            ranges.append(PromptRange(row, first, targets, req.params.prompt_logprobs))
+    return tuple(ranges)
