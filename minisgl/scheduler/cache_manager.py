@@ -131,13 +131,14 @@ class CacheManager:
     def next_page_hash(self, req: Req, page: int) -> int | None:
         """Return a hash of the request's first ``page + 1`` pages of tokens.
 
-        None means that the request has fewer whole pages, or that the cache reuses no pages. Two requests with the same
-        hash are assumed to compute the same KV in these pages.
+        None means that the request could not use page number ``page`` from the cache: the page holds the request's last
+        token, which `match` leaves out, or the cache reuses no pages. Two requests with the same hash are assumed to
+        compute the same KV in these pages.
         """
         if not self.cache.reuses:
             return None
         if req.page_hashes is None:
-            req.page_hashes = _page_hashes(req.tokens(), self.spec.page_size)
+            req.page_hashes = _page_hashes(req.tokens()[:-1], self.spec.page_size)
         return req.page_hashes[page] if page < len(req.page_hashes) else None
 
     # ---- free -> allocated ---------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from minisgl.core import EngineSpec, SamplingParams
+from minisgl.scheduler.base import Budget, Plan, Running, Waiting
 from minisgl.testing.drive import Drive, Job, Report, make_plugin
 
 SPEC = EngineSpec(page_size=4, num_pages=60, max_running_requests=4, max_seq_len=160, vocab_size=50)
@@ -106,3 +108,54 @@ def test_large_prompt_is_not_starved(policy: str) -> None:
     clients = [job(2, 8, 12), job(1, 60, 4, arrive=1), *(job(uid, 8, 12, arrive=uid) for uid in range(3, 40))]
     report = serve(policy, clients, spec, starvation_steps=10_000)
     assert report.first_token[1] < report.first_token[6]
+
+
+def copies(count: int, length: int, answer: int) -> list[Job]:
+    """Return ``count`` requests with the same prompt of ``length`` tokens."""
+    params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
+    return [Job(uid, [(i * i) % 50 for i in range(length)], params) for uid in range(1, count + 1)]
+
+
+@pytest.mark.parametrize(("policy", "count"), [("prefill_first", 8), ("decode_first", 8), ("mixed", 64)])
+@pytest.mark.parametrize(("length", "page_size"), [(64, 16), (65, 16), (63, 16), (64, 1), (65, 1), (16, 16)])
+def test_copies_of_one_prompt_are_admitted_together(length: int, page_size: int, policy: str, count: int) -> None:
+    """Of several copies of a prompt, one computes it, and all others are admitted in the next step with prompts.
+
+    The cache never serves the page of the last token, so a copy must not wait for another request to compute it.
+    """
+    spec = EngineSpec(page_size, num_pages=64 * 96 // page_size, max_running_requests=64, max_seq_len=96, vocab_size=50)
+    report = serve(policy, copies(count, length, 16), spec, thorough=False)
+    usable = (length - 1) // page_size * page_size
+    assert report.counts.prompt_tokens == count * length - (count - 1) * usable
+    # decode_first computes the other prompts when the first answer has ended.
+    assert report.counts.steps <= 17 + (16 if policy == "decode_first" else 0)
+
+
+class RetractsAll:
+    """The policy `mixed`, which retracts all running requests in plan number ``at``."""
+
+    def __init__(self, at: int):
+        self.inner, self.at, self.plans = make_plugin("scheduler", "mixed"), at, 0
+
+    def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
+        self.plans += 1
+        if self.plans == self.at:
+            return Plan((), [r.uid for r in running])
+        plan: Plan = self.inner.plan(waiting, running, budget)
+        return plan
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_retracted_copies_are_admitted_together(page_size: int) -> None:
+    """Copies that are retracted with the same output are admitted again in at most three steps, whatever their length.
+
+    If their tokens fill whole pages, the page of the last token is not cached yet, and none of them can use it.
+    """
+    spec = EngineSpec(page_size, num_pages=512 // page_size, max_running_requests=8, max_seq_len=64, vocab_size=50)
+    steps = {}
+    for at in range(4, 16):
+        cache, clients = make_plugin("cache", "radix", page_size=page_size), copies(8, 16, 16)
+        report = Drive(spec, cache, RetractsAll(at), overlap=False).run(clients)
+        assert report.retractions == 8
+        steps[at] = report.counts.steps
+    assert max(steps.values()) <= 17 + 3
