@@ -83,7 +83,7 @@ class Config:
     """Maximum tokens of a request, prompt and output together. Default: the model's context length."""
     max_prefill_tokens: int = 8192
     """Maximum prompt tokens computed in one step. A longer prompt is split into chunks. With ``scheduler=mixed``,
-    decode rows count too."""
+    decode rows count too, but leave at least a quarter to prompts."""
     overlap: bool = True
     """Whether the host prepares the next step while the device computes the current step."""
     starvation_steps: int = 512

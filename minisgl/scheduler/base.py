@@ -40,7 +40,7 @@ class Running(NamedTuple):
 class Budget(Protocol):
     """The free capacity of one step. Every grant reduces it."""
 
-    tokens: int  # what is left of max_prefill_tokens; a decode row also uses 1, but is granted even at 0
+    tokens: int  # what is left of max_prefill_tokens; a decode row also uses 1, but leaves a quarter to prompts
     rows: int  # free rows of the request pool
 
     def grant(self, request: Waiting | Running, num_tokens: int) -> int:

@@ -8,6 +8,7 @@ a retraction. `StepBudget.grant` cuts a prompt into chunks (chunked prefill; SGL
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import ceil
 from typing import NamedTuple, overload
 
 from minisgl.scheduler.base import Running, Waiting
@@ -20,21 +21,42 @@ class AdmissionCost(NamedTuple):
     growth: int  # further pages that the request's next tokens will need soon
 
 
+PREFILL_SHARE = 0.25
+"""Decode rows leave at least this share of a step's tokens, rounded up, to prefill chunks.
+
+Otherwise a step with as many decode rows as tokens computes no prompt, until enough answers have ended.
+"""
+
+
 class StepBudget:
     """The scheduler's `minisgl.scheduler.base.Budget`.
 
     ``tokens`` and ``rows`` are what the step has left. ``pages`` is the number of free or evictable pages, and
     ``reserved_pages`` of them are kept from waiting requests, for the next tokens of running requests.
-    ``admission_cost(uid)`` returns the `AdmissionCost` of a waiting request.
+    ``admission_cost(uid)`` returns the `AdmissionCost` of a waiting request. Decode rows leave ``prefill_tokens`` of
+    the tokens to prompts: by default the `PREFILL_SHARE` of ``tokens``, less what prompts were granted.
     """
 
-    __slots__ = ("admission_cost", "pages", "reserved_pages", "rows", "tokens")
+    __slots__ = ("admission_cost", "pages", "prefill_tokens", "reserved_pages", "rows", "tokens")
 
     def __init__(
-        self, tokens: int, rows: int, pages: int, reserved_pages: int, admission_cost: Callable[[int], AdmissionCost]
+        self,
+        tokens: int,
+        rows: int,
+        pages: int,
+        reserved_pages: int,
+        admission_cost: Callable[[int], AdmissionCost],
+        prefill_tokens: int | None = None,
     ):
         self.tokens, self.rows, self.pages, self.reserved_pages = tokens, rows, pages, reserved_pages
         self.admission_cost = admission_cost
+        self.prefill_tokens = ceil(tokens * PREFILL_SHARE) if prefill_tokens is None else prefill_tokens
+
+    def copy(self) -> StepBudget:
+        """Return a budget with the same numbers, whose grants do not count for this one."""
+        return StepBudget(
+            self.tokens, self.rows, self.pages, self.reserved_pages, self.admission_cost, self.prefill_tokens
+        )
 
     def grant(self, request: Waiting | Running, num_tokens: int) -> int:
         """Return how many of ``num_tokens`` tokens of ``request`` fit, and subtract them from the budget."""
@@ -42,16 +64,20 @@ class StepBudget:
             return self._grant_admission(request, num_tokens)
         if request.num_remaining_tokens:  # prefill: all pages of the prompt were allocated at admission
             granted = max(min(num_tokens, request.num_remaining_tokens, self.tokens), 0)
-            self.tokens -= granted
+            self._use_prefill_tokens(granted)
             return granted
         if request.num_new_pages > self.pages or num_tokens < 1:
             return 0
         if request.num_new_pages:
             self.pages -= request.num_new_pages
             self.reserved_pages -= request.num_new_pages
-        if self.tokens:
+        if self.tokens > self.prefill_tokens:
             self.tokens -= 1
         return 1
+
+    def _use_prefill_tokens(self, num_tokens: int) -> None:
+        self.tokens -= num_tokens
+        self.prefill_tokens = max(self.prefill_tokens - num_tokens, 0)
 
     def _grant_admission(self, request: Waiting, num_tokens: int) -> int:
         granted = min(num_tokens, request.num_tokens - request.num_cached_tokens, self.tokens)
@@ -61,7 +87,7 @@ class StepBudget:
         if cost.pages + max(self.reserved_pages, 0) > self.pages:
             return 0
         self.rows -= 1
-        self.tokens -= granted
+        self._use_prefill_tokens(granted)
         self.pages -= cost.pages
         self.reserved_pages += cost.growth
         return granted

@@ -34,10 +34,7 @@ class PlanChecker:
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         assert isinstance(budget, StepBudget)
-        copy, fresh = (
-            StepBudget(budget.tokens, budget.rows, budget.pages, budget.reserved_pages, budget.admission_cost)
-            for _ in range(2)
-        )
+        copy, fresh = budget.copy(), budget.copy()
         plan = self.policy.plan(waiting, running, budget)
         assert isinstance(plan, Plan), f"step {self.steps}: plan() returned {plan!r:.60}, expected a Plan"
         again = self.policy.plan(waiting, running, copy)

@@ -22,7 +22,7 @@ class DecodeFirst:
     order: str = "fcfs"
     """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first."""
     patience: int = 8
-    """Steps that a prompt waits before it is computed although requests decode."""
+    """Steps that a prompt, or the next chunk of it, waits before it is computed although requests decode."""
 
 
 class DecodeFirstPolicy:

@@ -1,8 +1,9 @@
 """`scheduler=mixed`: decode rows and prefill chunks in one batch.
 
-Chunked prefill with piggybacked decodes (Sarathi-Serve, arXiv:2403.02310). A step computes at most
-``max_prefill_tokens`` tokens (more only if it has more decode rows than that), so a long prompt delays the next token
-of a running request by at most one such step.
+Chunked prefill with piggybacked decodes (Sarathi-Serve, arXiv:2403.02310). Every request that decodes has a row in
+every step, so a long prompt delays its next token by at most one step. A step computes at most ``max_prefill_tokens``
+tokens, decode rows included. It computes more only if decode rows alone need more than three quarters of that: then
+prompts still get the other quarter, so that they are computed however many requests decode.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from minisgl.scheduler.order import check_order, order_waiting
 
 @dataclass
 class Mixed:
-    """Every decode row in every step, and prompt chunks in the tokens that are left of the step."""
+    """Every decode row in every step, and prompt chunks in the tokens that are left, at least a quarter of them."""
 
     order: str = "fcfs"
     """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first."""

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test policy     (`hint policy` for a hint)
 Serve it:  python -m minisgl plugins=my_policy.py scheduler=mine
 """
 
-# minisgl lab policy, skeleton f733328461 (minisgl 0.2.0)
+# minisgl lab policy, skeleton 76f2f45c76 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minisgl.scheduler.order import check_order, order_waiting
 
 @dataclass
 class Mine:
-    """Every decode row in every step, and prompt chunks in the tokens that are left of the step."""
+    """Every decode row in every step, and prompt chunks in the tokens that are left, at least a quarter of them."""
 
     order: str = "fcfs"
     """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first."""

@@ -159,3 +159,19 @@ def test_retracted_copies_are_admitted_together(page_size: int) -> None:
         assert report.retractions == 8
         steps[at] = report.counts.steps
     assert max(steps.values()) <= 17 + 3
+
+
+@pytest.mark.parametrize("count", [15, 16, 40])
+def test_mixed_computes_prompts_beside_many_decode_rows(count: int) -> None:
+    """As many requests decode as a step has tokens, or more: prompts still get a quarter of the tokens.
+
+    A prompt of 200 tokens is computed in 50 steps of 4 tokens, while every running answer gets a token in every step.
+    """
+    spec = EngineSpec(page_size=16, num_pages=600, max_running_requests=64, max_seq_len=256, vocab_size=50)
+    params = SamplingParams(max_tokens=120, temperature=0.0, ignore_eos=True)
+    clients = [Job(uid, [uid], params) for uid in range(1, count + 1)]
+    clients.append(Job(99, [i * i % 50 for i in range(200)], SamplingParams(max_tokens=2, temperature=0.0), arrive=12))
+    report = serve("mixed", clients, spec, cache="naive", max_prefill_tokens=16, thorough=False)
+    assert report.first_token[99] <= 12 + 200 // 4 + 1
+    assert report.worst_gap == 1
+    assert report.counts.max_tokens == max(16, count + 4)

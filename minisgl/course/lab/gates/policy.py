@@ -51,11 +51,6 @@ class Recorded:
         return got
 
 
-def copy(budget: StepBudget) -> StepBudget:
-    """Return a copy of the budget's current state."""
-    return StepBudget(budget.tokens, budget.rows, budget.pages, budget.reserved_pages, budget.admission_cost)
-
-
 class Judge:
     """A policy that calls the student's policy twice for each step and checks the plan."""
 
@@ -65,7 +60,7 @@ class Judge:
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: StepBudget) -> Plan:
         """Return the student's plan. Raise `Broken` if it is wrong."""
-        fresh, again = copy(budget), Recorded(copy(budget))
+        fresh, again = budget.copy(), Recorded(budget.copy())
         recorded = Recorded(budget)
         plan = self.policy.plan(waiting, running, recorded)
         if not isinstance(plan, Plan):
@@ -108,7 +103,13 @@ class _Step:
         self.views |= {w.uid: w for w in waiting}
         self.decoding = [r for r in running if not r.num_remaining_tokens]
         self.begun = [r for r in running if r.num_remaining_tokens]
-        self.spent = sum(rows.values())
+        left = fresh.copy()
+        for r in self.decoding:
+            if r.uid in rows:
+                left.grant(r, 1)
+        self.prompt_tokens = left.tokens  # tokens of the step that its decode rows leave to prompts
+        decoding = {r.uid for r in self.decoding}
+        self.spent = sum(n for uid, n in rows.items() if uid not in decoding)  # tokens that prompts got
 
     def broken(self, cause: str, promise: str, seen: str, request: int | None = None) -> Broken:
         """Return a finding at the current step."""
@@ -127,7 +128,7 @@ class _Step:
         if not self.rows:
             could: list[Running | Waiting] = [*self.running]
             could += self.queue[:1]
-            first = next((v for v in could if self.would_fit(v, copy(self.fresh))), None)
+            first = next((v for v in could if self.would_fit(v, self.fresh.copy())), None)
             if first is not None:
                 seen = f"The plan is empty, although the budget has tokens for request {first.uid}."
                 raise self.broken("empty", "A plan is empty only if no request can compute.", seen, first.uid)
@@ -146,7 +147,7 @@ class _Step:
                 seen = f"Request {r.uid} decodes and its next token fits into the step, but the plan has no row for it."
                 raise self.broken("decodes-late", "Every request that decodes has a row in every step.", seen, r.uid)
         for r in self.begun:
-            room = self.fresh.tokens - self.spent
+            room = self.prompt_tokens - self.spent
             got = self.rows.get(r.uid, 0)
             if got == r.num_remaining_tokens:
                 continue
@@ -156,13 +157,12 @@ class _Step:
                 seen = f"Request {r.uid} has {r.num_remaining_tokens} prompt tokens left; it got {got}, and {left}."
                 promise = "A prefill that has begun continues before waiting requests are admitted."
                 raise self.broken("forgets", promise, seen, r.uid)
-        decodes = sum(r.uid in self.rows for r in self.decoding)
-        most = max(self.fresh.tokens, decodes)
-        if self.spent > most:
+        if self.spent > self.prompt_tokens:
             seen = (
-                f"The step computes {self.spent} tokens, more than {most}: prompts were granted tokens before answers."
+                f"Prompts got {self.spent} tokens of the step, and its decode rows leave them {self.prompt_tokens}: "
+                "prompts were granted tokens before answers."
             )
-            raise self.broken("decodes-late", "A step with prompts computes at most max_prefill_tokens tokens.", seen)
+            raise self.broken("decodes-late", "Prompts get the tokens that the decode rows of the step leave.", seen)
 
     def _wrong_amount(self, req: Running | Waiting, right: int) -> None:
         """Raise `Broken` if the policy asked the budget for fewer tokens than the request has to compute."""
@@ -193,7 +193,7 @@ class _Step:
                 sooner = a not in asked or (b in asked and asked.index(b) < asked.index(a))
                 cause = "order" if (lpm or fcfs) and sooner else "skips"
                 raise self.broken(cause, "No waiting request is passed over for a later one.", seen, a)
-        budget = copy(self.fresh)
+        budget = self.fresh.copy()
         for uid in self.asked:  # in the order of the policy's calls of `grant`
             if uid in self.rows:
                 budget.grant(self.views[uid], self.rows[uid])
@@ -256,7 +256,8 @@ def run_step(judge: Judge, workload: dict[str, Any]) -> None:
         running.append(Running(len(running) + 1, workload["begun"], 0, 0, len(running) + 1))
     waiting = [Waiting(uid, uid, cached + left, cached, None, 0)
                for uid, (cached, left) in enumerate(workload["waiting"], len(running) + 1)]  # fmt: skip
-    free = StepBudget(workload["chunk"], workload["slots"], workload["pages"], 0, lambda uid: AdmissionCost(0, 0))
+    # The scheduler's own rows have used the share of prompts already, so decode rows may use all tokens that are left.
+    free = StepBudget(workload["chunk"], workload["slots"], workload["pages"], 0, lambda uid: AdmissionCost(0, 0), 0)
     judge.plan(waiting, running, free)
 
 
