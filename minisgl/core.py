@@ -7,6 +7,8 @@ int32 unless a comment gives another dtype.
 from __future__ import annotations
 
 import math
+import re
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, Protocol
@@ -54,7 +56,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     - ``seed``: with a seed, the sampled tokens do not depend on the other requests in the batch. With None, the
       scheduler derives a seed from the server's seed.
     - ``stop``: strings that end the request. A stop string is not part of the returned text.
-    - ``stop_token_ids``: token ids that end the request, like an end-of-sequence id.
+    - ``stop_token_ids``: token ids that end the request, like an end-of-sequence id; at most 1,024.
     - ``logprobs``: number of alternatives reported with each output token. 0 reports the sampled token's
       log-probability only; None reports no log-probabilities.
     - ``prompt_logprobs``: the same for the tokens of the prompt, from position ``logprob_start_len`` on (SGLang's
@@ -85,6 +87,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     MAX_LOGPROBS = 20
     MAX_STOPS = 16
+    MAX_STOP_TOKEN_IDS = 1024
     MAX_BIAS = 1024
     MAX_SALT = 256
 
@@ -99,15 +102,28 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     def check(self, vocab_size: int | None = None) -> None:
-        """Raise `InvalidRequestError`, which names the field, if a value is out of range.
+        """Raise `InvalidRequestError`, which names the field, if a value is out of range or of a wrong type.
 
-        Token ids are checked only if ``vocab_size`` is given.
+        Without ``vocab_size``, a token id must only be an int32. Sizes are checked before values: the cost is bounded
+        whatever the fields contain.
         """
 
         def need(ok: bool, field: str, what: str) -> None:
             if not ok:
-                raise InvalidRequestError(field, f"{field} must be {what}, got {getattr(self, field)!r}.")
+                raise InvalidRequestError(field, f"{field} must be {what}, got {_shorten(getattr(self, field))}.")
 
+        for field, most in (("stop_token_ids", self.MAX_STOP_TOKEN_IDS), ("logit_bias", self.MAX_BIAS)):
+            size = len(getattr(self, field)) if hasattr(getattr(self, field), "__len__") else 0
+            need(size <= most, field, f"at most {most} token ids")
+        stops_ok = not isinstance(self.stop, tuple | list) or len(self.stop) <= self.MAX_STOPS
+        need(stops_ok, "stop", f"at most {self.MAX_STOPS} strings")
+        try:
+            msgspec.convert(msgspec.structs.asdict(self), SamplingParams)
+        except msgspec.ValidationError as error:  # "Expected `int`, got `str` - at `$.stop[...]`"
+            field = re.sub(r"[`\[].*", "", str(error).rpartition("$.")[2])
+            raise InvalidRequestError(field, f"{error}.") from None
+        for field in ("max_tokens", "top_k", "logprob_start_len"):
+            need(getattr(self, field) < 2**31, field, "below 2^31")
         for field in ("temperature", "top_p", "min_p", "repetition_penalty"):
             need(math.isfinite(getattr(self, field)), field, "a finite number")
         need(self.max_tokens >= 1, "max_tokens", "at least 1")
@@ -126,13 +142,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         need(self.logprob_start_len >= 0, "logprob_start_len", "at least 0")
         salt_ok = self.cache_salt is None or 0 < len(self.cache_salt) <= self.MAX_SALT
         need(salt_ok, "cache_salt", f"a string of 1 to {self.MAX_SALT} characters")
-        need(len(self.stop) <= self.MAX_STOPS, "stop", f"at most {self.MAX_STOPS} strings")
         need(all(self.stop), "stop", "strings that are not empty")
         need(all(-100.0 <= b <= 100.0 for b in self.logit_bias.values()), "logit_bias", "between -100 and 100")
-        if vocab_size is not None:
-            inside = f"token ids below the vocabulary size {vocab_size}"
-            need(all(0 <= t < vocab_size for t in self.stop_token_ids), "stop_token_ids", inside)
-            need(all(0 <= t < vocab_size for t in self.logit_bias), "logit_bias", inside)
+        limit = 2**31 if vocab_size is None else vocab_size
+        inside = "token ids below " + ("2^31" if vocab_size is None else f"the vocabulary size {vocab_size}")
+        need(all(0 <= t < limit for t in self.stop_token_ids), "stop_token_ids", inside)
+        need(all(0 <= t < limit for t in self.logit_bias), "logit_bias", inside)
+
+
+def _shorten(value: object) -> str:
+    """Return ``repr(value)``, cut to a length that fits into an error message."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python prints no integer of more than 4,300 digits
+        return "a value that is too long to print"
 
 
 # ---- one step: everything that an engine, or a follower rank, receives --------------------------

@@ -23,7 +23,6 @@ from minisgl.core import (
     Engine,
     Finished,
     FinishReason,
-    InvalidRequestError,
     Output,
     Req,
     SamplingParams,
@@ -33,6 +32,7 @@ from minisgl.core import (
 from minisgl.kvcache import PrefixCache
 from minisgl.scheduler.base import Constraint, DraftProposer, SchedulerPolicy
 from minisgl.scheduler.cache_manager import CacheManager
+from minisgl.scheduler.check_request import check_request
 from minisgl.scheduler.events import Events
 from minisgl.scheduler.planner import Planner, PolicyError, req_pool_indices_of
 from minisgl.scheduler.results import InFlightStep, ResultReader
@@ -103,30 +103,13 @@ class Scheduler:
         """Add a request to the waiting queue.
 
         Raise `InvalidRequestError`, which names the field, if the request can never be served (promise 2). Raise
-        ValueError if a request with this ``uid`` is open.
+        ValueError if ``uid`` is not an integer from 0 to 2^31 - 1, or if a request with this ``uid`` is open. The
+        request is not registered then.
         """
-        spec = self.spec
-        ids = np.asarray(prompt_ids, np.int64)
-        if len(ids) == 0:
-            raise InvalidRequestError("prompt", "The prompt is empty. It must have at least one token.")
-        if int(ids.min()) < 0 or int(ids.max()) >= spec.vocab_size:
-            invalid = int(ids[(ids < 0) | (ids >= spec.vocab_size)][0])
-            raise InvalidRequestError(
-                "prompt", f"Token id {invalid} is not in the vocabulary, which has {spec.vocab_size} tokens."
-            )
-        params.check(spec.vocab_size)
-        limit = min(spec.max_seq_len, spec.num_pages * spec.page_size + 1)  # the last token's KV is never stored
-        if len(ids) + params.max_tokens > limit:
-            limited_by = "the model's context" if limit == spec.max_seq_len else "the KV pool"
-            raise InvalidRequestError(
-                "prompt" if len(ids) >= limit else "max_tokens",
-                f"The prompt has {len(ids)} tokens and max_tokens is {params.max_tokens}. Together they exceed the "
-                f"{limit} tokens that {limited_by} can hold.",
-                "context_length_exceeded",
-            )
+        ids = check_request(self.spec, uid, prompt_ids, params)
         if uid in self.requests:
             raise ValueError(f"a request with uid {uid} is already open")
-        req = Req(uid, ids.astype(np.int32), params, self._arrivals, self._seed_of(params))
+        req = Req(uid, ids, params, self._arrivals, self._seed_of(params))
         req.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
         req.queued_at_step = self.next_step_id
         constraint = self.constraint_of(req) if self.constraint_of is not None else None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from minisgl.core import EngineDeadError, EngineSpec, InvalidRequestError, SamplingParams, Step, StepResult
@@ -71,6 +72,115 @@ REFUSED: dict[str, tuple[Sequence[int], dict[str, Any], str]] = {
     "top_p 0": ([1], {"top_p": 0.0}, "top_p"),
     "stop token id above the vocabulary": ([1], {"stop_token_ids": (50,)}, "stop_token_ids"),
 }
+
+
+# Prompts that are no sequence of token ids, or whose token ids do not fit into an int32 or an int64.
+BAD_PROMPTS: dict[str, Any] = {
+    "70 bits": [1, 2**70],
+    "64 bits": [2**63, 1],
+    "5,000 digits": [10**5000],
+    "uint64": np.array([1, 2**64 - 1], np.uint64),
+    "floats": [1.0, 2.0],
+    "a float": [1, 2.5],
+    "an array of floats": np.array([1.0, 2.0]),
+    "bools": [True, False],
+    "a bool": [1, True],
+    "an array of bools": np.array([True]),
+    "an array of objects": np.array([1, 2], object),
+    "two dimensions": [[1, 2], [3, 4]],
+    "an array of two dimensions": np.ones((2, 3), np.int64),
+    "an empty array of two dimensions": np.ones((2, 0), np.int64),
+    "a scalar array": np.array(5),
+    "ragged": [[1, 2], [3]],
+    "partly nested": [1, [2, 3]],
+    "None": None,
+    "a None": [1, None],
+    "a number": 7,
+    "text": "hello",
+    "bytes": b"hello",
+    "strings": ["1", "2"],
+    "a set": {1, 2},
+    "a dict": {1: 2},
+    "an iterator": iter([1, 2]),
+    "too long, and not in memory": range(10**15),
+}
+
+
+def refuse(uid: Any, prompt: Any, params: Any, error: type[Exception]) -> Any:
+    """Add a request that must raise ``error``, check that nothing is left of it, and return the error."""
+    drive = make()
+    drive.add(job(1))
+    drive.step()
+    before = drive.scheduler.stats()
+    with pytest.raises(error) as raised:
+        drive.scheduler.add_request(uid, prompt, params)
+    assert drive.scheduler.stats() == before
+    assert list(drive.scheduler.requests) == [1]
+    assert drive.scheduler.waiting == []
+    drive.run([job(2), job(3)])
+    assert [drive.scheduler._arrivals, len(drive.report.finished)] == [3, 3]
+    return raised.value
+
+
+@pytest.mark.parametrize("what", BAD_PROMPTS)
+def test_promise_2_prompt_of_a_wrong_type(what: str) -> None:
+    error = refuse(2, BAD_PROMPTS[what], SamplingParams(), InvalidRequestError)
+    assert error.field == "prompt"
+    assert len(error.message) < 200
+
+
+def test_promise_2_sequences_and_arrays_of_integers_are_served() -> None:
+    prompts: list[Any] = [(1, 2, 3), range(1, 4), [np.int64(1), 2, 3]]
+    prompts += [np.array([1, 2, 3], dtype) for dtype in (np.uint8, np.int32, np.int64, np.uint64)]
+    drive = make()
+    for uid, prompt in enumerate(prompts):
+        drive.add(Job(uid, prompt, SamplingParams(max_tokens=2, temperature=0.0)))
+    report = drive.run([])
+    assert len({tuple(tokens) for tokens in report.tokens.values()}) == 1
+    assert len(report.finished) == len(prompts)
+
+
+@pytest.mark.parametrize("uid", [-1, -3, 2**31, 2**70, 1.0, True, None, "1"])
+def test_promise_2_uid(uid: Any) -> None:
+    assert not isinstance(refuse(uid, [1], SamplingParams(), ValueError), InvalidRequestError)
+
+
+def test_promise_2_uid_of_an_open_request() -> None:
+    assert "uid 1 is already open" in str(refuse(1, [1], SamplingParams(), ValueError))
+
+
+NAN, HUGE = float("nan"), 10**5000
+INTEGERS = ["5", 1.0, True, HUGE, [1]]
+NUMBERS = ["1", True, None, NAN, float("inf"), HUGE, [0.5]]
+BAD_PARAMS: dict[str, list[Any]] = {
+    **{key: [*INTEGERS, None, -2] for key in ("max_tokens", "n", "top_k")},
+    **dict.fromkeys(("seed", "logprobs", "prompt_logprobs"), INTEGERS),
+    "logprob_start_len": [*INTEGERS, None, -1],
+    **{key: [*NUMBERS, -1.0] for key in ("temperature", "top_p", "min_p", "repetition_penalty")},
+    **{key: [*NUMBERS, -3.0] for key in ("presence_penalty", "frequency_penalty")},
+    **{key: [1, "yes", None] for key in ("ignore_eos", "skip_special_tokens")},
+    "stop": ["abc", [1], ("",), ("a",) * 17, 5, {"a": "b"}, None],
+    "stop_token_ids": [5, (1.0,), (True,), ("1",), (-1,), (50,), (HUGE,), (1,) * 1025, range(3), None],
+    "logit_bias": [
+        *({1: bad} for bad in (NAN, "1", 101, True, None, HUGE)),
+        *({bad: 1.0} for bad in ("1", HUGE, -1, 50, 1.0)),
+        *([1.0], None, dict.fromkeys(range(1025), 1.0)),
+    ],
+    "cache_salt": [5, "", "a" * 257],
+}
+
+
+@pytest.mark.parametrize("field", BAD_PARAMS)
+def test_promise_2_parameter_of_a_wrong_type(field: str) -> None:
+    for value in BAD_PARAMS[field]:
+        error = refuse(2, [1], SamplingParams(**{field: value}), InvalidRequestError)
+        assert error.field == field
+        assert len(error.message) < 200
+
+
+@pytest.mark.parametrize("params", [None, {"max_tokens": 5}, SamplingParams])
+def test_promise_2_params_of_a_wrong_type(params: Any) -> None:
+    assert refuse(2, [1], params, InvalidRequestError).field == "params"
 
 
 @pytest.mark.parametrize("what", REFUSED)

@@ -1,0 +1,71 @@
+"""Refuses a request that the scheduler can never serve (promise 2), whatever the types of its parts are.
+
+Sizes are checked before values, so the cost is bounded by the longest request that can be served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from minisgl.core import I32, EngineSpec, InvalidRequestError, SamplingParams
+
+_MAX_UID = 2**31 - 1  # uids are stored as int32; negative numbers mark pages without a request
+
+
+def check_request(spec: EngineSpec, uid: int, prompt_ids: Sequence[int] | I32, params: SamplingParams) -> I32:
+    """Return the prompt as a new array, int32 ``[tokens]``.
+
+    Raise ValueError if ``uid`` is not a valid number of a request. Raise `InvalidRequestError`, which names the field,
+    if an engine of the sizes ``spec`` can never serve the request.
+    """
+    if not isinstance(uid, int) or isinstance(uid, bool) or not 0 <= uid <= _MAX_UID:
+        raise ValueError(f"a uid must be an integer from 0 to {_MAX_UID}")
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequestError("params", f"params must be SamplingParams, not {type(params).__name__}.")
+    params.check(spec.vocab_size)
+    _check_length(spec, prompt_ids, params.max_tokens)
+    return _check_tokens(prompt_ids, spec.vocab_size)
+
+
+def _check_length(spec: EngineSpec, prompt_ids: Sequence[int] | I32, max_tokens: int) -> None:
+    is_array = isinstance(prompt_ids, np.ndarray) and prompt_ids.ndim > 0
+    if not is_array and (not isinstance(prompt_ids, Sequence) or isinstance(prompt_ids, str | bytes | bytearray)):
+        kind = type(prompt_ids).__name__
+        raise InvalidRequestError("prompt", f"The prompt must be a sequence of token ids, not of type {kind}.")
+    length = len(prompt_ids)
+    if length == 0:
+        raise InvalidRequestError("prompt", "The prompt is empty. It must have at least one token.")
+    limit = min(spec.max_seq_len, spec.num_pages * spec.page_size + 1)  # the last token's KV is never stored
+    if length + max_tokens > limit:
+        limited_by = "the model's context" if limit == spec.max_seq_len else "the KV pool"
+        raise InvalidRequestError(
+            "prompt" if length >= limit else "max_tokens",
+            f"The prompt has {length} tokens and max_tokens is {max_tokens}. Together they exceed the "
+            f"{limit} tokens that {limited_by} can hold.",
+            "context_length_exceeded",
+        )
+
+
+def _check_tokens(prompt_ids: Sequence[int] | I32, vocab_size: int) -> I32:
+    if not isinstance(prompt_ids, np.ndarray):
+        kinds = {*map(type, prompt_ids)}
+        if not all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds):
+            names = ", ".join(sorted(kind.__name__ for kind in kinds))
+            raise InvalidRequestError(
+                "prompt", f"The prompt must be a list of integers; it has elements of type {names}."
+            )
+    ids = np.asarray(prompt_ids)
+    is_integer = ids.dtype.kind in "iu"
+    if isinstance(prompt_ids, np.ndarray) and (ids.ndim != 1 or not is_integer):
+        what = f"an array of {ids.dtype} with {ids.ndim} dimensions"
+        raise InvalidRequestError("prompt", f"The prompt must be a one-dimensional array of integers; it is {what}.")
+    if not is_integer:  # numpy has no integer type for Python integers of more than 64 bits
+        raise InvalidRequestError("prompt", f"A token id exceeds 64 bits; the vocabulary has {vocab_size} tokens.")
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+        invalid = int(ids[(ids < 0) | (ids >= vocab_size)][0])
+        raise InvalidRequestError(
+            "prompt", f"Token id {invalid} is not in the vocabulary, which has {vocab_size} tokens."
+        )
+    return ids.astype(np.int32)
