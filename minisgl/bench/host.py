@@ -20,6 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from minisgl.bench.arguments import add_json, add_options, parse, write_json
+from minisgl.bench.host_scale import Scale
+from minisgl.bench.host_scale import show as show_costs
 from minisgl.config import Config
 from minisgl.core import I32, EngineSpec, SamplingParams
 from minisgl.options.compose import compose, plain_errors
@@ -62,6 +64,9 @@ def parser() -> argparse.ArgumentParser:
     add_options(p, "as for `python -m minisgl`")
     p.add_argument("--steps", type=int, default=300, help="steps measured for each point (default 300)")
     add_json(p)
+    p.add_argument(
+        "--scale", action="store_true", help="measure the CPU time of large queues, bursts and evictions instead"
+    )
     p.add_argument("--profile", action="store_true", help="print the time of each function with 256 rows instead")
     return p
 
@@ -73,6 +78,12 @@ def main(argv: Sequence[str]) -> None:
         config = compose(manager, args.options)
         if args.profile:
             profile(config, manager, args.steps)
+            return
+        if args.scale:
+            costs = Scale(config, manager).all()
+            show_costs(costs)
+            report = [asdict(cost) for cost in costs]
+            write_json(args, {"machine": machine(), "options": list(args.options), "costs": report})
             return
         points = measure(config, manager, args.steps)
     show(points)
