@@ -1,7 +1,7 @@
 """``python -m minisgl.bench host --scale``: the scheduler's CPU time under large queues, bursts and full caches.
 
-Each workload measures one operation whose cost could grow faster than linearly. The times are CPU seconds of the process
-(`time.process_time`), so a busy machine changes them little.
+Each workload measures one operation whose cost could grow faster than linearly. The times are CPU seconds of the
+process (`time.process_time`), so a busy machine changes them little.
 """
 
 from __future__ import annotations

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from minisgl.config import ConfigError
-from minisgl.core import I64
+from minisgl.core import I32
 
-CommonPages = Callable[[I64, I64, int], int]
-"""``f(a, b, page_size)`` returns how many whole pages a and b (int64, one-dimensional) share at their start."""
+CommonPages = Callable[[I32, I32, int], int]
+"""``f(a, b, page_size)`` returns how many whole pages a and b (int32, one-dimensional) share at their start."""
 
 ALGORITHMS = ("auto", "numpy", "cpp")
 
 
-def common_pages(a: I64, b: I64, page_size: int) -> int:
+def common_pages(a: I32, b: I32, page_size: int) -> int:
     """Count the common leading pages of a and b in numpy: see `CommonPages`."""
     n = min(len(a), len(b))
     differs = a[:n] != b[:n]
@@ -45,7 +45,7 @@ def pick_common_pages(algorithm: str) -> CommonPages:
             return common_pages
         raise
 
-    def in_cpp(a: I64, b: I64, page_size: int) -> int:
+    def in_cpp(a: I32, b: I32, page_size: int) -> int:
         if a.flags.writeable and b.flags.writeable:
             return compiled(a, b, page_size)
         return common_pages(a, b, page_size)  # a read-only array can't be passed through DLPack

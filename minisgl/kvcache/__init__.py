@@ -9,18 +9,18 @@ returns page numbers, and the scheduler's `CacheManager` frees these pages in th
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from minisgl.core import I32, I64
+from minisgl.core import I32
 
-__all__ = ["InsertResult", "Key", "MatchResult", "PrefixCache"]
+__all__ = ["InsertResult", "Key", "MatchResult", "PrefixCache", "Rematches"]
 
 
 class Key(NamedTuple):
     """The key of a prefix. Two requests share KV only if their namespaces and their token ids are equal."""
 
-    namespace: Hashable  # always None today; a LoRA adapter or a cache salt would go here
-    ids: I64  # token ids, [tokens]
+    namespace: Hashable  # the request's ``cache_salt``, or None; a LoRA adapter would go here too
+    ids: I32  # token ids, [tokens]; shared with the request: a cache that keeps them must copy them
 
 
 class MatchResult(NamedTuple):
@@ -78,3 +78,15 @@ class PrefixCache(Protocol):
 
     def check(self) -> None:
         """Raise AssertionError if the cache's own data structure is inconsistent."""
+
+
+@runtime_checkable
+class Rematches(Protocol):
+    """An optional method of a prefix cache. Without it, the scheduler calls `PrefixCache.match` again instead."""
+
+    def rematch(self, key: Key, last: MatchResult) -> MatchResult:
+        """Return what ``match(key)`` returns. ``last`` is an earlier result for the same key, from any time before.
+
+        The scheduler matches a waiting request again after every change of the cache. Most changes leave the result as
+        it was, so a cache that starts at ``last`` need not compare the tokens of the whole prefix again.
+        """

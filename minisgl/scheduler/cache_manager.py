@@ -53,20 +53,29 @@ request that matches these pages runs in a later step, and steps take effect in 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from minisgl.core import I32, I64, EngineSpec, Req
-from minisgl.kvcache import Key, MatchResult, PrefixCache
+from minisgl.core import I32, EngineSpec, Req
+from minisgl.kvcache import Key, MatchResult, PrefixCache, Rematches
 from minisgl.scheduler.budget import AdmissionCost
 from minisgl.scheduler.events import Events
 from minisgl.scheduler.page_allocator import PageAllocator
+from minisgl.scheduler.prefix_hash import PageHash, PrefixHasher
 from minisgl.scheduler.request_table import RequestTable
 
-_HASH_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so its powers are never 0 modulo 2^64
-_HASH_MIX = np.uint64(0xD6E8FEB86659FD93)
+
+class _PrefixMatch:
+    """The last match of a waiting request (``Req.prefix_match``). It is outdated if ``version`` is."""
+
+    __slots__ = ("ids", "key", "result", "version")
+
+    def __init__(self, ids: I32, key: Key):
+        self.ids, self.key = ids, key  # all tokens; the tokens that may be matched
+        self.result: MatchResult | None = None
+        self.version = -1
 
 
 class CacheManager:
@@ -84,6 +93,8 @@ class CacheManager:
         self.events = events
         self.allocator = PageAllocator(spec.num_pages, spec.max_running_requests)
         self.request_table = RequestTable(spec)
+        self._hasher = PrefixHasher(spec.page_size)
+        self._rematch = cache.rematch if isinstance(cache, Rematches) else _match_again(cache)
         self.last_launched_step = -1
         self.last_read_step = -1
         self.evicted_pages = 0  # number of pages evicted since the start
@@ -110,15 +121,15 @@ class CacheManager:
         The match never contains the request's last token: the model must compute at least one position. It contains no
         position whose logits the request needs for ``prompt_logprobs`` either.
         """
-        if req.prefix_match is None or req.prefix_match[0] != self._version:
-            ids = req.prefix_match[2] if req.prefix_match is not None else req.tokens().astype(np.int64)
-            end = len(ids) - 1
-            if req.next_prompt_logprob < len(req.prompt_ids) - 1:
-                end = min(end, req.next_prompt_logprob)
-            key = Key(req.params.cache_salt, ids[: end // self.spec.page_size * self.spec.page_size])
-            req.prefix_match = (self._version, self.cache.match(key), ids)
-        match: MatchResult = req.prefix_match[1]
-        return match
+        last: _PrefixMatch | None = req.prefix_match
+        if last is None:
+            ids, size = req.tokens(), self.spec.page_size
+            key = Key(req.params.cache_salt, ids[: _num_reusable_tokens(req) // size * size])
+            last = req.prefix_match = _PrefixMatch(ids, key)
+        if last.version != self._version or last.result is None:
+            last.result = self.cache.match(last.key) if last.result is None else self._rematch(last.key, last.result)
+            last.version = self._version
+        return last.result
 
     def admission_cost(self, req: Req) -> AdmissionCost:
         """Return the pages that the admission of a waiting request needs, now and for its next tokens."""
@@ -128,18 +139,24 @@ class CacheManager:
         # Unlocked pages of the match are evictable now. The admission locks them, so they count as pages it needs.
         return AdmissionCost(pages_now - len(match.pages) + match.unlocked, pages_soon - pages_now)
 
-    def next_page_hash(self, req: Req, page: int) -> int | None:
-        """Return a hash of the request's first ``page + 1`` pages of tokens.
+    def hash_prompt(self, req: Req) -> None:
+        """Compute the page hashes of a request: when it is added, so that no turn of the loop has to."""
+        if self.cache.reuses:
+            req.page_hashes = self._hasher.hashes(req.tokens()[: _num_reusable_tokens(req)])
 
-        None means that the request could not use page number ``page`` from the cache: the page holds the request's last
-        token, which `match` leaves out, or the cache reuses no pages. Two requests with the same hash are assumed to
+    def next_page_hash(self, req: Req, page: int) -> PageHash | None:
+        """Return a hash of the request's first ``page + 1`` pages of tokens, and its ``cache_salt``.
+
+        None means that the request could not use page number ``page`` from the cache: `match` leaves the page out, or the
+        cache reuses no pages. Two requests with the same hash are assumed to
         compute the same KV in these pages.
         """
         if not self.cache.reuses:
             return None
-        if req.page_hashes is None:
-            req.page_hashes = _page_hashes(req.tokens()[:-1], self.spec.page_size)
-        return req.page_hashes[page] if page < len(req.page_hashes) else None
+        if req.page_hashes is None:  # after a retraction, the output is hashed too
+            self.hash_prompt(req)
+        assert req.page_hashes is not None
+        return (req.params.cache_salt, int(req.page_hashes[page])) if page < len(req.page_hashes) else None
 
     # ---- free -> allocated ---------------------------------------------------------------------------
 
@@ -153,19 +170,26 @@ class CacheManager:
             self._version += 1  # the lock of an earlier request may have split a node: match again
             match = self.match(req)
             self.cache.lock(match.handle)
-            self.allocator.incref(match.pages)
             matches.append(match)
             self.events.prefix_matched(req, match.pages, step)
-        for req, match in zip(reqs, matches, strict=True):
-            num_cached_pages = len(match.pages)
-            new_pages = self._allocate(-(-len(req) // self.spec.page_size) - num_cached_pages, req.uid)
-            req.cache_handle, req.num_cached_pages = match.handle, num_cached_pages
-            req.req_pool_idx = self.allocator.allocate_req_pool_idx(req.uid)
-            pages = np.concatenate((match.pages, new_pages))
-            self.request_table.admit(req, pages, num_cached_pages * self.spec.page_size, step - 1)
-            self._page_table_updates.append(
-                (np.full(len(pages), req.req_pool_idx, np.int32), np.arange(len(pages), dtype=np.int32), pages)
-            )
+        self.allocator.incref(np.concatenate([match.pages for match in matches]))
+        uids = np.array([req.uid for req in reqs], np.int32)
+        num_cached_pages = np.array([len(match.pages) for match in matches], np.int32)
+        num_pages = -(-np.array([len(req) for req in reqs], np.int32) // self.spec.page_size)
+        num_new_pages = num_pages - num_cached_pages
+        new_pages = self._allocate(int(num_new_pages.sum()), np.repeat(uids, num_new_pages))
+        rows = self.allocator.allocate_req_pool_indices(uids)
+        pages = new_pages
+        if num_cached_pages.any():
+            ends = np.cumsum(num_new_pages).tolist()
+            parts: list[I32] = []
+            for match, end, n in zip(matches, ends, num_new_pages.tolist(), strict=True):
+                parts += (match.pages, new_pages[end - n : end])
+            pages = np.concatenate(parts)
+        for req, match, row in zip(reqs, matches, rows.tolist(), strict=True):
+            req.cache_handle, req.num_cached_pages, req.req_pool_idx = match.handle, len(match.pages), row
+        num_cached_tokens = num_cached_pages * self.spec.page_size
+        self._page_table_updates.append(self.request_table.admit(reqs, pages, num_pages, num_cached_tokens, step - 1))
 
     def allocate_decode_pages(self, req_pool_indices: I32) -> None:
         """Allocate one more page for each of these rows, whose next token starts a new page."""
@@ -228,9 +252,9 @@ class CacheManager:
         computed = int(min(self.request_table.num_computed_tokens[row], self.request_table.num_prefill_tokens[row]))
         end_page = computed // self.spec.page_size
         if self.cache.reuses and end_page > req.num_cached_pages:
-            self._insert(req, req.prefix_match[2], end_page)
+            self._insert(req, req.prefix_match.ids, end_page)
 
-    def _insert(self, req: Req, ids: I64, end_page: int) -> None:
+    def _insert(self, req: Req, ids: I32, end_page: int) -> None:
         """Offer the request's pages ``[num_cached_pages, end_page)`` to the cache, and retire the duplicates."""
         start, row = req.num_cached_pages, req.req_pool_idx
         offered = self.request_table.page_table[row, start:end_page].copy()
@@ -265,7 +289,7 @@ class CacheManager:
         known = int(min(self.request_table.num_computed_tokens[req.req_pool_idx], len(req)))
         end_page = known // self.spec.page_size
         if self.cache.reuses and end_page > req.num_cached_pages:
-            self._insert(req, req.tokens().astype(np.int64), end_page)
+            self._insert(req, req.tokens(), end_page)
         pages = self.request_table.pages_of(req)
         # Drop updates of this row that no step has carried yet: they may name pages that are retired below.
         self._page_table_updates = [
@@ -297,17 +321,17 @@ class CacheManager:
             self._version += 1
 
 
-def _page_hashes(tokens: I32, page_size: int) -> list[int]:
-    """Return the hashes of the first page of ``tokens``, the first two pages, …: polynomials modulo 2^64."""
-    end = len(tokens) // page_size * page_size
-    if end == 0:
-        return []
-    mixed = (tokens[:end].astype(np.uint64) + np.uint64(1)) * _HASH_MIX
-    mixed ^= mixed >> np.uint64(29)
-    powers = np.cumprod(np.full(end, _HASH_BASE, np.uint64))
-    sums = np.cumsum(mixed * powers)
-    hashes: list[int] = sums[page_size - 1 :: page_size].tolist()
-    return hashes
+def _match_again(cache: PrefixCache) -> Callable[[Key, MatchResult], MatchResult]:
+    return lambda key, last: cache.match(key)
+
+
+def _num_reusable_tokens(req: Req) -> int:
+    """Return how many leading tokens of a request the prefix cache may serve.
+
+    The model must compute at least the last one, and the positions whose logits ``prompt_logprobs`` still needs.
+    """
+    end = len(req) - 1
+    return min(end, req.next_prompt_logprob) if req.next_prompt_logprob < len(req.prompt_ids) - 1 else end
 
 
 _NONE = np.empty(0, np.int32)

@@ -121,12 +121,12 @@ class PageAllocator:
         """
         return self.pages.allocate(n, owner)
 
-    def allocate_req_pool_idx(self, owner: int) -> int:
-        """Allocate a row of the request pool for request ``owner``. Return its number.
+    def allocate_req_pool_indices(self, owners: I32) -> I32:
+        """Allocate a row of the request pool for each request in ``owners``. Return their numbers, int32.
 
-        Raise `PageOwnershipError` if no row is free.
+        Raise `PageOwnershipError` if too few rows are free.
         """
-        return int(self.req_pool.allocate(1, owner)[0])
+        return self.req_pool.allocate(len(owners), owners)
 
     def retire(self, pages: I32, owner: int, after: int, req_pool_indices: I32 | None = None) -> None:
         """Return pages, and optionally request-pool rows, of request ``owner``.
@@ -155,9 +155,9 @@ class PageAllocator:
         self.pages.owner[pages] = CACHE
 
     def incref(self, pages: I32) -> None:
-        """Count one more running request that uses these pages of the cache."""
+        """Count one more user of these pages of the cache; a page that is listed twice gets two users."""
         self.pages.check_owner(pages, CACHE, "add a user to")
-        self.ref_counts[pages] += 1
+        np.add.at(self.ref_counts, pages, 1)
 
     def decref(self, pages: I32) -> None:
         """Count one running request fewer that uses these pages of the cache."""

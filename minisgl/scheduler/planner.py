@@ -6,7 +6,7 @@ request. It admits no request and builds no step: `Scheduler` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Protocol
 
@@ -16,6 +16,8 @@ from minisgl.core import I32, Req
 from minisgl.scheduler.base import Plan, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.budget import AdmissionCost, StepBudget, WaitingView
 from minisgl.scheduler.cache_manager import CacheManager
+from minisgl.scheduler.prefix_hash import PageHash
+from minisgl.scheduler.waiting_queue import WaitingQueue
 
 
 class PolicyError(RuntimeError):
@@ -31,7 +33,7 @@ class Requests(Protocol):
     """The part of `Scheduler` that the planner uses: its open requests."""
 
     requests: dict[int, Req]  # open requests (waiting and running) by uid
-    waiting: list[Req]  # in order of arrival
+    waiting: WaitingQueue
     next_step_id: int
 
     def retract(self, req: Req) -> None:
@@ -63,13 +65,14 @@ class Planner:
             views = self.request_table.running_views(self.requests.next_step_id)
         budget = self._budget(CacheManager.LOOKAHEAD if self.requests.waiting else 0)
         forced = self._starved_rows(views, budget)
+        waiting: Iterable[Req] = self.requests.waiting
+        num_waiting = len(self.requests.waiting)
         if forced:
             planned = {uid for uid, _ in forced}
             views = [v for v in views if v.uid not in planned]
-            waiting = [req for req in self.requests.waiting if req.uid not in planned]
-        else:
-            waiting = self.requests.waiting
-        plan = self.policy.plan(WaitingView(len(waiting), self._waiting_view_factory(waiting, views)), views, budget)
+            num_waiting -= sum(self.requests.requests[uid].req_pool_idx < 0 for uid in planned)
+            waiting = (req for req in self.requests.waiting if req.uid not in planned)
+        plan = self.policy.plan(WaitingView(num_waiting, self._waiting_views(waiting, views)), views, budget)
         if not isinstance(plan, Plan):
             raise PolicyError(f"plan() returned a {type(plan).__name__}; it must return a Plan(rows, retract)")
         rows = [*forced, *plan.rows] if forced else plan.rows
@@ -110,22 +113,23 @@ class Planner:
         views: dict[int, Running | Waiting] = {
             v.uid: v for v in self.request_table.running_views(self.requests.next_step_id)
         }
-        wanted = dict(rows)
-        views |= {req.uid: self._waiting_view(req) for req in self.requests.waiting if req.uid in wanted}
+        for uid, _ in rows:
+            req = self.requests.requests.get(uid)
+            if req is not None and req.req_pool_idx < 0:
+                views[uid] = self._waiting_view(req)
         return [(uid, n) for uid, want in rows if (n := budget.grant(views[uid], want) if uid in views else want)]
 
     def _admission_cost(self, uid: int) -> AdmissionCost:
         return self.cache_manager.admission_cost(self.requests.requests[uid])
 
-    def _waiting_view_factory(self, waiting: list[Req], views: list[Running]) -> Callable[[int], Waiting]:
-        """Return a function that makes the policy's view of ``waiting[i]``.
+    def _waiting_views(self, waiting: Iterable[Req], views: list[Running]) -> Iterator[Waiting]:
+        """Yield the policy's view of each request in ``waiting``, which is in order of arrival.
 
-        The returned function must be called for i = 0, 1, 2, …, so that the ``same_prefix_req`` of a request is always
-        an earlier request.
+        The ``same_prefix_req`` of a request is a running request of ``views`` or a request yielded before.
         """
         cache_manager, page_size = self.cache_manager, self.cache_manager.spec.page_size
         step = self.requests.next_step_id
-        computing: dict[int, int] = {}  # hash of a prefix in whole pages -> the first request to compute its last page
+        computing: dict[PageHash, int] = {}  # a prefix in whole pages -> the first request to compute its last page
 
         def first_to_compute(req: Req, page: int) -> int | None:
             page_hash = cache_manager.next_page_hash(req, page)
@@ -135,25 +139,21 @@ class Planner:
             if view.num_remaining_tokens:
                 req = self.requests.requests[view.uid]
                 first_to_compute(req, int(self.request_table.num_computed_tokens[req.req_pool_idx]) // page_size)
-
-        def view_of(i: int) -> Waiting:
-            req = waiting[i]
+        for req in waiting:
             num_cached_pages = len(cache_manager.match(req).pages)
             first = first_to_compute(req, num_cached_pages)
-            return Waiting(
-                uid=req.uid,
-                arrival=req.arrival,
-                num_tokens=len(req),
-                num_cached_tokens=num_cached_pages * page_size,
-                same_prefix_req=None if first == req.uid else first,
-                skipped_steps=step - req.queued_at_step,
+            yield Waiting(
+                req.uid,
+                req.arrival,
+                len(req),
+                num_cached_pages * page_size,
+                None if first == req.uid else first,
+                step - req.queued_at_step,
             )
-
-        return view_of
 
     def _oldest_starved(self) -> Req | None:
         """Return the oldest waiting request if it had no row for ``starvation_steps`` steps, else None."""
-        first = self.requests.waiting[0] if self.requests.waiting else None
+        first = self.requests.waiting.first()
         return (
             first
             if first is not None and self.requests.next_step_id - first.queued_at_step >= self.starvation_steps
@@ -200,14 +200,15 @@ class Planner:
         for view in self.request_table.running_views(self.requests.next_step_id):
             if n := budget.grant(view, view.num_remaining_tokens or 1):
                 return [(view.uid, n)]
-        waiting = self._waiting_view(self.requests.waiting[0]) if self.requests.waiting else None
+        oldest = self.requests.waiting.first()
+        waiting = None if oldest is None else self._waiting_view(oldest)
         if waiting is not None and (n := budget.grant(waiting, waiting.num_tokens - waiting.num_cached_tokens)):
             return [(waiting.uid, n)]
         return []
 
     def _waiting_view(self, req: Req) -> Waiting:
         """Return the policy's view of a waiting request, as if no other request existed (no ``same_prefix_req``)."""
-        return self._waiting_view_factory([req], [])(0)
+        return next(self._waiting_views([req], []))
 
     def check(self, reqs: list[Req], req_pool_indices: I32, num_tokens: I32) -> None:
         """Raise `PolicyError` unless the rows fit into one step.

@@ -6,6 +6,8 @@ the engine keeps on the device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from minisgl.core import I32, EngineSpec, Req
@@ -39,40 +41,64 @@ class RequestTable:
             self.admission_order,
         ) = (np.full(n, -1, np.int32) for _ in range(7))
         self.page_table: I32 = np.full((n, -(-spec.max_seq_len // spec.page_size)), -1, np.int32)
-        self.reqs: list[Req] = []  # running requests, in order of admission
-        self.req_pool_indices: I32 = np.empty(0, np.int32)  # [len(reqs)] the row of each
+        self._running: dict[int, Req] = {}  # running requests by admission order, in this order
+        self._reqs: list[Req] | None = []  # its values; None after a change
+        self._req_pool_indices: I32 = np.empty(0, np.int32)
         self._views: list[Running] = []  # views of the last step; unchanged ones are reused
         self._view_fields: I32 = np.empty((3, 0), np.int32)  # the fields of _views that change
 
-    def admit(self, req: Req, pages: I32, num_computed_tokens: int, step: int) -> None:
-        """Fill the row of an admitted request.
+    @property
+    def reqs(self) -> list[Req]:
+        """The running requests, in order of admission. Do not change the list."""
+        if self._reqs is None:
+            self._reqs = list(self._running.values())
+            self._req_pool_indices = np.array([req.req_pool_idx for req in self._reqs], np.int32)
+        return self._reqs
 
-        ``pages`` are the pages of all its tokens so far, of which the cache holds the first ``num_computed_tokens``.
-        ``step`` is stored as the last step in which the request had a row.
+    @property
+    def req_pool_indices(self) -> I32:
+        """The row of each request in ``reqs``: int32 ``[len(reqs)]``."""
+        if self._reqs is None:
+            assert len(self.reqs) == len(self._running)
+        return self._req_pool_indices
+
+    def admit(
+        self, reqs: Sequence[Req], pages: I32, num_pages: I32, num_computed_tokens: I32, step: int
+    ) -> tuple[I32, I32, I32]:
+        """Fill the rows of admitted requests. Return the changes of the page table: (rows, columns, pages).
+
+        ``num_pages[i]`` of ``pages`` hold all tokens so far of request i; the requests' pages follow each other. The
+        cache holds the first ``num_computed_tokens[i]`` tokens. ``step`` is stored as the last step in which the
+        requests had a row.
         """
-        row = req.req_pool_idx
-        self.uid[row] = req.uid
-        self.num_computed_tokens[row], self.num_prefill_tokens[row] = num_computed_tokens, len(req)
-        self.max_len[row] = req.max_len
-        self.num_pages[row], self.last_step[row], self.admission_order[row] = len(pages), step, req.admission_order
-        self.page_table[row, : len(pages)] = pages
-        self.reqs.append(req)
-        self._update_req_pool_indices()
+        rows = np.array([req.req_pool_idx for req in reqs], np.int32)
+        self.uid[rows] = [req.uid for req in reqs]
+        self.num_computed_tokens[rows] = num_computed_tokens
+        self.num_prefill_tokens[rows] = [len(req) for req in reqs]
+        self.max_len[rows] = [req.max_len for req in reqs]
+        self.num_pages[rows], self.last_step[rows] = num_pages, step
+        self.admission_order[rows] = [req.admission_order for req in reqs]
+        firsts = np.cumsum(num_pages) - num_pages
+        columns = np.arange(len(pages), dtype=np.int32) - np.repeat(firsts, num_pages).astype(np.int32)
+        table_rows = np.repeat(rows, num_pages)
+        self.page_table[table_rows, columns] = pages
+        self._running.update((req.admission_order, req) for req in reqs)
+        self._forget_lists()
+        return table_rows, columns, pages
 
     def remove(self, req: Req) -> None:
         """Clear the row of a request that was retracted or has ended."""
         self.admission_order[req.req_pool_idx] = -1
-        self.reqs.remove(req)
-        self._update_req_pool_indices()
+        del self._running[req.admission_order]
+        self._forget_lists()
+
+    def _forget_lists(self) -> None:
+        self._reqs, self._views = None, []
 
     def pages_of(self, req: Req) -> I32:
         """Return a copy of the page-table row of a running request: int32 ``[pages]``."""
         pages: I32 = self.page_table[req.req_pool_idx, : self.num_pages[req.req_pool_idx]].copy()
         return pages
-
-    def _update_req_pool_indices(self) -> None:
-        self.req_pool_indices = np.fromiter((r.req_pool_idx for r in self.reqs), np.int32, len(self.reqs))
-        self._views = []
 
     def decoding(self) -> I32:
         """Return the rows of the requests that can decode in the next step.
@@ -101,8 +127,8 @@ class RequestTable:
 
     def running_views(self, next_step: int) -> list[Running]:
         """Return the policy's view of each running request that can take part in step ``next_step``."""
-        rows = self.req_pool_indices
-        if not len(rows):
+        rows, reqs = self.req_pool_indices, self.reqs
+        if not reqs:
             return []
         computed = self.num_computed_tokens[rows]
         remaining = np.maximum(self.num_prefill_tokens[rows] - computed, 0)
@@ -115,7 +141,7 @@ class RequestTable:
         for i, num_remaining, num_new_pages, skipped in zip(
             stale.tolist(), *view_fields[:, stale].tolist(), strict=True
         ):
-            req = self.reqs[i]
+            req = reqs[i]
             self._views[i] = Running(req.uid, num_remaining, num_new_pages, skipped, req.admission_order)
         self._view_fields = view_fields
         # A request whose last token is already being sampled has nothing left to compute.

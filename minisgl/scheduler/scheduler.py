@@ -10,7 +10,6 @@ retracted, while a step with a row of that request is in flight. The token that 
 from __future__ import annotations
 
 import time
-from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
@@ -37,6 +36,7 @@ from minisgl.scheduler.events import Events
 from minisgl.scheduler.planner import Planner, PolicyError, req_pool_indices_of
 from minisgl.scheduler.results import InFlightStep, ResultReader
 from minisgl.scheduler.step_builder import StepBuilder
+from minisgl.scheduler.waiting_queue import WaitingQueue
 
 
 class Scheduler:
@@ -89,7 +89,7 @@ class Scheduler:
         self._counts = dict.fromkeys(_COUNTERS, 0)
         self.results = ResultReader(self.request_table, self.constraints, self._counts)
         self.requests: dict[int, Req] = {}  # open requests (waiting and running) by uid
-        self.waiting: list[Req] = []  # in order of arrival
+        self.waiting = WaitingQueue()
         self.in_flight: deque[InFlightStep] = deque()
         self.next_step_id = 0
         self._arrivals = 0
@@ -117,7 +117,8 @@ class Scheduler:
             self.constraints[uid] = constraint
         self._arrivals += 1
         self.requests[uid] = req
-        self.waiting.append(req)
+        self.waiting.add(req)
+        self.cache_manager.hash_prompt(req)
         self._idle = False
         self.events.request_added(req, self.clock())
 
@@ -234,7 +235,7 @@ class Scheduler:
         self.cache_manager.release(req)
         self._counts["retractions"] += 1
         req.queued_at_step = self.next_step_id
-        insort(self.waiting, req, key=attrgetter("arrival"))
+        self.waiting.add(req)
         self.events.request_retracted(req, self.next_step_id)
 
     # ---- building and launching a step -----------------------------------------------------------------
@@ -270,9 +271,8 @@ class Scheduler:
             req.admission_order = self._admissions
             self._admissions += 1
         self.cache_manager.admit(reqs, self.next_step_id)
-        admitted = {req.uid for req in reqs}
-        self.waiting = [req for req in self.waiting if req.uid not in admitted]
         for req in reqs:
+            self.waiting.remove(req)
             num_cached_tokens = int(self.request_table.num_computed_tokens[req.req_pool_idx])
             self._counts["cached_tokens"] += num_cached_tokens
             if req.first_admission:

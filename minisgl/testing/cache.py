@@ -112,7 +112,7 @@ class CachePair:
 
     def key(self, ids: Sequence[int], namespace: Hashable = None) -> Key:
         """Return the cache's key for token ids."""
-        return Key(namespace, np.asarray(ids, np.int64))
+        return Key(namespace, np.asarray(ids, np.int32))
 
     def prefix(self, key: Key) -> Prefix:
         """Return the whole pages of a key, as a key of the reference cache."""
@@ -249,7 +249,7 @@ class CacheConformance:
         assert seen == (0, 0, 0), (
             f"an empty cache has total_pages, evictable_pages and evicted pages {seen}, expected (0, 0, 0)"
         )
-        key = Key(None, np.arange(4))
+        key = Key(None, np.arange(4, dtype=np.int32))
         found = cache.match(key).pages.tolist()
         assert not found, f"match of an empty cache found the pages {found}, expected none"
         inserted = cache.insert(None, key, 0, np.asarray([3, 4], np.int32))

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from minisgl.core import I32, I64
+from minisgl.core import I32
 from minisgl.hooks import hookimpl
 from minisgl.kernel import compare
 from minisgl.kvcache import InsertResult, Key, MatchResult
@@ -37,12 +37,12 @@ class Radix:
 class Node:
     """A node and the edge above it.
 
-    ``ids`` are the edge's token ids, int64 ``[pages * page_size]``. ``pages`` hold their KV, int32 ``[pages]``.
+    ``ids`` are the edge's token ids, int32 ``[pages * page_size]``. ``pages`` hold their KV, int32 ``[pages]``.
     """
 
     __slots__ = ("children", "ids", "pages", "parent", "stamp", "users")
 
-    def __init__(self, parent: Node | None, ids: I64, pages: I32):
+    def __init__(self, parent: Node | None, ids: I32, pages: I32):
         self.parent = parent
         self.ids = ids
         self.pages = pages
@@ -56,6 +56,16 @@ class Node:
         return not self.children
 
 
+class Root(Node):
+    """The root of a namespace: the empty prefix. `RadixCache.roots` holds it only while it has children."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: Hashable):
+        super().__init__(None, _NONE, _NONE)
+        self.namespace = namespace
+
+
 class Handle:
     """A prefix: the path from the root to ``node``, with only the first ``used`` pages of the node's own edge."""
 
@@ -66,14 +76,17 @@ class Handle:
 
 
 class RadixCache:
-    """A radix tree of pages of ``page_size`` tokens, with one root per namespace. Implements `PrefixCache`."""
+    """A radix tree of pages of ``page_size`` tokens, with one root per namespace. Implements `PrefixCache`.
+
+    A namespace without pages has no entry in ``roots``, so that namespaces of the past need no memory.
+    """
 
     reuses = True
 
     def __init__(self, page_size: int):
         self.page_size = page_size
         self.common_pages: compare.CommonPages = compare.common_pages
-        self.roots: dict[Hashable, Node] = {}
+        self.roots: dict[Hashable, Root] = {}
         self.evictable_pages = 0
         self.total_pages = 0
         self._clock = 0
@@ -106,6 +119,42 @@ class RadixCache:
         return MatchResult(Handle(node, used), np.concatenate(found) if found else _NONE, unlocked)
 
     # lab: end
+
+    def rematch(self, key: Key, last: MatchResult) -> MatchResult:
+        """Return what ``match(key)`` returns. Compare only tokens after ``last``, an earlier result for the same key.
+
+        The tokens of a path never change while its last node is in the tree. But its last edge may have been split, or
+        the edge's last pages may have been evicted.
+        """
+        node, size = last.handle.node, len(last.pages)
+        if node.parent is None or node.parent.children.get(self._page(node.ids, 0)) is not node:
+            return self.match(key)  # nothing was found, or the node was evicted
+        path = [node]
+        while path[-1].parent is not None:
+            path.append(path[-1].parent)
+        start = sum([len(above.pages) for above in path]) - len(node.pages)  # pages of the path above `node`
+        i = 0
+        while start >= size:  # the edge was split: the prefix ends in a part above
+            i += 1
+            start -= len(path[i].pages)
+        node = path[i]
+        used = min(size - start, len(node.pages))  # fewer than before if pages were evicted
+        pages = last.pages[: start + used]
+        unlocked = used if node.users == 0 else 0
+        for above in path[i + 1 :]:
+            if above.users == 0:
+                unlocked += len(above.pages)
+        at, end = start + used, len(key.ids) // self.page_size
+        found = [pages]
+        while used == len(node.pages) and at < end:
+            child = node.children.get(self._page(key.ids, at))
+            if child is None:
+                break
+            node, used = child, self._common(child.ids, key.ids[at * self.page_size :])
+            found.append(child.pages[:used])
+            unlocked += used if child.users == 0 else 0
+            at += used
+        return MatchResult(Handle(node, used), np.concatenate(found) if len(found) > 1 else pages, unlocked)
 
     # lab: radix.lock
     def lock(self, handle: Handle) -> None:
@@ -161,6 +210,8 @@ class RadixCache:
     def insert(self, base: Handle | None, key: Key, start: int, pages: I32) -> InsertResult:
         """Insert the pages of ``key`` from page ``start`` on, below ``base``. See `PrefixCache.insert`."""
         node = base.node if base is not None else self._root(key.namespace)
+        if isinstance(node, Root):  # the root of an empty namespace is replaced by the first that gets a child
+            node = self.roots.get(node.namespace, node)
         used = len(node.pages)
         cached: list[I32] = []
         at, end = 0, len(pages)
@@ -180,12 +231,14 @@ class RadixCache:
             node = child
         return InsertResult(Handle(node, used), np.concatenate(cached) if cached else _NONE)
 
-    def _grow(self, parent: Node, ids: I64, pages: I32) -> Node:
+    def _grow(self, parent: Node, ids: I32, pages: I32) -> Node:
         """Add a leaf with ``ids`` and ``pages`` below ``parent``. Return it."""
         self._clock += 1
         node = Node(parent, ids.copy(), pages.copy())
         node.stamp = self._clock
         parent.children[self._page(ids, 0)] = node
+        if isinstance(parent, Root):
+            self.roots[parent.namespace] = parent
         self.total_pages += len(pages)
         self.evictable_pages += len(pages)
         self._nodes += 1
@@ -230,8 +283,13 @@ class RadixCache:
         return node.users == 0 and node.is_leaf and node.parent is not None
 
     def _offer(self, node: Node) -> None:
-        """Push a node that can be evicted onto the heap. Rebuild the heap if most of its entries are outdated."""
+        """Push a node that can be evicted onto the heap. Rebuild the heap if most of its entries are outdated.
+
+        Drop a root that has no children.
+        """
         if not self._is_candidate(node):
+            if isinstance(node, Root) and node.is_leaf and self.roots.get(node.namespace) is node:
+                del self.roots[node.namespace]
             return
         self._offers += 1
         heapq.heappush(self._heap, (node.stamp, self._offers, node))
@@ -242,16 +300,14 @@ class RadixCache:
 
     # ---- helpers and checks --------------------------------------------------------------------------
 
-    def _root(self, namespace: Hashable) -> Node:
-        root = self.roots.get(namespace)
-        if root is None:
-            root = self.roots[namespace] = Node(None, np.empty(0, np.int64), _NONE)
-        return root
+    def _root(self, namespace: Hashable) -> Root:
+        """Return the root of a namespace: a new one, which is not in ``roots``, if the namespace is empty."""
+        return self.roots.get(namespace) or Root(namespace)
 
-    def _page(self, ids: I64, index: int) -> bytes:
+    def _page(self, ids: I32, index: int) -> bytes:
         return ids[index * self.page_size : (index + 1) * self.page_size].tobytes()
 
-    def _common(self, a: I64, b: I64) -> int:
+    def _common(self, a: I32, b: I32) -> int:
         """Return how many whole pages at the start of ``a`` and ``b`` are equal."""
         return self.common_pages(a, b, self.page_size)
 
@@ -270,6 +326,7 @@ class RadixCache:
         offered = {id(n) for s, _, n in self._heap if s == n.stamp}
         for root in self.roots.values():
             assert len(root.pages) == 0 and root.parent is None, "a root has pages or a parent"
+            assert root.children, "a namespace without pages has a root"
             assert root.users >= sum(c.users for c in root.children.values()), "a child has more users than its root"
         for node in self.nodes():
             count += 1

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl.config import ConfigError
-from minisgl.core import I64
+from minisgl.core import I32
 from minisgl.kernel import compare, cpp
 from minisgl.kernel.compare import CommonPages, common_pages, pick_common_pages
 from minisgl.plugin_manager.manager import PluginManager
@@ -31,7 +31,7 @@ def compiled() -> CommonPages:
     return pick_common_pages("cpp")
 
 
-def expected_pages(a: I64, b: I64, page_size: int) -> int:
+def expected_pages(a: I32, b: I32, page_size: int) -> int:
     """Count the common pages in plain Python: the expected value."""
     same = 0
     while same < min(len(a), len(b)) and a[same] == b[same]:
@@ -44,10 +44,10 @@ def expected_pages(a: I64, b: I64, page_size: int) -> int:
 def test_both_count_common_pages(compiled: CommonPages, length: int, other: int, at: int, page_size: int) -> None:
     """Both count the pages before the first different id, or of the shorter sequence."""
     rng = np.random.default_rng(length)
-    a = rng.integers(0, 1 << 40, length)
-    b = np.concatenate([a, rng.integers(0, 1 << 40, 400)])[:other]
+    a = rng.integers(0, 1 << 31, length, np.int32)
+    b = np.concatenate([a, rng.integers(0, 1 << 31, 400, np.int32)])[:other]
     if at < other:
-        b[at] ^= 1 << int(rng.integers(0, 40))  # flip one bit, high or low
+        b[at] ^= 1 << int(rng.integers(0, 31))  # flip one bit, high or low
     want = expected_pages(a, b, page_size)
     assert common_pages(a, b, page_size) == want
     assert compiled(a, b, page_size) == want
@@ -55,19 +55,19 @@ def test_both_count_common_pages(compiled: CommonPages, length: int, other: int,
 
 def test_slices_and_read_only_arrays(compiled: CommonPages) -> None:
     """The C++ version also handles slices and read-only arrays, which it passes on to numpy."""
-    ids = np.arange(1000)
-    frozen = np.frombuffer(ids.tobytes(), np.int64)
+    ids = np.arange(1000, dtype=np.int32)
+    frozen = np.frombuffer(ids.tobytes(), np.int32)
     for a, b in ((ids[7:], ids[7:900].copy()), (frozen, ids), (ids, frozen), (frozen[5:], frozen[5:])):
         assert compiled(a, b, 16) == expected_pages(a, b, 16)
 
 
 def test_wrong_arrays_are_refused() -> None:
-    """The compiled function accepts contiguous one-dimensional int64 arrays only."""
+    """The compiled function accepts contiguous one-dimensional int32 arrays only."""
     pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed here")
     raw = cpp.load("compare.cpp").common_pages
-    ids = np.arange(64)
-    for wrong in (ids.astype(np.int32), ids[::2], ids.reshape(8, 8), ids.astype(np.float64)):
-        with pytest.raises(ValueError, match="one contiguous row of int64"):
+    ids = np.arange(64, dtype=np.int32)
+    for wrong in (ids.astype(np.int64), ids[::2], ids.reshape(8, 8), ids.astype(np.float64)):
+        with pytest.raises(ValueError, match="one contiguous row of int32"):
             raw(wrong, ids, 1)
 
 
@@ -80,7 +80,7 @@ def test_radix_cache_is_the_same_with_both(compiled: CommonPages) -> None:
     rng = np.random.default_rng(3)
     answers: list[list[Any]] = [[], []]
     for step in range(60):
-        ids = rng.integers(0, 2, 4 * int(rng.integers(1, 12)))
+        ids = rng.integers(0, 2, 4 * int(rng.integers(1, 12)), np.int32)
         for cache, seen in zip(caches, answers, strict=True):
             key = key_of(ids)
             seen.append(cache.match(key).pages.tolist())
@@ -90,7 +90,7 @@ def test_radix_cache_is_the_same_with_both(compiled: CommonPages) -> None:
     assert any(answers[0])
 
 
-def key_of(ids: I64) -> Any:
+def key_of(ids: I32) -> Any:
     from minisgl.kvcache import Key
 
     return Key(None, ids)

@@ -125,7 +125,7 @@ def example() -> PageAllocator:
     allocator.transfer_to_cache(allocator.allocate(2, 8), 8)
     allocator.incref(pages(2))
     allocator.retire(allocator.allocate(1, 9), 9, after=5)
-    allocator.allocate_req_pool_idx(7)
+    allocator.allocate_req_pool_indices(pages(7))
     return allocator
 
 
@@ -142,7 +142,7 @@ FORBIDDEN: dict[str, tuple[Callable[[PageAllocator], object], str]] = {
     "evict a page that is not cached": (lambda a: a.free_evicted(pages(1)), "belongs to request 7"),
     "allocate too many pages": (lambda a: a.allocate(4, 7), "4 pages requested, 3 free"),
     "allocate too many rows": (
-        lambda a: (a.allocate_req_pool_idx(1), a.allocate_req_pool_idx(2)),
+        lambda a: (a.allocate_req_pool_indices(pages(1)), a.allocate_req_pool_indices(pages(2))),
         "request-pool rows requested",
     ),
     "be idle while a request owns a page": (lambda a: a.check_idle(2), "pages are lost"),
@@ -159,15 +159,15 @@ def test_promise_3_forbidden_calls(call: str) -> None:
 def test_promise_3_retired_pages_become_free() -> None:
     """Retired pages and rows are free once the last step that was launched before has been read, and not earlier."""
     allocator = PageAllocator(4, 2)
-    row = allocator.allocate_req_pool_idx(1)
+    row = allocator.allocate_req_pool_indices(pages(1))
     allocator.retire(allocator.allocate(4, 1), 1, after=6, req_pool_indices=pages(row))
     for step in (4, 5):
         allocator.free_retired(step)
         assert (allocator.num_free, allocator.num_retiring) == (0, 4)
-    assert allocator.allocate_req_pool_idx(2) != row
+    assert allocator.allocate_req_pool_indices(pages(2)) != row
     allocator.free_retired(6)
     assert (allocator.num_free, allocator.num_retiring) == (4, 0)
-    assert allocator.allocate_req_pool_idx(3) == row
+    assert allocator.allocate_req_pool_indices(pages(3)) == row
 
 
 def test_promise_3_retired_after_the_step_was_read() -> None:
@@ -187,6 +187,6 @@ def test_promise_9_check_idle() -> None:
     with pytest.raises(PageOwnershipError, match="users"):
         allocator.check_idle(3)
     allocator.decref(pages(1))
-    allocator.allocate_req_pool_idx(5)
+    allocator.allocate_req_pool_indices(pages(5))
     with pytest.raises(PageOwnershipError, match="request-pool rows"):
         allocator.check_idle(3)

@@ -11,21 +11,21 @@ namespace {
 // instructions. Only the first block that contains a difference is compared id by id.
 constexpr int64_t kBlock = 64;
 
-const int64_t* Ids(const tvm::ffi::TensorView& ids) {
+const int32_t* Ids(const tvm::ffi::TensorView& ids) {
   const DLDataType dtype = ids.dtype();
-  if (ids.ndim() != 1 || dtype.code != kDLInt || dtype.bits != 64 || ids.device().device_type != kDLCPU ||
+  if (ids.ndim() != 1 || dtype.code != kDLInt || dtype.bits != 32 || ids.device().device_type != kDLCPU ||
       (ids.size(0) > 1 && ids.stride(0) != 1)) {
-    TVM_FFI_THROW(ValueError) << "token ids must be one contiguous row of int64 on the CPU";
+    TVM_FFI_THROW(ValueError) << "token ids must be one contiguous row of int32 on the CPU";
   }
-  return static_cast<const int64_t*>(ids.data_ptr());
+  return static_cast<const int32_t*>(ids.data_ptr());
 }
 
 int64_t CommonPages(tvm::ffi::TensorView a, tvm::ffi::TensorView b, int64_t page_size) {
-  const int64_t *x = Ids(a), *y = Ids(b);
+  const int32_t *x = Ids(a), *y = Ids(b);
   const int64_t length = std::min(a.size(0), b.size(0));
   int64_t at = 0;
   for (; at + kBlock <= length; at += kBlock) {
-    int64_t differs = 0;
+    int32_t differs = 0;
     for (int64_t i = at; i < at + kBlock; ++i) differs |= x[i] ^ y[i];
     if (differs != 0) break;
   }

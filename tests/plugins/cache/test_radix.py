@@ -81,7 +81,7 @@ TestRadix.settings = settings(
 
 
 def key(*ids: int) -> Key:
-    return Key(None, np.asarray(ids, np.int64))
+    return Key(None, np.asarray(ids, np.int32))
 
 
 def pages(*numbers: int) -> np.ndarray:
@@ -133,7 +133,7 @@ def test_lru_eviction_counts_locks_as_use() -> None:
 
 def test_insert_copies_arrays() -> None:
     cache = RadixCache(1)
-    ids, numbers = np.asarray([1, 2], np.int64), pages(5, 6)
+    ids, numbers = np.asarray([1, 2], np.int32), pages(5, 6)
     cache.insert(None, Key(None, ids), 0, numbers)
     ids[:], numbers[:] = 9, 9
     cache.check()

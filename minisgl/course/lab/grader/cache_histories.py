@@ -71,7 +71,7 @@ class History:
     def key(self, ids: list[int]) -> tuple[Key, Prefix]:
         """Return the cache's key for token ids, and the dictionary's key for their whole pages."""
         whole = len(ids) // self.page_size * self.page_size
-        return Key(None, np.asarray(ids, np.int64)), Prefix(None, tuple(ids[:whole]))
+        return Key(None, np.asarray(ids, np.int32)), Prefix(None, tuple(ids[:whole]))
 
     def match(self, ids: list[int]) -> tuple[Any, Prefix]:
         """Match a prefix and return its handle and the matched prefix."""
