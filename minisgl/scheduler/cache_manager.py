@@ -18,7 +18,7 @@ has 30 tokens, and a step that computes the positions up to 18 has just been lau
 
     part            owner        state
     cached prefix   the cache    [0, num_cached_pages): locked by `Req.cache_handle`, one user more in `ref_counts`
-    computed        the request  full pages; `cache_prompt` offers them to the cache
+    computed        the request  full pages; `cache_prompts` offers them to the cache
     now             the request  the page that is being written
     allocated       the request  pages for the rest of the prompt
 
@@ -26,7 +26,7 @@ The methods of `CacheManager` move pages between these parts::
 
     admit                  free or evicted -> allocated       for the prompt without its cached prefix, which is locked
     allocate_decode_pages  free or evicted -> allocated       one page for each decode row that needs it
-    cache_prompt           computed        -> cached prefix   the cache becomes the owner, num_cached_pages grows
+    cache_prompts          computed        -> cached prefix   the cache becomes the owner, num_cached_pages grows
                            duplicate       -> retiring        if the cache already had a page with the same tokens, the
                                                               page table changes to that page first (promise 4)
     release                all parts, see below               the request ends or is retracted
@@ -99,7 +99,7 @@ class CacheManager:
         self.last_read_step = -1
         self.evicted_pages = 0  # number of pages evicted since the start
         self._version = 0  # changes with the cache's content and locks; an older match result is invalid
-        self._pending_unlocks: deque[tuple[int, Any, I32]] = deque()  # (step, handle, pages), by step
+        self._pending_unlocks: deque[tuple[int, list[Any], I32]] = deque()  # (step, handles, pages), by step
         self._page_table_updates: list[tuple[I32, I32, I32]] = []  # (req_pool_indices, columns, pages)
         self._allocated: list[tuple[I32, I32]] = []  # (owners, pages), for the event of the next step
 
@@ -147,8 +147,8 @@ class CacheManager:
     def next_page_hash(self, req: Req, page: int) -> PageHash | None:
         """Return a hash of the request's first ``page + 1`` pages of tokens, and its ``cache_salt``.
 
-        None means that the request could not use page number ``page`` from the cache: `match` leaves the page out, or the
-        cache reuses no pages. Two requests with the same hash are assumed to
+        None means that the request could not use page number ``page`` from the cache: `match` leaves the page out, or
+        the cache reuses no pages. Two requests with the same hash are assumed to
         compute the same KV in these pages.
         """
         if not self.cache.reuses:
@@ -167,9 +167,10 @@ class CacheManager:
         """
         matches = []
         for req in reqs:
-            self._version += 1  # the lock of an earlier request may have split a node: match again
             match = self.match(req)
             self.cache.lock(match.handle)
+            if len(match.pages):
+                self._version += 1  # the lock may have split a node: match later requests again
             matches.append(match)
             self.events.prefix_matched(req, match.pages, step)
         self.allocator.incref(np.concatenate([match.pages for match in matches]))
@@ -246,78 +247,128 @@ class CacheManager:
 
     # ---- computed -> cached, and retired -> free -------------------------------------------------------
 
-    def cache_prompt(self, req: Req) -> None:
-        """Offer to the cache the whole pages of a prompt that launched steps compute."""
-        row = req.req_pool_idx
-        computed = int(min(self.request_table.num_computed_tokens[row], self.request_table.num_prefill_tokens[row]))
-        end_page = computed // self.spec.page_size
-        if self.cache.reuses and end_page > req.num_cached_pages:
-            self._insert(req, req.prefix_match.ids, end_page)
-
-    def _insert(self, req: Req, ids: I32, end_page: int) -> None:
-        """Offer the request's pages ``[num_cached_pages, end_page)`` to the cache, and retire the duplicates."""
-        start, row = req.num_cached_pages, req.req_pool_idx
-        offered = self.request_table.page_table[row, start:end_page].copy()
-        key = Key(req.params.cache_salt, ids[: end_page * self.spec.page_size])
-        handle, cached = self.cache.insert(req.cache_handle, key, start, offered)
-        self._version += 1
-        if len(cached) == 0:
+    def cache_prompts(self, reqs: Sequence[Req]) -> None:
+        """Offer to the cache the whole pages of prompts that launched steps compute."""
+        if not self.cache.reuses:
             return
-        offered = offered[: len(cached)]
-        new = cached == offered  # the other offered pages are duplicates of pages that the cache already had
-        self.allocator.transfer_to_cache(offered[new], req.uid)
-        self.events.pages_cached(self.last_launched_step, req, offered[new], start, cached)
-        self.cache.lock(handle)
-        self.allocator.incref(cached)
-        self.cache.unlock(req.cache_handle)
-        req.cache_handle, req.num_cached_pages = handle, start + len(cached)
-        if not new.all():
-            # First change the page table to the cache's pages, and only then retire the duplicates (promise 4).
-            columns = (start + np.flatnonzero(~new)).astype(np.int32)
-            self.request_table.page_table[row, columns] = cached[~new]
-            self._page_table_updates.append((np.full(len(columns), row, np.int32), columns, cached[~new]))
-            self._retire(req.uid, offered[~new])
+        table, rows = self.request_table, [req.req_pool_idx for req in reqs]
+        computed = np.minimum(table.num_computed_tokens[rows], table.num_prefill_tokens[rows])
+        end_pages = (computed // self.spec.page_size).tolist()
+        self._insert([(req, req.prefix_match.ids, end) for req, end in zip(reqs, end_pages, strict=True)])
 
-    def release(self, req: Req) -> None:
-        """Retire the request-pool row and the pages of a request that has ended or is retracted.
+    def _insert(self, offers: Sequence[tuple[Req, I32, int]]) -> None:
+        """Offer the pages ``[num_cached_pages, end_page)`` of each (request, token ids, end_page) to the cache.
 
-        Full pages of computed tokens go to the cache. The row and the other pages become free, and the cached prefix
-        becomes unlocked, once the result of the last launched step has been read.
+        The request's table then names the cached pages, and its duplicates of them are retired.
         """
-        # num_computed_tokens may be ahead of the tokens that the scheduler knows: a launched step computes a token's KV
-        # before the scheduler has read that token.
-        known = int(min(self.request_table.num_computed_tokens[req.req_pool_idx], len(req)))
-        end_page = known // self.spec.page_size
-        if self.cache.reuses and end_page > req.num_cached_pages:
-            self._insert(req, req.tokens(), end_page)
-        pages = self.request_table.pages_of(req)
-        # Drop updates of this row that no step has carried yet: they may name pages that are retired below.
+        inserted: list[tuple[Req, int, I32, I32]] = []  # (request, its first page, its offer, the cache's pages)
+        page_table, size = self.request_table.page_table, self.spec.page_size
+        for req, ids, end_page in offers:
+            start = req.num_cached_pages
+            if end_page <= start:
+                continue
+            offered = page_table[req.req_pool_idx, start:end_page]
+            key = Key(req.params.cache_salt, ids[: end_page * size])
+            handle, cached = self.cache.insert(req.cache_handle, key, start, offered)
+            if len(cached) == 0:
+                continue
+            self.cache.lock(handle)
+            self.cache.unlock(req.cache_handle)
+            req.cache_handle, req.num_cached_pages = handle, start + len(cached)
+            inserted.append((req, start, offered[: len(cached)].copy(), cached))
+        self._version += 1
+        if inserted:
+            self._transfer_to_cache(inserted)
+
+    def _transfer_to_cache(self, inserted: Sequence[tuple[Req, int, I32, I32]]) -> None:
+        """Make the cache the owner of the offered pages that it took, and retire the other ones, which are duplicates.
+
+        ``inserted`` contains (request, number of its first offered page, offered pages, the cache's pages for them).
+        """
+        offered, cached = (np.concatenate([each[i] for each in inserted]) for i in (2, 3))
+        owners = np.repeat([req.uid for req, *_ in inserted], [len(each[3]) for each in inserted])
+        new = offered == cached
+        self.allocator.transfer_to_cache(offered[new], owners[new])
+        self.allocator.incref(cached)
+        if "pages_cached" in self.events.subscribed:
+            for req, start, mine, its in inserted:
+                self.events.pages_cached(self.last_launched_step, req, mine[mine == its], start, its)
+        if not new.all():
+            for req, start, mine, its in inserted:
+                self._replace_duplicates(req, start, mine, its)
+
+    def _replace_duplicates(self, req: Req, start: int, offered: I32, cached: I32) -> None:
+        """Change the page table of ``req`` from page ``start`` on from the offered to the cached pages.
+
+        Only then retire the pages that the page table no longer names (promise 4).
+        """
+        different = np.flatnonzero(offered != cached)
+        if len(different):
+            row, columns, pages = req.req_pool_idx, (start + different).astype(np.int32), cached[different]
+            self.request_table.page_table[row, columns] = pages
+            self._page_table_updates.append((np.full(len(columns), row, np.int32), columns, pages))
+            self._retire([(req.uid, offered[different])])
+
+    def release(self, reqs: Sequence[Req]) -> None:
+        """Retire the request-pool rows and the pages of requests that have ended or are retracted.
+
+        Full pages of computed tokens go to the cache. The rows and the other pages become free, and the cached prefixes
+        become unlocked, once the result of the last launched step has been read.
+        """
+        table = self.request_table
+        rows = np.array([req.req_pool_idx for req in reqs], np.int32)
+        if self.cache.reuses:
+            # num_computed_tokens may be ahead of the tokens that the scheduler knows: a launched step computes a
+            # token's KV before the scheduler has read that token.
+            known = np.minimum(table.num_computed_tokens[rows], [len(req) for req in reqs])
+            end_pages = (known // self.spec.page_size).tolist()
+            self._insert(
+                [
+                    (req, req.tokens(), end)
+                    for req, end in zip(reqs, end_pages, strict=True)
+                    if end > req.num_cached_pages
+                ]
+            )
+        # Drop updates of these rows that no step has carried yet: they may name pages that are retired below.
+        keeps = np.ones(self.spec.max_running_requests, bool)  # whether a row keeps its updates
+        keeps[rows] = False
         self._page_table_updates = [
-            (rows[keep], columns[keep], updated[keep])
-            for rows, columns, updated in self._page_table_updates
-            if (keep := rows != req.req_pool_idx).any()
+            (updated_rows[keep], columns[keep], updated[keep])
+            for updated_rows, columns, updated in self._page_table_updates
+            if (keep := keeps[updated_rows]).any()
         ]
-        self._pending_unlocks.append((self.last_launched_step, req.cache_handle, pages[: req.num_cached_pages]))
-        self._retire(req.uid, pages[req.num_cached_pages :], np.array([req.req_pool_idx], np.int32))
-        self.request_table.remove(req)
-        req.req_pool_idx = req.admission_order = -1
-        req.num_cached_pages = 0
-        req.cache_handle = req.prefix_match = req.page_hashes = None
+        pages = [table.pages_of(req) for req in reqs]
+        cached = np.concatenate([its[: req.num_cached_pages] for req, its in zip(reqs, pages, strict=True)])
+        self._pending_unlocks.append((self.last_launched_step, [req.cache_handle for req in reqs], cached))
+        self._retire([(req.uid, its[req.num_cached_pages :]) for req, its in zip(reqs, pages, strict=True)], rows)
+        table.remove(reqs)
+        for req in reqs:
+            req.req_pool_idx = req.admission_order = -1
+            req.num_cached_pages = 0
+            req.cache_handle = req.prefix_match = req.page_hashes = None
         self.free_retired(self.last_read_step)
 
-    def _retire(self, uid: int, pages: I32, req_pool_indices: I32 | None = None) -> None:
-        # The event comes first, so that an observer sees the pages even if the allocator raises an error.
-        self.events.pages_freed(self.last_launched_step, uid, pages)
-        self.allocator.retire(pages, uid, self.last_launched_step, req_pool_indices)
+    def _retire(self, owned: Sequence[tuple[int, I32]], req_pool_indices: I32 | None = None) -> None:
+        """Retire the pages of each (uid, pages), and the request-pool row of each uid if rows are given."""
+        # The events come first, so that an observer sees the pages even if the allocator raises an error.
+        if "pages_freed" in self.events.subscribed:
+            for uid, pages in owned:
+                self.events.pages_freed(self.last_launched_step, uid, pages)
+        uids = np.array([uid for uid, _ in owned], np.int32)
+        owners = np.repeat(uids, [len(pages) for _, pages in owned])
+        self.allocator.retire(np.concatenate([pages for _, pages in owned]), owners, self.last_launched_step)
+        if req_pool_indices is not None:
+            self.allocator.retire_req_pool_indices(req_pool_indices, uids, self.last_launched_step)
 
     def free_retired(self, step: int) -> None:
         """Free the pages and unlock the prefixes that waited for the result of ``step``, which has now been read."""
         self.last_read_step = step
         self.allocator.free_retired(step)
         while self._pending_unlocks and self._pending_unlocks[0][0] <= step:
-            _, handle, pages = self._pending_unlocks.popleft()
+            _, handles, pages = self._pending_unlocks.popleft()
             self.allocator.decref(pages)
-            self.cache.unlock(handle)
+            for handle in handles:
+                self.cache.unlock(handle)
             self._version += 1
 
 

@@ -51,21 +51,21 @@ class _OwnerTable:
 
     def check_owner(self, ids: I32, owner: int | I32, action: str) -> None:
         """Raise `PageOwnershipError` unless ``owner`` owns all ``ids`` (an array: ``owner[i]`` owns ``ids[i]``)."""
-        wrong = np.flatnonzero(self.owner[ids] != owner)
-        if len(wrong):
-            i = int(wrong[0])
+        wrong = self.owner[ids] != owner
+        if np.count_nonzero(wrong):
+            i = int(wrong.argmax())
             expected = int(owner) if np.ndim(owner) == 0 else int(np.asarray(owner)[i])
             raise PageOwnershipError(
                 f"cannot {action} {self.kind} {int(ids[i])} of {_name(expected)}: "
                 f"the {self.kind} {_state(int(self.owner[ids[i]]))}"
             )
 
-    def retire(self, ids: I32, owner: int) -> None:
+    def retire(self, ids: I32, owner: int | I32) -> None:
         self.check_owner(ids, owner, "retire")
         self.owner[ids] = RETIRING
         self.num_retiring += len(ids)
         if len(ids) > 1 and len(np.unique(ids)) < len(ids):
-            raise PageOwnershipError(f"{_name(owner)} retires {self.kind}s twice in one call: {ids.tolist()}")
+            raise PageOwnershipError(f"{self.kind}s are retired twice in one call: {ids.tolist()}")
 
     def free_retired(self, ids: I32) -> None:
         self.check_owner(ids, RETIRING, "free")
@@ -101,7 +101,7 @@ class PageAllocator:
         self.pages = _OwnerTable("page", num_pages)
         self.req_pool = _OwnerTable("request-pool row", max_running_requests)
         self.ref_counts: I32 = np.zeros(num_pages, np.int32)
-        self._retired: deque[tuple[int, I32, I32]] = deque()  # (step, pages, request-pool rows), by step
+        self._retired: deque[tuple[int, _OwnerTable, I32]] = deque()  # (step, table, ids), by step
         self._last_read_step = -1
 
     @property
@@ -128,29 +128,37 @@ class PageAllocator:
         """
         return self.req_pool.allocate(len(owners), owners)
 
-    def retire(self, pages: I32, owner: int, after: int, req_pool_indices: I32 | None = None) -> None:
-        """Return pages, and optionally request-pool rows, of request ``owner``.
+    def retire(self, pages: I32, owner: int | I32, after: int) -> None:
+        """Return pages of request ``owner``, or page i of request ``owner[i]``.
 
         They become free once the result of step ``after`` has been read. Launched steps up to ``after`` may still touch
         them.
         """
-        self.pages.retire(pages, owner)
-        rows = np.empty(0, np.int32) if req_pool_indices is None else req_pool_indices
-        if len(rows):
-            self.req_pool.retire(rows, owner)
-        self._retired.append((after, pages, rows))
-        self.free_retired(self._last_read_step)
+        self._retire(self.pages, pages, owner, after)
+
+    def retire_req_pool_indices(self, req_pool_indices: I32, owners: I32, after: int) -> None:
+        """Return request-pool row i of request ``owners[i]``. The rows become free as the pages in `retire` do."""
+        self._retire(self.req_pool, req_pool_indices, owners, after)
+
+    def _retire(self, table: _OwnerTable, ids: I32, owner: int | I32, after: int) -> None:
+        table.retire(ids, owner)
+        if after <= self._last_read_step:
+            table.free_retired(ids)
+        else:
+            self._retired.append((after, table, ids))
 
     def free_retired(self, step: int) -> None:
         """Free the retiring pages and rows that waited for the result of ``step``, which has now been read."""
         self._last_read_step = step
         while self._retired and self._retired[0][0] <= step:
-            _, pages, rows = self._retired.popleft()
-            self.pages.free_retired(pages)
-            self.req_pool.free_retired(rows)
+            _, table, ids = self._retired.popleft()
+            table.free_retired(ids)
 
-    def transfer_to_cache(self, pages: I32, owner: int) -> None:
-        """Make the prefix cache the owner of pages that request ``owner`` owned. Their user count starts at 0."""
+    def transfer_to_cache(self, pages: I32, owner: int | I32) -> None:
+        """Make the prefix cache the owner of pages of request ``owner``, or of page i of request ``owner[i]``.
+
+        Their user count starts at 0.
+        """
         self.pages.check_owner(pages, owner, "transfer to the cache")
         self.pages.owner[pages] = CACHE
 
@@ -160,13 +168,12 @@ class PageAllocator:
         np.add.at(self.ref_counts, pages, 1)
 
     def decref(self, pages: I32) -> None:
-        """Count one running request fewer that uses these pages of the cache."""
+        """Count one user fewer of these pages of the cache; a page that is listed twice loses two users."""
         self.pages.check_owner(pages, CACHE, "remove a user from")
-        if len(pages) and int(self.ref_counts[pages].min()) < 1:
-            raise PageOwnershipError(
-                f"cannot remove a user from pages {pages[self.ref_counts[pages] < 1].tolist()}: they have no users"
-            )
-        self.ref_counts[pages] -= 1
+        np.subtract.at(self.ref_counts, pages, 1)
+        negative = self.ref_counts[pages] < 0
+        if np.count_nonzero(negative):
+            raise PageOwnershipError(f"cannot remove a user from pages {pages[negative].tolist()}: they have no users")
 
     def free_evicted(self, pages: I32) -> None:
         """Free evicted pages of the cache immediately: they have no users, so no unread step touches them."""

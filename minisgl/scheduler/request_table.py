@@ -86,10 +86,11 @@ class RequestTable:
         self._forget_lists()
         return table_rows, columns, pages
 
-    def remove(self, req: Req) -> None:
-        """Clear the row of a request that was retracted or has ended."""
-        self.admission_order[req.req_pool_idx] = -1
-        del self._running[req.admission_order]
+    def remove(self, reqs: Sequence[Req]) -> None:
+        """Clear the rows of requests that were retracted or have ended."""
+        self.admission_order[[req.req_pool_idx for req in reqs]] = -1
+        for req in reqs:
+            del self._running[req.admission_order]
         self._forget_lists()
 
     def _forget_lists(self) -> None:

@@ -133,7 +133,7 @@ class Scheduler:
     def abort_request(self, uid: int) -> None:
         """End a waiting or running request. Ignore an unknown ``uid``: the request may have ended already."""
         if uid in self.requests:
-            self._finish(self.requests[uid], "abort")
+            self._finish([(self.requests[uid], "abort")])
 
     def fail(self, message: str) -> Output:
         """End every open request with an error, because the engine failed. Return all pending output."""
@@ -164,7 +164,7 @@ class Scheduler:
         4. Allocate a KV page for each decode row whose last page is full: `CacheManager.allocate_decode_pages`.
         5. Build the Step and launch it, without waiting for the device: `_build`, `Engine.launch`.
         6. Insert into the prefix cache the prompt pages that the launched step computes: `_record_launch`,
-           `CacheManager.cache_prompt`.
+           `CacheManager.cache_prompts`.
         7. Read the result of the step *before*, while the device computes the step just launched (overlap scheduling).
            Without overlap, or if there was nothing to launch, read the oldest result: `_process_result`. If a row has a
            grammar, the sampling of the step just launched starts only now, with masks that depend on the result just
@@ -232,7 +232,7 @@ class Scheduler:
 
         The request keeps its output. When it is admitted again, it prefills prompt and output, and then continues.
         """
-        self.cache_manager.release(req)
+        self.cache_manager.release([req])
         self._counts["retractions"] += 1
         req.queued_at_step = self.next_step_id
         self.waiting.add(req)
@@ -280,7 +280,7 @@ class Scheduler:
 
     def _record_launch(self, step: Step, reqs: list[Req]) -> None:
         """Record a launched step as in flight, and insert into the cache the prompt pages that it computes."""
-        table, num_chunks = self.request_table, step.rows - step.num_decode - step.num_verify
+        table = self.request_table
         launched = InFlightStep(step, reqs, table.admission_order[step.req_pool_indices])
         ends = launched.ends
         if step.num_verify:  # only the first token of a verification row is certain: the drafts may be rejected
@@ -291,8 +291,9 @@ class Scheduler:
         self.in_flight.append(launched)
         self.cache_manager.last_launched_step = step.id
         self.next_step_id += 1
-        for i in range(step.rows - num_chunks, step.rows):
-            self.cache_manager.cache_prompt(reqs[i])
+        first_chunk = step.num_decode + step.num_verify
+        if first_chunk < step.rows:
+            self.cache_manager.cache_prompts(reqs[first_chunk:])
         counts = self._counts
         counts["steps"] += 1
         counts["decode_tokens"] += step.num_decode + step.num_verify
@@ -337,17 +338,20 @@ class Scheduler:
             if not gained.all():
                 gaining = [req if gains else None for req, gains in zip(gaining, gained.tolist(), strict=True)]
             self.events.step_finished(result, gaining, self.clock())
-        for req, reason in ended:
-            self._finish(req, reason)
+        if ended:
+            self._finish(ended)
 
-    def _finish(self, req: Req, reason: FinishReason) -> None:
-        """End a running or waiting request: release its row and pages, if any, and send its final reply."""
-        if req.req_pool_idx >= 0:
-            self.cache_manager.release(req)
-        else:
-            self.waiting.remove(req)
-        stop_id = req.output_ids[-1] if reason == "stop" else None
-        self._reply(req, Finished(req.uid, reason, stop_id=stop_id))
+    def _finish(self, ended: Sequence[tuple[Req, FinishReason]]) -> None:
+        """End running or waiting requests: release their rows and pages, if any, and send their final replies."""
+        running = [req for req, _ in ended if req.req_pool_idx >= 0]
+        for req, _ in ended:
+            if req.req_pool_idx < 0:
+                self.waiting.remove(req)
+        if running:
+            self.cache_manager.release(running)
+        for req, reason in ended:
+            stop_id = req.output_ids[-1] if reason == "stop" else None
+            self._reply(req, Finished(req.uid, reason, stop_id=stop_id))
 
     def _reply(self, req: Req, end: Finished) -> None:
         """Send the request's final reply, exactly one per request (promise 1)."""

@@ -123,11 +123,8 @@ def planted(*bugs: Callable[[], Bug]) -> Iterator[None]:
 
 def pages_freed_in_flight() -> Bug:
     """Patch the allocator: a retired page is free at once, although a launched step may still write to it."""
-    real = PageAllocator.retire
 
-    def retire(self: PageAllocator, pages: Any, owner: int, after: int, req_pool_indices: Any = None) -> None:
-        if req_pool_indices is not None:  # request-pool rows are retired correctly
-            real(self, pages[:0], owner, after, req_pool_indices)
+    def retire(self: PageAllocator, pages: Any, owner: Any, after: int) -> None:
         self.pages.retire(pages, owner)
         self.pages.free_retired(pages)
 
@@ -136,27 +133,24 @@ def pages_freed_in_flight() -> Bug:
 
 def pool_rows_freed_in_flight() -> Bug:
     """Patch the allocator: a retired request-pool row is free at once, although a step may still write to it."""
-    real = PageAllocator.retire
 
-    def retire(self: PageAllocator, pages: Any, owner: int, after: int, req_pool_indices: Any = None) -> None:
-        real(self, pages, owner, after)
-        if req_pool_indices is not None:
-            self.req_pool.retire(req_pool_indices, owner)
-            self.req_pool.free_retired(req_pool_indices)
+    def retire(self: PageAllocator, rows: Any, owners: Any, after: int) -> None:
+        self.req_pool.retire(rows, owners)
+        self.req_pool.free_retired(rows)
 
-    return patch.object(PageAllocator, "retire", retire)
+    return patch.object(PageAllocator, "retire_req_pool_indices", retire)
 
 
 def duplicates_freed_before_remap() -> Bug:
     """Patch the cache manager: duplicates of cached pages are retired, but the page table still points to them."""
-    real = CacheManager._insert
+    real = CacheManager._replace_duplicates
 
-    def insert(self: CacheManager, req: Req, ids: Any, end_page: int) -> None:
+    def replace(self: CacheManager, req: Req, *inserted: Any) -> None:
         updates, row = list(self._page_table_updates), self.request_table.page_table[req.req_pool_idx].copy()
-        real(self, req, ids, end_page)
+        real(self, req, *inserted)
         self._page_table_updates, self.request_table.page_table[req.req_pool_idx] = updates, row
 
-    return patch.object(CacheManager, "_insert", insert)
+    return patch.object(CacheManager, "_replace_duplicates", replace)
 
 
 def double_release_on_abort() -> Bug:
@@ -168,7 +162,7 @@ def double_release_on_abort() -> Bug:
         if req is not None and req.req_pool_idx >= 0:
             pages = self.request_table.pages_of(req)[req.num_cached_pages :]
             real(self, uid)
-            self.cache_manager._retire(uid, pages)
+            self.cache_manager._retire([(uid, pages)])
 
     return patch.object(Scheduler, "abort_request", abort)
 
@@ -216,8 +210,8 @@ def pages_lost() -> Bug:
     """Patch the cache manager: the last page of a request is not retired when the request ends."""
     real = CacheManager._retire
 
-    def retire(self: CacheManager, uid: int, pages: Any, req_pool_indices: Any = None) -> None:
-        real(self, uid, pages[:-1] if req_pool_indices is not None else pages, req_pool_indices)
+    def retire(self: CacheManager, owned: Sequence[tuple[int, Any]], rows: Any = None) -> None:
+        real(self, owned if rows is None else [(uid, pages[:-1]) for uid, pages in owned], rows)
 
     return patch.object(CacheManager, "_retire", retire)
 

@@ -160,7 +160,8 @@ def test_promise_3_retired_pages_become_free() -> None:
     """Retired pages and rows are free once the last step that was launched before has been read, and not earlier."""
     allocator = PageAllocator(4, 2)
     row = allocator.allocate_req_pool_indices(pages(1))
-    allocator.retire(allocator.allocate(4, 1), 1, after=6, req_pool_indices=pages(row))
+    allocator.retire(allocator.allocate(4, 1), 1, after=6)
+    allocator.retire_req_pool_indices(row, pages(1), after=6)
     for step in (4, 5):
         allocator.free_retired(step)
         assert (allocator.num_free, allocator.num_retiring) == (0, 4)

@@ -29,6 +29,7 @@ from minisgl.testing.small import no_lookahead
 
 PAGES = {f"minisgl_pages_{what}" for what in ("allocated", "cached", "evicted", "freed")}
 STEPS = {"minisgl_batch_scheduled", "minisgl_step_finished"}
+Owned = Sequence[tuple[int, Any]]  # (request, its pages)
 SECONDS = 0.5
 """Seconds of random runs in a gate. The fixed workloads of the gate run before them, however long they take."""
 
@@ -52,11 +53,13 @@ def leak(damage: Damage) -> Iterator[None]:
     """Plant a bug: a request that ends or is retracted never retires its last page."""
     real = CacheManager._retire
 
-    def retire(self: CacheManager, uid: int, pages: Any, slots: Any = None) -> None:
-        if slots is not None and len(pages):
-            damage.add(uid, int(pages[-1]))
-            pages = pages[:-1]
-        real(self, uid, pages, slots)
+    def retire(self: CacheManager, owned: Owned, rows: Any = None) -> None:
+        if rows is not None:
+            for uid, pages in owned:
+                if len(pages):
+                    damage.add(uid, int(pages[-1]))
+            owned = [(uid, pages[:-1]) for uid, pages in owned]
+        real(self, owned, rows)
 
     with patch.object(CacheManager, "_retire", retire):
         yield
@@ -71,20 +74,21 @@ def double_free(damage: Damage, late: bool = False) -> Iterator[None]:
     real, real_updates = CacheManager._retire, CacheManager.pop_page_table_updates
     retired: dict[int, int] = {}  # page -> uid of the request that retired it
 
-    def retire(self: CacheManager, uid: int, pages: Any, slots: Any = None) -> None:
-        real(self, uid, pages, slots)
-        if slots is not None and len(pages):
-            retired[int(pages[-1])] = uid
-            if not late:
-                damage.add(uid, int(pages[-1]))
-                real(self, uid, pages[-1:])
+    def retire(self: CacheManager, owned: Owned, rows: Any = None) -> None:
+        real(self, owned, rows)
+        for uid, pages in owned if rows is not None else ():
+            if len(pages):
+                retired[int(pages[-1])] = uid
+                if not late:
+                    damage.add(uid, int(pages[-1]))
+                    real(self, [(uid, pages[-1:])])
 
     def pop_page_table_updates(self: CacheManager) -> Any:
         updates = real_updates(self)
         for page, uid in retired.items():
             if self.allocator.pages.owner[page] >= 0:
                 damage.add(uid, page)
-                real(self, uid, np.array([page], np.int32))
+                real(self, [(uid, np.array([page], np.int32))])
         return updates
 
     with (
@@ -97,12 +101,10 @@ def double_free(damage: Damage, late: bool = False) -> Iterator[None]:
 @contextmanager
 def early_free(damage: Damage) -> Iterator[None]:
     """Plant a bug: pages are free at once when they are retired, although a launched step still writes to them."""
-    real_retire, real_allocate = PageAllocator.retire, PageAllocator.allocate
+    real_allocate = PageAllocator.allocate
     until: dict[int, int] = {}  # retired page -> the last step that may write to it
 
-    def retire(self: PageAllocator, pages: Any, owner: int, after: int, slots: Any = None) -> None:
-        if slots is not None:
-            real_retire(self, pages[:0], owner, after, slots)
+    def retire(self: PageAllocator, pages: Any, owner: Any, after: int) -> None:
         self.pages.retire(pages, owner)
         self.pages.free_retired(pages)
         until.update(dict.fromkeys(pages.tolist(), after))
@@ -122,12 +124,12 @@ def early_free(damage: Damage) -> Iterator[None]:
 @contextmanager
 def stale_page_table(damage: Damage) -> Iterator[None]:
     """Plant a bug: duplicate pages of a cached prefix are retired, and the request's page table still names them."""
-    real_insert, real_build = CacheManager._insert, Scheduler._build
+    real_replace, real_build = CacheManager._replace_duplicates, Scheduler._build
     stale: dict[int, set[int]] = {}  # uid -> retired pages that its page table names
 
-    def insert(self: CacheManager, req: Req, ids: Any, whole: int) -> None:
+    def replace(self: CacheManager, req: Req, *inserted: Any) -> None:
         writes, row = list(self._page_table_updates), self.request_table.page_table[req.req_pool_idx].copy()
-        real_insert(self, req, ids, whole)
+        real_replace(self, req, *inserted)
         changed = row[self.request_table.page_table[req.req_pool_idx] != row]
         if len(changed):
             stale[req.uid] = set(changed.tolist())
@@ -143,7 +145,7 @@ def stale_page_table(damage: Damage) -> Iterator[None]:
                     damage.add(req.uid, page)
         return step, reqs
 
-    with patch.object(CacheManager, "_insert", insert), patch.object(Scheduler, "_build", build):
+    with patch.object(CacheManager, "_replace_duplicates", replace), patch.object(Scheduler, "_build", build):
         yield
 
 
