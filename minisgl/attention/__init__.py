@@ -73,7 +73,8 @@ class LayerSpec:
 class AttnBatch:
     """Rows of one step, as attention backends get them. Rows ``[:num_decode]`` have one query token (decode).
 
-    The other rows are prefill chunks. The queries of row r are the last ``cu_seqlens_q[r+1] - cu_seqlens_q[r]``
+    The other rows have any number of query tokens, at least one: first the rows that verify draft tokens, then prefill
+    chunks. Backends compute both alike. The queries of row r are the last ``cu_seqlens_q[r+1] - cu_seqlens_q[r]``
     positions of its ``seq_lens[r]`` positions. The KV of all these positions is in the pages listed in
     ``page_table[req_pool_indices[r]]``. The attention layer stores the KV of the query tokens before it calls
     ``forward``.
@@ -81,7 +82,7 @@ class AttnBatch:
 
     num_decode: int
     cu_seqlens_q_cpu: I32  # [rows + 1] first query token of each row; last entry: number of all query tokens
-    seq_lens_cpu: I32  # [rows] number of positions, this step's included; upper bound in speculative decoding
+    seq_lens_cpu: I32  # [rows] number of positions, this step's included
     cu_seqlens_q: Tensor  # cu_seqlens_q_cpu on the device, int32
     seq_lens: Tensor  # seq_lens_cpu on the device, int32
     req_pool_indices: Tensor  # [rows] int32: each row's row of the page table

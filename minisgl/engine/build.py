@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from minisgl.core import Engine, EngineSpec, Step, StepResult
+from minisgl.core import Engine, EngineSpec, Step, StepResult, TokenMasks
 
 if TYPE_CHECKING:
     from minisgl.config import Config
@@ -83,6 +83,13 @@ class LeaderEngine:
         """Send the encoded step to the followers, then launch the step on rank 0's engine."""
         self._send(step.encode())
         self._engine.launch(step)
+
+    def sample(self, masks: TokenMasks) -> None:
+        """Start the sampling of a step with ``late_sampling`` on rank 0's engine.
+
+        The masks are not sent: the followers receive the tokens that rank 0 samples.
+        """
+        self._engine.sample(masks)
 
     def result(self) -> StepResult:
         """Return the result of the oldest step in flight, as rank 0's engine reports it."""

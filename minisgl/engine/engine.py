@@ -13,8 +13,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,13 +22,15 @@ from torch import Tensor
 
 from minisgl.attention import AttentionBackend, AttnBatch
 from minisgl.config import Config
-from minisgl.core import EngineDeadError, EngineSpec, Step, StepResult
+from minisgl.core import EngineDeadError, EngineSpec, Step, StepResult, TokenMasks
 from minisgl.engine import setup
 from minisgl.engine.graph import StaticInputs
-from minisgl.engine.inputs import InputBuilder, ModelInputs, PiecewiseInputBuffers, SamplingInputs
+from minisgl.engine.inputs import InputBuilder, ModelInputs, PiecewiseInputBuffers
 from minisgl.engine.kv_sizing import size_pool
 from minisgl.engine.piecewise import PiecewiseAttention
-from minisgl.engine.sampler import Sampled, SamplePlan, Sampler, read_logprobs
+from minisgl.engine.prompt_logprobs import score_prompt
+from minisgl.engine.results import read_result
+from minisgl.engine.sampler import Sampled, SamplePlan, Sampler, SamplingInputs, state_bytes
 from minisgl.engine.transfer import Download
 from minisgl.kvcache.pool import KVPool
 from minisgl.layers.context import Context
@@ -42,12 +44,25 @@ PROGRESS_SECONDS = 2.0
 """Shortest time in seconds between two progress messages in the log while graphs are recorded."""
 
 
-@dataclass(slots=True)
-class _LaunchedStep:
-    """A launched step whose result the scheduler has not read yet. ``plan`` is None if no row samples."""
+class _Forward(NamedTuple):
+    """A step whose forward pass was launched, before it samples.
+
+    ``logits`` [sampled positions, vocab] and ``inputs`` are None if no row samples. ``scores`` is the result of
+    `score_prompt`, empty if the step scores no prompts.
+    """
 
     step: Step
-    plan: SamplePlan | None
+    logits: Tensor | None
+    inputs: SamplingInputs | None
+    scores: dict[str, Tensor]
+
+
+class _LaunchedStep(NamedTuple):
+    """A launched step whose result the scheduler has not read yet. ``names`` are those of the downloaded tensors."""
+
+    step: Step
+    plan: SamplePlan | None  # None: no row samples
+    names: Sequence[str]
     download: Download
 
 
@@ -66,6 +81,7 @@ class TorchEngine:
         max_seq_len = setup.resolve_max_seq_len(config, model_config)
         self.eos_ids = setup.eos_ids(path)
         self._in_flight: deque[_LaunchedStep] = deque()
+        self._unsampled: _Forward | None = None  # the step that waits for `sample`
         self._closed = False
 
         self.attention: AttentionBackend = setup.build_attention(config, manager, self.device, self.dtype)
@@ -85,7 +101,8 @@ class TorchEngine:
         layers = self.model.attention_layers()
         needs = self.attention.needs()
         shape = (len(layers), config.page_size, layers[0].kv_heads, layers[0].head_dim)
-        pages = size_pool(config, KVPool.page_bytes(*shape, self.dtype), max_seq_len, self.device, needs.workspace)
+        reserved = needs.workspace + self._sampling_bytes(config, model_config.vocab_size)
+        pages = size_pool(config, KVPool.page_bytes(*shape, self.dtype), max_seq_len, self.device, reserved)
         pages = min(int(n) for n in self.comm.exchange(str(pages).encode()))  # page numbers must be valid on all ranks
         self.spec = EngineSpec(
             page_size=config.page_size,
@@ -114,6 +131,11 @@ class TorchEngine:
             self.attention.bind(self.ctx.pool, layers, keys)
             self._capture([*keys, *piecewise])
 
+    def _sampling_bytes(self, config: Config, vocab_size: int) -> int:
+        """Return the bytes of device memory that the state of sampling needs. Only rank 0 samples."""
+        last_token_ids = 8 * (config.max_running_requests + 1)
+        return last_token_ids + (state_bytes(config.max_running_requests, vocab_size) if self.rank == 0 else 0)
+
     def _capture(self, keys: Sequence[Any]) -> None:
         """Let the graph runner record every bucket, and log the progress."""
         started = last_logged = time.monotonic()
@@ -136,38 +158,52 @@ class TorchEngine:
     def launch(self, step: Step) -> None:
         """Execute the step: asynchronously on CUDA, synchronously on a CPU.
 
-        Raises `EngineDeadError` if the engine is closed or the launch fails. On CUDA, a failure that the device reports
-        later is raised by `result`.
+        A step with ``late_sampling`` ends with its forward pass on rank 0. Another rank waits, on its device, for the
+        tokens that rank 0 samples.
+
+        Raises `EngineDeadError` if the engine is closed, if the launch fails, or if the preceding step waits for
+        `sample`. On CUDA, a failure that the device reports later is raised by `result`.
         """
         if self._closed:
             raise EngineDeadError("the engine was closed")
+        if self._unsampled is not None:
+            waiting = self._unsampled.step.id
+            raise EngineDeadError(f"step {step.id} was launched, but step {waiting} waits for sample()")
         with self._computing():
             self._launch(step)
+
+    def sample(self, masks: TokenMasks) -> None:
+        """Sample the tokens of the step launched last, whose ``late_sampling`` is set, under ``masks``.
+
+        Raises `EngineDeadError` if the engine is closed, if no step waits for this call, or if the launch fails. Raises
+        ValueError for masks that do not fit the step.
+        """
+        if self._closed:
+            raise EngineDeadError("the engine was closed")
+        forward = self._unsampled
+        if forward is None:
+            raise EngineDeadError("sample() was called, but no launched step waits for it")
+        self._check_masks(masks, int(forward.step.num_sampled_tokens.sum()))
+        self._unsampled = None
+        with self._computing():
+            self._sample(forward, masks)
 
     def result(self) -> StepResult:
         """Wait for the oldest step in flight and return its tokens and log-probabilities.
 
-        Raises `EngineDeadError` if the step failed on the device, or if no step is in flight.
+        Raises `EngineDeadError` if the step failed on the device, if no step is in flight, or if the only step in
+        flight waits for `sample`.
         """
         if not self._in_flight:
+            if self._unsampled is not None:
+                raise EngineDeadError(f"result() was called, but step {self._unsampled.step.id} waits for sample()")
             raise EngineDeadError("result() was called, but no step is in flight: every launched step was read")
         launched = self._in_flight.popleft()
-        step, plan = launched.step, launched.plan
         try:
             arrays = launched.download.arrays()
         except RuntimeError as error:
-            raise EngineDeadError(f"step {step.id} failed on {self.device}: {error}") from error
-        tokens = np.zeros((step.rows, 1), np.int32)
-        logprobs = None
-        if arrays:
-            tokens[step.sample, 0] = arrays[0]
-        if plan is not None and len(arrays) > 1:
-            entries: list[Any] = [None] * step.rows
-            rows = np.flatnonzero(step.sample)
-            for row, entry in zip(rows, read_logprobs(plan, *arrays[1:]), strict=True):
-                entries[row] = entry
-            logprobs = tuple(entries)
-        return StepResult(step.id, tokens, step.sample.astype(np.int32), logprobs)
+            raise EngineDeadError(f"step {launched.step.id} failed on {self.device}: {error}") from error
+        return read_result(launched.step, launched.plan, dict(zip(launched.names, arrays, strict=True)))
 
     def result_ready(self) -> bool:
         """Return whether `result` would return or raise without waiting."""
@@ -191,6 +227,7 @@ class TorchEngine:
         if self._closed:
             return
         self._closed = True
+        self._release_followers()
         self.graph.close()
         self.comm.close()
         self._in_flight.clear()
@@ -203,6 +240,22 @@ class TorchEngine:
         if self.device.type == "cuda":
             gc.collect()  # modules and attention backends refer to each other in cycles
             torch.cuda.empty_cache()
+
+    def _release_followers(self) -> None:
+        """Send the other ranks the tokens of a step that will not be sampled, because they wait for them."""
+        forward, self._unsampled = self._unsampled, None
+        if self.size > 1 and forward is not None and forward.inputs is not None:
+            with contextlib.suppress(EngineDeadError), self._computing():  # a rank that has exited needs no release
+                self.comm.broadcast(torch.zeros_like(forward.inputs.req_pool_indices, dtype=torch.int64), src=0)
+
+    def _check_masks(self, masks: TokenMasks, num_sampled: int) -> None:
+        """Raise ValueError if ``masks`` do not fit a step with ``num_sampled`` sampled positions."""
+        expected = (len(masks.positions), -(-self.spec.vocab_size // 32))
+        if masks.bits.shape != expected:
+            raise ValueError(f"the bits of the masks have the shape {masks.bits.shape}; expected {expected}")
+        wrong = masks.positions[(masks.positions < 0) | (masks.positions >= num_sampled)]
+        if len(wrong):
+            raise ValueError(f"a mask is for position {wrong[0]}; the step samples at {num_sampled} positions")
 
     # ---- one step -------------------------------------------------------------------------------
 
@@ -219,56 +272,87 @@ class TorchEngine:
             raise EngineDeadError(f"rank {self.rank} failed on {self.device}: {error}") from error
 
     def _launch(self, step: Step) -> None:
-        sampling = self.rank == 0  # other ranks receive rank 0's sampled tokens and keep no sampling state
-        if sampling:
+        if self.rank == 0:  # other ranks receive rank 0's sampled tokens and keep no sampling state
             self.sampler.admit(step.admissions)
         self._inputs.update_page_table(step)
-        plan = self.sampler.plan(step.req_pool_indices[step.sample]) if step.sample.any() else None
-        ready = self._compute(step, plan)
-        if ready is None:
-            self._in_flight.append(_LaunchedStep(step, None, Download([])))
+        forward = self._compute(step)
+        if step.late_sampling and self.rank == 0:
+            self._unsampled = forward
+        else:
+            self._sample(forward, None)
+
+    def _sample(self, forward: _Forward, masks: TokenMasks | None) -> None:
+        """Choose the tokens of a step on rank 0, give them to all ranks, and start the download of the result."""
+        step, logits, inputs, tensors = forward
+        if logits is None or inputs is None:
+            self._download(step, None, tensors)
             return
-        logits, inputs = ready
-        if sampling:
-            sampled = self.sampler.sample(logits, inputs.req_pool_indices, inputs.positions, inputs.plan, inputs.groups)
+        if self.rank == 0:
+            sampled = self.sampler.sample(logits, inputs, masks)
         else:
             sampled = Sampled(torch.empty(len(inputs.req_pool_indices), dtype=torch.int64, device=self.device))
         if self.size > 1:
             sampled = sampled._replace(tokens=self.comm.broadcast(sampled.tokens, src=0))
-        self._last_token_ids.index_put_((inputs.req_pool_indices,), sampled.tokens)
-        tensors = [t for t in sampled if t is not None]
-        self._in_flight.append(_LaunchedStep(step, plan, Download(tensors, self._stream)))
+        tensors |= {name: t for name, t in zip(Sampled._fields, sampled, strict=True) if t is not None}
+        rows, last_token_ids, accepted = inputs.req_pool_indices, sampled.tokens, None
+        if inputs.verification is not None:
+            accepted = inputs.verification.accept(sampled.tokens)
+            rows, last_token_ids = inputs.verification.req_pool_indices, accepted.last
+            tensors["accepted"] = accepted.length
+        self._last_token_ids.index_put_((rows,), last_token_ids)  # no index occurs twice
+        if self.rank == 0:
+            self.sampler.commit(sampled.tokens, inputs, accepted)
+        self._download(step, inputs.plan, tensors)
 
-    def _compute(self, step: Step, plan: SamplePlan | None) -> tuple[Tensor, SamplingInputs] | None:
-        """Run the forward pass with the fewest launches: graph replay, replay in pieces, or operation by operation.
+    def _download(self, step: Step, plan: SamplePlan | None, tensors: dict[str, Tensor]) -> None:
+        download = Download(list(tensors.values()), self._stream)
+        self._in_flight.append(_LaunchedStep(step, plan, list(tensors), download))
 
-        Returns the logits [sampled rows, vocab] and the inputs of sampling, or None if no row of the step samples.
-        """
+    def _compute(self, step: Step) -> _Forward:
+        """Run the forward pass with the fewest launches: graph replay, replay in pieces, or operation by operation."""
+        plan = self._plan_sampling(step)
         key = self.graph.pick(step.rows, 1, step.num_decode == step.rows)
-        if key is not None:
-            return self._replay(step, key, plan)
-        key = self.graph.pick_tokens(len(step.input_ids)) if self._piecewise is not None else None
-        return self._forward(step, plan, key)
+        return self._forward(step, plan) if key is None else self._replay(step, key, plan)
 
-    def _forward(self, step: Step, plan: SamplePlan | None, key: Any) -> tuple[Tensor, SamplingInputs] | None:
-        """Run the step in pieces, if ``key`` is a bucket for its number of tokens, or else operation by operation.
+    def _plan_sampling(self, step: Step) -> SamplePlan | None:
+        """Return the plan of sampling for all sampled positions of the step. None: no row samples."""
+        if step.num_decode == step.rows:
+            return self.sampler.plan(step.req_pool_indices)
+        req_pool_indices = np.repeat(step.req_pool_indices, step.num_sampled_tokens)
+        return self.sampler.plan(req_pool_indices) if len(req_pool_indices) else None
 
-        Returns the same as `_compute`.
-        """
+    def _forward(self, step: Step, plan: SamplePlan | None) -> _Forward:
+        """Run the step in pieces, if there is a bucket for it, or else operation by operation."""
         tokens, batch = self._inputs.build(step)
         self.attention.plan(batch)
         inputs = None if plan is None else self._inputs.sampling_inputs(step, plan, batch)
-        if key is not None:
-            indices = None if inputs is None else inputs.last_token_indices
-            if inputs is not None and indices is None:  # each row has one token; leave out the padding
-                indices = batch.cu_seqlens_q[1:] - 1
-            hidden = self._replay_pieces(key, tokens, indices)
+        prompt = self._inputs.prompt_positions(step) if step.prompt_logprobs else None
+        indices: Tensor | None
+        if inputs is None:  # if no hidden state is needed, pass token 0 as a dummy: the model needs an index
+            num_sampled, indices = 0, batch.cu_seqlens_q[:1] if prompt is None else prompt.indices
         else:
-            # If no row samples, the step only writes KV. The model still needs an index: pass token 0 as a dummy.
-            hidden = self.model.forward(
-                *self._resolve(tokens), batch.cu_seqlens_q[:1] if inputs is None else inputs.last_token_indices
-            )
-        return None if inputs is None else (self.model.logits(hidden), inputs)
+            num_sampled, indices = len(inputs.req_pool_indices), inputs.logits_indices
+            if prompt is not None and indices is not None:
+                indices = torch.cat((indices, prompt.indices))
+        hidden = self._hidden(tokens, batch, indices)
+        logits = None if inputs is None else self.model.logits(hidden[:num_sampled])
+        scores: dict[str, Tensor] = {}
+        if prompt is not None:
+            scores = score_prompt(hidden[num_sampled:], prompt, self.model.logits, self.spec.vocab_size)
+        return _Forward(step, logits, inputs, scores)
+
+    def _hidden(self, tokens: ModelInputs, batch: AttnBatch, indices: Tensor | None) -> Tensor:
+        """Return the hidden states of the tokens in ``indices`` int32; None: of all tokens.
+
+        The step is replayed in pieces if there is a bucket for its tokens, and room in it for ``indices``.
+        """
+        num_tokens = tokens.packed.shape[1]
+        num_needed = num_tokens if indices is None else len(indices)
+        if self._piecewise is not None and num_needed <= PiecewiseInputBuffers.capacity(self.spec):
+            key = self.graph.pick_tokens(num_tokens)
+            if key is not None:  # with None, each row has one token: list them, to leave out the padding
+                return self._replay_pieces(key, tokens, batch.cu_seqlens_q[1:] - 1 if indices is None else indices)
+        return self.model.forward(*self._resolve(tokens), indices)
 
     def _resolve(self, tokens: ModelInputs) -> tuple[Tensor, Tensor, Tensor]:
         """Return token ids, positions and out_cache_loc (KV locations to write), int64 [tokens] each.
@@ -310,34 +394,35 @@ class TorchEngine:
         """Run the forward pass that a graph records, on static buffers only.
 
         Returns logits [bucket rows, vocab] for a decode bucket. For a piecewise bucket, returns the hidden states of
-        the tokens in ``buffers.last_token_indices``, or of all tokens if this attribute is None.
+        the tokens in ``buffers.logits_indices``, or of all tokens if this attribute is None.
         """
         if not isinstance(buffers, PiecewiseInputBuffers):
             return self.model.logits(self.model.forward(*self._resolve(buffers.tokens)))
         assert self._piecewise is not None
         with self._piecewise.in_bucket(0):
-            return self.model.forward(*self._resolve(buffers.tokens), buffers.last_token_indices)
+            return self.model.forward(*self._resolve(buffers.tokens), buffers.logits_indices)
 
-    def _replay(self, step: Step, key: Any, plan: SamplePlan | None) -> tuple[Tensor, SamplingInputs] | None:
-        """Pad a decode step up to its bucket and replay the bucket's graph. Returns the same as `_compute`."""
+    def _replay(self, step: Step, key: Any, plan: SamplePlan | None) -> _Forward:
+        """Pad a decode step up to its bucket and replay the bucket's graph.
+
+        The next replay overwrites the logits, so the step must be sampled before.
+        """
         if self._inputs.find_shared_prefix(step):
             key = min((k for k in self._buffers if k.shared_prefix and k.rows >= step.rows), default=key)
         batch = self._buffers[key].fill(self._inputs.decode_rows(step))
         self._plan(batch, key)
         logits = self.graph.run(key)
-        return None if plan is None else (logits[: step.rows], self._inputs.sampling_inputs(step, plan, batch))
+        inputs = None if plan is None else self._inputs.sampling_inputs(step, plan, batch)
+        return _Forward(step, logits[: step.rows], inputs, {})
 
-    def _replay_pieces(self, key: Any, tokens: ModelInputs, indices: Tensor | None) -> Tensor:
+    def _replay_pieces(self, key: Any, tokens: ModelInputs, indices: Tensor) -> Tensor:
         """Replay the pieces recorded for bucket ``key`` on the step's tokens; attention between them runs eagerly.
 
-        Returns the hidden states of the tokens in ``indices`` int32. If ``indices`` is None (no row samples), the
-        contents of the result are meaningless.
+        Returns the hidden states of the tokens in ``indices`` int32.
         """
         buffers = self._piecewise_buffers[key]
         buffers.fill(tokens, indices)
         assert self._piecewise is not None
         with self._piecewise.in_bucket(tokens.packed.shape[1]):
             hidden: Tensor = self.graph.run(key)
-        if indices is None:
-            return hidden
-        return hidden[: len(indices)] if buffers.last_token_indices is not None else hidden.index_select(0, indices)
+        return hidden[: len(indices)] if buffers.logits_indices is not None else hidden.index_select(0, indices)

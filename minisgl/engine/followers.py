@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import torch
 
-from minisgl.core import EngineDeadError, EngineSpec, Step, StepResult
+from minisgl.core import EngineDeadError, EngineSpec, Step, StepResult, TokenMasks
 from minisgl.engine.build import LeaderEngine, build_engine, follow
 from minisgl.plugin_manager.manager import PluginManager, decode_config, encode_config, plugins_of
 from minisgl.utils.log import setup_logging
@@ -82,6 +82,11 @@ class RankedEngine:
         """Send the step to the followers and launch it on rank 0. Raises `EngineDeadError` if a rank has failed."""
         with self._watching():
             self._leader.launch(step)
+
+    def sample(self, masks: TokenMasks) -> None:
+        """Start the sampling of a step with ``late_sampling``. Raises `EngineDeadError` if rank 0's engine failed."""
+        with self._watching():
+            self._leader.sample(masks)
 
     def result(self) -> StepResult:
         """Wait for the oldest step in flight and return its tokens.

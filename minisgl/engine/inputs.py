@@ -15,8 +15,10 @@ from torch import Tensor
 
 from minisgl.attention import AttnBatch, GraphKey
 from minisgl.core import I32, PENDING, EngineSpec, Step
-from minisgl.engine.sampler import SamplePlan
+from minisgl.engine.prompt_logprobs import PromptPositions, prompt_arrays
+from minisgl.engine.sampler import SamplePlan, SamplingInputs
 from minisgl.engine.transfer import Uploader
+from minisgl.engine.verification import Verification, verification_arrays
 
 MIN_SAVED_TOKENS = 1 << 15
 """The smallest saving, in tokens of KV reads, at which attention reads the prefix of all decode rows separately.
@@ -26,6 +28,10 @@ The separate pass itself costs about as much as reading this number of tokens wi
 """
 
 
+MIN_CAPACITY = 64
+"""The smallest `PiecewiseInputBuffers.capacity`."""
+
+
 class ModelInputs(NamedTuple):
     """Inputs of the model's forward pass, on the device."""
 
@@ -33,18 +39,8 @@ class ModelInputs(NamedTuple):
     pending: bool  # whether a token id may be PENDING, which means: the token that the request sampled last
 
 
-class SamplingInputs(NamedTuple):
-    """Inputs of sampling: tensors with one entry for each row that samples, on the device."""
-
-    last_token_indices: Tensor | None  # index of each row's last token in the step; None: every token is its row's last
-    req_pool_indices: Tensor
-    positions: Tensor  # position of the token to be sampled
-    plan: SamplePlan
-    groups: dict[int, Tensor]  # `plan.rows` as tensors on the device
-
-
 class GraphInputBuffers:
-    """Static input buffers of one graph bucket. `fill` writes them with one host-to-device copy.
+    """Static input buffers of one bucket of decode rows. `fill` writes them with one host-to-device copy.
 
     Rows that the step does not use are padding: each computes position 0 of the scratch request-pool row and writes its
     KV to the scratch page. ``page_table`` is the live page table on the device.
@@ -85,34 +81,41 @@ class GraphInputBuffers:
 
 
 class PiecewiseInputBuffers:
-    """Static input buffers of a bucket of tokens, for steps with prompts (a `GraphKey` with ``q_len`` 0).
+    """Static input buffers of a bucket of tokens, for steps that are not all decode (a `GraphKey` with ``q_len`` 0).
 
-    ``last_token_indices`` int32 [max_running_requests] lists the tokens whose hidden states the recording returns: the
-    last token of each row that samples. Entries past those that the current step wrote are stale, and their hidden
-    states are ignored.
-    In a bucket of at most ``max_running_requests`` tokens the attribute is None, and the recording returns the hidden
-    states of all tokens.
+    ``logits_indices`` int32 [capacity] lists the tokens whose hidden states the recording returns: those after which
+    the step samples, and those that score a prompt. Entries past those that the current step wrote are stale, and their
+    hidden states are ignored. In a bucket of at most ``capacity`` tokens the attribute is None, and the recording
+    returns the hidden states of all tokens.
     """
 
     def __init__(self, key: GraphKey, spec: EngineSpec, device: torch.device):
         pad = (0, 0, spec.num_pages * spec.page_size, spec.max_running_requests)  # as in `GraphInputBuffers`
         self._pad = torch.tensor(pad, dtype=torch.int32, device=device)[:, None]
         self.tokens = ModelInputs(self._pad.repeat(1, key.rows), pending=True)
-        selects = key.rows > spec.max_running_requests
-        self.last_token_indices = (
-            torch.zeros(spec.max_running_requests, dtype=torch.int32, device=device) if selects else None
-        )
+        capacity = self.capacity(spec)
+        selects = key.rows > capacity
+        self.logits_indices = torch.zeros(capacity, dtype=torch.int32, device=device) if selects else None
 
-    def fill(self, tokens: ModelInputs, indices: Tensor | None) -> None:
+    @staticmethod
+    def capacity(spec: EngineSpec) -> int:
+        """Return the largest number of hidden states that a step needs which is replayed in pieces.
+
+        It is two for each running request, and at least `MIN_CAPACITY`. Past the last attention, a recording with more
+        tokens computes this number of them, whatever the step needs. So a larger number would slow down long prompts.
+        """
+        return max(2 * spec.max_running_requests, MIN_CAPACITY)
+
+    def fill(self, tokens: ModelInputs, indices: Tensor) -> None:
         """Copy the tokens of a step, which are on the device already, into the buffers and pad the rest.
 
-        ``indices`` int32 lists the last token of each row that samples. None: no row samples.
+        ``indices`` int32 lists the tokens whose hidden states are needed, at most `capacity`.
         """
         n = tokens.packed.shape[1]
         self.tokens.packed[:, :n] = tokens.packed[:4]
         self.tokens.packed[:, n:] = self._pad
-        if self.last_token_indices is not None and indices is not None:
-            self.last_token_indices[: len(indices)] = indices
+        if self.logits_indices is not None:
+            self.logits_indices[: len(indices)] = indices
 
 
 class InputBuilder:
@@ -200,9 +203,9 @@ class InputBuilder:
 
     def build(self, step: Step) -> tuple[ModelInputs, AttnBatch]:
         """Build the inputs of a step that is not replayed as one graph: the model's inputs and attention's batch."""
-        rows = step.rows
-        pending = bool((step.input_ids[: step.num_decode] == PENDING).any())
+        rows, num_continuing = step.rows, step.num_decode + step.num_verify
         if step.num_decode == rows:
+            pending = bool((step.input_ids == PENDING).any())
             host = self.decode_rows(step)
             (packed,) = self.upload([host])
             cu_seqlens_q_cpu, cu_seqlens_q = self._cu_seqlens_q_cpu[: rows + 1], self._cu_seqlens_q[: rows + 1]
@@ -220,6 +223,7 @@ class InputBuilder:
             return ModelInputs(packed, pending), batch
         cu_seqlens_q_cpu = np.zeros(rows + 1, np.int32)
         np.cumsum(step.num_scheduled_tokens, out=cu_seqlens_q_cpu[1:])
+        pending = bool((step.input_ids[: cu_seqlens_q_cpu[num_continuing]] == PENDING).any())
         host = np.empty((4, len(step.input_ids)), np.int32)
         host[0] = step.input_ids
         host[1] = np.arange(len(step.input_ids)) + np.repeat(
@@ -241,14 +245,35 @@ class InputBuilder:
 
         ``batch`` is the batch that attention was planned for. It may have padding rows after the rows of the step.
         """
-        rows = step.rows
-        decode = step.num_decode == rows
-        if step.sample.all():
+        if step.num_verify:
+            return self._verifying_inputs(step, plan, batch)
+        rows, decode = step.rows, step.num_decode == step.rows
+        if decode or (sample := step.sample).all():
             indices = None if decode else batch.cu_seqlens_q[1:] - 1
             groups = self.upload(list(plan.rows.values())) if plan.rows else []
             req_pool_indices, positions = batch.req_pool_indices[:rows], batch.seq_lens[:rows]
         else:
-            last_tokens = batch.cu_seqlens_q_cpu[1:][step.sample] - np.int32(1)
-            host = [last_tokens, step.req_pool_indices[step.sample], batch.seq_lens_cpu[:rows][step.sample]]
+            last_tokens = batch.cu_seqlens_q_cpu[1:][sample] - np.int32(1)
+            host = [last_tokens, step.req_pool_indices[sample], batch.seq_lens_cpu[:rows][sample]]
             indices, req_pool_indices, positions, *groups = self.upload([*host, *plan.rows.values()])
         return SamplingInputs(indices, req_pool_indices, positions, plan, dict(zip(plan.rows, groups, strict=True)))
+
+    def _verifying_inputs(self, step: Step, plan: SamplePlan, batch: AttnBatch) -> SamplingInputs:
+        """Build the inputs of sampling for a step in which rows may sample at several positions."""
+        verification = verification_arrays(step)
+        row, offset = verification[3:]
+        counts = step.num_sampled_tokens[step.sample]
+        first_indices = batch.cu_seqlens_q_cpu[1:][step.sample] - counts
+        first_positions = batch.seq_lens_cpu[step.sample] - counts + np.int32(1)
+        host = [first_indices[row] + offset, step.req_pool_indices[step.sample][row], first_positions[row] + offset]
+        indices, req_pool_indices, positions, *more = self.upload([*host, *verification, *plan.rows.values()])
+        groups = dict(zip(plan.rows, more[len(verification) :], strict=True))
+        return SamplingInputs(
+            indices, req_pool_indices, positions, plan, groups, Verification(*more[: len(verification)])
+        )
+
+    def prompt_positions(self, step: Step) -> PromptPositions:
+        """Return the positions of a step whose logits score prompts, as tensors on the device."""
+        num_top = max(r.num_top for r in step.prompt_logprobs)
+        indices, targets = self.upload(prompt_arrays(step))
+        return PromptPositions(indices, targets, num_top)

@@ -1,8 +1,9 @@
-"""Logits processors, applied before a token is chosen: logit bias, penalties, top-k, top-p, min-p.
+"""Logits processors, applied before a token is chosen: token masks, logit bias, penalties, top-k, top-p, min-p.
 
 Each function takes float32 logits [rows, vocab] and, as tensors, one parameter for each row. All data stays on the
-device, and no function keeps state. Order and meaning are those of vLLM and transformers: bias, penalties, temperature,
-top-k, top-p, min-p, where each processor works on the result of the processor before it.
+device, and no function keeps state. Order and meaning are those of vLLM and transformers: masks, bias, penalties,
+temperature, top-k, top-p, min-p, where each processor works on the result of the processor before it. A logit that is
+-inf stays -inf, so no later processor allows a token that a mask forbids.
 """
 
 from __future__ import annotations
@@ -15,6 +16,28 @@ PARTIAL_SORT_WIDTH = 256
 constant, so the floating-point sums of a row do not depend on the parameters of other rows."""
 
 
+MASK_BYTES = 32 << 20
+"""Largest size in bytes of the masks that `mask_tokens` unpacks at a time on a CPU."""
+
+
+def mask_tokens(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """Set the logits of forbidden tokens to -inf, in place. The logits may have any float dtype.
+
+    ``rows`` int32 [masks] lists the rows of logits that have a mask. Bit t % 32 of ``bits[i, t // 32]`` is 1 if row
+    ``rows[i]`` may have token t: ``bits`` is int32 [masks, ceil(vocab / 32)] (xgrammar's format).
+    """
+    if logits.is_cuda:
+        from minisgl.kernel.triton.sampling import mask_tokens as mask_tokens_in_triton
+
+        return mask_tokens_in_triton(logits, rows, bits)
+    shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
+    block = max(1, MASK_BYTES // (bits.shape[1] * 32 * 4))
+    for some, words in zip(rows.split(block), bits.split(block), strict=True):
+        forbidden = (words[:, :, None] >> shifts & 1).flatten(1)[:, : logits.shape[1]] == 0
+        logits.index_copy_(0, some.long(), logits.index_select(0, some).masked_fill_(forbidden, -torch.inf))
+    return None
+
+
 def add_bias(logits: Tensor, ids: Tensor, values: Tensor) -> Tensor:
     """Add ``values`` [rows, k] to the logits of the token ids ``ids`` [rows, k] int64, in place.
 
@@ -23,18 +46,16 @@ def add_bias(logits: Tensor, ids: Tensor, values: Tensor) -> Tensor:
     return logits.scatter_add_(1, ids, values)
 
 
-def apply_penalties(
-    logits: Tensor, prompt: Tensor, counts: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor
-) -> Tensor:
+def apply_penalties(logits: Tensor, history: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor) -> Tensor:
     """Lower the logits of tokens that occurred before. Penalties below 1 (repetition) or 0 (the others) raise them.
 
-    ``prompt`` bool [rows, vocab] says whether the token occurs in the prompt; ``counts`` int32 [rows, vocab] says how
-    often it occurs in the output. The repetition penalty (Keskar et al., "CTRL", 2019) applies to tokens of prompt and
-    output. The presence and frequency penalties apply to tokens of the output only, as OpenAI defines them.
+    ``history`` int32 [rows, vocab] is twice the number of occurrences in the output, plus 1 if the token occurs in the
+    prompt. The repetition penalty (Keskar et al., "CTRL", 2019) applies to tokens of prompt and output. The presence
+    and frequency penalties apply to tokens of the output only, as OpenAI defines them.
     """
-    repeated = prompt | (counts > 0)
-    scale = torch.where(repeated, repetition[:, None], 1.0)
+    scale = torch.where(history > 0, repetition[:, None], 1.0)
     logits = torch.where(logits > 0, logits / scale, logits * scale)
+    counts = history >> 1
     return logits - frequency[:, None] * counts - presence[:, None] * (counts > 0)
 
 

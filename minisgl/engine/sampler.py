@@ -1,9 +1,10 @@
-"""Sampler: chooses the next token of each row from its logits, on the device, for all rows of a step at once.
+"""Sampler: chooses a token for each row of logits, on the device, for all rows of a step at once.
 
-The host does not wait for the device. The sampler keeps the sampling state of each request-pool row. This state changes
-only when a step admits a request or samples a token, in the order of the steps. The token of a row depends on its own
-logits, parameters, seed, position and (with penalties) earlier tokens, never on other rows of the batch. SGLang builds
-a `SamplingBatchInfo` and vLLM a `SamplingMetadata` for each batch instead.
+A row of logits belongs to one sampled position. Most requests have one in a step; a request whose drafts are verified
+has several. The host does not wait for the device. The sampler keeps the sampling state of each request-pool row. This
+state changes only when a step admits a request or commits sampled tokens, in the order of the steps. The token of a
+row depends on its own logits, parameters, seed, position, mask and (with penalties) earlier tokens, never on other rows
+of the batch. SGLang builds a `SamplingBatchInfo` and vLLM a `SamplingMetadata` for each batch instead.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from minisgl.core import I32, I64, Admission, Logprobs, SamplingParams
+from minisgl.core import I32, I64, Admission, Logprobs, SamplingParams, TokenMasks
 from minisgl.engine import logits_processors
 from minisgl.engine.gumbel import argmax, draw, seed_key, token_hashes
 from minisgl.engine.transfer import Uploader
+from minisgl.engine.verification import Accepted, Verification
 
 F32 = npt.NDArray[np.float32]
 
@@ -28,22 +30,39 @@ F32 = npt.NDArray[np.float32]
 RANDOM, PARTIAL_SORT, FULL_SORT, MIN_P, PENALTY, BIAS, LOGPROBS = (1 << i for i in range(7))
 GROUPS = (RANDOM, PARTIAL_SORT, FULL_SORT, PENALTY, BIAS, LOGPROBS)  # parts that run on a subset of the rows
 
+NUM_PARAMS = 9  # 32-bit words of parameters of a request, see `Sampler`
+
 MIN_TEMPERATURE = 1e-5  # lower ones (of rows that are not greedy) are raised to it, or float32 could overflow
 
 
 class SamplePlan(NamedTuple):
-    """Parts of sampling that each row uses, made on the host before the logits are computed.
-
-    Only the rows of the step that sample a token are rows of the plan, and row numbers count only these.
-    """
+    """Parts of sampling that each row of logits uses, made on the host before the logits are computed."""
 
     flags: int  # bitwise or of the flags of all rows
     rows: dict[int, I32]  # group (a flag of GROUPS) -> the rows that use it; no entry if all rows use the group
     alternatives: I32 | None = None  # [rows] number of alternatives to report with the token; -1: no log-probabilities
+    bias_width: int = 0  # largest number of biased tokens of a row
+
+
+class SamplingInputs(NamedTuple):
+    """Inputs of sampling: tensors with one entry for each sampled position of the step, on the device.
+
+    In a step in which a row samples at several positions, ``req_pool_indices`` has that row's index several times.
+    """
+
+    logits_indices: Tensor | None  # index in the step of the token after which to sample; None: after every token
+    req_pool_indices: Tensor
+    positions: Tensor  # position of the token to be sampled
+    plan: SamplePlan
+    groups: dict[int, Tensor]  # `plan.rows` as tensors on the device
+    verification: Verification | None = None  # None: no row samples at several positions
 
 
 class Sampled(NamedTuple):
-    """Sampled tokens on the device, and the log-probabilities of the rows in the group LOGPROBS."""
+    """Sampled tokens on the device, and the log-probabilities of the rows in the group LOGPROBS.
+
+    The field names are also the names of these arrays in the download of a step's result.
+    """
 
     tokens: Tensor  # int64 [rows]
     chosen: Tensor | None = None  # float32 [group]: log-probability of the sampled token
@@ -64,30 +83,44 @@ def read_logprobs(plan: SamplePlan, chosen: F32, top: F32, top_ids: I64) -> list
     return entries
 
 
+def state_bytes(max_running_requests: int, vocab_size: int) -> int:
+    """Return the bytes of device memory that a `Sampler` allocates for its state at most.
+
+    The memory of one step, such as its logits in float32, is not part of it.
+    """
+    per_row = 4 * NUM_PARAMS + 4 * vocab_size + (8 + 4) * SamplingParams.MAX_BIAS
+    return (max_running_requests + 1) * per_row + 4 * vocab_size
+
+
 class Sampler:
-    """Sampling state of ``max_running_requests`` request-pool rows plus the scratch row, and the choice of tokens."""
+    """Sampling state of ``max_running_requests`` request-pool rows plus the scratch row, and the choice of tokens.
+
+    Large tables are allocated for the first request that needs them; their size does not depend on the requests.
+    `state_bytes` counts all of them.
+    """
 
     def __init__(self, max_running_requests: int, vocab_size: int, device: torch.device):
         self.vocab_size, self.device = vocab_size, device
         self._upload = Uploader(device)
         self._flags = np.zeros(max_running_requests + 1, np.uint8)
         self._alternatives = np.full(max_running_requests + 1, -1, np.int32)
+        self._bias_sizes = np.zeros(max_running_requests + 1, np.int32)  # number of biased tokens
         # Columns of each request-pool row: seed key (2 words); temperature, top_p, min_p, repetition, presence and
         # frequency penalty as the bits of float32; top_k.
-        self._params = torch.zeros(max_running_requests + 1, 9, dtype=torch.int32, device=device)
+        self._params = torch.zeros(max_running_requests + 1, NUM_PARAMS, dtype=torch.int32, device=device)
         self._hashes: Tensor | None = None  # `token_hashes`, made for the first request that is not greedy
-        # (token occurs in the prompt, bool; occurrences in the output, int32), both [request-pool rows, vocab].
-        # Allocated for the first request with a penalty.
-        self._history: tuple[Tensor, Tensor] | None = None
-        # (token ids, int64; biases to add, float32), both [request-pool rows, k]. Allocated for the first request with
-        # a logit bias; k grows with the largest number of biased tokens of a request.
+        # [request-pool rows, vocab] int32: which tokens the prompt and the output contain, as `apply_penalties` reads
+        # it. Allocated for the first request with a penalty.
+        self._history: Tensor | None = None
+        # (token ids, int64; biases to add, float32), both [request-pool rows, MAX_BIAS]; unused columns have bias 0.
+        # Allocated for the first request with a logit bias.
         self._bias: tuple[Tensor, Tensor] | None = None
 
     def admit(self, admissions: Sequence[Admission]) -> None:
         """Store the sampling parameters of newly admitted requests in their request-pool rows."""
         if not admissions:
             return
-        ints = np.zeros((len(admissions), 9), np.int32)
+        ints = np.zeros((len(admissions), NUM_PARAMS), np.int32)
         floats = ints.view(np.float32)
         for i, admission in enumerate(admissions):
             p = admission.params
@@ -103,6 +136,7 @@ class Sampler:
             )
             self._flags[admission.req_pool_idx] = self._flags_of(p)
             self._alternatives[admission.req_pool_idx] = -1 if p.logprobs is None else p.logprobs
+            self._bias_sizes[admission.req_pool_idx] = len(p.logit_bias)
         host_indices = np.array([admission.req_pool_idx for admission in admissions], np.int32)
         req_pool_indices, rows = self._upload([host_indices, ints])
         self._params.index_copy_(0, req_pool_indices.long(), rows)
@@ -113,46 +147,58 @@ class Sampler:
                 self._admit_bias(admission)
 
     def plan(self, req_pool_indices: I32) -> SamplePlan:
-        """Plan the sampling of rows that belong to the requests in ``req_pool_indices`` [rows]."""
+        """Plan the sampling of rows of logits that belong to the requests in ``req_pool_indices`` [rows]."""
         flags = self._flags[req_pool_indices]
         union = int(np.bitwise_or.reduce(flags)) if len(flags) else 0
         rows: dict[int, I32] = {}
         if union:
             common = int(np.bitwise_and.reduce(flags))
             rows = {g: np.flatnonzero(flags & g).astype(np.int32) for g in GROUPS if union & ~common & g}
-        return SamplePlan(union, rows, self._alternatives[req_pool_indices] if union & LOGPROBS else None)
+        alternatives = self._alternatives[req_pool_indices] if union & LOGPROBS else None
+        width = int(self._bias_sizes[req_pool_indices].max()) if union & BIAS else 0
+        return SamplePlan(union, rows, alternatives, width)
 
-    def sample(
-        self, logits: Tensor, req_pool_indices: Tensor, positions: Tensor, plan: SamplePlan, groups: dict[int, Tensor]
-    ) -> Sampled:
-        """Choose a token for each row.
+    def sample(self, logits: Tensor, inputs: SamplingInputs, masks: TokenMasks | None = None) -> Sampled:
+        """Choose a token for each row of ``logits`` [rows, vocab].
 
-        ``logits`` [rows, vocab] are in the model's dtype and may be overwritten. ``req_pool_indices`` and ``positions``
-        (of the tokens to be chosen) are int32 [rows]. ``groups`` holds the arrays of ``plan.rows`` as device tensors.
+        The logits are in the model's dtype and may be overwritten. The order of the processors is vLLM's: ``masks``,
+        bias, penalties, temperature, top-k, top-p, min-p. Call `commit` afterwards.
         """
-        if not plan.flags:
-            return Sampled(argmax(logits))
+        plan, groups = inputs.plan, inputs.groups
         if plan.flags & ~RANDOM:  # logits processors and log-probabilities compute in float32
             logits = logits.float()
         raw = _select_rows(logits, groups.get(LOGPROBS)).clone() if plan.flags & LOGPROBS else None
+        if masks is not None and len(masks.positions):
+            logits_processors.mask_tokens(logits, *self._upload([masks.positions, masks.bits]))
         if plan.flags & BIAS:
-            logits = self._add_bias(logits, req_pool_indices, groups.get(BIAS))
+            logits = self._add_bias(logits, inputs)
         if plan.flags & PENALTY:
-            logits = self._apply_penalties(logits, req_pool_indices, groups.get(PENALTY))
-        if plan.flags & RANDOM:
-            tokens = self._draw(logits, req_pool_indices, positions, plan, groups)
-        else:
-            tokens = argmax(logits)
-        if plan.flags & PENALTY:
-            self._count(tokens, req_pool_indices, groups.get(PENALTY))
+            logits = self._apply_penalties(logits, inputs)
+        tokens = self._draw(logits, inputs) if plan.flags & RANDOM else argmax(logits)
         if raw is None:
             return Sampled(tokens)
-        # Log-probabilities are those of the model's own distribution, before bias, penalties and temperature, as vLLM
-        # reports them by default.
+        # Log-probabilities are those of the model's own distribution, before masks, bias, penalties and temperature, as
+        # vLLM reports them by default (but vLLM reports them after masks).
         top, top_ids = raw.topk(min(SamplingParams.MAX_LOGPROBS, self.vocab_size), dim=1)
         total = raw.logsumexp(dim=1, keepdim=True)
         chosen = raw.gather(1, _select_rows(tokens, groups.get(LOGPROBS))[:, None])
         return Sampled(tokens, (chosen - total).squeeze(1), top - total, top_ids)
+
+    def commit(self, tokens: Tensor, inputs: SamplingInputs, accepted: Accepted | None) -> None:
+        """Add the sampled ``tokens`` [rows] that count to the histories of their requests, for penalties.
+
+        ``accepted`` is the result of ``inputs.verification``; None: every token counts.
+        """
+        if not inputs.plan.flags & PENALTY:
+            return
+        assert self._history is not None
+        rows = inputs.groups.get(PENALTY)
+        req_pool_indices, tokens = _select_rows(inputs.req_pool_indices, rows).long(), _select_rows(tokens, rows)
+        if accepted is None or inputs.verification is None:
+            added = torch.full((), 2, dtype=torch.int32, device=self.device).expand(len(tokens))
+        else:
+            added = _select_rows(inputs.verification.counts(accepted), rows).int() * 2
+        self._history.index_put_((req_pool_indices, tokens), added, accumulate=True)
 
     # ---- state ----------------------------------------------------------------------------------
 
@@ -174,67 +220,59 @@ class Sampler:
         """Store which tokens the request's prompt and output contain, for penalties."""
         if self._history is None:
             shape = (len(self._flags), self.vocab_size)
-            self._history = (
-                torch.zeros(shape, dtype=torch.bool, device=self.device),
-                torch.zeros(shape, dtype=torch.int32, device=self.device),
-            )
+            self._history = torch.zeros(shape, dtype=torch.int32, device=self.device)
         empty = np.empty(0, np.int32)
         prompt, output = self._upload([empty if t is None else t for t in (admission.prompt_ids, admission.output_ids)])
-        self._history[0][admission.req_pool_idx].zero_().index_fill_(0, prompt.long(), True)
-        self._history[1][admission.req_pool_idx].zero_().index_add_(0, output.long(), torch.ones_like(output))
+        history = self._history[admission.req_pool_idx].zero_().index_fill_(0, prompt.long(), 1)
+        history.index_add_(0, output.long(), torch.full_like(output, 2))
 
     def _admit_bias(self, admission: Admission) -> None:
-        """Store the request's logit bias. If the table has too few columns for its tokens, allocate a wider table."""
+        """Store the request's logit bias."""
+        if self._bias is None:
+            shape = (len(self._flags), SamplingParams.MAX_BIAS)
+            self._bias = (
+                torch.zeros(shape, dtype=torch.int64, device=self.device),
+                torch.zeros(shape, dtype=torch.float32, device=self.device),
+            )
         bias = admission.params.logit_bias
-        width = 0 if self._bias is None else self._bias[0].shape[1]
-        if len(bias) > width:
-            wider = 1 << (len(bias) - 1).bit_length()
-            ids = torch.zeros(len(self._flags), wider, dtype=torch.int64, device=self.device)
-            values = torch.zeros(len(self._flags), wider, dtype=torch.float32, device=self.device)
-            if self._bias is not None:
-                ids[:, :width], values[:, :width] = self._bias
-            self._bias, width = (ids, values), wider
-        packed = np.zeros((2, width), np.int32)
-        packed[0, : len(bias)] = list(bias)
-        packed.view(np.float32)[1, : len(bias)] = list(bias.values())
+        packed = np.empty((2, len(bias)), np.int32)
+        packed[0] = list(bias)
+        packed.view(np.float32)[1] = list(bias.values())
         (new,) = self._upload([packed])
-        assert self._bias is not None
-        self._bias[0][admission.req_pool_idx] = new[0]
-        self._bias[1][admission.req_pool_idx] = new[1].view(torch.float32)
+        ids, values = (table[admission.req_pool_idx] for table in self._bias)
+        ids[: len(bias)] = new[0]
+        values.zero_()[: len(bias)] = new[1].view(torch.float32)
 
     # ---- the choice -----------------------------------------------------------------------------
 
-    # In these methods ``rows`` are the rows of the batch in a group, as `SamplePlan.rows` has them; None: all rows.
+    # In these methods ``rows`` are the rows of logits in a group, as `SamplePlan.rows` has them; None: all rows.
 
     def _float_params(self, req_pool_indices: Tensor) -> Tensor:
         """Return float32 [6, rows]: temperature, top_p, min_p, repetition, presence and frequency penalty."""
         return self._params[:, 2:8].index_select(0, req_pool_indices).view(torch.float32).T
 
-    def _add_bias(self, logits: Tensor, req_pool_indices: Tensor, rows: Tensor | None) -> Tensor:
+    def _add_bias(self, logits: Tensor, inputs: SamplingInputs) -> Tensor:
         assert self._bias is not None
-        req_pool_indices = _select_rows(req_pool_indices, rows)
-        ids, values = (table.index_select(0, req_pool_indices) for table in self._bias)
+        rows = inputs.groups.get(BIAS)
+        req_pool_indices = _select_rows(inputs.req_pool_indices, rows)
+        ids, values = (table[:, : inputs.plan.bias_width].index_select(0, req_pool_indices) for table in self._bias)
         return _replace_rows(logits, rows, logits_processors.add_bias(_select_rows(logits, rows), ids, values))
 
-    def _apply_penalties(self, logits: Tensor, req_pool_indices: Tensor, rows: Tensor | None) -> Tensor:
+    def _apply_penalties(self, logits: Tensor, inputs: SamplingInputs) -> Tensor:
+        """Apply the penalties. A row after draft tokens sees these drafts as output, as if they had been sampled."""
         assert self._history is not None
-        req_pool_indices = _select_rows(req_pool_indices, rows)
-        prompt, counts = (table.index_select(0, req_pool_indices) for table in self._history)
+        rows = inputs.groups.get(PENALTY)
+        req_pool_indices = _select_rows(inputs.req_pool_indices, rows)
+        history = self._history.index_select(0, req_pool_indices)
+        if inputs.verification is not None:
+            inputs.verification.add_drafts(history, rows)
         penalties = self._float_params(req_pool_indices)[3:]
-        part = logits_processors.apply_penalties(_select_rows(logits, rows), prompt, counts, *penalties)
+        part = logits_processors.apply_penalties(_select_rows(logits, rows), history, *penalties)
         return _replace_rows(logits, rows, part)
 
-    def _count(self, tokens: Tensor, req_pool_indices: Tensor, rows: Tensor | None) -> None:
-        """Add the sampled tokens to the output counts of their requests."""
-        assert self._history is not None
-        req_pool_indices, tokens = _select_rows(req_pool_indices, rows).long(), _select_rows(tokens, rows)
-        one = torch.ones((), dtype=torch.int32, device=self.device).expand(len(tokens))
-        self._history[1].index_put_((req_pool_indices, tokens), one, accumulate=True)
-
-    def _draw(
-        self, logits: Tensor, req_pool_indices: Tensor, positions: Tensor, plan: SamplePlan, groups: dict[int, Tensor]
-    ) -> Tensor:
+    def _draw(self, logits: Tensor, inputs: SamplingInputs) -> Tensor:
         """Return tokens int64 [rows]: the argmax for a greedy row, a Gumbel-max sample for every other row."""
+        _, req_pool_indices, positions, plan, groups, _ = inputs
         if self._hashes is None:
             self._hashes = token_hashes(self.vocab_size, self.device)
         # Without top-k, top-p and min-p, `draw` divides by the temperature while it reads the logits.

@@ -185,7 +185,7 @@ def prefill(
     """Build a step that admits a request into ``req_pool_idx`` and computes its whole prompt in ``pages``."""
     updates = (np.full(len(pages), req_pool_idx, np.int32), np.arange(len(pages), dtype=np.int32), i32(*pages))
     return Step(
-        step_id, i32(req_pool_idx), i32(0), i32(len(tokens)), 0, np.ones(1, bool), i32(*tokens), updates,
+        step_id, i32(req_pool_idx), i32(0), i32(len(tokens)), i32(1), 0, 0, i32(*tokens), updates,
         (Admission(req_pool_idx, step_id, params, seed),),
     )  # fmt: skip
 
@@ -195,8 +195,8 @@ def decode(step_id: int, req_pool_indices: list[int], positions: list[int]) -> S
     n = len(req_pool_indices)
     none = np.empty(0, np.int32)
     pending = np.full(n, -1, np.int32)
-    ones, sample = np.ones(n, np.int32), np.ones(n, bool)
-    return Step(step_id, i32(*req_pool_indices), i32(*positions), ones, n, sample, pending, (none, none, none))
+    ones = np.ones(n, np.int32)
+    return Step(step_id, i32(*req_pool_indices), i32(*positions), ones, ones, n, 0, pending, (none, none, none))
 
 
 def test_two_steps_in_flight(engine: TorchEngine, path: Path) -> None:
@@ -219,9 +219,9 @@ def test_step_without_sampling(engine: TorchEngine, path: Path) -> None:
     a, b = [11, 12, 13], list(range(20, 30))
     engine.launch(prefill(0, 0, a, [0, 1], GREEDY))
     chunk = prefill(1, 1, b[:6], [2, 3, 5], GREEDY)
-    engine.launch(replace(chunk, num_decode=0, sample=np.zeros(1, bool)))
+    engine.launch(replace(chunk, num_sampled_tokens=i32(0)))
     none = np.empty(0, np.int32)
-    mixed = Step(2, i32(0, 1), i32(3, 6), i32(1, 4), 1, np.ones(2, bool), i32(-1, *b[6:]), (none, none, none))
+    mixed = Step(2, i32(0, 1), i32(3, 6), i32(1, 4), i32(1, 1), 1, 0, i32(-1, *b[6:]), (none, none, none))
     engine.launch(mixed)
     first, unsampled, both = engine.result(), engine.result(), engine.result()
     assert unsampled.accepted.tolist() == [0]
@@ -241,8 +241,8 @@ def test_logprobs(engine: TorchEngine, path: Path) -> None:
     first, second = engine.result(), engine.result()
     assert second.logprobs is None
     assert first.logprobs is not None
-    entry = first.logprobs[0]
-    assert entry is not None
+    assert first.logprobs[0] is not None
+    (entry,) = first.logprobs[0]
     oracle = Oracle(path)
     with torch.inference_mode():
         expected = oracle.model(torch.tensor([prompt])).logits[0, -1].log_softmax(0)

@@ -79,7 +79,7 @@ def test_promise_10_closed_pipe_counts_as_dead() -> None:
     blocked = BlockedEngine("cuda")
     engine = ranked(blocked, process)
     one, none = np.zeros(1, np.int32), np.empty(0, np.int32)
-    step = Step(0, one, one, one + 1, 1, np.ones(1, bool), one, (none, none, none))
+    step = Step(0, one, one, one + 1, one + 1, 1, 0, one, (none, none, none))
     with pytest.raises(EngineDeadError, match="rank 1 is gone"):
         engine.launch(step)
     engine.close()

@@ -26,15 +26,16 @@ def random_step(rng: np.random.Generator, spec: EngineSpec, decode: int, chunks:
     counts = np.concatenate([np.ones(decode, np.int32), rng.integers(1, 9, chunks).astype(np.int32)])
     starts = rng.integers(0, spec.max_seq_len - 9, rows).astype(np.int32)
     pages = rng.permutation(spec.num_pages).astype(np.int32)
-    updates: list[tuple[int, int, int]] = []
+    writes: list[tuple[int, int, int]] = []
     for req_pool_idx, end in zip(req_pool_indices, starts + counts):
         for column in range(-(-int(end) // spec.page_size)):
-            updates.append((req_pool_idx, column, pages[len(updates) % len(pages)]))
-    table = np.array(updates, np.int32).T
+            writes.append((req_pool_idx, column, pages[len(writes) % len(pages)]))
+    table = np.array(writes, np.int32).T
     tokens = rng.integers(0, spec.vocab_size, counts.sum()).astype(np.int32)
     tokens[:decode] = np.where(rng.random(decode) < 0.5, PENDING, tokens[:decode])
-    sample = np.concatenate([np.ones(decode, bool), rng.random(chunks) < 0.5])
-    return Step(step_id, req_pool_indices, starts, counts, decode, sample, tokens, (table[0], table[1], table[2]))
+    sampled = np.concatenate([np.ones(decode, np.int32), rng.integers(0, 2, chunks).astype(np.int32)])
+    updates = (table[0], table[1], table[2])
+    return Step(step_id, req_pool_indices, starts, counts, sampled, decode, 0, tokens, updates)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -78,8 +79,8 @@ def test_build_equals_plain_loop(page_size: int, decode: int, chunks: int) -> No
         rows = np.flatnonzero(step.sample)
         last = (
             np.arange(len(step.input_ids))
-            if sampling.last_token_indices is None
-            else np.asarray(sampling.last_token_indices)
+            if sampling.logits_indices is None
+            else np.asarray(sampling.logits_indices)
         )
         assert last.tolist() == [cu_seqlens_q[r + 1] - 1 for r in rows]
         assert sampling.req_pool_indices.tolist() == step.req_pool_indices[rows].tolist()
@@ -91,7 +92,7 @@ def test_page_table_updates_in_order() -> None:
     """Of several writes to one page-table entry, the last one takes effect; the scratch row is never written."""
     builder = InputBuilder(EngineSpec(4, 10, 3, 32, 9), CPU)
     updates = (i32(1, 1, 2, 1), i32(0, 3, 0, 0), i32(5, 6, 7, 8))
-    builder.update_page_table(Step(0, i32(1), i32(0), i32(1), 1, np.ones(1, bool), i32(3), updates))
+    builder.update_page_table(Step(0, i32(1), i32(0), i32(1), i32(1), 1, 0, i32(3), updates))
     assert builder.page_table[1].tolist() == [8, 10, 10, 6, 10, 10, 10, 10]  # 10: the scratch page
     assert builder.page_table[2, 0] == 7
     assert (builder.page_table[3] == 10).all()  # the scratch row
@@ -106,7 +107,8 @@ def test_graph_buffers_fill() -> None:
     for rows in (i32(2, 5, 1), i32(3)):
         n = len(rows)
         updates = (rows, np.zeros(n, np.int32), np.arange(n, dtype=np.int32))
-        step = Step(0, rows, np.full(n, 2, np.int32), np.ones(n, np.int32), n, np.ones(n, bool), rows, updates)
+        ones = np.ones(n, np.int32)
+        step = Step(0, rows, np.full(n, 2, np.int32), ones, ones, n, 0, rows, updates)
         builder.update_page_table(step)
         batch = buffers.fill(builder.decode_rows(step))
         assert buffers.tokens.packed.data_ptr() == address
@@ -142,8 +144,8 @@ def test_find_shared_prefix(common: list[int], starts: list[int], found: int, mo
     for row, count in enumerate(common):
         pages[row, :count] = pages[0, :count]
     updates = (np.repeat(req_pool_indices, columns), np.tile(np.arange(columns, dtype=np.int32), rows), pages.ravel())
-    ones, sample = np.ones(rows, np.int32), np.ones(rows, bool)
-    step = Step(0, req_pool_indices, i32(*starts), ones, rows, sample, np.full(rows, PENDING, np.int32), updates)
+    ones, pending = np.ones(rows, np.int32), np.full(rows, PENDING, np.int32)
+    step = Step(0, req_pool_indices, i32(*starts), ones, ones, rows, 0, pending, updates)
     builder.update_page_table(step)
     assert builder.find_shared_prefix(step) == (found > 0)
     batch = builder.build(step)[1]

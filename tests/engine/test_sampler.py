@@ -13,7 +13,7 @@ from transformers import generation as hf
 from minisgl.core import Admission, Logprobs, SamplingParams
 from minisgl.engine import logits_processors
 from minisgl.engine.gumbel import gumbel, seed_key, token_hashes
-from minisgl.engine.sampler import Sampler, read_logprobs
+from minisgl.engine.sampler import Sampler, SamplingInputs, read_logprobs
 
 CPU = torch.device("cpu")
 VOCAB = 300
@@ -27,7 +27,9 @@ def draw(
     plan = sampler.plan(indices)
     groups = {g: torch.from_numpy(group_rows) for g, group_rows in plan.rows.items()}
     device_positions = torch.tensor(positions, dtype=torch.int32)
-    out = sampler.sample(logits.clone(), torch.from_numpy(indices), device_positions, plan, groups)
+    inputs = SamplingInputs(None, torch.from_numpy(indices), device_positions, plan, groups)
+    out = sampler.sample(logits.clone(), inputs)
+    sampler.commit(out.tokens, inputs, None)
     logprobs = None
     if out.chosen is not None and out.top is not None and out.top_ids is not None:
         logprobs = read_logprobs(plan, out.chosen.numpy(), out.top.numpy(), out.top_ids.numpy())
@@ -77,21 +79,19 @@ def test_repetition_penalty_equals_transformers(penalty: float) -> None:
     """The repetition penalty counts tokens of prompt and output, as in transformers."""
     logits, history = random_logits(4), torch.randint(0, VOCAB, (4, 40), generator=torch.Generator().manual_seed(1))
     expected = hf.RepetitionPenaltyLogitsProcessor(penalty)(history, logits)
-    prompt = torch.zeros(4, VOCAB, dtype=torch.bool).scatter_(1, history[:, :25], True)
-    counts = torch.zeros(4, VOCAB, dtype=torch.int32)
-    counts.scatter_add_(1, history[:, 25:], torch.ones(4, 15, dtype=torch.int32))
+    seen = torch.zeros(4, VOCAB, dtype=torch.int32).scatter_(1, history[:, :25], 1)
+    seen.scatter_add_(1, history[:, 25:], torch.full((4, 15), 2, dtype=torch.int32))
     zero = torch.zeros(4)
-    got = logits_processors.apply_penalties(logits, prompt, counts, torch.full((4,), penalty), zero, zero)
+    got = logits_processors.apply_penalties(logits, seen, torch.full((4,), penalty), zero, zero)
     torch.testing.assert_close(got, expected)
 
 
 def test_presence_and_frequency_penalties() -> None:
     """The presence and frequency penalties apply to tokens of the output only, as OpenAI defines them."""
     logits = torch.zeros(1, 4)
-    prompt = torch.tensor([[True, False, False, False]])
-    counts = torch.tensor([[0, 1, 3, 0]], dtype=torch.int32)
+    seen = torch.tensor([[1, 2, 6, 0]], dtype=torch.int32)  # token 0 is in the prompt, 1 and 2 in the output
     presence, frequency = torch.tensor([0.5]), torch.tensor([0.25])
-    got = logits_processors.apply_penalties(logits, prompt, counts, torch.ones(1), presence, frequency)
+    got = logits_processors.apply_penalties(logits, seen, torch.ones(1), presence, frequency)
     assert got.tolist() == [[0.0, -0.75, -1.25, 0.0]]  # OpenAI: mu - c * frequency - (c > 0) * presence
 
 
@@ -201,7 +201,7 @@ def test_extreme_parameters() -> None:
 
 
 def test_logit_bias() -> None:
-    """A logit bias forces or bans tokens, also after the table has grown for a request with more biased tokens."""
+    """A logit bias forces or bans tokens, whatever the number of biased tokens of the other rows."""
     params = [
         SamplingParams(temperature=0.0, logit_bias={5: 100.0}),
         SamplingParams(temperature=0.0, logit_bias=dict.fromkeys(range(VOCAB - 1), -100.0)),
@@ -233,7 +233,7 @@ def test_logprobs() -> None:
 def test_greedy_batch_allocates_no_state() -> None:
     """Token hashes, histories and the bias table are not allocated for greedy requests without penalties."""
     sampler = sampler_with([SamplingParams(temperature=0.0)] * 4)
-    assert sampler.plan(np.arange(4, dtype=np.int32)) == (0, {}, None)
+    assert sampler.plan(np.arange(4, dtype=np.int32)) == (0, {}, None, 0)
     draw(sampler, random_logits(4), range(4), [1] * 4)
     assert sampler._hashes is None
     assert sampler._history is None

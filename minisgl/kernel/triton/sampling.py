@@ -1,7 +1,8 @@
-"""Gumbel noise and argmax in one pass over the logits, in Triton.
+"""Gumbel noise and argmax in one pass over the logits, and token masks, in Triton.
 
-The torch reference is `minisgl.engine.gumbel.draw_torch`. The noise is bit-identical to that of `minisgl.engine.gumbel`
-on a GPU: both use the same integer hash, and CUDA's log1p and log.
+The torch references are `minisgl.engine.gumbel.draw_torch` and `minisgl.engine.logits_processors.mask_tokens`. The
+noise is bit-identical to that of `minisgl.engine.gumbel` on a GPU: both use the same integer hash, and CUDA's log1p and
+log.
 """
 
 from __future__ import annotations
@@ -132,3 +133,20 @@ def gumbel_argmax(
     )  # fmt: skip
     best_kernel[(rows,)](best, best_token, out, SPLITS=splits, num_warps=1, **early)
     return out
+
+
+@triton.jit(do_not_specialize_on_alignment=["rows", "bits"])
+def mask_tokens_kernel(logits, rows, bits, vocab, stride_logits, stride_bits, BLOCK: tl.constexpr):
+    """Set forbidden tokens of one row to -inf. One program: one mask, one block of the vocabulary."""
+    mask, token = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row_logits = logits + tl.load(rows + mask).to(tl.int64) * stride_logits
+    words = tl.load(bits + mask * stride_bits + (token >> 5), mask=token < vocab, other=-1)
+    forbidden = ((words >> (token & 31)) & 1) == 0
+    tl.store(row_logits + token, float("-inf"), mask=forbidden & (token < vocab))
+
+
+def mask_tokens(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """Compute `minisgl.engine.logits_processors.mask_tokens` on a GPU. The logits must be contiguous in a row."""
+    vocab = logits.shape[1]
+    grid = (len(rows), triton.cdiv(vocab, BLOCK))
+    mask_tokens_kernel[grid](logits, rows, bits, vocab, logits.stride(0), bits.stride(0), BLOCK=BLOCK, num_warps=4)

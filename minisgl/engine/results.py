@@ -1,0 +1,63 @@
+"""Conversion of the arrays that a step left on the device into a `StepResult`. Runs on the host, in plain numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from minisgl.core import I32, Logprobs, Step, StepResult
+from minisgl.engine.prompt_logprobs import read_prompt_logprobs
+from minisgl.engine.sampler import SamplePlan, read_logprobs
+
+__all__ = ["read_result"]
+
+
+def read_result(step: Step, plan: SamplePlan | None, arrays: Mapping[str, npt.NDArray[Any]]) -> StepResult:
+    """Return the result of ``step``.
+
+    ``arrays`` are by name: the fields of `Sampled` (none if no row samples), ``accepted`` int64 with one entry for each
+    row that samples (only if a row verifies), and the result of `score_prompt` (only if the step scores prompts).
+    ``plan`` is the plan of sampling; None if no row samples.
+    """
+    tokens, accepted = _read_tokens(step, arrays)
+    logprobs = None
+    if plan is not None and "chosen" in arrays:
+        entries = read_logprobs(plan, arrays["chosen"], arrays["top"], arrays["top_ids"])
+        logprobs = _read_row_logprobs(step, accepted, entries)
+    prompt: tuple[tuple[Logprobs, ...], ...] = ()
+    if "prompt_chosen" in arrays:
+        top, top_ids = arrays.get("prompt_top"), arrays.get("prompt_top_ids")
+        prompt = read_prompt_logprobs(step.prompt_logprobs, arrays["prompt_chosen"], top, top_ids)
+    return StepResult(step.id, tokens, accepted, logprobs, prompt)
+
+
+def _read_tokens(step: Step, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[I32, I32]:
+    """Return ``tokens`` and ``accepted`` of a `StepResult`. Tokens that do not count are 0."""
+    counts = step.num_sampled_tokens
+    if "accepted" not in arrays:
+        tokens = np.zeros((step.rows, 1), np.int32)
+        if "tokens" in arrays:
+            tokens[step.sample, 0] = arrays["tokens"]
+        return tokens, counts.copy()
+    accepted = np.zeros(step.rows, np.int32)
+    accepted[step.sample] = arrays["accepted"]
+    tokens = np.zeros((step.rows, counts.max()), np.int32)
+    k = np.arange(tokens.shape[1])
+    tokens[k < counts[:, None]] = arrays["tokens"]
+    tokens[k >= accepted[:, None]] = 0
+    return tokens, accepted
+
+
+def _read_row_logprobs(
+    step: Step, accepted: I32, entries: list[Logprobs | None]
+) -> tuple[tuple[Logprobs, ...] | None, ...]:
+    """Return the log-probabilities of each row's accepted tokens. ``entries`` has one for each sampled position."""
+    ends = np.cumsum(step.num_sampled_tokens)
+    rows: list[tuple[Logprobs, ...] | None] = []
+    for begin, count in zip((ends - step.num_sampled_tokens).tolist(), accepted.tolist(), strict=True):
+        row = tuple(entry for entry in entries[begin : begin + count] if entry is not None)
+        rows.append(row or None)
+    return tuple(rows)
