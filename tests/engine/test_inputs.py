@@ -78,9 +78,7 @@ def test_build_equals_plain_loop(page_size: int, decode: int, chunks: int) -> No
         sampling = builder.sampling_inputs(step, SamplePlan(1, {1: group}), batch)
         rows = np.flatnonzero(step.sample)
         last = (
-            np.arange(len(step.input_ids))
-            if sampling.logits_indices is None
-            else np.asarray(sampling.logits_indices)
+            np.arange(len(step.input_ids)) if sampling.logits_indices is None else np.asarray(sampling.logits_indices)
         )
         assert last.tolist() == [cu_seqlens_q[r + 1] - 1 for r in rows]
         assert sampling.req_pool_indices.tolist() == step.req_pool_indices[rows].tolist()
