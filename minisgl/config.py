@@ -87,7 +87,8 @@ class Config:
     overlap: bool = True
     """Whether the host prepares the next step while the device computes the current step."""
     starvation_steps: int = 512
-    """Steps that a policy may leave a request out. Then the scheduler itself adds the request to the next plan."""
+    """Steps that a policy may leave a request out. Then the scheduler itself adds the request to the next plan in which
+    it fits beside the requests that arrived before it."""
     trace: str = ""
     """The file to which every scheduling event is written, as JSON lines. Empty: no trace."""
     log_level: str = "info"

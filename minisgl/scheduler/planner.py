@@ -61,10 +61,19 @@ class Planner:
         ``views`` are the running requests, ``in_flight`` says whether a launched step is unread. The result is empty
         only if a step is in flight, or if no request can compute anything.
         """
-        if self._retract_for_starved():
-            views = self.request_table.running_views(self.requests.next_step_id)
+        starved = self._oldest_starved()
+        fits_later = False  # whether the starved request fits when pages that are being freed have become free
+        if starved is not None and not self._budget(CacheManager.LOOKAHEAD).grant(self._waiting_view(starved), 1):
+            in_the_way = self._in_the_way(starved)
+            fits_later = in_the_way is not None
+            for req in reversed(in_the_way or []):
+                self.requests.retract(req)
+            if in_the_way:
+                views = self.request_table.running_views(self.requests.next_step_id)
         budget = self._budget(CacheManager.LOOKAHEAD if self.requests.waiting else 0)
-        forced = self._starved_rows(views, budget)
+        forced = self._starved_rows(views, starved, budget)
+        if fits_later:
+            budget.rows = 0  # the policy may admit no other request into the pages that are being freed
         waiting: Iterable[Req] = self.requests.waiting
         num_waiting = len(self.requests.waiting)
         if forced:
@@ -92,7 +101,7 @@ class Planner:
             tokens=self.max_prefill_tokens,
             rows=self.cache_manager.allocator.req_pool.num_free,
             pages=self.cache_manager.num_available_pages,
-            reserved_pages=self.request_table.page_growth(num_reserved_tokens) if num_reserved_tokens else 0,
+            reserved_pages=int(self.request_table.page_growth(num_reserved_tokens).sum()) if num_reserved_tokens else 0,
             admission_cost=self._admission_cost,
         )
 
@@ -160,38 +169,38 @@ class Planner:
             else None
         )
 
-    def _retract_for_starved(self) -> bool:
-        """Retract the youngest running request if an older, starved waiting request does not fit.
+    def _in_the_way(self, starved: Req) -> list[Req] | None:
+        """Return the youngest running requests that must be retracted so that ``starved`` fits, in order of arrival.
 
-        Return whether a request was retracted. If all running requests arrived before the starved request, the starved
-        request keeps waiting: none of them overtook it.
+        The list is empty if ``starved`` fits as soon as the results of launched steps have been read. Return None if it
+        does not fit even beside the running requests that arrived before it: none of them overtook it, so it waits for
+        them, and nothing that is done to younger requests lets it start sooner.
         """
-        req = self._oldest_starved()
-        if (
-            req is None
-            or self.cache_manager.has_pending_frees
-            or self._budget(CacheManager.LOOKAHEAD).grant(self._waiting_view(req), 1)
-        ):
-            return False
-        youngest = max(self.request_table.reqs, key=attrgetter("arrival"), default=None)
-        if youngest is None or youngest.arrival < req.arrival:
-            return False
-        self.requests.retract(youngest)
-        return True
+        table, spec = self.request_table, self.cache_manager.spec
+        growth = table.page_growth(CacheManager.LOOKAHEAD)
+        is_used = np.zeros(spec.num_pages, bool)
+        is_used[self.cache_manager.match(starved).pages] = True
+        num_pages = -(-len(starved) // spec.page_size)
+        running = sorted(table.reqs, key=attrgetter("arrival"))
+        for i, req in enumerate(running):
+            pages = table.pages_of(req)
+            num_pages += int(np.count_nonzero(~is_used[pages])) + int(growth[req.req_pool_idx])
+            is_used[pages] = True
+            if num_pages > spec.num_pages or i + 2 > spec.max_running_requests:
+                return running[i:] if req.arrival > starved.arrival else None
+        return []
 
-    def _starved_rows(self, views: list[Running], budget: StepBudget) -> list[tuple[int, int]]:
-        """Return rows for the starved running requests and the oldest starved waiting one, if they fit (promise 6)."""
+    def _starved_rows(self, views: list[Running], starved: Req | None, budget: StepBudget) -> list[tuple[int, int]]:
+        """Return rows for the starved running requests and ``starved``, a waiting one, if they fit (promise 6)."""
         rows = [
             (v.uid, n)
             for v in views
             if v.skipped_steps >= self.starvation_steps and (n := budget.grant(v, v.num_remaining_tokens or 1))
         ]
-        req = self._oldest_starved()
-        if req is not None:
-            view = self._waiting_view(req)
+        if starved is not None:
+            view = self._waiting_view(starved)
             if n := budget.grant(view, view.num_tokens - view.num_cached_tokens):
-                return [*rows, (req.uid, n)]
-            budget.rows = 0  # the starved request is the next to be admitted: the policy may admit no other request
+                rows.append((starved.uid, n))
         return rows
 
     def _oldest_row(self) -> list[tuple[int, int]]:

@@ -117,14 +117,19 @@ class RequestTable:
         out: I32 = rows[self.num_computed_tokens[rows] >= self.num_pages[rows] * self.page_size]
         return out
 
-    def page_growth(self, num_tokens: int) -> int:
-        """Return how many new pages all running requests together need for ``num_tokens`` output tokens more each."""
+    def page_growth(self, num_tokens: int) -> I32:
+        """Return how many new pages the request in each row needs for ``num_tokens`` output tokens more.
+
+        The result is int32 ``[max_running_requests]``, 0 in rows without a request.
+        """
         rows = self.req_pool_indices
         end = np.minimum(
             np.maximum(self.num_computed_tokens[rows], self.num_prefill_tokens[rows]) + num_tokens,
             self.max_len[rows] - 1,
         )
-        return int(np.maximum(-(-end // self.page_size) - self.num_pages[rows], 0).sum())
+        growth: I32 = np.zeros(len(self.uid), np.int32)
+        growth[rows] = np.maximum(-(-end // self.page_size) - self.num_pages[rows], 0)
+        return growth
 
     def running_views(self, next_step: int) -> list[Running]:
         """Return the policy's view of each running request that can take part in step ``next_step``."""

@@ -21,9 +21,10 @@ from minisgl.trace.violation import Violation
 __all__ = ["Checker", "check"]
 
 STARVATION_SLACK_STEPS = 8
-"""Steps for which a running request may be left out beyond ``starvation_steps`` plus ``max_running_requests``.
+"""Steps for which a request may be left out beyond ``starvation_steps`` plus ``max_running_requests``.
 
-Several starved requests can be forced into the same step, and then one of them may have to wait for the next step.
+Several starved requests can be forced into the same step, and then one of them may have to wait for the next step. A
+waiting request may also wait until the results of launched steps are read, if younger requests were retracted for it.
 """
 
 
@@ -52,6 +53,9 @@ class Checker:
         self.max_left_out = self.starvation_steps + STARVATION_SLACK_STEPS + self.spec.max_running_requests
         self.admission_pages: dict[int, int] = {}  # uid -> number of pages that its admission still has to allocate
         self.retracted_at = -1
+        # A waiting request that fits beside the older requests, as (uid, step at which it began to wait), and the step
+        # from which on it must be in the plan.
+        self.must_start: tuple[tuple[int, int], int] | None = None
         # Violation of an admission that needs too many pages. Raised after the allocations of the step were checked,
         # because their violations are more specific.
         self._overcommitted: Violation | None = None
@@ -103,13 +107,42 @@ class Checker:
 
     def _expect_no_starved_request(self, req: Request, event: ev.Match) -> None:
         """Raise `Violation` if an older request, which waits too long, should have been admitted before ``req``."""
-        oldest = next((r for r in self.state.waiting() if r.uid not in self.admission_pages), None)
-        if oldest is None or oldest is req or self.retracted_at == event.step:
+        oldest = self.state.waiting()[0]
+        if oldest is req or oldest.uid in self.admission_pages or self.retracted_at == event.step:
             return
         left_out = event.step - oldest.queued_at_step
-        if oldest.arrival < req.arrival and left_out >= self.starvation_steps:
-            text = f"request {req.uid} is admitted before this older request, which has waited for {left_out} steps"
+        if left_out >= self.starvation_steps and self._fits_beside_older(oldest):
+            text = (
+                f"request {req.uid} is admitted before this older request, which has waited for {left_out} steps and "
+                "fits beside the running requests that arrived before it"
+            )
             _fail("starvation", text, event, oldest)
+
+    def _expect_starved_request_admitted(self, event: ev.Batch) -> None:
+        """Raise `Violation` if the oldest waiting request is starved, although it fits beside the older requests."""
+        oldest = next(iter(self.state.waiting()), None)
+        if oldest is None or not self._fits_beside_older(oldest):
+            self.must_start = None
+            return
+        waits = (oldest.uid, oldest.queued_at_step)
+        if self.must_start is None or self.must_start[0] != waits:
+            self.must_start = waits, max(event.step, oldest.queued_at_step + self.starvation_steps)
+        late = event.step - self.must_start[1]
+        if late > self.max_left_out - self.starvation_steps:
+            left_out = event.step - oldest.queued_at_step
+            text = f"the request has waited for {left_out} steps, and fits beside the requests that arrived before it"
+            _fail("starvation", text, event, oldest)
+
+    def _fits_beside_older(self, req: Request) -> bool:
+        """Return whether a waiting request surely fits if all younger requests are retracted.
+
+        The older requests count with all pages that they may ever need, and no page counts as shared. So the scheduler,
+        which keeps a smaller reserve for them, must find that the request fits, too.
+        """
+        older = [other for other in self.state.running.values() if other.arrival < req.arrival]
+        size = self.spec.page_size
+        pages = -(-len(req.token_ids) // size) + sum(-(-(other.max_num_tokens - 1) // size) for other in older)
+        return len(older) < self.spec.max_running_requests and pages <= self.spec.num_pages
 
     def _expect_room(self, pages: int, available: int, event: Any, uid: int | None = None) -> None:
         if pages > available:
@@ -306,6 +339,7 @@ class Checker:
         for i in range(len(event.uids)):
             self._row(event, i, page_table)
         self._expect_no_starved_row(event)
+        self._expect_starved_request_admitted(event)
 
     def _row(self, event: ev.Batch, i: int, page_table: Any) -> None:
         """Check row ``i`` of a step; ``page_table`` includes the writes of the step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from minisgl.core import EngineDeadError, EngineSpec, InvalidRequestError, SamplingParams, Step, StepResult
 from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.page_allocator import PageOwnershipError
+from minisgl.scheduler.planner import Planner
 from minisgl.testing import SimEngine
 from minisgl.testing.drive import Job, make_plugin
 from minisgl.testing.small import job, make, no_lookahead, pool
@@ -307,6 +309,45 @@ def test_promise_6_newest_first(overlap: bool) -> None:
     report = drive.run([job(2, 6, 6), job(1, 6, 6), *[job(uid, 6, 6, arrive=uid) for uid in range(3, 60)]])
     assert report.first_token[1] <= 12 + 20
     assert report.first_token[1] < report.first_token[40]
+
+
+def behind_an_older_request(count: int) -> list[Job]:
+    """Return an old request of 120 steps, a late one that does not fit beside it, and ``count`` short ones."""
+    old, late = job(1, 17, 120), job(2, 280, 5, arrive=4)
+    stem = job(3, 8, 3, first=1, arrive=1)
+    shorts = [Job(uid, [*stem.prompt, uid % 50], stem.params, arrive=2 * uid) for uid in range(4, 4 + count)]
+    return [old, late, stem, *shorts]
+
+
+LATE = EngineSpec(page_size=4, num_pages=80, max_running_requests=4, max_seq_len=320, vocab_size=50)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_promise_6_request_that_waits_for_an_older_one(overlap: bool) -> None:
+    """The late request starts when the old one ends. Until then, holding others back would not let it start sooner."""
+    clients = behind_an_older_request(50)
+    policy = make_plugin("scheduler", "mixed", order="lpm")  # prefers the short requests, whose prefix is cached
+    report = make(policy, overlap=overlap, starvation_steps=10, spec=LATE).run(clients)
+    ended = report.first_token[1] + 120
+    assert ended - 1 <= report.first_token[2] <= ended + 2
+    assert max(report.first_token[client.uid] - client.arrive for client in [clients[0], *clients[2:]]) <= 2
+    assert report.retractions == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_promise_6_younger_requests_give_way(overlap: bool) -> None:
+    """Short requests arrive without end and fill the pool. The late one starts still, when the old one has ended."""
+    old_and_late = behind_an_older_request(0)[:2]
+    clients = [*old_and_late, *(job(uid, 25, 20, arrive=4 * uid) for uid in range(3, 120))]
+    report = make(NewestFirst(), overlap=overlap, starvation_steps=10, spec=LATE, thorough=False).run(clients)
+    ended = report.first_token[1] + 120
+    assert ended - 1 <= report.first_token[2] <= ended + 6
+    assert report.retractions > 0
+    served_before = sum(step < ended for step in report.first_token.values())
+    assert served_before > 15
+    with patch.object(Planner, "_in_the_way", lambda self, starved: None):  # younger requests never give way
+        report = make(NewestFirst(), overlap=overlap, starvation_steps=10, spec=LATE, thorough=False).run(clients)
+    assert report.first_token[2] > 3 * ended
 
 
 def test_promise_6_empty_plans() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from minisgl.core import EngineDeadError, EngineSpec
 from minisgl.scheduler.base import Budget, Plan, Running, Waiting
+from minisgl.scheduler.planner import Planner
 from minisgl.testing import SimEngine
 from minisgl.testing.drive import make_plugin
 from minisgl.testing.planted import PLANTED, planted
@@ -234,6 +237,28 @@ def test_starved_running_request_is_found(tmp_path: Path) -> None:
     found = check(read(path))
     assert found is not None
     assert (found.rule, found.uid) == ("starvation", 1)
+
+
+@pytest.mark.parametrize("rule", ["right", "younger requests never give way"])
+def test_starved_waiting_request_is_found(rule: str, tmp_path: Path) -> None:
+    """A request that fits beside older ones must start soon; one that does not fit may be overtaken for as long."""
+    path = tmp_path / "run.jsonl"
+    clients = [job(1, 9, 60), job(2, 90, 5, arrive=2), *(job(uid, 25, 20, arrive=uid) for uid in range(3, 60))]
+    cache, policy = make_plugin("cache", "naive", page_size=4), make_plugin("scheduler", "mixed")
+    plan = policy.plan
+    policy.plan = lambda waiting, running, budget: plan([w for w in waiting if w.uid != 2], running, budget)
+    with (
+        patch.object(Planner, "_in_the_way", lambda self, req: None) if rule != "right" else nullcontext(),
+        traced(path, SPEC, cache, policy, starvation_steps=5) as drive,
+    ):
+        drive.run(clients)
+    found = check(read(path))
+    overtaken = drive.report.first_token[2] > drive.report.first_token[4]
+    assert overtaken
+    assert (found is None) == (rule == "right"), found
+    if found is not None:
+        assert (found.rule, found.uid) == ("starvation", 2)
+        assert "fits beside the running requests that arrived before it" in found.text
 
 
 def test_reads_incomplete_trace_and_refuses_other_files(lines: Lines, tmp_path: Path) -> None:
