@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -79,9 +80,7 @@ class Scale:
         params = SamplingParams(max_tokens=4, ignore_eos=True)
         for uid, prompt in enumerate(_prompts(rows, 4 * size)):
             scheduler.add_request(uid, prompt, params)
-        turns = [_cpu_ms(scheduler.step)]
-        while scheduler.has_work:
-            turns.append(_cpu_ms(scheduler.step))
+        turns = _turns_ms(scheduler)
         return [
             Cost("admit rows in one step", rows, turns[0], turns[0]),
             Cost("end rows in one step", rows, max(turns[1:]), max(turns[1:])),
@@ -112,7 +111,7 @@ class Scale:
                 scheduler.add_request(uid, prompt, SamplingParams(max_tokens=4, ignore_eos=True))
 
         added = _cpu_ms(add)
-        times = [_cpu_ms(scheduler.step) for _ in range(turns)]
+        times = _turns_ms(scheduler, turns)
         mib = _resident_mib() - before - requests * tokens * 4 / 2**20
         return [
             Cost("add copies of a prompt", requests, added, mib=mib),
@@ -157,7 +156,7 @@ class Scale:
             scheduler.step()
         for uid in range(4, 4 + requests + turns):
             scheduler.add_request(uid, np.concatenate((prompts[uid % 4], np.full(20, uid, np.int32))), params)
-        times = [_cpu_ms(scheduler.step) for _ in range(turns)]
+        times = _turns_ms(scheduler, turns)
         return Cost("turns with lpm", turns, sum(times), max(times))
 
     def waiting(self, requests: int, turns: int = 50) -> Cost:
@@ -166,7 +165,7 @@ class Scale:
         scheduler = self.scheduler(256, 256 * 8, 16 * size, max_prefill_tokens=1 << 14)
         for uid, prompt in enumerate(_prompts(requests + 256, 4 * size + 3)):
             scheduler.add_request(uid, prompt, SamplingParams(max_tokens=5 + uid % 32, ignore_eos=True))
-        times = [_cpu_ms(scheduler.step) for _ in range(turns)]
+        times = _turns_ms(scheduler, turns)
         return Cost("turns with waiting requests", turns, sum(times), max(times))
 
     def retraction(self, requests: int, turns: int = 50) -> Cost:
@@ -177,7 +176,7 @@ class Scale:
             scheduler.add_request(uid, prompt, SamplingParams(max_tokens=20 * size, ignore_eos=True))
         for _ in range(2 * size):
             scheduler.step()
-        times = [_cpu_ms(scheduler.step) for _ in range(turns)]
+        times = _turns_ms(scheduler, turns)
         return Cost("turns with retractions", turns, sum(times), max(times))
 
 
@@ -186,16 +185,34 @@ def _prompts(count: int, length: int) -> list[I32]:
     return list(random.integers(2, VOCABULARY, (count, length), np.int32))
 
 
-def _cpu_ms(call: Callable[[], object]) -> float:
-    """Return the CPU time of ``call`` in milliseconds. The garbage collector runs before, not within."""
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Collect garbage now, and not while the context is open."""
     gc.collect()
     gc.disable()
     try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _cpu_ms(call: Callable[[], object]) -> float:
+    """Return the CPU time of ``call`` in milliseconds."""
+    with _no_garbage_collection():
         begin = time.process_time()
         call()
         return (time.process_time() - begin) * 1e3
-    finally:
-        gc.enable()
+
+
+def _turns_ms(scheduler: Scheduler, turns: int | None = None) -> list[float]:
+    """Return the CPU time in milliseconds of each of the next ``turns`` turns, or of all until no work is left."""
+    times = []
+    with _no_garbage_collection():
+        while scheduler.has_work and len(times) != turns:
+            begin = time.process_time()
+            scheduler.step()
+            times.append((time.process_time() - begin) * 1e3)
+    return times
 
 
 def _resident_mib() -> float:

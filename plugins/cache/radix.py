@@ -9,8 +9,10 @@ is recorded in the scheduler's `PageAllocator`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterator
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -75,6 +77,54 @@ class Handle:
         self.node, self.used = node, used
 
 
+class LeafQueue:
+    """Leaves without users, each with the time of its last use: the least recently used first.
+
+    Nearly every node is pushed with a later time than all before it, and waits in a queue: O(1). Only the others, such
+    as a node that lost its last child, need a heap.
+    """
+
+    def __init__(self) -> None:
+        self._queue: deque[tuple[int, int, Node]] = deque()  # (stamp, number, node), ascending
+        self._heap: list[tuple[int, int, Node]] = []
+        self._pushes = 0  # the number breaks the tie of equal stamps
+
+    def push(self, node: Node) -> None:
+        """Add a node with its current stamp."""
+        self._pushes += 1
+        entry = (node.stamp, self._pushes, node)
+        if self._queue and node.stamp < self._queue[-1][0]:
+            heapq.heappush(self._heap, entry)
+        else:
+            self._queue.append(entry)
+
+    def pop(self) -> tuple[int, Node] | None:
+        """Remove and return the entry with the lowest stamp: (stamp, node). Return None if the queue is empty.
+
+        The entry may be outdated: the node was used again, got a child or was evicted since it was pushed.
+        """
+        if self._heap and (not self._queue or self._heap[0] < self._queue[0]):
+            stamp, _, node = heapq.heappop(self._heap)
+        elif self._queue:
+            stamp, _, node = self._queue.popleft()
+        else:
+            return None
+        return stamp, node
+
+    def replace(self, nodes: Iterable[Node]) -> None:
+        """Replace all entries by ``nodes``."""
+        self._heap.clear()
+        self._queue = deque(sorted((node.stamp, i, node) for i, node in enumerate(nodes)))
+        self._pushes = len(self._queue)
+
+    def __len__(self) -> int:
+        return len(self._queue) + len(self._heap)
+
+    def __iter__(self) -> Iterator[tuple[int, Node]]:
+        """Yield all entries, in any order: (stamp, node)."""
+        return ((stamp, node) for stamp, _, node in chain(self._queue, self._heap))
+
+
 class RadixCache:
     """A radix tree of pages of ``page_size`` tokens, with one root per namespace. Implements `PrefixCache`.
 
@@ -90,9 +140,7 @@ class RadixCache:
         self.evictable_pages = 0
         self.total_pages = 0
         self._clock = 0
-        # (stamp, number, leaf without users), the oldest first. Entries may be outdated.
-        self._heap: list[tuple[int, int, Node]] = []
-        self._offers = 0  # heap entries so far: the tie-break of equal stamps
+        self._leaves = LeafQueue()
         self._nodes = 0
 
     # ---- match and lock ------------------------------------------------------------------------
@@ -252,9 +300,9 @@ class RadixCache:
         """Evict and return up to ``pages`` pages without users: least recently used first, from the ends of paths."""
         evicted: list[I32] = []
         missing = pages
-        while missing > 0 and self._heap:
+        while missing > 0 and (oldest := self._leaves.pop()) is not None:
             # 1. Take the oldest leaf without users. Skip an entry if its node was since used, extended or removed.
-            stamp, _, node = heapq.heappop(self._heap)
+            stamp, node = oldest
             if stamp != node.stamp or not self._is_candidate(node):
                 continue
             # 2. Evict no more pages than needed, from the end of the edge: every match begins at the front of a prefix.
@@ -280,23 +328,22 @@ class RadixCache:
     # lab: end
 
     def _is_candidate(self, node: Node) -> bool:
-        return node.users == 0 and node.is_leaf and node.parent is not None
+        return node.users == 0 and not node.children and node.parent is not None
 
     def _offer(self, node: Node) -> None:
-        """Push a node that can be evicted onto the heap. Rebuild the heap if most of its entries are outdated.
+        """Add a node to the leaves that can be evicted, if it is one. Drop a root that has no children.
 
-        Drop a root that has no children.
+        If most entries are outdated, remove them.
         """
-        if not self._is_candidate(node):
-            if isinstance(node, Root) and node.is_leaf and self.roots.get(node.namespace) is node:
+        if node.children or node.users:
+            return
+        if isinstance(node, Root):
+            if self.roots.get(node.namespace) is node:
                 del self.roots[node.namespace]
             return
-        self._offers += 1
-        heapq.heappush(self._heap, (node.stamp, self._offers, node))
-        if len(self._heap) > 2 * self._nodes + 64:
-            current = {n: (s, i, n) for s, i, n in self._heap if s == n.stamp and self._is_candidate(n)}
-            self._heap = list(current.values())
-            heapq.heapify(self._heap)
+        self._leaves.push(node)
+        if len(self._leaves) > 2 * self._nodes + 64:
+            self._leaves.replace(dict.fromkeys(n for s, n in self._leaves if s == n.stamp and self._is_candidate(n)))
 
     # ---- helpers and checks --------------------------------------------------------------------------
 
@@ -320,10 +367,10 @@ class RadixCache:
             stack.extend(node.children.values())
 
     def check(self) -> None:
-        """Raise AssertionError if the tree, its counts or its heap are inconsistent."""
+        """Raise AssertionError if the tree, its counts or its queue of leaves are inconsistent."""
         seen: set[int] = set()
         total = evictable = count = 0
-        offered = {id(n) for s, _, n in self._heap if s == n.stamp}
+        offered = {id(n) for s, n in self._leaves if s == n.stamp}
         for root in self.roots.values():
             assert len(root.pages) == 0 and root.parent is None, "a root has pages or a parent"
             assert root.users >= sum(c.users for c in root.children.values()), "a child has more users than its root"
@@ -345,7 +392,7 @@ class RadixCache:
             if node.users == 0:
                 evictable += len(pages)
                 assert not node.is_leaf or id(node) in offered, (
-                    "eviction can't find a leaf without users: it is not in the heap"
+                    "eviction can't find a leaf without users: it is not in the queue"
                 )
         assert total == self.total_pages, f"the tree has {total} pages, total_pages is {self.total_pages}"
         assert evictable == self.evictable_pages, (

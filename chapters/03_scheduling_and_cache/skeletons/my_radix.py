@@ -4,18 +4,20 @@ Grade it:  python -m minisgl.lab test radix     (`hint radix` for a hint)
 Serve it:  python -m minisgl plugins=my_radix.py cache=mine
 """
 
-# minisgl lab radix, skeleton 27b0a70616 (minisgl 0.2.0)
+# minisgl lab radix, skeleton 103a0281db (minisgl 0.2.0)
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterator
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from minisgl.core import I32, I64
+from minisgl.core import I32
 from minisgl.hooks import hookimpl
 from minisgl.kernel import compare
 from minisgl.kvcache import InsertResult, Key, MatchResult
@@ -31,12 +33,12 @@ class Mine:
 class Node:
     """A node and the edge above it.
 
-    ``ids`` are the edge's token ids, int64 ``[pages * page_size]``. ``pages`` hold their KV, int32 ``[pages]``.
+    ``ids`` are the edge's token ids, int32 ``[pages * page_size]``. ``pages`` hold their KV, int32 ``[pages]``.
     """
 
     __slots__ = ("children", "ids", "pages", "parent", "stamp", "users")
 
-    def __init__(self, parent: Node | None, ids: I64, pages: I32):
+    def __init__(self, parent: Node | None, ids: I32, pages: I32):
         self.parent = parent
         self.ids = ids
         self.pages = pages
@@ -50,6 +52,16 @@ class Node:
         return not self.children
 
 
+class Root(Node):
+    """The root of a namespace: the empty prefix. `RadixCache.roots` holds it only while it has children."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: Hashable):
+        super().__init__(None, _NONE, _NONE)
+        self.namespace = namespace
+
+
 class Handle:
     """A prefix: the path from the root to ``node``, with only the first ``used`` pages of the node's own edge."""
 
@@ -59,21 +71,70 @@ class Handle:
         self.node, self.used = node, used
 
 
+class LeafQueue:
+    """Leaves without users, each with the time of its last use: the least recently used first.
+
+    Nearly every node is pushed with a later time than all before it, and waits in a queue: O(1). Only the others, such
+    as a node that lost its last child, need a heap.
+    """
+
+    def __init__(self) -> None:
+        self._queue: deque[tuple[int, int, Node]] = deque()  # (stamp, number, node), ascending
+        self._heap: list[tuple[int, int, Node]] = []
+        self._pushes = 0  # the number breaks the tie of equal stamps
+
+    def push(self, node: Node) -> None:
+        """Add a node with its current stamp."""
+        self._pushes += 1
+        entry = (node.stamp, self._pushes, node)
+        if self._queue and node.stamp < self._queue[-1][0]:
+            heapq.heappush(self._heap, entry)
+        else:
+            self._queue.append(entry)
+
+    def pop(self) -> tuple[int, Node] | None:
+        """Remove and return the entry with the lowest stamp: (stamp, node). Return None if the queue is empty.
+
+        The entry may be outdated: the node was used again, got a child or was evicted since it was pushed.
+        """
+        if self._heap and (not self._queue or self._heap[0] < self._queue[0]):
+            stamp, _, node = heapq.heappop(self._heap)
+        elif self._queue:
+            stamp, _, node = self._queue.popleft()
+        else:
+            return None
+        return stamp, node
+
+    def replace(self, nodes: Iterable[Node]) -> None:
+        """Replace all entries by ``nodes``."""
+        self._heap.clear()
+        self._queue = deque(sorted((node.stamp, i, node) for i, node in enumerate(nodes)))
+        self._pushes = len(self._queue)
+
+    def __len__(self) -> int:
+        return len(self._queue) + len(self._heap)
+
+    def __iter__(self) -> Iterator[tuple[int, Node]]:
+        """Yield all entries, in any order: (stamp, node)."""
+        return ((stamp, node) for stamp, _, node in chain(self._queue, self._heap))
+
+
 class MyCache:
-    """A radix tree of pages of ``page_size`` tokens, with one root per namespace. Implements `PrefixCache`."""
+    """A radix tree of pages of ``page_size`` tokens, with one root per namespace. Implements `PrefixCache`.
+
+    A namespace without pages has no entry in ``roots``, so that namespaces of the past need no memory.
+    """
 
     reuses = True
 
     def __init__(self, page_size: int):
         self.page_size = page_size
         self.common_pages: compare.CommonPages = compare.common_pages
-        self.roots: dict[Hashable, Node] = {}
+        self.roots: dict[Hashable, Root] = {}
         self.evictable_pages = 0
         self.total_pages = 0
         self._clock = 0
-        # (stamp, number, leaf without users), the oldest first. Entries may be outdated.
-        self._heap: list[tuple[int, int, Node]] = []
-        self._offers = 0  # heap entries so far: the tie-break of equal stamps
+        self._leaves = LeafQueue()
         self._nodes = 0
 
     # ---- match and lock ------------------------------------------------------------------------
@@ -85,6 +146,42 @@ class MyCache:
         # 2. The key may differ from the edge within the edge. Count the equal whole pages, and stop there.
         # 3. A match changes neither the tree nor the order of eviction.
         raise NotImplementedError
+
+    def rematch(self, key: Key, last: MatchResult) -> MatchResult:
+        """Return what ``match(key)`` returns. Compare only tokens after ``last``, an earlier result for the same key.
+
+        The tokens of a path never change while its last node is in the tree. But its last edge may have been split, or
+        the edge's last pages may have been evicted.
+        """
+        node, size = last.handle.node, len(last.pages)
+        if node.parent is None or node.parent.children.get(self._page(node.ids, 0)) is not node:
+            return self.match(key)  # nothing was found, or the node was evicted
+        path = [node]
+        while path[-1].parent is not None:
+            path.append(path[-1].parent)
+        start = sum([len(above.pages) for above in path]) - len(node.pages)  # pages of the path above `node`
+        i = 0
+        while start >= size:  # the edge was split: the prefix ends in a part above
+            i += 1
+            start -= len(path[i].pages)
+        node = path[i]
+        used = min(size - start, len(node.pages))  # fewer than before if pages were evicted
+        pages = last.pages[: start + used]
+        unlocked = used if node.users == 0 else 0
+        for above in path[i + 1 :]:
+            if above.users == 0:
+                unlocked += len(above.pages)
+        at, end = start + used, len(key.ids) // self.page_size
+        found = [pages]
+        while used == len(node.pages) and at < end:
+            child = node.children.get(self._page(key.ids, at))
+            if child is None:
+                break
+            node, used = child, self._common(child.ids, key.ids[at * self.page_size :])
+            found.append(child.pages[:used])
+            unlocked += used if child.users == 0 else 0
+            at += used
+        return MatchResult(Handle(node, used), np.concatenate(found) if len(found) > 1 else pages, unlocked)
 
     def lock(self, handle: Handle) -> None:
         """Count one user on every node of the prefix. A node with users is never evicted."""
@@ -111,6 +208,8 @@ class MyCache:
     def insert(self, base: Handle | None, key: Key, start: int, pages: I32) -> InsertResult:
         """Insert the pages of ``key`` from page ``start`` on, below ``base``. See `PrefixCache.insert`."""
         node = base.node if base is not None else self._root(key.namespace)
+        if isinstance(node, Root):  # the root of an empty namespace is replaced by the first that gets a child
+            node = self.roots.get(node.namespace, node)
         used = len(node.pages)
         cached: list[I32] = []
         at, end = 0, len(pages)
@@ -130,12 +229,14 @@ class MyCache:
             node = child
         return InsertResult(Handle(node, used), np.concatenate(cached) if cached else _NONE)
 
-    def _grow(self, parent: Node, ids: I64, pages: I32) -> Node:
+    def _grow(self, parent: Node, ids: I32, pages: I32) -> Node:
         """Add a leaf with ``ids`` and ``pages`` below ``parent``. Return it."""
         self._clock += 1
         node = Node(parent, ids.copy(), pages.copy())
         node.stamp = self._clock
         parent.children[self._page(ids, 0)] = node
+        if isinstance(parent, Root):
+            self.roots[parent.namespace] = parent
         self.total_pages += len(pages)
         self.evictable_pages += len(pages)
         self._nodes += 1
@@ -153,31 +254,33 @@ class MyCache:
         raise NotImplementedError
 
     def _is_candidate(self, node: Node) -> bool:
-        return node.users == 0 and node.is_leaf and node.parent is not None
+        return node.users == 0 and not node.children and node.parent is not None
 
     def _offer(self, node: Node) -> None:
-        """Push a node that can be evicted onto the heap. Rebuild the heap if most of its entries are outdated."""
-        if not self._is_candidate(node):
+        """Add a node to the leaves that can be evicted, if it is one. Drop a root that has no children.
+
+        If most entries are outdated, remove them.
+        """
+        if node.children or node.users:
             return
-        self._offers += 1
-        heapq.heappush(self._heap, (node.stamp, self._offers, node))
-        if len(self._heap) > 2 * self._nodes + 64:
-            current = {n: (s, i, n) for s, i, n in self._heap if s == n.stamp and self._is_candidate(n)}
-            self._heap = list(current.values())
-            heapq.heapify(self._heap)
+        if isinstance(node, Root):
+            if self.roots.get(node.namespace) is node:
+                del self.roots[node.namespace]
+            return
+        self._leaves.push(node)
+        if len(self._leaves) > 2 * self._nodes + 64:
+            self._leaves.replace(dict.fromkeys(n for s, n in self._leaves if s == n.stamp and self._is_candidate(n)))
 
     # ---- helpers and checks --------------------------------------------------------------------------
 
-    def _root(self, namespace: Hashable) -> Node:
-        root = self.roots.get(namespace)
-        if root is None:
-            root = self.roots[namespace] = Node(None, np.empty(0, np.int64), _NONE)
-        return root
+    def _root(self, namespace: Hashable) -> Root:
+        """Return the root of a namespace: a new one, which is not in ``roots``, if the namespace is empty."""
+        return self.roots.get(namespace) or Root(namespace)
 
-    def _page(self, ids: I64, index: int) -> bytes:
+    def _page(self, ids: I32, index: int) -> bytes:
         return ids[index * self.page_size : (index + 1) * self.page_size].tobytes()
 
-    def _common(self, a: I64, b: I64) -> int:
+    def _common(self, a: I32, b: I32) -> int:
         """Return how many whole pages at the start of ``a`` and ``b`` are equal."""
         return self.common_pages(a, b, self.page_size)
 
@@ -190,10 +293,10 @@ class MyCache:
             stack.extend(node.children.values())
 
     def check(self) -> None:
-        """Raise AssertionError if the tree, its counts or its heap are inconsistent."""
+        """Raise AssertionError if the tree, its counts or its queue of leaves are inconsistent."""
         seen: set[int] = set()
         total = evictable = count = 0
-        offered = {id(n) for s, _, n in self._heap if s == n.stamp}
+        offered = {id(n) for s, n in self._leaves if s == n.stamp}
         for root in self.roots.values():
             assert len(root.pages) == 0 and root.parent is None, "a root has pages or a parent"
             assert root.users >= sum(c.users for c in root.children.values()), "a child has more users than its root"
@@ -215,7 +318,7 @@ class MyCache:
             if node.users == 0:
                 evictable += len(pages)
                 assert not node.is_leaf or id(node) in offered, (
-                    "eviction can't find a leaf without users: it is not in the heap"
+                    "eviction can't find a leaf without users: it is not in the queue"
                 )
         assert total == self.total_pages, f"the tree has {total} pages, total_pages is {self.total_pages}"
         assert evictable == self.evictable_pages, (

@@ -184,7 +184,7 @@ CORRUPTIONS: dict[str, Callable[[RadixCache], None]] = {
     "a leaf is removed": _remove_leaf,
     "a node without users has a child with users": _clear_users,
     "an edge is not whole pages": _shorten_edge,
-    "a leaf is not in the heap": lambda cache: cache._heap.clear(),
+    "a leaf is not in the queue": lambda cache: cache._leaves.replace([]),
 }
 
 
@@ -288,7 +288,7 @@ def test_cost_of_eviction() -> None:
     assert large < 5 * small, f"{small * 1e6:.0f} µs with 1,000 leaves, {large * 1e6:.0f} µs with 32,000"
 
 
-def test_heap_does_not_grow_with_use() -> None:
+def test_queue_does_not_grow_with_use() -> None:
     cache = RadixCache(1)
     for i in range(10):
         cache.insert(None, key(i), 0, pages(i))
@@ -296,7 +296,7 @@ def test_heap_does_not_grow_with_use() -> None:
         handle = cache.match(key(i % 10)).handle
         cache.lock(handle)
         cache.unlock(handle)
-    assert len(cache._heap) < 200
+    assert len(cache._leaves) < 200
 
 
 def test_naive_cache_holds_nothing() -> None:

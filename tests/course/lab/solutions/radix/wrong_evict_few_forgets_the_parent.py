@@ -5,8 +5,8 @@
 class MyCache:
     def evict(self, pages):
         gone = []
-        while pages > 0 and self._heap:
-            stamp, _, node = heapq.heappop(self._heap)
+        while pages > 0 and (oldest := self._leaves.pop()) is not None:
+            stamp, node = oldest
             if stamp != node.stamp or not self._is_candidate(node):
                 continue
             keep = max(len(node.pages) - pages, 0)

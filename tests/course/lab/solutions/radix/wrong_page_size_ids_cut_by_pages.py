@@ -1,16 +1,14 @@
 # causes: page-size
 """When this cache shortens a leaf, it keeps as many token ids as pages, which is right only if a page is one token."""
 
-import heapq
-
 import numpy as np
 
 
 class MyCache:
     def evict(self, pages):
         gone = []
-        while pages > 0 and self._heap:
-            stamp, _, node = heapq.heappop(self._heap)
+        while pages > 0 and (oldest := self._leaves.pop()) is not None:
+            stamp, node = oldest
             if stamp != node.stamp or not self._is_candidate(node):
                 continue
             keep = max(len(node.pages) - pages, 0)

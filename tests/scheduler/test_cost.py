@@ -1,0 +1,139 @@
+"""The scheduler's cost grows linearly: number of operations, and CPU time with a wide margin.
+
+`python -m minisgl.bench host --scale` measures the same workloads at full size.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minisgl.bench.host_scale import Cost, Scale
+from minisgl.core import SamplingParams
+from minisgl.kernel import compare
+from minisgl.options.compose import compose
+from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.cache.radix import RadixCache
+from minisgl.scheduler.order import LPM_WINDOW, MAX_SKIPPED
+from minisgl.scheduler.scheduler import Scheduler
+
+
+@pytest.fixture(scope="module")
+def scale() -> Scale:
+    manager = PluginManager.load(light=True)
+    return Scale(compose(manager, []), manager)
+
+
+def assert_linear(small: Cost, large: Cost) -> None:
+    """Check that an item of ``large`` costs less than 3 times as much as an item of ``small``."""
+    assert large.per_item_us < 3 * small.per_item_us, f"{small} {large}"
+
+
+def test_burst(scale: Scale) -> None:
+    """Admission and end of 2,000 requests in one step cost at most 3 times as much per request as of 125."""
+    small = [min(costs, key=lambda c: c.cpu_ms) for costs in zip(*(scale.burst(125) for _ in range(5)), strict=True)]
+    large = [min(costs, key=lambda c: c.cpu_ms) for costs in zip(*(scale.burst(2_000) for _ in range(2)), strict=True)]
+    for few, many in zip(small, large, strict=True):
+        assert_linear(few, many)
+
+
+def test_abort_of_waiting_requests(scale: Scale) -> None:
+    assert_linear(
+        min((scale.abort_waiting(500) for _ in range(5)), key=lambda c: c.cpu_ms), scale.abort_waiting(16_000)
+    )
+
+
+def test_waiting_requests_do_not_slow_down_a_turn(scale: Scale) -> None:
+    """A turn with 8,000 waiting requests costs less than 3 times as much as a turn with 500."""
+    few, many = (min((scale.waiting(n) for _ in range(3)), key=lambda c: c.cpu_ms) for n in (500, 8_000))
+    assert_linear(few, many)
+
+
+def test_eviction_of_many_leaves(scale: Scale) -> None:
+    assert_linear(min((scale.eviction(4_000) for _ in range(3)), key=lambda c: c.cpu_ms), scale.eviction(64_000))
+
+
+def copies(scale: Scale, count: int, tokens: int) -> Scheduler:
+    """Return a scheduler with ``count`` waiting copies of one prompt."""
+    scheduler = scale.scheduler(8, 2 * tokens, 2 * tokens)
+    prompt = np.arange(2, 2 + tokens, dtype=np.int32)
+    for uid in range(count):
+        scheduler.add_request(uid, prompt, SamplingParams(max_tokens=4, ignore_eos=True))
+    return scheduler
+
+
+def test_prompts_are_hashed_when_they_are_added(scale: Scale, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each prompt is hashed once, by `add_request`; the hashes of a prompt need 8 bytes a page."""
+    scheduler = copies(scale, 20, 2_000)
+    assert all(req.page_hashes is not None and req.page_hashes.nbytes <= 8 * 125 for req in scheduler.waiting)
+
+    def hashes(tokens: Any) -> Any:
+        raise AssertionError("a prompt is hashed during a turn")
+
+    monkeypatch.setattr(scheduler.cache_manager._hasher, "hashes", hashes)
+    while scheduler.has_work:
+        scheduler.step()
+
+
+def test_a_turn_looks_at_few_copies(scale: Scale, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many copies of a prompt wait, a turn matches at most `MAX_SKIPPED` of them, and some per free row."""
+    scheduler = copies(scale, 2_000, 2_000)
+    matches = 0
+    for name in ("match", "rematch"):
+        real = getattr(RadixCache, name)
+
+        def counted(self: RadixCache, *args: Any, real: Any = real) -> Any:
+            nonlocal matches
+            matches += 1
+            return real(self, *args)
+
+        monkeypatch.setattr(RadixCache, name, counted)
+    for _ in range(12):
+        matches = 0
+        scheduler.step()
+        assert matches <= 2 * (MAX_SKIPPED + 4 * 8)
+
+
+def test_waiting_prompts_are_not_compared_again(scale: Scale, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiting request whose cached prefix stays the same costs no comparison of tokens when the cache changes."""
+    scheduler = copies(scale, 40, 2_000)
+    compared = 0
+
+    def common_pages(a: Any, b: Any, page_size: int) -> int:
+        nonlocal compared
+        compared += min(len(a), len(b))
+        return compare.common_pages(a, b, page_size)
+
+    cache = scheduler.cache_manager.cache
+    assert isinstance(cache, RadixCache)
+    cache.common_pages = common_pages
+    while scheduler.has_work:
+        scheduler.step()
+    assert compared < 1.5 * 40 * 2_000
+
+
+def test_window_of_lpm(scale: Scale) -> None:
+    """With ``lpm``, turns cost the same however long the cached prefixes of the waiting requests are."""
+    short, long = (
+        min((scale.longest_prefix_match(LPM_WINDOW, n, turns=20) for _ in range(3)), key=lambda c: c.cpu_ms)
+        for n in (512, 16_384)
+    )
+    assert_linear(short, long)
+
+
+def test_hashing_rate(scale: Scale) -> None:
+    """At least 20 million tokens a second are hashed, on a busy machine; the aim on an idle one is 100 million."""
+    hasher = copies(scale, 1, 100).cache_manager._hasher
+    ids = np.arange(16_384, dtype=np.int32)
+    hasher.hashes(ids)
+
+    def seconds() -> float:
+        begin = time.process_time()
+        for _ in range(20):
+            hasher.hashes(ids)
+        return time.process_time() - begin
+
+    assert 20 * len(ids) / min(seconds() for _ in range(3)) > 2e7

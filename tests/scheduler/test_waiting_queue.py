@@ -1,0 +1,75 @@
+"""The waiting queue keeps the order of arrival, and a removal does not search it."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minisgl.core import Req, SamplingParams
+from minisgl.scheduler.waiting_queue import WaitingQueue
+
+PARAMS = SamplingParams()
+
+
+def request(arrival: int) -> Req:
+    return Req(arrival, np.zeros(1, np.int32), PARAMS, arrival)
+
+
+@given(st.lists(st.integers(0, 60), max_size=200))
+def test_queue_is_sorted_by_arrival(toggled: list[int]) -> None:
+    """Requests that leave and return in any order are iterated by arrival, as in a sorted list."""
+    requests = [request(i) for i in range(61)]
+    queue, expected = WaitingQueue(), set()
+    for i in toggled:
+        if i in expected:
+            queue.remove(requests[i])
+        else:
+            queue.add(requests[i])
+        expected ^= {i}
+        assert [req.arrival for req in queue] == sorted(expected)
+        first = queue.first()
+        assert (first.arrival if first else None) == min(expected, default=None)
+        assert len(queue) == len(expected)
+        assert (requests[i] in queue) == (i in expected)
+    queue.clear()
+    assert len(queue) == 0 and queue.first() is None
+
+
+def test_removed_request_is_unknown() -> None:
+    queue = WaitingQueue()
+    queue.add(request(0))
+    queue.remove(request(0))
+    with pytest.raises(KeyError):
+        queue.remove(request(0))
+
+
+def test_entries_of_removed_requests_are_few() -> None:
+    queue = WaitingQueue()
+    requests = [request(i) for i in range(10_000)]
+    for req in requests:
+        queue.add(req)
+    for req in requests[:9_990]:
+        queue.remove(req)
+        assert len(queue._sorted) <= len(queue) * 9 / 8 + 64
+    assert [req.arrival for req in queue] == list(range(9_990, 10_000))
+
+
+def test_cost_of_removal() -> None:
+    """The removal of 32 times as many requests takes less than 32 * 4 times as long."""
+
+    def seconds(count: int) -> float:
+        queue = WaitingQueue()
+        requests = [request(i) for i in range(count)]
+        for req in requests:
+            queue.add(req)
+        begin = time.process_time()
+        for req in reversed(requests):
+            queue.remove(req)
+        return time.process_time() - begin
+
+    small, large = min(seconds(1_000) for _ in range(5)), seconds(32_000)
+    assert large < 32 * 4 * small, f"{small * 1e3:.1f} ms for 1,000, {large * 1e3:.1f} ms for 32,000"
