@@ -130,7 +130,7 @@ class ResultReader:
             if valid[wanted.row]:
                 req = launched.reqs[wanted.row]
                 req.num_prompt_logprobs += len(entries)
-                out.prompt_logprobs.setdefault(req.uid, []).extend(map(tuple, entries))
+                out.prompt_logprobs.setdefault(req.uid, []).extend((e.chosen, e.top_ids, e.top) for e in entries)
 
 
 def _first_stop(req: Req, run: Sequence[int]) -> int | None:
@@ -141,4 +141,4 @@ def _first_stop(req: Req, run: Sequence[int]) -> int | None:
 def _add_logprobs(out: Output, entries: Sequence[Logprobs] | None, first: int, count: int) -> None:
     """Add the log-probabilities of a row's tokens, which are ``count`` entries of the output from ``first`` on."""
     if entries is not None:
-        out.logprobs.update(enumerate(map(tuple, entries[:count]), first))
+        out.logprobs.update(enumerate(((e.chosen, e.top_ids, e.top) for e in entries[:count]), first))

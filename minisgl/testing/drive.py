@@ -135,7 +135,7 @@ class Drive:
             observers=observers,
             clock=lambda: float(report.steps),
             constraint_of=self._grammar_of,
-            **({} if drafts is None else {"proposer": self._proposer(*drafts)}),
+            proposer=None if drafts is None else self._proposer(*drafts),
         )
         self.max_drafts = 0 if drafts is None else drafts[0]
         self.max_idle_steps = starvation_steps + 8

@@ -99,11 +99,11 @@ def _check_rows(step: Step, spec: EngineSpec) -> None:
         "an input token is negative; only the first token of a decode row or of a verification row may be PENDING",
     )
     for wanted in step.prompt_logprobs:
-        row, first, last = wanted.row, wanted.first_position, wanted.first_position + len(wanted.targets)
-        inside = first_chunk <= row < rows and (
-            step.num_computed_tokens[row] <= first < last <= step.num_computed_tokens[row] + counts[row]
+        row, start, end = wanted.row, wanted.first_position, wanted.first_position + len(wanted.targets)
+        inside = first_chunk <= row < rows and bool(
+            step.num_computed_tokens[row] <= start < end <= step.num_computed_tokens[row] + counts[row]
         )
-        need(inside, f"prompt_logprobs asks for positions {first} to {last - 1} of row {row}, which is no such chunk")
+        need(inside, f"prompt_logprobs asks for positions {start} to {end - 1} of row {row}, which is no such chunk")
     for row in np.flatnonzero((step.req_pool_indices < 0) | (step.req_pool_indices >= spec.max_running_requests))[:1]:
         seen = f"req_pool_idx is {step.req_pool_indices[row]}"
         need(False, f"{seen}; expected 0 to {spec.max_running_requests - 1}", int(row))

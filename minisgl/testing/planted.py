@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from minisgl.core import (
+    I32,
     Admission,
     Bools,
     EngineSpec,
@@ -320,6 +321,11 @@ def result_after_abort_kept() -> Bug:
     return patch.object(Scheduler, "_process_result", process)
 
 
+def _repeat_last(array: I32, count: int = 1) -> I32:
+    """Return ``array`` followed by its last ``count`` entries."""
+    return np.concatenate((array, array[-count:]))
+
+
 def same_row_twice() -> Bug:
     """Patch the scheduler: a request whose drafts do not fit into one row gets a second row in the same step."""
     real = Scheduler._build
@@ -327,13 +333,16 @@ def same_row_twice() -> Bug:
     def build(self: Scheduler, rows: Sequence[tuple[int, int]]) -> tuple[Step, list[Req]]:
         step, reqs = real(self, rows)
         if step.num_verify and step.num_verify + step.num_decode == step.rows:
-            twice = {
-                name: np.concatenate((getattr(step, name), getattr(step, name)[-1:]))
-                for name in ("req_pool_indices", "num_computed_tokens", "num_scheduled_tokens", "num_sampled_tokens")
-            }
-            count = int(step.num_scheduled_tokens[-1])
-            ids = np.concatenate((step.input_ids, step.input_ids[-count:]))
-            return replace(step, **twice, input_ids=ids, num_verify=step.num_verify + 1), [*reqs, reqs[-1]]
+            wrong = replace(
+                step,
+                req_pool_indices=_repeat_last(step.req_pool_indices),
+                num_computed_tokens=_repeat_last(step.num_computed_tokens),
+                num_scheduled_tokens=_repeat_last(step.num_scheduled_tokens),
+                num_sampled_tokens=_repeat_last(step.num_sampled_tokens),
+                num_verify=step.num_verify + 1,
+                input_ids=_repeat_last(step.input_ids, int(step.num_scheduled_tokens[-1])),
+            )
+            return wrong, [*reqs, reqs[-1]]
         return step, reqs
 
     return patch.object(Scheduler, "_build", build)

@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
 from minisgl.core import (
     I32,
-    I64,
     PENDING,
     Admission,
     Bools,
@@ -29,21 +28,19 @@ from minisgl.core import (
     TokenMasks,
 )
 from minisgl.testing.form import check_form, digest
+from minisgl.testing.sim_records import NONE, SEVERAL, Admitted, Footprint, Launched, Row, digest_of
+from minisgl.testing.sim_sampling import check_masks, score_prompts
 from minisgl.testing.truth import (
     ExpectedTokens,
     SimRequest,
-    allowed_tokens,
     choose,
     extend_hash,
-    pack_mask,
     score,
     stop_ids,
 )
 from minisgl.testing.violation import SimViolation
 
 __all__ = ["SimCounts", "SimEngine"]
-
-_NONE, _SEVERAL = -1, -2  # used in place of an admission number: no admission, more than one admission
 
 
 @dataclass
@@ -62,69 +59,6 @@ class SimCounts:
     max_tokens: int = 0  # positions in one step
     admissions: dict[int, int] = field(default_factory=dict)  # uid -> number of admissions
     computed_by: dict[int, int] = field(default_factory=dict)  # uid -> computed positions without rejected drafts
-
-
-@dataclass
-class _Admitted:
-    """The request of a request-pool row. ``number`` counts admissions; each admission of a request has another."""
-
-    number: int
-    uid: int
-    end: int = -1  # position after its last row; -1: the request had no row since its admission
-    last_token: int = -1  # sampled last
-    last_position: int = -1  # position of last_token
-    ended_by: int = -1  # the step whose result ended the request; -1: the request has not ended
-    verified_by: int = -1  # the last step with a verification row of the request
-
-
-@dataclass
-class _Launched:
-    step: Step
-    digest: bytes
-    read: int  # number of results that were read before the launch
-    masks: TokenMasks | None = None
-    masks_digest: bytes = b""
-    sampled: int = -1  # number of results that were read before `SimEngine.sample`; -1: not called
-
-
-@dataclass
-class _Footprint:
-    """The request-pool rows and pages that an executed step accessed.
-
-    Kept as long as a step that was launched before this step's result was read has not been executed.
-    """
-
-    pool_rows: I64  # [max_running_requests] number of the admission that had a row of the step, or _NONE
-    pages: I64  # [num_pages] number of the admission that accessed the page, _NONE or _SEVERAL
-
-
-@dataclass
-class _Row:
-    index: int
-    req_pool_idx: int
-    admitted: _Admitted
-    stream: ExpectedTokens
-    start: int
-    end: int
-    tokens: I32
-    num_sampled: int
-    verifies: bool
-    first_sampled: int  # number of the row's first sampled position among those of the step
-    pages: I32  # of positions 0 … end - 1
-    accepted: int = 0  # set when the row is computed
-
-    def at(self, step: int, **more: int) -> dict[str, Any]:
-        return {
-            "step": step,
-            "row": self.index,
-            "uid": self.admitted.uid,
-            "req_pool_idx": self.req_pool_idx,
-            **more,
-        }
-
-
-def _digest(masks: TokenMasks) -> bytes:
-    return masks.positions.tobytes() + masks.bits.tobytes()
 
 
 class SimEngine:
@@ -156,20 +90,20 @@ class SimEngine:
         self.closed = False
         columns = -(-spec.max_seq_len // spec.page_size)
         self._kv = np.zeros((spec.num_pages, spec.page_size), np.uint64)
-        self._writer = np.full(spec.num_pages, _NONE, np.int64)  # number of the admission that wrote a page last
+        self._writer = np.full(spec.num_pages, NONE, np.int64)  # number of the admission that wrote a page last
         self._written = np.full(spec.num_pages, -1, np.int64)  # the step that wrote a page last
         self._page_table = np.full((spec.max_running_requests, columns), -1, np.int32)
         # The step that wrote each entry of the page table.
         self._entry_written = np.full((spec.max_running_requests, columns), -1, np.int64)
-        self._admitted: list[_Admitted | None] = [None] * spec.max_running_requests  # by req_pool_idx
+        self._admitted: list[Admitted | None] = [None] * spec.max_running_requests  # by req_pool_idx
         self._streams: dict[int, ExpectedTokens] = {}
         self._seeds: dict[int, int] = {}
         self._newest: dict[int, int] = {}  # uid -> position of its newest sampled token
         # uid -> number of tokens of the request before and after its last row that sampled.
         self._last_run: dict[int, tuple[int, int]] = {}
         self._reached: dict[int, int] = {}  # uid -> highest end of a row so far
-        self._unread: deque[_Launched] = deque()
-        self._footprints: dict[int, _Footprint] = {}
+        self._unread: deque[Launched] = deque()
+        self._footprints: dict[int, Footprint] = {}
         self._next_id = self._read = self._num_admissions = 0
 
     # ---- the protocol ------------------------------------------------------------------------------
@@ -188,7 +122,7 @@ class SimEngine:
             text = f"the step was launched while {len(self._unread)} steps were in flight; at most {self.depth} may be"
             raise SimViolation("unread-steps", text, step=step.id)
         self._next_id += 1
-        self._unread.append(_Launched(step, digest(step), self._read))
+        self._unread.append(Launched(step, digest(step), self._read))
 
     def sample(self, masks: TokenMasks) -> None:
         """Store the masks of the step launched last; `result` checks them."""
@@ -196,7 +130,7 @@ class SimEngine:
         launched = self._unread[-1] if self._unread else None
         if launched is None or not launched.step.late_sampling or launched.sampled >= 0:
             raise SimViolation("late-sampling", "sample() was called, but no launched step waits for its masks")
-        launched.masks, launched.masks_digest, launched.sampled = masks, _digest(masks), self._read
+        launched.masks, launched.masks_digest, launched.sampled = masks, digest_of(masks), self._read
 
     def result(self) -> StepResult:
         """Execute the oldest unread step, check it, and return what it sampled."""
@@ -213,7 +147,7 @@ class SimEngine:
         if step.late_sampling and launched.sampled < 0:
             text = "the result was read before the sampling of the step, which has late_sampling"
             raise SimViolation("late-sampling", text, step=step.id)
-        if launched.masks is not None and _digest(launched.masks) != launched.masks_digest:
+        if launched.masks is not None and digest_of(launched.masks) != launched.masks_digest:
             raise SimViolation("step-changed", "the masks were changed after the call of sample()", step=step.id)
         check_form(step, self.spec)
         self._apply_admissions(step, launched.read)
@@ -222,8 +156,9 @@ class SimEngine:
         self._check_owners(step, rows, launched.read)
         for row in rows:
             self._check_row(step.id, row, launched.read)
-        allowed = self._allowed(launched, rows)
-        prompt_logprobs = self._prompt_logprobs(step, rows)
+        allowed = check_masks(launched, rows, self.spec.vocab_size)
+        self.counts.masks += len(allowed)
+        prompt_logprobs = score_prompts(step, rows)
         tokens = np.zeros((step.rows, max(int(step.num_sampled_tokens.max()), 1)), np.int32)
         logprobs: list[tuple[Logprobs, ...] | None] = [None] * step.rows
         for row in rows:
@@ -287,14 +222,14 @@ class SimEngine:
             if self._seeds.setdefault(uid, admission.seed) != admission.seed:
                 fail("admission", f"the seed was {self._seeds[uid]} at the first admission and is {admission.seed} now")
             for unread in range(read, step.id):
-                if self._footprints[unread].pool_rows[req_pool_idx] != _NONE:
+                if self._footprints[unread].pool_rows[req_pool_idx] != NONE:
                     text = f"step {unread}, unread at the launch, has a row of an earlier admission with this index"
                     fail("row-in-flight", text)
             used.add(req_pool_idx)
             stream = self._streams.setdefault(uid, ExpectedTokens(request, self.spec.vocab_size))
             self._check_history(step, admission, stream)
             self._admitted = [None if o is not None and o.uid == uid else o for o in self._admitted]
-            self._admitted[req_pool_idx] = _Admitted(self._num_admissions, uid)
+            self._admitted[req_pool_idx] = Admitted(self._num_admissions, uid)
             self._num_admissions += 1
             self._page_table[req_pool_idx] = -1
             self._entry_written[req_pool_idx] = -1
@@ -328,7 +263,7 @@ class SimEngine:
         self._page_table[indices, columns] = pages
         self._entry_written[indices, columns] = step.id
 
-    def _rows(self, step: Step) -> list[_Row]:
+    def _rows(self, step: Step) -> list[Row]:
         rows = []
         offset = first_sampled = 0
         for index in range(step.rows):
@@ -356,7 +291,7 @@ class SimEngine:
             num_sampled = int(step.num_sampled_tokens[index])
             verifies = step.num_decode <= index < step.num_decode + step.num_verify
             rows.append(
-                _Row(
+                Row(
                     index,
                     req_pool_idx,
                     admitted,
@@ -374,7 +309,7 @@ class SimEngine:
             first_sampled += num_sampled
         return rows
 
-    def _check_owners(self, step: Step, rows: list[_Row], read: int) -> None:
+    def _check_owners(self, step: Step, rows: list[Row], read: int) -> None:
         """Check that no two requests use a page in a way that conflicts.
 
         A page that a row writes must not be accessed by another row of this step, or by another request in a step that
@@ -383,8 +318,8 @@ class SimEngine:
         """
         size = self.spec.page_size
         uses = np.bincount(np.concatenate([row.pages for row in rows]), minlength=self.spec.num_pages)
-        footprint = _Footprint(
-            np.full(self.spec.max_running_requests, _NONE, np.int64), np.full(self.spec.num_pages, _NONE, np.int64)
+        footprint = Footprint(
+            np.full(self.spec.max_running_requests, NONE, np.int64), np.full(self.spec.num_pages, NONE, np.int64)
         )
         for row in rows:
             number, first = row.admitted.number, row.start // size
@@ -393,7 +328,7 @@ class SimEngine:
                 self._fail_shared(step.id, row, first + int(i), rows)
             for unread in range(read, step.id):
                 user = self._footprints[unread].pages[written]
-                for i in np.flatnonzero((user != _NONE) & (user != number))[:1]:
+                for i in np.flatnonzero((user != NONE) & (user != number))[:1]:
                     text = (
                         f"the row writes a page that step {unread}, unread at the launch, accesses for another request"
                     )
@@ -401,7 +336,7 @@ class SimEngine:
                     raise SimViolation("page-in-flight", text, **location)
             since = self._entry_written[row.req_pool_idx, : len(row.pages)]
             stale = (self._writer[row.pages] != number) & (self._written[row.pages] >= since)
-            for i in np.flatnonzero(stale & (self._writer[row.pages] != _NONE))[:1]:
+            for i in np.flatnonzero(stale & (self._writer[row.pages] != NONE))[:1]:
                 page = int(row.pages[i])
                 text = (
                     f"the request's page table contains the page since step {since[i]}, but step {self._written[page]} "
@@ -409,11 +344,11 @@ class SimEngine:
                 )
                 raise SimViolation("page-retired", text, **row.at(step.id, page=page, position=int(i) * size))
             before = footprint.pages[row.pages]
-            footprint.pages[row.pages] = np.where(before == _NONE, number, _SEVERAL)
+            footprint.pages[row.pages] = np.where(before == NONE, number, SEVERAL)
             footprint.pool_rows[row.req_pool_idx] = number
         self._footprints[step.id] = footprint
 
-    def _fail_shared(self, step: int, row: _Row, column: int, rows: list[_Row]) -> NoReturn:
+    def _fail_shared(self, step: int, row: Row, column: int, rows: list[Row]) -> NoReturn:
         """Raise the violation for a page that ``row`` writes and that is also elsewhere in the page tables of the step.
 
         If another row's page table has had the page for longer, the page was freed too early: "page-retired" at that
@@ -435,7 +370,7 @@ class SimEngine:
         text = f"the row writes a page that row {other.index} (request {other.admitted.uid}) uses too"
         raise SimViolation("page-shared", text, **row.at(step, page=page, position=column * size))
 
-    def _check_row(self, step: int, row: _Row, read: int) -> None:
+    def _check_row(self, step: int, row: Row, read: int) -> None:
         admitted, stream, start, end = row.admitted, row.stream, row.start, row.end
         if 0 <= admitted.ended_by < read:
             text = f"the result of step {admitted.ended_by}, read before the launch, ended the request"
@@ -464,7 +399,7 @@ class SimEngine:
             text = "the row computes the newest token of the request, but does not sample"
             raise SimViolation("sample", text, **row.at(step, position=end - 1))
 
-    def _check_tokens(self, step: int, row: _Row, newest: int) -> None:
+    def _check_tokens(self, step: int, row: Row, newest: int) -> None:
         admitted, start = row.admitted, row.start
         tokens = row.tokens[:1] if row.verifies else row.tokens
         end = start + len(tokens)
@@ -488,7 +423,7 @@ class SimEngine:
             text = f"draft token {row.tokens[i]} is not in the vocabulary"
             raise SimViolation("input-token", text, **row.at(step, position=start + int(i)))
 
-    def _compute(self, step: int, row: _Row, allowed: dict[int, Bools]) -> tuple[list[int], list[int]]:
+    def _compute(self, step: int, row: Row, allowed: dict[int, Bools]) -> tuple[list[int], list[int]]:
         """Write the row's KV, set ``row.accepted``, and return the prefix and the token of each sampled position.
 
         A prefix is given by its hash. ``allowed`` has the tokens that each masked position may sample.
@@ -533,61 +468,6 @@ class SimEngine:
         before, after = self._last_run.get(uid, (stream.num_prompt_tokens, stream.num_prompt_tokens))
         return (after,) if self.depth == 1 else (before, after)
 
-    def _allowed(self, launched: _Launched, rows: list[_Row]) -> dict[int, Bools]:
-        """Check the masks of a step, and return the allowed tokens of each masked position.
-
-        A position after a rejected draft is not checked: no token of it counts.
-        """
-        step, masks = launched.step, launched.masks
-        given: dict[int, I32] = {}
-        if masks is not None:
-            given = dict(zip(masks.positions.tolist(), masks.bits, strict=True))
-            if len(given) < len(masks.positions):
-                raise SimViolation("mask", "two masks are for the same position", step=step.id)
-        allowed: dict[int, Bools] = {}
-        for row in rows:
-            grammar, ended = row.stream.grammar, row.admitted.ended_by
-            prefix = int(row.stream.hashes[row.end - max(row.num_sampled - 1, 0)])
-            right = True  # whether all drafts so far will be accepted
-            for k in range(row.num_sampled):
-                mask = given.pop(row.first_sampled + k, None)
-                if k:
-                    right = right and int(row.tokens[k]) == row.stream.sampled_after(prefix)
-                    prefix = extend_hash(prefix, int(row.tokens[k]))
-                location = row.at(step.id, position=row.end - row.num_sampled + k)
-                if grammar is None:
-                    if mask is not None:
-                        raise SimViolation(
-                            "mask", "the request has no grammar, but the position has a mask", **location
-                        )
-                    continue
-                expected = allowed_tokens(prefix, grammar, self.spec.vocab_size)
-                if 0 <= ended < launched.sampled:  # the token is discarded
-                    continue
-                if mask is None:
-                    raise SimViolation("mask", "the request has a grammar, but the position has no mask", **location)
-                if right and not np.array_equal(mask, pack_mask(expected)):
-                    text = "the mask is not that of the tokens that the grammar allows after the request's tokens"
-                    raise SimViolation("mask", text, **location)
-                allowed[row.first_sampled + k] = expected
-                self.counts.masks += 1
-        if given:
-            text = f"masks are for the sampled positions {sorted(given)}, which the step does not have"
-            raise SimViolation("mask", text, step=step.id)
-        return allowed
-
-    def _prompt_logprobs(self, step: Step, rows: list[_Row]) -> tuple[tuple[Logprobs, ...], ...]:
-        results = []
-        for index, first, targets, _ in step.prompt_logprobs:
-            row = rows[index]
-            expected = row.stream.tokens[first + 1 : first + 1 + len(targets)]
-            if first + len(targets) >= row.stream.num_prompt_tokens or not np.array_equal(expected, targets):
-                text = f"the targets from position {first} on are {targets.tolist()}, expected {expected.tolist()}"
-                raise SimViolation("prompt-logprobs", text, **row.at(step.id))
-            prefixes = row.stream.hashes[first + 1 : first + 1 + len(targets)].tolist()
-            results.append(tuple(Logprobs(score(*pair)) for pair in zip(prefixes, targets.tolist(), strict=True)))
-        return tuple(results)
-
     # ---- messages and counts -------------------------------------------------------------------------
 
     def _describe(self, content: int) -> str:
@@ -600,7 +480,7 @@ class SimEngine:
                 return f"the KV of request {uid} at position {length}"
         return "KV that belongs to no request's prefix"
 
-    def _count(self, rows: list[_Row]) -> None:
+    def _count(self, rows: list[Row]) -> None:
         counts = self.counts
         tokens = sum(row.end - row.start for row in rows)
         counts.steps += 1

@@ -238,7 +238,7 @@ def run_long(student: Student) -> None:
     hook, zero, one, many = manager.hook, np.zeros(1, np.int32), np.ones(1, np.int32), 12_000
     for uid in range(many):
         req = Req(uid, zero, SamplingParams(max_tokens=1), uid)
-        step = Step(uid, zero, zero, one, 0, one.astype(bool), zero, (zero, zero, zero))
+        step = Step(uid, zero, zero, one, one, 0, 0, zero, (zero, zero, zero))
         hook.minisgl_request_added(req=req, now=float(uid))
         hook.minisgl_batch_scheduled(step=step, reqs=[req], now=float(uid))
         hook.minisgl_step_finished(result=StepResult(uid, zero[None], one), reqs=[req], now=float(uid))
