@@ -6,22 +6,26 @@ limit begins when all ranks are linked, because linking can take long on a busy 
 
 from __future__ import annotations
 
+import queue
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
+from minisgl.config import Config
 from minisgl.distributed import Communicator
+from minisgl.engine.build import LeaderEngine, build_engine, follow
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.serving import scaled_timeout
 from minisgl.utils.ports import free_port
 
-__all__ = ["LINKING_SECONDS", "Deadlock", "run_ranks"]
+__all__ = ["LINKING_SECONDS", "Deadlock", "leader_engine", "run_ranks"]
 
 T = TypeVar("T")
 LINKING_SECONDS = 120.0
@@ -119,3 +123,41 @@ def _location(thread: threading.Thread) -> str:
         if "site-packages" not in frame.filename and not frame.filename.startswith(libraries):
             return f"{Path(frame.filename).name}:{frame.lineno} ({frame.line})"
     return "an unknown line"
+
+
+@contextmanager
+def leader_engine(config: Config, manager: PluginManager) -> Iterator[LeaderEngine]:
+    """Build an engine of ``config.tp`` ranks, each a thread, and yield rank 0's. At the end, close all of them.
+
+    Raises AssertionError if another rank failed, or does not end within a minute.
+    """
+    address, threads = f"127.0.0.1:{free_port()}", torch.get_num_threads()
+    steps: list[queue.Queue[bytes | None]] = [queue.Queue() for _ in range(config.tp - 1)]
+    failed: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            engine = build_engine(config, manager, rank, config.tp, address)
+            follow(engine, steps[rank - 1].get)
+            engine.close()
+        except BaseException as error:  # raised below, in the caller's thread
+            failed.append(error)
+
+    def send(data: bytes | None) -> None:
+        for each in steps:
+            each.put(data)
+
+    followers = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(1, config.tp)]
+    for follower in followers:
+        follower.start()
+    leader = LeaderEngine(build_engine(config, manager, 0, config.tp, address), send)
+    try:
+        yield leader
+    finally:
+        send(None)
+        leader.close()
+        for follower in followers:
+            follower.join(60)
+        torch.set_num_threads(threads)
+    assert not failed, f"a rank failed: {failed[0]!r}"
+    assert not any(follower.is_alive() for follower in followers), "a rank did not end"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from minisgl.core import EngineSpec, Logprobs, SamplingParams
+from minisgl.core import Engine, EngineSpec, Logprobs, SamplingParams
 from minisgl.engine import prompt_logprobs
 from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine
@@ -18,8 +18,10 @@ from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.checkpoints import ARCHITECTURES, tiny_checkpoint
 from minisgl.testing.oracle import Oracle
+from minisgl.testing.ranks import leader_engine
 from minisgl.testing.steps import RowSpec, StepWriter
 
+WORDS = ["device=cpu", "max_running_requests=4", "num_pages=80", "page_size=4"]
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -37,8 +39,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def engine_of(manager: PluginManager, path: Path, *words: str) -> TorchEngine:
-    fixed = [f"model={path}", "device=cpu", "max_running_requests=4", "num_pages=80", "page_size=4"]
-    return build_engine(compose(manager, [*fixed, *words]), manager)
+    return build_engine(compose(manager, [f"model={path}", *WORDS, *words]), manager)
 
 
 def chunk(
@@ -67,7 +68,7 @@ def check(entries: Sequence[Logprobs], prompt: Sequence[int], first: int, num_to
         assert entry.top == pytest.approx(top.values.tolist(), abs=1e-4)
 
 
-def compare(engine: TorchEngine, prompt: list[int], expected: Any) -> None:
+def compare(engine: Engine, prompt: list[int], expected: Any) -> None:
     """Score a prompt as a whole, in chunks and after a cached prefix, beside rows that decode and verify."""
     writer = StepWriter(engine.spec)
 
@@ -118,6 +119,15 @@ def test_prompt_logprobs_of_steps_in_pieces(tmp_path: Path, manager: PluginManag
     graphs: Any = engine.graph.graphs  # type: ignore[attr-defined]
     assert sum(graph.replays for key, graph in graphs.items() if key.piecewise) == 6
     engine.close()
+
+
+def test_prompt_logprobs_on_two_ranks(tmp_path: Path, manager: PluginManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logits of a block are a collective, so all ranks compute the same blocks."""
+    path, prompt = tiny_checkpoint("llama", tmp_path, vocab_size=323), list(range(30, 90))
+    monkeypatch.setattr(prompt_logprobs, "BLOCK_BYTES", 4 * 323 * 7)
+    expected = Oracle(path, "float32").logits(prompt).log_softmax(-1)
+    with leader_engine(compose(manager, [f"model={path}", *WORDS, "tp=2"]), manager) as engine:
+        compare(engine, prompt, expected)
 
 
 def test_prompts_without_sampling_score(

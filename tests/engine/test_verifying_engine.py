@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +11,23 @@ import numpy as np
 import pytest
 import torch
 
-from minisgl.core import Engine, EngineDeadError, Logprobs, SamplingParams, Step, StepResult, TokenMasks
+from minisgl.core import EngineDeadError, SamplingParams, TokenMasks
 from minisgl.engine import kv_sizing
-from minisgl.engine.build import LeaderEngine, build_engine, follow
+from minisgl.engine.build import LeaderEngine, build_engine
 from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.oracle import Oracle
+from minisgl.testing.ranks import leader_engine
 from minisgl.testing.steps import RowSpec, StepWriter
-from minisgl.utils.ports import free_port
+from minisgl.testing.verification import PARAMS, PROMPTS, Decoded, check_verification, decode_one_by_one, run_step
 
 VOCAB = 320
 WORDS = ["device=cpu", "max_running_requests=8", "num_pages=160", "page_size=4"]
 PIECEWISE = ["graph=simulated", "graph.max_tokens=128", "max_prefill_tokens=128"]
-PARAMS = [
-    SamplingParams(temperature=0.0),
-    SamplingParams(temperature=0.0, frequency_penalty=1.5, logprobs=2),
-    SamplingParams(temperature=1.0, logprobs=0),
-    SamplingParams(temperature=0.8, top_k=40, top_p=0.9, repetition_penalty=1.3),
-    SamplingParams(temperature=1.2, min_p=0.02, logit_bias={7: 3.0}),
-]
-PROMPTS = [[5 + i, *range(20 + 3 * i, 30 + 4 * i)] for i in range(len(PARAMS))]
 NONE = TokenMasks(np.empty(0, np.int32), np.empty((0, 10), np.int32))
+GREEDY = SamplingParams(temperature=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -56,143 +48,38 @@ def engine_of(manager: PluginManager, path: Path, *words: str) -> Iterator[Torch
     engine.close()
 
 
-@contextmanager
-def two_ranks(manager: PluginManager, path: Path, *words: str) -> Iterator[LeaderEngine]:
-    """Build an engine of two ranks, each a thread. At the end, close rank 0's engine and check that rank 1 ended."""
-    config, address = compose(manager, [f"model={path}", *WORDS, "tp=2", *words]), f"127.0.0.1:{free_port()}"
-    threads, steps, failed = torch.get_num_threads(), queue.Queue[bytes | None](), []
-
-    def run() -> None:
-        try:
-            engine = build_engine(config, manager, 1, 2, address)
-            follow(engine, steps.get)
-            engine.close()
-        except BaseException as error:  # raised below, in the test's thread
-            failed.append(error)
-
-    follower = threading.Thread(target=run, daemon=True)
-    follower.start()
-    leader = LeaderEngine(build_engine(config, manager, 0, 2, address), steps.put)
-    try:
-        yield leader
-    finally:
-        steps.put(None)
-        leader.close()
-        follower.join(60)
-        torch.set_num_threads(threads)
-    assert not follower.is_alive()
-    assert not failed, failed[0]
-
-
-def run(engine: Engine, step: Step) -> StepResult:
-    engine.launch(step)
-    if step.late_sampling:
-        engine.sample(NONE)
-    return engine.result()
-
-
-def admit(engine: Engine, writer: StepWriter) -> StepResult:
-    """Compute the prompts of all requests in one step."""
-    rows = [RowSpec.prompt(i, prompt, PARAMS[i], seed=50 + i) for i, prompt in enumerate(PROMPTS)]
-    return run(engine, writer.step(*rows))
-
-
-Entries = list[Logprobs | None]
-
-
-def one_by_one(engine: Engine, writer: StepWriter, count: int) -> tuple[list[list[int]], list[Entries]]:
-    """Return ``count`` tokens of each request and their log-probabilities, decoded in steps of decode rows."""
-    results = [admit(engine, writer)]
-    for i in range(count - 1):
-        rows = [RowSpec.decode(uid, len(prompt) + i) for uid, prompt in enumerate(PROMPTS)]
-        results.append(run(engine, writer.step(*rows)))
-    tokens = np.stack([result.tokens[:, 0] for result in results], 1).tolist()
-    logprobs: list[Entries] = [[] for _ in PROMPTS]
-    for result in results:
-        assert result.logprobs is not None
-        for uid, entries in enumerate(result.logprobs):
-            logprobs[uid].append(entries[0] if entries is not None else None)
-    return tokens, logprobs
+def two_ranks(manager: PluginManager, path: Path, *words: str) -> AbstractContextManager[LeaderEngine]:
+    """Return an engine of two ranks, each a thread."""
+    return leader_engine(compose(manager, [f"model={path}", *WORDS, "tp=2", *words]), manager)
 
 
 @pytest.fixture(scope="module")
-def expected(manager: PluginManager, path: Path) -> tuple[list[list[int]], list[Entries]]:
+def expected(manager: PluginManager, path: Path) -> Decoded:
     """Return 40 tokens of each request and their log-probabilities, from decode rows on one rank."""
     with engine_of(manager, path) as engine:
-        return one_by_one(engine, StepWriter(engine.spec), 40)
-
-
-def verify_all(engine: Engine, expected: tuple[list[list[int]], list[Entries]], seed: int, late: bool = False) -> None:
-    """Check that steps with random right and wrong drafts give the tokens and log-probabilities of ``expected``.
-
-    A step may also have decode rows, and a chunk of a request that is not used otherwise.
-    """
-    tokens, logprobs = expected
-    writer, rng = StepWriter(engine.spec), np.random.default_rng(seed)
-    first = admit(engine, writer)
-    assert [int(t) for t in first.tokens[:, 0]] == [t[0] for t in tokens]
-    done, several = [1] * len(PROMPTS), False
-    while min(done) < 30:
-        rows = []
-        for uid, count in enumerate(done):
-            future = tokens[uid][count:]
-            if len(future) < 8 or rng.random() < 0.2:
-                continue
-            position, last = len(PROMPTS[uid]) + count - 1, tokens[uid][count - 1] if rng.random() < 0.3 else -1
-            right, length = sorted(rng.integers(0, 7, 2).tolist())
-            wrong = [(token + 1) % VOCAB for token in future[right:length]]
-            rows.append(RowSpec.verify(uid, position, future[:right] + wrong, last))
-        if rng.random() < 0.5:
-            rows.append(RowSpec.prompt(7, rng.integers(3, VOCAB, 9).tolist(), SamplingParams(logprobs=1)))
-        if not rows:
-            continue
-        step = writer.step(*rows, late_sampling=late)
-        result = run(engine, step)
-        several |= bool((result.accepted > 1).any())
-        assert result.id == step.id
-        assert result.tokens.dtype == result.accepted.dtype == np.int32
-        assert result.tokens.shape == (step.rows, step.num_sampled_tokens.max())
-        for i, uid in enumerate(step.req_pool_indices.tolist()):
-            if uid == 7:
-                continue
-            accepted = int(result.accepted[i])
-            begin = int(step.num_scheduled_tokens[:i].sum())
-            drafts = step.input_ids[begin + 1 : begin + int(step.num_scheduled_tokens[i])].tolist()
-            future = tokens[uid][done[uid] :]
-            right = next((n for n, draft in enumerate(drafts) if draft != future[n]), len(drafts))
-            assert accepted == right + 1
-            assert result.tokens[i, :accepted].tolist() == future[:accepted]
-            want = logprobs[uid][done[uid] : done[uid] + accepted]
-            got = result.logprobs[i] if result.logprobs is not None else None
-            assert (got is None) == (want[0] is None)
-            for a, b in zip(got or (), want, strict=False):
-                assert b is not None
-                assert a.top_ids == b.top_ids
-                assert (a.chosen, *a.top) == pytest.approx((b.chosen, *b.top), abs=1e-4)
-            done[uid] += accepted
-    assert several
+        return decode_one_by_one(engine, 40)
 
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("words", [[], PIECEWISE], ids=["eager", "piecewise"])
 def test_promise_8_verification(
-    words: list[str], late: bool, manager: PluginManager, path: Path, expected: tuple[list[list[int]], list[Entries]]
+    words: list[str], late: bool, manager: PluginManager, path: Path, expected: Decoded
 ) -> None:
     """Verification gives the tokens and log-probabilities of decoding one by one, also replayed in pieces."""
     with engine_of(manager, path, *words) as engine:
-        verify_all(engine, expected, seed=len(words) + late, late=late)
+        check_verification(engine, expected, seed=len(words) + late, late=late)
         if words:
             assert any(graph.replays for key, graph in engine.graph.graphs.items() if key.piecewise)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("words", [[], PIECEWISE], ids=["eager", "piecewise"])
 def test_promise_7_verification_on_two_ranks(
-    words: list[str], manager: PluginManager, path: Path, expected: tuple[list[list[int]], list[Entries]]
+    words: list[str], manager: PluginManager, path: Path, expected: Decoded
 ) -> None:
     """All ranks continue with the accepted tokens that rank 0 sampled, at once or late."""
     for late in (False, True):
         with two_ranks(manager, path, *words) as engine:
-            verify_all(engine, expected, seed=7, late=late)
+            check_verification(engine, expected, seed=7, late=late)
 
 
 def test_promise_8_verification_of_a_known_model(manager: PluginManager, path: Path) -> None:
@@ -200,12 +87,12 @@ def test_promise_8_verification_of_a_known_model(manager: PluginManager, path: P
     prompt, oracle = [5, 6, 7, 8, 9], Oracle(path)
     with engine_of(manager, path) as engine:
         writer = StepWriter(engine.spec)
-        output = [int(run(engine, writer.step(RowSpec.prompt(0, prompt, PARAMS[0]))).tokens[0, 0])]
+        output = [int(run_step(engine, writer.step(RowSpec.prompt(0, prompt, GREEDY))).tokens[0, 0])]
         rng = np.random.default_rng(0)
         while len(output) < 30:
             ids = torch.tensor([[*prompt, *output]])
             drafts = [int(oracle.model(ids).logits[0, -1].argmax()), *rng.integers(3, VOCAB, 4).tolist()]
-            result = run(engine, writer.step(RowSpec.verify(0, len(prompt) + len(output) - 1, drafts)))
+            result = run_step(engine, writer.step(RowSpec.verify(0, len(prompt) + len(output) - 1, drafts)))
             assert result.accepted[0] >= 2
             output += result.tokens[0, : result.accepted[0]].tolist()
     oracle.check(prompt, output)
@@ -219,8 +106,8 @@ def test_more_positions_than_a_bucket_returns(manager: PluginManager, path: Path
     for more in ([], words):
         with engine_of(manager, path, "num_pages=240", *more) as engine:
             writer = StepWriter(engine.spec)
-            run(engine, writer.step(RowSpec.prompt(0, prompt, PARAMS[0]), RowSpec.prompt(1, prompt, PARAMS[0])))
-            results.append(run(engine, writer.step(*(RowSpec.verify(i, len(prompt), drafts[i:]) for i in (0, 1)))))
+            run_step(engine, writer.step(RowSpec.prompt(0, prompt, GREEDY), RowSpec.prompt(1, prompt, GREEDY)))
+            results.append(run_step(engine, writer.step(*(RowSpec.verify(i, len(prompt), drafts[i:]) for i in (0, 1)))))
             if more:
                 replays = {key.rows: g.replays for key, g in engine.graph.graphs.items() if key.piecewise}  # type: ignore[attr-defined]
                 assert replays[256] == 0
@@ -263,7 +150,7 @@ def test_late_masks_on_two_ranks(manager: PluginManager, path: Path) -> None:
         for each in (alone, engine):
             writer = StepWriter(each.spec)
             results = []
-            each.launch(writer.step(RowSpec.prompt(0, PROMPTS[0], PARAMS[0]), late_sampling=True))
+            each.launch(writer.step(RowSpec.prompt(0, PROMPTS[0], GREEDY), late_sampling=True))
             each.sample(TokenMasks(np.array([0], np.int32), mask([33])))
             results.append(each.result())
             each.launch(writer.step(RowSpec.verify(0, len(PROMPTS[0]), [44, 55]), late_sampling=True))
@@ -285,7 +172,7 @@ def test_wrong_order_of_calls(manager: PluginManager, path: Path) -> None:
         writer = StepWriter(engine.spec)
         with pytest.raises(EngineDeadError, match=r"sample\(\) was called, but no launched step waits"):
             engine.sample(NONE)
-        late = writer.step(RowSpec.prompt(0, PROMPTS[0], PARAMS[0]), late_sampling=True)
+        late = writer.step(RowSpec.prompt(0, PROMPTS[0], GREEDY), late_sampling=True)
         engine.launch(late)
         with pytest.raises(EngineDeadError, match=r"result\(\) was called, but step 0 waits for sample\(\)"):
             engine.result()
@@ -305,9 +192,9 @@ def test_late_step_without_sampling(manager: PluginManager, path: Path) -> None:
     """A late step in which no row samples still waits for `sample`."""
     with engine_of(manager, path) as engine:
         writer = StepWriter(engine.spec)
-        row = RowSpec.prompt(0, PROMPTS[0][:4], PARAMS[0])
+        row = RowSpec.prompt(0, PROMPTS[0][:4], GREEDY)
         row.num_sampled = 0
-        result = run(engine, writer.step(row, late_sampling=True))
+        result = run_step(engine, writer.step(row, late_sampling=True))
         assert result.accepted.tolist() == [0]
         assert result.tokens.tolist() == [[0]]
 
@@ -315,7 +202,7 @@ def test_late_step_without_sampling(manager: PluginManager, path: Path) -> None:
 def test_close_between_launch_and_sample(manager: PluginManager, path: Path) -> None:
     """An engine that is closed before a late step was sampled releases the rank that waits for its tokens."""
     with two_ranks(manager, path) as engine:  # the context checks that rank 1 ends
-        engine.launch(StepWriter(engine.spec).step(RowSpec.prompt(0, PROMPTS[0], PARAMS[0]), late_sampling=True))
+        engine.launch(StepWriter(engine.spec).step(RowSpec.prompt(0, PROMPTS[0], GREEDY), late_sampling=True))
 
 
 # ---- memory ------------------------------------------------------------------------------------------

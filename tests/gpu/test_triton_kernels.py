@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.engine import gumbel as noise
+from minisgl.engine import logits_processors
 from minisgl.kernel import activation, align, gated, indices, linear, norm, rope, routing
 from minisgl.kernel.blocks import max_blocks
 from minisgl.kernel.cpp import rope as cpp_rope
@@ -349,3 +350,19 @@ def test_gumbel_argmax_with_one_allowed_token(device: torch.device) -> None:
     positions = torch.tensor([5, 6], dtype=torch.int32, device=device)
     hashes = noise.token_hashes(5000, device)
     assert triton_sampling.gumbel_argmax(logits, table, req_pool_indices, positions, hashes).tolist() == [4999, 17]
+
+
+@pytest.mark.parametrize("vocab", [31, 320, 5003])
+def test_mask_tokens(vocab: int, device: torch.device, dtype: torch.dtype) -> None:
+    """Forbidden tokens become -inf, exactly where the torch reference sets them, also in rows with a stride."""
+    rows = torch.tensor([4, 0, 2], dtype=torch.int32)
+    words = -(-vocab // 32)
+    bits = torch.randint(-(2**31), 2**31, (3, words), generator=torch.Generator().manual_seed(vocab)).int()
+    logits = torch.randn(5, vocab + 9).to(dtype)[:, :vocab]
+    expected = logits.clone()
+    logits_processors.mask_tokens(expected, rows, bits)
+    wide = torch.zeros(5, vocab + 9, dtype=dtype, device=device)
+    wide[:, :vocab] = logits.to(device)
+    triton_sampling.mask_tokens(wide[:, :vocab], rows.to(device), bits.to(device))
+    torch.testing.assert_close(wide[:, :vocab].cpu(), expected, rtol=0, atol=0)
+    assert not wide[:, vocab:].any()
