@@ -293,7 +293,9 @@ class TorchEngine:
             sampled = Sampled(torch.empty(len(inputs.req_pool_indices), dtype=torch.int64, device=self.device))
         if self.size > 1:
             sampled = sampled._replace(tokens=self.comm.broadcast(sampled.tokens, src=0))
-        tensors |= {name: t for name, t in zip(Sampled._fields, sampled, strict=True) if t is not None}
+        tensors["tokens"] = sampled.tokens
+        if sampled.chosen is not None:
+            tensors |= sampled._asdict()
         rows, last_token_ids, accepted = inputs.req_pool_indices, sampled.tokens, None
         if inputs.verification is not None:
             accepted = inputs.verification.accept(sampled.tokens)

@@ -38,9 +38,12 @@ def _read_tokens(step: Step, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[I3
     """Return ``tokens`` and ``accepted`` of a `StepResult`. Tokens that do not count are 0."""
     counts = step.num_sampled_tokens
     if "accepted" not in arrays:
+        sampled = arrays.get("tokens")
+        if sampled is not None and len(sampled) == step.rows:
+            return sampled.astype(np.int32)[:, None], counts.copy()
         tokens = np.zeros((step.rows, 1), np.int32)
-        if "tokens" in arrays:
-            tokens[step.sample, 0] = arrays["tokens"]
+        if sampled is not None:
+            tokens[step.sample, 0] = sampled
         return tokens, counts.copy()
     accepted = np.zeros(step.rows, np.int32)
     accepted[step.sample] = arrays["accepted"]
