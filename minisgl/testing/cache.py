@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minisgl.core import I32
-from minisgl.kvcache import Key, MatchResult, PrefixCache
+from minisgl.kvcache import Key, MatchResult, PrefixCache, Rematches
 
 __all__ = ["CacheConformance", "CacheModel", "CachePair", "Prefix"]
 
@@ -103,12 +103,19 @@ class CachePair:
     Compared are the matched and inserted pages, the counts, and the evicted pages. With ``lru``, exactly the least
     recently used pages must be evicted. Inserted pages come from a pool of ``num_pages`` pages; evicted pages and
     duplicates return to the pool. A handle of the pair is the tuple (handle of the cache, locked prefix).
+
+    If the cache has the method `Rematches.rematch`, the last keys are matched again, from their last result, after
+    every change.
     """
+
+    REMATCHED = 6
+    """Number of keys that are matched again."""
 
     def __init__(self, cache: PrefixCache, page_size: int, num_pages: int = 1000, lru: bool = True):
         self.cache, self.model, self.lru = cache, CacheModel(page_size), lru
         self.page_size = page_size
         self.free = list(range(num_pages))
+        self._matched: list[tuple[Key, MatchResult]] = []  # the last keys, and their last results
 
     def key(self, ids: Sequence[int], namespace: Hashable = None) -> Key:
         """Return the cache's key for token ids."""
@@ -121,16 +128,22 @@ class CachePair:
 
     def match(self, key: Key) -> tuple[MatchResult, Prefix]:
         """Match a key and compare the matched pages and the number of unlocked pages among them."""
-        expected = self.model.match(self.prefix(key))
         found = self.cache.match(key)
+        expected = self._compare("match", key, found)
+        self._matched = [*self._matched[1 - self.REMATCHED :], (key, found)]
+        self.check()
+        return found, expected
+
+    def _compare(self, method: str, key: Key, found: MatchResult) -> Prefix:
+        """Compare what ``method`` found for ``key`` with the reference cache. Return the longest cached prefix."""
+        expected = self.model.match(self.prefix(key))
         path = [self.model.pages[part] for part in self.model.path(expected)]
         pages, unlocked = [page.number for page in path], sum(page.users == 0 for page in path)
         assert found.pages.tolist() == pages, (
-            f"match: the cache found the pages {found.pages.tolist()}; the longest cached prefix has {pages}"
+            f"{method}: the cache found the pages {found.pages.tolist()}; the longest cached prefix has {pages}"
         )
-        assert found.unlocked == unlocked, f"match: unlocked is {found.unlocked}, expected {unlocked}"
-        self.check()
-        return found, expected
+        assert found.unlocked == unlocked, f"{method}: unlocked is {found.unlocked}, expected {unlocked}"
+        return expected
 
     def lock(self, key: Key) -> tuple[Any, Prefix]:
         """Match a key, lock the matched prefix, and return its handle."""
@@ -208,13 +221,17 @@ class CachePair:
         return evicted
 
     def check(self) -> None:
-        """Compare the counts of both caches, and call the cache's own check."""
+        """Compare the counts of both caches, match the last keys again, and call the cache's own check."""
         assert self.cache.total_pages == len(self.model.pages), (
             f"total_pages is {self.cache.total_pages}, expected {len(self.model.pages)}"
         )
         assert self.cache.evictable_pages == self.model.evictable_pages, (
             f"evictable_pages is {self.cache.evictable_pages}, expected {self.model.evictable_pages}"
         )
+        if isinstance(self.cache, Rematches):
+            self._matched = [(key, self.cache.rematch(key, last)) for key, last in self._matched]
+            for key, found in self._matched:
+                self._compare("rematch", key, found)
         self.cache.check()
 
 

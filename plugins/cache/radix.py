@@ -335,11 +335,13 @@ class RadixCache:
 
         If most entries are outdated, remove them.
         """
-        if node.children or node.users:
+        if node.children:
             return
         if isinstance(node, Root):
             if self.roots.get(node.namespace) is node:
                 del self.roots[node.namespace]
+            return
+        if node.users:
             return
         self._leaves.push(node)
         if len(self._leaves) > 2 * self._nodes + 64:

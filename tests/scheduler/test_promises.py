@@ -428,6 +428,20 @@ def test_promise_8_batching(what: str) -> None:
     assert {uid - 100: tokens for uid, tokens in warm.tokens.items() if uid > 100} == alone
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_promise_8_cache_salt(overlap: bool) -> None:
+    """Requests share a prefix only if their ``cache_salt`` is equal, and wait for no prefix of another salt."""
+    salts = {1: None, 2: "a", 3: "b", 4: "a", 5: None}
+    drive = make(overlap=overlap, spec=pool(60, max_running_requests=5), max_prefill_tokens=8192)
+    for uid, salt in salts.items():
+        params = SamplingParams(max_tokens=5, temperature=0.0, cache_salt=salt)
+        drive.add(Job(uid, job(1, 18).prompt, params))
+    drive.step()
+    assert {req.uid for req in drive.scheduler.request_table.reqs} == {1, 2, 3}
+    cached = {uid: end.cached_tokens for uid, end in drive.run([]).finished.items()}
+    assert cached == {1: 0, 2: 0, 3: 0, 4: 16, 5: 16}
+
+
 def test_promise_8_seed() -> None:
     params = SamplingParams(max_tokens=12, seed=1234)
     alone = make().run([Job(1, [4, 5, 6], params)]).tokens[1]

@@ -140,6 +140,58 @@ def test_insert_copies_arrays() -> None:
     assert cache.match(key(1, 2)).pages.tolist() == [5, 6]
 
 
+def test_namespace_without_pages_needs_no_memory() -> None:
+    """However a namespace becomes empty, the cache forgets it; a prefix locked meanwhile stays usable."""
+    cache = RadixCache(1)
+    for i in range(100):
+        mine = Key(f"salt {i}", np.asarray([1, 2], np.int32))
+        assert len(cache.match(mine).pages) == 0
+        first, second = cache.match(mine).handle, cache.match(mine).handle
+        cache.lock(first)
+        cache.lock(second)
+        assert not cache.roots
+        assert cache.insert(first, mine, 0, pages(1, 2)).pages.tolist() == [1, 2]
+        assert cache.insert(second, mine, 0, pages(3, 4)).pages.tolist() == [1, 2]
+        assert list(cache.roots) == [mine.namespace]
+        cache.check()
+        assert sorted(cache.evict(2).tolist()) == [1, 2]
+        assert not cache.roots
+        cache.insert(first, mine, 0, pages(5, 6))
+        assert cache.match(mine).pages.tolist() == [5, 6]
+        cache.unlock(first)
+        cache.unlock(second)
+        cache.check()
+        assert cache.evict(9).tolist() in ([5, 6], [6, 5])
+        assert not cache.roots and cache.total_pages == cache.evictable_pages == 0
+
+
+def test_rematch_after_a_split_an_eviction_and_an_insertion() -> None:
+    """A result from before a change leads to the result that a new match has."""
+    cache = RadixCache(1)
+    cache.insert(None, key(1, 2, 3, 4), 0, pages(1, 2, 3, 4))
+    mine = key(1, 2, 3, 9)
+    last = cache.match(mine)
+
+    def again() -> tuple[list[int], int]:
+        found, new = cache.rematch(mine, last), cache.match(mine)
+        assert (found.pages.tolist(), found.unlocked) == (new.pages.tolist(), new.unlocked)
+        return found.pages.tolist(), found.unlocked
+
+    assert again() == ([1, 2, 3], 3)
+    locked = cache.match(key(1)).handle
+    cache.lock(locked)  # splits the edge before the end of the match
+    assert again() == ([1, 2, 3], 2)
+    cache.evict(2)
+    assert again() == ([1, 2], 1)
+    cache.insert(None, key(1, 2, 3, 9), 0, pages(11, 12, 13, 14))
+    assert again() == ([1, 2, 13, 14], 3)
+    cache.unlock(locked)
+    cache.evict(9)
+    assert again() == ([], 0)
+    cache.insert(None, key(1, 2, 3, 9), 0, pages(21, 22, 23, 24))
+    assert again() == ([21, 22, 23, 24], 4)
+
+
 def _duplicate_page(cache: RadixCache) -> None:
     leaf = next(n for n in cache.nodes() if n.is_leaf)
     leaf.pages = pages(10)
@@ -244,6 +296,10 @@ def _match_counts_as_use(self: RadixCache, key: Key) -> MatchResult:
     return found
 
 
+def _rematch_trusts_the_last_result(self: RadixCache, key: Key, last: MatchResult) -> MatchResult:
+    return last
+
+
 def _match_whole_edge(self: RadixCache, a: np.ndarray, b: np.ndarray) -> int:
     return len(a) // self.page_size
 
@@ -254,6 +310,7 @@ WRONG: dict[str, tuple[str, Callable[..., Any]]] = {
     "a lock skips nodes of the path": ("lock", _lock_only_the_leaf),
     "a locked leaf is evicted": ("evict", _evict_locked),
     "a match counts as use": ("match", _match_counts_as_use),
+    "a rematch returns the last result": ("rematch", _rematch_trusts_the_last_result),
     "a match takes the whole edge": ("_common", _match_whole_edge),
 }
 
