@@ -68,10 +68,12 @@ class SchedulerPolicy(Protocol):
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         """Return the plan of the next step, without side effects other than calls of ``budget.grant``.
 
-        ``waiting`` is in order of arrival, where a retracted request keeps its first arrival; entries are computed when
-        they are read. ``running`` is in order of admission. An empty plan means that no request should compute now; if
-        no step is in flight either, the scheduler still runs the earliest admitted request that fits, or
-        else the oldest waiting one.
+        ``waiting`` is in order of arrival, where a retracted request keeps its first arrival. Its entries are computed
+        when they are read, in some microseconds each, so read no more of a long queue than the step can admit: the
+        shipped policies stop at the first request that does not fit, and `minisgl.scheduler.order` bounds how many
+        requests they skip. ``running`` is in order of admission. An empty plan means that no request should compute
+        now; if no step is in flight either, the scheduler still runs the earliest admitted request that fits, or else
+        the oldest waiting one.
         """
 
 

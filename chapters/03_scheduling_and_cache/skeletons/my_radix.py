@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test radix     (`hint radix` for a hint)
 Serve it:  python -m minisgl plugins=my_radix.py cache=mine
 """
 
-# minisgl lab radix, skeleton 103a0281db (minisgl 0.2.0)
+# minisgl lab radix, skeleton bd202fb658 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -261,11 +261,13 @@ class MyCache:
 
         If most entries are outdated, remove them.
         """
-        if node.children or node.users:
+        if node.children:
             return
         if isinstance(node, Root):
             if self.roots.get(node.namespace) is node:
                 del self.roots[node.namespace]
+            return
+        if node.users:
             return
         self._leaves.push(node)
         if len(self._leaves) > 2 * self._nodes + 64:
