@@ -206,7 +206,7 @@ def _cpu_ms(call: Callable[[], object]) -> float:
 
 def _turns_ms(scheduler: Scheduler, turns: int | None = None) -> list[float]:
     """Return the CPU time in milliseconds of each of the next ``turns`` turns, or of all until no work is left."""
-    times = []
+    times: list[float] = []
     with _no_garbage_collection():
         while scheduler.has_work and len(times) != turns:
             begin = time.process_time()

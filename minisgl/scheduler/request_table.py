@@ -43,7 +43,7 @@ class RequestTable:
         self.page_table: I32 = np.full((n, -(-spec.max_seq_len // spec.page_size)), -1, np.int32)
         self._running: dict[int, Req] = {}  # running requests by admission order, in this order
         self._reqs: list[Req] | None = []  # its values; None after a change
-        self._req_pool_indices: I32 = np.empty(0, np.int32)
+        self.req_pool_indices: I32 = np.empty(0, np.int32)  # the row of each running request, in the same order
         self._views: list[Running] = []  # views of the last step; unchanged ones are reused
         self._view_fields: I32 = np.empty((3, 0), np.int32)  # the fields of _views that change
 
@@ -52,15 +52,7 @@ class RequestTable:
         """The running requests, in order of admission. Do not change the list."""
         if self._reqs is None:
             self._reqs = list(self._running.values())
-            self._req_pool_indices = np.array([req.req_pool_idx for req in self._reqs], np.int32)
         return self._reqs
-
-    @property
-    def req_pool_indices(self) -> I32:
-        """The row of each request in ``reqs``: int32 ``[len(reqs)]``."""
-        if self._reqs is None:
-            assert len(self.reqs) == len(self._running)
-        return self._req_pool_indices
 
     def admit(
         self, reqs: Sequence[Req], pages: I32, num_pages: I32, num_computed_tokens: I32, step: int
@@ -83,7 +75,8 @@ class RequestTable:
         table_rows = np.repeat(rows, num_pages)
         self.page_table[table_rows, columns] = pages
         self._running.update((req.admission_order, req) for req in reqs)
-        self._forget_lists()
+        self.req_pool_indices = np.concatenate((self.req_pool_indices, rows))
+        self._reqs, self._views = None, []
         return table_rows, columns, pages
 
     def remove(self, reqs: Sequence[Req]) -> None:
@@ -91,9 +84,7 @@ class RequestTable:
         self.admission_order[[req.req_pool_idx for req in reqs]] = -1
         for req in reqs:
             del self._running[req.admission_order]
-        self._forget_lists()
-
-    def _forget_lists(self) -> None:
+        self.req_pool_indices = self.req_pool_indices[self.admission_order[self.req_pool_indices] >= 0]
         self._reqs, self._views = None, []
 
     def pages_of(self, req: Req) -> I32:

@@ -219,24 +219,33 @@ class Scheduler:
         youngest running request.
         """
         table, cache_manager = self.request_table, self.cache_manager
-        while len(table.needing_page(table.decoding())) > cache_manager.num_available_pages:
+        while (missing := len(table.needing_page(table.decoding())) - cache_manager.num_available_pages) > 0:
             if self.in_flight and cache_manager.has_pending_frees:
                 self._process_result()
                 continue
-            youngest = max(table.reqs, key=attrgetter("arrival"))
-            assert len(table.reqs) > 1, "the KV pool cannot hold the only running request"
-            self.retract(youngest)
+            youngest = sorted(table.reqs, key=attrgetter("arrival"), reverse=True)
+            assert len(youngest) > 1, "the KV pool cannot hold the only running request"
+            count = 1
+            if not self.in_flight:  # else the next result may free enough pages
+                # Retract at once all requests that must go: a retraction saves at most the request's pages and one.
+                pages = np.cumsum(table.num_pages[req_pool_indices_of(youngest)] + 1)
+                count = min(int(np.searchsorted(pages, missing)) + 1, len(youngest) - 1)
+            self._retract(youngest[:count])
 
     def retract(self, req: Req) -> None:
         """Release row and pages of a running request and return it to the waiting queue (vLLM: preempt).
 
         The request keeps its output. When it is admitted again, it prefills prompt and output, and then continues.
         """
-        self.cache_manager.release([req])
-        self._counts["retractions"] += 1
-        req.queued_at_step = self.next_step_id
-        self.waiting.add(req)
-        self.events.request_retracted(req, self.next_step_id)
+        self._retract([req])
+
+    def _retract(self, reqs: Sequence[Req]) -> None:
+        self.cache_manager.release(reqs)
+        self._counts["retractions"] += len(reqs)
+        for req in reqs:
+            req.queued_at_step = self.next_step_id
+            self.waiting.add(req)
+            self.events.request_retracted(req, self.next_step_id)
 
     # ---- building and launching a step -----------------------------------------------------------------
 
