@@ -6,11 +6,14 @@ The scheduler of rank 0 runs in the caller's process, and so do the tokenizer an
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import msgspec
@@ -26,6 +29,8 @@ from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["LLM", "Choice", "RequestOutput"]
+
+log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -89,20 +94,33 @@ class LLM:
     ``model`` and ``overrides`` are options as on the command line (``overrides=["cache=naive", "tp=2"]``). Use it as
     a context manager, or call `close`. Raise `ConfigError` if the options are wrong. Methods may be called from several
     threads: one `generate`, `chat` or `step` runs at a time, and the other threads wait.
+
+    Ctrl-C (SIGINT) takes effect between two turns of the scheduler: the requests of the interrupted call are aborted,
+    open requests of `add_request` stay open, and the next call works. A second Ctrl-C takes effect at once. If it, or
+    any other error, breaks a turn off, the LLM is closed: every later call raises a RuntimeError that says so. The
+    error is an `EngineDeadError` if the engine failed.
     """
 
     def __init__(self, model: str = "tutor", *, overrides: Sequence[str] = ()):
         self.plugin_manager = PluginManager.load()
         self.config = compose(self.plugin_manager, [f"model={model}", *overrides])
         self.tokenizer = Tokenizer.from_dir(resolve_model(self.config.model))
-        self.engine = start_engine(self.config, self.plugin_manager)
-        self.scheduler = build_scheduler(self.config, self.plugin_manager, self.engine)
         self._outputs = _Outputs(Detokenizer(self.tokenizer))
         self._changed: dict[int, RequestOutput] = {}  # what the next `step` returns
         self._lock = threading.RLock()
         self._next_uid = 0
         self._next_request_id = 0
-        self._closed = False
+        # False while a call changes the scheduler, the engine or the outputs. If an exception leaves it False, they may
+        # disagree, and the LLM must be closed.
+        self._consistent = True
+        self._closed: tuple[type[RuntimeError], str] | None = None  # the error that every call raises
+        self._released = False
+        self.engine = start_engine(self.config, self.plugin_manager)
+        try:
+            self.scheduler = build_scheduler(self.config, self.plugin_manager, self.engine)
+        except BaseException:
+            self.engine.close()
+            raise
 
     def __enter__(self) -> LLM:
         return self
@@ -115,12 +133,19 @@ class LLM:
     def close(self) -> None:
         """Free the model's memory and end the processes of the other ranks. Closing twice is allowed."""
         with self._lock:
-            if not self._closed:
-                self._closed = True
-                try:
-                    self.plugin_manager.close()
-                finally:
-                    self.engine.close()
+            if self._closed is None:
+                self._closed = RuntimeError, "this LLM was closed; make another one"
+            with _DeferredInterrupt():
+                self._release()
+
+    def _release(self) -> None:
+        if self._released:
+            return
+        try:
+            self.plugin_manager.close()
+        finally:
+            self.engine.close()
+            self._released = True
 
     # ---- all prompts at once ------------------------------------------------------------------------
 
@@ -138,6 +163,7 @@ class LLM:
         on a terminal, if the call takes more than a second. Raise `InvalidRequestError` for a prompt or a parameter
         that can't be served, before anything is computed, and `EngineDeadError` if a device or a rank fails.
         """
+        self._check_open()
         one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
         each: Any = [prompts] if one else prompts
         ids = [self._encode(prompt, f"prompt {i}") for i, prompt in enumerate(each)]
@@ -155,6 +181,7 @@ class LLM:
         A conversation is a list of messages with ``role`` and ``content``; the model's chat template turns it into a
         prompt. Everything else is as in `generate`.
         """
+        self._check_open()
         chats: Any = [messages] if len(messages) > 0 and isinstance(messages[0], Mapping) else messages
         if self.tokenizer is None:
             raise InvalidRequestError("messages", f"{self.config.model} has no tokenizer, so it can't chat.")
@@ -169,10 +196,19 @@ class LLM:
         Nothing is computed before `step` is called. Raise `InvalidRequestError` for a prompt or a parameter that can't
         be served.
         """
+        outputs: list[RequestOutput] = []
         with self._lock:
             self._check_open()
-            ids = self._encode(prompt, "the prompt")
-            return self._add([ids], self._params(params, 1))[0].request_id
+            try:
+                ids = self._encode(prompt, "the prompt")
+                with _DeferredInterrupt():
+                    self._add([ids], self._params(params, 1), outputs)
+                return outputs[0].request_id
+            except BaseException as error:
+                # Python runs no signal handler between the exception and this assignment.
+                consistent, self._consistent = self._consistent, False
+                self._recover(error, outputs, consistent)
+                raise
 
     def step(self) -> list[RequestOutput]:
         """Run one turn of the scheduler and return the output of each request that gained tokens or ended.
@@ -183,9 +219,15 @@ class LLM:
         """
         with self._lock:
             self._check_open()
-            self._turn()
-            changed, self._changed = list(self._changed.values()), {}
-            return changed
+            try:
+                with _DeferredInterrupt():
+                    self._turn()
+                changed, self._changed = list(self._changed.values()), {}
+                return changed
+            except BaseException as error:
+                if not self._consistent:
+                    self._close_after(error)
+                raise
 
     def abort_request(self, request_id: int) -> None:
         """End a request early. The next `step` returns its output so far, with the finish reason ``abort``.
@@ -194,18 +236,34 @@ class LLM:
         """
         with self._lock:
             self._check_open()
-            for uid in self._outputs.uids_of(request_id):
-                self.scheduler.abort_request(uid)
+            try:
+                with _DeferredInterrupt():
+                    self._consistent = False
+                    for uid in self._outputs.uids_of(request_id):
+                        self.scheduler.abort_request(uid)
+                    self._consistent = True
+            except BaseException as error:
+                if not self._consistent:
+                    self._close_after(error)
+                raise
 
     def has_unfinished_requests(self) -> bool:
         """Return whether `step` has outputs left to deliver."""
-        return bool(self._outputs.open or self._changed)
+        with self._lock:
+            self._check_open()
+            return bool(self._outputs.open or self._changed)
 
     # ---- checking -----------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("this LLM was closed; make another one")
+        """Raise RuntimeError if this LLM was closed."""
+        if self._closed is None:
+            with self._lock:
+                if not self._consistent:  # a call was broken off, and so was the handling of its exception
+                    self._close_after(KeyboardInterrupt())
+        if self._closed is not None:
+            kind, message = self._closed
+            raise kind(message)
 
     def _encode(self, prompt: Prompt, what: str) -> list[int]:
         if not isinstance(prompt, str):
@@ -232,53 +290,103 @@ class LLM:
     def _run(
         self, prompts: list[list[int]], params: list[SamplingParams], progress: bool | None
     ) -> list[RequestOutput]:
+        outputs: list[RequestOutput] = []
         with self._lock:
             self._check_open()
-            outputs: list[RequestOutput] = []
             try:
-                outputs = self._add(prompts, params)
-                ended = {output.request_id: 0 for output in outputs}  # request id → choices that have ended
-                unfinished = set(ended)
-                with _bar(sum(p.n for p in params), progress) as bar:
-                    while unfinished:
-                        for output in self._turn():
-                            if output.request_id in unfinished:
-                                now = sum(choice.finish_reason is not None for choice in output.choices)
-                                bar.update(now - ended[output.request_id])
-                                ended[output.request_id] = now
-                                if output.finished:
-                                    unfinished.remove(output.request_id)
-            except EngineDeadError:
+                with _DeferredInterrupt() as interrupt:
+                    self._add(prompts, params, outputs)
+                    self._finish(outputs, interrupt, progress)
+                    for output in outputs:  # these outputs belong to the caller of `generate`, not to the next `step`
+                        self._changed.pop(output.request_id, None)
+                return outputs
+            except BaseException as error:
+                # Python runs no signal handler between the exception and this assignment.
+                consistent, self._consistent = self._consistent, False
+                self._recover(error, outputs, consistent)
                 raise
-            except BaseException:
-                self._cancel(outputs)
-                raise
-            for output in outputs:  # these outputs belong to the caller of `generate`, not to the next `step`
-                self._changed.pop(output.request_id, None)
-            return outputs
 
-    def _add(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[RequestOutput]:
-        """Queue every choice of every prompt, or none: if one choice is refused, all are aborted."""
-        outputs: list[RequestOutput] = []
+    def _finish(self, outputs: list[RequestOutput], interrupt: _DeferredInterrupt, progress: bool | None) -> None:
+        """Run turns until each of these outputs is finished."""
+        ended = {output.request_id: 0 for output in outputs}  # request id → choices that have ended
+        unfinished = set(ended)
+        with _bar(sum(len(output.choices) for output in outputs), progress) as bar:
+            while unfinished:
+                if interrupt.deliver():
+                    self._check_open()  # the handler may have closed this LLM
+                for output in self._turn():
+                    if output.request_id in unfinished:
+                        now = sum(choice.finish_reason is not None for choice in output.choices)
+                        bar.update(now - ended[output.request_id])
+                        ended[output.request_id] = now
+                        if output.finished:
+                            unfinished.remove(output.request_id)
+
+    def _add(self, prompts: list[list[int]], params: list[SamplingParams], outputs: list[RequestOutput]) -> None:
+        """Queue every choice of every prompt, and append the output of each prompt to ``outputs``.
+
+        If a choice is refused, the caller cancels ``outputs``.
+        """
+        for i, (ids, p) in enumerate(zip(prompts, params, strict=True)):
+            output = RequestOutput(ids, [Choice(logprobs=None if p.logprobs is None else []) for _ in range(p.n)])
+            output.request_id, self._next_request_id = self._next_request_id, self._next_request_id + 1
+            outputs.append(output)
+            for k in range(p.n):
+                # Choice k samples with seed + k: the choices differ, and a repeated call gives the same ones.
+                seed = None if p.seed is None else (p.seed + k + 2**63) % 2**64 - 2**63
+                try:
+                    self._add_choice(output, k, msgspec.structs.replace(p, seed=seed, n=1))
+                except InvalidRequestError as error:
+                    name = f"prompt {i}: " if len(prompts) > 1 else ""
+                    raise InvalidRequestError(error.field, name + error.message, error.code) from None
+
+    def _add_choice(self, output: RequestOutput, k: int, params: SamplingParams) -> None:
+        uid, self._next_uid = self._next_uid, self._next_uid + 1
+        self._consistent = False
         try:
-            for i, (ids, p) in enumerate(zip(prompts, params, strict=True)):
-                output = RequestOutput(ids, [Choice(logprobs=None if p.logprobs is None else []) for _ in range(p.n)])
-                output.request_id, self._next_request_id = self._next_request_id, self._next_request_id + 1
-                outputs.append(output)
-                for k in range(p.n):
-                    uid, self._next_uid = self._next_uid, self._next_uid + 1
-                    # Choice k samples with seed + k: the choices differ, and a repeated call gives the same ones.
-                    seed = None if p.seed is None else (p.seed + k + 2**63) % 2**64 - 2**63
-                    try:
-                        self.scheduler.add_request(uid, ids, msgspec.structs.replace(p, seed=seed, n=1))
-                    except InvalidRequestError as error:
-                        name = f"prompt {i}: " if len(prompts) > 1 else ""
-                        raise InvalidRequestError(error.field, name + error.message, error.code) from None
-                    self._outputs.expect(uid, output, k, p)
-        except BaseException:
-            self._cancel(outputs)
+            self.scheduler.add_request(uid, output.prompt_token_ids, params)
+        except Exception:
+            self._consistent = uid not in self.scheduler.requests  # refused before anything changed
             raise
-        return outputs
+        self._outputs.expect(uid, output, k, params)
+        self._consistent = True
+
+    def _turn(self) -> list[RequestOutput]:
+        """Run one turn of the scheduler, and abort the requests that met a stop string. Return the changed outputs."""
+        self._consistent = False
+        changed = self._scheduler_turn()
+        self._consistent = True
+        return changed
+
+    def _scheduler_turn(self) -> list[RequestOutput]:
+        out = self.scheduler.step()
+        changed, stopped = self._outputs.book(out)
+        self._changed.update((output.request_id, output) for output in changed)
+        for uid in stopped:
+            self.scheduler.abort_request(uid)
+        # The last request has ended: process the result of the step that was in flight then.
+        while not self._outputs.open and self.scheduler.has_work:
+            self.scheduler.step()
+        return changed
+
+    # ---- after an exception -------------------------------------------------------------------------
+
+    def _recover(self, error: BaseException, outputs: list[RequestOutput], consistent: bool) -> None:
+        """Cancel what is left of these requests after an exception, or close this LLM if a turn was broken off.
+
+        After a KeyboardInterrupt, the next Ctrl-C is the second one: it is not deferred, and closes this LLM.
+        """
+        defer = contextlib.nullcontext() if isinstance(error, KeyboardInterrupt) else _DeferredInterrupt()
+        try:
+            if consistent and self._closed is None:
+                with defer:
+                    self._cancel(outputs)
+        except BaseException as second:
+            error = second
+            raise
+        finally:
+            if not self._consistent:
+                self._close_after(error)
 
     def _cancel(self, outputs: list[RequestOutput]) -> None:
         """Abort what is left of these requests, and drop their outputs: `step` does not return them."""
@@ -287,27 +395,82 @@ class LLM:
         for uid in uids:
             self.scheduler.abort_request(uid)
         while any(uid in self._outputs.open for uid in uids):
-            self._turn()
+            self._scheduler_turn()
         for request_id in request_ids:
             self._changed.pop(request_id, None)
+        self._consistent = True
 
-    def _turn(self) -> list[RequestOutput]:
-        """Run one turn of the scheduler, and abort the requests that met a stop string. Return the changed outputs."""
+    def _close_after(self, error: BaseException) -> None:
+        """Close this LLM, because ``error`` broke off a call that was changing its state."""
+        if self._closed is None:
+            cause = ": ".join(filter(None, (type(error).__name__, str(error))))
+            kind = EngineDeadError if isinstance(error, EngineDeadError) else RuntimeError
+            self._closed = kind, f"this LLM was closed after {cause}; make another one"
+        self._consistent = True
+        self._outputs = _Outputs(Detokenizer(self.tokenizer))
+        self._changed.clear()
+        if isinstance(error, Exception):  # unlike KeyboardInterrupt, it leaves the requests in order
+            try:
+                self.scheduler.fail(str(error))  # observers see each open request end
+            except Exception:
+                log.warning("the open requests could not be ended", exc_info=True)
         try:
-            out = self.scheduler.step()
-            changed, stopped = self._outputs.book(out)
-            self._changed.update((output.request_id, output) for output in changed)
-            for uid in stopped:
-                self.scheduler.abort_request(uid)
-            # The last request has ended: process the result of the step that was in flight then.
-            while not self._outputs.open and self.scheduler.has_work:
-                self.scheduler.step()
-            return changed
-        except EngineDeadError as error:
-            self.scheduler.fail(str(error))
-            self._outputs = _Outputs(Detokenizer(self.tokenizer))
-            self._changed.clear()
+            self._release()
+        except Exception:
+            log.warning("the engine could not be closed", exc_info=True)
+
+
+class _DeferredInterrupt:
+    """A context in which SIGINT (Ctrl-C) waits until `deliver` is called or the context ends.
+
+    Then the handler that was installed before is called; Python's own raises KeyboardInterrupt. A second SIGINT that
+    arrives while one waits calls that handler at once. In threads other than the main thread the context does nothing,
+    because Python runs signal handlers in the main thread; the same holds if no handler written in Python is installed.
+    """
+
+    def __init__(self) -> None:
+        self._previous: Callable[[int, FrameType | None], Any] | None = None
+        self._waiting: tuple[int, FrameType | None] | None = None
+
+    def __enter__(self) -> _DeferredInterrupt:
+        if threading.current_thread() is threading.main_thread():
+            previous = signal.getsignal(signal.SIGINT)
+            if callable(previous):
+                self._previous = previous
+                signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+        self.deliver()
+
+    def deliver(self) -> bool:
+        """Call the previous handler if a SIGINT waits. Return whether it was called."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is None or self._previous is None:
+            return False
+        self._previous(*waiting)
+        return True
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        assert self._previous is not None
+        if self._waiting is None:
+            self._waiting = (number, frame)
+            return
+        try:
+            self._previous(number, frame)
+        except BaseException:
+            self._restore()
+            self._waiting = None  # this exception stands for both
             raise
+
+    def _restore(self) -> None:
+        if self._previous is not None:
+            found = signal.signal(signal.SIGINT, self._previous)
+            if found != self._handle:  # another handler was installed in this context: keep it
+                signal.signal(signal.SIGINT, found)
 
 
 class _Outputs:

@@ -308,24 +308,6 @@ def test_promise_2_a_bad_prompt_is_refused_before_anything_runs(
     assert llm.generate([[5, 6]], GREEDY)[0].finish_reason == "length"
 
 
-def test_an_interrupted_call_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, calls = llm.scheduler.step, 0
-
-    def interrupted() -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 4:
-            raise KeyboardInterrupt
-        return step()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(llm.scheduler, "step", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate([[5, 6], [7, 8]], GREEDY)
-    llm.scheduler.check_idle()
-    assert llm.generate([[5, 6]], GREEDY)[0].finish_reason == "length"
-
-
 def test_as_many_parameters_as_prompts(llm: LLM) -> None:
     with pytest.raises(ValueError, match="2 SamplingParams were given for 3 prompts"):
         llm.generate([[5], [6], [7]], [GREEDY, GREEDY])

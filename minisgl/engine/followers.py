@@ -106,30 +106,36 @@ class RankedEngine:
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
-        """Record that the engine is dead if the body raises `EngineDeadError`."""
+        """Record that the engine is dead if the body raises an exception.
+
+        After an `EngineDeadError`, the failed rank's process may not have exited yet, so `exited` may not list it.
+        After any other exception, such as KeyboardInterrupt, a step may have reached some ranks only.
+        """
         try:
             yield
-        except EngineDeadError:
-            self._dead = True  # the failed rank's process may not have exited yet, so `exited` may not list it
+        except BaseException:
+            self._dead = True
             raise
 
     def close(self) -> None:
-        """End the followers and close rank 0's engine. A second call does nothing.
+        """End the followers and close rank 0's engine. A second call does nothing, or ends what an exception left.
 
-        If a rank failed while computing on GPUs, rank 0's engine is abandoned instead of closed: its GPU memory is
-        released only when this process exits.
+        If a rank failed while computing on GPUs, or a step was broken off, rank 0's engine is abandoned instead of
+        closed: its GPU memory is released only when this process exits.
         """
         if self._closed:
             return
-        self._closed = True
         failed = self._dead or bool(self._followers.exited())
         self._followers.end_input()
-        if failed and self.device.type == "cuda":
-            self._engine.abandon()
-        else:
-            self._leader.close()
-        self._followers.close(wait=0.0 if failed else GRACE)
-        torch.set_num_threads(self._threads)
+        try:
+            if failed and self.device.type == "cuda":
+                self._engine.abandon()
+            else:
+                self._leader.close()
+        finally:
+            self._followers.close(wait=0.0 if failed else GRACE)
+            torch.set_num_threads(self._threads)
+            self._closed = True
 
 
 class Followers:

@@ -20,6 +20,7 @@ import numpy as np
 from minisgl.core import (
     I32,
     Engine,
+    EngineDeadError,
     Finished,
     FinishReason,
     Output,
@@ -96,6 +97,7 @@ class Scheduler:
         self._admissions = 0
         self._output = Output()
         self._idle = True  # whether the pool was checked after the last request ended
+        self._failure = ""  # why the scheduler can't go on: see `fail`
 
     # ---- requests ------------------------------------------------------------------------------------
 
@@ -106,6 +108,7 @@ class Scheduler:
         ValueError if ``uid`` is not an integer from 0 to 2^31 - 1, or if a request with this ``uid`` is open. The
         request is not registered then.
         """
+        self._check_alive()
         ids = check_request(self.spec, uid, prompt_ids, params)
         if uid in self.requests:
             raise ValueError(f"a request with uid {uid} is already open")
@@ -136,12 +139,21 @@ class Scheduler:
             self._finish([(self.requests[uid], "abort")])
 
     def fail(self, message: str) -> Output:
-        """End every open request with an error, because the engine failed. Return all pending output."""
+        """End every open request with an error, because the engine failed. Return all pending output.
+
+        The failed engine may still write to pages that are in use, so no page is freed. From now on `add_request` and
+        `step` raise `EngineDeadError` with this message.
+        """
+        self._failure = self._failure or message
         for req in list(self.requests.values()):
             self._reply(req, Finished(req.uid, "error", error=message))
         self.waiting.clear()
         self.in_flight.clear()
         return self._pop_output()
+
+    def _check_alive(self) -> None:
+        if self._failure:
+            raise EngineDeadError(self._failure)
 
     @property
     def has_work(self) -> bool:
@@ -173,6 +185,7 @@ class Scheduler:
            sampled tokens. Finish requests that sampled a stop token or reached ``max_tokens``, and release their pages:
            `_finish`, `CacheManager.release`.
         """
+        self._check_alive()
         while self.in_flight and self.in_flight[-1].step.num_verify:
             # Only the result says how many draft tokens were accepted, so where the next rows begin.
             self._process_result()

@@ -52,6 +52,25 @@ def test_promise_1_engine_fails_at_any_time(overlap: bool, late: bool) -> None:
         assert not drive.scheduler.has_work
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_failed_scheduler_computes_nothing_more(late: bool) -> None:
+    """Its engine may hold unread results and write to pages: no turn and no new request after `Scheduler.fail`."""
+    drive = make(engine=partial(SimEngine, dies_at=2, dies_late=late))
+    with pytest.raises(EngineDeadError):
+        drive.run([job(1), job(2), job(3, 14, arrive=2)])
+    drive.fail("the device is gone")
+    steps = drive.engine.counts.steps
+    for _ in range(2):
+        with pytest.raises(EngineDeadError, match=r"^the device is gone$"):
+            drive.scheduler.step()
+        with pytest.raises(EngineDeadError, match=r"^the device is gone$"):
+            drive.scheduler.add_request(9, [5, 6], SamplingParams())
+        drive.scheduler.abort_request(1)
+        assert not drive.scheduler.fail("again")
+        assert not drive.scheduler.has_work
+    assert drive.engine.counts.steps == steps
+
+
 def test_promise_1_abort_of_an_unknown_request() -> None:
     drive = make()
     drive.abort(77)
