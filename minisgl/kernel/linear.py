@@ -2,13 +2,15 @@
 
 On a GPU: a Triton kernel for one row, a Triton kernel for at most 64 rows if the matrix is small, cuBLASLt for other
 products of at most `FEW_ROWS` rows, and torch's default (cuBLAS) for more rows. On a CPU: oneDNN over a packed copy of
-the matrix if the matrix is small and in float32, which for few rows is twice as fast as BLAS over the plain matrix;
-else torch's default.
+the matrix if the matrix is small and in float32 and the number of rows is in `PACKED_ROWS`; else torch's default, which
+is BLAS for float32 and oneDNN for the 16-bit dtypes.
 """
 
 from __future__ import annotations
 
 import functools
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +22,16 @@ from minisgl.kernel.launch import one_launch
 PACKED_BYTES = 8 << 20
 """Matrices of more than this number of bytes are not packed. Their product is limited by memory bandwidth in any
 layout, and the packed copy would double their memory."""
+
+PACKED_ROWS = range(3, 65)
+"""Numbers of rows for which the packed copy is used: there oneDNN is up to 1.8 times as fast as BLAS, if the matrix has
+1 MiB or more. With more rows it is not faster; with 1 or 2 rows it is slower."""
+
+ONEDNN_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256)
+"""Numbers of rows with which oneDNN is called; blocks of other sizes are padded. For each new number of rows oneDNN
+generates a kernel, which takes about 1 ms and, in float32, 0.56 MiB for each shape of a weight. Half of that memory is
+never freed, not even with ONEDNN_PRIMITIVE_CACHE_CAPACITY=0. So the rows of a chunk of a prompt, whose number is
+different each time, must not reach oneDNN as they are (docs/design/cpu-memory.md)."""
 
 FEW_ROWS = 256
 """Up to this number of rows cuBLASLt is faster than cuBLAS on an H200: by 10 to 20 % for large matrices."""
@@ -48,18 +60,40 @@ def pack(weight: Tensor) -> Packed | None:
 
 @one_launch
 def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    """Multiply x [..., in] with a packed weight; returns [..., out]."""
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed.weight, bias, "none", [], "")
-    return out
+    """Multiply x [rows, in] with a packed weight; returns [rows, out]."""
+    return _in_blocks(x, lambda block: torch.ops.mkldnn._linear_pointwise(block, packed.weight, bias, "none", [], ""))
+
+
+@one_launch
+def sixteen_bit_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply x [rows, in] with weight [out, in] on a CPU, in bfloat16 or float16; returns [rows, out]."""
+    return _in_blocks(x, lambda block: F.linear(block, weight, bias))
+
+
+def _in_blocks(x: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
+    """Compute ``product(x)`` in blocks of rows. The number of rows of each block is one of `ONEDNN_ROWS`.
+
+    ``product`` must compute each row of x [rows, in] independently of the other rows.
+    """
+    done = []
+    for block in x.split(ONEDNN_ROWS[-1]):
+        rows = len(block)
+        padding = ONEDNN_ROWS[bisect_left(ONEDNN_ROWS, rows)] - rows
+        done.append(product(F.pad(block, (0, 0, 0, padding)) if padding else block)[:rows])
+    return done[0] if len(done) == 1 else torch.cat(done)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Packed | None = None) -> Tensor:
     """Return x·weightᵀ + bias: x [..., in], weight [out, in], bias [out] → [..., out].
 
-    ``packed`` is the result of `pack` for the same weight; if given, it is used instead of ``weight``.
+    ``packed`` is the result of `pack` for the same weight. If given, it is used for the numbers of rows in
+    `PACKED_ROWS`.
     """
-    if packed is not None:
-        return packed_linear(x, packed, bias)
+    if x.device.type == "cpu" and x.dim() == 2:
+        if packed is not None and len(x) in PACKED_ROWS:
+            return packed_linear(x, packed, bias)
+        if x.dtype in (torch.bfloat16, torch.float16):  # torch calls oneDNN for these, but not for float32
+            return sixteen_bit_linear(x, weight, bias)
     if x.is_cuda and x.dim() == 2 and x.shape[0] <= FEW_ROWS:
         return _few_rows(x, weight, bias)
     return F.linear(x, weight, bias)
