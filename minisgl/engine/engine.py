@@ -113,7 +113,8 @@ class TorchEngine:
         )
         self.ctx.pool = KVPool(shape[0], pages + 1, *shape[1:], self.dtype, self.device, needs.layout)
         tokens, gib = pages * config.page_size, self.ctx.pool.nbytes / 2**30
-        log.info("KV pool: %d pages of %d tokens (%d tokens, %.2f GiB)", pages, config.page_size, tokens, gib)
+        note = "; memory is committed as it is first used" if self.device.type == "cpu" else ""
+        log.info("KV pool: %d pages of %d tokens (%d tokens, %.2f GiB%s)", pages, config.page_size, tokens, gib, note)
         self.sampler = Sampler(self.spec.max_running_requests, self.spec.vocab_size, self.device)
         self._inputs = InputBuilder(self.spec, self.device, detect_shared_prefix=needs.shared_prefix)
         # [request-pool rows, the scratch row included]: the token that the row sampled last.

@@ -106,6 +106,10 @@ class Pull:
         """Return whether `receive` would return at once."""
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
+    def wait(self, seconds: float) -> bool:
+        """Wait at most ``seconds`` for a message. Return whether `receive` would return at once."""
+        return bool(self._socket.poll(int(seconds * 1000)))
+
     def drain(self, block: bool) -> Iterator[AnyMessage]:
         """Yield the messages that have arrived. With ``block``, wait for the first message if there is none."""
         if block:

@@ -37,6 +37,7 @@ from minisgl.server.errors import refusal
 from minisgl.server.heartbeat import Heartbeat
 from minisgl.server.worker_process import Ready, Report
 from minisgl.tokenizer.detokenizer import PROMPT_TAIL_TOKENS
+from minisgl.utils.heap import trim_heap
 
 if TYPE_CHECKING:
     from minisgl.config import Config
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 
 END = b""
 """The message that rank 0 sends to the other ranks after its last step."""
+
+TRIM_IDLE_SECONDS = 1.0
+"""Seconds without work after which rank 0 returns the heap's free memory to the operating system."""
 
 
 def run_rank(
@@ -130,23 +134,38 @@ class SchedulerLoop:
         self._heartbeat = heartbeat
         self._new_requests: list[NewRequest] = []
         self._stopped = False
+        self._trimmed = True  # no step ran since the heap was trimmed
 
     def run(self) -> None:
         """Run until a `Stop` message arrives. Wait for messages only if the scheduler has no work."""
         while not self._stopped:
             if idle := not self._scheduler.has_work:
                 self._heartbeat.idle()
+                self._trim_when_idle()
             for message in self._inbox.drain(block=idle):
                 self._heartbeat.beat()
                 self._handle(message)
             self._heartbeat.beat()
             if self._new_requests:
                 self._to_api(Accepted([req.uid for req in self._new_requests]))
-            output = self._scheduler.step() if self._scheduler.has_work else Output()
+            output = Output()
+            if self._scheduler.has_work:
+                output = self._scheduler.step()
+                self._trimmed = False
             if self._new_requests or output:
                 self._to_detokenizer(Outputs(self._new_requests, output))
                 self._new_requests = []
         self._heartbeat.idle()
+
+    def _trim_when_idle(self) -> None:
+        """Trim the heap, once after the last step, if no message arrives for `TRIM_IDLE_SECONDS`.
+
+        On a CPU the activations of a large step are heap memory, which the C library keeps: about 90 MiB for 8192
+        tokens of ``tutor`` (docs/design/cpu-memory.md).
+        """
+        if not self._trimmed and not self._inbox.wait(TRIM_IDLE_SECONDS):
+            trim_heap()
+            self._trimmed = True
 
     def _handle(self, message: Message) -> None:
         match message:

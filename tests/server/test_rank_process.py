@@ -1,0 +1,79 @@
+"""Rank 0's loop: what it does while it has no work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from minisgl.core import Output
+from minisgl.message import GetStats, Message, Stop
+from minisgl.server import rank_process
+from minisgl.server.rank_process import SchedulerLoop
+
+
+class Inbox:
+    """The messages of a script. `None` is a pause that is longer than any wait."""
+
+    def __init__(self, script: list[Message | None]):
+        self.script = script
+
+    def wait(self, seconds: float) -> bool:
+        assert seconds > 0
+        return self.script[0] is not None
+
+    def drain(self, block: bool) -> Iterator[Message]:
+        if not block:
+            return
+        while self.script[0] is None:
+            self.script.pop(0)
+        yield self.script.pop(0)  # type: ignore[misc]
+
+
+class OneStepPerMessage:
+    """A scheduler to which every request for statistics brings one step of work."""
+
+    has_work = False
+
+    def stats(self) -> dict[str, float]:
+        self.has_work = True
+        return {}
+
+    def step(self) -> Output:
+        self.has_work = False
+        return Output()
+
+
+class Beats:
+    """A heartbeat that no process reads."""
+
+    def beat(self) -> None: ...
+
+    def idle(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("script", "trims"),
+    [
+        ([None, Stop()], 0),  # no step has run
+        ([GetStats(0), None, None, Stop()], 1),
+        ([GetStats(0), GetStats(1), GetStats(2), None, Stop()], 1),
+        ([GetStats(0), None, GetStats(1), None, Stop()], 2),
+        ([GetStats(0), Stop()], 0),  # never idle for long enough
+    ],
+)
+def test_heap_is_trimmed_once_after_work(
+    script: list[Message | None], trims: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle rank 0 returns free memory, but not between two requests that follow each other closely."""
+    calls: list[None] = []
+    monkeypatch.setattr(rank_process, "trim_heap", lambda: calls.append(None))
+    inbox, scheduler, heartbeat = Inbox(script), OneStepPerMessage(), Beats()
+    parts: Any = (scheduler, inbox)
+    beats: Any = heartbeat
+    loop = SchedulerLoop(
+        *parts, to_api=lambda message: None, to_detokenizer=lambda message: None, metrics=list, heartbeat=beats
+    )
+    loop.run()
+    assert len(calls) == trims
