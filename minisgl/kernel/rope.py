@@ -1,7 +1,7 @@
 """QK-norm, RoPE and the KV store: all that is computed between the QKV projection and attention.
 
 The three are one function because on a GPU they are one Triton launch. This module has the torch reference, which a CPU
-runs. `minisgl.models.plain` shows the same steps inside a whole decoder layer.
+runs, unless the attention backend brought a compiled version (`minisgl.kernel.cpp.attention`). `minisgl.models.plain` shows the same steps inside a whole decoder layer.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ def norm_rope_store(
         from minisgl.kernel.triton import rope as triton
 
         return triton.norm_rope_store(qkv, q_heads, kv_heads, norm, cos_sin, pool, layer, out_cache_loc)
+    if pool.norm_rope_store is not None:
+        return pool.norm_rope_store(qkv, q_heads, kv_heads, norm, cos_sin, pool, layer, out_cache_loc)
     return norm_rope_store_torch(qkv, q_heads, kv_heads, norm, cos_sin, pool, layer, out_cache_loc)
 
 

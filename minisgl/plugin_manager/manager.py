@@ -47,6 +47,7 @@ BUILTINS = (
     "minisgl.plugins.attention.torch",
     "minisgl.plugins.attention.paged",
     "minisgl.plugins.attention.sparse",
+    "minisgl.plugins.attention.cpp",
     "minisgl.plugins.attention.flashinfer",
     "minisgl.plugins.attention.flash_attn",
     "minisgl.plugins.attention.trtllm",

@@ -3,7 +3,8 @@
 The choice rests on measurements on an H200 (docs/benchmarks/attention.md). FlashInfer is fastest for prefill if host
 time is counted too, and minisgl's Triton kernels are fastest for decode. So a GPU gets `attention=hybrid` of these two,
 or `attention=triton` alone if FlashInfer is not installed or does not support the dtype or head size. A CPU gets
-`attention=sparse` for float32, and `attention=torch` for other dtypes. A GPU without Triton gets `attention=torch`.
+`attention=cpp` if a C++ kernel can be compiled here (docs/benchmarks/cpu-offline.md), else `attention=sparse` for
+float32 and `attention=torch` for other dtypes. A GPU without Triton gets `attention=torch`.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def minisgl_attention(
 ) -> AutoBackend | None:
     if not isinstance(config, Auto):
         return None
-    names = ["sparse", "torch"]
+    names = ["cpp", "sparse", "torch"] if device.type == "cpu" else ["torch"]
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
         names = ["triton"]
         if importlib.util.find_spec("flashinfer") is not None:
