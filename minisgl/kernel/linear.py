@@ -2,8 +2,9 @@
 
 On a GPU: a Triton kernel for one row, a Triton kernel for at most 64 rows if the matrix is small, cuBLASLt for other
 products of at most `FEW_ROWS` rows, and torch's default (cuBLAS) for more rows. On a CPU: oneDNN over a packed copy of
-the matrix if the matrix is small and in float32 and the number of rows is in `PACKED_ROWS`; else torch's default, which
-is BLAS for float32 and oneDNN for the 16-bit dtypes.
+the matrix if the matrix is small and in float32 and the number of rows is in `PACKED_ROWS`; a C++ kernel for at most
+`CPU_FEW_ROWS` rows of other matrices, if it can be compiled; else torch's default, which is BLAS for float32 and oneDNN
+for the 16-bit dtypes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minisgl.kernel.cpp import linear as cpp
 from minisgl.kernel.launch import one_launch
 
 PACKED_BYTES = 8 << 20
@@ -36,6 +38,11 @@ different each time, must not reach oneDNN as they are (docs/design/cpu-memory.m
 FEW_ROWS = 256
 """Up to this number of rows cuBLASLt is faster than cuBLAS on an H200: by 10 to 20 % for large matrices."""
 
+CPU_FEW_ROWS = 16
+"""Up to this number of rows the C++ kernel is used on a CPU. For bfloat16 weights it takes a third to two thirds of
+torch's time on a processor without bfloat16 instructions, and for float32 weights at most as long:
+docs/benchmarks/cpu-offline.md."""
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -48,11 +55,13 @@ def pack(weight: Tensor) -> Packed | None:
     """Return a packed copy of weight [out, in], or None if packing does not help.
 
     None is returned on a GPU, for dtypes other than float32, for empty weights, for weights larger than `PACKED_BYTES`,
-    and if torch was built without oneDNN.
+    and if torch was built without oneDNN. If None is returned on a CPU, the C++ kernel for few rows is compiled now, so
+    that the first step need not wait for the compiler.
     """
-    if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.nbytes > PACKED_BYTES:
+    if weight.device.type != "cpu" or weight.numel() == 0:
         return None
-    if weight.numel() == 0 or not torch.backends.mkldnn.is_available():
+    if weight.dtype != torch.float32 or weight.nbytes > PACKED_BYTES or not torch.backends.mkldnn.is_available():
+        cpp.serves(weight)
         return None
     usual_rows = 32
     return Packed(torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), usual_rows))
@@ -92,6 +101,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Packed
     if x.device.type == "cpu" and x.dim() == 2:
         if packed is not None and len(x) in PACKED_ROWS:
             return packed_linear(x, packed, bias)
+        if 0 < len(x) <= CPU_FEW_ROWS and x.dtype == weight.dtype and cpp.serves(weight):
+            return cpp.few_rows_linear(x, weight, bias)
         if x.dtype in (torch.bfloat16, torch.float16):  # torch calls oneDNN for these, but not for float32
             return sixteen_bit_linear(x, weight, bias)
     if x.is_cuda and x.dim() == 2 and x.shape[0] <= FEW_ROWS:

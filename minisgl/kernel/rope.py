@@ -1,7 +1,8 @@
 """QK-norm, RoPE and the KV store: all that is computed between the QKV projection and attention.
 
 The three are one function because on a GPU they are one Triton launch. This module has the torch reference, which a CPU
-runs, unless the attention backend brought a compiled version (`minisgl.kernel.cpp.attention`). `minisgl.models.plain` shows the same steps inside a whole decoder layer.
+runs, unless the attention backend brought a compiled version (`minisgl.kernel.cpp.attention`). `minisgl.models.plain`
+shows the same steps inside a whole decoder layer.
 """
 
 from __future__ import annotations

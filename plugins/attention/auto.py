@@ -18,6 +18,7 @@ import torch
 
 from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
 from minisgl.hooks import hookimpl
+from minisgl.kernel.cpp.attention import HEAD_DIM_MULTIPLE
 
 if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool
@@ -73,6 +74,8 @@ def _fits(name: str, needs: AttnNeeds, pool: KVPool, layers: Sequence[LayerSpec]
         return False
     if needs.kv_dtypes is not None and pool.dtype not in needs.kv_dtypes:
         return False
+    if name == "cpp":
+        return all(layer.head_dim % HEAD_DIM_MULTIPLE == 0 for layer in layers)
     first = layers[0]
     uniform = all((la.window, la.soft_cap, la.scale) == (first.window, first.soft_cap, first.scale) for la in layers)
     # FlashInfer, hybrid's prefill backend, supports these head sizes and plans once for all layers.

@@ -54,7 +54,7 @@ class CppAttention:
     def needs(self) -> AttnNeeds:
         """Return the needs. The first call on a machine compiles the kernel, which takes seconds."""
         prefill = self.prefill.needs()
-        dtypes = (torch.float32, torch.bfloat16)
+        dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
         if prefill.kv_dtypes is not None:
             dtypes = tuple(dtype for dtype in dtypes if dtype in prefill.kv_dtypes)
         return AttnNeeds(
@@ -78,6 +78,13 @@ class CppAttention:
         return ""
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
+        """Store the pool. Raises `ConfigError` for a head size that the kernel does not support."""
+        for dim in {layer.head_dim for layer in layers}:
+            if dim % kernel.HEAD_DIM_MULTIPLE:
+                raise ConfigError(
+                    f"the model's head_dim is {dim}; attention=cpp needs a multiple of {kernel.HEAD_DIM_MULTIPLE}. Use "
+                    "attention=sparse (float32) or attention=torch."
+                )
         self.prefill.bind(pool, layers, ())
         self.pool = pool
         pool.norm_rope_store = kernel.norm_rope_store

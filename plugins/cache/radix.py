@@ -149,7 +149,8 @@ class RadixCache:
     def match(self, key: Key) -> MatchResult:
         """Return the longest cached prefix of ``key``, in whole pages. No side effect."""
         # 1. Walk down from the root. The next page of tokens leads to at most one child.
-        node, used, unlocked = self._root(key.namespace), 0, 0
+        node: Node = self._root(key.namespace)
+        used = unlocked = 0
         found: list[I32] = []
         at, end = 0, len(key.ids) // self.page_size
         while at < end:

@@ -1,7 +1,8 @@
-"""The oneDNN product with packed weights on a CPU, compared with torch's, and which matrices are packed."""
+"""Two products on a CPU, compared with torch's: oneDNN with packed weights, and C++ for few rows."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from minisgl.kernel import linear as kernel
+from minisgl.kernel.cpp import linear as cpp
 from minisgl.kernel.linear import linear, pack
 
 
@@ -93,3 +95,65 @@ def test_packing_copies_the_weight() -> None:
     w.zero_()
     x = torch.randn(3, 16)
     torch.testing.assert_close(linear(x, w, None, packed), x)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 16])
+@pytest.mark.parametrize(("out", "inner"), [(16, 16), (1024, 48), (208, 1024)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_few_rows_in_cpp(rows: int, out: int, inner: int, dtype: torch.dtype, bias: bool) -> None:
+    """The C++ product equals the product in float64, for strided rows too; a row does not depend on the other rows."""
+    compiler_or_skip()
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, 2 * inner, generator=generator).to(dtype)[:, :inner]
+    w = torch.randn(out, inner, generator=generator).to(dtype)
+    b = torch.randn(out, generator=generator).to(dtype) if bias else None
+    assert cpp.serves(w)
+    got = cpp.few_rows_linear(x, w, b)
+    want = F.linear(x.double(), w.double(), None if b is None else b.double())
+    eps = 1e-4 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(got.double(), want, atol=eps, rtol=eps)
+    assert torch.equal(got, torch.cat([cpp.few_rows_linear(x[i : i + 1], w, b) for i in range(rows)]))
+    transposed = x.t().contiguous().t()
+    assert torch.equal(cpp.few_rows_linear(transposed, w, b), got)
+
+
+def test_products_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The C++ product serves few rows of bfloat16 weights; torch serves many rows, odd sizes and other dtypes."""
+    compiler_or_skip()
+    calls = []
+
+    def watch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        calls.append(len(x))
+        return F.linear(x, weight, bias)
+
+    monkeypatch.setattr(cpp, "few_rows_linear", watch)
+    w = torch.randn(32, 64)
+    for rows in (0, 1, kernel.CPU_FEW_ROWS, kernel.CPU_FEW_ROWS + 1):
+        linear(torch.randn(rows, 64).bfloat16(), w.bfloat16())
+    assert calls == [1, kernel.CPU_FEW_ROWS]
+    linear(torch.randn(1, 64), w, None, pack(w))
+    linear(torch.randn(1, 64).half(), w.half())
+    linear(torch.randn(1, 63).bfloat16(), w.bfloat16()[:, :63].contiguous())
+    linear(torch.randn(1, 64).bfloat16(), w.bfloat16()[:31])
+    linear(torch.randn(2, 1, 64).bfloat16(), w.bfloat16())
+    assert len(calls) == 2
+
+
+def test_products_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a C++ compiler torch computes all products."""
+    monkeypatch.setitem(sys.modules, "tvm_ffi", None)
+    cpp.compiled.cache_clear()
+    try:
+        x, w = torch.randn(2, 64).bfloat16(), torch.randn(32, 64).bfloat16()
+        assert not cpp.serves(w)
+        assert torch.equal(linear(x, w), F.linear(x, w))
+    finally:
+        cpp.compiled.cache_clear()
+
+
+def compiler_or_skip() -> None:
+    """Skip the test if there is no C++ compiler here."""
+    pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed here")
+    if shutil.which("c++") is None or shutil.which("ninja") is None:
+        pytest.skip("no C++ compiler, or no ninja")

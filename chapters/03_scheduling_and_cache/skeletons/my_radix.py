@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test radix     (`hint radix` for a hint)
 Serve it:  python -m minisgl plugins=my_radix.py cache=mine
 """
 
-# minisgl lab radix, skeleton bd202fb658 (minisgl 0.2.0)
+# minisgl lab radix, skeleton 9e94338d5f (minisgl 0.2.0)
 
 from __future__ import annotations
 

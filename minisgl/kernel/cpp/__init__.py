@@ -67,7 +67,8 @@ def _native_flags() -> tuple[str, ...]:
     info = Path("/proc/cpuinfo")
     if info.is_file():
         lines = info.read_text(encoding="utf-8").splitlines()
-        abilities += "".join(sorted({line for line in lines if line.lower().startswith(("flags", "features", "model"))}))
+        kept = {line for line in lines if line.lower().startswith(("flags", "features", "model"))}
+        abilities += "".join(sorted(kept))
     arm = platform.machine() in ("arm64", "aarch64")
     processor = hashlib.sha256(abilities.encode()).hexdigest()[:12]
     return "-mcpu=native" if arm else "-march=native", "-fopenmp-simd", f"-DMINISGL_PROCESSOR={processor}"

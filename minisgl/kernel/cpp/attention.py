@@ -1,4 +1,7 @@
-"""Attention of few query tokens per row over KV pages on a CPU, and the KV store before it, in C++ (`attention.cpp`)."""
+"""Attention of few query tokens per row over KV pages on a CPU, and the KV store before it, in C++.
+
+The source is `attention.cpp`, compiled at first use.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
     from minisgl.attention import AttnBatch, LayerSpec
     from minisgl.kernel.rope import QKNorm
     from minisgl.kvcache.pool import KVPool
+
+HEAD_DIM_MULTIPLE = 16
+"""`paged_attention` computes heads whose size is a multiple of this number."""
 
 
 @functools.cache
