@@ -3,6 +3,7 @@
 # make test       linter, type checker and all tests
 # make check      linter, type checker and the core tests: less than 90 seconds once mypy has a cache
 # make test-labs  the tests of the labs
+# make soak       10,000 random schedules on the simulated engine
 # make lint       linter and type checker
 # make format     apply the fixes that ruff can make
 # make docs       build the documentation into site/
@@ -23,7 +24,7 @@ TOOLS := $(VENV)/.minisgl-tools
 TYPES := build/types
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo serve test check test-labs lint docs bench reference format clean
+.PHONY: demo serve test check test-labs soak lint docs bench reference format clean
 .DELETE_ON_ERROR:
 
 demo: $(BASE)
@@ -47,6 +48,9 @@ check: lint
 
 test-labs: $(TOOLS)
 	$(BIN)/python -m pytest -n 2 tests/course/lab $(ARGS)
+
+soak: $(TOOLS)
+	$(BIN)/python -m minisgl.testing.soak $(ARGS)
 
 lint: $(TOOLS) types
 	$(BIN)/ruff check .

@@ -1,0 +1,34 @@
+"""Random schedules of the soak, with fixed seeds: the same check that `make soak` makes with more of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from minisgl.testing.planted import PLANTED, planted
+from minisgl.testing.soak import main, run, run_all
+
+NUM_SCHEDULES = 500
+PARTS = 10  # tests, so that several processes can share the work
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_schedules(part: int) -> None:
+    totals, failed = run_all(range(part, NUM_SCHEDULES, PARTS))
+    assert not failed
+    assert totals.schedules == NUM_SCHEDULES // PARTS
+    print(totals)
+    assert min(totals.aborted, totals.cached_tokens, totals.accepted_drafts, totals.masks, totals.prompt_logprobs) > 0
+    assert totals.accepted_drafts < totals.drafts
+
+
+def test_a_failed_schedule_is_reported_with_its_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    bug = PLANTED["tokens after a rejected draft that count"]
+    with planted(bug.plant):
+        _, failed = run_all(range(20))
+        assert failed
+        seed, text = failed[0]
+        with pytest.raises(AssertionError):
+            run(seed)
+    assert "promise 8" in text or "start" in text or "expected tokens" in text
+    assert main(["--schedules", "2", "--seed", str(seed), "--processes", "1"]) == 0
+    assert "0 failed" in capsys.readouterr().out
