@@ -101,7 +101,7 @@ class TorchEngine:
         layers = self.model.attention_layers()
         needs = self.attention.needs()
         shape = (len(layers), config.page_size, layers[0].kv_heads, layers[0].head_dim)
-        reserved = needs.workspace + self._sampling_bytes(config, model_config.vocab_size)
+        reserved = needs.workspace + self._state_bytes(config, max_seq_len, model_config.vocab_size)
         pages = size_pool(config, KVPool.page_bytes(*shape, self.dtype), max_seq_len, self.device, reserved)
         pages = min(int(n) for n in self.comm.exchange(str(pages).encode()))  # page numbers must be valid on all ranks
         self.spec = EngineSpec(
@@ -132,10 +132,11 @@ class TorchEngine:
             self.attention.bind(self.ctx.pool, layers, keys)
             self._capture([*keys, *piecewise])
 
-    def _sampling_bytes(self, config: Config, vocab_size: int) -> int:
-        """Return the bytes of device memory that the state of sampling needs. Only rank 0 samples."""
-        last_token_ids = 8 * (config.max_running_requests + 1)
-        return last_token_ids + (state_bytes(config.max_running_requests, vocab_size) if self.rank == 0 else 0)
+    def _state_bytes(self, config: Config, max_seq_len: int, vocab_size: int) -> int:
+        """Return the bytes of device memory for the page table and the state of sampling. Only rank 0 samples."""
+        rows = config.max_running_requests
+        sampling = state_bytes(rows, vocab_size) if self.rank == 0 else 0
+        return (rows + 1) * (8 + InputBuilder.page_table_row_bytes(max_seq_len, config.page_size)) + sampling
 
     def _capture(self, keys: Sequence[Any]) -> None:
         """Let the graph runner record every bucket, and log the progress."""

@@ -138,6 +138,11 @@ class InputBuilder:
         self._cu_seqlens_q = torch.from_numpy(self._cu_seqlens_q_cpu).to(device)
         self.shared_prefix_len = torch.zeros(1, dtype=torch.int32, device=device)  # set by `find_shared_prefix`
 
+    @staticmethod
+    def page_table_row_bytes(max_seq_len: int, page_size: int) -> int:
+        """Return the bytes of a row of the page table."""
+        return 4 * -(-max_seq_len // page_size)
+
     def graph_buffers(self, key: GraphKey) -> GraphInputBuffers:
         """Allocate static input buffers for the decode bucket ``key``."""
         return GraphInputBuffers(key, self.spec, self.page_table, self.device)

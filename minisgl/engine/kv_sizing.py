@@ -19,9 +19,9 @@ def size_pool(config: Config, page_bytes: int, max_len: int, device: torch.devic
     """Return the number of pages of the KV pool, not counting the scratch page.
 
     ``page_bytes`` is the size of one page in all layers on this rank. ``reserved`` is a number of bytes that are
-    left free, for what is allocated later: the workspace of the attention backend and the state of the sampler. If
-    ``num_pages`` is not given, the result is at most the number of pages that ``max_running_requests`` requests of
-    ``max_len`` tokens can fill.
+    left free, for what is allocated later: the workspace of the attention backend, the page table and the state of the
+    sampler. If ``num_pages`` is not given, the result is at most the number of pages that ``max_running_requests``
+    requests of ``max_len`` tokens can fill.
 
     Raises `ConfigError` if the pool would hold fewer than 2 tokens, or if the option ``max_seq_len`` is given and a
     request of that length does not fit.

@@ -208,8 +208,8 @@ def test_close_between_launch_and_sample(manager: PluginManager, path: Path) -> 
 # ---- memory ------------------------------------------------------------------------------------------
 
 
-def test_pool_leaves_room_for_sampling(manager: PluginManager, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pool is smaller by all the bytes that sampling may allocate later."""
+def test_pool_leaves_room_for_state(manager: PluginManager, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool is smaller by the bytes of the page table, and by all that sampling may allocate later."""
     asked = []
     available = kv_sizing._available_bytes
 
@@ -220,5 +220,5 @@ def test_pool_leaves_room_for_sampling(manager: PluginManager, path: Path, monke
     monkeypatch.setattr(kv_sizing, "_available_bytes", watched)
     with engine_of(manager, path, "num_pages=null", "max_seq_len=60") as engine:
         assert engine.spec.vocab_size == VOCAB
-    history, bias, last = 4 * VOCAB, 12 * 1024, 8
-    assert asked == [9 * (history + bias + last + 4 * 9) + 4 * VOCAB]
+    history, bias, last, page_table = 4 * VOCAB, 12 * 1024, 8, 4 * 15
+    assert asked == [9 * (history + bias + last + page_table + 4 * 9) + 4 * VOCAB]

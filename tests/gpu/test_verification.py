@@ -73,14 +73,13 @@ def test_promise_8_verification(attention: str, graphs: bool, manager: PluginMan
         assert any(key.piecewise for key in replayed) == graphs
 
 
-@pytest.mark.parametrize("attention", ["flashinfer", "flash_attn", "hybrid"])
-def test_verification_attention_backends(attention: str, manager: PluginManager, path: Path) -> None:
-    """Backends in half precision: a right draft is accepted, and the tokens are those of transformers up to ties."""
-    module = {"flash_attn": "flash_attn"}.get(attention, "flashinfer")
-    pytest.importorskip(module, reason=f"{module} is not installed here")
-    page_size = "page_size=256" if attention == "flash_attn" else "page_size=16"
-    words = [f"attention={attention}", "dtype=bfloat16", page_size, "num_pages=64", *GRAPHS]
-    prompt, oracle = list(range(5, 40)), Oracle(path)
+@pytest.mark.parametrize("attention", ["flashinfer", "hybrid"])
+def test_verification_in_half_precision(attention: str, manager: PluginManager, tmp_path: Path) -> None:
+    """With FlashInfer's kernels for rows of several tokens, the tokens are those of transformers up to rounding."""
+    pytest.importorskip("flashinfer", reason="FlashInfer is not installed here")
+    words = [f"attention={attention}", "dtype=bfloat16", *GRAPHS]
+    path, prompt = tiny_checkpoint("qwen3", tmp_path, head_dim=64), list(range(5, 40))
+    oracle = Oracle(path)
     with engine_of(manager, path, *words) as engine:
         writer = StepWriter(engine.spec)
         output = [int(run_step(engine, writer.step(RowSpec.prompt(0, prompt, GREEDY))).tokens[0, 0])]
@@ -92,7 +91,7 @@ def test_verification_attention_backends(attention: str, manager: PluginManager,
             result = run_step(engine, writer.step(RowSpec.verify(0, position, drafts), other))
             output += result.tokens[1, : result.accepted[1]].tolist()
     assert len(output) > 12
-    oracle.check(prompt, output, eps=0.2)
+    oracle.check(prompt, output, eps=0.1)
 
 
 @pytest.mark.parametrize("words", [["graph=none"], GRAPHS], ids=["eager", "graphs"])
