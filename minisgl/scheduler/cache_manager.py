@@ -65,6 +65,7 @@ from minisgl.scheduler.events import Events
 from minisgl.scheduler.page_allocator import PageAllocator
 from minisgl.scheduler.prefix_hash import PageHash, PrefixHasher
 from minisgl.scheduler.request_table import RequestTable
+from minisgl.scheduler.reserve import Reserve
 
 
 class _PrefixMatch:
@@ -84,15 +85,13 @@ class CacheManager:
     The module docstring draws which pages of a request have which owner, and which method moves them.
     """
 
-    LOOKAHEAD = 32
-    """Number of tokens that each running request may write soon. Admission keeps the pages for them in reserve."""
-
     def __init__(self, spec: EngineSpec, cache: PrefixCache, events: Events):
         self.spec = spec
         self.cache = cache
         self.events = events
         self.allocator = PageAllocator(spec.num_pages, spec.max_running_requests)
         self.request_table = RequestTable(spec)
+        self.reserve = Reserve()  # tokens of each running request for which admission keeps pages free
         self._hasher = PrefixHasher(spec.page_size)
         self._rematch = cache.rematch if isinstance(cache, Rematches) else _match_again(cache)
         self.last_launched_step = -1
@@ -135,7 +134,7 @@ class CacheManager:
         """Return the pages that the admission of a waiting request needs, now and for its next tokens."""
         match, size = self.match(req), self.spec.page_size
         pages_now = -(-len(req) // size)
-        pages_soon = -(-max(min(len(req) + self.LOOKAHEAD, req.max_len - 1), len(req)) // size)
+        pages_soon = -(-max(min(len(req) + self.reserve.num_tokens, req.max_len - 1), len(req)) // size)
         # Unlocked pages of the match are evictable now. The admission locks them, so they count as pages it needs.
         return AdmissionCost(pages_now - len(match.pages) + match.unlocked, pages_soon - pages_now)
 

@@ -61,16 +61,16 @@ class Planner:
         ``views`` are the running requests, ``in_flight`` says whether a launched step is unread. The result is empty
         only if a step is in flight, or if no request can compute anything.
         """
-        starved = self._oldest_starved()
+        starved, reserved = self._oldest_starved(), self.cache_manager.reserve.num_tokens
         fits_later = False  # whether the starved request fits when pages that are being freed have become free
-        if starved is not None and not self._budget(CacheManager.LOOKAHEAD).grant(self._waiting_view(starved), 1):
+        if starved is not None and not self._budget(reserved).grant(self._waiting_view(starved), 1):
             in_the_way = self._in_the_way(starved)
             fits_later = in_the_way is not None
             for req in reversed(in_the_way or []):
                 self.requests.retract(req)
             if in_the_way:
                 views = self.request_table.running_views(self.requests.next_step_id)
-        budget = self._budget(CacheManager.LOOKAHEAD if self.requests.waiting else 0)
+        budget = self._budget(reserved if self.requests.waiting else 0)
         forced = self._starved_rows(views, starved, budget)
         if fits_later:
             budget.rows = 0  # the policy may admit no other request into the pages that are being freed
@@ -177,7 +177,7 @@ class Planner:
         them, and nothing that is done to younger requests lets it start sooner.
         """
         table, spec = self.request_table, self.cache_manager.spec
-        growth = table.page_growth(CacheManager.LOOKAHEAD)
+        growth = table.page_growth(self.cache_manager.reserve.num_tokens)
         is_used = np.zeros(spec.num_pages, bool)
         is_used[self.cache_manager.match(starved).pages] = True
         num_pages = -(-len(starved) // spec.page_size)

@@ -238,6 +238,7 @@ class Scheduler:
                 continue
             youngest = sorted(table.reqs, key=attrgetter("arrival"), reverse=True)
             assert len(youngest) > 1, "the KV pool cannot hold the only running request"
+            cache_manager.reserve.pages_ran_out()
             count = 1
             if not self.in_flight:  # else the next result may free enough pages
                 # Retract at once all requests that must go: a retraction saves at most the request's pages and one.
@@ -372,6 +373,8 @@ class Scheduler:
         if running:
             self.cache_manager.release(running)
         for req, reason in ended:
+            if reason != "abort":
+                self.cache_manager.reserve.answer_ended(len(req.output_ids))
             stop_id = req.output_ids[-1] if reason == "stop" else None
             self._reply(req, Finished(req.uid, reason, stop_id=stop_id))
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from minisgl.core import EngineSpec, SamplingParams
 from minisgl.scheduler.base import SchedulerPolicy
-from minisgl.scheduler.cache_manager import CacheManager
+from minisgl.scheduler.reserve import Reserve
 from minisgl.testing.drive import Drive, Job, make_plugin
 
 __all__ = ["SPEC", "job", "make", "no_lookahead", "pool"]
@@ -56,4 +56,4 @@ def no_lookahead() -> Any:
 
     Decode then runs out of pages, and the scheduler must retract requests.
     """
-    return patch.object(CacheManager, "LOOKAHEAD", 0)
+    return patch.object(Reserve, "num_tokens", 0)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from minisgl.scheduler.base import Budget, Plan, Running, Waiting
-from minisgl.scheduler.cache_manager import CacheManager
+from minisgl.scheduler.reserve import Reserve
 from minisgl.testing.drive import Drive, Job
 from minisgl.testing.workloads import CACHES, POLICIES, Setup, jobs, setups
 
@@ -57,7 +57,7 @@ def test_no_reserve_for_running_requests(cache: str, overlap: bool, data: st.Dat
     """Admission keeps no or few pages for running requests, so decode often runs out of pages."""
     setup = data.draw(setups(cache=cache, overlap=overlap))
     clients = data.draw(jobs(setup, aborts=data.draw(st.booleans())))
-    with patch.object(CacheManager, "LOOKAHEAD", lookahead):
+    with patch.object(Reserve, "num_tokens", lookahead):
         run(setup, clients)
 
 
@@ -93,7 +93,7 @@ class RandomPolicy:
 def test_random_policy(cache: str, data: st.DataObject, random: Random, lookahead: int) -> None:
     setup = data.draw(setups(cache=cache, starvation_steps=8))
     spec, prefix_cache, _, options = setup.build()
-    with patch.object(CacheManager, "LOOKAHEAD", lookahead):
+    with patch.object(Reserve, "num_tokens", lookahead):
         Drive(spec, prefix_cache, RandomPolicy(random, retractions=12), **options).run(
             data.draw(jobs(setup)), max_steps=5_000
         )
