@@ -10,8 +10,6 @@ for the 16-bit dtypes.
 from __future__ import annotations
 
 import functools
-from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -29,11 +27,13 @@ PACKED_ROWS = range(3, 65)
 """Numbers of rows for which the packed copy is used: there oneDNN is up to 1.8 times as fast as BLAS, if the matrix has
 1 MiB or more. With more rows it is not faster; with 1 or 2 rows it is slower."""
 
-ONEDNN_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256)
+ONEDNN_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 128, 256)
 """Numbers of rows with which oneDNN is called; blocks of other sizes are padded. For each new number of rows oneDNN
 generates a kernel, which takes about 1 ms and, in float32, 0.56 MiB for each shape of a weight. Half of that memory is
 never freed, not even with ONEDNN_PRIMITIVE_CACHE_CAPACITY=0. So the rows of a chunk of a prompt, whose number is
 different each time, must not reach oneDNN as they are (docs/design/cpu-memory.md)."""
+
+_PADDING = [next(size for size in ONEDNN_ROWS if size >= rows) - rows for rows in range(ONEDNN_ROWS[-1] + 1)]
 
 FEW_ROWS = 256
 """Up to this number of rows cuBLASLt is faster than cuBLAS on an H200: by 10 to 20 % for large matrices."""
@@ -69,26 +69,25 @@ def pack(weight: Tensor) -> Packed | None:
 
 @one_launch
 def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    """Multiply x [rows, in] with a packed weight; returns [rows, out]."""
-    return _in_blocks(x, lambda block: torch.ops.mkldnn._linear_pointwise(block, packed.weight, bias, "none", [], ""))
+    """Multiply x [rows, in] with a packed weight; returns [rows, out]. ``rows`` is at most ``ONEDNN_ROWS[-1]``."""
+    rows = x.shape[0]
+    padding = _PADDING[rows]
+    if not padding:
+        return torch.ops.mkldnn._linear_pointwise(x, packed.weight, bias, "none", [], "")  # type: ignore[no-any-return]
+    x = torch.constant_pad_nd(x, (0, 0, 0, padding))
+    return torch.ops.mkldnn._linear_pointwise(x, packed.weight, bias, "none", [], "")[:rows]  # type: ignore[no-any-return]
 
 
 @one_launch
 def sixteen_bit_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply x [rows, in] with weight [out, in] on a CPU, in bfloat16 or float16; returns [rows, out]."""
-    return _in_blocks(x, lambda block: F.linear(block, weight, bias))
+    """Multiply x [rows, in] with weight [out, in] on a CPU, in bfloat16 or float16; returns [rows, out].
 
-
-def _in_blocks(x: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
-    """Compute ``product(x)`` in blocks of rows. The number of rows of each block is one of `ONEDNN_ROWS`.
-
-    ``product`` must compute each row of x [rows, in] independently of the other rows.
+    The product is computed in blocks of rows. The number of rows of each block is one of `ONEDNN_ROWS`.
     """
     done = []
     for block in x.split(ONEDNN_ROWS[-1]):
-        rows = len(block)
-        padding = ONEDNN_ROWS[bisect_left(ONEDNN_ROWS, rows)] - rows
-        done.append(product(F.pad(block, (0, 0, 0, padding)) if padding else block)[:rows])
+        padded = torch.constant_pad_nd(block, (0, 0, 0, _PADDING[len(block)]))
+        done.append(F.linear(padded, weight, bias)[: len(block)])
     return done[0] if len(done) == 1 else torch.cat(done)
 
 
