@@ -494,11 +494,9 @@ class _Outputs:
 
         Return the outputs that changed, and the uids whose text reached a stop string: the scheduler must abort them.
         """
-        for index, entry in out.logprobs.items():
-            output, k = self.open[out.uids[index]]
-            found = output.choices[k].logprobs
-            assert found is not None
-            found.append(Logprobs(*entry))
+        logprobs: dict[int, list[Logprobs]] = {}  # by uid, one entry for each of its tokens in this turn
+        for index, entry in sorted(out.logprobs.items()):
+            logprobs.setdefault(out.uids[index], []).append(Logprobs(*entry))
         changed: dict[int, RequestOutput] = {}
         stopped = []
         for delta in self._detokenizer.feed(out):
@@ -507,13 +505,13 @@ class _Outputs:
             choice = output.choices[k]
             choice.text += delta.text
             choice.token_ids += delta.tokens
+            if choice.logprobs is not None:  # tokens behind a stop string are not in the delta
+                choice.logprobs += logprobs.get(delta.uid, [])[: len(delta.tokens)]
             end = delta.finish
             if end is None:
                 if delta.matched_stop is not None:
                     stopped.append(delta.uid)
                 continue
-            if choice.logprobs is not None:  # drop the entries of tokens behind a stop string
-                del choice.logprobs[len(choice.token_ids) :]
             choice.finish_reason = end.finish_reason
             if k == 0:
                 output.cached_tokens = end.cached_tokens

@@ -134,18 +134,37 @@ def test_a_stop_string_over_a_token_border_is_cut(llm: LLM) -> None:
     assert [entry.chosen for entry in output.logprobs] == pytest.approx(chosen[: len(output.token_ids)])
 
 
-def test_tokens_that_come_with_the_end_of_a_stop_string_are_dropped(llm: LLM) -> None:
-    """A scheduler may hand out two steps' tokens at once."""
+def test_several_tokens_of_a_request_in_one_turn(llm: LLM) -> None:
+    """Speculation delivers a run of tokens at once. Tokens behind a stop string in the run are dropped."""
     assert llm.tokenizer is not None
-    ids = llm.tokenizer.encode("xyz", add_special_tokens=False)
-    outputs, output = _Outputs(Detokenizer(llm.tokenizer)), RequestOutput([5], [Choice(logprobs=[])])
-    outputs.expect(7, output, 0, SamplingParams(max_tokens=9, stop=("y",), logprobs=0))
-    entries = {i: (-float(i), (), ()) for i in range(len(ids))}
-    assert outputs.book(Output([7] * len(ids), ids, [], entries)) == ([output], [7])
-    assert outputs.book(Output([], [], [Finished(7, "abort")])) == ([output], [])
-    choice = output.choices[0]
-    assert (choice.text, choice.finish_reason, choice.token_ids) == ("x", "stop", ids[:2])
-    assert choice.logprobs == [Logprobs(0.0), Logprobs(-1.0)]
+    ids = llm.tokenizer.encode("wxyz", add_special_tokens=False)
+    assert len(ids) == 4
+    outputs = _Outputs(Detokenizer(llm.tokenizer))
+    two, one = RequestOutput([5], [Choice(logprobs=[]), Choice(logprobs=[])]), RequestOutput([6], [Choice()], 0, 1)
+    params = SamplingParams(max_tokens=9, stop=("y",), logprobs=0)
+    outputs.expect(5, two, 0, params)
+    outputs.expect(6, two, 1, params)
+    outputs.expect(7, one, 0, SamplingParams(max_tokens=9))
+    entries: Any = {i: (-float(i), (), ()) for i in range(6)}
+    run = Output([5, 5, 5, 5, 6, 6, 7, 7], [*ids, *ids[:2], *ids[2:]], [], entries)
+    changed, stopped = outputs.book(run)
+    assert (changed, stopped) == ([two, one], [5])
+    first, second = two.choices
+    assert (first.text, first.token_ids) == ("wx", ids[:3])
+    assert first.logprobs == [Logprobs(0.0), Logprobs(-1.0), Logprobs(-2.0)]
+    assert (second.text, second.token_ids) == ("wx", ids[:2])
+    assert second.logprobs == [Logprobs(-4.0), Logprobs(-5.0)]
+    assert (one.text, one.token_ids) == ("yz", ids[2:])
+    ends = [Finished(5, "abort", 1, 0, 6)]
+    late = Output([5, 5, 6, 6], [*ids[:2], *ids[2:]], ends, {i: entries[i] for i in range(4)})
+    changed, stopped = outputs.book(late)
+    assert (changed, stopped) == ([two], [6])
+    assert (first.finish_reason, first.token_ids, first.text) == ("stop", ids[:3], "wx")
+    assert first.logprobs == [Logprobs(0.0), Logprobs(-1.0), Logprobs(-2.0)]
+    assert (second.text, second.token_ids, len(second.logprobs)) == ("wx", ids[:3], 3)
+    outputs.book(Output([7, 7], ids[:2], [Finished(7, "length", 1, 0, 4), Finished(6, "abort", 1, 0, 4)]))
+    assert (one.text, one.finish_reason, second.finish_reason) == ("yzwx", "length", "stop")
+    assert not outputs.open
 
 
 def chr_of(llm: LLM, token: int) -> str:

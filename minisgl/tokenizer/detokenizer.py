@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from tokenizers.decoders import DecodeStream
 
 from minisgl.core import I32, Output, SamplingParams
 from minisgl.message import Delta, TokenLogprob
 from minisgl.tokenizer.stop import StopFinder
+from minisgl.tokenizer.text_stream import TextStream, text_stream
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 PROMPT_TAIL_TOKENS = 8
@@ -41,10 +41,10 @@ class Detokenizer:
 
     def add_request(self, uid: int, prompt_ids: Sequence[int] | I32, params: SamplingParams) -> None:
         """Add a request. ``prompt_ids`` are its prompt's token ids, or only the last `PROMPT_TAIL_TOKENS` of them."""
-        text = None
+        text: TextStream | None = None
         if self._tokenizer is not None:
             tail = [int(i) for i in prompt_ids[-PROMPT_TAIL_TOKENS:]]
-            text = TextStream(self._tokenizer, tail, params.skip_special_tokens)
+            text = text_stream(self._tokenizer, tail, params.skip_special_tokens)
         self._requests[uid] = _Request(text, StopFinder(params.stop) if params.stop and text is not None else None)
 
     def feed(self, output: Output) -> list[Delta]:
@@ -120,50 +120,3 @@ class _Request:
             text, delta.matched_stop = self._stops.feed(text)
             self.stopped = delta.matched_stop is not None
         delta.text += text
-
-
-class TextStream:
-    """An incremental decoder for the output tokens of one request.
-
-    A character whose bytes are spread over several tokens is returned with the last of these tokens. The returned
-    pieces together are the text of decoding all tokens at once; only with byte fallback and invalid UTF-8 the two can
-    differ in the text around the invalid bytes. ``tail`` are the last tokens of the prompt.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, tail: Sequence[int] = (), skip_special_tokens: bool = True):
-        self._tokenizer, self._skip = tokenizer, skip_special_tokens
-        self._context = self._complete_suffix(tail)  # the tokens of the last piece: the context of the next piece
-        self._pending: list[int] = []  # tokens whose text is not complete yet
-        self._stream = DecodeStream(ids=self._context, skip_special_tokens=skip_special_tokens)
-
-    def feed(self, token: int) -> str:
-        """Return the text that this token completes: often the token's own text, sometimes an empty text."""
-        self._pending.append(token)
-        try:
-            piece = self._stream.step(self._tokenizer.raw, token)
-        except Exception:  # "Invalid prefix": with some decoders a later token changes the text of earlier tokens
-            piece = self._decode_pending()
-            self._stream = DecodeStream(ids=self._pending, skip_special_tokens=self._skip)
-        if not piece:
-            return ""
-        self._context, self._pending = self._pending, []
-        return piece
-
-    def flush(self) -> str:
-        """Return the text of the tokens that did not form complete characters. Call this after the last token."""
-        piece = self._decode_pending() if self._pending else ""
-        self._pending = []
-        return piece
-
-    def _complete_suffix(self, tail: Sequence[int]) -> list[int]:
-        """Return the longest suffix of the prompt's ``tail`` whose text ends with a complete character.
-
-        The suffix is empty if the prompt ends in the middle of a character.
-        """
-        starts = range(len(tail) + 1)  # a tail that begins in the middle of a character can decode to U+FFFD to its end
-        complete = (i for i in starts if not self._tokenizer.decode(tail[i:], self._skip).endswith("\ufffd"))
-        return list(tail[next(complete) :])
-
-    def _decode_pending(self) -> str:
-        before = self._tokenizer.decode(self._context, self._skip)
-        return self._tokenizer.decode([*self._context, *self._pending], self._skip)[len(before) :]

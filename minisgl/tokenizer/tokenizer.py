@@ -37,7 +37,15 @@ class Tokenizer:
         decoder = json.loads(raw.to_str())["decoder"] or {}
         kinds = {part["type"] for part in decoder.get("decoders", [decoder]) if part}
         self._bytes = _BYTE_OF if "ByteLevel" in kinds else None
-        self._added = {i: token.content for i, token in raw.get_added_tokens_decoder().items()}
+        self.byte_level = kinds == {"ByteLevel"}  # whether a text is the UTF-8 decoding of its tokens' bytes
+        self.byte_fallback = "ByteFallback" in kinds  # whether the tokens <0x00> to <0xFF> are single bytes
+        names = [f"<0x{byte:02X}>" for byte in range(256)] if self.byte_fallback else []
+        ids = [raw.token_to_id(name) for name in names]
+        self.fallback_bytes = {i: byte for byte, i in enumerate(ids) if i is not None}
+        added = raw.get_added_tokens_decoder()
+        self._added = {i: token.content for i, token in added.items()}
+        self._special = frozenset(i for i, token in added.items() if token.special)
+        self._decoded: dict[int, bytes] = {}  # a cache of `decoded_bytes` of every token that is not special
 
     @staticmethod
     def from_dir(path: str | Path) -> Tokenizer | None:
@@ -120,10 +128,25 @@ class Tokenizer:
         if piece is None:
             return b""
         if self._bytes is not None:
-            return bytes(self._bytes.get(character, 0x3F) for character in piece)
+            return _byte_level_bytes(piece)
         if byte := _BYTE_TOKEN.fullmatch(piece):
             return bytes([int(byte[1], 16)])
         return piece.replace("▁", " ").encode()
+
+    def decoded_bytes(self, token: int, skip_special_tokens: bool = True) -> bytes:
+        """Return the bytes that one token adds to the text of `decode`, up to the spaces that the decoder strips.
+
+        They differ from `token_bytes` for added tokens: a special token adds none if special tokens are skipped, and a
+        byte-level decoder maps the characters of every token to bytes.
+        """
+        if skip_special_tokens and token in self._special:
+            return b""
+        data = self._decoded.get(token)
+        if data is None:
+            piece = self._added.get(token) if self._bytes is not None else None
+            data = self.token_bytes(token) if piece is None else _byte_level_bytes(piece)
+            self._decoded[token] = data
+        return data
 
     def token_text(self, token: int) -> str:
         """Return `token_bytes` as text, with U+FFFD in place of incomplete characters."""
@@ -174,3 +197,11 @@ def _byte_of_character() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_of_character()
+
+
+def _byte_level_bytes(piece: str) -> bytes:
+    """Return the bytes of a byte-level token: those of its characters, or UTF-8 if a character represents no byte."""
+    try:
+        return bytes([_BYTE_OF[character] for character in piece])
+    except KeyError:
+        return piece.encode()

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from minisgl.core import Finished
-from minisgl.message import Delta
+from minisgl.message import Delta, TokenLogprob
 from minisgl.server.dispatch import Stream
 from minisgl.server.generate import EventStream
-from minisgl.server.responses import ResponseBuilder
+from minisgl.server.responses import Choice, ResponseBuilder
 
 
 class FakeDispatcher:
@@ -98,6 +98,27 @@ def test_choices_finish_separately() -> None:
     usage = events[-2]["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 3)
     assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
+
+
+def test_several_tokens_in_one_delta() -> None:
+    """Each token of a delta keeps its log-probability and its id, and the usage counts them all."""
+
+    def run(i: int, tokens: list[int], finish: Finished | None = None) -> Delta:
+        entries = [TokenLogprob(chr(token), b"", -float(token)) for token in tokens]
+        return Delta(i, "".join(map(chr, tokens)), tokens, entries, finish)
+
+    choices = [Choice(0), Choice(1)]
+    for i, tokens in ((0, [97, 98, 99]), (1, [120]), (0, [100, 101])):
+        choices[i].add(run(i, tokens))
+    for i, counted in ((0, 5), (1, 1)):
+        choices[i].add(Delta(i, finish=Finished(i, "length", 3, 0, counted)))
+    builder = ResponseBuilder(chat=False, model="m", n=2, logprobs=True, token_ids=True, include_usage=True)
+    body = builder.full(choices)
+    assert [choice["text"] for choice in body["choices"]] == ["abcde", "x"]
+    assert [choice["token_ids"] for choice in body["choices"]] == [[97, 98, 99, 100, 101], [120]]
+    assert body["choices"][0]["logprobs"]["text_offset"] == [0, 1, 2, 3, 4]
+    assert body["choices"][0]["logprobs"]["token_logprobs"] == [-97, -98, -99, -100, -101]
+    assert body["usage"]["completion_tokens"] == 6
 
 
 def test_error_ends_the_stream() -> None:

@@ -154,6 +154,37 @@ def test_stop_string_aborts_the_request(harness: Harness, tokenizer: Tokenizer) 
     assert (end.finish_reason, end.prompt_tokens, end.output_tokens) == ("stop", 1, 2)
 
 
+def test_several_tokens_of_a_request_in_one_output(harness: Harness, tokenizer: Tokenizer) -> None:
+    """A request's run of tokens is one delta. Tokens behind a stop string in the run are not counted or reported."""
+    w, x, y, z = (tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "wxyz")
+    new = [NewRequest(uid, [], SamplingParams(stop=("y",), logprobs=0)) for uid in (5, 6)] + [
+        NewRequest(7, [], SamplingParams())
+    ]
+    entries = {i: (-float(i), (), ()) for i in range(6)}
+    harness.worker.handle(Outputs(new, Output([5, 5, 5, 5, 6, 6, 7], [w, x, y, z, w, x, z], [], entries)))
+    (message,) = harness.api
+    assert isinstance(message, Replies)
+    assert [(delta.uid, delta.text, delta.tokens, delta.matched_stop) for delta in message.deltas] == [
+        (5, "wx", [w, x, y], "y"),
+        (6, "wx", [w, x], None),
+        (7, "z", [z], None),
+    ]
+    assert [[entry.logprob for entry in delta.logprobs] for delta in message.deltas] == [[0, -1, -2], [-4, -5], []]
+    assert harness.scheduler == [Abort([5])]
+    ends = [Finished(5, "abort", 1, 0, 6), Finished(6, "length", 1, 0, 4), Finished(7, "stop", 1, 0, 3, stop_id=y)]
+    harness.worker.handle(Outputs([], Output([5, 5, 6, 6, 7, 7], [w, w, y, z, w, y], ends)))
+    assert harness.scheduler == [Abort([5])]  # request 6 has ended: there is nothing to abort
+    last = harness.api[-1]
+    assert isinstance(last, Replies)
+    assert [(delta.uid, delta.text, delta.tokens) for delta in last.deltas] == [
+        (6, "", [y]),
+        (7, "w", [w, y]),
+        (5, "", []),
+    ]
+    counts = {end.uid: (end.finish_reason, end.output_tokens) for end in harness.ends()}
+    assert counts == {5: ("stop", 3), 6: ("stop", 3), 7: ("stop", 3)}
+
+
 def test_tokenize_and_detokenize(harness: Harness, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("Hello")
     harness.worker.handle(TokenizeRequest(1, TextPrompt("Hello"), return_token_strs=True))

@@ -1,0 +1,161 @@
+"""Text streams: the same text as decoding at once, and never more held back than what can still become a character."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Sequence
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models
+
+from minisgl.models.resolve import resolve_model
+from minisgl.tokenizer import Tokenizer
+from minisgl.tokenizer.text_stream import MAX_HELD_TOKENS, text_stream
+
+from .conftest import byte_level, sentencepiece_like
+
+CHARACTERS = "aé前🙂\u200d\ufffd\U0010ffff"
+# Bytes at every border of UTF-8: ASCII, continuation bytes, first bytes of 2, 3 and 4, and bytes that are never valid.
+BORDERS = bytes.fromhex("20 41 7f 80 8f 90 9f a0 bf c0 c2 df e0 e5 ed ef f0 f4 f5 ff")
+
+
+def with_odd_tokens(raw: tokenizers.Tokenizer) -> Tokenizer:
+    raw.add_tokens(["é x", "aéb", "\ufffd"])
+    raw.add_special_tokens(["<|é|>"])
+    return Tokenizer(raw)
+
+
+def tutor() -> Tokenizer:
+    made = Tokenizer.from_dir(resolve_model("tutor"))
+    assert made is not None
+    return made
+
+
+BYTE_LEVEL = {"trained here": with_odd_tokens(byte_level()), "tutor": tutor()}
+FALLBACK = Tokenizer(sentencepiece_like())
+
+
+def stream_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
+    """Return token ids of every kind, many of them bytes at the borders of UTF-8, in and out of order."""
+    single = {data[0]: i for i in range(tokenizer.vocab_size) if len(data := tokenizer.token_bytes(i)) == 1}
+    if tokenizer.byte_fallback:
+        single = {byte: token for token, byte in tokenizer.fallback_bytes.items()}
+    borders = st.sampled_from([single[byte] for byte in BORDERS if byte in single])
+    whole = st.sampled_from(CHARACTERS).map(lambda c: [single[byte] for byte in c.encode() if byte in single])
+    any_token = st.integers(0, tokenizer.vocab_size + 3)
+    parts = st.one_of(whole, st.lists(borders, max_size=5), st.lists(any_token, max_size=3))
+    return st.lists(parts, max_size=12).map(lambda lists: [token for part in lists for token in part])
+
+
+def texts_of(tokenizer: Tokenizer, tokens: Sequence[int], skip: bool = True, tail: Sequence[int] = ()) -> list[str]:
+    stream = text_stream(tokenizer, tail, skip)
+    return [*(stream.feed(token) for token in tokens), stream.flush()]
+
+
+@pytest.mark.parametrize("name", BYTE_LEVEL)
+@pytest.mark.parametrize("skip", [True, False])
+def test_byte_level_pieces_are_the_whole_text(name: str, skip: bool) -> None:
+    """After every token, the text so far is that of `decode`, up to bytes that can still become a character."""
+    tokenizer = BYTE_LEVEL[name]
+
+    @given(stream_of(tokenizer))
+    def check(tokens: list[int]) -> None:
+        pieces = texts_of(tokenizer, tokens, skip)
+        assert "".join(pieces) == tokenizer.decode(tokens, skip)
+        data = b""
+        for i, token in enumerate(tokens):
+            data += tokenizer.decoded_bytes(token, skip)
+            held = unfinished(data)
+            assert "".join(pieces[: i + 1]) == data[: len(data) - len(held)].decode(errors="replace")
+
+    check()
+
+
+def unfinished(data: bytes) -> bytes:
+    """Return the bytes at the end of ``data`` that more bytes can make a character."""
+    for length in (3, 2, 1):
+        end = data[len(data) - length :]
+        for rest in itertools.product((0x80, 0x90, 0xA0), *[(0x80,)] * 2):  # a first byte may restrict the second
+            for missing in (1, 2, 3):
+                with contextlib.suppress(UnicodeDecodeError):
+                    if end and len((end + bytes(rest[:missing])).decode()) == 1:
+                        return end
+    return b""
+
+
+def fallback_text(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    """Return the text that `_ByteFallbackStream` documents: a run's characters up to its first invalid byte."""
+    text, run = "", b""
+
+    def end_run() -> None:
+        nonlocal text, run
+        try:
+            text += run.decode()
+        except UnicodeDecodeError as error:
+            text += run[: error.start].decode() + "\ufffd" * (len(run) - error.start)
+        run = b""
+
+    for token in tokens:
+        if token in tokenizer.fallback_bytes:
+            run += bytes([tokenizer.fallback_bytes[token]])
+        elif data := tokenizer.decoded_bytes(token):
+            end_run()
+            text += data.decode()
+    end_run()
+    return text
+
+
+@given(stream_of(FALLBACK))
+def test_byte_fallback_pieces_are_the_documented_text(tokens: list[int]) -> None:
+    pieces = texts_of(FALLBACK, tokens, tail=[FALLBACK.encode("Hello")[-1]])
+    want = fallback_text(FALLBACK, tokens)
+    assert "".join(pieces) == want
+    if "\ufffd" not in want:
+        before = FALLBACK.encode("Hello")
+        assert want == FALLBACK.decode([*before, *tokens])[len(FALLBACK.decode(before)) :]
+    silent = 0
+    for token, piece in zip(tokens, pieces, strict=False):
+        silent = 0 if piece or not FALLBACK.decoded_bytes(token) else silent + 1
+        assert silent <= MAX_HELD_TOKENS
+
+
+@pytest.mark.parametrize("tokenizer", [*BYTE_LEVEL.values(), FALLBACK])
+def test_a_stream_of_fragments_does_not_pause(tokenizer: Tokenizer) -> None:
+    """A model with random weights samples continuation bytes without end: each of them is text at once."""
+    fragment = next(i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == b"\x80")
+    pieces = texts_of(tokenizer, [fragment] * 2000)
+    assert pieces == ["\ufffd"] * 2000 + [""]
+    first = next(i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == b"\xf0")
+    pieces = texts_of(tokenizer, [first] * 2000)
+    assert "".join(pieces) == tokenizer.decode([first] * 2000)
+    assert "" not in pieces[1:-1]
+
+
+def test_other_decoders_hold_back_at_most_three_tokens() -> None:
+    words = {"<unk>": 0, "a": 1, "##b": 2, "\ufffd": 3, "##\ufffd": 4, "": 5}
+    raw = tokenizers.Tokenizer(models.WordPiece(vocab=words, unk_token="<unk>"))
+    raw.decoder = decoders.WordPiece(prefix="##", cleanup=True)
+    tokenizer = Tokenizer(raw)
+
+    @given(st.lists(st.integers(0, 6), max_size=30))
+    def check(tokens: list[int]) -> None:
+        pieces = texts_of(tokenizer, tokens)
+        assert "".join(pieces) == tokenizer.decode([token for token in tokens if token != 5])
+        silent = 0
+        for token, piece in zip(tokens, pieces, strict=False):
+            silent = 0 if piece or not tokenizer.decoded_bytes(token) else silent + 1
+            assert silent <= MAX_HELD_TOKENS
+
+    check()
+
+
+def test_a_token_with_unmapped_characters() -> None:
+    """As the library does, a byte-level token with a character that represents no byte is its UTF-8."""
+    raw = BYTE_LEVEL["trained here"].raw
+    for content in ("é x", "aéb", "<|é|>"):
+        token = raw.token_to_id(content)
+        assert "".join(texts_of(BYTE_LEVEL["trained here"], [token], False)) == raw.decode([token], False)
