@@ -9,12 +9,13 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from minisgl.kernel.cpp import load
 from minisgl.kernel.launch import one_launch
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from minisgl.attention import AttnBatch, LayerSpec
     from minisgl.kernel.rope import QKNorm
     from minisgl.kvcache.pool import KVPool
