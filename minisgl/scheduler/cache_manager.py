@@ -147,8 +147,7 @@ class CacheManager:
         """Return a hash of the request's first ``page + 1`` pages of tokens, and its ``cache_salt``.
 
         None means that the request could not use page number ``page`` from the cache: `match` leaves the page out, or
-        the cache reuses no pages. Two requests with the same hash are assumed to
-        compute the same KV in these pages.
+        the cache reuses no pages. Two requests with the same hash are assumed to compute the same KV in these pages.
         """
         if not self.cache.reuses:
             return None

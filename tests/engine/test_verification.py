@@ -24,7 +24,7 @@ from minisgl.core import (
 from minisgl.engine import logits_processors
 from minisgl.engine.inputs import InputBuilder
 from minisgl.engine.results import read_result
-from minisgl.engine.sampler import Sampler, state_bytes
+from minisgl.engine.sampler import Sampler, SamplingInputs, state_bytes
 from minisgl.engine.verification import Verification, verification_arrays
 from minisgl.testing.steps import RowSpec, StepWriter
 
@@ -302,8 +302,22 @@ def test_bias_costs_the_entries_of_the_step() -> None:
     sampler.admit([Admission(0, 0, small, 0), Admission(1, 1, large, 0), Admission(2, 2, SamplingParams(), 0)])
     widths = [sampler.plan(np.array(rows, np.int32)).bias_width for rows in ([0], [0, 1], [2], [0, 2, 0])]
     assert widths == [2, 1024, 0, 2]
-    sampler.admit([Admission(1, 3, small, 0)])  # the row's other entries have no effect any more
+    sampler.admit([Admission(1, 3, small, 0)])
     assert sampler.plan(np.array([1], np.int32)).bias_width == 2
+
+
+def test_bias_of_the_preceding_request_is_gone() -> None:
+    """A request does not get the bias of the preceding request in its row, also beside a row with many entries."""
+    small = SamplingParams(temperature=0.0, logit_bias={5: -1.0})
+    large = SamplingParams(temperature=0.0, logit_bias=dict.fromkeys(range(1, 1025), 1.0))
+    sampler = Sampler(4, 2000, CPU)
+    sampler.admit([Admission(0, 0, large, 0), Admission(1, 1, large, 0)])
+    sampler.admit([Admission(1, 2, small, 0)])
+    rows = np.array([0, 1], np.int32)
+    logits = torch.zeros(2, 2000)
+    logits[:, 1500] = 0.5
+    inputs = SamplingInputs(None, torch.from_numpy(rows), torch.from_numpy(rows), sampler.plan(rows), {})
+    assert sampler.sample(logits, inputs).tokens.tolist() == [1, 1500]
 
 
 def test_state_bytes_count_all_tensors() -> None:
