@@ -65,6 +65,11 @@ class RequestOutput:
     """How many prompt tokens of the first choice had their KV in the prefix cache. 0 until that choice has ended."""
     request_id: int = -1
     """The number that `LLM.add_request` returned."""
+    prompt_logprobs: list[Logprobs | None] | None = None
+    """One entry for each prompt token so far, if the sampling parameters ask for them.
+
+    None for the first token and for those before ``logprob_start_len``.
+    """
 
     @property
     def finished(self) -> bool:
@@ -329,13 +334,19 @@ class LLM:
         """
         for i, (ids, p) in enumerate(zip(prompts, params, strict=True)):
             output = RequestOutput(ids, [Choice(logprobs=None if p.logprobs is None else []) for _ in range(p.n)])
+            if p.prompt_logprobs is not None:
+                output.prompt_logprobs = [None] * min(max(p.logprob_start_len, 1), len(ids))
             output.request_id, self._next_request_id = self._next_request_id, self._next_request_id + 1
             outputs.append(output)
             for k in range(p.n):
                 # Choice k samples with seed + k: the choices differ, and a repeated call gives the same ones.
                 seed = None if p.seed is None else (p.seed + k + 2**63) % 2**64 - 2**63
+                # The choices have one prompt: only the first of them computes its log-probabilities.
+                prompt_logprobs = p.prompt_logprobs if k == 0 else None
                 try:
-                    self._add_choice(output, k, msgspec.structs.replace(p, seed=seed, n=1))
+                    self._add_choice(
+                        output, k, msgspec.structs.replace(p, seed=seed, n=1, prompt_logprobs=prompt_logprobs)
+                    )
                 except InvalidRequestError as error:
                     name = f"prompt {i}: " if len(prompts) > 1 else ""
                     raise InvalidRequestError(error.field, name + error.message, error.code) from None
@@ -494,6 +505,10 @@ class _Outputs:
 
         Return the outputs that changed, and the uids whose text reached a stop string: the scheduler must abort them.
         """
+        for uid, entries in out.prompt_logprobs.items():
+            prompt_logprobs = self.open[uid][0].prompt_logprobs
+            assert prompt_logprobs is not None
+            prompt_logprobs.extend(Logprobs(*entry) for entry in entries)
         logprobs: dict[int, list[Logprobs]] = {}  # by uid, one entry for each of its tokens in this turn
         for index, entry in sorted(out.logprobs.items()):
             logprobs.setdefault(out.uids[index], []).append(Logprobs(*entry))

@@ -167,6 +167,15 @@ def test_several_tokens_of_a_request_in_one_turn(llm: LLM) -> None:
     assert not outputs.open
 
 
+def test_prompt_logprobs_are_collected(llm: LLM) -> None:
+    outputs, output = _Outputs(Detokenizer(llm.tokenizer)), RequestOutput([5, 6, 7], [Choice()])
+    output.prompt_logprobs = [None]
+    outputs.expect(1, output, 0, SamplingParams(prompt_logprobs=1))
+    outputs.book(Output(prompt_logprobs={1: [(-1.0, (4,), (-0.5,))]}))
+    outputs.book(Output([1], [9], [], {}, {1: [(-2.0, (7,), (-2.0,))]}))
+    assert output.prompt_logprobs == [None, Logprobs(-1.0, (4,), (-0.5,)), Logprobs(-2.0, (7,), (-2.0,))]
+
+
 def chr_of(llm: LLM, token: int) -> str:
     assert llm.tokenizer is not None
     return llm.tokenizer.decode([token], skip_special_tokens=False)

@@ -147,7 +147,8 @@ class Stop(Message):
 class NewRequest(msgspec.Struct, array_like=True):
     """A request that the scheduler has just accepted, described for the detokenizer.
 
-    ``prompt_tail`` are the prompt's last token ids, at most `minisgl.tokenizer.detokenizer.PROMPT_TAIL_TOKENS`.
+    ``prompt_tail`` are the prompt's last token ids, at most `minisgl.tokenizer.detokenizer.PROMPT_TAIL_TOKENS`, or all
+    of them if the request asks for the prompt's log-probabilities.
     """
 
     uid: int
@@ -179,6 +180,18 @@ class TokenLogprob(msgspec.Struct, array_like=True):
     top: list[TokenLogprob] = []
 
 
+class PromptLogprob(msgspec.Struct, array_like=True):
+    """The log-probability of one token at a position of the prompt.
+
+    ``rank`` is 1 for the most likely token. It is None for a prompt token that is not among the reported alternatives.
+    """
+
+    token: int
+    text: str
+    logprob: float
+    rank: int | None
+
+
 class Delta(msgspec.Struct, array_like=True):
     """The new output of one request: text that the client may see, and the token ids that were added.
 
@@ -186,6 +199,9 @@ class Delta(msgspec.Struct, array_like=True):
     request, and only that one, has ``finish``. ``matched_stop`` is the stop string that the detokenizer found. Where
     such a delta has no ``finish``, the caller of the detokenizer aborts the request at the scheduler; the scheduler's
     output for the aborted request then leads to the delta with ``finish``.
+
+    ``prompt_logprobs`` are the next positions of the prompt, if the request asks for them: None where a position has no
+    log-probabilities, otherwise the prompt's token and the most likely tokens.
     """
 
     uid: int
@@ -194,6 +210,7 @@ class Delta(msgspec.Struct, array_like=True):
     logprobs: list[TokenLogprob] = []
     finish: Finished | None = None
     matched_stop: str | None = None
+    prompt_logprobs: list[list[PromptLogprob] | None] = []
 
 
 class Accepted(Message):

@@ -76,6 +76,7 @@ def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> 
             logprobs=body.logprobs,
             token_ids=body.return_token_ids,
             include_usage=body.include_usage,
+            prompt_logprobs=body.prompt_logprobs is not None,
         )
         stream = dispatcher.submit([body.to_prompt()], params, max_tokens_from_context=body.token_limit is None)
         return await (respond_stream if body.stream else respond_json)(request, dispatcher, stream, builder)
@@ -92,6 +93,7 @@ def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> 
             logprobs=body.logprobs is not None,
             token_ids=body.return_token_ids,
             include_usage=body.include_usage,
+            prompt_logprobs=body.prompt_logprobs is not None,
         )
         stream = dispatcher.submit(body.to_prompts(), params, max_tokens_from_context=False)
         return await (respond_stream if body.stream else respond_json)(request, dispatcher, stream, builder)

@@ -51,6 +51,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, float] = {}
     skip_special_tokens: bool = True
     return_token_ids: bool = False
+    prompt_logprobs: int | None = None
+    cache_salt: str | None = None
 
     @property
     def include_usage(self) -> bool:
@@ -64,6 +66,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         """
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options is only allowed with stream: true.", "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ApiError(400, "prompt_logprobs is not available with stream: true.", "prompt_logprobs")
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         params = SamplingParams(
             max_tokens=16 if max_tokens is None else max_tokens,
@@ -81,6 +85,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
             frequency_penalty=self.frequency_penalty,
             logit_bias={_token_id(token): bias for token, bias in self.logit_bias.items()},
             logprobs=logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            cache_salt=self.cache_salt,
             skip_special_tokens=self.skip_special_tokens,
         )
         try:
@@ -211,7 +217,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "prediction": (),
         "priority": (0,),
         "prompt_cache_key": (_ANY,),
-        "prompt_logprobs": (),
         "reasoning_effort": (),
         "response_format": ({"type": "text"},),
         "safety_identifier": (_ANY,),

@@ -189,5 +189,5 @@ class SchedulerLoop:
         except InvalidRequestError as error:
             self._to_api(Replies([Delta(message.uid, finish=refusal(message.uid, error))]))
         else:
-            tail = prompt_ids[-PROMPT_TAIL_TOKENS:].tolist()
-            self._new_requests.append(NewRequest(message.uid, tail, message.params))
+            tail = prompt_ids if message.params.prompt_logprobs is not None else prompt_ids[-PROMPT_TAIL_TOKENS:]
+            self._new_requests.append(NewRequest(message.uid, tail.tolist(), message.params))

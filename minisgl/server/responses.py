@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minisgl.core import Finished
-from minisgl.message import Delta, TokenLogprob
+from minisgl.message import Delta, PromptLogprob, TokenLogprob
 
 _MIN_LOGPROB = -9999.0
 """The smallest log-probability in a response. It replaces minus infinity, which JSON can't represent."""
@@ -29,6 +29,7 @@ class Choice:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[list[PromptLogprob] | None] = field(default_factory=list)
     finish: Finished | None = None
     offset: int = 0  # with logprobs: the number of characters of the tokens in the choice's earlier chunks
 
@@ -37,6 +38,7 @@ class Choice:
         self.text += delta.text
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
+        self.prompt_logprobs += delta.prompt_logprobs
         self.finish = delta.finish
 
     def next_chunk(self) -> Choice:
@@ -49,12 +51,24 @@ class ResponseBuilder:
 
     `full` builds the body of a response that is not streamed. For a streamed response, `first_chunk`, `chunk` and
     `usage_chunk` build the bodies of its events. ``n`` is the number of choices of each prompt. ``logprobs`` and
-    ``token_ids`` add these fields to the choices. ``include_usage`` adds the usage to a stream.
+    ``token_ids`` add these fields to the choices. ``include_usage`` adds the usage to a stream. ``prompt_logprobs``
+    adds the prompt's log-probabilities to a response that is not streamed.
     """
 
-    def __init__(self, *, chat: bool, model: str, n: int, logprobs: bool, token_ids: bool, include_usage: bool):
+    def __init__(
+        self,
+        *,
+        chat: bool,
+        model: str,
+        n: int,
+        logprobs: bool,
+        token_ids: bool,
+        include_usage: bool,
+        prompt_logprobs: bool = False,
+    ):
         self.chat, self.model, self.n = chat, model, n
         self.logprobs, self.token_ids, self.include_usage = logprobs, token_ids, include_usage
+        self.prompt_logprobs = prompt_logprobs
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.created = int(time.time())
 
@@ -66,9 +80,15 @@ class ResponseBuilder:
                 content: dict[str, Any] = {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
             else:
                 content = {"text": choice.text}
+            if self.prompt_logprobs and not self.chat:  # the first choice of a prompt reports them for all
+                first = choices[choice.index - choice.index % self.n]
+                content["prompt_logprobs"] = _prompt_logprobs(first)
             body.append({"index": choice.index, **content, **self._common_fields(choice, self.logprobs)})
         kind = "chat.completion" if self.chat else "text_completion"
-        return {**self._head(kind), "choices": body, "usage": self.usage([c.finish for c in choices])}
+        response = {**self._head(kind), "choices": body, "usage": self.usage([c.finish for c in choices])}
+        if self.prompt_logprobs and self.chat:  # a chat has one prompt
+            response["prompt_logprobs"] = _prompt_logprobs(choices[0])
+        return response
 
     def first_chunk(self, index: int) -> dict[str, Any] | None:
         """Return the first chunk of a choice. It has the role of a chat message; a plain completion has none."""
@@ -142,6 +162,19 @@ def _completion_logprobs(choice: Choice) -> dict[str, Any]:
         ],
         "text_offset": offsets,
     }
+
+
+def _prompt_logprobs(choice: Choice) -> list[dict[str, Any] | None]:
+    """Return the prompt's log-probabilities in vLLM's format: for each position, token id → log-probability."""
+    return [
+        {
+            str(p.token): {"logprob": max(p.logprob, _MIN_LOGPROB), "rank": p.rank, "decoded_token": p.text}
+            for p in position
+        }
+        if position is not None
+        else None
+        for position in choice.prompt_logprobs
+    ]
 
 
 def _name(token: TokenLogprob) -> str:

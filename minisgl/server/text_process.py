@@ -217,8 +217,11 @@ class TextWorker:
 
 
 def _choice(params: SamplingParams, index: int) -> SamplingParams:
-    """Return the sampling parameters of one of a prompt's ``n`` choices: choice ``index`` samples with seed + index."""
-    if params.seed is None or index == 0:
+    """Return the sampling parameters of one of a prompt's ``n`` choices: choice ``index`` samples with seed + index.
+
+    The choices have one prompt, so only the first of them reports its log-probabilities.
+    """
+    if index == 0:
         return params
-    seed = params.seed + index
-    return msgspec.structs.replace(params, seed=seed if seed < 2**63 else seed - 2**64)
+    seed = None if params.seed is None else (params.seed + index + 2**63) % 2**64 - 2**63
+    return msgspec.structs.replace(params, seed=seed, prompt_logprobs=None)

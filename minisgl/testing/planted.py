@@ -410,7 +410,7 @@ SCORED = [replace(j, params=msgspec.structs.replace(j.params, logprobs=0)) for j
 PENALISED = [replace(j, params=msgspec.structs.replace(j.params, presence_penalty=0.5)) for j in VERIFIED]
 GRAMMARS = [replace(j, grammar=j.uid) for j in VERIFIED]
 FIRST_TURNS = [job(uid, 6 + uid, 24, first=8 * uid, stop_token_ids=tuple(range(0, 50, 3))) for uid in range(1, 5)]
-HUNG_UP = [replace(j, abort=j.arrive + 3 + j.uid) for j in VERIFIED] + [job(5, 9, 9, first=30, arrive=5)]
+ABORTED_WHILE_VERIFYING = [replace(j, abort=j.arrive + 3 + j.uid) for j in VERIFIED] + [job(5, 9, 9, first=30, arrive=5)]
 
 PLANTED: dict[str, Planted] = {
     "pages freed while a step is in flight": Planted(
@@ -457,7 +457,7 @@ PLANTED: dict[str, Planted] = {
         logprobs_shifted, SCORED, 30, "log-probability", "reply", drafts=(4, 90, 0)
     ),
     "the result of an aborted verification that counts": Planted(
-        result_after_abort_kept, HUNG_UP, 30, "usage: ", "reply", drafts=(4, 90, 0)
+        result_after_abort_kept, ABORTED_WHILE_VERIFYING, 30, "usage: ", "reply", drafts=(4, 90, 0)
     ),
     "a request-pool row twice in a step": Planted(
         same_row_twice, VERIFIED, 30, "row-shape", "request-pool", drafts=(4, 60, 0)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from minisgl.core import I32, Output, SamplingParams
-from minisgl.message import Delta, TokenLogprob
+from minisgl.core import I32, LogprobsEntry, Output, SamplingParams
+from minisgl.message import Delta, PromptLogprob, TokenLogprob
 from minisgl.tokenizer.stop import StopFinder
 from minisgl.tokenizer.text_stream import TextStream, text_stream
 from minisgl.tokenizer.tokenizer import Tokenizer
@@ -40,12 +40,17 @@ class Detokenizer:
         return len(self._requests)
 
     def add_request(self, uid: int, prompt_ids: Sequence[int] | I32, params: SamplingParams) -> None:
-        """Add a request. ``prompt_ids`` are its prompt's token ids, or only the last `PROMPT_TAIL_TOKENS` of them."""
+        """Add a request. ``prompt_ids`` are its prompt's token ids, or only the last `PROMPT_TAIL_TOKENS` of them.
+
+        All of them are needed if ``params`` asks for the prompt's log-probabilities.
+        """
         text: TextStream | None = None
         if self._tokenizer is not None:
             tail = [int(i) for i in prompt_ids[-PROMPT_TAIL_TOKENS:]]
             text = text_stream(self._tokenizer, tail, params.skip_special_tokens)
-        self._requests[uid] = _Request(text, StopFinder(params.stop) if params.stop and text is not None else None)
+        stops = StopFinder(params.stop) if params.stop and text is not None else None
+        prompt = [int(i) for i in prompt_ids] if params.prompt_logprobs is not None else []
+        self._requests[uid] = _Request(text, stops, prompt, max(params.logprob_start_len, 1))
 
     def feed(self, output: Output) -> list[Delta]:
         """Detokenize one output of the scheduler. Return one delta for each request in the output.
@@ -56,6 +61,11 @@ class Detokenizer:
         ends = {end.uid: end for end in output.finished}
         last = dict(zip(output.uids, range(len(output.uids))))
         deltas: dict[int, Delta] = {}
+        for uid, entries in output.prompt_logprobs.items():
+            request = self._requests.get(uid)
+            if request is not None:
+                delta = deltas.setdefault(uid, Delta(uid))
+                delta.prompt_logprobs += self._prompt_logprobs(request, entries)
         for i, (uid, token) in enumerate(zip(output.uids, output.tokens)):
             request = self._requests.get(uid)
             if request is None or request.stopped:
@@ -78,8 +88,23 @@ class Detokenizer:
                 end = msgspec.structs.replace(
                     end, finish_reason="stop", output_tokens=request.num_tokens, stop_id=None, error=""
                 )
+            delta.prompt_logprobs += request.prompt_logprobs_without(len(request.prompt_ids))
             delta.finish = end
         return list(deltas.values())
+
+    def _prompt_logprobs(self, request: _Request, entries: Sequence[LogprobsEntry]) -> list[list[PromptLogprob] | None]:
+        """Return the log-probabilities of the next positions of a prompt: the prompt's token first, as in vLLM."""
+        positions = request.prompt_logprobs_without(request.logprob_start)
+        for chosen, ids, values in entries:
+            token = request.prompt_ids[request.num_prompt_logprobs]
+            request.num_prompt_logprobs += 1
+            rank = ids.index(token) + 1 if token in ids else None
+            position = [PromptLogprob(token, self._token(token)[0], chosen, rank)]
+            for i, (other, value) in enumerate(zip(ids, values)):
+                if other != token:
+                    position.append(PromptLogprob(other, self._token(other)[0], value, i + 1))
+            positions.append(position)
+        return positions
 
     def _logprob(self, token: int, chosen: float, ids: Sequence[int], values: Sequence[float]) -> TokenLogprob:
         return TokenLogprob(
@@ -94,10 +119,16 @@ class Detokenizer:
 
 
 class _Request:
-    """The detokenization state of one request. ``stopped`` is true once a stop string was found."""
+    """The detokenization state of one request. ``stopped`` is true once a stop string was found.
 
-    def __init__(self, text: TextStream | None, stops: StopFinder | None):
+    ``prompt_ids`` is empty unless the request asks for the prompt's log-probabilities. They begin at ``logprob_start``.
+    """
+
+    def __init__(self, text: TextStream | None, stops: StopFinder | None, prompt_ids: list[int], logprob_start: int):
         self._text, self._stops = text, stops
+        self.prompt_ids = prompt_ids
+        self.logprob_start = min(logprob_start, len(prompt_ids))
+        self.num_prompt_logprobs = 0  # the positions of the prompt that were reported, with log-probabilities or None
         self.num_tokens = 0
         self.stopped = False
 
@@ -107,6 +138,12 @@ class _Request:
         delta.tokens.append(token)
         if self._text is not None and not hidden:
             self._add_text(self._text.feed(token), delta)
+
+    def prompt_logprobs_without(self, end: int) -> list[list[PromptLogprob] | None]:
+        """Report the positions of the prompt up to ``end`` as positions without log-probabilities."""
+        missing = max(end - self.num_prompt_logprobs, 0)
+        self.num_prompt_logprobs += missing
+        return [None] * missing
 
     def flush(self, delta: Delta) -> None:
         """Add the text that was held back to the request's last delta, unless that text completes a stop string."""

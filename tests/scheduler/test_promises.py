@@ -137,7 +137,7 @@ def refuse(uid: Any, prompt: Any, params: Any, error: type[Exception]) -> Any:
         drive.scheduler.add_request(uid, prompt, params)
     assert drive.scheduler.stats() == before
     assert list(drive.scheduler.requests) == [1]
-    assert drive.scheduler.waiting == []
+    assert len(drive.scheduler.waiting) == 0
     drive.run([job(2), job(3)])
     assert [drive.scheduler._arrivals, len(drive.report.finished)] == [3, 3]
     return raised.value

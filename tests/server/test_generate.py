@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minisgl.core import Finished
-from minisgl.message import Delta, TokenLogprob
+from minisgl.message import Delta, PromptLogprob, TokenLogprob
 from minisgl.server.dispatch import Stream
 from minisgl.server.generate import EventStream
 from minisgl.server.responses import Choice, ResponseBuilder
@@ -119,6 +119,35 @@ def test_several_tokens_in_one_delta() -> None:
     assert body["choices"][0]["logprobs"]["text_offset"] == [0, 1, 2, 3, 4]
     assert body["choices"][0]["logprobs"]["token_logprobs"] == [-97, -98, -99, -100, -101]
     assert body["usage"]["completion_tokens"] == 6
+
+
+def test_prompt_logprobs_in_the_response() -> None:
+    """A plain completion has them in every choice of a prompt, a chat in the response."""
+    positions = [None, [PromptLogprob(5, "x", float("-inf"), None), PromptLogprob(6, "y", -0.5, 1)]]
+    want = [
+        None,
+        {
+            "5": {"logprob": -9999.0, "rank": None, "decoded_token": "x"},
+            "6": {"logprob": -0.5, "rank": 1, "decoded_token": "y"},
+        },
+    ]
+    choices = [Choice(i) for i in range(4)]  # two prompts with two choices each
+    choices[0].add(Delta(0, prompt_logprobs=positions[:1]))
+    choices[0].add(Delta(0, prompt_logprobs=positions[1:]))
+    choices[2].add(Delta(2, prompt_logprobs=[None]))
+
+    def respond(chat: bool, given: list[Choice], asked: bool = True) -> Any:
+        builder = ResponseBuilder(
+            chat=chat, model="m", n=2, logprobs=False, token_ids=False, include_usage=False, prompt_logprobs=asked
+        )
+        return builder.full(given)
+
+    body = respond(False, choices)
+    assert [choice["prompt_logprobs"] for choice in body["choices"]] == [want, want, [None], [None]]
+    body = respond(True, choices[:2])
+    assert body["prompt_logprobs"] == want
+    assert "prompt_logprobs" not in body["choices"][0]
+    assert "prompt_logprobs" not in respond(True, choices[:2], asked=False)
 
 
 def test_error_ends_the_stream() -> None:

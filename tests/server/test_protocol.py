@@ -51,6 +51,8 @@ def test_all_sampling_parameters_are_passed_on() -> None:
         "frequency_penalty": 0.3,
         "logit_bias": {"9": 1.5},
         "skip_special_tokens": False,
+        "prompt_logprobs": 4,
+        "cache_salt": "mine",
     }
     want = SamplingParams(
         max_tokens=5,
@@ -61,8 +63,26 @@ def test_all_sampling_parameters_are_passed_on() -> None:
     assert chat(**given).params(5, 2) == want
     default = SamplingParams()
     changed = [f for f in SamplingParams.__struct_fields__ if getattr(want, f) != getattr(default, f)]
-    only_in_python = {"prompt_logprobs", "logprob_start_len", "cache_salt"}
-    assert set(changed) == set(SamplingParams.__struct_fields__) - only_in_python
+    assert set(changed) == set(SamplingParams.__struct_fields__) - {"logprob_start_len"}  # SGLang's, only in Python
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": "x" * 257}, "cache_salt"),
+        ({"cache_salt": 5}, "cache_salt"),
+    ],
+)
+def test_bounds_of_prompt_logprobs_and_cache_salt(fields: dict[str, Any], param: str) -> None:
+    for body in (completion, chat):
+        with pytest.raises(ApiError) as error:
+            body(**fields).params(5, None)
+        assert (error.value.status, error.value.param) == (400, param)
 
 
 def test_null_equals_missing() -> None:

@@ -17,6 +17,7 @@ from minisgl.message import (
     Message,
     NewRequest,
     Outputs,
+    PromptLogprob,
     Replies,
     Schedule,
     Stop,
@@ -183,6 +184,43 @@ def test_several_tokens_of_a_request_in_one_output(harness: Harness, tokenizer: 
     ]
     counts = {end.uid: (end.finish_reason, end.output_tokens) for end in harness.ends()}
     assert counts == {5: ("stop", 3), 6: ("stop", 3), 7: ("stop", 3)}
+
+
+def test_prompt_logprobs(harness: Harness, tokenizer: Tokenizer) -> None:
+    """The positions of a prompt arrive over several outputs. Only the first of ``n`` choices reports them."""
+    params = SamplingParams(prompt_logprobs=2, n=2, seed=1)
+    prompt = tokenizer.encode("wxyz", add_special_tokens=False)
+    harness.worker.handle(Submit([5, 6], TokensPrompt(pack_ids(prompt)), params))
+    scheduled = [message.params for message in harness.scheduler if isinstance(message, Schedule)]
+    assert [p.prompt_logprobs for p in scheduled] == [2, None]
+    new = [NewRequest(5, prompt, scheduled[0]), NewRequest(6, prompt, scheduled[1])]
+    w, x, y, z = prompt
+    first = {5: [(-3.0, (w, z), (-0.5, -1.0)), (-0.25, (y, w), (-0.25, -2.0))]}
+    harness.worker.handle(Outputs(new, Output(prompt_logprobs=first)))
+    last = {5: [(-2.0, (w, z), (-0.5, -2.0))]}
+    harness.worker.handle(
+        Outputs([], Output([5, 6], [w, x], [Finished(5, "length", 4), Finished(6, "length", 4)], {}, last))
+    )
+    deltas = [delta for message in harness.api if isinstance(message, Replies) for delta in message.deltas]
+    positions = [position for delta in deltas if delta.uid == 5 for position in delta.prompt_logprobs]
+    assert positions == [
+        None,
+        [PromptLogprob(x, "x", -3.0, None), PromptLogprob(w, "w", -0.5, 1), PromptLogprob(z, "z", -1.0, 2)],
+        [PromptLogprob(y, "y", -0.25, 1), PromptLogprob(w, "w", -2.0, 2)],
+        [PromptLogprob(z, "z", -2.0, 2), PromptLogprob(w, "w", -0.5, 1)],
+    ]
+    assert [delta.prompt_logprobs for delta in deltas if delta.uid == 6] == [[]]
+
+
+@pytest.mark.parametrize(("length", "start"), [(1, 0), (3, 5), (3, 3)])
+def test_a_prompt_without_logprobs(harness: Harness, length: int, start: int) -> None:
+    """A prompt of one token, or one that ends before ``logprob_start_len``, has one entry for each token."""
+    params = SamplingParams(prompt_logprobs=0, logprob_start_len=start)
+    end = Output([5], [9], [Finished(5, "length", length)])
+    harness.worker.handle(Outputs([NewRequest(5, [4] * length, params)], end))
+    (message,) = harness.api
+    assert isinstance(message, Replies)
+    assert message.deltas[0].prompt_logprobs == [None] * length
 
 
 def test_tokenize_and_detokenize(harness: Harness, tokenizer: Tokenizer) -> None:

@@ -195,7 +195,7 @@ def test_dead_engine() -> None:
         "req_pool_indices",
         "num_computed_tokens",
         "num_scheduled_tokens",
-        "sample",
+        "num_sampled_tokens",
         "input_ids",
         "page_table_updates",
     ],
@@ -417,7 +417,7 @@ def test_wrong_input_token() -> None:
 def test_missing_pending_token() -> None:
     """A PENDING input is reported if no token was sampled for the request-pool row."""
     chunk = make(0, [(0, 0, prompt(A)[:4], False)], [(0, 0, 0), (0, 1, 1)], [(0, A)])
-    violation = broken("input-token", engine(), chunk, make(1, [(0, 4, [PENDING], False)], decode=1))
+    violation = broken("input-token", engine(), chunk, make(1, [(0, 4, [PENDING], True)], decode=1))
     assert "no token was sampled" in violation.text
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
@@ -62,6 +62,7 @@ def test_byte_level_pieces_are_the_whole_text(name: str, skip: bool) -> None:
     """After every token, the text so far is that of `decode`, up to bytes that can still become a character."""
     tokenizer = BYTE_LEVEL[name]
 
+    @settings(deadline=None)
     @given(stream_of(tokenizer))
     def check(tokens: list[int]) -> None:
         pieces = texts_of(tokenizer, tokens, skip)
@@ -109,6 +110,7 @@ def fallback_text(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     return text
 
 
+@settings(deadline=None)
 @given(stream_of(FALLBACK))
 def test_byte_fallback_pieces_are_the_documented_text(tokens: list[int]) -> None:
     pieces = texts_of(FALLBACK, tokens, tail=[FALLBACK.encode("Hello")[-1]])
@@ -141,6 +143,7 @@ def test_other_decoders_hold_back_at_most_three_tokens() -> None:
     raw.decoder = decoders.WordPiece(prefix="##", cleanup=True)
     tokenizer = Tokenizer(raw)
 
+    @settings(deadline=None)
     @given(st.lists(st.integers(0, 6), max_size=30))
     def check(tokens: list[int]) -> None:
         pieces = texts_of(tokenizer, tokens)
