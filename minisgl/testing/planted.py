@@ -164,6 +164,8 @@ def double_release_on_abort() -> Bug:
             pages = self.request_table.pages_of(req)[req.num_cached_pages :]
             real(self, uid)
             self.cache_manager._retire([(uid, pages)])
+        else:
+            real(self, uid)
 
     return patch.object(Scheduler, "abort_request", abort)
 
@@ -359,11 +361,11 @@ def masks_of_the_step_before() -> Bug:
         return launched
 
     def sample_twice(self: Scheduler, launched: InFlightStep) -> None:
-        if launched.step.id not in done:
-            done.add(launched.step.id)
+        if id(launched.step) not in done:
+            done[id(launched.step)] = launched.step
             real_sample(self, launched)
 
-    done: set[int] = set()
+    done: dict[int, Step] = {}  # by id; the reference keeps the id from being used again
     real_sample = Scheduler._sample
     return patch.multiple(Scheduler, _launch=launch, _sample=sample_twice)
 
@@ -410,7 +412,9 @@ SCORED = [replace(j, params=msgspec.structs.replace(j.params, logprobs=0)) for j
 PENALISED = [replace(j, params=msgspec.structs.replace(j.params, presence_penalty=0.5)) for j in VERIFIED]
 GRAMMARS = [replace(j, grammar=j.uid) for j in VERIFIED]
 FIRST_TURNS = [job(uid, 6 + uid, 24, first=8 * uid, stop_token_ids=tuple(range(0, 50, 3))) for uid in range(1, 5)]
-ABORTED_WHILE_VERIFYING = [replace(j, abort=j.arrive + 3 + j.uid) for j in VERIFIED] + [job(5, 9, 9, first=30, arrive=5)]
+ABORTED_WHILE_VERIFYING = [replace(j, abort=j.arrive + 3 + j.uid) for j in VERIFIED] + [
+    job(5, 9, 9, first=30, arrive=5)
+]
 
 PLANTED: dict[str, Planted] = {
     "pages freed while a step is in flight": Planted(

@@ -120,7 +120,10 @@ def _params(random: Random, vocab_size: int, longest: int) -> SamplingParams:
 
 
 def _prompts(random: Random, drive: Drive) -> Iterable[Job]:
-    """Yield requests whose prompts are paths in a tree of prefixes, or copies with a length at a page border."""
+    """Yield requests whose prompts are paths in a tree, copies with a length at a page border, or later turns.
+
+    The prompt of a later turn is the prompt and the answer of an earlier request, and a few tokens more.
+    """
     spec = drive.spec
     room = min(spec.max_seq_len, spec.num_pages * spec.page_size)
     tokens = min(spec.vocab_size, 3)
@@ -129,15 +132,22 @@ def _prompts(random: Random, drive: Drive) -> Iterable[Job]:
         tree.append([*random.choice(tree), *random.choices(range(tokens), k=random.randrange(1, room // 2 + 2))])
     pages = random.randrange(1, max(room // spec.page_size // 2, 1) + 1)
     copy = random.choices(range(tokens), k=max(pages * spec.page_size + random.choice([-1, 0, 0, 1]), 1))
+    jobs: list[Job] = []
     for uid in range(1, random.randrange(2, 16)):
-        if random.random() < 0.4:
+        arrive, kind = random.choice([0, 0, 0, 3, 8, 30]), random.random()
+        if kind < 0.35:
             prompt = copy
-        else:
+        elif kind < 0.65 or not jobs:
             prompt = [*random.choice(tree), *random.choices(range(tokens), k=random.randrange(1, 9))]
+        else:
+            earlier = random.choice(jobs)
+            answer = expected_output(earlier.request, spec.vocab_size, drive.eos_ids).tokens
+            prompt = [*earlier.prompt, *answer, *random.choices(range(tokens), k=random.randrange(1, 4))]
+            arrive = earlier.arrive + random.randrange(2, 30)
         prompt = prompt[: max(room - 1, 1)]
         params = _params(random, spec.vocab_size, room - len(prompt) if random.random() < 0.9 else room)
-        grammar = random.choice([None, None, 0, 1])
-        yield Job(uid, prompt, params, arrive=random.choice([0, 0, 0, 3, 8, 30]), grammar=grammar)
+        jobs.append(Job(uid, prompt, params, arrive, grammar=random.choice([None, None, 0, 1])))
+    return jobs
 
 
 def _conversations(random: Random, drive: Drive) -> Iterable[Job]:
