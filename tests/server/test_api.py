@@ -13,6 +13,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from minisgl.core import SamplingParams
+from minisgl.llm import LLM
 from minisgl.models.resolve import resolve_model
 from minisgl.testing.serving import Server
 from minisgl.tokenizer import Tokenizer
@@ -344,3 +345,41 @@ def test_promise_8_concurrent_requests(client: openai.OpenAI) -> None:
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
         together = list(pool.map(ask, prompts))
     assert together == alone
+
+
+# ---- prompt log-probabilities and cache salts --------------------------------------------------------------
+
+
+def test_prompt_logprobs(client: openai.OpenAI, tutor: Server) -> None:
+    """Every prompt token but the first has its log-probability, also if the prompt is cached: those of an `LLM`."""
+    prompt = list(range(10, 80))
+    with LLM(overrides=["device=cpu", "num_pages=64"]) as llm:
+        (output,) = llm.generate([prompt], SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=2))
+    assert output.prompt_logprobs is not None
+    for _ in range(2):  # the second time, the prefix cache has the prompt
+        answer = complete(client, prompt, max_tokens=1, extra_body={"prompt_logprobs": 2})
+        entries = answer.choices[0].model_dump()["prompt_logprobs"]
+        assert len(entries) == len(output.prompt_logprobs) == len(prompt)
+        assert entries[0] is None and output.prompt_logprobs[0] is None
+        for token, entry, expected in zip(prompt[1:], entries[1:], output.prompt_logprobs[1:], strict=True):
+            assert expected is not None
+            assert len(entry) in (2, 3)
+            assert entry[str(token)]["logprob"] == pytest.approx(expected.chosen, abs=1e-4)
+    with pytest.raises(openai.BadRequestError, match="prompt_logprobs"):
+        complete(client, prompt, extra_body={"prompt_logprobs": 21})
+
+
+def test_cache_salt(client: openai.OpenAI) -> None:
+    """A request finds only the KV of requests with the same salt in the prefix cache."""
+
+    def cached(salt: str | None) -> int:
+        body = {} if salt is None else {"cache_salt": salt}
+        usage = complete(client, list(range(100, 180)), max_tokens=2, extra_body=body).usage
+        assert usage is not None
+        details = usage.prompt_tokens_details
+        return (details.cached_tokens or 0) if details is not None else 0
+
+    assert [cached(None), cached("a"), cached("b")] == [0, 0, 0]
+    assert min(cached(None), cached("a"), cached("b")) > 0
+    with pytest.raises(openai.BadRequestError, match="cache_salt"):
+        cached("")
