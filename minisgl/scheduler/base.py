@@ -41,7 +41,7 @@ class Budget(Protocol):
     """The free capacity of one step. Every grant reduces it."""
 
     tokens: int  # what is left of max_prefill_tokens; a decode row also uses 1, but leaves a quarter to prompts
-    rows: int  # free rows of the request pool
+    rows: int  # requests that the step can still admit: free rows of the request pool, at most 256
 
     def grant(self, request: Waiting | Running, num_tokens: int) -> int:
         """Return how many of ``num_tokens`` tokens of ``request`` fit into the step; 0 if none do.

@@ -19,6 +19,7 @@ from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.cache.radix import RadixCache
 from minisgl.scheduler.order import LPM_WINDOW, MAX_SKIPPED
 from minisgl.scheduler.page_allocator import _OwnerTable
+from minisgl.scheduler.planner import MAX_ADMISSIONS
 from minisgl.scheduler.scheduler import Scheduler
 
 
@@ -53,6 +54,18 @@ def test_burst(scale: Scale, rows: int, monkeypatch: pytest.MonkeyPatch) -> None
         calls = 0
         scheduler.step()
         assert calls <= 20
+
+
+def test_a_step_admits_a_bounded_number_of_requests(scale: Scale) -> None:
+    """A burst of requests with short prompts is admitted over several steps, so that no turn takes long."""
+    scheduler = scale.scheduler(1000, 8000, 256, max_prefill_tokens=1 << 20)
+    for uid in range(1000):
+        scheduler.add_request(uid, np.full(64, uid, np.int32), SamplingParams(max_tokens=8, ignore_eos=True))
+    running = [0]
+    while running[-1] < 1000:
+        scheduler.step()
+        running.append(scheduler.stats()["num_running_reqs"])
+    assert np.diff(running).max() == MAX_ADMISSIONS
 
 
 def test_abort_of_waiting_requests(scale: Scale) -> None:
