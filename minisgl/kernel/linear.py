@@ -100,7 +100,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Packed
     if x.device.type == "cpu" and x.dim() == 2:
         if packed is not None and len(x) in PACKED_ROWS:
             return packed_linear(x, packed, bias)
-        if 0 < len(x) <= CPU_FEW_ROWS and x.dtype == weight.dtype and cpp.serves(weight):
+        if packed is None and 0 < len(x) <= CPU_FEW_ROWS and x.dtype == weight.dtype and cpp.serves(weight):
             return cpp.few_rows_linear(x, weight, bias)
         if x.dtype in (torch.bfloat16, torch.float16):  # torch calls oneDNN for these, but not for float32
             return sixteen_bit_linear(x, weight, bias)

@@ -195,16 +195,21 @@ class Planner:
         return []
 
     def _starved_rows(self, views: list[Running], starved: Req | None, budget: StepBudget) -> list[tuple[int, int]]:
-        """Return rows for the starved running requests and ``starved``, a waiting one, if they fit (promise 6)."""
-        rows = [
-            (v.uid, n)
-            for v in views
-            if v.skipped_steps >= self.starvation_steps and (n := budget.grant(v, v.num_remaining_tokens or 1))
-        ]
+        """Return rows for the starved running requests and ``starved``, a waiting one, if they fit (promise 6).
+
+        The request that was left out for the most steps comes first: a step may have too few tokens for all of them.
+        """
+        requests: list[Running | Waiting] = [v for v in views if v.skipped_steps >= self.starvation_steps]
         if starved is not None:
-            view = self._waiting_view(starved)
-            if n := budget.grant(view, view.num_tokens - view.num_cached_tokens):
-                rows.append((starved.uid, n))
+            requests.append(self._waiting_view(starved))
+        rows = []
+        for request in sorted(requests, key=attrgetter("skipped_steps"), reverse=True):
+            if isinstance(request, Waiting):
+                wanted = request.num_tokens - request.num_cached_tokens
+            else:
+                wanted = request.num_remaining_tokens or 1
+            if n := budget.grant(request, wanted):
+                rows.append((request.uid, n))
         return rows
 
     def _oldest_row(self) -> list[tuple[int, int]]:

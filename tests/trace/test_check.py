@@ -294,3 +294,15 @@ def test_engine_failure_breaks_no_promise(tmp_path: Path) -> None:
     trace = read(path)
     assert check(trace) is None
     assert {event.finish_reason for event in trace if isinstance(event, ev.Finish)} == {"error"}
+
+
+@pytest.mark.parametrize("num_requests", [3, 6, 9])
+def test_promise_6_one_token_a_step(num_requests: int, tmp_path: Path) -> None:
+    """Starved requests, waiting and running, get the few tokens of a step in turn: the one left out longest first."""
+    path = tmp_path / "run.jsonl"
+    spec = EngineSpec(page_size=4, num_pages=200, max_running_requests=num_requests, max_seq_len=64, vocab_size=50)
+    plugins = make_plugin("cache", "naive", page_size=4), make_plugin("scheduler", "prefill_first")
+    clients = [job(uid, 25, 4, first=uid) for uid in range(1, num_requests + 1)]
+    with traced(path, spec, *plugins, starvation_steps=2, max_prefill_tokens=1) as drive:
+        drive.run(clients)
+    assert check(read(path)) is None

@@ -122,7 +122,7 @@ def test_real_engine_has_the_same_counts(report: dict[str, Any]) -> None:
     six, seven = (Stage(**stage) for stage in report["stages"])
     assert counts(six) == GOLDEN[6]
     assert counts(seven) == GOLDEN[7]
-    assert six.launches is not None and six.launches > 200
+    assert six.launches is not None and six.launches > 100
     assert seven.launches == 1
     assert report["requests"] == 44
     assert report["same_answers"] >= 42  # the shape of a batch changes the last bits of float32 results
