@@ -333,18 +333,16 @@ class Scheduler:
         """
         step = launched.step
         ends = np.cumsum(step.num_scheduled_tokens).tolist()
-        positions, masks = [], []
+        positions = [np.empty(0, np.int32)]
+        masks = [np.empty((0, -(-self.spec.vocab_size // 32)), np.int32)]
         first = 0
         for row, (req, n) in enumerate(zip(launched.reqs, step.num_sampled_tokens.tolist(), strict=True)):
             constraint = self.constraints.get(req.uid) if n else None
-            if constraint is not None:
+            if constraint is not None:  # the request has not ended meanwhile
                 masks.append(constraint.masks(step.input_ids[ends[row] - n + 1 : ends[row]].tolist()))
                 positions.append(np.arange(first, first + n, dtype=np.int32))
             first += n
-        if masks:
-            self.engine.sample(TokenMasks(np.concatenate(positions), np.concatenate(masks)))
-        else:  # the requests with a grammar have ended meanwhile
-            self.engine.sample(TokenMasks(np.empty(0, np.int32), np.empty((0, 0), np.int32)))
+        self.engine.sample(TokenMasks(np.concatenate(positions), np.concatenate(masks)))
 
     # ---- the result --------------------------------------------------------------------------------------
 

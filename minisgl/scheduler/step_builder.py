@@ -13,6 +13,7 @@ import numpy as np
 from minisgl.core import I32, PENDING, Admission, Bools, PromptRange, Req, Step
 from minisgl.scheduler.base import Constraint, DraftProposer
 from minisgl.scheduler.cache_manager import CacheManager
+from minisgl.scheduler.planner import PolicyError
 
 _DECODE, _VERIFY, _PREFILL = range(3)  # kinds of rows, in the order of a step
 
@@ -104,6 +105,8 @@ class StepBuilder:
             rows.tolist(), indices.tolist(), positions.tolist(), limits.tolist(), proposed, strict=True
         ):
             kept = list(tokens[: min(limit, budget)])
+            if not all(0 <= token < self.cache_manager.spec.vocab_size for token in kept):
+                raise PolicyError(f"the proposer drafted {kept}: a token is not in the vocabulary")
             end = self.cache_manager.allocate_draft_pages(index, position + len(kept)) if kept else position
             if end > position:
                 drafts[row] = kept[: end - position]

@@ -130,6 +130,10 @@ class SimEngine:
         launched = self._unread[-1] if self._unread else None
         if launched is None or not launched.step.late_sampling or launched.sampled >= 0:
             raise SimViolation("late-sampling", "sample() was called, but no launched step waits for its masks")
+        shape = (len(masks.positions), -(-self.spec.vocab_size // 32))
+        if masks.bits.shape != shape or not masks.bits.dtype == masks.positions.dtype == np.int32:
+            text = f"the bits of the masks are {masks.bits.dtype} {masks.bits.shape}, expected int32 {shape}"
+            raise SimViolation("mask", text, step=launched.step.id)
         launched.masks, launched.masks_digest, launched.sampled = masks, digest_of(masks), self._read
 
     def result(self) -> StepResult:

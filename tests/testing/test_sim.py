@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minisgl.core import PENDING, Admission, EngineDeadError, EngineSpec, SamplingParams, Step
+from minisgl.core import PENDING, Admission, EngineDeadError, EngineSpec, SamplingParams, Step, TokenMasks
 from minisgl.testing import RULES, SimCounts, SimEngine, SimRequest, SimViolation, expected_output
 from minisgl.testing.truth import ExpectedTokens
 
@@ -458,3 +458,42 @@ def test_counts() -> None:
     run(sim, A_PREFILL, A_DECODE)
     counts = SimCounts(steps=2, rows=2, tokens=7, prompt_tokens=6, max_rows=1, max_tokens=6)
     assert sim.counts == replace(counts, admissions={A: 1}, computed_by={A: 7})
+
+
+def test_masks_of_a_wrong_shape() -> None:
+    """Masks with a wrong number of words are reported, also if there are none."""
+    sim = engine()
+    sim.launch(replace(A_PREFILL, late_sampling=True))
+    with pytest.raises(SimViolation, match="expected int32") as caught:
+        sim.sample(TokenMasks(np.empty(0, np.int32), np.empty((0, 0), np.int32)))
+    assert caught.value.rule == "mask"
+
+
+def test_calls_in_the_wrong_order() -> None:
+    """A late step must be sampled before its result is read, before the next launch, and once."""
+    none = TokenMasks(np.empty(0, np.int32), np.empty((0, -(-SPEC.vocab_size // 32)), np.int32))
+    late = replace(A_PREFILL, late_sampling=True)
+    for calls in (
+        lambda sim: (sim.launch(late), sim.result()),
+        lambda sim: (sim.launch(late), sim.launch(make(1, [(0, 6, [PENDING], True)], decode=1))),
+        lambda sim: (sim.launch(late), sim.sample(none), sim.sample(none)),
+        lambda sim: (sim.launch(A_PREFILL), sim.sample(none)),
+        lambda sim: sim.sample(none),
+    ):
+        with pytest.raises(SimViolation) as caught:
+            calls(engine())
+        assert caught.value.rule == "late-sampling"
+
+
+def test_row_of_a_request_whose_verification_is_unread() -> None:
+    """No row of a request is launched before its verification was read: only the result says where it begins."""
+    sim, first = engine(), answer(A)
+    run(sim, A_PREFILL)
+    drafts = [PENDING, first[1], first[2]]
+    verify = make(1, [(0, 6, drafts, 3)], [(0, 2, 2)], verify=1)
+    sim.launch(verify)
+    sim.launch(make(2, [(0, 9, [PENDING], True)], decode=1))
+    assert sim.result().accepted.tolist() == [3]
+    with pytest.raises(SimViolation) as caught:
+        sim.result()
+    assert caught.value.rule == "verify-unread"
