@@ -34,7 +34,6 @@ class Running(NamedTuple):
     num_new_pages: int  # new pages that the request's next decode token needs: 0 or 1; 0 during prefill
     skipped_steps: int  # steps launched since the request last had a row
     admission_order: int  # admission number: lower was admitted earlier
-    ready: bool = True  # always True today; False would mean that the last token must reach the host first
 
 
 class Budget(Protocol):
