@@ -183,7 +183,7 @@ def _literal(option: Option, value: str) -> str:
     quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""
     if not option.is_text or quoted or "${" in value or (option.optional and value == "null"):
         return value
-    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
+    escaped = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
     return f"'{escaped}'"
 
 

@@ -104,6 +104,7 @@ def test_overrides(manager: PluginManager) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.text(st.sampled_from("ab /\\'\"=[](){},:$#\u00e9\n\t+~@*"), min_size=1, max_size=8))
 @example("\\")
+@example("\\\n")
 @example("it's")
 @example("a\\'b\\\\'")
 def test_text_needs_no_quotes(mine: PluginManager, text: str) -> None:
