@@ -135,10 +135,11 @@ class Wire(RankThreads):
                 return
             message.waited = True
             send = message if message.sends else message.matched
-            if send.delivered is None:
-                send.delivered = send.x.clone()
+            if message.sends or send.delivered is None:
+                content = send.x.clone()
+                send.delivered = content if send.delivered is None else send.delivered
                 assert send.before is not None
-                if not torch.equal(send.delivered, send.before):
+                if not torch.equal(content, send.before):
                     text = f"Rank {send.rank} changed a tensor while it was being sent to rank {send.other}."
                     self._fail(WireViolation("changed", text, send.rank))
                     raise RankStopped

@@ -112,6 +112,19 @@ def change_sent_tensor(comm: GroupCommunicator) -> None:
         comm.receive(x, 0).wait()
 
 
+def change_received_tensor(comm: GroupCommunicator) -> None:
+    """Change a tensor that was received already, before the sender has waited."""
+    x = torch.ones(2)
+    if comm.rank == 0:
+        sending = comm.send(x, 1)
+        comm.receive(torch.empty(1), 1).wait()  # rank 1 sends it when it has received x
+        x += 1
+        sending.wait()
+    elif comm.rank == 1:
+        comm.receive(x, 0).wait()
+        comm.send(torch.ones(1), 0).wait()
+
+
 def no_rank_receives(comm: GroupCommunicator) -> None:
     if comm.rank == 0:
         comm.send(torch.ones(2), 1)
@@ -135,7 +148,7 @@ def call_group_collective(comm: GroupCommunicator) -> None:
 BROKEN: dict[str, list[Callable[[GroupCommunicator], None]]] = {
     "deadlock": [all_send_first, rank_0_never_sends],
     "sizes": [another_size, another_type],
-    "changed": [change_sent_tensor],
+    "changed": [change_sent_tensor, change_received_tensor],
     "left": [no_rank_receives],
     "unwaited": [receive_without_wait],
     "neighbour": [send_to_itself],
