@@ -1,8 +1,9 @@
 """Verification of draft tokens: which of the tokens that a row sampled at several positions count.
 
-A verification row samples after its first token and after each draft token. Its tokens count up to the first one that
-differs from the draft token after it (speculative decoding: Leviathan et al., 2022). All work is done on the device,
-so the host does not wait. The module knows steps and tokens, and no logits.
+A verification row samples after its first token and after each draft token. A sampled token should equal the draft
+token that follows. The sampled tokens count up to, and including, the first one that does not (speculative decoding:
+Leviathan et al., 2022). All work is done on the device, so the host does not wait. The module knows steps and tokens,
+and no logits.
 """
 
 from __future__ import annotations

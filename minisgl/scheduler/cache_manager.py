@@ -192,12 +192,8 @@ class CacheManager:
 
     def allocate_decode_pages(self, req_pool_indices: I32) -> None:
         """Allocate one more page for each of these rows, whose next token starts a new page."""
-        n = len(req_pool_indices)
-        pages = self._allocate(n, self.request_table.uid[req_pool_indices])
-        columns = self.request_table.num_pages[req_pool_indices]
-        self.request_table.page_table[req_pool_indices, columns] = pages
+        self._add_pages(req_pool_indices, self.request_table.num_pages[req_pool_indices])
         self.request_table.num_pages[req_pool_indices] += 1
-        self._page_table_updates.append((req_pool_indices, columns, pages))
 
     def allocate_draft_pages(self, req_pool_idx: int, end: int) -> int:
         """Allocate the pages that this row needs for the positions below ``end``, as far as pages can be had.
@@ -208,12 +204,16 @@ class CacheManager:
         first = int(table.num_pages[req_pool_idx])
         n = min(-(-end // size) - first, self.num_available_pages)
         if n > 0:
-            pages = self._allocate(n, int(table.uid[req_pool_idx]))
-            columns = np.arange(first, first + n, dtype=np.int32)
-            table.page_table[req_pool_idx, columns] = pages
+            self._add_pages(np.full(n, req_pool_idx, np.int32), np.arange(first, first + n, dtype=np.int32))
             table.num_pages[req_pool_idx] += n
-            self._page_table_updates.append((np.full(n, req_pool_idx, np.int32), columns, pages))
         return min(end, int(table.num_pages[req_pool_idx]) * size)
+
+    def _add_pages(self, req_pool_indices: I32, columns: I32) -> None:
+        """Allocate a page for each entry (row, column) of the page table. The caller counts the pages of the rows."""
+        table = self.request_table
+        pages = self._allocate(len(columns), table.uid[req_pool_indices])
+        table.page_table[req_pool_indices, columns] = pages
+        self._page_table_updates.append((req_pool_indices, columns, pages))
 
     def _allocate(self, n: int, owner: int | I32) -> I32:
         """Allocate ``n`` pages for ``owner`` (or ``owner[i]`` each). Evict cached pages first if too few are free."""

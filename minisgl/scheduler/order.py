@@ -17,7 +17,8 @@ A match of every waiting request in every step would cost more than the better o
 MAX_SKIPPED = 256
 """``fcfs`` stops after it left out this many requests that should wait for another request's prefix.
 
-So 10,000 copies of a prompt cost a step little. Requests behind them wait until the first copy has computed its prompt.
+This limits the cost of a step in which thousands of copies of a prompt wait. The requests behind the copies wait until
+the first copy has computed its prompt.
 """
 
 

@@ -1,7 +1,8 @@
 """Estimates how many tokens a running request will still write, from the lengths of the answers that ended.
 
-Admission keeps pages free for these tokens of every running request. Promise 5 holds with any reserve: one that is too
-small leads to retractions, one that is too large to small batches. This module knows numbers of tokens only.
+These tokens are the reserve: admission keeps pages free for them, for every running request. Promise 5 holds with any
+reserve. A reserve that is too small causes retractions; a reserve that is too large makes batches small. This module
+knows numbers of tokens only.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class InFlightStep(NamedTuple):
 
     @property
     def ends(self) -> I32:
-        """Position after the last one that each row computes, int32 ``[rows]``."""
+        """For each row, the position that follows the last one that the row computes: int32 ``[rows]``."""
         ends: I32 = self.step.num_computed_tokens + self.step.num_scheduled_tokens
         return ends
 
@@ -130,7 +130,7 @@ class ResultReader:
             if valid[wanted.row]:
                 req = launched.reqs[wanted.row]
                 req.num_prompt_logprobs += len(entries)
-                out.prompt_logprobs.setdefault(req.uid, []).extend((e.chosen, e.top_ids, e.top) for e in entries)
+                out.prompt_logprobs.setdefault(req.uid, []).extend(entries)
 
 
 def _first_stop(req: Req, run: Sequence[int]) -> int | None:
@@ -141,4 +141,4 @@ def _first_stop(req: Req, run: Sequence[int]) -> int | None:
 def _add_logprobs(out: Output, entries: Sequence[Logprobs] | None, first: int, count: int) -> None:
     """Add the log-probabilities of a row's tokens, which are ``count`` entries of the output from ``first`` on."""
     if entries is not None:
-        out.logprobs.update(enumerate(((e.chosen, e.top_ids, e.top) for e in entries[:count]), first))
+        out.logprobs.update(enumerate(entries[:count], first))

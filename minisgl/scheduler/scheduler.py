@@ -279,14 +279,13 @@ class Scheduler:
         if admitted:
             self._admit(admitted)  # type: ignore[arg-type]
             req_pool_indices = req_pool_indices_of(reqs)  # type: ignore[arg-type]
-        step, ordered = self.step_builder.build(
+        return self.step_builder.build(
             self.next_step_id,
             reqs,  # type: ignore[arg-type]
             req_pool_indices,
             num_tokens,
             admitted,  # type: ignore[arg-type]
         )
-        return step, ordered
 
     def _admit(self, reqs: list[Req]) -> None:
         """Move waiting requests to the running ones: lock their cached prefixes and allocate their rows and pages."""

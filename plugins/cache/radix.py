@@ -169,6 +169,7 @@ class RadixCache:
 
     # lab: end
 
+    # lab: omit
     def rematch(self, key: Key, last: MatchResult) -> MatchResult:
         """Return what ``match(key)`` returns. Compare only tokens after ``last``, an earlier result for the same key.
 
@@ -204,6 +205,8 @@ class RadixCache:
             unlocked += used if child.users == 0 else 0
             at += used
         return MatchResult(Handle(node, used), np.concatenate(found) if len(found) > 1 else pages, unlocked)
+
+    # lab: end
 
     # lab: radix.lock
     def lock(self, handle: Handle) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -34,33 +35,42 @@ def assert_linear(small: Cost, large: Cost) -> None:
     assert large.per_item_us < 3 * small.per_item_us, f"{small} {large}"
 
 
+def burst(scale: Scale, rows: int, max_tokens: int) -> Scheduler:
+    """Return a scheduler with ``rows`` waiting requests and as many free request-pool rows."""
+    scheduler = scale.scheduler(rows, 8 * rows, 256, max_prefill_tokens=1 << 20)
+    for uid in range(rows):
+        scheduler.add_request(uid, np.full(64, uid, np.int32), SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+    return scheduler
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, *names: str) -> Counter[str]:
+    """Count the calls of these methods of the class ``owner``, by name."""
+    calls: Counter[str] = Counter()
+    for name in names:
+        real = getattr(owner, name)
+
+        def counted(self: Any, *args: Any, name: str = name, real: Any = real) -> Any:
+            calls[name] += 1
+            return real(self, *args)
+
+        monkeypatch.setattr(owner, name, counted)
+    return calls
+
+
 @pytest.mark.parametrize("rows", [10, 300])
 def test_burst(scale: Scale, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many requests a step admits or ends, the scheduler calls the page allocator 20 times at most."""
-    scheduler = scale.scheduler(rows, 8 * rows, 256, max_prefill_tokens=1 << 20)
-    for uid in range(rows):
-        scheduler.add_request(uid, np.full(64, uid, np.int32), SamplingParams(max_tokens=4, ignore_eos=True))
-    calls = 0
-    for name in ("allocate", "check_owner"):
-        real = getattr(_OwnerTable, name)
-
-        def counted(self: _OwnerTable, *args: Any, real: Any = real) -> Any:
-            nonlocal calls
-            calls += 1
-            return real(self, *args)
-
-        monkeypatch.setattr(_OwnerTable, name, counted)
+    scheduler = burst(scale, rows, max_tokens=4)
+    calls = count_calls(monkeypatch, _OwnerTable, "allocate", "check_owner")
     while scheduler.has_work:
-        calls = 0
+        calls.clear()
         scheduler.step()
-        assert calls <= 20
+        assert calls.total() <= 20
 
 
 def test_a_step_admits_a_bounded_number_of_requests(scale: Scale) -> None:
     """A burst of requests with short prompts is admitted over several steps, so that no turn takes long."""
-    scheduler = scale.scheduler(1000, 8000, 256, max_prefill_tokens=1 << 20)
-    for uid in range(1000):
-        scheduler.add_request(uid, np.full(64, uid, np.int32), SamplingParams(max_tokens=8, ignore_eos=True))
+    scheduler = burst(scale, 1000, max_tokens=8)
     running = [0]
     while running[-1] < 1000:
         scheduler.step()
@@ -108,20 +118,11 @@ def test_prompts_are_hashed_when_they_are_added(scale: Scale, monkeypatch: pytes
 def test_a_turn_looks_at_few_copies(scale: Scale, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many copies of a prompt wait, a turn matches at most `MAX_SKIPPED` of them, and some per free row."""
     scheduler = copies(scale, 2_000, 2_000)
-    matches = 0
-    for name in ("match", "rematch"):
-        real = getattr(RadixCache, name)
-
-        def counted(self: RadixCache, *args: Any, real: Any = real) -> Any:
-            nonlocal matches
-            matches += 1
-            return real(self, *args)
-
-        monkeypatch.setattr(RadixCache, name, counted)
+    matches = count_calls(monkeypatch, RadixCache, "match", "rematch")
     for _ in range(12):
-        matches = 0
+        matches.clear()
         scheduler.step()
-        assert matches <= 2 * (MAX_SKIPPED + 4 * 8)
+        assert matches.total() <= 2 * (MAX_SKIPPED + 4 * 8)
 
 
 def test_waiting_prompts_are_not_compared_again(scale: Scale, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -331,7 +331,7 @@ def test_promise_6_newest_first(overlap: bool) -> None:
 
 
 def behind_an_older_request(count: int) -> list[Job]:
-    """Return an old request of 120 steps, a late one that does not fit beside it, and ``count`` short ones."""
+    """Return a request that runs for 120 steps, a later one that does not fit beside it, and ``count`` short ones."""
     old, late = job(1, 17, 120), job(2, 280, 5, arrive=4)
     stem = job(3, 8, 3, first=1, arrive=1)
     shorts = [Job(uid, [*stem.prompt, uid % 50], stem.params, arrive=2 * uid) for uid in range(4, 4 + count)]

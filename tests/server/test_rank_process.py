@@ -1,4 +1,4 @@
-"""Rank 0's loop: what it does while it has no work."""
+"""Tests of the loop of rank 0's process while no request is open."""
 
 from __future__ import annotations
 

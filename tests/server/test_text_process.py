@@ -214,7 +214,7 @@ def test_prompt_logprobs(harness: Harness, tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize(("length", "start"), [(1, 0), (3, 5), (3, 3)])
 def test_a_prompt_without_logprobs(harness: Harness, length: int, start: int) -> None:
-    """A prompt of one token, or one that ends before ``logprob_start_len``, has one entry for each token."""
+    """If no prompt token is scored, the reply has an entry for each of them, which is None."""
     params = SamplingParams(prompt_logprobs=0, logprob_start_len=start)
     end = Output([5], [9], [Finished(5, "length", length)])
     harness.worker.handle(Outputs([NewRequest(5, [4] * length, params)], end))

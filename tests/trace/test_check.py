@@ -241,7 +241,7 @@ def test_starved_running_request_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", ["right", "younger requests never give way"])
 def test_starved_waiting_request_is_found(rule: str, tmp_path: Path) -> None:
-    """A request that fits beside older ones must start soon; one that does not fit may be overtaken for as long."""
+    """A request that fits beside the older ones must start soon; others may overtake one that does not fit."""
     path = tmp_path / "run.jsonl"
     clients = [job(1, 9, 60), job(2, 90, 5, arrive=2), *(job(uid, 25, 20, arrive=uid) for uid in range(3, 60))]
     cache, policy = make_plugin("cache", "naive", page_size=4), make_plugin("scheduler", "mixed")

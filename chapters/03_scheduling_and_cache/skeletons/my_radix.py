@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test radix     (`hint radix` for a hint)
 Serve it:  python -m minisgl plugins=my_radix.py cache=mine
 """
 
-# minisgl lab radix, skeleton 9e94338d5f (minisgl 0.2.0)
+# minisgl lab radix, skeleton 284a30625c (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -146,42 +146,6 @@ class MyCache:
         # 2. The key may differ from the edge within the edge. Count the equal whole pages, and stop there.
         # 3. A match changes neither the tree nor the order of eviction.
         raise NotImplementedError
-
-    def rematch(self, key: Key, last: MatchResult) -> MatchResult:
-        """Return what ``match(key)`` returns. Compare only tokens after ``last``, an earlier result for the same key.
-
-        The tokens of a path never change while its last node is in the tree. But its last edge may have been split, or
-        the edge's last pages may have been evicted.
-        """
-        node, size = last.handle.node, len(last.pages)
-        if node.parent is None or node.parent.children.get(self._page(node.ids, 0)) is not node:
-            return self.match(key)  # nothing was found, or the node was evicted
-        path = [node]
-        while path[-1].parent is not None:
-            path.append(path[-1].parent)
-        start = sum([len(above.pages) for above in path]) - len(node.pages)  # pages of the path above `node`
-        i = 0
-        while start >= size:  # the edge was split: the prefix ends in a part above
-            i += 1
-            start -= len(path[i].pages)
-        node = path[i]
-        used = min(size - start, len(node.pages))  # fewer than before if pages were evicted
-        pages = last.pages[: start + used]
-        unlocked = used if node.users == 0 else 0
-        for above in path[i + 1 :]:
-            if above.users == 0:
-                unlocked += len(above.pages)
-        at, end = start + used, len(key.ids) // self.page_size
-        found = [pages]
-        while used == len(node.pages) and at < end:
-            child = node.children.get(self._page(key.ids, at))
-            if child is None:
-                break
-            node, used = child, self._common(child.ids, key.ids[at * self.page_size :])
-            found.append(child.pages[:used])
-            unlocked += used if child.users == 0 else 0
-            at += used
-        return MatchResult(Handle(node, used), np.concatenate(found) if len(found) > 1 else pages, unlocked)
 
     def lock(self, handle: Handle) -> None:
         """Count one user on every node of the prefix. A node with users is never evicted."""

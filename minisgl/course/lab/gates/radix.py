@@ -205,8 +205,8 @@ def cause_of(rule: str) -> str | None:
 def count_prefill(student: Student) -> str:
     """Count the prompt tokens that the engine computes for 42 requests with three common prefixes.
 
-    The prefixes stand for the course's three handbooks of 384 tokens each. Each page of a prefix should be computed
-    only once, for all requests together.
+    Each prefix has as many tokens as a handbook of the course (384). Each page of a prefix should be computed only
+    once, for all requests together.
     """
     rng = student.random
     jobs = [{"id": i + 1, "stem": rng.randrange(3), "shared": 384 - 16 * rng.randrange(3), "own": rng.randint(8, 40),
