@@ -152,14 +152,21 @@ class Dispatcher:
         """
         self.check_open(len(prompts) * params.n)
         uids = [next(self._uids) for _ in range(len(prompts) * params.n)]
+        # Encode every message before a request is registered: a value that can't be encoded leaves no open request.
+        messages = [
+            Submit(uids[i * params.n : (i + 1) * params.n], prompt, params, max_tokens_from_context).encode()
+            for i, prompt in enumerate(prompts)
+        ]
         tokenizer = next(self._next_tokenizer)
         stream = Stream(uids, tokenizer)
         self._requests.update((uid, (stream, index)) for index, uid in enumerate(uids))
         self._idle.clear()
-        for i, prompt in enumerate(prompts):
-            self._tokenizers[tokenizer].send(
-                Submit(uids[i * params.n : (i + 1) * params.n], prompt, params, max_tokens_from_context)
-            )
+        try:
+            for message in messages:
+                self._tokenizers[tokenizer].send_bytes(message)
+        except BaseException:
+            self.abort(stream)
+            raise
         return stream
 
     def check_open(self, more: int = 0) -> None:
@@ -180,8 +187,8 @@ class Dispatcher:
         """
         open_uids = [uid for uid in stream.uids if self._requests.pop(uid, None) is not None]
         if open_uids:
-            self._tokenizers[stream.tokenizer].send(Abort(open_uids))
             self._check_idle()
+            self._tokenizers[stream.tokenizer].send(Abort(open_uids))
 
     def fail(self, message: str, status: int = 500) -> None:
         """End every open request and every pending query with an error."""

@@ -8,6 +8,7 @@ effect (`NEUTRAL`). Any other parameter is refused with an error that names it.
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, pack_i
 from minisgl.server.errors import ApiError
 
 S = TypeVar("S", bound=msgspec.Struct)
+MAX_DEPTH = 64
+"""The largest number of nested lists and objects in ``chat_template_kwargs`` and ``tool_calls``."""
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -123,6 +126,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
 
         Content parts are joined with line breaks. Raise `ApiError` for a content part that is not text.
         """
+        check_json(self.tool_calls, "messages")
         content = self.content
         if isinstance(content, list):
             content = "\n".join(map(_text_of, content))
@@ -165,7 +169,7 @@ class ChatRequest(GenerateRequest, kw_only=True):
 
     def to_prompt(self) -> ChatPrompt:
         """Return the messages as a prompt. Raise `ApiError` for an invalid message."""
-        return ChatPrompt(template_messages(self.messages), True, self.chat_template_kwargs)
+        return _chat_prompt(self.messages, True, self.chat_template_kwargs)
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -184,7 +188,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
         if (self.prompt is None) == (self.messages is None):
             raise ApiError(400, "Give either prompt or messages.", "prompt")
         if self.messages is not None:
-            return ChatPrompt(template_messages(self.messages), self.add_generation_prompt, self.chat_template_kwargs)
+            return _chat_prompt(self.messages, self.add_generation_prompt, self.chat_template_kwargs)
         return TextPrompt(self.prompt or "", self.add_special_tokens)
 
 
@@ -248,6 +252,8 @@ def parse(body: bytes, kind: type[S]) -> S:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"The body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise ApiError(400, "The body has too many nested lists and objects.", code="invalid_value") from None
     if not isinstance(fields, dict):
         raise ApiError(400, "The body must be a JSON object.")
     fields = {name: value for name, value in fields.items() if value is not None}
@@ -270,6 +276,33 @@ def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         raise ApiError(400, "messages is empty: a chat needs at least one message.", "messages", "invalid_value")
     given = ({k: v for k, v in message.items() if v is not None} for message in messages)
     return [_convert(message, ChatMessage, f"messages[{i}]").to_template() for i, message in enumerate(given)]
+
+
+def _chat_prompt(messages: list[dict[str, Any]], add_generation_prompt: bool, kwargs: dict[str, Any]) -> ChatPrompt:
+    check_json(kwargs, "chat_template_kwargs")
+    return ChatPrompt(template_messages(messages), add_generation_prompt, kwargs)
+
+
+def check_json(value: Any, param: str) -> None:
+    """Check a JSON value that has no schema. Raise `ApiError` if it can't be sent to another process.
+
+    Such a value has more than `MAX_DEPTH` nested lists and objects, or an integer of more than 64 bits.
+    """
+    level, depth = [value], 0
+    while level:
+        for item in level:
+            if isinstance(item, int) and not -(2**63) <= item < 2**64:
+                raise ApiError(400, f"{param} has an integer of more than 64 bits.", param, "invalid_value")
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        depth += 1
+        if depth > MAX_DEPTH + 1:
+            message = f"{param} has more than {MAX_DEPTH} nested lists and objects."
+            raise ApiError(400, message, param, "invalid_value")
 
 
 def tokens_prompt(tokens: list[int], param: str) -> TokensPrompt:
@@ -340,7 +373,6 @@ def _text_of(part: dict[str, Any]) -> str:
 
 
 def _token_id(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ApiError(400, f"logit_bias: {text!r} is not a token id.", "logit_bias", "invalid_value") from None
+    if not re.fullmatch(r"-?[0-9]{1,19}", text):
+        raise ApiError(400, f"logit_bias: {reprlib.repr(text)} is not a token id.", "logit_bias", "invalid_value")
+    return int(text)
