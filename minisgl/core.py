@@ -55,7 +55,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     - ``top_k``: 0 or -1 turns top-k off.
     - ``seed``: with a seed, the sampled tokens do not depend on the other requests in the batch. With None, the
       scheduler derives a seed from the server's seed.
-    - ``stop``: strings that end the request. A stop string is not part of the returned text.
+    - ``stop``: strings that end the request, at most 16 of at most 1,024 characters each. A stop string is not part of
+      the returned text.
     - ``stop_token_ids``: token ids that end the request, like an end-of-sequence id; at most 1,024.
     - ``logprobs``: number of alternatives reported with each output token. 0 reports the sampled token's
       log-probability only; None reports no log-probabilities.
@@ -87,6 +88,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     MAX_LOGPROBS = 20
     MAX_STOPS = 16
+    MAX_STOP_CHARS = 1024
     MAX_STOP_TOKEN_IDS = 1024
     MAX_BIAS = 1024
     MAX_SALT = 256
@@ -117,6 +119,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             need(size <= most, field, f"at most {most} token ids")
         stops_ok = not isinstance(self.stop, tuple | list) or len(self.stop) <= self.MAX_STOPS
         need(stops_ok, "stop", f"at most {self.MAX_STOPS} strings")
+        stops = self.stop if isinstance(self.stop, tuple | list) else ()
+        short = all(not isinstance(stop, str) or len(stop) <= self.MAX_STOP_CHARS for stop in stops)
+        need(short, "stop", f"strings of at most {self.MAX_STOP_CHARS} characters")
         try:
             msgspec.convert(msgspec.structs.asdict(self), SamplingParams)
         except msgspec.ValidationError as error:  # "Expected `int`, got `str` - at `$.stop[...]`"

@@ -6,6 +6,7 @@ about tokens, so a stop string that spans several pieces is found as well.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 
@@ -54,10 +55,12 @@ class StopFinder:
         return held
 
 
-def _borders(word: str) -> list[int]:
+@functools.lru_cache(maxsize=256)
+def _borders(word: str) -> tuple[int, ...]:
     """Return, for each non-empty prefix of ``word``, the length of its longest border.
 
-    A border of a string is a proper prefix of the string that is also a suffix of it.
+    A border of a string is a proper prefix of the string that is also a suffix of it. The cache lets the ``n`` choices
+    of a request share the result.
     """
     borders = [0] * len(word)
     length = 0
@@ -66,4 +69,4 @@ def _borders(word: str) -> list[int]:
             length = borders[length - 1]
         length += word[i] == word[length]
         borders[i] = length
-    return borders
+    return tuple(borders)

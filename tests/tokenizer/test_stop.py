@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minisgl.tokenizer.stop import StopFinder
+from minisgl.core import InvalidRequestError, SamplingParams
+from minisgl.tokenizer.stop import StopFinder, _borders
 
 
 def cut(text: str, stops: list[str]) -> tuple[str, str | None]:
@@ -85,3 +86,21 @@ def test_cost_independent_of_stop_length() -> None:
     short = min(seconds(10) for _ in range(3))
     long = min(seconds(10_000) for _ in range(3))
     assert long < 10 * short
+
+
+def test_borders_once_per_stop_string() -> None:
+    """The finders of a request's ``n`` choices share the borders of its stop strings."""
+    stops = [f"a shared stop string {i}" for i in range(SamplingParams.MAX_STOPS)]
+    before = _borders.cache_info().misses
+    for _ in range(128):
+        StopFinder(stops)
+    assert _borders.cache_info().misses - before == len(stops)
+
+
+def test_length_of_a_stop_string_is_bounded() -> None:
+    longest = "x" * SamplingParams.MAX_STOP_CHARS
+    SamplingParams(stop=("a", longest)).check()
+    with pytest.raises(InvalidRequestError, match="at most 1024 characters") as error:
+        SamplingParams(stop=("a", longest + "x")).check()
+    assert error.value.field == "stop"
+    assert len(error.value.message) < 200
