@@ -43,6 +43,9 @@ class ServerConfig:
     """The name of the model in the API. Default: the value of the option ``model``."""
     max_queued: int = 4096
     """Maximum number of open requests (waiting and running). A request above this limit gets HTTP status 503."""
+    max_body: int | None = None
+    """Maximum size of a request's body in bytes. A larger one gets HTTP status 413. Default: 64 bytes for each token
+    that the server allows for a request, and at least 1 MiB."""
     drain_timeout: float = 30.0
     """Seconds that open requests may take to finish after SIGTERM, before the server stops."""
     watchdog: float = 300.0
@@ -139,6 +142,8 @@ class Config:
         need(self.server.api_key != "", "server.api_key", "a key, or null for none")
         need(self.server.served_model_name != "", "server.served_model_name", "a name, or null for the model's")
         need(self.server.max_queued >= 1, "server.max_queued", "at least 1")
+        max_body = self.server.max_body
+        need(max_body is None or max_body >= 1, "server.max_body", "at least 1, or null for the default")
         for key in ("drain_timeout", "watchdog"):
             seconds = getattr(self.server, key)
             need(math.isfinite(seconds) and seconds >= 0.0, f"server.{key}", "a number of seconds, at least 0")

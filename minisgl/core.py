@@ -155,6 +155,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         need(all(0 <= t < limit for t in self.logit_bias), "logit_bias", inside)
 
 
+def shorten(text: str, limit: int = 100) -> str:
+    """Return ``text`` for an error message: cut to ``limit`` characters, of which the last is then an ellipsis.
+
+    An error repeats at most 200 characters of a request: 100 in its message, and 100 in the name of the parameter.
+    """
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
 def _shorten(value: object) -> str:
     """Return ``repr(value)``, cut to a length that fits into an error message."""
     try:

@@ -6,15 +6,20 @@ an unknown route or a body that is not JSON.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import fastapi
+import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from minisgl.core import shorten
 from minisgl.message import unpack_ids
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import ApiError
@@ -31,16 +36,31 @@ from minisgl.server.protocol import (
 from minisgl.server.responses import ResponseBuilder
 from minisgl.utils.version import __version__
 
-MAX_BODY = 64 * 2**20
-"""The largest size of a request's body in bytes."""
+S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T")
+MIN_BODY = 2**20
+"""The smallest default of ``server.max_body``, in bytes."""
+BODY_BYTES_PER_TOKEN = 64
+"""The bytes of a body that the default of ``server.max_body`` allows for each token of the context."""
+SMALL_BODY = 2**16
+"""The largest size of a body, in bytes, that is parsed in the event loop's thread."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options that the routes need: the model's name in the API, and the API key or None."""
+    """The options that the routes need.
+
+    They are the model's name in the API, the API key or None, and the largest size of a body in bytes or None for the
+    default, which depends on the model's context.
+    """
 
     model: str
     api_key: str | None = None
+    max_body: int | None = None
+
+    def body_limit(self, max_seq_len: int) -> int:
+        """Return the largest size of a body in bytes, for a server that allows ``max_seq_len`` tokens a request."""
+        return self.max_body or max(MIN_BODY, BODY_BYTES_PER_TOKEN * max_seq_len)
 
 
 def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> FastAPI:
@@ -60,13 +80,18 @@ def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> 
     def check_model(name: str | None) -> None:
         if name is not None and name != settings.model:
             raise ApiError(
-                404, f"The model {name!r} does not exist here: this server has {settings.model!r}.", "model",
-                "model_not_found",
+                404, f"The model {shorten(repr(name))} does not exist here: this server has {settings.model!r}.",
+                "model", "model_not_found",
             )  # fmt: skip
+
+    async def read(request: Request, kind: type[S], convert: Callable[[S], T]) -> tuple[S, T]:
+        """Read the body of ``request`` as a struct of type ``kind``. Return it, and what ``convert`` makes of it."""
+        body = await read_body(request, settings.body_limit(dispatcher.max_seq_len))
+        return await parse_body(body, kind, convert)
 
     @guarded.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        body = parse(await _body(request), ChatRequest)
+        body, prompt = await read(request, ChatRequest, ChatRequest.to_prompt)
         check_model(body.model)
         params = body.params(body.token_limit, body.num_logprobs)
         builder = ResponseBuilder(
@@ -78,12 +103,12 @@ def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> 
             include_usage=body.include_usage,
             prompt_logprobs=body.prompt_logprobs is not None,
         )
-        stream = dispatcher.submit([body.to_prompt()], params, max_tokens_from_context=body.token_limit is None)
+        stream = dispatcher.submit([prompt], params, max_tokens_from_context=body.token_limit is None)
         return await (respond_stream if body.stream else respond_json)(request, dispatcher, stream, builder)
 
     @guarded.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        body = parse(await _body(request), CompletionRequest)
+        body, prompts = await read(request, CompletionRequest, CompletionRequest.to_prompts)
         check_model(body.model)
         params = body.params(body.max_tokens, body.logprobs)
         builder = ResponseBuilder(
@@ -95,7 +120,7 @@ def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> 
             include_usage=body.include_usage,
             prompt_logprobs=body.prompt_logprobs is not None,
         )
-        stream = dispatcher.submit(body.to_prompts(), params, max_tokens_from_context=False)
+        stream = dispatcher.submit(prompts, params, max_tokens_from_context=False)
         return await (respond_stream if body.stream else respond_json)(request, dispatcher, stream, builder)
 
     def model_card() -> dict[str, object]:
@@ -113,9 +138,9 @@ def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> 
 
     @guarded.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        body = parse(await _body(request), TokenizeBody)
+        body, prompt = await read(request, TokenizeBody, TokenizeBody.to_prompt)
         check_model(body.model)
-        reply = await dispatcher.tokenize(body.to_prompt(), body.return_token_strs)
+        reply = await dispatcher.tokenize(prompt, body.return_token_strs)
         if reply.error is not None:
             raise ApiError.from_finished(reply.error)
         tokens = unpack_ids(reply.ids).tolist()
@@ -124,9 +149,9 @@ def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> 
 
     @guarded.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        body = parse(await _body(request), DetokenizeBody)
+        body, prompt = await read(request, DetokenizeBody, lambda body: tokens_prompt(body.tokens, "tokens"))
         check_model(body.model)
-        reply = await dispatcher.detokenize(tokens_prompt(body.tokens, "tokens").ids)
+        reply = await dispatcher.detokenize(prompt.ids)
         if reply.error is not None:
             raise ApiError.from_finished(reply.error)
         return Json({"prompt": reply.text})
@@ -153,7 +178,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        url = f"{request.method} {request.url.path}"
+        url = shorten(f"{request.method} {request.url.path}")
         messages = {404: f"Unknown request URL: {url}.", 405: f"Method not allowed: {url}."}
         message = messages.get(error.status_code, str(error.detail))
         return Json(ApiError(error.status_code, message, code="unknown_url").body, error.status_code, error.headers)
@@ -163,13 +188,31 @@ def _add_error_handlers(app: FastAPI) -> None:
         return Json(ApiError(500, f"The server failed: {type(error).__name__}.").body, status_code=500)
 
 
-async def _body(request: Request) -> bytes:
+async def read_body(request: Request, limit: int) -> bytes:
+    """Return a request's body. Raise `ApiError` (413) if it is larger than ``limit`` bytes, before it is all read."""
+    too_large = ApiError(413, f"The body is larger than {limit} bytes (server.max_body).", code="request_too_large")
+    length = request.headers.get("content-length", "")
+    if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > limit):
+        raise too_large
     body = bytearray()
     try:
         async for part in request.stream():
             body += part
-            if len(body) > MAX_BODY:
-                raise ApiError(413, f"The body is larger than {MAX_BODY >> 20} MiB.", code="request_too_large")
+            if len(body) > limit:
+                raise too_large
     except ClientDisconnect:
         raise ApiError(CLIENT_CLOSED_REQUEST, "The client disconnected.") from None
     return bytes(body)
+
+
+async def parse_body(body: bytes, kind: type[S], convert: Callable[[S], T]) -> tuple[S, T]:
+    """Parse a body as a struct of type ``kind``. Return it, and what ``convert`` makes of it. Raise `ApiError`.
+
+    A body larger than `SMALL_BODY` is parsed in another thread, so that the event loop can serve other requests.
+    """
+
+    def work() -> tuple[S, T]:
+        parsed = parse(body, kind)
+        return parsed, convert(parsed)
+
+    return work() if len(body) <= SMALL_BODY else await asyncio.to_thread(work)

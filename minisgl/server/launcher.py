@@ -116,7 +116,7 @@ class Launcher:
 
     def _serve_http(self) -> None:
         server = self._config.server
-        settings = Settings(server.served_model_name or self._config.model, server.api_key)
+        settings = Settings(server.served_model_name or self._config.model, server.api_key, server.max_body)
         app = create_app(self._dispatcher, settings, self._metrics)
         self._http = _Http(
             uvicorn.Config(

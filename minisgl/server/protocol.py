@@ -15,11 +15,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from minisgl.core import InvalidRequestError, SamplingParams
+from minisgl.core import InvalidRequestError, SamplingParams, shorten
 from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, pack_ids
 from minisgl.server.errors import ApiError
 
 S = TypeVar("S", bound=msgspec.Struct)
+MAX_FIELD = 2**16
+"""The largest size in bytes of a parameter, as JSON, that is not one of `LARGE_FIELDS`."""
+LARGE_FIELDS = frozenset({"prompt", "messages", "tokens", "chat_template_kwargs"})
+"""The parameters that may be as large as the body."""
+MAX_PROMPTS = 4096
+"""The largest number of prompts of a plain completion."""
 MAX_DEPTH = 64
 """The largest number of nested lists and objects in ``chat_template_kwargs`` and ``tool_calls``."""
 
@@ -248,15 +254,7 @@ def parse(body: bytes, kind: type[S]) -> S:
 
     A parameter with the value null is treated as a missing parameter.
     """
-    try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"The body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise ApiError(400, "The body has too many nested lists and objects.", code="invalid_value") from None
-    if not isinstance(fields, dict):
-        raise ApiError(400, "The body must be a JSON object.")
-    fields = {name: value for name, value in fields.items() if value is not None}
+    fields = _decode_fields(body)
     known = {field.name: field for field in msgspec.structs.fields(kind)}
     for name in [name for name in fields if name not in known]:
         _pass_if_neutral(name, fields.pop(name))
@@ -268,6 +266,38 @@ def parse(body: bytes, kind: type[S]) -> S:
             if name != "include_usage" and value not in (None, False):
                 raise _unsupported(f"stream_options.{name}")
     return _convert(fields, kind)
+
+
+def _decode_fields(body: bytes) -> dict[str, Any]:
+    """Return the parameters of a body that are not null. Raise `ApiError` for bad JSON or too large a parameter.
+
+    The size of each parameter is checked before the parameter is decoded.
+    """
+    try:
+        encoded = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        for name, raw in encoded.items():
+            _check_size(name, bytes(memoryview(raw)))
+        fields = {name: msgspec.json.decode(raw) for name, raw in encoded.items()}
+    except msgspec.ValidationError:
+        raise ApiError(400, "The body must be a JSON object.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"The body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise ApiError(400, "The body has too many nested lists and objects.", code="invalid_value") from None
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _check_size(name: str, raw: bytes) -> None:
+    """Raise `ApiError` if a parameter, given as JSON, is too large to be decoded."""
+    if name not in LARGE_FIELDS and len(raw) > MAX_FIELD:
+        name = shorten(name)
+        raise ApiError(400, f"{name} is larger than {MAX_FIELD} bytes.", name, "invalid_value")
+    if name == "prompt" and b'"' not in raw and raw.count(b"[") > MAX_PROMPTS + 1:  # lists of token ids
+        raise _too_many_prompts()
+
+
+def _too_many_prompts() -> ApiError:
+    return ApiError(400, f"A request has at most {MAX_PROMPTS} prompts.", "prompt", "invalid_value")
 
 
 def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -321,12 +351,14 @@ def tokens_prompt(tokens: list[int], param: str) -> TokensPrompt:
 
 def _pass_if_neutral(name: str, value: Any) -> None:
     if name not in NEUTRAL:
+        name = shorten(name)
         raise ApiError(400, f"Unrecognized request argument supplied: {name}", name, "unknown_parameter")
     if not any(neutral is _ANY or (neutral == value and type(neutral) is type(value)) for neutral in NEUTRAL[name]):
         raise _unsupported(name)
 
 
 def _unsupported(name: str) -> ApiError:
+    name = shorten(name)
     return ApiError(400, f"{name} is not supported by this server.", name, "unsupported_parameter")
 
 
@@ -343,7 +375,10 @@ def _convert(fields: dict[str, Any], kind: type[S], prefix: str = "") -> S:
         named = re.search(r"(?:unknown|required) field `(.+)`", what)
         full_path = ".".join(part for part in (prefix, path, named[1] if named else "") if part)
         param = re.split(r"[.\[]", full_path)[0] or None
-        raise ApiError(400, f"{full_path}: {what}." if full_path else f"{what}.", param, "invalid_type") from None
+        if named:  # the field's name is in the path
+            what = "Missing required field" if named[0].startswith("required") else "Unknown field"
+        message = f"{shorten(full_path)}: {what}." if full_path else f"{what}."
+        raise ApiError(400, message, param and shorten(param), "invalid_type") from None
 
 
 def _to_prompts(prompt: Any) -> list[Prompt]:
@@ -352,6 +387,8 @@ def _to_prompts(prompt: Any) -> list[Prompt]:
     if isinstance(prompt, list) and prompt:
         if all(type(item) is int for item in prompt):
             return [tokens_prompt(prompt, "prompt")]
+        if len(prompt) > MAX_PROMPTS:
+            raise _too_many_prompts()
         if all(isinstance(item, str) for item in prompt):
             return [TextPrompt(item) for item in prompt]
         if all(isinstance(item, list) and all(type(token) is int for token in item) for item in prompt):
@@ -366,7 +403,8 @@ def _to_prompts(prompt: Any) -> list[Prompt]:
 
 def _text_of(part: dict[str, Any]) -> str:
     if part.get("type") != "text":
-        raise ApiError(400, f"A content part of type {part.get('type')!r} is not supported, only 'text'.", "messages")
+        given = reprlib.repr(part.get("type"))
+        raise ApiError(400, f"A content part of type {given} is not supported, only 'text'.", "messages")
     if set(part) != {"type", "text"} or not isinstance(part["text"], str):
         raise ApiError(400, "A content part must be {'type': 'text', 'text': '…'}.", "messages", "invalid_type")
     return part["text"]

@@ -19,7 +19,7 @@ import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.parser import Parser
 
-from minisgl.core import InvalidRequestError
+from minisgl.core import InvalidRequestError, shorten
 
 
 class _Generation(jinja2.ext.Extension):
@@ -71,12 +71,12 @@ class ChatTemplate:
         for name in chat_template_kwargs or ():
             if name not in self._variables:
                 raise InvalidRequestError(
-                    "chat_template_kwargs", f"This model's chat template has no variable {name!r}."
+                    "chat_template_kwargs", f"This model's chat template has no variable {shorten(repr(name))}."
                 )
         for name in {name for message in messages for name in message} - {"role", "content"}:
             if name not in self._source:
                 raise InvalidRequestError(
-                    "messages", f"This model's chat template does not use the message field {name!r}."
+                    "messages", f"This model's chat template does not use the message field {shorten(repr(name))}."
                 )
         variables = {"tools": None, "documents": None, **self._special_tokens, **(chat_template_kwargs or {})}
         variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
@@ -85,7 +85,7 @@ class ChatTemplate:
         except Exception as error:  # the template is the model's program and can raise any exception
             what = str(error) or type(error).__name__
             raise InvalidRequestError(
-                "messages", f"The model's chat template can't render these messages: {what}"
+                "messages", f"The model's chat template can't render these messages: {shorten(what, 200)}"
             ) from error
 
 

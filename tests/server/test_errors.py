@@ -190,7 +190,7 @@ def test_wrong_model_name(client: openai.OpenAI) -> None:
 
 
 def test_too_large_body(tutor: Server) -> None:
-    """A body over 64 MiB gets 413, or the server closes the connection before the client has sent all of the body."""
+    """A body over ``server.max_body`` gets 413, or the connection is closed before the client has sent all of it."""
     try:
         answer = httpx.post(f"{tutor.url}{PLAIN}", content=b" " * (65 * 2**20), timeout=60)
     except httpx.WriteError:
