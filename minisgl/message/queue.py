@@ -8,24 +8,24 @@ The API server bounds the number of open requests (``server.max_queued``), and w
 
 from __future__ import annotations
 
-import secrets
-import shutil
-import sys
-import tempfile
+import logging
 from collections.abc import Iterator
 
 import msgspec
 import zmq
 
 from minisgl.message.messages import AnyMessage, Message, decode
+from minisgl.message.socket_folder import make_folder, remove_folder
+
+log = logging.getLogger(__name__)
 
 
 class Addresses(msgspec.Struct, frozen=True):
     """The address at which each process of a server receives its messages.
 
-    On Linux the addresses are abstract sockets, which have no file and disappear with their process. On other systems
-    they are socket files in ``folder``, and `remove` deletes the folder. With no tokenizer process, ``tokenizers``
-    holds the address of the detokenizer process, which then tokenizes too. ``followers`` are those of ranks 1 on.
+    The addresses are socket files in ``folder``, which only the server's user can open. `remove` deletes the folder.
+    With no tokenizer process, ``tokenizers`` holds the address of the detokenizer process, which then tokenizes too.
+    ``followers`` are those of ranks 1 on.
     """
 
     api: str
@@ -33,17 +33,13 @@ class Addresses(msgspec.Struct, frozen=True):
     detokenizer: str
     tokenizers: list[str]
     followers: list[str]
-    folder: str | None = None
+    folder: str
 
     @staticmethod
     def make(tokenizers: int, tp: int) -> Addresses:
         """Return new addresses that no other server uses, for ``tokenizers`` tokenizer processes and ``tp`` ranks."""
-        folder = None
-        if sys.platform.startswith("linux"):
-            base = f"ipc://@minisgl-{secrets.token_hex(16)}-"
-        else:
-            folder = tempfile.mkdtemp(prefix="minisgl-")
-            base = f"ipc://{folder}/"
+        folder = make_folder()
+        base = f"ipc://{folder}/"
         detokenizer = base + "detokenizer"
         return Addresses(
             api=base + "api",
@@ -55,9 +51,8 @@ class Addresses(msgspec.Struct, frozen=True):
         )
 
     def remove(self) -> None:
-        """Delete the folder of the socket files, if there is one."""
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        """Delete the folder of the socket files."""
+        remove_folder(self.folder)
 
 
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
@@ -88,15 +83,31 @@ class Push:
 
 
 class Pull:
-    """A socket that receives the messages of any number of `Push` sockets. Each sender's messages keep their order."""
+    """A socket that receives the messages of any number of `Push` sockets. Each sender's messages keep their order.
+
+    Bytes that are no message are dropped, and counted in ``num_dropped``.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str):
         self._socket = _socket(context, zmq.PULL)
         self._socket.bind(address)
+        self.num_dropped = 0
 
     def receive(self) -> AnyMessage:
         """Wait for the next message, and return it decoded."""
-        return decode(self._socket.recv())
+        while (message := self._decoded(self._socket.recv())) is None:
+            pass
+        return message
+
+    def _decoded(self, data: bytes) -> AnyMessage | None:
+        """Return the message, or None if ``data`` is no message."""
+        try:
+            return decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            self.num_dropped += 1
+            if self.num_dropped & (self.num_dropped - 1) == 0:  # 1, 2, 4, 8, …: a flood of junk is no flood of lines
+                log.error("dropped %d bytes that are no message (%d so far): %s", len(data), self.num_dropped, error)
+            return None
 
     def receive_bytes(self) -> bytes:
         """Wait for the next message, and return its bytes."""
@@ -115,7 +126,8 @@ class Pull:
         if block:
             yield self.receive()
         while self.ready():
-            yield self.receive()
+            if (message := self._decoded(self._socket.recv())) is not None:
+                yield message
 
     def fileno(self) -> int:
         """Return a file descriptor that becomes readable when a message may have arrived.

@@ -240,10 +240,12 @@ class Dispatcher:
     # ---- replies ---------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        for _ in range(_BATCH):
-            if self._closed or not self._inbox.ready():
-                return
-            self._handle(self._inbox.receive())
+        if self._closed:
+            return
+        for message in itertools.islice(self._inbox.drain(block=False), _BATCH):
+            self._handle(message)
+        if not self._inbox.ready():
+            return
         # The edge-triggered descriptor does not report messages that have arrived already, so schedule another call.
         asyncio.get_running_loop().call_soon(self._receive)
 

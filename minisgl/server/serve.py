@@ -1,8 +1,8 @@
 """`serve`: starts the worker processes and runs the launcher, which is the API server too, until the server ends.
 
 The workers are started before the HTTP libraries are imported, because the workers take longest. However the server
-ends, it leaves no process, socket or file behind. One exception: outside Linux, a launcher killed by SIGKILL leaves the
-folder of its socket files.
+ends, it leaves no process, socket or file behind: the workers of a launcher that was killed remove the folder of the
+socket files. If they were killed together with the launcher, the next server of the same user removes the folder.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def serve(config: Config, manager: PluginManager) -> int:
     model = str(resolve_model(config.model))
     encoded = encode_config(config, manager)
     listener = _listen(config.server.host, config.server.port)
-    addresses = Addresses.make(config.server.tokenizers, config.tp)
     worker_pool = WorkerPool((config.log_level, config.log_format))
     # A signal that arrives while the workers start stays pending until the launcher handles it.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    addresses = Addresses.make(config.server.tokenizers, config.tp)
     try:
         log.info("starting %s with tp=%d and %d tokenizer processes", model, config.tp, config.server.tokenizers)
         worker_pool.start(addresses, model, encoded, config.tp)

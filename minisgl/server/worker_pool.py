@@ -116,10 +116,12 @@ class WorkerPool:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
-    def _start(self, role: str, body: Callable[..., None], *args: Any, watched: bool = True) -> None:
+    def _start(
+        self, role: str, body: Callable[..., None], addresses: Addresses, *args: Any, watched: bool = True
+    ) -> None:
         ours, theirs = self._context.Pipe(duplex=False)
         heartbeat = Heartbeat(self._context) if watched else None
-        args = (role, self._log_options, body, theirs, *args, heartbeat)
+        args = (role, self._log_options, body, theirs, addresses, *args, heartbeat)
         process = self._context.Process(target=worker_main, args=args, name=f"minisgl-{role}")
         process.start()
         theirs.close()

@@ -23,6 +23,7 @@ import msgspec
 
 from minisgl.config import ConfigError
 from minisgl.core import EngineSpec
+from minisgl.message import Addresses
 from minisgl.utils.log import setup_logging
 
 log = logging.getLogger(__name__)
@@ -108,11 +109,16 @@ def read_report(pipe: Connection) -> ReportMessage | None:
 
 
 def worker_main(
-    role: str, log_options: tuple[str, str], body: Callable[..., None], pipe: Connection, *args: Any
+    role: str,
+    log_options: tuple[str, str],
+    body: Callable[..., None],
+    pipe: Connection,
+    addresses: Addresses,
+    *args: Any,
 ) -> None:
-    """Run ``body(report, *args)``, and report the exception if it raises one. The main function of a worker process.
+    """Run ``body(report, addresses, *args)``, and report the exception if it raises one.
 
-    ``role`` is the worker's name, such as ``scheduler-0``. ``log_options`` are ``log_level`` and
+    This is the main function of a worker process. ``role`` is the worker's name, such as ``scheduler-0``. ``log_options`` are ``log_level`` and
     ``log_format``. ``pipe`` is the worker's end of the pipe to the launcher.
     The process exits with status 2 after a `ConfigError`, and with status 1 after any other exception.
     """
@@ -125,10 +131,10 @@ def worker_main(
     setup_logging(*log_options, role)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_exit_with, args=(parent.sentinel,), name="parent-watch", daemon=True).start()
+        threading.Thread(target=_exit_with, args=(parent.sentinel, addresses), name="parent-watch", daemon=True).start()
     report = Report(pipe)
     try:
-        body(report, *args)
+        body(report, addresses, *args)
     except ConfigError as error:
         report.send(Failed(str(error), options=True))
         sys.exit(2)
@@ -139,7 +145,8 @@ def worker_main(
         sys.exit(1)
 
 
-def _exit_with(sentinel: int) -> None:
-    """Exit this process as soon as the process with this sentinel has exited."""
+def _exit_with(sentinel: int, addresses: Addresses) -> None:
+    """Exit this process as soon as the launcher, whose sentinel this is, has exited. Remove the folder that it left."""
     wait([sentinel])
+    addresses.remove()
     os._exit(1)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -143,29 +148,90 @@ def test_queue_keeps_all_messages_in_order(context: zmq.Context[zmq.Socket[bytes
 
 
 def test_addresses_are_unique() -> None:
-    """Two servers share no address, and on Linux the addresses are abstract sockets, which leave no file."""
+    """Two servers share no address."""
     one, other = Addresses.make(2, 3), Addresses.make(2, 3)
     names = [a for each in (one, other) for a in (each.api, each.scheduler, each.detokenizer, *each.tokenizers)]
     assert len(set(names)) == len(names) == 10
     assert len(one.followers) == 2
-    assert Addresses.make(0, 1).tokenizers[0].endswith("detokenizer")
-    if sys.platform.startswith("linux"):
-        assert all(name.startswith("ipc://@minisgl-") for name in names)
+    alone = Addresses.make(0, 1)
+    assert alone.tokenizers == [alone.detokenizer]
+    alone.remove()
+    for each in (one, other):
+        each.remove()
 
 
-def test_socket_files_outside_linux(monkeypatch: pytest.MonkeyPatch, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    """On systems other than Linux the socket files are in a folder that only the user can read."""
-    import pathlib
-    import stat
+def test_junk_is_dropped_and_counted(
+    context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bytes that are no message never reach the receiver, whichever way it receives, and cause few log lines."""
+    inbox, push = Pull(context, addresses.api), Push(context, addresses.api)
+    junk = [
+        b"\xff\x00\x01",
+        b"",
+        b"\x91\xa4Nope",
+        b"\x91\xa9GetStats\xff",
+        b"\x91" * 5000,
+        b"\x92\xa5Abort\x91\xa1x",
+    ]
+    for data in junk:
+        push.send_bytes(data)
+    push.send(GetStats(1))
+    assert inbox.receive() == GetStats(1)
+    assert inbox.num_dropped == len(junk)
+    for _ in range(200):
+        push.send_bytes(b"\xc1")
+    push.send(GetStats(2))
+    assert next(inbox.drain(block=True)) == GetStats(2)
+    assert inbox.num_dropped == len(junk) + 200
+    assert len(caplog.records) == 8
+    for _ in range(3):
+        push.send_bytes(b"\xc1")
+    assert inbox.wait(60)
+    assert list(inbox.drain(block=False)) == []
 
-    monkeypatch.setattr(sys, "platform", "darwin")
-    addresses = Addresses.make(1, 1)
-    assert addresses.folder is not None
-    folder = pathlib.Path(addresses.folder)
+
+def test_only_the_user_can_open_the_sockets(context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses) -> None:
+    """The sockets are files in a folder of mode 0700, and no abstract sockets, which every local user can open."""
+    folder = Path(addresses.folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     inbox, push = Pull(context, addresses.api), Push(context, addresses.api)
     push.send(Stop())
     assert inbox.receive() == Stop()
-    assert list(folder.iterdir())
+    assert [file.name for file in folder.iterdir()] == ["api"]
     addresses.remove()
     assert not folder.exists()
+
+
+def test_folder_of_a_killed_server_is_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A new server removes the folders without a lock, and no folder of a running server or of another mode."""
+    with tempfile.TemporaryDirectory(prefix="sockets") as base:
+        monkeypatch.setattr(tempfile, "tempdir", base)
+        code = (
+            "import os; from minisgl.message import Addresses as A; print(A.make(1, 1).folder, flush=True); os._exit(9)"
+        )
+        made = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "TMPDIR": base}
+        )
+        left = Path(made.stdout.strip())
+        assert left.is_dir()
+        foreign = Path(base, left.name[:-8] + "open")
+        foreign.mkdir(0o755)
+        link = Path(base, left.name[:-8] + "link")
+        link.symlink_to(tmp_path)
+        running = Addresses.make(1, 1)
+        new = Addresses.make(1, 1)
+        assert not left.exists()
+        assert set(os.listdir(base)) == {Path(a.folder).name for a in (running, new)} | {foreign.name, link.name}
+        assert tmp_path.exists()
+        running.remove()
+        new.remove()
+
+
+def test_long_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The address of a socket fits into the operating system's limit, however long ``TMPDIR`` is."""
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    addresses = Addresses.make(100, 1)
+    assert all(len(address.removeprefix("ipc://")) < 104 for address in addresses.tokenizers)
+    addresses.remove()

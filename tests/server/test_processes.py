@@ -17,7 +17,9 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import zmq
 
+from minisgl.message import Push
 from minisgl.testing.serving import Server, scaled_timeout
 
 LONG = {"prompt": [5, 6, 7], "max_tokens": 8000, "ignore_eos": True}
@@ -145,6 +147,43 @@ def test_promise_10_workers_exit_with_the_launcher(tiny: Path, tp: int) -> None:
         for request in requests:
             request.join(scaled_timeout(5))
             assert not request.is_alive()
+
+
+def test_sockets_after_every_process_was_killed(tiny: Path) -> None:
+    """No other user can open the sockets. If all processes are killed at once, the next server removes the sockets."""
+    with Server(f"model={tiny}", "num_pages=64") as server:
+        (folder,) = server.folder.glob("minisgl-sockets-*")
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert {"api", "scheduler", "detokenizer", "tokenizer-0"} == {file.name for file in folder.iterdir()}
+        for process in server.processes:
+            process.suspend()  # no worker may notice the end of the launcher
+        for process in server.processes:
+            process.kill()
+        server.wait(scaled_timeout(10))
+        assert folder.exists()
+        with Server(f"model={tiny}", "num_pages=64", env={"TMPDIR": str(server.folder)}) as other:
+            assert not folder.exists()
+            other.process.send_signal(signal.SIGTERM)
+            assert other.wait(scaled_timeout(20)) == 0
+        assert list(server.folder.iterdir()) == []
+
+
+def test_junk_on_the_sockets(tiny: Path) -> None:
+    """Junk on the socket of any process is logged and changes nothing."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with Server(f"model={tiny}", "num_pages=64") as server:
+        (folder,) = server.folder.glob("minisgl-sockets-*")
+        pushes = [Push(context, f"ipc://{file}") for file in folder.iterdir()]
+        assert len(pushes) == 4
+        for push in pushes:
+            push.send_bytes(b"\xff\x00\x01")
+        assert wait_for(lambda: server.log().count("dropped 3 bytes") == len(pushes), scaled_timeout(20))
+        for stream in (False, True):
+            request = Request(server, stream=stream, max_tokens=3)
+            request.join(scaled_timeout(20))
+            assert request.status == 200
+        assert health(server) == 200
+    context.destroy(linger=0)
 
 
 def test_promise_10_sigterm_drains(tiny: Path) -> None:
