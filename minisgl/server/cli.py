@@ -14,11 +14,22 @@ def _exit_at_once(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
+def _open_standard_streams() -> None:
+    """Open /dev/null in place of each standard stream that is closed, so that no socket gets its number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+            os.set_inheritable(opened, True)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the server with the options of the command line until it ends. Return the exit status of the program.
 
     ``argv`` are the command line's arguments without the program's name, by default those of ``sys.argv``.
     """
+    _open_standard_streams()
     # If the model runs on the CPU, torch's OpenMP threads spin while they wait for each other. On a machine with two
     # cores, one of them busy with another program, the spinning slows the server from 170 to 7 tokens per second.
     # Passive waiting has no measurable cost. The worker processes inherit this environment variable.

@@ -1,8 +1,8 @@
 """The launcher's event loop: it runs the HTTP server, watches the worker processes, and handles the signals.
 
 The launcher keeps promise 10: it notices a dead worker at once, ends every open request with an error, answers
-``/health`` with 503 for `UNHEALTHY_GRACE_SECONDS`, and then ends every process of the server. SIGTERM lets the open
-requests finish first, within ``server.drain_timeout``; SIGINT ends the server at once.
+``/health`` with 503 for `UNHEALTHY_GRACE_SECONDS`, and then ends every process of the server. SIGTERM and SIGHUP let
+the open requests finish first, within ``server.drain_timeout``; SIGINT ends the server at once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -24,7 +25,8 @@ from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.app import Settings, create_app
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.metrics import Metrics
-from minisgl.server.worker_pool import SIGNALS, Worker, WorkerPool
+from minisgl.server.worker_pool import Worker, WorkerPool
+from minisgl.server.worker_process import SIGNALS
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +76,8 @@ class Launcher:
         """Run the server until it ends. Return the exit status of the program."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # nohup: the server goes on when its terminal is closed
             loop.add_signal_handler(number, self._events.put_nowait, _Event("signal", signal=number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         for worker in self._worker_pool.workers:
@@ -164,7 +168,7 @@ class Launcher:
         self._dispatcher.begin(leader.spec)
         host, port = self._listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        print(f"minisgl is ready: {url}", flush=True)
+        _print(f"minisgl is ready: {url}")
         log.info("ready: %s", url)
 
     async def _wait_until_end(self) -> int:
@@ -172,7 +176,7 @@ class Launcher:
         while True:
             event = await self._events.get()
             if event.kind == "signal":
-                return await (self._drain() if event.signal == signal.SIGTERM else self._end_now(event.signal))
+                return await (self._end_now(event.signal) if event.signal == signal.SIGINT else self._drain())
             if status := await self._stop_if_worker_died():
                 return status
 
@@ -193,7 +197,7 @@ class Launcher:
             self._events.put_nowait(_Event("worker"))
 
     async def _drain(self) -> int:
-        """Refuse new requests, wait until the open requests have finished, and end the server: after SIGTERM.
+        """Refuse new requests, wait until the open requests have finished, and end the server: after SIGTERM or SIGHUP.
 
         The wait is at most ``server.drain_timeout`` seconds. Return the exit status.
         """
@@ -206,6 +210,8 @@ class Launcher:
             if not event.done():
                 event.cancel()
             elif event.result().kind == "signal":
+                if event.result().signal == signal.SIGHUP:
+                    continue  # a terminal that is closed may send it twice, and a manager after SIGTERM
                 idle.cancel()
                 return await self._end_now(event.result().signal)
             elif status := await self._stop_if_worker_died():
@@ -217,7 +223,7 @@ class Launcher:
         return await self._end()
 
     async def _end_now(self, number: int) -> int:
-        """End every open request with an error and end the server: after SIGINT, or any signal while draining.
+        """End every open request with an error and end the server: after SIGINT, or SIGTERM while draining.
 
         ``number`` is the signal's number. Return the exit status.
         """
@@ -249,5 +255,14 @@ class Launcher:
 
 
 def _status_of(number: int) -> int:
-    """Return the exit status for a signal: 0 for SIGTERM, and 128 + ``number`` for any other, as a shell reports it."""
-    return 0 if number == signal.SIGTERM else 128 + number
+    """Return the exit status for a signal: 128 + SIGINT as a shell reports it, and 0 for SIGTERM and SIGHUP."""
+    return 128 + number if number == signal.SIGINT else 0
+
+
+def _print(line: str) -> None:
+    """Print a line. If standard output is closed or its disk is full, log that, and print to nowhere from then on."""
+    try:
+        print(line, flush=True)
+    except (OSError, ValueError) as error:
+        log.warning("can't print to standard output: %s", error)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the interpreter flushes and closes it at the exit

@@ -16,7 +16,8 @@ from minisgl.config import Config, ConfigError
 from minisgl.message import Addresses
 from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.manager import PluginManager, encode_config
-from minisgl.server.worker_pool import SIGNALS, WorkerPool
+from minisgl.server.worker_pool import WorkerPool
+from minisgl.server.worker_process import SIGNALS
 from minisgl.utils.log import setup_logging
 
 log = logging.getLogger(__name__)

@@ -22,13 +22,18 @@ from minisgl.message import Addresses
 from minisgl.server.heartbeat import Heartbeat
 from minisgl.server.rank_process import run_rank
 from minisgl.server.text_process import run_text_process
-from minisgl.server.worker_process import STACK_DUMP_SIGNAL, Failed, PluginCalls, Ready, read_report, worker_main
+from minisgl.server.worker_process import (
+    SIGNALS,
+    STACK_DUMP_SIGNAL,
+    Failed,
+    PluginCalls,
+    Ready,
+    read_report,
+    worker_main,
+)
 from minisgl.utils.ports import free_port
 
 log = logging.getLogger(__name__)
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""The signals that the launcher handles and the workers ignore."""
 
 
 @dataclass
@@ -103,7 +108,7 @@ class WorkerPool:
         """
         rendezvous = f"127.0.0.1:{free_port()}" if tp > 1 else ""
         # Starting the resource tracker may unblock SIGINT and SIGTERM. Start it before they are blocked here, because
-        # the workers must start with both signals blocked.
+        # the workers must start with all signals of `SIGNALS` blocked.
         resource_tracker.ensure_running()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:

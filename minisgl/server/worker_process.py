@@ -1,7 +1,7 @@
 """The parts that all worker processes of a server share: `worker_main`, and the reports to the launcher.
 
-A worker process reports when it is ready, and the reason if it fails. It ignores SIGINT and SIGTERM, which the launcher
-handles. It exits when the launcher exits, even if the launcher was killed (promise 10).
+A worker process reports when it is ready, and the reason if it fails. It ignores SIGINT, SIGTERM and SIGHUP, which the
+launcher handles. It exits when the launcher exits, even if the launcher was killed (promise 10).
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from minisgl.utils.log import setup_logging
 
 log = logging.getLogger(__name__)
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that the launcher handles and the workers ignore."""
 TRACEBACK_DELAY_SECONDS = 0.2
 """Seconds between the report of a failure and its traceback on standard error.
 
@@ -118,13 +120,13 @@ def worker_main(
 ) -> None:
     """Run ``body(report, addresses, *args)``, and report the exception if it raises one.
 
-    This is the main function of a worker process. ``role`` is the worker's name, such as ``scheduler-0``. ``log_options`` are ``log_level`` and
-    ``log_format``. ``pipe`` is the worker's end of the pipe to the launcher.
+    This is the main function of a worker process. ``role`` is the worker's name, such as ``scheduler-0``.
+    ``log_options`` are ``log_level`` and ``log_format``. ``pipe`` is the worker's end of the pipe to the launcher.
     The process exits with status 2 after a `ConfigError`, and with status 1 after any other exception.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     faulthandler.register(STACK_DUMP_SIGNAL, all_threads=False)
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:
         name.write(role[:15])  # what ps and top show on Linux

@@ -2,17 +2,20 @@
 
 This module turns hook calls into events of `minisgl.trace.events`, and checks nothing. Prompts and outputs appear in a
 trace as token ids. Events are buffered and written a few hundred at a time, and whenever the scheduler becomes idle.
+If the file can't be written any more, because the disk is full, the trace ends there and the scheduler goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 from zlib import crc32
 
 import numpy as np
@@ -25,6 +28,8 @@ from minisgl.utils.version import __version__
 
 if TYPE_CHECKING:
     from minisgl.trace.events import Event
+
+log = logging.getLogger(__name__)
 
 BLOCK = 256
 """Number of events that are buffered before they are written."""
@@ -69,11 +74,42 @@ def _is_file(word: str) -> bool:
     return Path(word).is_file()
 
 
+class _File:
+    """A file of whole events. After the first error it takes no more events."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self._size = 0  # bytes of whole events
+
+    def write(self, pending: list[Event]) -> None:
+        """Write the events, and clear the list. On an error, log it, and end the file after the last whole block."""
+        data = memoryview(ev.encoder.encode_lines(pending)) if pending and not self._file.closed else memoryview(b"")
+        pending.clear()
+        left = data
+        try:
+            while left:  # a disk that becomes full takes a part of the bytes, and raises at the next write
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            log.error("trace=%s ends here: %s", self._file.name, error.strerror)
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._size)
+            with contextlib.suppress(OSError):
+                self._file.close()
+        else:
+            self._size += len(data)
+
+    def close(self, pending: list[Event]) -> None:
+        """Write the events, and close the file."""
+        self.write(pending)
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
 class Recorder:
-    """Writes each event to ``file``, and closes the file at the end."""
+    """Puts each event into ``file``, and closes the file at the end."""
 
     def __init__(self, file: BinaryIO, first: ev.Header):
-        self._events: list[Event] = [first]
+        self._file, self._events = _File(file), list["Event"]([first])
         self._next = 0  # the number of the next step
         self._open = 0  # open requests
         self._planned: Sequence[tuple[int, int]] = ()  # rows of a plan whose step is not launched yet
@@ -81,13 +117,12 @@ class Recorder:
         self._pool = (-1, -1, -1, -1)  # the last recorded page counts
         # The file is complete even if minisgl_closed is never called: the finalizer runs when this object is deleted or
         # the interpreter exits.
-        self._finish = weakref.finalize(self, _close, file, self._events)
-        self._file = file
+        self._finish = weakref.finalize(self, self._file.close, self._events)
 
     def _put(self, event: Event) -> None:
         self._events.append(event)
         if len(self._events) >= BLOCK:
-            _write(self._file, self._events)
+            self._file.write(self._events)
 
     # ---- requests ------------------------------------------------------------------------------------
 
@@ -138,7 +173,7 @@ class Recorder:
             self._pool = pool
             self._put(ev.Pool(step=step, free=free, cached=cached, evictable=evictable, retiring=retiring))
         if not self._open:
-            _write(self._file, self._events)
+            self._file.write(self._events)
 
     # ---- steps ---------------------------------------------------------------------------------------
 
@@ -221,14 +256,3 @@ def checksum(step: Step) -> int:
     ):
         total = crc32(np.ascontiguousarray(array).data, total)
     return total
-
-
-def _write(file: BinaryIO, pending: list[Any]) -> None:
-    if pending:
-        file.write(ev.encoder.encode_lines(pending))
-        pending.clear()
-
-
-def _close(file: BinaryIO, pending: list[Any]) -> None:
-    with file:
-        _write(file, pending)

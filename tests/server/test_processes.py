@@ -206,6 +206,63 @@ def test_promise_10_sigterm_drains(tiny: Path) -> None:
         assert wait_for(lambda: not server.leftovers(), scaled_timeout(1.0)), server.leftovers()
 
 
+def test_promise_10_sighup_drains(tiny: Path) -> None:
+    """When the terminal is closed, the running requests finish, however often it says so. The server exits with 0."""
+    with Server(f"model={tiny}", "num_pages=2048") as server:
+        requests = running(server, 2, max_tokens=1000)
+        os.killpg(server.process.pid, signal.SIGHUP)
+        assert wait_for(lambda: health(server) == 503, scaled_timeout(5))
+        os.killpg(server.process.pid, signal.SIGHUP)
+        assert server.wait(scaled_timeout(40)) == 0
+        for request in requests:
+            request.join(scaled_timeout(5))
+            assert request.status == 200
+            assert "error" not in request.text
+        assert server.log().count("Traceback") == 0
+
+
+@needs_proc
+@pytest.mark.parametrize("output", [">&-", ">/dev/full", "| true"])
+def test_closed_stdout_stops_no_start(tiny: Path, output: str, tmp_path: Path) -> None:
+    """A server whose standard output is closed, full or a pipe without a reader starts, serves and drains."""
+    words = f"{sys.executable} -m minisgl device=cpu model={tiny} num_pages=64 server.port=0"
+    command = f"{{ {words} {'' if '|' in output else output} & echo $! >&3; wait $!; echo $? >&3; }} 3>{tmp_path}/ids"
+    with open(tmp_path / "log", "wb") as log:
+        shell = subprocess.Popen(
+            ["bash", "-c", command + (output if "|" in output else "")],
+            stderr=log,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )
+    ids, text = tmp_path / "ids", tmp_path / "log"
+    try:
+        assert wait_for(lambda: "ready: http" in text.read_text() or shell.poll() is not None, scaled_timeout(60))
+        found = re.search(r"ready: (http\S+)", text.read_text())
+        assert found is not None, text.read_text()
+        assert httpx.get(f"{found[1]}/health", timeout=30).status_code == 200
+        os.kill(int(ids.read_text().split()[0]), signal.SIGTERM)
+        assert wait_for(lambda: len(ids.read_text().split()) == 2, scaled_timeout(30))
+        assert ids.read_text().split()[1] == "0", text.read_text()
+        assert "Traceback" not in text.read_text()
+    finally:
+        for word in ids.read_text().split()[:1]:
+            if len(ids.read_text().split()) == 1:
+                os.kill(int(word), signal.SIGKILL)
+        shell.wait(60)
+
+
+@needs_proc
+def test_full_disk_ends_only_the_trace(tiny: Path) -> None:
+    with Server(f"model={tiny}", "num_pages=64", "trace=/dev/full") as server:
+        for _ in range(2):
+            request = Request(server, stream=False, max_tokens=20)
+            request.join(scaled_timeout(30))
+            assert request.status == 200
+        assert health(server) == 200
+        assert server.log().count("trace=/dev/full ends here: No space left on device") == 1
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait(scaled_timeout(20)) == 0
+
+
 def test_promise_10_drain_timeout(tiny: Path) -> None:
     """Requests that run longer than ``server.drain_timeout`` after SIGTERM end with an error."""
     with Server(f"model={tiny}", "num_pages=2048", "server.drain_timeout=0.5") as server:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import io
 import json
 import time
 from pathlib import Path
@@ -15,7 +17,7 @@ from minisgl.config import Config, ConfigError
 from minisgl.core import EngineSpec
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
-from minisgl.plugins.observer.trace import Recorder, header
+from minisgl.plugins.observer.trace import Recorder, _File, header
 from minisgl.scheduler.events import OBSERVERS
 from minisgl.testing.drive import Drive, make_plugin
 from minisgl.testing.small import SPEC, job, no_lookahead
@@ -180,3 +182,39 @@ def test_recording_costs_less_than_2_percent_of_a_step(tmp_path: Path) -> None:
     print(f"{cost * 1e6:.0f} µs of {step * 1e6:.0f} µs a step: {cost / step:.2%}")
     assert cost < 0.02 * step
     assert cost < 200e-6  # also small compared to a decode step of one row on a GPU, which takes 1 ms
+
+
+class _Disk(io.RawIOBase):
+    """A file on a disk of ``room`` bytes, which takes at most 1000 bytes with each write."""
+
+    name = "disk"
+
+    def __init__(self, room: int):
+        self.room, self.data = room, bytearray()
+
+    def write(self, data: Any) -> int:
+        taken = bytes(data[: min(1000, self.room - len(self.data))])
+        if not taken:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.data += taken
+        return len(taken)
+
+    def truncate(self, size: int | None = None) -> int:
+        assert size is not None
+        del self.data[size:]
+        return size
+
+
+@pytest.mark.parametrize("room", [0, 2500, 10**6])
+def test_full_disk_ends_the_trace_after_a_whole_event(room: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Writes that take a part of the bytes lose nothing. On a full disk the file ends with a whole event."""
+    disk = _Disk(room)
+    file = _File(disk)  # type: ignore[arg-type]
+    for start in range(0, 200, 20):
+        file.write([ev.Retract(step=step, uid=7) for step in range(start, start + 20)])
+    file.close([ev.End(step=200)])
+    lines = bytes(disk.data).splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(len(lines)))
+    assert len(lines) == 201 if room == 10**6 else len(lines) % 20 == 0
+    assert disk.closed
+    assert len(caplog.records) == (room != 10**6)
