@@ -141,6 +141,10 @@ class Stop(Message):
     """An instruction to a process to release its resources and exit."""
 
 
+class Ping(Message):
+    """A question to any worker process: whether it handles messages. The answer is `Pong`."""
+
+
 # ---- scheduler → detokenizer ---------------------------------------------------------------------------
 
 
@@ -257,6 +261,13 @@ class Stats(Message):
     text: str = ""
 
 
+class Pong(Message):
+    """The answer of the worker ``worker`` to `Ping`. ``num_dropped`` counts the messages that the worker dropped."""
+
+    worker: str
+    num_dropped: int = 0
+
+
 AnyMessage: TypeAlias = (
     Submit
     | Abort
@@ -266,6 +277,8 @@ AnyMessage: TypeAlias = (
     | Schedule
     | GetStats
     | Stop
+    | Ping
+    | Pong
     | Outputs
     | Accepted
     | Replies

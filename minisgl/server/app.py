@@ -1,4 +1,4 @@
-"""The HTTP routes: those of the OpenAI API, ``/tokenize``, ``/detokenize``, ``/health`` and ``/metrics``.
+"""The HTTP routes: those of the OpenAI API, ``/tokenize``, ``/detokenize``, ``/health``, ``/ready``, ``/metrics``.
 
 Each route parses its request and passes it to the dispatcher. Every error response is an OpenAI error object, also for
 an unknown route or a body that is not JSON.
@@ -158,8 +158,14 @@ def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> 
 
     @app.get("/health")
     async def health() -> Response:
-        dispatcher.check_open()
+        dispatcher.check_healthy()
         return Json({"status": "ok"})
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        dispatcher.check_healthy()
+        dispatcher.check_open(1)
+        return Json({"status": "ready"})
 
     @app.get("/metrics")
     async def read_metrics() -> Response:

@@ -26,6 +26,8 @@ from minisgl.message import (
     GetStats,
     Limits,
     Message,
+    Ping,
+    Pong,
     Prompt,
     Pull,
     Push,
@@ -40,6 +42,10 @@ from minisgl.server.errors import ApiError
 
 R = TypeVar("R", bound=Message)
 State = Literal["starting", "ready", "draining", "dead"]
+PING_SECONDS = 1.0
+"""Seconds between two pings of each worker."""
+MAX_UNANSWERED = 20
+"""Number of pings that a worker may leave without an answer, as in a long step, before ``/health`` answers 503."""
 _BATCH = 64
 """The largest number of messages that are received before other tasks of the event loop run."""
 
@@ -109,6 +115,9 @@ class Dispatcher:
         self._tokenizers = [Push(self._context, address) for address in addresses.tokenizers]
         self._scheduler = Push(self._context, addresses.scheduler)
         self._detokenizer = Push(self._context, addresses.detokenizer)
+        self._followers = [Push(self._context, address) for address in addresses.followers]
+        self.unanswered: dict[str, int] = {}  # name of a worker -> the number of pings since its last answer
+        self._dropped: dict[str, int] = {}  # name of a worker -> the number of messages that it dropped
         self._uids = itertools.count(1)
         self._next_tokenizer = itertools.cycle(range(len(self._tokenizers)))
         self._requests: dict[int, tuple[Stream, int]] = {}  # uid of an open request -> its stream and index
@@ -135,6 +144,11 @@ class Dispatcher:
         """
         spec = self.spec
         return 0 if spec is None else min(spec.max_seq_len, spec.num_pages * spec.page_size + 1)
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """The number of messages that each process dropped because they were no messages, by the process's name."""
+        return {"api": self._inbox.num_dropped, **self._dropped}
 
     def begin(self, spec: EngineSpec) -> None:
         """Accept requests from now on. The launcher calls this when every worker is ready."""
@@ -189,6 +203,23 @@ class Dispatcher:
         if open_uids:
             self._check_idle()
             self._tokenizers[stream.tokenizer].send(Abort(open_uids))
+
+    def ping(self, workers: Sequence[str]) -> None:
+        """Ask every worker process for a sign of life, and count the question for each of ``workers``, their names.
+
+        The count is back at 0 when the worker answers.
+        """
+        for worker in workers:
+            self.unanswered[worker] = self.unanswered.get(worker, 0) + 1
+        for push in (self._scheduler, *self._followers, self._detokenizer, *self._tokenizers):
+            push.send(Ping())
+
+    def check_healthy(self) -> None:
+        """Raise `ApiError` (503) unless the server is ready and every worker answers the pings of the launcher."""
+        self.check_open()
+        silent = [worker for worker, times in self.unanswered.items() if times > MAX_UNANSWERED]
+        if silent:
+            raise ApiError(503, f"No answer for {MAX_UNANSWERED * PING_SECONDS:g} s from: {', '.join(silent)}.")
 
     def fail(self, message: str, status: int = 500) -> None:
         """End every open request and every pending query with an error."""
@@ -262,6 +293,8 @@ class Dispatcher:
                 future = self._queries.get(uid)
                 if future is not None and not future.done():
                     future.set_result(message)
+            case Pong(worker=worker, num_dropped=num_dropped):
+                self.unanswered[worker], self._dropped[worker] = 0, num_dropped
             case _:
                 raise TypeError(f"the API server got a {type(message).__name__}")
 

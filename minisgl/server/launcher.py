@@ -23,7 +23,7 @@ from minisgl.config import Config, ConfigError
 from minisgl.message import Addresses
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.app import Settings, create_app
-from minisgl.server.dispatch import Dispatcher
+from minisgl.server.dispatch import PING_SECONDS, Dispatcher
 from minisgl.server.metrics import Metrics
 from minisgl.server.worker_pool import Worker, WorkerPool
 from minisgl.server.worker_process import SIGNALS
@@ -91,8 +91,10 @@ class Launcher:
             if status is None:
                 self._begin_serving()
                 watch = asyncio.create_task(self._watch(self._config.server.watchdog))
+                ping = asyncio.create_task(self._ping())
                 status = await self._wait_until_end()
                 watch.cancel()
+                ping.cancel()
             return status
         finally:
             self._http.should_exit = True
@@ -179,6 +181,24 @@ class Launcher:
                 return await (self._end_now(event.signal) if event.signal == signal.SIGINT else self._drain())
             if status := await self._stop_if_worker_died():
                 return status
+
+    async def _ping(self) -> None:
+        """Ping all workers, every `PING_SECONDS`, and kill a worker that answers none of the pings for too long.
+
+        Too long is the time of ``server.watchdog``, counted in pings, so that the time while the machine is suspended
+        does not count. With 0, kill none. ``/health`` reads the counts.
+        """
+        limit = self._config.server.watchdog
+        while True:
+            for worker in self._worker_pool.workers:
+                if limit and self._dispatcher.unanswered.get(worker.role, 0) * PING_SECONDS > max(limit, PING_SECONDS):
+                    self._worker_pool.kill_hung(
+                        worker, f"it answered no ping for {limit:g} s and was killed (server.watchdog={limit:g})"
+                    )
+                    self._events.put_nowait(_Event("worker"))
+                    return
+            self._dispatcher.ping([worker.role for worker in self._worker_pool.workers])
+            await asyncio.sleep(PING_SECONDS)
 
     async def _watch(self, seconds: float) -> None:
         """Watch all heartbeats, and kill a worker whose heartbeat stops for ``seconds``. With 0, watch none."""

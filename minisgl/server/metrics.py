@@ -34,6 +34,12 @@ class Metrics:
             "minisgl_http_requests", "HTTP requests answered", ["route", "status"], registry=self._registry
         )
         self._open = Gauge("minisgl_open_requests", "Requests without their final reply", registry=self._registry)
+        self._dropped = Gauge(
+            "minisgl_dropped_messages",
+            "Bytes on a process's socket that were no message",
+            ["process"],
+            registry=self._registry,
+        )
         self._processes = Gauge("minisgl_process", "1 for each process", ["process", "pid"], registry=self._registry)
         self._plugins = Gauge(
             "minisgl_plugin",
@@ -52,6 +58,8 @@ class Metrics:
         """Return all metrics with their current values. Raise `ApiError` (503) if the server is not running."""
         stats = await dispatcher.stats()
         self._open.set(dispatcher.num_open)
+        for process, count in dispatcher.dropped.items():
+            self._dropped.labels(process).set(count)
         scheduler = CollectorRegistry()
         scheduler.register(_SchedulerCounts(stats))
         scheduler.register(_PluginCalls(self._plugin_calls()))

@@ -6,6 +6,7 @@ This module connects messages with a scheduler and an engine. Text and HTTP are 
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ from minisgl.message import (
     Message,
     NewRequest,
     Outputs,
+    Ping,
+    Pong,
     Pull,
     Push,
     Replies,
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
     from minisgl.config import Config
     from minisgl.engine.engine import TorchEngine
 
+LEADER = "scheduler-0"
+"""The name of rank 0's process."""
 END = b""
 """The message that rank 0 sends to the other ranks after its last step."""
 
@@ -70,11 +75,23 @@ def run_rank(
     else:
         inbox = Pull(context, addresses.followers[rank - 1])
         report.send(ready)
-        follow(engine, lambda: inbox.receive_bytes() or None)
+        follow(engine, _next_step(inbox, Push(context, addresses.api), f"scheduler-{rank}"))
     # This line is reached only if no error occurred. After an error the engine is not closed, because closing could
     # wait for a rank that has died.
     engine.close()
     context.destroy(linger=500)
+
+
+def _next_step(inbox: Pull, to_api: Push, role: str) -> Callable[[], bytes | None]:
+    """Return the argument of `follow`: a function that waits for the next step, and meanwhile answers each `Ping`."""
+    ping = Ping().encode()
+
+    def receive() -> bytes | None:
+        while (data := inbox.receive_bytes()) == ping:
+            to_api.send(Pong(role))
+        return data or None
+
+    return receive
 
 
 def _run_leader(
@@ -135,6 +152,7 @@ class SchedulerLoop:
         self._new_requests: list[NewRequest] = []
         self._stopped = False
         self._trimmed = True  # no step ran since the heap was trimmed
+        self._last_step = 0.0  # the time of the last step
 
     def run(self) -> None:
         """Run until a `Stop` message arrives. Wait for messages only if the scheduler has no work."""
@@ -151,19 +169,22 @@ class SchedulerLoop:
             output = Output()
             if self._scheduler.has_work:
                 output = self._scheduler.step()
-                self._trimmed = False
+                self._trimmed, self._last_step = False, time.monotonic()
             if self._new_requests or output:
                 self._to_detokenizer(Outputs(self._new_requests, output))
                 self._new_requests = []
         self._heartbeat.idle()
 
     def _trim_when_idle(self) -> None:
-        """Trim the heap, once after the last step, if no message arrives for `TRIM_IDLE_SECONDS`.
+        """Trim the heap, once after the last step, if no step follows for `TRIM_IDLE_SECONDS`.
 
         On a CPU the activations of a large step are heap memory, which the C library keeps: about 90 MiB for 8192
         tokens of ``tutor`` (docs/design/cpu-memory.md).
         """
-        if not self._trimmed and not self._inbox.wait(TRIM_IDLE_SECONDS):
+        if self._trimmed:
+            return
+        left = self._last_step + TRIM_IDLE_SECONDS - time.monotonic()
+        if left <= 0 or not self._inbox.wait(left):
             trim_heap()
             self._trimmed = True
 
@@ -177,6 +198,8 @@ class SchedulerLoop:
             case GetStats(uid=uid):
                 values = {name: float(value) for name, value in self._scheduler.stats().items()}
                 self._to_api(Stats(uid, values, "".join(self._metrics())))
+            case Ping():
+                self._to_api(Pong(LEADER, self._inbox.num_dropped))
             case Stop():
                 self._stopped = True
             case _:

@@ -24,6 +24,8 @@ from minisgl.message import (
     Limits,
     Message,
     Outputs,
+    Ping,
+    Pong,
     Prompt,
     Pull,
     Push,
@@ -45,23 +47,29 @@ from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 
-def run_text_process(report: Report, addresses: Addresses, inbox: str, model: str, heartbeat: Heartbeat) -> None:
+def run_text_process(
+    report: Report, addresses: Addresses, inbox: str, model: str, role: str, heartbeat: Heartbeat
+) -> None:
     """Run a tokenizer process or the detokenizer process until a `Stop` message arrives.
 
     This is the ``body`` argument of `worker_main`. ``inbox`` is the address at which the process receives
-    messages. ``model`` is the model's directory.
+    messages. ``model`` is the model's directory. ``role`` is the process's name, such as ``tokenizer-0``.
     """
     tokenizer = Tokenizer.from_dir(model)
     context = zmq.Context()
     pull = Pull(context, inbox)
-    worker = TextWorker(tokenizer, Push(context, addresses.api).send, Push(context, addresses.scheduler).send)
+    to_api = Push(context, addresses.api)
+    worker = TextWorker(tokenizer, to_api.send, Push(context, addresses.scheduler).send)
     report.send(Ready())
     running = True
     while running:
         heartbeat.idle()
         message = pull.receive()
         heartbeat.beat()
-        running = worker.handle(message)
+        if isinstance(message, Ping):
+            to_api.send(Pong(role, pull.num_dropped))
+        else:
+            running = worker.handle(message)
     heartbeat.idle()
     context.destroy(linger=0)
 

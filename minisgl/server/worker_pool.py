@@ -114,10 +114,10 @@ class WorkerPool:
         try:
             for rank in range(tp):
                 self._start(f"scheduler-{rank}", run_rank, addresses, config, rank, rendezvous, watched=rank == 0)
-            self._start("detokenizer", run_text_process, addresses, addresses.detokenizer, model)
+            self._start("detokenizer", run_text_process, addresses, addresses.detokenizer, model, "detokenizer")
             for i, address in enumerate(addresses.tokenizers):
                 if address != addresses.detokenizer:
-                    self._start(f"tokenizer-{i}", run_text_process, addresses, address, model)
+                    self._start(f"tokenizer-{i}", run_text_process, addresses, address, model, f"tokenizer-{i}")
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 

@@ -178,6 +178,10 @@ def test_junk_on_the_sockets(tiny: Path) -> None:
         for push in pushes:
             push.send_bytes(b"\xff\x00\x01")
         assert wait_for(lambda: server.log().count("dropped 3 bytes") == len(pushes), scaled_timeout(20))
+        counted = [
+            f'minisgl_dropped_messages{{process="{n}"}}' for n in ("api", "scheduler-0", "detokenizer", "tokenizer-0")
+        ]
+        assert wait_for(lambda: [server.metrics().get(name) for name in counted] == [1.0] * 4, scaled_timeout(20))
         for stream in (False, True):
             request = Request(server, stream=stream, max_tokens=3)
             request.join(scaled_timeout(20))
@@ -261,6 +265,29 @@ def test_full_disk_ends_only_the_trace(tiny: Path) -> None:
         assert server.log().count("trace=/dev/full ends here: No space left on device") == 1
         server.process.send_signal(signal.SIGTERM)
         assert server.wait(scaled_timeout(20)) == 0
+
+
+@pytest.mark.parametrize(("tp", "victim"), [(1, "tokenizer-0"), (1, "detokenizer"), (2, "scheduler-1")])
+def test_promise_10_stopped_idle_worker(tiny: Path, tp: int, victim: str) -> None:
+    """``/health`` and ``/ready`` answer 503 while an idle worker does not run, and 200 when it runs again."""
+    with Server(f"model={tiny}", f"tp={tp}", "num_pages=64") as server:
+        assert httpx.get(f"{server.url}/ready", timeout=10).status_code == 200
+        pid = server.workers()[victim]
+        os.kill(pid, signal.SIGSTOP)
+        assert wait_for(lambda: health(server) == 503, scaled_timeout(60))
+        said = httpx.get(f"{server.url}/ready", timeout=10)
+        assert said.status_code == 503
+        assert said.json()["error"]["message"] == f"No answer for 20 s from: {victim}."
+        os.kill(pid, signal.SIGCONT)
+        assert wait_for(lambda: health(server) == 200, scaled_timeout(30))
+
+
+def test_promise_10_worker_stopped_for_ever(tiny: Path) -> None:
+    """An idle worker that does not run counts as hung after ``server.watchdog`` seconds."""
+    with Server(f"model={tiny}", "num_pages=64", "server.watchdog=3") as server:
+        os.kill(server.workers()["tokenizer-0"], signal.SIGSTOP)
+        assert server.wait(scaled_timeout(30)) == 1
+        assert "tokenizer-0 died: it answered no ping for 3 s" in server.log()
 
 
 def test_promise_10_drain_timeout(tiny: Path) -> None:
