@@ -46,6 +46,9 @@ class ServerConfig:
     max_body: int | None = None
     """Maximum size of a request's body in bytes. A larger one gets HTTP status 413. Default: 64 bytes for each token
     that the server allows for a request, and at least 1 MiB."""
+    io_timeout: float = 30.0
+    """Seconds that a client may take to send a request's headers or the next 64 KiB of its body, or to read the next
+    part of a response. Then the server closes the connection."""
     drain_timeout: float = 30.0
     """Seconds that open requests may take to finish after SIGTERM, before the server stops."""
     watchdog: float = 300.0

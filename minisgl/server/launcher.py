@@ -23,6 +23,7 @@ from minisgl.config import Config, ConfigError
 from minisgl.message import Addresses
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.app import Settings, create_app
+from minisgl.server.connections import uvicorn_options
 from minisgl.server.dispatch import PING_SECONDS, Dispatcher
 from minisgl.server.metrics import Metrics
 from minisgl.server.worker_pool import Worker, WorkerPool
@@ -132,6 +133,7 @@ class Launcher:
                 lifespan="off",
                 timeout_graceful_shutdown=int(SHUTDOWN_GRACE_SECONDS),
                 timeout_keep_alive=60,
+                **uvicorn_options(server.io_timeout),
             )
         )
         self._http_task = asyncio.create_task(self._http.serve(sockets=[self._listener]))
