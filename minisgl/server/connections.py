@@ -1,26 +1,45 @@
 """The HTTP connections: how many there may be, and how long a client may take to send a request or to read a response.
 
-uvicorn parses HTTP; this module adds the limits. A connection above the limit gets 503 with ``Retry-After``. A client
-that sends its request too slowly gets 408. The connection of a client that does not read its response is closed, which
-aborts the request.
+uvicorn serves HTTP with the parser llhttp (the package httptools), in its strict mode; this module adds the limits. A
+client that sends its request too slowly gets 408, and one whose headers are too large gets 431. The connection of a
+client that does not read its response is closed, which aborts the request. If too many connections are open, a new one
+takes the place of the one that has waited longest for a request, or gets 503 with ``Retry-After``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import resource
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+import httptools
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from minisgl.server.errors import ApiError
+
+log = logging.getLogger(__name__)
+
+MAX_HEAD = 2**16
+"""The largest size of a request's line and headers, in bytes. The last piece that was received is not counted."""
+MAX_PIPELINED = 16
+"""The largest number of requests that a client may send before it has read the response to the first one."""
 BODY_PIECE = 2**16
 """Bytes of a request's body that a client must send within each ``server.io_timeout``."""
 REFUSED_SECONDS = 1.0
 """Seconds in which a client above the limit can read the response, before its connection is closed."""
 _OTHER_FILES = 128
 """File descriptors that the launcher needs besides the connections: sockets and pipes to the workers, log, imports."""
-_BODIES = {408: "The request took too long to arrive.", 503: "Too many connections are open: try again later."}
+_PHRASES = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+    503: b"Service Unavailable",
+}
+_UPGRADE_HEADERS = (b"connection", b"upgrade", b"http2-settings")
 
 
 class Limits(NamedTuple):
@@ -30,69 +49,82 @@ class Limits(NamedTuple):
     backlog: int
 
 
-def raise_file_limit() -> Limits:
-    """Raise this process's soft limit of file descriptors to the hard limit, and return the limits that fit into it."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2**16 if hard == resource.RLIM_INFINITY else min(hard, 2**16)
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+def raise_file_limit(max_connections: int) -> Limits:
+    """Raise this process's soft limit of file descriptors for ``max_connections`` and return the limits that fit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    backlog = 2048
+    wanted = max_connections + backlog + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
-    files = wanted if soft == resource.RLIM_INFINITY else soft
-    backlog = max(1, min(2048, files // 4))  # connections above the limit need descriptors too, until they are refused
-    return Limits(max(1, files - backlog - _OTHER_FILES), backlog)
+    backlog = max(1, min(backlog, wanted // 4))  # connections above the limit need descriptors until they are closed
+    return Limits(max(1, min(max_connections, wanted - backlog - _OTHER_FILES)), backlog)
 
 
-class Connection(H11Protocol):
-    """One HTTP connection. A subclass with other class variables, `limited`, has other limits."""
+class Connection(HttpToolsProtocol):
+    """One HTTP connection. `limited` returns the class of one server's connections, which share the class variables."""
 
-    max_connections: ClassVar[int]
+    limits: ClassVar[Limits]
     io_timeout: ClassVar[float]
+    waiting: ClassVar[dict[Connection, None]]
+    """The connections that wait for a request's headers, in the order in which they began to wait."""
+    refused: ClassVar[set[Connection]]
+    """The connections above the limit that are not closed yet."""
 
     _timer: asyncio.TimerHandle | None = None  # ends a connection that sends its request too slowly
     _write_timer: asyncio.TimerHandle | None = None  # ends a connection whose client does not read
-    _refused = False
+    _unparsed = 0  # bytes that were received since the parser last reported a part of a request
     _received = 0  # bytes of the body since the timer began
+    _in_body = False  # the headers of the request that is being parsed are complete, its body may not be
+    _upgrade = False  # the request that is being parsed asks for another protocol
+    _ended = False  # an error was written that ends the connection: the rest that the client sends is not parsed
 
     @classmethod
-    def limited(cls, max_connections: int, io_timeout: float) -> type[Connection]:
-        """Return the class of a server's connections."""
-        return type("LimitedConnection", (cls,), {"max_connections": max_connections, "io_timeout": io_timeout})
+    def limited(cls, limits: Limits, io_timeout: float) -> type[Connection]:
+        """Return a class of connections with these limits."""
+        variables = {"limits": limits, "io_timeout": io_timeout, "waiting": {}, "refused": set()}
+        return type("LimitedConnection", (cls,), variables)
+
+    # ---- the connection --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
-            self._refused = True
-            self.connections.discard(self)
-            self._answer(503, b"retry-after: 1\r\n")
-            if transport.can_write_eof() and not transport.is_closing():
-                transport.write_eof()
-            self._timer = self.loop.call_later(REFUSED_SECONDS, transport.abort)
+        if len(self.connections) > self.limits.connections and not self._close_longest_waiting():
+            self._refuse()
         else:
-            self._timer = self.loop.call_later(self.io_timeout, self._on_slow_request)
+            self.waiting[self] = None
+            self._restart_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.waiting.pop(self, None)
+        self.refused.discard(self)
         self._stop_timer()
-        if self._write_timer is not None:
-            self._write_timer.cancel()
+        self._stop_write_timer()
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        if self._refused:
-            return
-        before = self.conn.their_state
-        super().data_received(data)
-        now = self.conn.their_state
-        self._received += len(data)
-        if now not in (h11.IDLE, h11.SEND_BODY):
-            self._stop_timer()
-        elif now is not before or self._timer is None or (now is h11.SEND_BODY and self._received >= BODY_PIECE):
-            self._stop_timer()
-            self._timer = self.loop.call_later(self.io_timeout, self._on_slow_request)
-
     def eof_received(self) -> None:
-        if self._refused:
+        if self._ended:
             self.transport.abort()
+
+    def _close_longest_waiting(self) -> bool:
+        """Close the connection that has waited longest for a request. Return False if no connection waits for one."""
+        longest = next(iter(self.waiting), None)
+        if longest is not None:
+            longest.connections.discard(longest)
+            del self.waiting[longest]
+            longest.transport.abort()
+        return longest is not None
+
+    def _refuse(self) -> None:
+        self.connections.discard(self)
+        if len(self.refused) >= self.limits.backlog // 2:
+            self.transport.abort()
+            return
+        if len(self.refused) == 0:
+            log.warning("%d connections are open: new ones are refused (server.max_connections)", len(self.connections))
+        self.refused.add(self)
+        self._write_error(503, "Too many connections are open: try again later.", b"retry-after: 1\r\n")
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -100,13 +132,107 @@ class Connection(H11Protocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._stop_write_timer()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._abort_if_unread()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._abort_if_unread()
+        elif self.cycle.response_complete:
+            self.waiting[self] = None
+
+    def _abort_if_unread(self) -> None:
+        """Abort the closing connection after ``server.io_timeout`` if its client has not read the last response."""
+        if self.transport.get_write_buffer_size():
+            self.loop.call_later(self.io_timeout, self.transport.abort)
+
+    def _stop_write_timer(self) -> None:
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
 
-    def timeout_keep_alive_handler(self) -> None:
-        super().timeout_keep_alive_handler()
-        self.loop.call_later(self.io_timeout, self.transport.abort)  # the client may have left a response unread
+    # ---- requests ----------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._ended:
+            return
+        self._unset_keepalive_if_required()
+        self._unparsed += len(data)
+        try:
+            while data:
+                data = self._feed(data)
+        except httptools.HttpParserError:
+            self._end(400, "Invalid HTTP request received.")
+        else:
+            if self._unparsed > MAX_HEAD:
+                self._end(431, f"The request's headers are larger than {MAX_HEAD} bytes.")
+
+    def _feed(self, data: bytes) -> bytes:
+        """Parse received bytes. Return bytes to parse next: those of a request that asked for another protocol.
+
+        The server answers such a request as if it had not asked (RFC 9110, section 7.8). llhttp does not parse the body
+        of such a request, so a new parser gets the request without these headers.
+        """
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as stop:
+            if self.parser.get_method() == b"CONNECT":
+                raise httptools.HttpParserError from None
+            self._upgrade = False
+            head = [self.parser.get_method(), b" ", self.url, b" HTTP/1.1\r\n"]
+            for name, value in self.headers:
+                if name not in _UPGRADE_HEADERS:
+                    head += [name, b": ", value, b"\r\n"]
+            self.parser = httptools.HttpRequestParser(self)
+            return b"".join([*head, b"\r\n", data[stop.args[0] :]])
+        return b""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._unparsed, self._in_body = 0, False
+        self._restart_timer()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:  # a header after the body, a trailer, is ignored
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._unparsed = 0
+        if self.parser.should_upgrade():
+            self._upgrade = True
+            return
+        hosts = sum([name == b"host" for name, _ in self.headers])
+        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
+            raise ValueError("a request needs one Host header")
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("too many pipelined requests")
+        super().on_headers_complete()
+        self.waiting.pop(self, None)
+        self._in_body = True
+        self._restart_timer()
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed = 0
+        self._received += len(body)
+        if self._received >= BODY_PIECE and not self.cycle.response_complete:
+            self._restart_timer()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unparsed = 0
+        if not self._upgrade:
+            self._stop_timer()
+            super().on_message_complete()
+
+    # ---- too slow, too large, or no HTTP -------------------------------------------------------------------------
+
+    def _restart_timer(self) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(self.io_timeout, self._on_slow_request)
 
     def _stop_timer(self) -> None:
         self._received = 0
@@ -115,28 +241,56 @@ class Connection(H11Protocol):
             self._timer = None
 
     def _on_slow_request(self) -> None:
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            self._answer(408)
-        self.transport.close()
-        self.loop.call_later(self.io_timeout, self.transport.abort)
+        if self._responds_to_earlier_request():
+            self._restart_timer()  # the server may have stopped reading until then
+        else:
+            self._end(408, "The request took too long to arrive.")
 
-    def _answer(self, status: int, headers: bytes = b"") -> None:
-        """Write a whole response, past h11: the connection is closed after it."""
-        kind = "timeout_error" if status == 408 else "server_error"
-        body = b'{"error":{"message":"%s","type":"%s","param":null,"code":null}}' % (
-            _BODIES[status].encode(),
-            kind.encode(),
-        )
-        phrase = {408: b"Request Timeout", 503: b"Service Unavailable"}[status]
-        head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (
-            status,
-            phrase,
-            len(body),
-        )
-        self.transport.write(head + headers + b"connection: close\r\n\r\n" + body)
+    def _responds_to_earlier_request(self) -> bool:
+        """Return whether a response is under way, or waits, to a request before the one that is being parsed."""
+        if self._in_body:
+            return bool(self.pipeline)
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _end(self, status: int, message: str) -> None:
+        """End the connection, with an error unless a response is under way or the request has had its own."""
+        self._stop_timer()
+        if self._responds_to_earlier_request() or (self._in_body and self.cycle.response_started):
+            self.transport.abort()
+        else:
+            self._write_error(status, message)
+
+    def _write_error(self, status: int, message: str, headers: bytes = b"") -> None:
+        """Write a whole response, and close the connection when the client has had time to read it."""
+        body = msgspec.json.encode(ApiError(status, message).body)
+        head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
+        head %= (status, _PHRASES[status], len(body))
+        self._ended = True
+        self.transport.write(head + headers + b"\r\n" + body)
+        if self.transport.can_write_eof() and not self.transport.is_closing():
+            self.transport.write_eof()
+        self._timer = self.loop.call_later(REFUSED_SECONDS, self.transport.abort)
 
 
-def uvicorn_options(io_timeout: float) -> dict[str, Any]:
+def log_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
+    """Let ``loop`` log errors for lack of file descriptors or memory in one line, and not one traceback per attempt."""
+    scarce = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+    times = 0
+
+    def handle(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        nonlocal times
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in scarce:
+            loop.default_exception_handler(dict(context))
+            return
+        times += 1
+        if times & (times - 1) == 0:  # 1, 2, 4, 8, …
+            log.error("can't accept a connection (%d times so far): %s", times, error)
+
+    loop.set_exception_handler(handle)
+
+
+def uvicorn_options(max_connections: int, io_timeout: float) -> dict[str, Any]:
     """Return the arguments of `uvicorn.Config` that limit the connections. Raise this process's limit of files."""
-    limits = raise_file_limit()
-    return {"http": Connection.limited(limits.connections, io_timeout), "backlog": limits.backlog}
+    limits = raise_file_limit(max_connections)
+    return {"http": Connection.limited(limits, io_timeout), "ws": "none", "backlog": limits.backlog}

@@ -23,7 +23,7 @@ from minisgl.config import Config, ConfigError
 from minisgl.message import Addresses
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.app import Settings, create_app
-from minisgl.server.connections import uvicorn_options
+from minisgl.server.connections import log_accept_errors, uvicorn_options
 from minisgl.server.dispatch import PING_SECONDS, Dispatcher
 from minisgl.server.metrics import Metrics
 from minisgl.server.worker_pool import Worker, WorkerPool
@@ -76,6 +76,7 @@ class Launcher:
     async def run(self) -> int:
         """Run the server until it ends. Return the exit status of the program."""
         loop = asyncio.get_running_loop()
+        log_accept_errors(loop)
         for number in SIGNALS:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # nohup: the server goes on when its terminal is closed
@@ -133,7 +134,7 @@ class Launcher:
                 lifespan="off",
                 timeout_graceful_shutdown=int(SHUTDOWN_GRACE_SECONDS),
                 timeout_keep_alive=60,
-                **uvicorn_options(server.io_timeout),
+                **uvicorn_options(server.max_connections, server.io_timeout),
             )
         )
         self._http_task = asyncio.create_task(self._http.serve(sockets=[self._listener]))

@@ -1,4 +1,4 @@
-"""Connections of slow and silent clients: they are bounded and ended, and other clients are served meanwhile."""
+"""Connections of slow, silent and rude clients: they are bounded and ended, and other clients are served meanwhile."""
 
 from __future__ import annotations
 
@@ -9,18 +9,31 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
+from minisgl.server.connections import MAX_HEAD, MAX_PIPELINED
 from minisgl.testing.serving import Server, scaled_timeout
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
 
 
 @pytest.fixture(scope="module")
 def server(tiny: Path) -> Iterator[Server]:
     """Start a server whose clients must send and read within a second."""
     with Server(f"model={tiny}", "num_pages=2048", "server.io_timeout=1", "log_level=warning") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def narrow(tiny: Path) -> Iterator[Server]:
+    """Start a server with few connections, whose clients may be slow."""
+    with Server(f"model={tiny}", "num_pages=2048", "server.max_connections=20", "log_level=warning") as server:
         yield server
 
 
@@ -36,14 +49,28 @@ def read_all(client: socket.socket) -> bytes:
     return data
 
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+def answer(server: Server, *pieces: bytes) -> bytes:
+    """Send ``pieces`` on a connection of their own, and return all that the server sends until it closes it."""
+    with connect(server) as client:
+        for piece in pieces:
+            client.sendall(piece)
+        return read_all(client)
+
+
+def completion(**fields: object) -> bytes:
+    """Return the bytes of a request for a completion."""
+    body = json.dumps({"prompt": [5, 6], "ignore_eos": True, **fields}).encode()
+    return HEAD % len(body) + body
+
+
+# ---- too slow ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1", HEAD % 100, HEAD % 100 + b'{"prompt":'])
 def test_slow_request_is_ended(server: Server, sent: bytes) -> None:
-    with connect(server) as client:
-        client.sendall(sent)
-        assert read_all(client).startswith(b"HTTP/1.1 408 ")
+    reply = answer(server, sent)
+    assert reply.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["message"] == "The request took too long to arrive."
     assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
     assert server.log() == ""
 
@@ -53,6 +80,7 @@ def test_headers_byte_by_byte_are_ended(server: Server) -> None:
     with connect(server) as client:
         client.settimeout(0.1)
         data = b""
+        client.sendall(b"GET /")
         deadline = time.monotonic() + scaled_timeout(60)
         while not data and time.monotonic() < deadline:
             try:
@@ -64,22 +92,28 @@ def test_headers_byte_by_byte_are_ended(server: Server) -> None:
 
 
 def test_long_response_is_not_ended(server: Server) -> None:
-    """The time-out is no limit of the time in which a request is served."""
-    body = {"prompt": [5, 6], "max_tokens": 4000, "ignore_eos": True}
-    reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=scaled_timeout(120))
-    assert reply.json()["usage"]["completion_tokens"] == 4000
-    assert reply.elapsed.total_seconds() > 1
+    """The time-out is no limit of the time in which a request is served, whatever the client sends behind it."""
+    with connect(server) as client:
+        client.sendall(completion(max_tokens=1500) + HEALTH[:20])
+        start = time.monotonic()
+        data = b""
+        while b'"completion_tokens":1500' not in data:
+            piece = client.recv(1 << 16)
+            assert piece, data
+            data += piece
+        assert time.monotonic() - start > 1
+        client.sendall(HEALTH[20:])
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
 
 
 def test_stream_that_nobody_reads_is_ended(server: Server) -> None:
     """The request of a client that reads nothing is aborted, and its memory is freed."""
-    more = {"n": 8, "max_tokens": 8000, "ignore_eos": True, "stream": True, "logprobs": 5, "temperature": 1}
-    body = json.dumps({"prompt": [5, 6], **more}).encode()
+    more = {"n": 8, "max_tokens": 8000, "stream": True, "logprobs": 5, "temperature": 1}
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         host, _, port = server.url.removeprefix("http://").rpartition(":")
         client.connect((host, int(port)))
-        client.sendall(HEAD % len(body) + body)
+        client.sendall(completion(**more))
         deadline = time.monotonic() + scaled_timeout(90)
         while server.metrics()["minisgl_scheduler_finished_abort_total"] < 8 and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -88,23 +122,138 @@ def test_stream_that_nobody_reads_is_ended(server: Server) -> None:
     assert "Traceback" not in server.log()
 
 
+# ---- no HTTP, or too much of it --------------------------------------------------------------------------------
+
+INVALID = {
+    "no HTTP": b"\x16\x03\x01\r\n\r\n",
+    "a folded header": b"GET /health HTTP/1.1\r\nhost: x\r\na: b\r\n c\r\n\r\n",
+    "length and chunks": CHUNKED + b"content-length: 5\r\n\r\n0\r\n\r\n",
+    "chunks and length": HEAD[:-4] % 5 + b"\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "two lengths": HEAD[:-4] % 5 + b"\r\ncontent-length: 6\r\n\r\nabcde",
+    "a signed length": HEAD.replace(b"%d", b"+5") + b"abcde",
+    "chunked twice": CHUNKED + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "an unknown coding": CHUNKED.replace(b"chunked", b"chunked, identity") + b"\r\n0\r\n\r\n",
+    "a space before the colon": CHUNKED.replace(b"encoding:", b"encoding :") + b"\r\n0\r\n\r\n",
+    "a line feed alone": HEALTH.replace(b"\r\n", b"\n"),
+    "a zero in a header": b"GET /health HTTP/1.1\r\nhost: x\r\na: b\x00c\r\n\r\n",
+    "no host": b"GET /health HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET /health HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n",
+    "a chunk without its size": CHUNKED + b"\r\nxyz\r\n",
+    "a proxy's request": b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n",
+    "a target that is none": b"GET health HTTP/1.1\r\nhost: x\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", INVALID.values(), ids=INVALID.keys())
+def test_invalid_http_is_refused(server: Server, sent: bytes) -> None:
+    """What proxies may read in two ways is refused, the connection is closed, and nothing is logged."""
+    reply = answer(server, sent)
+    assert reply.startswith(b"HTTP/1.1 400 ")
+    assert reply.count(b"HTTP/1.1") == 1
+    assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+    assert server.log() == ""
+
+
+@pytest.mark.parametrize("part", ["target", "one header", "many headers", "trailer"])
+def test_large_headers_are_refused(server: Server, part: str) -> None:
+    size = MAX_HEAD + (1 << 20)
+    sent = {
+        "target": b"GET /" + b"x" * size,
+        "one header": HEALTH[:-2] + b"a: " + b"b" * size,
+        "many headers": HEALTH[:-2] + b"a: b\r\n" * (size // 6),
+        "trailer": CHUNKED + b"\r\n0\r\na: " + b"b" * size,
+    }[part]
+    with connect(server) as client:
+        try:
+            client.sendall(sent)
+            reply = read_all(client)
+        except ConnectionError:  # the server closed the connection while the client was sending
+            return
+    assert reply.startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize("split", [1, 40, 10_000])
+@pytest.mark.parametrize("close", [False, True])
+def test_another_protocol_is_ignored(server: Server, split: int, close: bool) -> None:
+    """The body of a request that asks for HTTP/2, as Java's and curl's do, is read, and so is the request behind it."""
+    sent = completion(max_tokens=3)
+    asked = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQ\r\n"
+    sent = sent.replace(b"host: x\r\n", b"host: x\r\n" + asked, 1)
+    behind = HEALTH.replace(b"host: x", b"host: x\r\nconnection: close")
+    sent += HEALTH.replace(b"host: x\r\n", b"host: x\r\n" + asked) + behind
+    with connect(server) as client:
+        for i in range(0, len(sent), split):
+            client.sendall(sent[i : i + split])
+        reply = read_all(client)
+    assert reply.count(b"HTTP/1.1 200 ") == 3
+    assert b'"completion_tokens":3' in reply
+
+
+def test_pipelined_requests_are_bounded(server: Server) -> None:
+    few = answer(server, HEALTH * 8 + HEALTH.replace(b"host: x", b"host: x\r\nconnection: close"))
+    assert few.count(b"HTTP/1.1 200 ") == 9
+    many = b""
+    with connect(server) as client:
+        client.sendall(HEALTH * (MAX_PIPELINED + 100))
+        with suppress(ConnectionError):
+            many = read_all(client)
+    assert many.count(b"HTTP/1.1 200 ") <= MAX_PIPELINED + 1
+
+
+# ---- too many --------------------------------------------------------------------------------------------------
+
+
+def test_silent_connections_make_room(narrow: Server) -> None:
+    """Connections that wait for a request never keep a new client out: the one that waited longest is closed."""
+    with ExitStack() as stack:
+        silent = [stack.enter_context(connect(narrow)) for _ in range(300)]
+        assert httpx.get(f"{narrow.url}/health", timeout=30).status_code == 200
+        with suppress(ConnectionError):
+            assert silent[0].recv(100) == b""
+        silent[-1].sendall(HEALTH)
+        assert silent[-1].recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+def test_connections_above_the_limit_are_refused(narrow: Server) -> None:
+    """While every connection is busy, a new one gets 503 with Retry-After, and is served as soon as one ends."""
+    with ExitStack() as stack:
+        busy = [stack.enter_context(connect(narrow)) for _ in range(20)]
+        for client in busy:
+            client.sendall(completion(max_tokens=8000, stream=True))
+        for client in busy:
+            assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+        for _ in range(3):
+            reply = answer(narrow, b"")
+            assert reply.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nretry-after: 1\r\n" in reply
+            assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["type"] == "server_error"
+    deadline = time.monotonic() + scaled_timeout(60)
+    while answer(narrow, HEALTH.replace(b"host: x", b"host: x\r\nconnection: close")).startswith(b"HTTP/1.1 503 "):
+        assert time.monotonic() < deadline
+    assert narrow.log().count("\n") <= 4
+    assert "Traceback" not in narrow.log()
+
+
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
 from minisgl.server.connections import raise_file_limit
-print(*raise_file_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+print(*raise_file_limit(int(sys.argv[3])), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 
 
-@pytest.mark.parametrize(("soft", "hard"), [(256, 512), (512, 4096), (4096, 4096)])
-def test_soft_limit_is_raised(soft: int, hard: int) -> None:
+@pytest.mark.parametrize(
+    ("soft", "hard", "wanted", "now"),
+    [(256, 512, 8192, 512), (512, 4096, 8192, 4096), (4096, 4096, 100, 4096), (256, 4096, 100, 2276)],
+)
+def test_soft_limit_is_raised(soft: int, hard: int, wanted: int, now: int) -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if most != resource.RLIM_INFINITY and most < hard:
         pytest.skip("the hard limit of this machine is lower")
     ran = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(soft), str(hard)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", LIMITED, str(soft), str(hard), str(wanted)], capture_output=True, text=True, check=True
     )
-    connections, backlog, now = map(int, ran.stdout.split())
-    assert now == hard
-    assert connections + backlog < hard
-    assert connections > hard // 4
+    connections, backlog, limit = map(int, ran.stdout.split())
+    assert limit == now
+    assert connections + backlog < limit
+    assert connections == wanted or connections > hard // 4
