@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 MAX_HEAD = 2**16
 """The largest size of a request's line and headers, in bytes. The last piece that was received is not counted."""
+MAX_HEADERS = 256
+"""The largest number of headers of a request."""
 MAX_PIPELINED = 16
 """The largest number of requests that a client may send before it has read the response to the first one."""
 BODY_PIECE = 2**16
@@ -165,11 +167,13 @@ class Connection(HttpToolsProtocol):
         try:
             while data:
                 data = self._feed(data)
+            error = None
         except httptools.HttpParserError:
-            self._end(400, "Invalid HTTP request received.")
-        else:
-            if self._unparsed > MAX_HEAD:
-                self._end(431, f"The request's headers are larger than {MAX_HEAD} bytes.")
+            error = 400, "Invalid HTTP request received."
+        if self._unparsed > MAX_HEAD:
+            error = 431, f"The request has more than {MAX_HEAD} bytes of headers, or more than {MAX_HEADERS} headers."
+        if error is not None:
+            self._end(*error)
 
     def _feed(self, data: bytes) -> bytes:
         """Parse received bytes. Return bytes to parse next: those of a request that asked for another protocol.
@@ -198,6 +202,9 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_body:  # a header after the body, a trailer, is ignored
+            if len(self.headers) == MAX_HEADERS:
+                self._unparsed = MAX_HEAD + 1
+                raise ValueError("too many headers")
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from minisgl.server.connections import MAX_HEAD, MAX_PIPELINED
+from minisgl.server.connections import MAX_HEAD, MAX_HEADERS, MAX_PIPELINED
 from minisgl.testing.serving import Server, scaled_timeout
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -154,13 +154,14 @@ def test_invalid_http_is_refused(server: Server, sent: bytes) -> None:
     assert server.log() == ""
 
 
-@pytest.mark.parametrize("part", ["target", "one header", "many headers", "trailer"])
+@pytest.mark.parametrize("part", ["target", "one header", "headers of many bytes", "many headers", "trailer"])
 def test_large_headers_are_refused(server: Server, part: str) -> None:
     size = MAX_HEAD + (1 << 20)
     sent = {
         "target": b"GET /" + b"x" * size,
         "one header": HEALTH[:-2] + b"a: " + b"b" * size,
-        "many headers": HEALTH[:-2] + b"a: b\r\n" * (size // 6),
+        "headers of many bytes": HEALTH[:-2] + b"a: b\r\n" * (size // 6),
+        "many headers": HEALTH[:-2] + b"a: b\r\n" * MAX_HEADERS + b"\r\n",
         "trailer": CHUNKED + b"\r\n0\r\na: " + b"b" * size,
     }[part]
     with connect(server) as client:

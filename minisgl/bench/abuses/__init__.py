@@ -1,0 +1,1 @@
+"""Abuses of a server, and what other clients notice of them, for ``python -m minisgl.bench abuse``."""

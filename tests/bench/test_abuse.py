@@ -1,0 +1,79 @@
+"""Each abuse gets the answers that it should, leaves nothing behind, and other clients are served meanwhile."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from minisgl.bench.abuses.catalogue import ABUSES
+from minisgl.bench.abuses.sending import UNANSWERED
+from minisgl.bench.abuses.watch import MEMORY_MB, Report, Watched, abuse, warm_up
+from minisgl.testing.serving import Server, scaled_timeout
+
+OPEN = "still open"
+EXPECTED = {
+    "integers": {"400"},
+    "nesting": {"400"},
+    "stop strings": {"400"},
+    "allowed stop strings": {"200"},
+    "stop token ids": {"400"},
+    "lists as prompts": {"400"},
+    "long texts": {"400"},
+    "bodies above the limit": {"413"},
+    "silent connections": {OPEN},
+    "slow requests": {OPEN},
+    "unread streams": {OPEN},
+    "abandoned streams": {"200"},
+    "no HTTP": {"400"},
+    "large headers": {"431"},
+    "pipelined requests": {"200", UNANSWERED},
+    "sockets of the processes": {"sent"},
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server("model=tutor", "num_pages=4096", "log_level=warning") as server:
+        warm_up(server.url)
+        yield server
+
+
+def test_every_abuse_is_tested() -> None:
+    assert EXPECTED.keys() == ABUSES.keys()
+
+
+@pytest.mark.parametrize("name", ABUSES)
+def test_abuse(server: Server, name: str) -> None:
+    report = abuse(Watched(server.url, server.processes, str(server.folder)), name, seconds=2)
+    assert report.answers.keys() <= EXPECTED[name]
+    assert sum(report.answers.values()) > 0
+    assert (report.failed, report.health_failed) == (0, 0)
+    assert report.requests > 0
+    assert report.open_requests == 0
+    assert report.memory_after_mb is not None
+    assert report.memory_before_mb is not None
+    assert report.memory_after_mb <= report.memory_before_mb + MEMORY_MB
+    deadline = time.monotonic() + scaled_timeout(60)
+    while not server.idle_pool() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert server.idle_pool()
+    assert "Traceback" not in server.log()
+
+
+def test_command(server: Server, tmp_path: Path) -> None:
+    """The command abuses a running server too, whose memory it can't see, and writes its results."""
+    file = tmp_path / "abuse.json"
+    command = [sys.executable, "-m", "minisgl.bench", "abuse", "--url", server.url, "--seconds", "1", "--json", file]
+    ran = subprocess.run([*command, "--only", "integers"], capture_output=True, text=True, check=True)
+    assert "× 400" in ran.stdout
+    (report,) = json.loads(file.read_text())["abuses"]
+    assert report.keys() == set(Report._fields)
+    assert set(report["answers"]) == {"400"}
+    assert report["p99_ms"] > 0
+    assert report["memory_before_mb"] is None
