@@ -47,8 +47,8 @@ class ServerConfig:
     """Maximum size of a request's body in bytes. A larger one gets HTTP status 413. Default: 64 bytes for each token
     that the server allows for a request, and at least 1 MiB."""
     max_connections: int = 8192
-    """Maximum number of open connections; the limit of file descriptors may allow fewer. A new connection above it takes
-    the place of one that waits for a request, or gets HTTP status 503."""
+    """Maximum number of open connections; the limit of file descriptors may allow fewer. A new connection above it
+    takes the place of one that waits for a request, or gets HTTP status 503."""
     io_timeout: float = 30.0
     """Seconds that a client may take to send a request's headers or the next 64 KiB of its body, or to read the next
     part of a response. Then the server closes the connection."""

@@ -12,12 +12,14 @@ import asyncio
 import errno
 import logging
 import resource
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from minisgl.server.errors import ApiError
 
@@ -31,6 +33,19 @@ MAX_PIPELINED = 16
 """The largest number of requests that a client may send before it has read the response to the first one."""
 BODY_PIECE = 2**16
 """Bytes of a request's body that a client must send within each ``server.io_timeout``."""
+TURN_REQUESTS = 4
+"""The largest number of requests that the server begins to handle in one turn of its event loop.
+
+So a burst of requests does not delay ``/health`` and the connections of other clients by the time of all its requests.
+"""
+TURN_CONNECTIONS = 64
+"""The largest number of connections that the server accepts in one turn of its event loop."""
+PROBES = ("/health", "/ready")
+"""The paths of the requests that do not wait for other requests."""
+LISTEN = 2048
+"""The largest number of connections that wait until the server accepts them."""
+REFUSED = 512
+"""The largest number of connections above the limit that get a response. Further ones are closed without one."""
 REFUSED_SECONDS = 1.0
 """Seconds in which a client above the limit can read the response, before its connection is closed."""
 _OTHER_FILES = 128
@@ -45,23 +60,22 @@ _UPGRADE_HEADERS = (b"connection", b"upgrade", b"http2-settings")
 
 
 class Limits(NamedTuple):
-    """The largest number of connections, and the largest number that the listener accepts at once."""
+    """The largest number of connections, and of further ones that are being refused at the same time."""
 
     connections: int
-    backlog: int
+    refused: int
 
 
 def raise_file_limit(max_connections: int) -> Limits:
     """Raise this process's soft limit of file descriptors for ``max_connections`` and return the limits that fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    backlog = 2048
-    wanted = max_connections + backlog + _OTHER_FILES
+    wanted = max_connections + REFUSED + _OTHER_FILES
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    backlog = max(1, min(backlog, wanted // 4))  # connections above the limit need descriptors until they are closed
-    return Limits(max(1, min(max_connections, wanted - backlog - _OTHER_FILES)), backlog)
+    refused = max(1, min(REFUSED, wanted // 4))  # connections above the limit need descriptors until they are closed
+    return Limits(max(1, min(max_connections, wanted - refused - _OTHER_FILES)), refused)
 
 
 class Connection(HttpToolsProtocol):
@@ -73,6 +87,8 @@ class Connection(HttpToolsProtocol):
     """The connections that wait for a request's headers, in the order in which they began to wait."""
     refused: ClassVar[set[Connection]]
     """The connections above the limit that are not closed yet."""
+    unhandled: ClassVar[deque[tuple[Connection, RequestResponseCycle, ASGI3Application]]]
+    """The requests that the application does not handle yet."""
 
     _timer: asyncio.TimerHandle | None = None  # ends a connection that sends its request too slowly
     _write_timer: asyncio.TimerHandle | None = None  # ends a connection whose client does not read
@@ -86,6 +102,7 @@ class Connection(HttpToolsProtocol):
     def limited(cls, limits: Limits, io_timeout: float) -> type[Connection]:
         """Return a class of connections with these limits."""
         variables = {"limits": limits, "io_timeout": io_timeout, "waiting": {}, "refused": set()}
+        variables["unhandled"] = deque()
         return type("LimitedConnection", (cls,), variables)
 
     # ---- the connection --------------------------------------------------------------------------------------
@@ -120,7 +137,7 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self) -> None:
         self.connections.discard(self)
-        if len(self.refused) >= self.limits.backlog // 2:
+        if len(self.refused) >= self.limits.refused:
             self.transport.abort()
             return
         if len(self.refused) == 0:
@@ -235,6 +252,24 @@ class Connection(HttpToolsProtocol):
             self._stop_timer()
             super().on_message_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        if cycle.scope["path"].removeprefix(self.root_path) in PROBES:
+            super()._start_asgi_task(cycle, app)
+            return
+        self.unhandled.append((self, cycle, app))
+        if len(self.unhandled) == 1:
+            self.loop.call_soon(self._handle_some)
+
+    @classmethod
+    def _handle_some(cls) -> None:
+        """Let the application handle the next `TURN_REQUESTS` requests whose clients have not disconnected."""
+        for _ in range(min(TURN_REQUESTS, len(cls.unhandled))):
+            connection, cycle, app = cls.unhandled.popleft()
+            if not cycle.disconnected:
+                HttpToolsProtocol._start_asgi_task(connection, cycle, app)
+        if cls.unhandled:
+            asyncio.get_running_loop().call_soon(cls._handle_some)
+
     # ---- too slow, too large, or no HTTP -------------------------------------------------------------------------
 
     def _restart_timer(self) -> None:
@@ -300,4 +335,4 @@ def log_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
 def uvicorn_options(max_connections: int, io_timeout: float) -> dict[str, Any]:
     """Return the arguments of `uvicorn.Config` that limit the connections. Raise this process's limit of files."""
     limits = raise_file_limit(max_connections)
-    return {"http": Connection.limited(limits, io_timeout), "ws": "none", "backlog": limits.backlog}
+    return {"http": Connection.limited(limits, io_timeout), "ws": "none", "backlog": TURN_CONNECTIONS}

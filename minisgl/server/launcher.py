@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import itertools
 import logging
 import os
 import signal
@@ -23,7 +25,7 @@ from minisgl.config import Config, ConfigError
 from minisgl.message import Addresses
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.app import Settings, create_app
-from minisgl.server.connections import log_accept_errors, uvicorn_options
+from minisgl.server.connections import LISTEN, log_accept_errors, uvicorn_options
 from minisgl.server.dispatch import PING_SECONDS, Dispatcher
 from minisgl.server.metrics import Metrics
 from minisgl.server.worker_pool import Worker, WorkerPool
@@ -35,6 +37,8 @@ UNHEALTHY_GRACE_SECONDS = 1.0
 """Seconds after the death of a worker in which ``/health`` answers 503, before the server exits."""
 SHUTDOWN_GRACE_SECONDS = 1.0
 """Seconds that processes and connections have to end by themselves, before they are killed or closed."""
+GC_SECONDS = 60
+"""The longest time in seconds between two full garbage collections. They take place while no request is open."""
 FLUSH_SECONDS = 5.0
 """Seconds that the last bytes of finished responses have to reach their clients after SIGTERM."""
 
@@ -171,6 +175,9 @@ class Launcher:
             assert worker.process.pid is not None
             self._metrics.add_process(worker.role, worker.process.pid, worker.ready.plugins)
         self._dispatcher.begin(leader.spec)
+        gc.freeze()  # what exists now lives until the end: exclude it from collections
+        gc.set_threshold(10_000, 10, 1_000_000)  # `_ping` starts the full collections, which take 0.2 s in a burst
+        self._listener.listen(LISTEN)  # uvicorn has set it to the number of connections that it accepts in one turn
         host, port = self._listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         _print(f"minisgl is ready: {url}")
@@ -189,10 +196,11 @@ class Launcher:
         """Ping all workers, every `PING_SECONDS`, and kill a worker that answers none of the pings for too long.
 
         Too long is the time of ``server.watchdog``, counted in pings, so that the time while the machine is suspended
-        does not count. With 0, kill none. ``/health`` reads the counts.
+        does not count. With 0, kill none. ``/health`` reads the counts. While no request is open, and at least every
+        `GC_SECONDS`, collect garbage.
         """
         limit = self._config.server.watchdog
-        while True:
+        for second in itertools.count():
             for worker in self._worker_pool.workers:
                 if limit and self._dispatcher.unanswered.get(worker.role, 0) * PING_SECONDS > max(limit, PING_SECONDS):
                     self._worker_pool.kill_hung(
@@ -201,6 +209,8 @@ class Launcher:
                     self._events.put_nowait(_Event("worker"))
                     return
             self._dispatcher.ping([worker.role for worker in self._worker_pool.workers])
+            if self._dispatcher.num_open == 0 or second % GC_SECONDS == 0:
+                gc.collect()
             await asyncio.sleep(PING_SECONDS)
 
     async def _watch(self, seconds: float) -> None:

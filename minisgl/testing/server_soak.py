@@ -168,6 +168,9 @@ def run(options: Sequence[str], seconds: float, level_after: float, clients: int
         while not server.idle_pool() and time.monotonic() < deadline:
             time.sleep(0.2)
         after = _levels(server, roles)
+        while any(after[name].files > idle[name].files for name in idle) and time.monotonic() < deadline:
+            time.sleep(0.2)  # the last connection may not be closed yet
+            after = _levels(server, roles)
         if not server.idle_pool():
             wrong.append(f"the pool is not whole: {server.metrics()}")
         return Report(answers, wrong, before, after, server.log())

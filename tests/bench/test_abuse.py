@@ -29,6 +29,7 @@ EXPECTED = {
     "silent connections": {OPEN},
     "slow requests": {OPEN},
     "unread streams": {OPEN},
+    "5,000 requests": {"200", "503", OPEN},
     "abandoned streams": {"200"},
     "no HTTP": {"400"},
     "large headers": {"431"},
@@ -53,7 +54,8 @@ def test_abuse(server: Server, name: str) -> None:
     report = abuse(Watched(server.url, server.processes, str(server.folder)), name, seconds=2)
     assert report.answers.keys() <= EXPECTED[name]
     assert sum(report.answers.values()) > 0
-    assert (report.failed, report.health_failed) == (0, 0)
+    assert report.failed == 0 or "503" in report.answers  # "5,000 requests" may fill the queue
+    assert report.health_failed == 0
     assert report.requests > 0
     assert report.open_requests == 0
     assert report.memory_after_mb is not None

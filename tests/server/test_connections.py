@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import resource
 import socket
@@ -10,12 +11,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
-from minisgl.server.connections import MAX_HEAD, MAX_HEADERS, MAX_PIPELINED
+from minisgl.server.connections import MAX_HEAD, MAX_HEADERS, MAX_PIPELINED, Connection, Limits
 from minisgl.testing.serving import Server, scaled_timeout
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -245,7 +250,7 @@ print(*raise_file_limit(int(sys.argv[3])), resource.getrlimit(resource.RLIMIT_NO
 
 @pytest.mark.parametrize(
     ("soft", "hard", "wanted", "now"),
-    [(256, 512, 8192, 512), (512, 4096, 8192, 4096), (4096, 4096, 100, 4096), (256, 4096, 100, 2276)],
+    [(256, 512, 8192, 512), (512, 4096, 8192, 4096), (4096, 4096, 100, 4096), (256, 4096, 100, 740)],
 )
 def test_soft_limit_is_raised(soft: int, hard: int, wanted: int, now: int) -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -254,7 +259,53 @@ def test_soft_limit_is_raised(soft: int, hard: int, wanted: int, now: int) -> No
     ran = subprocess.run(
         [sys.executable, "-c", LIMITED, str(soft), str(hard), str(wanted)], capture_output=True, text=True, check=True
     )
-    connections, backlog, limit = map(int, ran.stdout.split())
+    connections, refused, limit = map(int, ran.stdout.split())
     assert limit == now
-    assert connections + backlog < limit
+    assert connections + refused < limit
     assert connections == wanted or connections > hard // 4
+
+
+# ---- many at once -----------------------------------------------------------------------------------------------
+
+
+class _Transport(asyncio.Transport):
+    """A transport without a socket."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_burst_is_handled_in_parts() -> None:
+    """A turn of the event loop begins to handle few requests, and those for ``/health`` at once."""
+
+    async def test() -> None:
+        handled: list[str] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            handled.append(scope["path"])
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+        kind = Connection.limited(Limits(1000, 10), 30.0)
+        config = uvicorn.Config(app, http=kind, ws="none", lifespan="off", log_config=None)
+        sent = [HEALTH.replace(b"health", b"v1")] * 100 + [HEALTH]
+        connections = [kind(config, ServerState(), {}) for _ in sent]
+        for connection, data in zip(connections, sent, strict=True):
+            connection.connection_made(_Transport())
+            connection.data_received(data)
+        turns = [0]
+        while len(handled) < len(sent):
+            await asyncio.sleep(0)
+            turns.append(len(handled))
+        assert "/health" in handled[:10]
+        assert max(b - a for a, b in pairwise(turns)) <= 10
+        for connection in connections:
+            connection.connection_lost(None)
+
+    asyncio.run(test())

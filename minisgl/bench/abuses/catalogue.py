@@ -154,6 +154,12 @@ async def _unread(target: Target) -> Counter[str]:
     return await hold(target, 16, act)
 
 
+@_abuse("5,000 requests", "5,000 requests for eight tokens at once, each on a connection of its own")
+async def _burst(target: Target) -> Counter[str]:
+    request = completion(prompt="The tutor says", max_tokens=8, ignore_eos=True)
+    return await hold(target, 5000, lambda i: target.send(request))
+
+
 @_abuse("abandoned streams", "300 clients that ask for 4 long streams each and leave after the first event")
 async def _abandoned(target: Target) -> Counter[str]:
     request = completion(prompt=[1, 2], n=4, max_tokens=target.max_model_len // 2, ignore_eos=True, stream=True)
