@@ -8,6 +8,7 @@ passes the instance to the plugin's factory and never reads its fields.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 LOG_FORMATS = ("text", "json")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+")
 
 
 class ConfigError(ValueError):
@@ -57,6 +59,20 @@ class ServerConfig:
     watchdog: float = 300.0
     """Seconds after which a process that is still busy with the same step or message counts as dead. The server then
     stops. 0 turns the watchdog off."""
+    request_timeout: float | None = None
+    """Seconds that a request may take from its arrival to the end of its response. Then it is aborted, and its response
+    is an error with HTTP status 504, or ends with one. Default: no limit."""
+    root_path: str = ""
+    """The prefix under which a proxy publishes the server, such as ``/llm``. The proxy may remove the prefix or leave
+    it in the paths of requests."""
+    cors_origins: list[str] = field(default_factory=list)
+    """The origins, such as ``https://chat.example.com``, whose web pages may call the server from a browser. ``*``
+    allows all. Default: none."""
+    tls_cert: str | None = None
+    """A file in PEM format with the server's certificate and those of its authorities. The server then speaks HTTPS
+    only."""
+    tls_key: str | None = None
+    """A file in PEM format with the certificate's private key, not encrypted. Default: ``tls_cert`` has the key too."""
 
 
 @dataclass
@@ -153,5 +169,15 @@ class Config:
         for key in ("drain_timeout", "watchdog"):
             seconds = getattr(self.server, key)
             need(math.isfinite(seconds) and seconds >= 0.0, f"server.{key}", "a number of seconds, at least 0")
+        timeout = self.server.request_timeout
+        seconds_ok = timeout is None or (math.isfinite(timeout) and timeout > 0.0)
+        need(seconds_ok, "server.request_timeout", "a number of seconds above 0, or null for no limit")
+        root = self.server.root_path
+        root_ok = root == "" or re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", root) is not None
+        need(root_ok, "server.root_path", "a path such as /llm, without a slash at its end, or empty")
+        origins_ok = all(origin == "*" or _ORIGIN.fullmatch(origin) for origin in self.server.cors_origins)
+        need(origins_ok, "server.cors_origins", "a list of origins such as https://example.com:8443 (no path), or [*]")
+        need(self.server.tls_cert != "", "server.tls_cert", "a file, or null for no TLS")
+        need(self.server.tls_key is None or self.server.tls_cert is not None, "server.tls_key", "used with tls_cert")
         one_of("log_level", self.log_level, LOG_LEVELS)
         one_of("log_format", self.log_format, LOG_FORMATS)

@@ -299,6 +299,8 @@ class Scheduler:
             self._counts["cached_tokens"] += num_cached_tokens
             if req.first_admission:
                 req.num_cached_tokens, req.first_admission = num_cached_tokens, False
+                self._counts["prompt_tokens"] += len(req.prompt_ids)
+                self._counts["cached_prompt_tokens"] += num_cached_tokens
 
     def _record_launch(self, step: Step, reqs: list[Req]) -> None:
         """Record a launched step as in flight, and insert into the cache the prompt pages that it computes."""
@@ -421,6 +423,8 @@ _COUNTERS = (
     "prefill_tokens",
     "decode_tokens",
     "cached_tokens",
+    "prompt_tokens",
+    "cached_prompt_tokens",
     "draft_tokens",
     "accepted_draft_tokens",
     "output_tokens",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,14 +17,17 @@ import fastapi
 import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp
 
-from minisgl.core import shorten
-from minisgl.message import unpack_ids
+from minisgl.core import SamplingParams, shorten
+from minisgl.message import Prompt, unpack_ids
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import ApiError
 from minisgl.server.generate import CLIENT_CLOSED_REQUEST, Json, respond_json, respond_stream
-from minisgl.server.metrics import CountRequests, Metrics
+from minisgl.server.metrics import Metrics
+from minisgl.server.middleware import RequestMiddleware, log_request
 from minisgl.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -33,6 +36,7 @@ from minisgl.server.protocol import (
     parse,
     tokens_prompt,
 )
+from minisgl.server.request_record import Generation, RequestRecord, record_of
 from minisgl.server.responses import ResponseBuilder
 from minisgl.utils.version import __version__
 
@@ -45,28 +49,57 @@ BODY_BYTES_PER_TOKEN = 64
 SMALL_BODY = 2**16
 """The largest size of a body, in bytes, that is parsed in the event loop's thread."""
 
+GET_OR_HEAD = ["GET", "HEAD"]
+
 
 @dataclass(frozen=True)
 class Settings:
     """The options that the routes need.
 
-    They are the model's name in the API, the API key or None, and the largest size of a body in bytes or None for the
-    default, which depends on the model's context.
+    They are the model's name in the API, the API key or None, the largest size of a body in bytes or None for the
+    default, which depends on the model's context, the longest time of a request in seconds or None, the prefix of all
+    paths, and the origins whose pages may read responses.
     """
 
     model: str
     api_key: str | None = None
     max_body: int | None = None
+    request_timeout: float | None = None
+    root_path: str = ""
+    cors_origins: tuple[str, ...] = ()
 
     def body_limit(self, max_seq_len: int) -> int:
         """Return the largest size of a body in bytes, for a server that allows ``max_seq_len`` tokens a request."""
         return self.max_body or max(MIN_BODY, BODY_BYTES_PER_TOKEN * max_seq_len)
 
 
-def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> FastAPI:
-    """Build the ASGI application of the API server. It has no global state: all it uses are these arguments."""
+def create_app(
+    dispatcher: Dispatcher,
+    settings: Settings,
+    metrics: Metrics,
+    on_end: Sequence[Callable[[RequestRecord], None]] = (),
+) -> ASGIApp:
+    """Build the ASGI application of the API server. It has no global state: all it uses are these arguments.
+
+    Each function of ``on_end`` is called with the record of every request whose response has ended.
+    """
+    app: ASGIApp = _routes(dispatcher, settings, metrics)
+    if settings.cors_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=settings.cors_origins,
+            allow_methods=("GET", "HEAD", "POST"),
+            allow_headers=("*",),
+            expose_headers=("X-Request-Id",),
+        )
+    return RequestMiddleware(app, settings.root_path, (metrics.count_request, log_request, *on_end))
+
+
+def _routes(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> FastAPI:
     app = FastAPI(title="minisgl", version=__version__, openapi_url=None)
     started = int(time.time())
+    timeout = settings.request_timeout
+    too_long = f"The request took longer than {timeout or 0:g} s (server.request_timeout)."
 
     def check_key(request: Request) -> None:
         if settings.api_key is None:
@@ -89,6 +122,40 @@ def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> 
         body = await read_body(request, settings.body_limit(dispatcher.max_seq_len))
         return await parse_body(body, kind, convert)
 
+    async def generate(
+        request: Request,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        builder: ResponseBuilder,
+        *,
+        stream_output: bool,
+        max_tokens_from_context: bool = False,
+    ) -> Response:
+        """Submit the prompts, and return the response. The request ends with an error after ``timeout``."""
+        record = record_of(request.scope)
+        stream = dispatcher.submit(prompts, params, max_tokens_from_context)
+        record.generation = Generation(
+            chat=builder.chat,
+            response_id=builder.id,
+            params=params,
+            uids=stream.uids,
+            arrival=record.arrival,
+            metrics=metrics.generations,
+        )
+        stream.listener = record.generation.add
+        if timeout is not None:
+            expire = asyncio.get_running_loop().call_later
+            record.generation.timer = expire(timeout - record.seconds, dispatcher.expire, stream, too_long)
+        return await (respond_stream if stream_output else respond_json)(request, dispatcher, stream, builder)
+
+    async def query(reply: Awaitable[T]) -> T:
+        """Wait for the reply of a tokenizer. Raise `ApiError` (504) after ``timeout``."""
+        try:
+            async with asyncio.timeout(timeout):
+                return await reply
+        except TimeoutError:
+            raise ApiError(504, too_long) from None
+
     @guarded.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body, prompt = await read(request, ChatRequest, ChatRequest.to_prompt)
@@ -102,9 +169,16 @@ def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> 
             token_ids=body.return_token_ids,
             include_usage=body.include_usage,
             prompt_logprobs=body.prompt_logprobs is not None,
+            request_id=record_of(request.scope).id,
         )
-        stream = dispatcher.submit([prompt], params, max_tokens_from_context=body.token_limit is None)
-        return await (respond_stream if body.stream else respond_json)(request, dispatcher, stream, builder)
+        return await generate(
+            request,
+            [prompt],
+            params,
+            builder,
+            stream_output=body.stream,
+            max_tokens_from_context=body.token_limit is None,
+        )
 
     @guarded.post("/v1/completions")
     async def completions(request: Request) -> Response:
@@ -119,19 +193,26 @@ def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> 
             token_ids=body.return_token_ids,
             include_usage=body.include_usage,
             prompt_logprobs=body.prompt_logprobs is not None,
+            request_id=record_of(request.scope).id,
         )
-        stream = dispatcher.submit(prompts, params, max_tokens_from_context=False)
-        return await (respond_stream if body.stream else respond_json)(request, dispatcher, stream, builder)
+        return await generate(
+            request,
+            prompts,
+            params,
+            builder,
+            stream_output=body.stream,
+            max_tokens_from_context=False,
+        )
 
     def model_card() -> dict[str, object]:
         card = {"id": settings.model, "object": "model", "created": started, "owned_by": "minisgl"}
         return {**card, "max_model_len": dispatcher.max_seq_len}
 
-    @guarded.get("/v1/models")
+    @guarded.api_route("/v1/models", methods=GET_OR_HEAD)
     async def models() -> Response:
         return Json({"object": "list", "data": [model_card()]})
 
-    @guarded.get("/v1/models/{name:path}")
+    @guarded.api_route("/v1/models/{name:path}", methods=GET_OR_HEAD)
     async def model(name: str) -> Response:
         check_model(name)
         return Json(model_card())
@@ -140,7 +221,7 @@ def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> 
     async def tokenize(request: Request) -> Response:
         body, prompt = await read(request, TokenizeBody, TokenizeBody.to_prompt)
         check_model(body.model)
-        reply = await dispatcher.tokenize(prompt, body.return_token_strs)
+        reply = await query(dispatcher.tokenize(prompt, body.return_token_strs))
         if reply.error is not None:
             raise ApiError.from_finished(reply.error)
         tokens = unpack_ids(reply.ids).tolist()
@@ -151,35 +232,35 @@ def create_app(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> 
     async def detokenize(request: Request) -> Response:
         body, prompt = await read(request, DetokenizeBody, lambda body: tokens_prompt(body.tokens, "tokens"))
         check_model(body.model)
-        reply = await dispatcher.detokenize(prompt.ids)
+        reply = await query(dispatcher.detokenize(prompt.ids))
         if reply.error is not None:
             raise ApiError.from_finished(reply.error)
         return Json({"prompt": reply.text})
 
-    @app.get("/health")
+    @app.api_route("/health", methods=GET_OR_HEAD)
     async def health() -> Response:
         dispatcher.check_healthy()
         return Json({"status": "ok"})
 
-    @app.get("/ready")
+    @app.api_route("/ready", methods=GET_OR_HEAD)
     async def ready() -> Response:
         dispatcher.check_healthy()
         dispatcher.check_open(1)
         return Json({"status": "ready"})
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=GET_OR_HEAD)
     async def read_metrics() -> Response:
         return Response(await metrics.text(dispatcher), media_type="text/plain; version=0.0.4")
 
     app.include_router(guarded)
     _add_error_handlers(app)
-    app.add_middleware(CountRequests, counter=metrics.requests)
     return app
 
 
 def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
+        record_of(request.scope).error = error.message
         return Json(error.body, status_code=error.status)
 
     @app.exception_handler(HTTPException)
@@ -187,6 +268,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         url = shorten(f"{request.method} {request.url.path}")
         messages = {404: f"Unknown request URL: {url}.", 405: f"Method not allowed: {url}."}
         message = messages.get(error.status_code, str(error.detail))
+        record_of(request.scope).error = message
         return Json(ApiError(error.status_code, message, code="unknown_url").body, error.status_code, error.headers)
 
     @app.exception_handler(Exception)

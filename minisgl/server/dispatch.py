@@ -55,10 +55,12 @@ class Stream:
 
     An HTTP request has one request for each choice of each prompt: ``uids``. An event is ``(index, delta)``, where
     ``index`` is the request's position in ``uids``. ``tokenizer`` is the index of the tokenizer that got the requests.
+    ``listener``, if there is one, is called with every event at its arrival.
     """
 
     def __init__(self, uids: Sequence[int], tokenizer: int):
         self.uids, self.tokenizer = uids, tokenizer
+        self.listener: Callable[[int, Delta], None] | None = None
         self._open = len(uids)  # the number of requests without their final reply
         self._events: list[tuple[int, Delta]] = []
         self._accepted = 0
@@ -70,6 +72,8 @@ class Stream:
             self._open -= 1
         self._events.append((index, delta))
         self._wake.set()
+        if self.listener is not None:
+            self.listener(index, delta)
 
     def accept(self) -> None:
         """Count one more request that the scheduler accepted. The dispatcher calls this."""
@@ -202,6 +206,14 @@ class Dispatcher:
         open_uids = [uid for uid in stream.uids if self._requests.pop(uid, None) is not None]
         if open_uids:
             self._check_idle()
+            self._tokenizers[stream.tokenizer].send(Abort(open_uids))
+
+    def expire(self, stream: Stream, message: str) -> None:
+        """Abort the stream's open requests, and end each of them with an error (504): they took too long."""
+        open_uids = [uid for uid in stream.uids if uid in self._requests]
+        for uid in open_uids:
+            self._deliver(Delta(uid, finish=Finished(uid, "error", error=message, status=504)))
+        if open_uids:
             self._tokenizers[stream.tokenizer].send(Abort(open_uids))
 
     def ping(self, workers: Sequence[str]) -> None:

@@ -76,6 +76,7 @@ class Launcher:
         self._config, self._plugin_manager, self._addresses = config, manager, addresses
         self._worker_pool, self._listener = worker_pool, listener
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
+        self._model_name = config.server.served_model_name or config.model
 
     async def run(self) -> int:
         """Run the server until it ends. Return the exit status of the program."""
@@ -128,14 +129,23 @@ class Launcher:
 
     def _serve_http(self) -> None:
         server = self._config.server
-        settings = Settings(server.served_model_name or self._config.model, server.api_key, server.max_body)
+        settings = Settings(
+            model=self._model_name,
+            api_key=server.api_key,
+            max_body=server.max_body,
+            request_timeout=server.request_timeout,
+            root_path=server.root_path,
+            cors_origins=tuple(server.cors_origins),
+        )
         app = create_app(self._dispatcher, settings, self._metrics)
         self._http = _Http(
             uvicorn.Config(
                 app,
                 log_config=None,  # uvicorn's loggers use the handler of setup_logging
-                access_log=self._config.log_level == "debug",
+                access_log=False,  # minisgl.server.middleware has its own
                 lifespan="off",
+                ssl_certfile=server.tls_cert,
+                ssl_keyfile=server.tls_key,
                 timeout_graceful_shutdown=int(SHUTDOWN_GRACE_SECONDS),
                 timeout_keep_alive=60,
                 **uvicorn_options(server.max_connections, server.io_timeout),
@@ -174,12 +184,14 @@ class Launcher:
             assert worker.ready is not None
             assert worker.process.pid is not None
             self._metrics.add_process(worker.role, worker.process.pid, worker.ready.plugins)
+        self._metrics.begin(self._model_name, leader.spec)
         self._dispatcher.begin(leader.spec)
         gc.freeze()  # what exists now lives until the end: exclude it from collections
         gc.set_threshold(10_000, 10, 1_000_000)  # `_ping` starts the full collections, which take 0.2 s in a burst
         self._listener.listen(LISTEN)  # uvicorn has set it to the number of connections that it accepts in one turn
         host, port = self._listener.getsockname()[:2]
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        scheme = "https" if self._config.server.tls_cert else "http"
+        url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         _print(f"minisgl is ready: {url}")
         log.info("ready: %s", url)
 

@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from minisgl.core import EngineSpec
 from minisgl.message import Stats
 from minisgl.server.dispatch import Dispatcher
+from minisgl.server.generate import CLIENT_CLOSED_REQUEST
+from minisgl.server.request_record import RequestRecord
+from minisgl.server.vllm_metrics import VllmMetrics
 
 _GAUGE_PREFIX = "num_"
 """The prefix of the scheduler's counts that rise and fall (gauges). All other counts only rise (counters)."""
@@ -30,7 +33,8 @@ class Metrics:
     def __init__(self, plugin_calls: Callable[[], Iterable[tuple[str, str, str, str, str, int]]] = tuple):
         self._plugin_calls = plugin_calls
         self._registry = CollectorRegistry()
-        self.requests = Counter(
+        self._generations: VllmMetrics | None = None
+        self._requests = Counter(
             "minisgl_http_requests", "HTTP requests answered", ["route", "status"], registry=self._registry
         )
         self._open = Gauge("minisgl_open_requests", "Requests without their final reply", registry=self._registry)
@@ -48,11 +52,25 @@ class Metrics:
             registry=self._registry,
         )
 
+    @property
+    def generations(self) -> VllmMetrics:
+        """The metrics of generations. There is none before `begin`."""
+        assert self._generations is not None
+        return self._generations
+
+    def begin(self, model_name: str, spec: EngineSpec) -> None:
+        """Count generations from now on. The launcher calls this when the engine is ready."""
+        self._generations = VllmMetrics(model_name, spec)
+
     def add_process(self, role: str, pid: int, plugins: Iterable[tuple[str, str, str]] = ()) -> None:
         """Add a process of the server, and the plugins that it loaded, each as name, path and SHA-256."""
         self._processes.labels(role, pid).set(1)
         for plugin in plugins:
             self._plugins.labels(role, *plugin).set(1)
+
+    def count_request(self, record: RequestRecord) -> None:
+        """Count a response by route and status. A request without a response, of a client that has gone, is a 499."""
+        self._requests.labels(record.route, record.status or CLIENT_CLOSED_REQUEST).inc()
 
     async def text(self, dispatcher: Dispatcher) -> bytes:
         """Return all metrics with their current values. Raise `ApiError` (503) if the server is not running."""
@@ -63,23 +81,8 @@ class Metrics:
         scheduler = CollectorRegistry()
         scheduler.register(_SchedulerCounts(stats))
         scheduler.register(_PluginCalls(self._plugin_calls()))
-        return generate_latest(self._registry) + generate_latest(scheduler) + stats.text.encode()
-
-
-class CountRequests:
-    """ASGI middleware that counts HTTP responses by route and status."""
-
-    def __init__(self, app: ASGIApp, counter: Counter):
-        self._app, self._counter = app, counter
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def counting(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                route = getattr(scope.get("route"), "path", "unknown")
-                self._counter.labels(route, message["status"]).inc()
-            await send(message)
-
-        await self._app(scope, receive, counting if scope["type"] == "http" else send)
+        ours = generate_latest(self._registry) + generate_latest(scheduler) + stats.text.encode()
+        return ours + self.generations.text(stats)
 
 
 class _SchedulerCounts(Collector):

@@ -52,7 +52,7 @@ class ResponseBuilder:
     `full` builds the body of a response that is not streamed. For a streamed response, `first_chunk`, `chunk` and
     `usage_chunk` build the bodies of its events. ``n`` is the number of choices of each prompt. ``logprobs`` and
     ``token_ids`` add these fields to the choices. ``include_usage`` adds the usage to a stream. ``prompt_logprobs``
-    adds the prompt's log-probabilities to a response that is not streamed.
+    adds the prompt's log-probabilities to a response that is not streamed. The response's id ends in ``request_id``.
     """
 
     def __init__(
@@ -65,11 +65,12 @@ class ResponseBuilder:
         token_ids: bool,
         include_usage: bool,
         prompt_logprobs: bool = False,
+        request_id: str | None = None,
     ):
         self.chat, self.model, self.n = chat, model, n
         self.logprobs, self.token_ids, self.include_usage = logprobs, token_ids, include_usage
         self.prompt_logprobs = prompt_logprobs
-        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{request_id or uuid.uuid4().hex}"
         self.created = int(time.time())
 
     def full(self, choices: Sequence[Choice]) -> dict[str, Any]:

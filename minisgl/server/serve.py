@@ -11,8 +11,9 @@ import asyncio
 import logging
 import signal
 import socket
+import ssl
 
-from minisgl.config import Config, ConfigError
+from minisgl.config import Config, ConfigError, ServerConfig
 from minisgl.message import Addresses
 from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.manager import PluginManager, encode_config
@@ -29,6 +30,7 @@ def serve(config: Config, manager: PluginManager) -> int:
     Raise `ConfigError` for a wrong option, before a process is started or as soon as a worker reports the option.
     """
     setup_logging(config.log_level, config.log_format, "api")
+    check_tls(config.server)
     model = str(resolve_model(config.model))
     encoded = encode_config(config, manager)
     listener = _listen(config.server.host, config.server.port)
@@ -48,6 +50,24 @@ def serve(config: Config, manager: PluginManager) -> int:
         addresses.remove()
         listener.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def check_tls(server: ServerConfig) -> None:
+    """Raise `ConfigError` if the files of ``server.tls_cert`` and ``server.tls_key`` can't be used."""
+    if server.tls_cert is None:
+        return
+
+    def no_password() -> str:
+        name = server.tls_key or server.tls_cert
+        raise ConfigError(f"server.tls_key={name}: the key is encrypted. Give a file with a key that is not.")
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(server.tls_cert, server.tls_key, no_password)
+    except OSError as error:  # ssl.SSLError is one too
+        files = f"server.tls_cert={server.tls_cert}" + (f" server.tls_key={server.tls_key}" if server.tls_key else "")
+        raise ConfigError(
+            f"{files}: {error.strerror or error}. Give a certificate and its private key in PEM format."
+        ) from error
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -94,7 +94,7 @@ class Server:
             line = self._lines.get(timeout=timeout)
         except queue.Empty:
             line = ""
-        ready = re.fullmatch(r"minisgl is ready: (http://\S+)\n", line)
+        ready = re.fullmatch(r"minisgl is ready: (https?://\S+)\n", line)
         if ready is None:
             raise RuntimeError(
                 f"expected the server to print 'minisgl is ready: …' within {timeout:.0f} s; it printed {line!r}. Its "

@@ -36,7 +36,8 @@ class TextFormatter(_Named):
 class JsonFormatter(_Named):
     """One JSON object a line: ``time`` (UTC, ISO 8601), ``level``, ``process``, ``pid``, ``logger``, ``message``.
 
-    A record with an exception has ``exception`` too, the traceback as text.
+    A record with an exception has ``exception`` too, the traceback as text. The fields of a record that was logged with
+    ``extra={"fields": {…}}`` are added.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -48,6 +49,7 @@ class JsonFormatter(_Named):
             "pid": os.getpid(),
             "logger": record.name,
             "message": record.getMessage(),
+            **getattr(record, "fields", {}),
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)

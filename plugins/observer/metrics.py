@@ -1,4 +1,4 @@
-"""An observer that measures queue time, time to first token, inter-token latency and end-to-end latency of requests.
+"""An observer that measures the times of requests: in the queue, to the first token, between tokens, to the end.
 
 ``/metrics`` shows them as histograms in Prometheus' text format. Counts of tokens, pages, steps and finished requests
 come from `Scheduler.stats` instead.
@@ -18,10 +18,13 @@ from minisgl import hookimpl
 from minisgl.core import Req, Step
 
 SECONDS = (
-    0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
-    30.0, 60.0, 120.0, 300.0,
+    0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5,
+    0.75, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 80.0, 120.0, 240.0, 300.0,
+    480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
+"""The buckets of times. They contain vLLM's, because the server exports the histograms under vLLM's names too."""
 ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+TOKENS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 
 
 class Histogram:
@@ -60,23 +63,34 @@ class Latencies(Collector):
         self.ttft = Histogram("minisgl_time_to_first_token_seconds", "Time from arrival to the first token", SECONDS)
         self.itl = Histogram("minisgl_inter_token_latency_seconds", "Time between two tokens of a request", SECONDS)
         self.e2e = Histogram("minisgl_e2e_request_latency_seconds", "Time from arrival to the end", SECONDS)
+        self.prefill_time = Histogram(
+            "minisgl_request_prefill_time_seconds", "Time from the first admission to the first token", SECONDS
+        )
+        self.decode_time = Histogram(
+            "minisgl_request_decode_time_seconds", "Time from the first token to the last", SECONDS
+        )
+        self.inference_time = Histogram(
+            "minisgl_request_inference_time_seconds", "Time from the first admission to the last token", SECONDS
+        )
         self.rows = Histogram("minisgl_step_rows", "Requests that gained a token in a step", ROWS)
+        self.tokens = Histogram("minisgl_step_tokens", "Tokens that were computed in a step", TOKENS)
         self._arrival: dict[int, float] = {}  # uid of an open request -> its arrival time
         self._last_token: dict[int, float] = {}  # uid of an open request -> time of its last token
-        self._waiting: set[int] = set()  # uids of requests that were never admitted
+        self._first_token: dict[int, float] = {}  # uid of an open request -> time of its first token
+        self._admitted: dict[int, float] = {}  # uid of an open request -> time of its first admission
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
     @hookimpl
     def minisgl_request_added(self, req: Req, now: float) -> None:
         self._arrival[req.uid] = now
-        self._waiting.add(req.uid)
 
     @hookimpl
     def minisgl_batch_scheduled(self, step: Step, now: float) -> None:
+        self.tokens.add(len(step.input_ids))
         for admission in step.admissions:
-            if admission.uid in self._waiting:  # not an admission after a retraction
-                self._waiting.remove(admission.uid)
+            if admission.uid not in self._admitted:  # not an admission after a retraction
+                self._admitted[admission.uid] = now
                 self.queue_time.add(now - self._arrival[admission.uid])
 
     @hookimpl
@@ -93,15 +107,20 @@ class Latencies(Collector):
         if first_tokens:
             for uid in uids:
                 if uid not in last_token:
+                    self._first_token[uid] = now
                     self.ttft.add(now - self._arrival[uid])
+                    self.prefill_time.add(now - self._admitted[uid])
         last_token.update(dict.fromkeys(uids, now))
         self.rows.add(len(uids))
 
     @hookimpl
     def minisgl_request_finished(self, req: Req, now: float) -> None:
         self.e2e.add(now - self._arrival.pop(req.uid))
-        self._last_token.pop(req.uid, None)
-        self._waiting.discard(req.uid)
+        admitted, first = self._admitted.pop(req.uid, None), self._first_token.pop(req.uid, None)
+        last = self._last_token.pop(req.uid, None)
+        if admitted is not None and first is not None and last is not None:
+            self.decode_time.add(last - first)
+            self.inference_time.add(last - admitted)
 
     @hookimpl
     def minisgl_metrics(self) -> str:
@@ -109,4 +128,5 @@ class Latencies(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Return all histograms, for the registry."""
-        return [each.family() for each in (self.queue_time, self.ttft, self.itl, self.e2e, self.rows)]
+        times = (self.queue_time, self.prefill_time, self.decode_time, self.inference_time)
+        return [each.family() for each in (*times, self.ttft, self.itl, self.e2e, self.rows, self.tokens)]

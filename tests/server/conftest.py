@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
 
+import httpx
 import openai
 import pytest
+import zmq
 
+from minisgl.core import EngineSpec, Finished
+from minisgl.message import Abort, Accepted, Addresses, Delta, GetStats, Pull, Push, Replies, Stats, Submit
+from minisgl.server.app import Settings, create_app
+from minisgl.server.dispatch import Dispatcher
+from minisgl.server.metrics import Metrics
+from minisgl.server.request_record import RequestRecord
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.serving import Server
 
@@ -34,3 +44,90 @@ def tutor() -> Iterator[Server]:
 def client(tutor: Server) -> Iterator[openai.OpenAI]:
     with client_of(tutor) as client:
         yield client
+
+
+class AppServer:
+    """The ASGI application with its dispatcher, in this process. A task acts as the worker processes.
+
+    It answers a prompt with the tokens 7 and 8 ("a" and "b"), or, with ``silent``, only accepts it. ``submitted`` and
+    ``aborted`` are what the workers got.
+    """
+
+    SPEC = EngineSpec(page_size=16, num_pages=64, max_running_requests=8, max_seq_len=512, vocab_size=320)
+
+    def __init__(self, settings: Settings, on_end: Sequence[Callable[[RequestRecord], None]], silent: bool):
+        self.silent = silent
+        self.submitted: list[Submit] = []
+        self.aborted: list[int] = []
+        self.counts = dict.fromkeys(
+            ("num_running_reqs", "num_waiting_reqs", "prompt_tokens", "cached_prompt_tokens", "output_tokens"), 0.0
+        )
+        self.counts |= {"retractions": 0.0, "num_pages": 64.0, "num_free_pages": 64.0, "num_evictable_pages": 0.0}
+        self.observed = ""  # the metrics of the observers
+        self._addresses = Addresses.make(1, 1)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.dispatcher = Dispatcher(self._addresses, 100)
+        self._tokenizer = Pull(self._context, self._addresses.tokenizers[0])
+        self._scheduler = Pull(self._context, self._addresses.scheduler)
+        self._api = Push(self._context, self._addresses.api)
+        self.metrics = Metrics()
+        self.metrics.begin(settings.model, self.SPEC)
+        self.dispatcher.begin(self.SPEC)
+        self.app = create_app(self.dispatcher, settings, self.metrics, on_end)
+
+    def client(self, **more: Any) -> httpx.AsyncClient:
+        """Return a client of the application. ``more`` are arguments of `httpx.AsyncClient`."""
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://x", **more)
+
+    async def work(self) -> None:
+        """Act as the worker processes."""
+        while True:
+            for message in [*self._tokenizer.drain(block=False), *self._scheduler.drain(block=False)]:
+                if isinstance(message, Submit):
+                    self.submitted.append(message)
+                    self._api.send(Accepted(message.uids))
+                    if not self.silent:
+                        self._answer(message.uids)
+                elif isinstance(message, Abort):
+                    self.aborted += message.uids
+                elif isinstance(message, GetStats):
+                    self._api.send(Stats(message.uid, self.counts, self.observed))
+            await asyncio.sleep(0.002)
+
+    def _answer(self, uids: Sequence[int]) -> None:
+        self._api.send(Replies([Delta(uid, "a", [7]) for uid in uids]))
+        self._api.send(Replies([Delta(uid, "b", [8], finish=Finished(uid, "length", 3, 0, 2)) for uid in uids]))
+
+    def close(self) -> None:
+        self.dispatcher.close()
+        self._context.destroy(linger=0)
+        self._addresses.remove()
+
+
+AppTest: TypeAlias = Callable[[AppServer], Awaitable[None]]
+
+
+@pytest.fixture
+def run_app() -> Callable[..., None]:
+    """Return a function that runs an async test with an `AppServer`, made with the given settings."""
+
+    def run(
+        test: AppTest,
+        *,
+        silent: bool = False,
+        on_end: Sequence[Callable[[RequestRecord], None]] = (),
+        **settings: Any,
+    ) -> None:
+        async def body() -> None:
+            server = AppServer(Settings("m", **settings), on_end, silent)
+            workers = asyncio.create_task(server.work())
+            try:
+                async with asyncio.timeout(60):
+                    await test(server)
+            finally:
+                workers.cancel()
+                server.close()
+
+        asyncio.run(body())
+
+    return run

@@ -52,8 +52,16 @@ def test_latencies() -> None:
         "inter_token_latency_seconds",
         "e2e_request_latency_seconds",
         "step_rows",
+        "request_prefill_time_seconds",
+        "request_decode_time_seconds",
+        "request_inference_time_seconds",
+        "step_tokens",
     )
-    assert [samples[f"minisgl_{name}_count"] for name in names] == [2, 2, 4, 2, 6]
+    assert [samples[f"minisgl_{name}_count"] for name in names] == [2, 2, 4, 2, 6, 2, 2, 2, 6]
+    assert samples["minisgl_step_tokens_sum"] == 2 * (3 + 1 + 1)
+    assert samples["minisgl_request_prefill_time_seconds_sum"] == 0.0  # each step ends when it begins
+    assert samples["minisgl_request_decode_time_seconds_sum"] == 2 * 2 * 0.25
+    assert samples["minisgl_request_inference_time_seconds_sum"] == 2 * 2 * 0.25
     assert samples["minisgl_inter_token_latency_seconds_sum"] == 4 * 0.25
     assert samples["minisgl_inter_token_latency_seconds_bucket<=0.25"] == 4
     assert samples["minisgl_inter_token_latency_seconds_bucket<=0.15"] == 0
@@ -77,4 +85,5 @@ def test_state_is_per_engine_and_deleted() -> None:
     (observer,) = [p for p in one._manager.get_plugins() if type(p).__name__ == "Latencies"]
     assert not observer._arrival
     assert not observer._last_token
-    assert not observer._waiting
+    assert not observer._admitted
+    assert not observer._first_token

@@ -1,0 +1,146 @@
+"""What the API server knows of one HTTP request: for its log line, its metrics and its trace span.
+
+`minisgl.server.middleware` makes a record for every request and closes it. The routes and the responses fill it in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from minisgl.core import Finished, SamplingParams, shorten
+from minisgl.message import Delta
+from minisgl.server.vllm_metrics import VllmMetrics
+
+_KEY = "minisgl.record"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+class Generation:
+    """The progress of the generation that an HTTP request asked for, over all its choices.
+
+    ``uids`` are the choices' requests, as in `Stream`, which calls `add`. ``response_id`` is the field ``id`` of the
+    response. ``error`` is the message of the first choice that failed, or empty.
+    """
+
+    def __init__(
+        self,
+        *,
+        chat: bool,
+        response_id: str,
+        params: SamplingParams,
+        uids: Sequence[int],
+        arrival: float,
+        metrics: VllmMetrics,
+    ):
+        self.chat, self.response_id, self.params, self.uids = chat, response_id, params, uids
+        self.error = ""
+        self.output_tokens = 0
+        self.first_token: float | None = None  # seconds from the arrival to the first token of any choice
+        self.ends: list[Finished | None] = [None] * len(uids)
+        self.timer: asyncio.TimerHandle | None = None  # aborts the requests after server.request_timeout
+        self._arrival, self._metrics = arrival, metrics
+        self._first_tokens: list[float | None] = [None] * len(uids)
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """The tokens of all prompts, or None until the first choice of each has ended. Choices share their prompt."""
+        first_choices = self.ends[:: self.params.n]
+        if None in first_choices:
+            return None
+        return sum(end.prompt_tokens for end in first_choices if end is not None)
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Why each choice ended, in order. A choice that was aborted has "abort"."""
+        return ["abort" if end is None else end.finish_reason for end in self.ends]
+
+    def add(self, index: int, delta: Delta) -> None:
+        """Count the new tokens, and the end, of choice ``index``."""
+        self.output_tokens += len(delta.tokens)
+        if delta.tokens and self._first_tokens[index] is None:
+            seconds = time.monotonic() - self._arrival
+            self._first_tokens[index] = seconds
+            if self.first_token is None:
+                self.first_token = seconds
+            self._metrics.add_first_token(seconds)
+        if delta.finish is not None and self.ends[index] is None:
+            self.ends[index] = delta.finish
+            if delta.finish.finish_reason == "error":
+                self.error = self.error or delta.finish.error
+            self._metrics.add_finished(delta.finish, time.monotonic() - self._arrival, self._first_tokens[index])
+
+    def close(self) -> None:
+        """Stop the timer, and count the prompts. A choice without an end counts as aborted."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if None in self.ends:
+            self.error = self.error or "The client disconnected."
+        n = self.params.n
+        for first in range(0, len(self.ends), n):
+            self._metrics.add_prompt(self.params, self.ends[first : first + n])
+
+
+@dataclass
+class RequestRecord:
+    """One HTTP request, from its arrival to the end of its response.
+
+    ``path`` is percent-encoded and without the query, which may hold secrets. ``arrival`` is a time of
+    `time.monotonic`, ``arrival_ns`` one of `time.time_ns`. ``status`` is 0 until the response begins. ``error`` says
+    why the request failed, also if the response had begun; it is empty if it did not fail.
+    """
+
+    id: str
+    method: str
+    path: str
+    client: str
+    headers: Headers
+    arrival: float = field(default_factory=time.monotonic)
+    arrival_ns: int = field(default_factory=time.time_ns)
+    status: int = 0
+    route: str = "unknown"
+    error: str = ""
+    generation: Generation | None = None
+
+    @staticmethod
+    def begin(scope: Scope) -> RequestRecord:
+        """Return a new record for the request of an ASGI scope, and keep it in the scope for `record_of`."""
+        headers = Headers(scope=scope)
+        client = scope.get("client")
+        record = RequestRecord(
+            id=request_id(headers.get("x-request-id")),
+            method=shorten(scope["method"], 20),
+            path=shorten(quote(scope["path"])),
+            client=client[0] if client else "",
+            headers=headers,
+        )
+        scope[_KEY] = record
+        return record
+
+    @property
+    def seconds(self) -> float:
+        """The time since the request arrived."""
+        return time.monotonic() - self.arrival
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """Return the record of the request whose ASGI scope this is."""
+    record = scope[_KEY]
+    assert isinstance(record, RequestRecord)
+    return record
+
+
+def request_id(given: str | None) -> str:
+    """Return the request id that the client gave, or a new one if the client gave none that can be used.
+
+    An id has 1 to 128 letters, digits and characters of ``._:/+=@-``, so that it can't add a line to a log.
+    """
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
