@@ -73,6 +73,9 @@ class ServerConfig:
     only."""
     tls_key: str | None = None
     """A file in PEM format with the certificate's private key, not encrypted. Default: ``tls_cert`` has the key too."""
+    otlp_endpoint: str | None = None
+    """The address of an OpenTelemetry collector, such as ``http://localhost:4318``, that gets a span of each generation
+    (OTLP over HTTP). It needs ``minisgl[otel]``. Default: no traces."""
 
 
 @dataclass
@@ -179,5 +182,8 @@ class Config:
         need(origins_ok, "server.cors_origins", "a list of origins such as https://example.com:8443 (no path), or [*]")
         need(self.server.tls_cert != "", "server.tls_cert", "a file, or null for no TLS")
         need(self.server.tls_key is None or self.server.tls_cert is not None, "server.tls_key", "used with tls_cert")
+        endpoint = self.server.otlp_endpoint
+        endpoint_ok = endpoint is None or re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", endpoint) is not None
+        need(endpoint_ok, "server.otlp_endpoint", "a URL such as http://localhost:4318, or null for no traces")
         one_of("log_level", self.log_level, LOG_LEVELS)
         one_of("log_format", self.log_format, LOG_FORMATS)

@@ -28,6 +28,7 @@ from minisgl.server.app import Settings, create_app
 from minisgl.server.connections import LISTEN, log_accept_errors, uvicorn_options
 from minisgl.server.dispatch import PING_SECONDS, Dispatcher
 from minisgl.server.metrics import Metrics
+from minisgl.server.tracing import Tracer, otlp_processor
 from minisgl.server.worker_pool import Worker, WorkerPool
 from minisgl.server.worker_process import SIGNALS
 
@@ -77,6 +78,7 @@ class Launcher:
         self._worker_pool, self._listener = worker_pool, listener
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._model_name = config.server.served_model_name or config.model
+        self._tracer: Tracer | None = None
 
     async def run(self) -> int:
         """Run the server until it ends. Return the exit status of the program."""
@@ -109,6 +111,8 @@ class Launcher:
                 {self._http_task}, timeout=SHUTDOWN_GRACE_SECONDS + (self._http.config.timeout_graceful_shutdown or 0)
             )
             self._dispatcher.close()
+            if self._tracer is not None:
+                self._tracer.close(SHUTDOWN_GRACE_SECONDS)
 
     def _on_worker_event(self, worker: Worker, descriptor: int) -> None:
         """Read the reports of a worker whose pipe or sentinel became readable, and wake the launcher."""
@@ -137,7 +141,10 @@ class Launcher:
             root_path=server.root_path,
             cors_origins=tuple(server.cors_origins),
         )
-        app = create_app(self._dispatcher, settings, self._metrics)
+        if server.otlp_endpoint is not None:
+            self._tracer = Tracer(otlp_processor(server.otlp_endpoint), self._model_name)
+        on_end = () if self._tracer is None else (self._tracer.add,)
+        app = create_app(self._dispatcher, settings, self._metrics, on_end)
         self._http = _Http(
             uvicorn.Config(
                 app,

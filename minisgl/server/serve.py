@@ -31,6 +31,10 @@ def serve(config: Config, manager: PluginManager) -> int:
     """
     setup_logging(config.log_level, config.log_format, "api")
     check_tls(config.server)
+    if config.server.otlp_endpoint is not None:
+        from minisgl.server.tracing import check_tracing  # imports the HTTP libraries
+
+        check_tracing(config.server.otlp_endpoint)
     model = str(resolve_model(config.model))
     encoded = encode_config(config, manager)
     listener = _listen(config.server.host, config.server.port)
