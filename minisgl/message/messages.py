@@ -71,13 +71,14 @@ class Submit(Message):
     """A new prompt, to be tokenized and scheduled. ``uids`` has one request for each of the prompt's ``n`` choices.
 
     ``max_tokens_from_context`` is true where the client set no ``max_tokens``: the tokenizer then sets ``max_tokens``
-    to the number of tokens that the context has left after the prompt.
+    to the number of tokens that the context has left after the prompt. ``request_id`` names the HTTP request in logs.
     """
 
     uids: list[int]
     prompt: Prompt
     params: SamplingParams
     max_tokens_from_context: bool = False
+    request_id: str = ""
 
 
 class Abort(Message):

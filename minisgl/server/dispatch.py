@@ -162,17 +162,21 @@ class Dispatcher:
 
     # ---- requests ------------------------------------------------------------------------------------
 
-    def submit(self, prompts: Sequence[Prompt], params: SamplingParams, max_tokens_from_context: bool) -> Stream:
+    def submit(
+        self, prompts: Sequence[Prompt], params: SamplingParams, max_tokens_from_context: bool, request_id: str = ""
+    ) -> Stream:
         """Send ``params.n`` requests for each prompt to a tokenizer, and return the stream of their replies.
 
         The stream has the first prompt's ``n`` requests first, then the second prompt's, and so on. See `Submit` for
-        ``max_tokens_from_context``. Raise `ApiError` (503) if the server accepts no new request.
+        ``max_tokens_from_context`` and ``request_id``. Raise `ApiError` (503) if the server accepts no new request.
         """
         self.check_open(len(prompts) * params.n)
         uids = [next(self._uids) for _ in range(len(prompts) * params.n)]
         # Encode every message before a request is registered: a value that can't be encoded leaves no open request.
         messages = [
-            Submit(uids[i * params.n : (i + 1) * params.n], prompt, params, max_tokens_from_context).encode()
+            Submit(
+                uids[i * params.n : (i + 1) * params.n], prompt, params, max_tokens_from_context, request_id
+            ).encode()
             for i, prompt in enumerate(prompts)
         ]
         tokenizer = next(self._next_tokenizer)

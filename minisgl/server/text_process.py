@@ -6,8 +6,7 @@ knows the tokenizer but no engine, and imports neither torch nor transformers.
 
 from __future__ import annotations
 
-import sys
-import traceback
+import logging
 from collections.abc import Callable
 
 import msgspec
@@ -45,6 +44,8 @@ from minisgl.server.heartbeat import Heartbeat
 from minisgl.server.worker_process import Ready, Report
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 def run_text_process(
@@ -140,7 +141,7 @@ class TextWorker:
         def failed(end: Finished) -> Message:
             return Replies([Delta(uid, finish=msgspec.structs.replace(end, uid=uid)) for uid in message.uids])
 
-        self._answer(lambda: self._schedule(message), failed, message.uids[0])
+        self._answer(lambda: self._schedule(message), failed, message.uids[0], message.request_id)
 
     def _schedule(self, message: Submit) -> None:
         params = message.params
@@ -207,18 +208,25 @@ class TextWorker:
             )
         return pack_ids(tokenizer.encode(text, add_special_tokens))
 
-    def _answer(self, work: Callable[[], Message | None], failed: Callable[[Finished], Message], uid: int) -> None:
+    def _answer(
+        self,
+        work: Callable[[], Message | None],
+        failed: Callable[[Finished], Message],
+        uid: int,
+        request_id: str = "",
+    ) -> None:
         """Run ``work()``, and send its result to the API server unless the result is None.
 
         If ``work`` raises, send ``failed(end)`` instead, where ``end`` describes the error. So one bad request never
-        stops the process.
+        stops the process. ``uid`` and ``request_id`` name the request in the log.
         """
         try:
             reply = work()
         except InvalidRequestError as error:
             reply = failed(refusal(uid, error))
         except Exception as error:
-            traceback.print_exc(file=sys.stderr)
+            fields = {"uid": uid, "request_id": request_id}
+            log.exception("request %s (uid %d) failed", request_id or "-", uid, extra={"fields": fields})
             reply = failed(Finished(uid, "error", error=f"The tokenizer failed: {type(error).__name__}: {error}"))
         if reply is not None:
             self._to_api(reply)

@@ -52,11 +52,12 @@ class Tracer:
     """Makes the spans of one server. ``model`` is the model's name in the API."""
 
     def __init__(self, processor: SpanProcessor, model: str):
-        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         resource = Resource.create({"service.name": "minisgl", "service.version": __version__})
+        resource = resource.merge(OTELResourceDetector().detect())  # the environment decides
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("minisgl", __version__)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from minisgl.config import Config, ConfigError, ServerConfig
+from minisgl.server.connections import uvicorn_options
 from minisgl.server.middleware import RequestMiddleware
 from minisgl.server.request_record import RequestRecord, request_id
 from minisgl.utils.log import JsonFormatter
@@ -94,6 +97,69 @@ def test_connection_is_closed_after_a_500(run_app: RunApp, caplog: pytest.LogCap
     run_app(test)
     failures = [record for record in caplog.records if record.exc_info]
     assert [record.getMessage() for record in failures] == ["request broken failed"]
+
+
+class Listener:
+    """An `AppServer`'s application behind the server's HTTP code, on a port of its own."""
+
+    def __init__(self, app: Any):
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        options = uvicorn_options(100, 30.0)
+        self._server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, **options))
+
+    async def __aenter__(self) -> Listener:
+        self._task = asyncio.create_task(self._server._serve([self._socket]))
+        while not self._server.started:
+            await asyncio.sleep(0.01)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        await self._task
+        self._socket.close()
+
+    async def answer(self, sent: bytes) -> bytes:
+        """Send bytes, and return all that the server sends until it closes the connection."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(sent)
+        reply = await reader.read(-1)
+        writer.close()
+        return reply
+
+
+GET = b"GET %s HTTP/1.1\r\nhost: x\r\nx-request-id: r-%d\r\n\r\n"
+LAST = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+
+
+def test_500_ends_the_connection(run_app: RunApp) -> None:
+    """The request behind one that failed is not answered on the same connection."""
+
+    async def test(server: Any) -> None:
+        async with Listener(server.app) as listener:
+            good = await listener.answer(GET % (b"/health", 1) + GET % (b"/nothing", 2) + LAST)
+            assert [good.count(b"HTTP/1.1 %d " % status) for status in (200, 404)] == [2, 1]
+            assert b"x-request-id: r-1\r\n" in good
+            assert b"x-request-id: r-2\r\n" in good
+            server.dispatcher.check_healthy = None
+            reply = await listener.answer(GET % (b"/health", 3) + GET % (b"/metrics", 4))
+        assert reply.startswith(b"HTTP/1.1 500 ")
+        assert reply.count(b"HTTP/1.1") == 1
+        assert b"x-request-id: r-3\r\n" in reply
+        assert b"connection: close\r\n" in reply
+
+    run_app(test)
+
+
+def test_head_has_no_body(run_app: RunApp) -> None:
+    async def test(server: Any) -> None:
+        async with Listener(server.app) as listener:
+            reply = await listener.answer(LAST.replace(b"GET", b"HEAD"))
+        assert reply.startswith(b"HTTP/1.1 200 ")
+        assert b"content-length: 15\r\n" in reply
+        assert reply.endswith(b"\r\n\r\n")
+
+    run_app(test)
 
 
 def test_error_after_the_response_began(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ from minisgl.message import (
 )
 from minisgl.server.text_process import TextWorker
 from minisgl.tokenizer import Tokenizer
+from minisgl.utils.log import JsonFormatter
 
 
 class Harness:
@@ -102,16 +104,21 @@ def test_promises_1_and_2_refused_prompt(harness: Harness, prompt: TextPrompt | 
 
 
 def test_promise_1_tokenizer_exception(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An exception in the tokenizer ends the request with status 500, and the next prompt is served."""
+    """An exception in the tokenizer ends the request with status 500, and the next prompt is served.
+
+    The log names the HTTP request.
+    """
     with monkeypatch.context() as patch:
         patch.setattr(Tokenizer, "encode", lambda *_: 1 / 0)
-        harness.worker.handle(Submit([1], TextPrompt("x"), SamplingParams()))
+        harness.worker.handle(Submit([1], TextPrompt("x"), SamplingParams(), request_id="abc"))
     (end,) = harness.ends()
     assert (end.finish_reason, end.status) == ("error", 500)
     assert "ZeroDivisionError" in end.error
-    assert "ZeroDivisionError" in capsys.readouterr().err
+    (line,) = [json.loads(JsonFormatter("tokenizer-0").format(record)) for record in caplog.records]
+    assert (line["message"], line["request_id"], line["uid"]) == ("request abc (uid 1) failed", "abc", 1)
+    assert "ZeroDivisionError" in line["exception"]
     harness.worker.handle(Submit([2], TextPrompt("x"), SamplingParams()))
     assert len(harness.scheduler) == 1
 

@@ -103,6 +103,14 @@ def test_span_of_a_failed_request(run_app: RunApp) -> None:
     assert "server.request_timeout" in (stream.status.description or "")
 
 
+def test_service_name_of_the_environment(run_app: RunApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
+    (span,) = spans_of(run_app, (BODY, {}))
+    assert span.resource.attributes["service.name"] == "mine"
+    assert span.resource.attributes["deployment.environment"] == "test"
+
+
 def test_option_without_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     check_tracing(None)
     check_tracing("http://localhost:4318")
