@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -152,14 +152,26 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def test_spans_reach_a_collector(tiny: Path) -> None:
-    """Spans that are not sent yet are sent when the server ends. A collector that is gone does not delay the end."""
+    """The spans that are not sent yet are sent when the server ends."""
     collector = Collector()
-    for port in (collector.server_port, 9):
-        endpoint = f"server.otlp_endpoint=http://127.0.0.1:{port}"
-        with Server(f"model={tiny}", "num_pages=64", endpoint, "server.served_model_name=t") as server:
-            httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=60).raise_for_status()
-            server.process.terminate()
-            assert server.wait(scaled_timeout(20)) == 0
+    endpoint = f"server.otlp_endpoint=http://127.0.0.1:{collector.server_port}"
+    with Server(f"model={tiny}", "num_pages=64", endpoint, "server.served_model_name=t") as server:
+        httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=60).raise_for_status()
+        server.process.terminate()
+        assert server.wait(scaled_timeout(60)) == 0
     assert collector.names == ["text_completion t"]
     collector.shutdown()
     collector.server_close()
+
+
+def test_slow_collector_does_not_delay_the_end() -> None:
+    class Stuck(SpanProcessor):
+        released = threading.Event()
+
+        def shutdown(self) -> None:
+            self.released.wait()
+
+    tracer = Tracer(Stuck(), "m")
+    tracer.close(0.01)
+    assert not Stuck.released.is_set()
+    Stuck.released.set()
