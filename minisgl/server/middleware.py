@@ -53,7 +53,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send_with_id)
         except Exception as error:
             record.error = type(error).__name__
-            log.exception("request %s failed", record.id, extra={"fields": {"request_id": record.id}})
+            log.exception("a request failed", extra={"fields": {"request_id": record.id}})
             if not record.status:
                 raise
             # The response has begun. If it is not complete, the HTTP server closes the connection.
@@ -77,12 +77,12 @@ class RequestMiddleware:
 
 
 def log_request(record: RequestRecord) -> None:
-    """Write the line of the access log: as text, and as fields of the JSON log."""
+    """Write the line of the access log, with its fields."""
     quiet = record.route in _PROBES and record.status == 200
     level = logging.DEBUG if quiet else logging.INFO
     if access_log.isEnabledFor(level):
-        fields = _fields(record)
-        access_log.log(level, "%s", _line(record, fields), extra={"fields": fields})
+        line = f"{record.method} {record.path} {record.status or '-'} in {record.seconds:.3f} s"
+        access_log.log(level, "%s", line, extra={"fields": _fields(record)})
 
 
 def _fields(record: RequestRecord) -> dict[str, Any]:
@@ -104,14 +104,3 @@ def _fields(record: RequestRecord) -> dict[str, Any]:
         if generation.first_token is not None:
             fields["first_token_seconds"] = round(generation.first_token, 6)
     return fields
-
-
-def _line(record: RequestRecord, fields: dict[str, Any]) -> str:
-    line = f"{record.method} {record.path} {record.status or '-'} in {record.seconds:.3f} s"
-    names = ("uid", "prompt_tokens", "output_tokens", "first_token_seconds", "finish_reasons", "client", "request_id")
-    details = [
-        f"{name}={','.join(fields[name]) if name == 'finish_reasons' else fields[name]}"
-        for name in names
-        if fields.get(name) not in (None, "")
-    ]
-    return " ".join([line, *details, *([f"error={record.error!r}"] if record.error else [])])

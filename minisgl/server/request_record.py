@@ -52,11 +52,16 @@ class Generation:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """The tokens of all prompts, or None until the first choice of each has ended. Choices share their prompt."""
-        first_choices = self.ends[:: self.params.n]
-        if None in first_choices:
-            return None
-        return sum(end.prompt_tokens for end in first_choices if end is not None)
+        """The tokens of all prompts, or None unless the first choice of each has ended without an error.
+
+        The choices of a prompt share it.
+        """
+        tokens = 0
+        for end in self.ends[:: self.params.n]:
+            if end is None or end.finish_reason == "error":
+                return None
+            tokens += end.prompt_tokens
+        return tokens
 
     @property
     def finish_reasons(self) -> list[str]:

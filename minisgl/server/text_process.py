@@ -226,7 +226,7 @@ class TextWorker:
             reply = failed(refusal(uid, error))
         except Exception as error:
             fields = {"uid": uid, "request_id": request_id}
-            log.exception("request %s (uid %d) failed", request_id or "-", uid, extra={"fields": fields})
+            log.exception("a request failed", extra={"fields": fields})
             reply = failed(Finished(uid, "error", error=f"The tokenizer failed: {type(error).__name__}: {error}"))
         if reply is not None:
             self._to_api(reply)

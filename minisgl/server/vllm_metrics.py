@@ -98,14 +98,17 @@ class VllmMetrics:
         self._ttft.observe(seconds)
 
     def add_finished(self, end: Finished, seconds: float, first_token: float | None) -> None:
-        """Count a choice that ended ``seconds`` after the arrival of its request. A refused one does not count.
+        """Count a choice that ended ``seconds`` after the arrival of its request.
 
-        ``first_token`` is the time of its first token, or None if it had none.
+        ``first_token`` is the time of its first token, or None if it had none. A refused choice does not count, and of
+        one that failed the number of tokens is not known.
         """
         if end.finish_reason == "error" and end.status < 500:
             return
         self._success[end.finish_reason].inc()
         self._e2e.observe(seconds)
+        if end.finish_reason == "error":
+            return
         self._prompt_tokens.observe(end.prompt_tokens)
         self._generation_tokens.observe(end.output_tokens)
         if first_token is not None and end.output_tokens > 1:

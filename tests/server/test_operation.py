@@ -17,7 +17,7 @@ from minisgl.config import Config, ConfigError, ServerConfig
 from minisgl.server.connections import uvicorn_options
 from minisgl.server.middleware import RequestMiddleware
 from minisgl.server.request_record import RequestRecord, request_id
-from minisgl.utils.log import JsonFormatter
+from minisgl.utils.log import JsonFormatter, TextFormatter
 
 RunApp = Callable[..., None]
 BODY = {"prompt": [5, 6, 7], "max_tokens": 2}
@@ -95,8 +95,9 @@ def test_connection_is_closed_after_a_500(run_app: RunApp, caplog: pytest.LogCap
         assert 'minisgl_http_requests_total{route="/health",status="500"} 1.0' in good.text
 
     run_app(test)
-    failures = [record for record in caplog.records if record.exc_info]
-    assert [record.getMessage() for record in failures] == ["request broken failed"]
+    (failure,) = [record for record in caplog.records if record.exc_info]
+    assert json.loads(JsonFormatter("api").format(failure))["request_id"] == "broken"
+    assert "a request failed request_id='broken'\nTraceback" in TextFormatter("api").format(failure)
 
 
 class Listener:
@@ -211,8 +212,10 @@ def test_access_log(run_app: RunApp, caplog: pytest.LogCaptureFixture) -> None:
     assert refused["error"] == "n must be between 1 and 128, got 0."
     assert "secret" not in caplog.text
     assert full["message"].startswith("POST /v1/completions 200 in 0.")
-    assert " prompt_tokens=3 output_tokens=4 first_token_seconds=0." in full["message"]
-    assert full["message"].endswith(" finish_reasons=length client=127.0.0.1 request_id=r1")
+    text = TextFormatter("api").format(next(r for r in caplog.records if r.name == "minisgl.access"))
+    assert " api minisgl.access: POST /v1/completions 200 in 0." in text
+    assert " request_id='r1' client='127.0.0.1' method='POST' path='/v1/completions' status=200 seconds=0." in text
+    assert " prompt_tokens=3 output_tokens=4 finish_reasons=['length'] first_token_seconds=0." in text
 
 
 def test_client_adds_no_line_to_the_log(run_app: RunApp, caplog: pytest.LogCaptureFixture) -> None:
@@ -229,7 +232,7 @@ def test_client_adds_no_line_to_the_log(run_app: RunApp, caplog: pytest.LogCaptu
     assert len(logged(caplog)) == 3
     for record in caplog.records:
         if record.name == "minisgl.access":
-            assert record.getMessage().isprintable()
+            assert TextFormatter("api").format(record).isprintable()
 
 
 def test_probes_are_logged_at_debug_level(run_app: RunApp, caplog: pytest.LogCaptureFixture) -> None:
@@ -281,7 +284,9 @@ def test_disconnect_is_logged(run_app: RunApp, caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize("body", [BODY, {**BODY, "n": 3}])
-def test_request_timeout(run_app: RunApp, body: dict[str, Any]) -> None:
+def test_request_timeout(run_app: RunApp, body: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "minisgl")
+
     async def test(server: Any) -> None:
         async with server.client() as client:
             reply = await client.post("/v1/completions", json=body)
@@ -294,6 +299,9 @@ def test_request_timeout(run_app: RunApp, body: dict[str, Any]) -> None:
         assert server.dispatcher.num_open == 0
 
     run_app(test, silent=True, request_timeout=0.2)
+    (line,) = logged(caplog)
+    assert (line["status"], line["prompt_tokens"], line["finish_reasons"]) == (504, None, ["error"])
+    assert line["error"].endswith("(server.request_timeout).")
 
 
 def test_request_timeout_in_a_stream(run_app: RunApp) -> None:

@@ -117,7 +117,7 @@ def test_promise_1_tokenizer_exception(
     assert (end.finish_reason, end.status) == ("error", 500)
     assert "ZeroDivisionError" in end.error
     (line,) = [json.loads(JsonFormatter("tokenizer-0").format(record)) for record in caplog.records]
-    assert (line["message"], line["request_id"], line["uid"]) == ("request abc (uid 1) failed", "abc", 1)
+    assert (line["message"], line["request_id"], line["uid"]) == ("a request failed", "abc", 1)
     assert "ZeroDivisionError" in line["exception"]
     harness.worker.handle(Submit([2], TextPrompt("x"), SamplingParams()))
     assert len(harness.scheduler) == 1

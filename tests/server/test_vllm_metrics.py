@@ -210,6 +210,7 @@ def test_ends_that_count() -> None:
     assert reasons == {"stop": 1, "length": 0, "abort": 1, "error": 1}
     assert found["vllm:e2e_request_latency_seconds_count", None] == 2
     assert found["vllm:request_time_per_output_token_seconds_count", None] == 0  # it had one token
+    assert found["vllm:request_prompt_tokens_count", None] == 1
     assert found["vllm:request_params_n_count", None] == 0
 
 
