@@ -124,7 +124,7 @@ class RequestRecord:
             id=request_id(headers.get("x-request-id")),
             method=shorten(scope["method"], 20),
             path=shorten(quote(scope["path"])),
-            client=client[0] if client else "",
+            client=shorten(client[0]) if client else "",
             headers=headers,
         )
         scope[_KEY] = record

@@ -54,7 +54,7 @@ def test_chat(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
     assert "42" in (choice.message.content or "")
     assert (choice.finish_reason, choice.index, choice.logprobs) == ("stop", 0, None)
     assert answer.object == "chat.completion"
-    assert answer.id.startswith("chatcmpl-")
+    assert answer.id == f"chatcmpl-{answer._request_id}"  # OpenAI's client reads X-Request-Id
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(tokenizer.chat(ASK))
     assert (

@@ -163,6 +163,22 @@ def test_head_has_no_body(run_app: RunApp) -> None:
     run_app(test)
 
 
+def test_client_behind_a_proxy(run_app: RunApp, caplog: pytest.LogCaptureFixture) -> None:
+    """A proxy on the same machine names the client. What it sends is bounded, and adds no line to the log."""
+    caplog.set_level(logging.DEBUG, "minisgl")
+
+    async def test(server: Any) -> None:
+        async with Listener(server.app) as listener:
+            for client in (b"203.0.113.9", b"\x85" + b"x" * 1000):
+                await listener.answer(LAST.replace(b"host: x", b"host: x\r\nx-forwarded-for: " + client))
+
+    run_app(test)
+    first, second = logged(caplog)
+    assert first["client"] == "203.0.113.9"
+    assert len(second["client"]) <= 100
+    assert all(TextFormatter("api").format(r).isprintable() for r in caplog.records if r.name == "minisgl.access")
+
+
 def test_error_after_the_response_began(caplog: pytest.LogCaptureFixture) -> None:
     """The middleware logs the error; the HTTP server closes the connection of the incomplete response."""
     sent: list[Any] = []
