@@ -261,7 +261,8 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
         record_of(request.scope).error = error.message
-        return Json(error.body, status_code=error.status)
+        headers = {"Retry-After": "1"} if error.code == "overloaded" else None
+        return Json(error.body, error.status, headers)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:

@@ -41,7 +41,7 @@ So a burst of requests does not delay ``/health`` and the connections of other c
 TURN_CONNECTIONS = 64
 """The largest number of connections that the server accepts in one turn of its event loop."""
 PROBES = ("/health", "/ready")
-"""The paths of the requests that do not wait for other requests."""
+"""The ends of the paths of requests that do not wait for other requests."""
 LISTEN = 2048
 """The largest number of connections that wait until the server accepts them."""
 REFUSED = 512
@@ -253,7 +253,7 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        if cycle.scope["path"].removeprefix(self.root_path) in PROBES:
+        if cycle.scope["path"].endswith(PROBES):
             super()._start_asgi_task(cycle, app)
             return
         self.unhandled.append((self, cycle, app))

@@ -256,7 +256,9 @@ def test_too_many_open_requests(strict: Server) -> None:
         with http.stream("POST", PLAIN, json=body) as streaming:
             lines = streaming.iter_lines()
             next(lines)
-            error_of(http.post(PLAIN, json={"prompt": "a", "max_tokens": 1}), 503)
+            refused = http.post(PLAIN, json={"prompt": "a", "max_tokens": 1})
+            error_of(refused, 503)
+            assert refused.headers["retry-after"] == "1"
             assert http.get("/health").status_code == 200
         for _ in range(100):  # the disconnected client's requests are aborted soon, and then a new request is accepted
             if (answer := http.post(PLAIN, json={"prompt": "a", "max_tokens": 1})).status_code == 200:
