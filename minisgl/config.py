@@ -98,6 +98,9 @@ class Config:
     """Number of tensor-parallel ranks. Each rank is one process."""
     seed: int = 0
     """Seed of dummy weights, and of the seeds of requests that do not set one."""
+    parse_special_tokens: bool = False
+    """Whether special tokens in the strings of chat messages become tokens. By default they are text, so that the
+    writer of a message can't end it and write another one. Prompts that are no chat are always parsed."""
     page_size: int = 16
     """Tokens per KV page."""
     num_pages: int | None = None

@@ -109,7 +109,7 @@ class LLM:
     def __init__(self, model: str = "tutor", *, overrides: Sequence[str] = ()):
         self.plugin_manager = PluginManager.load()
         self.config = compose(self.plugin_manager, [f"model={model}", *overrides])
-        self.tokenizer = Tokenizer.from_dir(resolve_model(self.config.model))
+        self.tokenizer = Tokenizer.from_dir(resolve_model(self.config.model), self.config.parse_special_tokens)
         self._outputs = _Outputs(Detokenizer(self.tokenizer))
         self._changed: dict[int, RequestOutput] = {}  # what the next `step` returns
         self._lock = threading.RLock()
@@ -184,7 +184,8 @@ class LLM:
         """Answer one conversation, or each of a list of conversations.
 
         A conversation is a list of messages with ``role`` and ``content``; the model's chat template turns it into a
-        prompt. Everything else is as in `generate`.
+        prompt. Special tokens in the messages are text, unless the option ``parse_special_tokens`` is true. Everything
+        else is as in `generate`.
         """
         self._check_open()
         chats: Any = [messages] if len(messages) > 0 and isinstance(messages[0], Mapping) else messages

@@ -44,7 +44,7 @@ def serve(config: Config, manager: PluginManager) -> int:
     addresses = Addresses.make(config.server.tokenizers, config.tp)
     try:
         log.info("starting %s with tp=%d and %d tokenizer processes", model, config.tp, config.server.tokenizers)
-        worker_pool.start(addresses, model, encoded, config.tp)
+        worker_pool.start(addresses, model, config.parse_special_tokens, encoded, config.tp)
         from minisgl.server.launcher import Launcher  # imports the HTTP libraries while the workers start
 
         return asyncio.run(Launcher(config, manager, addresses, worker_pool, listener).run())

@@ -49,14 +49,21 @@ log = logging.getLogger(__name__)
 
 
 def run_text_process(
-    report: Report, addresses: Addresses, inbox: str, model: str, role: str, heartbeat: Heartbeat
+    report: Report,
+    addresses: Addresses,
+    inbox: str,
+    model: str,
+    parse_special_tokens: bool,
+    role: str,
+    heartbeat: Heartbeat,
 ) -> None:
     """Run a tokenizer process or the detokenizer process until a `Stop` message arrives.
 
     This is the ``body`` argument of `worker_main`. ``inbox`` is the address at which the process receives
-    messages. ``model`` is the model's directory. ``role`` is the process's name, such as ``tokenizer-0``.
+    messages. ``model`` is the model's directory; for ``parse_special_tokens``, see `Tokenizer`. ``role`` is the
+    process's name, such as ``tokenizer-0``.
     """
-    tokenizer = Tokenizer.from_dir(model)
+    tokenizer = Tokenizer.from_dir(model, parse_special_tokens)
     context = zmq.Context()
     pull = Pull(context, inbox)
     to_api = Push(context, addresses.api)
@@ -181,23 +188,24 @@ class TextWorker:
             case TextPrompt(text=text, add_special_tokens=add_special_tokens):
                 if self._tokenizer is None:
                     raise InvalidRequestError("prompt", "This model has no tokenizer: give the prompt as token ids.")
-                ids = self._encode(self._tokenizer, text, add_special_tokens) if text or empty else b""
+                self._check_length(self._tokenizer, text)
+                ids = pack_ids(self._tokenizer.encode(text, add_special_tokens)) if text or empty else b""
             case ChatPrompt():
                 if self._tokenizer is None:
                     raise InvalidRequestError("messages", "This model has no tokenizer, so it can't chat.")
-                text = self._tokenizer.render(
+                chat = self._tokenizer.render(
                     prompt.messages, prompt.add_generation_prompt, prompt.chat_template_kwargs
                 )
-                ids = self._encode(self._tokenizer, text, False)
+                self._check_length(self._tokenizer, chat.text)
+                ids = pack_ids(self._tokenizer.encode_chat(chat))
         if not ids and not empty:
             raise InvalidRequestError("prompt", "The prompt is empty: it must have at least one token.")
         return ids
 
-    def _encode(self, tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> bytes:
-        """Return a text's token ids, packed by `pack_ids`. Raise `InvalidRequestError` if the text is too long.
+    def _check_length(self, tokenizer: Tokenizer, text: str) -> None:
+        """Raise `InvalidRequestError` for a text whose length shows that it has more tokens than `Limits.max_seq_len`.
 
-        A text whose length shows that it has more than `Limits.max_seq_len` tokens is refused without tokenizing it,
-        because tokenizing a very long text would delay all other requests.
+        It is not tokenized, because tokenizing a very long text would delay all other requests.
         """
         if len(text) > tokenizer.max_token_chars * self._limits.max_seq_len:
             raise InvalidRequestError(
@@ -206,7 +214,6 @@ class TextWorker:
                 f"is more than the {self._limits.max_seq_len} tokens that this server allows for a request.",
                 "context_length_exceeded",
             )
-        return pack_ids(tokenizer.encode(text, add_special_tokens))
 
     def _answer(
         self,

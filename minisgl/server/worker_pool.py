@@ -101,10 +101,11 @@ class WorkerPool:
         self._context = multiprocessing.get_context("spawn")
         self.workers: list[Worker] = []
 
-    def start(self, addresses: Addresses, model: str, config: bytes, tp: int) -> None:
+    def start(self, addresses: Addresses, model: str, parse_special_tokens: bool, config: bytes, tp: int) -> None:
         """Start all workers, the ``tp`` ranks first because they take longest to start.
 
-        ``model`` is the model's directory. ``config`` is the config, encoded by `encode_config`.
+        ``model`` is the model's directory, for which see also `run_text_process`. ``config`` is the config, encoded by
+        `encode_config`.
         """
         rendezvous = f"127.0.0.1:{free_port()}" if tp > 1 else ""
         # Starting the resource tracker may unblock SIGINT and SIGTERM. Start it before they are blocked here, because
@@ -114,10 +115,11 @@ class WorkerPool:
         try:
             for rank in range(tp):
                 self._start(f"scheduler-{rank}", run_rank, addresses, config, rank, rendezvous, watched=rank == 0)
-            self._start("detokenizer", run_text_process, addresses, addresses.detokenizer, model, "detokenizer")
+            text = (model, parse_special_tokens)
+            self._start("detokenizer", run_text_process, addresses, addresses.detokenizer, *text, "detokenizer")
             for i, address in enumerate(addresses.tokenizers):
                 if address != addresses.detokenizer:
-                    self._start(f"tokenizer-{i}", run_text_process, addresses, address, model, f"tokenizer-{i}")
+                    self._start(f"tokenizer-{i}", run_text_process, addresses, address, *text, f"tokenizer-{i}")
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 

@@ -17,23 +17,27 @@ import tokenizers
 
 from minisgl.config import ConfigError
 from minisgl.core import InvalidRequestError
-from minisgl.tokenizer.chat import ChatTemplate
+from minisgl.tokenizer.chat import SPECIAL_TOKENS, ChatTemplate
+from minisgl.tokenizer.client_text import ClientText, RenderedChat
 
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Tokenizer:
     """A model's tokenizer and its chat template. ``raw`` is the underlying ``tokenizers.Tokenizer``.
 
-    ``template`` is None for a model without a chat template.
+    ``template`` is None for a model without a chat template. With ``parse_special_tokens``, special tokens in the text
+    of chat messages are tokens; otherwise they are text (`ClientText`).
     """
 
-    def __init__(self, raw: tokenizers.Tokenizer, template: ChatTemplate | None = None):
+    def __init__(
+        self, raw: tokenizers.Tokenizer, template: ChatTemplate | None = None, parse_special_tokens: bool = False
+    ):
         raw.no_truncation()
         raw.no_padding()
         self.raw = raw
         self.template = template
+        self._client_text = None if template is None or parse_special_tokens else ClientText(raw, template)
         decoder = json.loads(raw.to_str())["decoder"] or {}
         kinds = {part["type"] for part in decoder.get("decoders", [decoder]) if part}
         self._bytes = _BYTE_OF if "ByteLevel" in kinds else None
@@ -48,10 +52,10 @@ class Tokenizer:
         self._decoded: dict[int, bytes] = {}  # a cache of `decoded_bytes` of every token that is not special
 
     @staticmethod
-    def from_dir(path: str | Path) -> Tokenizer | None:
+    def from_dir(path: str | Path, parse_special_tokens: bool = False) -> Tokenizer | None:
         """Return the tokenizer in a model's directory, or None if the directory has no ``tokenizer.json``.
 
-        Raise `ConfigError` if a tokenizer file can't be read.
+        ``parse_special_tokens`` is that of `Tokenizer`. Raise `ConfigError` if a tokenizer file can't be read.
         """
         path = Path(path)
         file = path / "tokenizer.json"
@@ -63,10 +67,11 @@ class Tokenizer:
             raise ConfigError(f"{file} is not a tokenizer that minisgl can read: {error}") from error
         config = _read_json(path / "tokenizer_config.json")
         names = {**_read_json(path / "special_tokens_map.json"), **config}
-        special = {name: _content(names[name]) for name in _SPECIAL_TOKENS if names.get(name) is not None}
+        special = {name: _content(names[name]) for name in SPECIAL_TOKENS if names.get(name) is not None}
         source = _template_source(path, config)
         try:
-            return Tokenizer(raw, ChatTemplate(source, special) if source is not None else None)
+            template = ChatTemplate(source, special) if source is not None else None
+            return Tokenizer(raw, template, parse_special_tokens)
         except ValueError as error:
             raise ConfigError(f"{path}: {error}") from error
 
@@ -89,7 +94,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
+    ) -> RenderedChat:
         """Return chat messages as one text, rendered with the model's chat template: see `ChatTemplate.render`.
 
         Raise `InvalidRequestError` if the model has no chat template, or if the template can't render these messages.
@@ -98,7 +103,19 @@ class Tokenizer:
             raise InvalidRequestError(
                 "messages", "This model has no chat template: use /v1/completions with a plain prompt."
             )
-        return self.template.render(messages, add_generation_prompt, chat_template_kwargs)
+        kwargs = chat_template_kwargs or {}
+        if self._client_text is None:
+            return RenderedChat(self.template.render(messages, add_generation_prompt, kwargs))
+        return self._client_text.render(messages, add_generation_prompt, kwargs)
+
+    def encode_chat(self, chat: RenderedChat) -> list[int]:
+        """Return the token ids of rendered messages, in whose text special tokens are text: see `ClientText`.
+
+        The chat template itself writes the BOS token, so the post-processor must not add another BOS.
+        """
+        if self._client_text is None:
+            return self.encode(chat.text, add_special_tokens=False)
+        return self._client_text.encode(chat)
 
     def chat(
         self,
@@ -106,12 +123,8 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the token ids of chat messages, rendered as `render` does.
-
-        The chat template itself writes the BOS token, so the post-processor must not add another BOS.
-        """
-        text = self.render(messages, add_generation_prompt, chat_template_kwargs)
-        return self.encode(text, add_special_tokens=False)
+        """Return the token ids of chat messages: `render` and `encode_chat`."""
+        return self.encode_chat(self.render(messages, add_generation_prompt, chat_template_kwargs))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids. Ids outside the tokenizer's vocabulary add no text."""

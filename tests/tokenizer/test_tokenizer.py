@@ -90,7 +90,7 @@ def test_chat_matches_transformers(checkpoint: Path, tmp_path: Path, template: s
             ids = theirs.apply_chat_template(MESSAGES, add_generation_prompt=prompt, return_dict=False, **kwargs)
             assert ours.chat(MESSAGES, prompt, kwargs) == ids
             text = theirs.apply_chat_template(MESSAGES, add_generation_prompt=prompt, tokenize=False, **kwargs)
-            assert ours.render(MESSAGES, prompt, kwargs) == text
+            assert ours.render(MESSAGES, prompt, kwargs).text == text
 
 
 def test_template_exception_is_refusal() -> None:

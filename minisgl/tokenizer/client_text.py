@@ -1,0 +1,290 @@
+"""Keeps special tokens in the clients' strings text, so that only the chat template writes the tokens that end a turn.
+
+A chat template returns one text, in which nothing shows who wrote a part of it. So the template also renders a marked
+copy of the messages: in the clients' strings, the first and last characters of all special tokens (``<`` and ``>``) are
+replaced by *stand-ins*, one for one. Stand-ins are private characters that occur nowhere else. If every special token
+of the tokenized text has the same characters in the marked text, the template wrote all of them, and the token ids are
+those of the text. Otherwise only the special tokens of the marked text are tokens, and all else is encoded as text.
+
+`ClientText` knows the tokenizer and the template, and nothing about requests.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tokenizers
+
+from minisgl.core import InvalidRequestError
+from minisgl.tokenizer.chat import ChatTemplate
+
+_PRIVATE = re.compile("[\U00100000-\U0010fffd]")
+_BRACKETS = {"<": ">", "[": "]", "{": "}", "(": ")"}
+
+
+@dataclass(frozen=True)
+class RenderedChat:
+    """A rendered chat: its text, and the same text with stand-ins, or None if no client's string needed a stand-in."""
+
+    text: str
+    marked: str | None = None
+
+
+class ClientText:
+    """Renders chats, and encodes them so that the tokens of ``protected`` come from the template only.
+
+    ``protected`` maps the text of a token to its id. It has every special token, and the other added tokens of a form
+    like ``<…>`` or ``[…]`` that the template writes, such as ``<tool_response>``. In the content of an
+    assistant's message, those of the second kind stay tokens if the template looks for them, such as ``</think>``.
+    """
+
+    def __init__(self, raw: tokenizers.Tokenizer, template: ChatTemplate):
+        self._raw, self._template = raw, template
+        added = [token for token in raw.get_added_tokens_decoder().values() if token.content.strip()]
+        special = {token.content for token in added if token.special}
+        written = "\0".join(template.literals)
+        structure = {t.content for t in added if _in_brackets(t.content) and t.content in written} - special
+        self.protected = {text: raw.token_to_id(text) for text in sorted(special | structure)}
+        self._ids = frozenset(self.protected.values())
+        edges = {edge for text in self.protected for edge in _edges(text)}
+        if raw.normalizer is not None:
+            edges |= _variants(edges)
+        self._edges = "".join(sorted(edges))
+        self._words: Sequence[str] = [text for text in self.protected if not _edges(text)]
+        sought = {text for text in structure if any(text in s for s in template.sought)}
+        self._rules = {False: self._make_rule(set(self.protected)), True: self._make_rule({*self.protected} - sought)}
+        heads = {text[:n] for text in self.protected for n in range(1, len(text))}
+        longest = max(map(len, heads), default=0)
+        # Whether a part of the template ends with the beginning of a token, as in '<|' + message.role + '|>'.
+        self._is_open = any(s[-n:] in heads for s in template.literals for n in range(1, min(len(s), longest) + 1))
+        self._insides = "\0".join(self.protected)
+
+    def _make_rule(self, tokens: set[str]) -> _Rule:
+        """Return the rule for messages in which ``tokens`` are text."""
+        kept = [s for s in self._template.sought if self._has_edge(s) and not any(token in s for token in tokens)]
+        texts = "|".join(map(re.escape, sorted(kept, key=len, reverse=True))) or "(?!)"
+        edges = f"[{re.escape(self._edges)}]" if self._edges else "(?!)"
+        return _Rule(kept, re.compile(f"({texts})|{edges}"), sorted(tokens))
+
+    def _has_edge(self, string: str) -> bool:
+        return any(edge in string for edge in self._edges)
+
+    # ---- rendering -----------------------------------------------------------------------------------
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, kwargs: Mapping[str, Any]
+    ) -> RenderedChat:
+        """Render messages: see `ChatTemplate.render`. Raise `InvalidRequestError`."""
+        strings = [string for message in messages for string in _strings(message)]
+        strings += _strings(kwargs)
+        if not any(map(self._needs_stand_ins, strings)):
+            return RenderedChat(self._template.render(messages, add_generation_prompt, kwargs))
+        marks = _StandIns([*self._template.literals, *strings])
+        marked_messages = [self._mark_message(message, marks) for message in messages]
+        marked_kwargs = {name: self._mark(value, marks, False) for name, value in kwargs.items()}
+        try:
+            marked = self._template.render(marked_messages, add_generation_prompt, marked_kwargs, marks.characters)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(error.field, marks.remove(error.message), error.code) from None
+        return RenderedChat(marks.remove(marked), marked)
+
+    def _needs_stand_ins(self, string: str) -> bool:
+        return (
+            self._has_edge(string)
+            or (self._is_open and self._is_inside(string))
+            or any(word in string for word in self._words)
+        )
+
+    def _is_inside(self, string: str) -> bool:
+        """Return whether a string is a part of a protected token, which the template might complete."""
+        return bool(string.strip()) and string.strip() in self._insides
+
+    def _mark_message(self, message: Mapping[str, Any], marks: _StandIns) -> dict[str, Any]:
+        """Return a message with stand-ins. Its role has none, because only known roles are rendered."""
+        own = message.get("role") == "assistant"
+        marked = {
+            self._mark(name, marks, False): self._mark(value, marks, own and name == "content")
+            for name, value in message.items()
+        }
+        return {**marked, "role": message.get("role")}
+
+    def _mark(self, value: Any, marks: _StandIns, own: bool) -> Any:
+        """Return a client's value with stand-ins in its strings. ``own``: whether it is an assistant's content."""
+        if isinstance(value, str):
+            return self._mark_string(value, marks, own) if self._needs_stand_ins(value) else value
+        if isinstance(value, Mapping):
+            return {self._mark(key, marks, own): self._mark(item, marks, own) for key, item in value.items()}
+        if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+            return [self._mark(item, marks, own) for item in value]
+        return value
+
+    def _mark_string(self, string: str, marks: _StandIns, own: bool) -> str:
+        if self._is_open and self._is_inside(string):
+            return "".join(c if c.isspace() else marks.of(c) for c in string)
+        rule = self._rules[own]
+        marked, left = string, self._words
+        if any(text in string for text in rule.kept):
+            marked = rule.pattern.sub(lambda found: found[1] or marks.of(found[0]), string)
+            left = rule.tokens  # a token may overlap two of the texts that are kept
+        else:
+            for edge in self._edges:
+                if edge in marked:
+                    marked = marked.replace(edge, marks.of(edge))
+        for token in left:
+            if token in marked:
+                marked = marked.replace(token, marks.of(token[0]) + token[1:])
+        return marked
+
+    # ---- encoding ------------------------------------------------------------------------------------
+
+    def encode(self, chat: RenderedChat) -> list[int]:
+        """Return the token ids of a rendered chat: those of its text, but no client's string has a protected token."""
+        encoding = self._raw.encode(chat.text, add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        text, marked = chat.text, chat.marked
+        if marked is None or self._ids.isdisjoint(ids):
+            return ids
+        spans = (encoding.token_to_chars(i) or (0, len(text)) for i, token in enumerate(ids) if token in self._ids)
+        if all(text[start:end] == marked[start:end] for start, end in spans):
+            return ids
+        encoding = self._raw.encode(marked, add_special_tokens=False)
+        written = [(*span, i) for span, i in zip(encoding.offsets, encoding.ids, strict=True) if i in self._ids]
+        return self._encode_parts(text, written)
+
+    def _encode_parts(self, text: str, tokens: Sequence[tuple[int, int, int]]) -> list[int]:
+        """Return the ids of a text of which only ``tokens`` are protected tokens: first character, end, token id."""
+        ids: list[int] = []
+        done = 0
+        for start, end, token in [*tokens, (len(text), len(text), -1)]:
+            if start > done:
+                ids += self._encode_as_text(text[done:start], done == 0)
+            ids += [token] if token >= 0 else []
+            done = end
+        return ids
+
+    def _encode_as_text(self, text: str, is_first: bool) -> list[int]:
+        """Return the ids of a text, none of them protected."""
+        tokenizer = self._as_text[0 if is_first else 1]
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        if self._ids.isdisjoint(ids):
+            return ids
+        # The model itself merges these characters to a token whose text is that of a protected token.
+        made = [span for span, token in zip(encoding.offsets, ids, strict=True) if token in self._ids]
+        parts, done = [], 0
+        for start, end in made:
+            parts += [text[done:start], *text[start:end]]
+            done = end
+        encodings = tokenizer.encode_batch([*filter(None, parts), text[done:]], add_special_tokens=False)
+        return [token for each in encodings for token in each.ids if token not in self._ids]
+
+    @functools.cached_property
+    def _as_text(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
+        """Two tokenizers for which protected tokens are text: for the beginning of a text, and for later parts.
+
+        They are made when the first message needs them: each has a copy of the vocabulary.
+        """
+        source = json.loads(self._raw.to_str())
+        for token in source["added_tokens"]:
+            token["special"] = token["special"] or token["content"] in self.protected
+        first = _load_as_text(source)
+        is_changed = _drop_first_prefix(source["pre_tokenizer"])
+        return first, _load_as_text(source) if is_changed else first
+
+
+class _StandIns:
+    """The stand-ins of one chat: private characters that occur in none of ``texts``."""
+
+    def __init__(self, texts: Iterable[str]):
+        self._used = {character for text in texts if not text.isascii() for character in _PRIVATE.findall(text)}
+        self._of: dict[str, str] = {}
+        self._next = 0x100000
+
+    @property
+    def characters(self) -> frozenset[str]:
+        return frozenset(self._of.values())
+
+    def of(self, character: str) -> str:
+        """Return the stand-in of a character. Raise `InvalidRequestError` if no private character is left."""
+        if character not in self._of:
+            while chr(self._next) in self._used:
+                self._next += 1
+            if self._next > 0x10FFFD:
+                raise InvalidRequestError("messages", "The messages contain too many private Unicode characters.")
+            self._of[character] = chr(self._next)
+            self._next += 1
+        return self._of[character]
+
+    def remove(self, text: str) -> str:
+        """Return a text with the characters in place of their stand-ins."""
+        for character, stand_in in self._of.items():
+            if stand_in in text:
+                text = text.replace(stand_in, character)
+        return text
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """What is replaced in a client's string: all edges that are in none of the texts ``kept``.
+
+    The template looks for these texts. ``pattern`` finds them (group 1) and the edges. None of ``tokens`` is left.
+    """
+
+    kept: Sequence[str]
+    pattern: re.Pattern[str]
+    tokens: Sequence[str]
+
+
+def _in_brackets(text: str) -> bool:
+    return len(text) > 2 and _BRACKETS.get(text[0]) == text[-1]
+
+
+def _edges(text: str) -> tuple[str, ...]:
+    """Return the first and the last character of a token that is neither a letter, a digit nor a space."""
+    found = [character for character in text if not character.isalnum() and not character.isspace()]
+    return (found[0], found[-1]) if found else ()
+
+
+def _variants(characters: set[str]) -> set[str]:
+    """Return the characters that a normalizer may turn into one of these, such as U+FF1C into ``<``."""
+    return {
+        chr(code)
+        for code in range(0x80, 0x30000)
+        if unicodedata.decomposition(chr(code)) and characters & set(unicodedata.normalize("NFKD", chr(code)))
+    }
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield all strings in a value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _strings(key)
+            yield from _strings(item)
+    elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        for item in value:
+            yield from _strings(item)
+
+
+def _load_as_text(source: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(source))
+    tokenizer.encode_special_tokens = True  # special tokens are encoded as text
+    return tokenizer
+
+
+def _drop_first_prefix(pre_tokenizer: Any) -> bool:
+    """Let a pre-tokenizer add no space before the first word of a text. Return whether it added one."""
+    if not isinstance(pre_tokenizer, dict):
+        return False
+    parts = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    found = [part for part in parts if part.get("type") == "Metaspace" and part.get("prepend_scheme") == "first"]
+    for part in found:
+        part["prepend_scheme"] = "never"
+    return bool(found)
