@@ -28,6 +28,10 @@ MAX_PROMPTS = 4096
 """The largest number of prompts of a plain completion."""
 MAX_DEPTH = 64
 """The largest number of nested lists and objects in ``chat_template_kwargs`` and ``tool_calls``."""
+FIELD_ROLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"tool_calls": ("assistant",), "reasoning_content": ("assistant",), "tool_call_id": ("tool", "function")}
+)
+"""The fields of a message that only messages of some roles have: name → these roles."""
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -133,6 +137,12 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
         Content parts are joined with line breaks. Raise `ApiError` for a content part that is not text.
         """
         check_json(self.tool_calls, "messages")
+        for name, roles in FIELD_ROLES.items():
+            if getattr(self, name) and self.role not in roles:
+                message = (
+                    f"{name} belongs to a message of the role {' or '.join(roles)}, not {shorten(repr(self.role))}."
+                )
+                raise ApiError(400, message, "messages", "invalid_value")
         content = self.content
         if isinstance(content, list):
             content = "\n".join(map(_text_of, content))
@@ -184,18 +194,28 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] = {}
     return_token_strs: bool = False
 
     def to_prompt(self) -> Prompt:
-        """Return the prompt to tokenize. Raise `ApiError` if not exactly one of prompt and messages is given."""
+        """Return the prompt to tokenize.
+
+        Raise `ApiError` if not exactly one of prompt and messages is given, or a parameter that belongs to the other.
+        """
         if (self.prompt is None) == (self.messages is None):
             raise ApiError(400, "Give either prompt or messages.", "prompt")
         if self.messages is not None:
-            return _chat_prompt(self.messages, self.add_generation_prompt, self.chat_template_kwargs)
-        return TextPrompt(self.prompt or "", self.add_special_tokens)
+            if self.add_special_tokens:
+                message = "add_special_tokens: true is only allowed with prompt: a chat template writes them itself."
+                raise ApiError(400, message, "add_special_tokens")
+            return _chat_prompt(self.messages, self.add_generation_prompt is not False, self.chat_template_kwargs)
+        if self.add_generation_prompt is not None:
+            raise ApiError(400, "add_generation_prompt is only allowed with messages.", "add_generation_prompt")
+        if self.chat_template_kwargs:
+            raise ApiError(400, "chat_template_kwargs is only allowed with messages.", "chat_template_kwargs")
+        return TextPrompt(self.prompt or "", self.add_special_tokens is not False)
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
@@ -211,8 +231,6 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 _ANY = object()
 NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
-        "add_generation_prompt": (True,),
-        "add_special_tokens": (True,),
         "audio": (),
         "best_of": (1,),
         "echo": (False,),
@@ -247,6 +265,15 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 
 These are parameters of the OpenAI API and of other servers. `_ANY` accepts every value.
 """
+NEUTRAL_OF: Mapping[type[msgspec.Struct], Mapping[str, tuple[Any, ...]]] = MappingProxyType(
+    {
+        ChatRequest: {"add_generation_prompt": (True,), "add_special_tokens": (False,)},
+        CompletionRequest: {"add_special_tokens": (True,)},
+    }
+)
+"""More of `NEUTRAL` for one kind of body: what has no effect in a chat may ask for something in a plain completion."""
+NEUTRAL_STREAM_OPTIONS = frozenset({"continuous_usage_stats", "include_obfuscation"})
+"""Known entries of ``stream_options`` that minisgl does not support. They are accepted if they are false."""
 
 
 def parse(body: bytes, kind: type[S]) -> S:
@@ -257,14 +284,16 @@ def parse(body: bytes, kind: type[S]) -> S:
     fields = _decode_fields(body)
     known = {field.name: field for field in msgspec.structs.fields(kind)}
     for name in [name for name in fields if name not in known]:
-        _pass_if_neutral(name, fields.pop(name))
+        _pass_if_neutral(name, fields.pop(name), {**NEUTRAL, **NEUTRAL_OF.get(kind, {})})
     for name, field in known.items():
         if field.required and name not in fields:
             raise ApiError(400, f"The parameter {name} is missing.", name, "missing_required_parameter")
     if isinstance(options := fields.get("stream_options"), dict):
         for name, value in options.items():
-            if name != "include_usage" and value not in (None, False):
+            if name in NEUTRAL_STREAM_OPTIONS and value not in (None, False):
                 raise _unsupported(f"stream_options.{name}")
+            if name not in NEUTRAL_STREAM_OPTIONS and name != "include_usage":
+                raise _unknown(f"stream_options.{name}")
     return _convert(fields, kind)
 
 
@@ -349,12 +378,16 @@ def tokens_prompt(tokens: list[int], param: str) -> TokensPrompt:
     raise ApiError(400, f"Token id {bad} is not in the vocabulary.", param, "invalid_value")
 
 
-def _pass_if_neutral(name: str, value: Any) -> None:
-    if name not in NEUTRAL:
-        name = shorten(name)
-        raise ApiError(400, f"Unrecognized request argument supplied: {name}", name, "unknown_parameter")
-    if not any(neutral is _ANY or (neutral == value and type(neutral) is type(value)) for neutral in NEUTRAL[name]):
+def _pass_if_neutral(name: str, value: Any, accepted: Mapping[str, tuple[Any, ...]]) -> None:
+    if name not in accepted:
+        raise _unknown(name)
+    if not any(neutral is _ANY or (neutral == value and type(neutral) is type(value)) for neutral in accepted[name]):
         raise _unsupported(name)
+
+
+def _unknown(name: str) -> ApiError:
+    name = shorten(name)
+    return ApiError(400, f"Unrecognized request argument supplied: {name}", name, "unknown_parameter")
 
 
 def _unsupported(name: str) -> ApiError:

@@ -90,7 +90,7 @@ class ChatTemplate:
         ``add_generation_prompt`` ends the text with the beginning of an assistant message. ``chat_template_kwargs`` are
         further variables of the template. ``stand_ins`` are characters that `_tojson` must not escape. Raise
         `InvalidRequestError` if the template raises an error, if it never reads one of the given variables or message
-        fields, or for a role that it does not handle.
+        fields, for a role that it does not handle, or for a message without content.
         """
         self._check_variables(chat_template_kwargs or {})
         self._check_messages(messages)
@@ -129,6 +129,12 @@ class ChatTemplate:
                     "messages",
                     f"A message has the role {shorten(repr(role))}. This model's chat template handles: "
                     f"{shorten(', '.join([*ROLES, *others]), 200)}.",
+                )
+            if message.get("content") is None and not (role == "assistant" and message.get("tool_calls")):
+                raise InvalidRequestError(
+                    "messages",
+                    f"A message of the role {role!r} has no content: only an assistant's message with tool_calls "
+                    "may have none.",
                 )
 
 

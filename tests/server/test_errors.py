@@ -77,6 +77,28 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
         "/tokenize", {"messages": USER, "chat_template_kwargs": {"add_generation_prompt": False}},
         "chat_template_kwargs",
     ),
+    "no content": (CHAT, {"messages": [{"role": "user"}]}, "messages"),
+    "content null of a user": (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages"),
+    "content null of a system": ("/tokenize", {"messages": [{"role": "system", "content": None}, *USER]}, "messages"),
+    "content null without tool calls": (
+        CHAT, {"messages": [*USER, {"role": "assistant", "content": None, "tool_calls": []}]}, "messages"
+    ),
+    "add_special_tokens of a chat": (CHAT, {"messages": USER, "add_special_tokens": True}, "add_special_tokens"),
+    "add_special_tokens of messages": (
+        "/tokenize", {"messages": USER, "add_special_tokens": True}, "add_special_tokens"
+    ),
+    "add_generation_prompt of a prompt": (
+        PLAIN, {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"
+    ),
+    "add_generation_prompt of a text": (
+        "/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"
+    ),
+    "template variables of a text": (
+        "/tokenize", {"prompt": "a", "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs"
+    ),
+    "an unknown part of stream_options": (
+        PLAIN, {"prompt": "a", "stream": True, "stream_options": {"colour": False}}, "stream_options.colour"
+    ),
     "a message without a role": (CHAT, {"messages": [{"content": "Hi"}]}, "messages"),
     "a message with a picture": (
         CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"

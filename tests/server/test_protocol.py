@@ -14,6 +14,7 @@ from minisgl.core import SamplingParams
 from minisgl.message import TextPrompt, TokensPrompt, pack_ids
 from minisgl.server.errors import ApiError
 from minisgl.server.protocol import (
+    FIELD_ROLES,
     NEUTRAL,
     ChatRequest,
     CompletionRequest,
@@ -132,6 +133,40 @@ def test_template_messages() -> None:
         {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
     ]
+
+
+@pytest.mark.parametrize(
+    ("role", "field"),
+    [("user", "tool_calls"), ("tool", "tool_calls"), ("system", "reasoning_content"), ("assistant", "tool_call_id")],
+)
+def test_field_of_another_role_is_refused(role: str, field: str) -> None:
+    """A field that templates read in messages of another role is refused here, and accepted there."""
+    value: Any = [{"id": "1"}] if field == "tool_calls" else "x"
+    with pytest.raises(ApiError, match=f"^{field} belongs to") as error:
+        chat(messages=[{"role": role, "content": "a", field: value}]).to_prompt()
+    assert (error.value.status, error.value.param) == (400, "messages")
+    for right in FIELD_ROLES[field]:
+        chat(messages=[{"role": right, "content": "a", field: value}]).to_prompt()
+
+
+@pytest.mark.parametrize(
+    ("parse_one", "accepted", "refused"),
+    [
+        ("chat", {"add_special_tokens": False, "add_generation_prompt": True}, {"add_special_tokens": True}),
+        ("chat", {}, {"add_generation_prompt": False}),
+        ("completion", {"add_special_tokens": True}, {"add_special_tokens": False}),
+        ("completion", {}, {"add_generation_prompt": True}),
+        ("chat", {"stream_options": {"include_obfuscation": False}}, {"stream_options": {"include_obfuscation": True}}),
+        ("chat", {"stream_options": {"include_usage": True}}, {"stream_options": {"x": False}}),
+    ],
+)
+def test_value_without_effect(parse_one: str, accepted: dict[str, Any], refused: dict[str, Any]) -> None:
+    """A value that would change something in this kind of body, and does not, is refused."""
+    make = {"chat": chat, "completion": completion}[parse_one]
+    make(**accepted)
+    with pytest.raises(ApiError) as error:
+        make(**refused)
+    assert error.value.status == 400
 
 
 def test_num_logprobs_of_chat() -> None:
