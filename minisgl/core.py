@@ -103,6 +103,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """Whether sampling depends on the request's earlier tokens, because a penalty is on."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
+    def of_choice(self, index: int) -> SamplingParams:
+        """Return the parameters of one of a prompt's ``n`` choices: choice ``index`` samples with seed + index.
+
+        The choices have one prompt, so only the first of them reports its log-probabilities.
+        """
+        if index == 0:
+            return self
+        seed = None if self.seed is None else (self.seed + index + 2**63) % 2**64 - 2**63
+        return msgspec.structs.replace(self, seed=seed, prompt_logprobs=None)
+
     def check(self, vocab_size: int | None = None) -> None:
         """Raise `InvalidRequestError`, which names the field, if a value is out of range or of a wrong type.
 
@@ -316,6 +326,25 @@ class EngineSpec:
     max_running_requests: int  # rows of the request pool
     max_seq_len: int  # tokens per request, prompt and output together
     vocab_size: int
+
+    @property
+    def max_tokens_per_request(self) -> int:
+        """The largest number of tokens of a request that the context and the KV pool can hold."""
+        return min(self.max_seq_len, self.num_pages * self.page_size + 1)  # the last token's KV is never stored
+
+    def check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
+        """Raise `InvalidRequestError` for a prompt of this many tokens that the engine can never serve."""
+        if num_prompt_tokens == 0:
+            raise InvalidRequestError("prompt", "The prompt is empty. It must have at least one token.")
+        limit = self.max_tokens_per_request
+        if num_prompt_tokens + max_tokens > limit:
+            limited_by = "the model's context" if limit == self.max_seq_len else "the KV pool"
+            raise InvalidRequestError(
+                "prompt" if num_prompt_tokens >= limit else "max_tokens",
+                f"The prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}. Together they exceed the "
+                f"{limit} tokens that {limited_by} can hold.",
+                "context_length_exceeded",
+            )
 
 
 class Engine(Protocol):

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from tqdm import tqdm
 
-from minisgl.core import EngineDeadError, FinishReason, InvalidRequestError, Logprobs, Output, SamplingParams
+from minisgl.core import I32, EngineDeadError, FinishReason, InvalidRequestError, Logprobs, Output, SamplingParams
 from minisgl.engine.followers import start_engine
 from minisgl.models.resolve import resolve_model
 from minisgl.options.compose import compose
@@ -339,29 +339,29 @@ class LLM:
                 output.prompt_logprobs = [None] * min(max(p.logprob_start_len, 1), len(ids))
             output.request_id, self._next_request_id = self._next_request_id, self._next_request_id + 1
             outputs.append(output)
+            prompt_ids: Sequence[int] | I32 = ids
             for k in range(p.n):
-                # Choice k samples with seed + k: the choices differ, and a repeated call gives the same ones.
-                seed = None if p.seed is None else (p.seed + k + 2**63) % 2**64 - 2**63
-                # The choices have one prompt: only the first of them computes its log-probabilities.
-                prompt_logprobs = p.prompt_logprobs if k == 0 else None
                 try:
-                    self._add_choice(
-                        output, k, msgspec.structs.replace(p, seed=seed, n=1, prompt_logprobs=prompt_logprobs)
-                    )
+                    prompt_ids = self._add_choice(output, k, prompt_ids, p.of_choice(k))
                 except InvalidRequestError as error:
                     name = f"prompt {i}: " if len(prompts) > 1 else ""
                     raise InvalidRequestError(error.field, name + error.message, error.code) from None
 
-    def _add_choice(self, output: RequestOutput, k: int, params: SamplingParams) -> None:
+    def _add_choice(
+        self, output: RequestOutput, k: int, prompt_ids: Sequence[int] | I32, params: SamplingParams
+    ) -> I32:
+        """Queue one choice. Return the scheduler's copy of the prompt, which the next choices share."""
+        params = msgspec.structs.replace(params, n=1)
         uid, self._next_uid = self._next_uid, self._next_uid + 1
         self._consistent = False
         try:
-            self.scheduler.add_request(uid, output.prompt_token_ids, params)
+            self.scheduler.add_request(uid, prompt_ids, params)
         except Exception:
             self._consistent = uid not in self.scheduler.requests  # refused before anything changed
             raise
         self._outputs.expect(uid, output, k, params)
         self._consistent = True
+        return self.scheduler.requests[uid].prompt_ids
 
     def _turn(self) -> list[RequestOutput]:
         """Run one turn of the scheduler, and abort the requests that met a stop string. Return the changed outputs."""

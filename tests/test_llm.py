@@ -311,6 +311,16 @@ def test_n_choices_differ_and_come_again(llm: LLM) -> None:
     assert unseeded[0].token_ids != unseeded[1].token_ids
 
 
+def test_choices_share_the_prompt(llm: LLM) -> None:
+    """The choices of a prompt are one array in the scheduler, which no part may write to."""
+    llm.add_request([5, 6, 7], SamplingParams(n=3, max_tokens=1))
+    first, *others = (req.prompt_ids for req in llm.scheduler.requests.values())
+    assert all(ids is first for ids in others)
+    assert not first.flags.writeable
+    while llm.has_unfinished_requests():
+        llm.step()
+
+
 def test_repetition_penalty_is_that_of_transformers(llm: LLM, path: Path) -> None:
     prompt = [5, 6, 7, 8, 9, 5, 6]
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)

@@ -7,6 +7,7 @@ The messages encode and decode themselves (MessagePack). The queues have no boun
 from __future__ import annotations
 
 from minisgl.message.messages import (
+    ID_BYTES,
     Abort,
     Accepted,
     ChatPrompt,
@@ -39,6 +40,7 @@ from minisgl.message.messages import (
 from minisgl.message.queue import Addresses, Pull, Push
 
 __all__ = [
+    "ID_BYTES",
     "Abort",
     "Accepted",
     "Addresses",

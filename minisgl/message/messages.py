@@ -16,6 +16,9 @@ import numpy as np
 
 from minisgl.core import I32, Finished, Output, SamplingParams
 
+ID_BYTES = 4
+"""Bytes of one token id in a message."""
+
 
 def pack_ids(ids: Sequence[int] | I32) -> bytes:
     """Return token ids as little-endian int32 bytes. Raise OverflowError for an id that does not fit into int32."""
@@ -125,9 +128,13 @@ class DetokenizeRequest(Message):
 
 
 class Schedule(Message):
-    """A tokenized request for the scheduler. ``prompt_ids`` are the prompt's token ids, packed by `pack_ids`."""
+    """A tokenized prompt for the scheduler. ``uids`` has one request for each of the prompt's ``n`` choices.
 
-    uid: int
+    ``prompt_ids`` are the prompt's token ids, packed by `pack_ids`. They are sent once, and the choices share them.
+    ``params`` are the first choice's: see `SamplingParams.of_choice`.
+    """
+
+    uids: list[int]
     prompt_ids: bytes
     params: SamplingParams
 

@@ -15,7 +15,7 @@ _MAX_UID = 2**31 - 1  # uids are stored as int32; negative numbers mark pages wi
 
 
 def check_request(spec: EngineSpec, uid: int, prompt_ids: Sequence[int] | I32, params: SamplingParams) -> I32:
-    """Return the prompt as a new array, int32 ``[tokens]``.
+    """Return the prompt as a read-only array, int32 ``[tokens]``. Such an array is returned itself: requests share it.
 
     Raise ValueError if ``uid`` is not a valid number of a request. Raise `InvalidRequestError`, which names the field,
     if an engine of the sizes ``spec`` can never serve the request.
@@ -25,27 +25,16 @@ def check_request(spec: EngineSpec, uid: int, prompt_ids: Sequence[int] | I32, p
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError("params", f"params must be SamplingParams, not {type(params).__name__}.")
     params.check(spec.vocab_size)
-    _check_length(spec, prompt_ids, params.max_tokens)
+    _check_type(prompt_ids)
+    spec.check_length(len(prompt_ids), params.max_tokens)
     return _check_tokens(prompt_ids, spec.vocab_size)
 
 
-def _check_length(spec: EngineSpec, prompt_ids: Sequence[int] | I32, max_tokens: int) -> None:
+def _check_type(prompt_ids: Sequence[int] | I32) -> None:
     is_array = isinstance(prompt_ids, np.ndarray) and prompt_ids.ndim > 0
     if not is_array and (not isinstance(prompt_ids, Sequence) or isinstance(prompt_ids, str | bytes | bytearray)):
         kind = type(prompt_ids).__name__
         raise InvalidRequestError("prompt", f"The prompt must be a sequence of token ids, not of type {kind}.")
-    length = len(prompt_ids)
-    if length == 0:
-        raise InvalidRequestError("prompt", "The prompt is empty. It must have at least one token.")
-    limit = min(spec.max_seq_len, spec.num_pages * spec.page_size + 1)  # the last token's KV is never stored
-    if length + max_tokens > limit:
-        limited_by = "the model's context" if limit == spec.max_seq_len else "the KV pool"
-        raise InvalidRequestError(
-            "prompt" if length >= limit else "max_tokens",
-            f"The prompt has {length} tokens and max_tokens is {max_tokens}. Together they exceed the "
-            f"{limit} tokens that {limited_by} can hold.",
-            "context_length_exceeded",
-        )
 
 
 def _check_tokens(prompt_ids: Sequence[int] | I32, vocab_size: int) -> I32:
@@ -68,4 +57,8 @@ def _check_tokens(prompt_ids: Sequence[int] | I32, vocab_size: int) -> I32:
         raise InvalidRequestError(
             "prompt", f"Token id {invalid} is not in the vocabulary, which has {vocab_size} tokens."
         )
-    return ids.astype(np.int32)
+    if ids.dtype == np.int32 and not ids.flags.writeable:
+        return ids
+    ids = ids.astype(np.int32)
+    ids.flags.writeable = False
+    return ids

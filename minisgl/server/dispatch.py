@@ -15,8 +15,9 @@ from typing import Any, Literal, TypeVar
 
 import zmq
 
-from minisgl.core import EngineSpec, Finished, SamplingParams
+from minisgl.core import EngineSpec, Finished, InvalidRequestError, SamplingParams
 from minisgl.message import (
+    ID_BYTES,
     Abort,
     Accepted,
     Addresses,
@@ -37,6 +38,7 @@ from minisgl.message import (
     Submit,
     TokenizeReply,
     TokenizeRequest,
+    TokensPrompt,
 )
 from minisgl.server.errors import ApiError
 
@@ -146,8 +148,7 @@ class Dispatcher:
 
         It is limited by the model, and by the KV pool: the KV of a request's last token is never stored.
         """
-        spec = self.spec
-        return 0 if spec is None else min(spec.max_seq_len, spec.num_pages * spec.page_size + 1)
+        return 0 if self.spec is None else self.spec.max_tokens_per_request
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -168,9 +169,17 @@ class Dispatcher:
         """Send ``params.n`` requests for each prompt to a tokenizer, and return the stream of their replies.
 
         The stream has the first prompt's ``n`` requests first, then the second prompt's, and so on. See `Submit` for
-        ``max_tokens_from_context`` and ``request_id``. Raise `ApiError` (503) if the server accepts no new request.
+        ``max_tokens_from_context`` and ``request_id``. Raise `ApiError` (503) if the server accepts no new request, and
+        `ApiError` (400) for a prompt of too many token ids, before it is sent to another process.
         """
         self.check_open(len(prompts) * params.n)
+        assert self.spec is not None
+        for prompt in prompts:
+            if isinstance(prompt, TokensPrompt):
+                try:
+                    self.spec.check_length(len(prompt.ids) // ID_BYTES, params.max_tokens)
+                except InvalidRequestError as error:
+                    raise ApiError.from_invalid(error) from None
         uids = [next(self._uids) for _ in range(len(prompts) * params.n)]
         # Encode every message before a request is registered: a value that can't be encoded leaves no open request.
         messages = [

@@ -207,10 +207,16 @@ class SchedulerLoop:
 
     def _add(self, message: Schedule) -> None:
         prompt_ids = unpack_ids(message.prompt_ids)
-        try:
-            self._scheduler.add_request(message.uid, prompt_ids, message.params)
-        except InvalidRequestError as error:
-            self._to_api(Replies([Delta(message.uid, finish=refusal(message.uid, error))]))
-        else:
-            tail = prompt_ids if message.params.prompt_logprobs is not None else prompt_ids[-PROMPT_TAIL_TOKENS:]
-            self._new_requests.append(NewRequest(message.uid, tail.tolist(), message.params))
+        prompt_ids.flags.writeable = False  # the requests share it
+        refused = []
+        for i, uid in enumerate(message.uids):
+            params = message.params.of_choice(i)
+            try:
+                self._scheduler.add_request(uid, prompt_ids, params)
+            except InvalidRequestError as error:
+                refused.append(Delta(uid, finish=refusal(uid, error)))
+            else:
+                tail = prompt_ids if params.prompt_logprobs is not None else prompt_ids[-PROMPT_TAIL_TOKENS:]
+                self._new_requests.append(NewRequest(uid, tail.tolist(), params))
+        if refused:
+            self._to_api(Replies(refused))

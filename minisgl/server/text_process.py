@@ -12,8 +12,9 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from minisgl.core import Finished, InvalidRequestError, SamplingParams
+from minisgl.core import Finished, InvalidRequestError
 from minisgl.message import (
+    ID_BYTES,
     Abort,
     Addresses,
     ChatPrompt,
@@ -46,6 +47,11 @@ from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+MAX_CHARS_PER_TOKEN = 16
+"""The largest number of characters of a text for each token that the server allows for a request."""
+BEGIN_CHARS_PER_TOKEN = 8
+"""The same for the beginning of a text, which is tokenized first: most texts that are too long end there."""
 
 
 def run_text_process(
@@ -158,17 +164,16 @@ class TextWorker:
             )
         ids = self._ids(message.prompt)
         if message.max_tokens_from_context:
-            left = self._limits.max_seq_len - len(ids) // 4
+            left = self._limits.max_seq_len - len(ids) // ID_BYTES
             if left < 1:
                 raise InvalidRequestError(
                     "prompt",
-                    f"The prompt has {len(ids) // 4} tokens. With one output token that is more than the "
+                    f"The prompt has {len(ids) // ID_BYTES} tokens. With one output token that is more than the "
                     f"{self._limits.max_seq_len} tokens that this server allows for a request.",
                     "context_length_exceeded",
                 )
             params = msgspec.structs.replace(params, max_tokens=left)
-        for i, uid in enumerate(message.uids):
-            self._to_scheduler(Schedule(uid, ids, _choice(params, i)))
+        self._to_scheduler(Schedule(message.uids, ids, params))
 
     def _tokenize(self, message: TokenizeRequest) -> Message:
         ids = self._ids(message.prompt, empty=True)
@@ -203,15 +208,25 @@ class TextWorker:
         return ids
 
     def _check_length(self, tokenizer: Tokenizer, text: str) -> None:
-        """Raise `InvalidRequestError` for a text whose length shows that it has more tokens than `Limits.max_seq_len`.
+        """Raise `InvalidRequestError` for a text that is too long to be tokenized, or whose beginning is too long.
 
-        It is not tokenized, because tokenizing a very long text would delay all other requests.
+        Tokenizing a very long text would delay all other requests: 1 MiB takes about a second.
         """
-        if len(text) > tokenizer.max_token_chars * self._limits.max_seq_len:
+        limit = self._limits.max_seq_len
+        most = min(tokenizer.max_token_chars, MAX_CHARS_PER_TOKEN) * limit
+        if len(text) > most:
             raise InvalidRequestError(
                 "prompt",
-                f"The prompt has {len(text)} characters. Even with the longest tokens of this model's vocabulary that "
-                f"is more than the {self._limits.max_seq_len} tokens that this server allows for a request.",
+                f"The prompt has {len(text)} characters. This server tokenizes at most {most}, for the {limit} tokens "
+                "that it allows for a request; a plain prompt may be sent as token ids.",
+                "context_length_exceeded",
+            )
+        begin = text[: BEGIN_CHARS_PER_TOKEN * limit]
+        if len(begin) < len(text) and tokenizer.min_num_tokens(begin) > limit:
+            raise InvalidRequestError(
+                "prompt",
+                f"The first {len(begin)} characters of the prompt have more than the {limit} tokens that this server "
+                "allows for a request.",
                 "context_length_exceeded",
             )
 
@@ -237,14 +252,3 @@ class TextWorker:
             reply = failed(Finished(uid, "error", error=f"The tokenizer failed: {type(error).__name__}: {error}"))
         if reply is not None:
             self._to_api(reply)
-
-
-def _choice(params: SamplingParams, index: int) -> SamplingParams:
-    """Return the sampling parameters of one of a prompt's ``n`` choices: choice ``index`` samples with seed + index.
-
-    The choices have one prompt, so only the first of them reports its log-probabilities.
-    """
-    if index == 0:
-        return params
-    seed = None if params.seed is None else (params.seed + index + 2**63) % 2**64 - 2**63
-    return msgspec.structs.replace(params, seed=seed, prompt_logprobs=None)

@@ -150,12 +150,20 @@ class ClientText:
         text, marked = chat.text, chat.marked
         if marked is None or self._ids.isdisjoint(ids):
             return ids
-        spans = (encoding.token_to_chars(i) or (0, len(text)) for i, token in enumerate(ids) if token in self._ids)
-        if all(text[start:end] == marked[start:end] for start, end in spans):
+        tokens = self._tokens(encoding)
+        written = [(start, end, i) for start, end, i in tokens if text[start:end] == marked[start:end]]
+        if len(written) == len(tokens):
             return ids
-        encoding = self._raw.encode(marked, add_special_tokens=False)
-        written = [(*span, i) for span, i in zip(encoding.offsets, encoding.ids, strict=True) if i in self._ids]
+        forged = [(text[a:b].strip(), marked[a:b].strip()) for a, b, _ in tokens if text[a:b] != marked[a:b]]
+        # A forged token that begins or ends outside the client's string may hide one that the template wrote.
+        if any(its[0] == its_marked[0] or its[-1] == its_marked[-1] for its, its_marked in forged):
+            written = self._tokens(self._raw.encode(marked, add_special_tokens=False))
         return self._encode_parts(text, written)
+
+    def _tokens(self, encoding: tokenizers.Encoding) -> list[tuple[int, int, int]]:
+        """Return the protected tokens of an encoded text: first character, end, token id."""
+        found = ((i, token) for i, token in enumerate(encoding.ids) if token in self._ids)
+        return [(*(encoding.token_to_chars(i) or (0, 0)), token) for i, token in found]
 
     def _encode_parts(self, text: str, tokens: Sequence[tuple[int, int, int]]) -> list[int]:
         """Return the ids of a text of which only ``tokens`` are protected tokens: first character, end, token id."""

@@ -89,6 +89,16 @@ class Tokenizer:
         """Return the token ids of a text. ``add_special_tokens`` lets the post-processor add special tokens (BOS)."""
         return self.raw.encode(text, add_special_tokens=add_special_tokens).ids
 
+    def min_num_tokens(self, begin: str) -> int:
+        """Return a number of tokens that every text has that begins with ``begin``.
+
+        It is the number of tokens before the last word of ``begin``, less some for a special token that ``begin`` may
+        cut in two. It is at most 0 for a tokenizer that has no words.
+        """
+        words = self.raw.encode(begin, add_special_tokens=False).word_ids
+        last = words[-1] if words else None
+        return sum(word != last for word in words) - max(map(len, self._added.values()), default=0)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

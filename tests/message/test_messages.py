@@ -62,7 +62,7 @@ ALL: list[Message] = [
     Limits(2048, 151_936),
     TokenizeRequest(3, TextPrompt("x"), return_token_strs=True),
     DetokenizeRequest(4, pack_ids([5])),
-    Schedule(5, pack_ids([6, 7]), PARAMS),
+    Schedule([5, 6], pack_ids([6, 7]), PARAMS),
     GetStats(6),
     Stop(),
     Ping(),

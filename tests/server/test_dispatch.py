@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import zmq
 
-from minisgl.core import EngineSpec, Finished, SamplingParams
+from minisgl.core import EngineSpec, Finished, InvalidRequestError, SamplingParams
 from minisgl.message import (
     Abort,
     Accepted,
@@ -23,7 +23,9 @@ from minisgl.message import (
     Stop,
     Submit,
     TextPrompt,
+    TokensPrompt,
 )
+from minisgl.scheduler.check_request import check_request
 from minisgl.server.dispatch import Dispatcher, Stream
 from minisgl.server.errors import ApiError
 
@@ -232,3 +234,25 @@ def test_many_replies_do_not_starve_the_event_loop() -> None:
         assert len(events) == 5001
 
     with_fake_server(test)
+
+
+@pytest.mark.parametrize(
+    ("length", "max_tokens", "field"),
+    [(0, 1, "prompt"), (41, 1, "prompt"), (40, 2, "max_tokens"), (500_000, 1, "prompt")],
+)
+def test_promise_2_prompt_of_too_many_ids_is_not_sent(length: int, max_tokens: int, field: str) -> None:
+    """A prompt that the engine can't hold is refused before it, or one beside it, is sent to a tokenizer."""
+
+    async def test(server: FakeServer) -> None:
+        prompts = [TokensPrompt(bytes(4 * 40)), TokensPrompt(bytes(4 * length))]
+        with pytest.raises(ApiError) as error:
+            server.dispatcher.submit(prompts, SamplingParams(n=2, max_tokens=max_tokens), max_tokens_from_context=False)
+        assert (error.value.status, error.value.param) == (400, field)
+        with pytest.raises(InvalidRequestError) as refused:
+            check_request(SPEC, 1, [0] * length, SamplingParams(max_tokens=max_tokens))
+        assert (refused.value.message, refused.value.code) == (error.value.message, error.value.code)
+        assert server.dispatcher.num_open == 0
+        await asyncio.to_thread(server.tokenizers[0].receive)  # the limits
+        assert not server.tokenizers[0].wait(0.05)
+
+    with_fake_server(test, tokenizers=1)

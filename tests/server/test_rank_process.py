@@ -1,4 +1,4 @@
-"""Tests of the loop of rank 0's process while no request is open."""
+"""Tests of the loop of rank 0's process: while no request is open, and when the choices of a prompt arrive."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from minisgl.core import Output
-from minisgl.message import GetStats, Message, Stop
+from minisgl.core import I32, InvalidRequestError, Output, SamplingParams
+from minisgl.message import Accepted, GetStats, Message, Replies, Schedule, Stop, pack_ids
 from minisgl.server import rank_process
 from minisgl.server.rank_process import SchedulerLoop
 
@@ -77,3 +77,34 @@ def test_heap_is_trimmed_once_after_work(
     )
     loop.run()
     assert len(calls) == trims
+
+
+class Recorder(OneStepPerMessage):
+    """A scheduler that keeps the requests that are added, and refuses those with the uid 7."""
+
+    def __init__(self) -> None:
+        self.added: list[tuple[int, I32, SamplingParams]] = []
+
+    def add_request(self, uid: int, prompt_ids: I32, params: SamplingParams) -> None:
+        if uid == 7:
+            raise InvalidRequestError("prompt", "no")
+        self.added.append((uid, prompt_ids, params))
+
+
+def test_choices_share_the_prompt() -> None:
+    """The choices of a prompt are one array in rank 0's process; each has its own seed, and is refused alone."""
+    scheduler, sent = Recorder(), []
+    params = SamplingParams(n=3, seed=5, prompt_logprobs=1)
+    loop = SchedulerLoop(
+        scheduler,  # type: ignore[arg-type]
+        Inbox([Schedule([6, 7, 8], pack_ids([1, 2, 3]), params), Stop()]),  # type: ignore[arg-type]
+        to_api=sent.append,
+        to_detokenizer=sent.append,
+        metrics=list,
+        heartbeat=Beats(),  # type: ignore[arg-type]
+    )
+    loop.run()
+    assert [(uid, p.seed, p.prompt_logprobs) for uid, _, p in scheduler.added] == [(6, 5, 1), (8, 7, None)]
+    assert scheduler.added[0][1] is scheduler.added[1][1]
+    assert [delta.uid for message in sent if isinstance(message, Replies) for delta in message.deltas] == [7]
+    assert [message.uids for message in sent if isinstance(message, Accepted)] == [[6, 8]]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from minisgl.core import Finished, Output, SamplingParams
 from minisgl.message import (
@@ -30,7 +33,7 @@ from minisgl.message import (
     pack_ids,
     unpack_ids,
 )
-from minisgl.server.text_process import TextWorker
+from minisgl.server.text_process import BEGIN_CHARS_PER_TOKEN, MAX_CHARS_PER_TOKEN, TextWorker
 from minisgl.tokenizer import Tokenizer
 from minisgl.utils.log import JsonFormatter
 
@@ -66,17 +69,16 @@ def test_prompt_types_are_scheduled(harness: Harness, tokenizer: Tokenizer) -> N
     want = {1: tokenizer.encode("Hello"), 2: [4, 5], 3: tokenizer.chat(messages)}
     for uid, prompt in ((1, TextPrompt("Hello")), (2, TokensPrompt(pack_ids([4, 5]))), (3, ChatPrompt(messages))):
         harness.worker.handle(Submit([uid], prompt, SamplingParams()))
-    got = {m.uid: unpack_ids(m.prompt_ids).tolist() for m in harness.scheduler if isinstance(m, Schedule)}
+    got = {m.uids[0]: unpack_ids(m.prompt_ids).tolist() for m in harness.scheduler if isinstance(m, Schedule)}
     assert got == want
     assert harness.api == []
 
 
-def test_seed_of_each_choice(harness: Harness) -> None:
+def test_seed_of_each_choice() -> None:
     """Choice i samples with seed + i, and the sum wraps around at 64 bits."""
-    harness.worker.handle(Submit([1, 2, 3], TextPrompt("x"), SamplingParams(n=3, seed=2**63 - 2)))
-    assert [m.params.seed for m in harness.scheduler if isinstance(m, Schedule)] == [2**63 - 2, 2**63 - 1, -(2**63)]
-    harness.worker.handle(Submit([4, 5], TextPrompt("x"), SamplingParams(n=2)))
-    assert [m.params.seed for m in harness.scheduler[3:] if isinstance(m, Schedule)] == [None, None]
+    params = SamplingParams(n=3, seed=2**63 - 2)
+    assert [params.of_choice(i).seed for i in range(3)] == [2**63 - 2, 2**63 - 1, -(2**63)]
+    assert [SamplingParams(n=2).of_choice(i).seed for i in range(2)] == [None, None]
 
 
 def test_max_tokens_from_context(harness: Harness, tokenizer: Tokenizer) -> None:
@@ -127,9 +129,8 @@ def test_promise_2_too_long_text_is_not_tokenized(
     harness: Harness, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text that has too many characters for the context is refused without tokenizing it."""
-    longest = max(len(tokenizer.decode([i], False)) for i in range(tokenizer.vocab_size))
-    assert tokenizer.max_token_chars >= longest
-    text = "a" * (tokenizer.max_token_chars * 64)
+    most = min(tokenizer.max_token_chars, MAX_CHARS_PER_TOKEN)
+    text = "a" * (most * 64)  # one word: its beginning does not show how many tokens it has
     harness.worker.handle(Submit([1], TextPrompt(text), SamplingParams()))
     assert len(harness.scheduler) == 1  # the text may fit: the scheduler checks the number of its tokens
     monkeypatch.setattr(Tokenizer, "encode", lambda *_: 1 / 0)
@@ -138,6 +139,48 @@ def test_promise_2_too_long_text_is_not_tokenized(
     assert [(end.uid, end.status, end.code) for end in harness.ends()] == [
         (uid, 400, "context_length_exceeded") for uid in (2, 3)
     ]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_promise_2_beginning_of_a_long_text(
+    harness: Harness, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, chat: bool
+) -> None:
+    """Of a long text, only a beginning is tokenized if that has too many tokens already."""
+    raw, sizes = tokenizer.raw, []
+
+    class Counted:
+        def encode(self, text: str, **options: Any) -> Any:
+            sizes.append(len(text))
+            return raw.encode(text, **options)
+
+    monkeypatch.setattr(tokenizer, "raw", Counted())
+    monkeypatch.setattr(tokenizer, "max_token_chars", MAX_CHARS_PER_TOKEN)
+    text = "a b " * (BEGIN_CHARS_PER_TOKEN * 64 // 4 + 5)
+    harness.worker.handle(Submit([1], ask(text, chat), SamplingParams()))
+    (end,) = harness.ends()
+    assert (end.status, end.field, end.code) == (400, "prompt", "context_length_exceeded")
+    assert sizes == [BEGIN_CHARS_PER_TOKEN * 64]
+
+
+def ask(text: str, chat: bool) -> TextPrompt | ChatPrompt:
+    return ChatPrompt([{"role": "user", "content": text}]) if chat else TextPrompt(text)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(st.sampled_from("ab <>|end\n"), max_size=60), st.integers(0, 60))
+def test_min_num_tokens(tokenizer: Tokenizer, text: str, cut: int) -> None:
+    """No text has fewer tokens than its beginning promises."""
+    assert tokenizer.min_num_tokens("x" + text[:cut]) <= len(tokenizer.encode("x" + text, False))
+
+
+def test_choices_share_one_message(harness: Harness) -> None:
+    """A prompt with 128 choices is sent to the scheduler once: its size does not depend on ``n``."""
+    prompt = TokensPrompt(pack_ids([5] * 60))
+    harness.worker.handle(Submit(list(range(128)), prompt, SamplingParams(n=128, max_tokens=1)))
+    (message,) = harness.scheduler
+    assert isinstance(message, Schedule)
+    assert message.uids == list(range(128))
+    assert len(message.encode()) < 4 * 60 + 128 * 5 + 200
 
 
 def test_abort_follows_its_request(harness: Harness) -> None:
@@ -198,7 +241,9 @@ def test_prompt_logprobs(harness: Harness, tokenizer: Tokenizer) -> None:
     params = SamplingParams(prompt_logprobs=2, n=2, seed=1)
     prompt = tokenizer.encode("wxyz", add_special_tokens=False)
     harness.worker.handle(Submit([5, 6], TokensPrompt(pack_ids(prompt)), params))
-    scheduled = [message.params for message in harness.scheduler if isinstance(message, Schedule)]
+    (message,) = harness.scheduler
+    assert isinstance(message, Schedule)
+    scheduled = [message.params.of_choice(i) for i in range(2)]
     assert [p.prompt_logprobs for p in scheduled] == [2, None]
     new = [NewRequest(5, prompt, scheduled[0]), NewRequest(6, prompt, scheduled[1])]
     w, x, y, z = prompt
