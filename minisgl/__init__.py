@@ -1,7 +1,8 @@
 """minisgl: an LLM serving engine for learning how LLM serving works.
 
 Importing this package does not import torch, because the API server and the tokenizer processes import it too. ``LLM``,
-which needs torch, is imported at its first use.
+which needs torch, is imported at its first use. The import sets the environment variable ``OMP_WAIT_POLICY`` for torch,
+unless the user has set it: see `minisgl.utils.openmp`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from minisgl.core import SamplingParams
 from minisgl.hooks import hookimpl
+from minisgl.utils import openmp as _openmp  # noqa: F401 - sets an environment variable for torch
 from minisgl.utils.version import __version__
 
 if TYPE_CHECKING:

@@ -17,16 +17,19 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import msgspec
+import torch
 from tqdm import tqdm
 
 from minisgl.core import I32, EngineDeadError, FinishReason, InvalidRequestError, Logprobs, Output, SamplingParams
 from minisgl.engine.followers import start_engine
+from minisgl.engine.setup import resolve_device
 from minisgl.models.resolve import resolve_model
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.tokenizer import Tokenizer
+from minisgl.utils.openmp import THREADS_SPIN
 
 __all__ = ["LLM", "Choice", "RequestOutput"]
 
@@ -126,6 +129,12 @@ class LLM:
         except BaseException:
             self.engine.close()
             raise
+        if THREADS_SPIN and resolve_device(self.config, 0).type == "cpu" and torch.get_num_threads() > 1:
+            log.warning(
+                "torch was imported before minisgl, so its threads spin while they wait for each other: where other "
+                "programs use the CPU too, this LLM can be several times slower. Import minisgl before torch, or set "
+                "OMP_WAIT_POLICY=PASSIVE in the environment of Python."
+            )
 
     def __enter__(self) -> LLM:
         return self

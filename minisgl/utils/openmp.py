@@ -1,0 +1,26 @@
+"""How OpenMP threads wait for each other: passively, so that a busy CPU does not slow the engine down.
+
+If the model runs on the CPU, torch's OpenMP threads spin by default while they wait. Where other programs need the
+cores too, a step then takes several times as long. Passive waiting has no measurable cost on idle cores. The OpenMP
+runtime reads the environment once, when torch is imported, and GNU's has no function that changes the policy later.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+POLICY = "OMP_WAIT_POLICY"
+_SETTINGS = (POLICY, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+
+
+def _wait_passively() -> bool:
+    """Ask for passive waiting, unless the user has set how to wait. Return whether torch may have been too early."""
+    if any(name in os.environ for name in _SETTINGS):
+        return False
+    os.environ[POLICY] = "PASSIVE"  # the processes of other ranks inherit it
+    return "torch" in sys.modules
+
+
+THREADS_SPIN = _wait_passively()
+"""Whether torch was imported before minisgl, without a setting of how its threads wait: then they spin."""
