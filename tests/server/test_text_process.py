@@ -154,7 +154,7 @@ def test_promise_2_beginning_of_a_long_text(
             return raw.encode(text, **options)
 
     monkeypatch.setattr(tokenizer, "raw", Counted())
-    monkeypatch.setattr(tokenizer, "max_token_chars", MAX_CHARS_PER_TOKEN)
+    monkeypatch.setitem(tokenizer.__dict__, "max_token_chars", MAX_CHARS_PER_TOKEN)
     text = "a b " * (BEGIN_CHARS_PER_TOKEN * 64 // 4 + 5)
     harness.worker.handle(Submit([1], ask(text, chat), SamplingParams()))
     (end,) = harness.ends()
