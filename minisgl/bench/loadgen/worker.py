@@ -1,0 +1,265 @@
+"""One client process: an event loop that sends its share of the requests and records the responses.
+
+The process imports no torch. It talks to `minisgl.bench.loadgen.run` over a pipe: it reports that it is ready, waits
+for the start time, reports its progress, and at the end returns its records and how busy it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from multiprocessing.connection import Connection as Pipe
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minisgl.bench.loadgen.completion import RequestRecord, StreamReader, Template
+from minisgl.bench.loadgen.http import HttpClient, RequestError, ServerAddress
+from minisgl.bench.loadgen.prompts import PromptFactory, Workload
+from minisgl.bench.loadgen.traces import TraceRequest
+
+AHEAD_BYTES = 64 * 2**20
+"""Size of the request bodies that a process builds ahead of time."""
+LAG_INTERVAL = 0.02
+"""Seconds between two measurements of the event loop's lag."""
+REPORT_INTERVAL = 0.2
+"""Seconds between two reports of progress."""
+WARMUP_INDEX = 2**40
+"""Index of the first warm-up request. No measured request has an index this large."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The share of one client process. It sends the requests ``first``, ``first + step``, … below ``total``.
+
+    - ``due``: seconds from the start at which each of its requests is sent; None in a closed loop of ``clients``.
+    - ``total``: None if only ``duration`` ends the closed loop.
+    """
+
+    address: ServerAddress
+    template: Template
+    workload: Workload
+    prompts: PromptFactory
+    first: int
+    step: int
+    total: int | None
+    due: NDArray[np.float64] | None
+    clients: int
+    duration: float | None
+    warmup: int
+    timeout: float
+    keep_text: bool = False
+
+    def indices(self) -> Iterator[int]:
+        """Yield the indices of the requests of this process."""
+        return count(self.first, self.step) if self.total is None else iter(range(self.first, self.total, self.step))
+
+
+@dataclass
+class WorkerResult:
+    """What one client process measured. ``lags`` are seconds by which its event loop woke up late."""
+
+    records: list[RequestRecord] = field(default_factory=list)
+    lags: list[float] = field(default_factory=list)
+    cpu_seconds: float = 0.0
+    wall_seconds: float = 0.0
+
+
+class BodyQueue:
+    """The bodies of the next requests, built ahead so that building takes no time when a request is due."""
+
+    def __init__(self, plan: Plan):
+        self._plan, self._indices = plan, plan.indices()
+        self._ahead: deque[tuple[int, TraceRequest, bytes]] = deque()
+        self._bytes = 0
+        limit = 4 * plan.clients if plan.total is None else None  # an endless loop has no last request
+        while self._bytes < AHEAD_BYTES and (limit is None or len(self._ahead) < limit):
+            if not self._build():
+                break
+
+    def _build(self) -> bool:
+        index = next(self._indices, None)
+        if index is None:
+            return False
+        plan, request = self._plan, self._plan.workload.request(index)
+        body = plan.template.body(index, plan.prompts.build(index, request), request.output_len)
+        self._ahead.append((index, request, body))
+        self._bytes += len(body)
+        return True
+
+    def take(self) -> tuple[int, TraceRequest, bytes] | None:
+        """Return the next request and its body, or None after the last."""
+        if not self._ahead and not self._build():
+            return None
+        entry = self._ahead.popleft()
+        self._bytes -= len(entry[2])
+        return entry
+
+    def refill(self) -> None:
+        """Build one more body, if there is room."""
+        if self._bytes < AHEAD_BYTES:
+            self._build()
+
+
+class Worker:
+    """The state of one client process."""
+
+    def __init__(self, plan: Plan, pipe: Pipe):
+        self.plan, self.pipe = plan, pipe
+        self.http = HttpClient(plan.address)
+        self.bodies = BodyQueue(plan)
+        self.result = WorkerResult()
+        self.finished: asyncio.Task[None] | None = None
+        self.started: asyncio.Future[float] | None = None
+
+    # ---- the life of the process -----------------------------------------------------------------------
+
+    async def main(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.started = loop.create_future()
+        loop.add_reader(self.pipe.fileno(), self._read_pipe)
+        self.finished = asyncio.create_task(self._warm_up_and_run())
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.finished
+        loop.remove_reader(self.pipe.fileno())
+        self.http.close()
+        self.pipe.send(("result", self.result))
+
+    def _read_pipe(self) -> None:
+        """Read the start time, or the order to stop. A closed pipe is an order to stop."""
+        try:
+            message = self.pipe.recv()
+        except (EOFError, OSError):
+            asyncio.get_running_loop().remove_reader(self.pipe.fileno())
+            message = None
+        if message is None:
+            assert self.finished is not None
+            self.finished.cancel()
+        elif self.started is not None and not self.started.done():
+            self.started.set_result(message)
+
+    async def _warm_up_and_run(self) -> None:
+        self.pipe.send(("ready", await self._warm_up()))
+        assert self.started is not None
+        start = await self.started
+        gc.collect()
+        gc.freeze()
+        await asyncio.sleep(max(0.0, start - time.perf_counter()))
+        helpers = [asyncio.create_task(self._measure_lag()), asyncio.create_task(self._report())]
+        cpu, wall = time.process_time(), time.perf_counter()
+        try:
+            await (self._closed_loop(start) if self.plan.due is None else self._open_loop(start))
+        finally:
+            self.result.cpu_seconds = time.process_time() - cpu
+            self.result.wall_seconds = time.perf_counter() - wall
+            for helper in helpers:
+                helper.cancel()
+
+    async def _warm_up(self) -> list[str]:
+        """Send the warm-up requests, all at once. Return the reasons of those that failed."""
+        plan = self.plan
+        prompts = PromptFactory(plan.prompts.vocabulary, plan.prompts.seed + 1, plan.prompts.shared)
+        calls = []
+        for i in range(plan.first, plan.warmup, plan.step):
+            like = plan.workload.request(i)
+            request = TraceRequest(None, like.input_len or 16, like.output_len)
+            index = WARMUP_INDEX + i
+            body = plan.template.body(index, prompts.build(index, request), request.output_len)
+            calls.append(self._send(index, request, body, None))
+        return [record.error for record in await asyncio.gather(*calls) if record.error]
+
+    # ---- sending ---------------------------------------------------------------------------------------
+
+    async def _open_loop(self, start: float) -> None:
+        """Send each request when it is due, whether or not earlier ones are complete."""
+        assert self.plan.due is not None
+        tasks = []
+        try:
+            for due in (start + self.plan.due).tolist():
+                entry = self.bodies.take()
+                assert entry is not None
+                wait = due - time.perf_counter()
+                if wait > 0:
+                    await asyncio.sleep(wait)
+                tasks.append(asyncio.create_task(self._send_and_record(*entry, due)))
+                await asyncio.sleep(0)  # the request is sent before the next body is built
+                self.bodies.refill()
+            await asyncio.gather(*tasks)
+        finally:
+            await _cancel(tasks)
+
+    async def _closed_loop(self, start: float) -> None:
+        """Let each client send its next request when its last one is complete."""
+        end = start + self.plan.duration if self.plan.duration is not None else float("inf")
+
+        async def client() -> None:
+            while time.perf_counter() < end and (entry := self.bodies.take()) is not None:
+                await self._send_and_record(*entry, None)
+                self.bodies.refill()
+
+        tasks = [asyncio.create_task(client()) for _ in range(self.plan.clients)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            await _cancel(tasks)
+
+    async def _send_and_record(self, index: int, request: TraceRequest, body: bytes, due: float | None) -> None:
+        record = await self._send(index, request, body, due)
+        self.result.records.append(record)
+        if record.interrupted:
+            raise asyncio.CancelledError
+
+    async def _send(self, index: int, request: TraceRequest, body: bytes, due: float | None) -> RequestRecord:
+        """Send one request and return its record. Does not raise: the record says why a request failed."""
+        record = RequestRecord(index, request.output_len, request.input_len, due)
+        reader = StreamReader(record, self.plan.template.ignore_eos, self.plan.keep_text)
+        record.start = time.perf_counter()
+        try:
+            async with asyncio.timeout(self.plan.timeout):
+                await self.http.post(self.plan.template.path, body, reader)
+            reader.finish()
+        except RequestError as error:
+            record.error = str(error)
+        except TimeoutError:
+            record.error = f"no complete response within timeout={self.plan.timeout:g} s"
+        except asyncio.CancelledError:
+            record.interrupted = True
+        record.end = time.perf_counter()
+        return record
+
+    # ---- what is measured beside the requests ----------------------------------------------------------
+
+    async def _measure_lag(self) -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(LAG_INTERVAL)
+            self.result.lags.append(time.perf_counter() - before - LAG_INTERVAL)
+
+    async def _report(self) -> None:
+        sent = 0
+        while True:
+            await asyncio.sleep(REPORT_INTERVAL)
+            new, sent = self.result.records[sent:], len(self.result.records)
+            failed = sum(bool(record.error) for record in new)
+            self.pipe.send(("progress", (len(new), failed, sum(record.output_len for record in new))))
+
+
+async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def run_worker(plan: Plan, pipe: Pipe) -> None:
+    """Run one client process. Ctrl-C reaches the main process only, which then stops this one over the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        asyncio.run(Worker(plan, pipe).main())
