@@ -7,11 +7,13 @@ or of numbers of clients is a sweep. The report has the field names of ``vllm be
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from minisgl.bench.arguments import add_json, parse, writable
-from minisgl.bench.loadgen.measure import measure, title
+from minisgl.bench.loadgen.measure import measure
 from minisgl.bench.loadgen.options import OnlineOptions, ReplayOptions, describe, read_options
+from minisgl.bench.loadgen.plot import draw
 from minisgl.bench.loadgen.report import show, write_report
 from minisgl.options.compose import plain_errors
 
@@ -37,8 +39,14 @@ def run(name: str, doc: str, schema: type[OnlineOptions] | type[ReplayOptions], 
     args = parse(parser, argv)
     with plain_errors("minisgl.bench"):
         options = read_options(schema, args.options)
-        reports, _ = measure(options)
-    show(reports, title(reports))
-    write_report(args.json, reports)
-    if any(report["interrupted_run"] for report in reports):
+        try:
+            results = measure(options)
+        except KeyboardInterrupt:
+            print("minisgl.bench: stopped before the first measurement.", file=sys.stderr)
+            raise SystemExit(INTERRUPTED) from None
+    show(results.reports, results.title)
+    write_report(args.json, results.reports, results.sweep)
+    if args.svg is not None:
+        args.svg.write_text(draw(results) + "\n", encoding="utf-8")
+    if results.interrupted:
         raise SystemExit(INTERRUPTED)

@@ -6,6 +6,7 @@ an event with several tokens counts once. An event that only opens a chat messag
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,11 +150,10 @@ class StreamReader:
         try:
             event = _decode(data)
         except msgspec.MsgspecError as error:
-            raise_later = f"an event of the stream cannot be read: {error}"
-            self._record.error = self._record.error or raise_later[:MAX_REASON]
+            self._fail(f"an event of the stream cannot be read: {error}")
             return
         if event.error is not None:
-            self._record.error = self._record.error or f"error in the stream: {_message(event.error)}"[:MAX_REASON]
+            self._fail(f"error in the stream: {_message(event.error)}")
         for choice in event.choices[:1]:
             self._finished |= choice.finish_reason is not None
             if not _opens_message(choice):
@@ -162,6 +162,10 @@ class StreamReader:
                 self._record.text += choice.text or (choice.delta.content if choice.delta else "") or ""
         if event.usage is not None:
             self._read_usage(event.usage)
+
+    def _fail(self, reason: str) -> None:
+        """Record the first reason for which the stream is a failure."""
+        self._record.error = self._record.error or reason[:MAX_REASON]
 
     def _read_usage(self, usage: _Usage) -> None:
         self._has_usage = usage.completion_tokens is not None
@@ -173,6 +177,8 @@ class StreamReader:
     def finish(self) -> None:
         """Check the complete response. Raise `RequestError` if it is a failure; set ``wrong`` of the record."""
         record = self._record
+        if self._status == 200 and self._rest.startswith(b"data:"):  # a last line without a line break
+            self._event(self._rest[5:].strip(), time.perf_counter())
         if self._status != 200:
             raise RequestError(f"HTTP {self._status}: {_reason(self._rest)}"[:MAX_REASON])
         if record.error:

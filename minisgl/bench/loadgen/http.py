@@ -166,6 +166,7 @@ class HttpClient:
     def __init__(self, address: ServerAddress):
         self.address = address
         self._idle: list[Connection] = []
+        self._network_address: str | None = None
         self._tls = ssl.create_default_context() if address.tls else None
 
     async def post(self, path: str, body: bytes, reader: BodyReader) -> None:
@@ -191,11 +192,19 @@ class HttpClient:
         return None
 
     async def _connect(self) -> Connection:
+        """Open a connection. Later connections use the network address of the first, without a name look-up."""
         loop, address = asyncio.get_running_loop(), self.address
         try:
-            _, connection = await loop.create_connection(Connection, address.host, address.port, ssl=self._tls)
+            transport, connection = await loop.create_connection(
+                Connection,
+                self._network_address or address.host,
+                address.port,
+                ssl=self._tls,
+                server_hostname=address.host if self._tls else None,
+            )
         except OSError as error:
             raise RequestError(f"no connection: {error.strerror or error}") from error
+        self._network_address = transport.get_extra_info("peername")[0]
         return connection
 
     async def _post_on(self, connection: Connection, path: str, body: bytes, reader: BodyReader) -> None:

@@ -9,8 +9,7 @@ import platform
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,36 +59,55 @@ class Point:
     """The fields of the report that describe the load."""
 
 
-def measure(options: OnlineOptions | ReplayOptions) -> tuple[list[dict[str, Any]], list[list[RequestRecord]]]:
-    """Measure every point of a sweep. Return the report and the records of each point.
+@dataclass
+class Results:
+    """What was measured: one report and the records of its requests for each point of a sweep.
 
-    Ctrl-C ends the sweep; the last report then holds what was measured until then.
+    ``interrupted``: Ctrl-C ended the sweep, in its last point or after it.
     """
+
+    sweep: bool
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    records: list[list[RequestRecord]] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def title(self) -> str:
+        """The title of a table or a plot."""
+        return f"{self.reports[0]['model_id']} at {self.reports[0]['options']['url']}"
+
+
+def measure(options: OnlineOptions | ReplayOptions) -> Results:
+    """Measure every point of a sweep. Raise KeyboardInterrupt after Ctrl-C only if nothing was measured."""
+    target, requests = find_target(options)
+    results = Results(len(options.points) > 1)
+    try:
+        for number, value in enumerate(options.points):
+            point = _point(options, value, requests)
+            measured = run_point(options, target, point, number)
+            results.reports.append(_report(options, target, point, measured))
+            results.records.append(measured.records)
+            if measured.interrupted:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        if not results.reports:
+            raise
+        results.interrupted = True
+    return results
+
+
+def find_target(options: OnlineOptions | ReplayOptions) -> tuple[Target, list[TraceRequest] | None]:
+    """Return the server to measure, and the requests of the trace if one is given. Raise `ConfigError`."""
     address = ServerAddress.parse(options.url, options.api_key or os.environ.get("OPENAI_API_KEY"))
     model, max_len = options.model, options.max_len
     if model is None:
         model, found_len = ask_model(address)
         max_len = max_len or found_len
     tokenizer = find_tokenizer(options.tokenizer, model)
-    target = Target(
-        address, model, max_len, vocabulary(tokenizer, options.vocab_size, options.text_prompts),
-        (options.tokenizer or model) if tokenizer is not None else None,
-        time.time_ns() if options.new_prompts else 0,
-    )  # fmt: skip
-    requests = _trace_requests(options, tokenizer, target) if options.trace else None
-    reports, records = [], []
-    for number, value in enumerate(options.points):
-        point = _online_point(options, value, requests) if isinstance(options, OnlineOptions) else None
-        if isinstance(options, ReplayOptions):
-            assert requests is not None
-            point = _replay_point(options, value, requests)
-        assert point is not None
-        measured = run_point(options, target, point, number)
-        reports.append(_report(options, target, point, measured))
-        records.append(measured.records)
-        if measured.interrupted:
-            break
-    return reports, records
+    words = vocabulary(tokenizer, options.vocab_size, options.text_prompts)
+    tokenizer_id = None if tokenizer is None else options.tokenizer or model
+    target = Target(address, model, max_len, words, tokenizer_id, time.time_ns() if options.new_prompts else 0)
+    return target, _trace_requests(options, tokenizer, target) if options.trace else None
 
 
 def ask_model(address: ServerAddress) -> tuple[str, int | None]:
@@ -127,6 +145,13 @@ def _trace_requests(options: OnlineOptions | ReplayOptions, tokenizer: Any, targ
     if not found:
         raise ConfigError(f"trace={options.trace}: no request is left.")
     return found
+
+
+def _point(options: OnlineOptions | ReplayOptions, value: float, requests: list[TraceRequest] | None) -> Point:
+    if isinstance(options, OnlineOptions):
+        return _online_point(options, value, requests)
+    assert requests is not None
+    return _replay_point(options, value, requests)
 
 
 def _online_point(options: OnlineOptions, value: float, requests: list[TraceRequest] | None) -> Point:
@@ -176,13 +201,12 @@ def plans(options: LoadOptions, target: Target, point: Point, number: int) -> li
     """Return the plan of each client process: request ``i`` belongs to process ``i`` modulo their number."""
     seed = options.seed + SEED_STEP * number
     processes = min(options.processes or default_processes(), point.clients)
-    workload = replace(point.workload, seed=seed) if isinstance(point.workload, RandomWorkload) else point.workload
     shared = options.shared if isinstance(options, OnlineOptions) and not options.trace else 0
     template = Template(options.chat, target.model, options.temperature, options.ignore_eos, seed)
     return [
         Plan(
-            target.address, template, workload, PromptFactory(target.vocabulary, seed + target.salt, shared),
-            first=i, step=processes, total=workload.count,
+            target.address, template, point.workload, PromptFactory(target.vocabulary, seed + target.salt, shared),
+            first=i, step=processes, total=point.workload.count,
             due=None if point.due is None else point.due[i::processes],
             clients=len(range(i, point.clients, processes)),
             duration=options.duration if point.due is None else None,
@@ -221,13 +245,9 @@ def _report(options: LoadOptions, target: Target, point: Point, measured: Measur
         **found,
         **(metrics.details(measured.records) if options.detailed else {}),
         "interrupted_run": measured.interrupted,
+        "warmup_failures": metrics.counted(measured.warmup_errors),
         "goodput_limits": options.limits,
         "client": load.plain(),
         "options": plain,
         "client_machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "minisgl": __version__},
     }
-
-
-def title(reports: Sequence[dict[str, Any]]) -> str:
-    """Return the title of a table or a plot."""
-    return f"{reports[0]['model_id']} at {reports[0]['options']['url']}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from textwrap import fill
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -58,8 +59,8 @@ class LoadOptions:
     seed: int = 0
     """Random seed of lengths, prompts and arrival times."""
     new_prompts: bool = True
-    """Whether random prompts differ from those of every earlier run, so that a server that is measured twice has none of
-    them in its cache. With ``false``, they depend on ``seed`` only. Lengths and arrival times always do."""
+    """Whether random prompts differ from those of every earlier run, so that a server that is measured twice has none
+    of them in its cache. With ``false``, they depend on ``seed`` only. Lengths and arrival times always do."""
     goodput: str = ""
     """Limits in milliseconds that a request must keep to count as good, such as ``ttft:200,tpot:50``. Metrics: ttft,
     tpot, e2el."""
@@ -111,7 +112,7 @@ class LoadOptions:
             value = getattr(self, key)
             _need(value is None or 0 < value < math.inf, key, value, "be a number of seconds above 0")
         _need(self.warmup >= 0, "warmup", self.warmup, "be at least 0")
-        _need(0 <= self.seed < 2**63, "seed", self.seed, "be an integer from 0 to 2**63 - 1")
+        _need(0 <= self.seed < 2**32, "seed", self.seed, "be an integer from 0 to 2**32 - 1")
         _need(0 <= self.temperature < math.inf, "temperature", self.temperature, "be at least 0")
 
 
@@ -245,10 +246,13 @@ def _need(ok: bool, key: str, value: Any, what: str) -> None:
 
 def describe(schema: type) -> str:
     """Return the description of every option of a dataclass, for ``--help``."""
-    lines = ["options:"]
+    lines = ["options, with their defaults:"]
     for option in options_of(schema):
-        default = "" if option.default is None else f" (default {option.default_text})"
-        lines += [f"  {option.key}={'…'}{default}", f"      {option.help}"]
-    lines.append("workloads (bench online):")
-    lines += [f"  workload={name}: {' '.join(f'{k}={v}' for k, v in values.items())}" for name, values in NAMED.items()]
+        default = "" if option.default is None else option.default_text
+        lines.append(f"  {option.key}={default}")
+        lines.append(fill(option.help, 110, initial_indent="      ", subsequent_indent="      "))
+    if "workload" in {field.name for field in fields(schema)}:
+        lines.append("workloads:")
+        for name, values in NAMED.items():
+            lines.append(f"  workload={name}: {' '.join(f'{key}={value}' for key, value in values.items())}")
     return "\n".join(lines)

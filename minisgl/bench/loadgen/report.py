@@ -130,9 +130,9 @@ def _show_trouble(report: dict[str, Any], console: Console, prefix: str) -> None
 
     if report["interrupted_run"]:
         say(f"Stopped by Ctrl-C: {report['interrupted']} requests were in flight and are not counted.")
-    for kind in ("failures", "wrong"):
+    for kind, words in (("warmup_failures", "failed in the warm-up"), ("failures", "failed"), ("wrong", "wrong")):
         for reason, number in list(report[kind].items())[:MAX_REASONS]:
-            say(f"{'failed' if kind == 'failures' else 'wrong'}: {number:,} × {reason}")
+            say(f"{words}: {number:,} × {reason}")
         if (more := len(report[kind]) - MAX_REASONS) > 0:
             say(f"… and {more} other reasons")
     if report["tokens_per_event"] > 1.05:
@@ -155,8 +155,8 @@ def plain_number(value: float) -> float | str:
     return "inf" if math.isinf(value) else value
 
 
-def write_report(path: Path | None, reports: Sequence[dict[str, Any]]) -> None:
+def write_report(path: Path | None, reports: Sequence[dict[str, Any]], sweep: bool) -> None:
     """Write one JSON object, or a list of objects for a sweep, if a file is given."""
     if path is not None:
-        content = reports[0] if len(reports) == 1 else list(reports)
+        content = list(reports) if sweep else reports[0]
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

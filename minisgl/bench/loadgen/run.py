@@ -22,6 +22,8 @@ from minisgl.config import ConfigError
 START_DELAY = 0.1
 """Seconds between the order to start and the start, in which the order reaches every process."""
 Progress = Callable[[int, int, int], None]
+Message = tuple[str, Any]
+"""A message of a client process: its kind (ready, progress, result) and content."""
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Measurement:
     results: list[WorkerResult] = field(default_factory=list)
     interrupted: bool = False
     stopped: float = 0.0
+    warmup_errors: list[str] = field(default_factory=list)
 
     @property
     def records(self) -> list[RequestRecord]:
@@ -59,13 +62,13 @@ class _Client:
         with contextlib.suppress(OSError):  # a process that has ended is noticed when its pipe is read
             self.pipe.send(message)
 
-    def receive(self) -> tuple[str, Any]:
+    def receive(self) -> Message:
         try:
-            kind, content = self.pipe.recv()
+            message: Message = self.pipe.recv()
         except (EOFError, OSError) as error:
             self.process.join(5)
             raise ConfigError(f"a client process ended with status {self.process.exitcode}.") from error
-        return kind, content
+        return message
 
     def close(self) -> None:
         self.pipe.close()
@@ -112,40 +115,38 @@ def run(plans: Sequence[Plan], progress: Progress = lambda done, failed, tokens:
         for plan in plans:
             clients.append(_Client(plan))
             stack.callback(clients[-1].close)
-        errors = [error for _, failed in _wait_for("ready", clients, interrupt, progress) for error in failed]
-        warmup = max(plan.warmup for plan in plans)
-        if warmup and len(errors) == warmup:
+        ready = _wait_for("ready", clients, interrupt, progress)
+        errors = [error for _, failed in ready for error in failed]
+        if errors and len(errors) == max(plan.warmup for plan in plans):
             raise ConfigError(f"every warm-up request failed: {errors[0]}")
-        measurement = Measurement(time.perf_counter() + START_DELAY)
+        measurement = Measurement(time.perf_counter() + START_DELAY, warmup_errors=errors)
         for client in clients:
             client.send(None if interrupt.pressed else measurement.start)
         found = _wait_for("result", clients, interrupt, progress)
-        measurement.results = [result for _, result in found]
+        measurement.results = [content for _, content in found]
         measurement.interrupted, measurement.stopped = interrupt.pressed, time.perf_counter()
         return measurement
 
 
-def _wait_for(
-    kind: str, clients: Sequence[_Client], interrupt: _Interrupt, progress: Progress
-) -> list[tuple[_Client, Any]]:
-    """Return each client's message of this kind, in the order of the clients. Report progress meanwhile.
+def _wait_for(kind: str, clients: Sequence[_Client], interrupt: _Interrupt, progress: Progress) -> list[Message]:
+    """Return the next message of this kind from each client. Call ``progress`` meanwhile.
 
-    After Ctrl-C, stop the clients once. A client that is stopped before it is ready sends its result only.
+    After Ctrl-C, tell the clients to stop. A client that was stopped before it was ready sends its result at once,
+    which is empty: then raise KeyboardInterrupt, because there is nothing to report.
     """
-    found: dict[Pipe, tuple[_Client, Any]] = {}
+    found: dict[Pipe, Message] = {}
     by_pipe = {client.pipe: client for client in clients}
     stopped = False
     while len(found) < len(clients):
         for pipe in wait([pipe for pipe in by_pipe if pipe not in found], timeout=0.1):
             assert isinstance(pipe, Pipe)
-            client = by_pipe[pipe]
-            received, content = client.receive()
-            if received == kind:
-                found[pipe] = client, content
-            elif received == "progress":
-                progress(*content)
-            elif received == "result":
-                raise KeyboardInterrupt  # stopped during the warm-up: there is nothing to report
+            message = by_pipe[pipe].receive()
+            if message[0] == kind:
+                found[pipe] = message
+            elif message[0] == "progress":
+                progress(*message[1])
+            elif message[0] == "result":
+                raise KeyboardInterrupt
         if interrupt.pressed and not stopped:
             stopped = True
             for client in clients:

@@ -16,7 +16,7 @@ Data = dict[str, object]
 __all__ = ["HUES", "LINE", "Picture", "figure"]
 
 HUES = 8
-"""Number of colours for requests: request ``uid`` has colour ``uid % HUES``."""
+"""Number of colours for requests: request ``uid`` has colour ``uid % HUES``. Class ``q0`` fills, ``s0`` draws lines."""
 LINE = 16
 """Height of a line of text, in pixels."""
 MIN_SCALE = 0.9
@@ -70,6 +70,7 @@ _STYLE = (
     + "svg.mg .edge{stroke:var(--mg-soft);fill:none;stroke-width:1.5}"
     + "".join(f"svg.mg .{n}{{fill:var(--mg-{n})}}" for n in ("prefill", "decode", "cache", "bad", "retire"))
     + "".join(f"svg.mg .q{i}{{fill:var(--mg-q{i})}}" for i in range(HUES))
+    + "".join(f"svg.mg .s{i}{{stroke:var(--mg-q{i});stroke-width:1.8;fill:none}}" for i in range(HUES))
     + "svg.mg .free{fill:var(--mg-well);stroke:var(--mg-line)}"
     + "svg.mg .lost{fill:none;stroke:var(--mg-bad);stroke-width:1.5}"
     + "svg.mg .used{stroke:var(--mg-ink);stroke-width:1.5}svg.mg .tiny{stroke-width:0.6}"
@@ -142,8 +143,8 @@ class Picture:
             wide = 15 + len(words) * 7 + 16
             if at > x and at + wide > x + width:
                 at, y = x, y + LINE + 2
-            if cls == "wait":
-                self.path([(at, y - 4), (at + 10, y - 4)], "wait")
+            if cls == "wait" or cls[:1] == "s":
+                self.path([(at, y - 4), (at + 10, y - 4)], cls)
             elif cls == "cross":
                 self.cross(at + 5, y - 4, 4)
             else:
