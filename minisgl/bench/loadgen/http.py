@@ -1,7 +1,7 @@
 """A small HTTP/1.1 client for one server, on asyncio: keep-alive connections, and a time for every piece of a body.
 
-The protocol's rules come from h11, which the server uses too. A general client library spends several times as much CPU
-time on a streamed token, and would sooner be the limit of a measurement.
+A general client library spends several times as much CPU time on a streamed token, and would sooner be the limit of a
+measurement.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import h11
 
+from minisgl.bench.loadgen.body import BodyDecoder, body_length
 from minisgl.config import ConfigError
 
 
@@ -66,28 +67,31 @@ class ServerAddress:
 
 
 class Connection(asyncio.Protocol):
-    """One connection. It carries one request at a time."""
+    """One connection. It carries one request at a time: h11 reads the head of the response, `BodyDecoder` the body."""
 
     def __init__(self) -> None:
-        self._h11 = h11.Connection(h11.CLIENT)
         self._transport: asyncio.Transport | None = None
+        self._h11: h11.Connection | None = None
+        self._body: BodyDecoder | None = None
         self._reader: BodyReader | None = None
         self._done: asyncio.Future[None] | None = None
+        self._keep_alive = True
         self.answered = False
         """Whether a byte of the current response has arrived."""
 
     @property
     def usable(self) -> bool:
         """Whether the connection can carry another request."""
-        return self._transport is not None and not self._transport.is_closing() and self._h11.our_state is h11.IDLE
+        return self._transport is not None and not self._transport.is_closing() and self._keep_alive
 
     async def post(self, target: str, headers: list[tuple[str, str]], body: bytes, reader: BodyReader) -> None:
         """Send a request and read its response. Raise `RequestError` if the response is not complete."""
         assert self._transport is not None
+        self._h11, self._body = h11.Connection(h11.CLIENT), None
         self._reader, self.answered = reader, False
         self._done = asyncio.get_running_loop().create_future()
         head = self._h11.send(h11.Request(method="POST", target=target, headers=headers))
-        self._transport.write(b"".join(filter(None, (head, self._h11.send(h11.Data(body))))))
+        self._transport.write((head or b"") + (self._h11.send(h11.Data(body)) or b""))
         self._h11.send(h11.EndOfMessage())
         try:
             await self._done
@@ -109,47 +113,50 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
+        if self._done is None or self._done.done():  # nothing was asked for
+            self.close()
+            return
         self.answered = True
-        self._receive(data, now)
-
-    def eof_received(self) -> None:
-        self._receive(b"", time.perf_counter())
+        try:
+            if self._body is None:
+                data = self._read_head(data)
+            if self._body is not None:
+                self._read_body(data, now)
+        except (h11.RemoteProtocolError, ValueError) as error:
+            self._end(RequestError(f"not a valid HTTP response: {error}"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._end(RequestError("the server closed the connection before the response was complete"))
+        complete = self._body is not None and self._body.until_close and error is None
+        self._end(
+            None if complete else RequestError("the server closed the connection before the response was complete")
+        )
 
     # ---- the response ----------------------------------------------------------------------------------
 
-    def _receive(self, data: bytes, now: float) -> None:
-        if self._done is None:  # idle: the server closes the connection, or sends what nothing asked for
-            self.close()
-            return
-        try:
-            self._h11.receive_data(data)
-            self._read_events(now)
-        except h11.RemoteProtocolError as error:
-            incomplete = "without sending complete message body" in str(error) or "before receiving" in str(error)
-            reason = "the server closed the connection before the response was complete"
-            self._end(RequestError(reason if not data or incomplete else f"not a valid HTTP response: {error}"))
-
-    def _read_events(self, now: float) -> None:
-        assert self._reader is not None
-        while True:
+    def _read_head(self, data: bytes) -> bytes:
+        """Read the head of the response, if it is complete. Return the bytes behind it."""
+        assert self._h11 is not None and self._reader is not None
+        self._h11.receive_data(data)
+        event = self._h11.next_event()
+        while isinstance(event, h11.InformationalResponse):
             event = self._h11.next_event()
-            if event is h11.NEED_DATA or event is h11.PAUSED:
-                return
-            if isinstance(event, h11.Response):
-                found = dict(event.headers)
-                self._reader.start(event.status_code, found.get(b"content-type", b"").decode("latin-1"))
-            elif isinstance(event, h11.Data):
-                self._reader.feed(bytes(event.data), now)
-            elif isinstance(event, h11.EndOfMessage):
-                if self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE:
-                    self._h11.start_next_cycle()
-                self._end(None)
-                return
-            elif isinstance(event, h11.ConnectionClosed):
-                raise h11.RemoteProtocolError("before receiving the response")
+        if not isinstance(event, h11.Response):
+            return b""
+        headers = list(event.headers)
+        found = dict(headers)
+        self._body = BodyDecoder(body_length(event.status_code not in (204, 304), headers))
+        closing = b"close" in found.get(b"connection", b"").lower() or event.http_version != b"1.1"
+        self._keep_alive = not (closing or self._body.until_close)
+        self._reader.start(event.status_code, found.get(b"content-type", b"").decode("latin-1"))
+        return self._h11.trailing_data[0]
+
+    def _read_body(self, data: bytes, now: float) -> None:
+        assert self._body is not None and self._reader is not None
+        if content := self._body.feed(data):
+            self._reader.feed(content, now)
+        if self._body.done:
+            self._keep_alive &= not self._body.extra
+            self._end(None)
 
     def _end(self, error: RequestError | None) -> None:
         if self._done is None or self._done.done():
