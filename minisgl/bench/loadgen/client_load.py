@@ -55,7 +55,7 @@ def client_load(results: Sequence[WorkerResult], ttft: float, itl: float) -> Cli
     limits = []
     if (share := max(shares, default=0.0)) > MAX_CPU_SHARE:
         limits.append(f"a client process used {share:.0%} of a CPU: set processes= to more than {len(results)}")
-    busy = "" if limits else ", while it had little to do: other programs use the CPU"
+    busy = "" if limits else f", although it used {share:.0%} of a CPU: other programs compete for the CPUs"
     if _too_long(lag[1], min(filter(None, (ttft, itl)), default=0.0)):
         limits.append(f"a client's event loop woke up {lag[1] * 1e3:.1f} ms late (p99){busy}")
     if _too_long(delay[1], ttft):

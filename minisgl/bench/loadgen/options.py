@@ -152,8 +152,8 @@ class OnlineOptions(LoadOptions):
             raise ConfigError("rate= and clients= exclude each other: a closed loop sends when an answer is complete.")
         for point in self.points:
             if self.clients:
-                _need(point >= 1 and point == int(point), "clients", self.clients, "be whole numbers, at least 1")
-            _need(not self.clients or point < math.inf, "clients", self.clients, "be finite")
+                whole = 1 <= point < math.inf and point == int(point)
+                _need(whole, "clients", self.clients, "be whole numbers, at least 1")
         if self.duration is not None and not self.clients and (self.requests or math.inf in self.points):
             raise ConfigError("duration= needs a finite rate= without requests=, or clients=.")
         parse_range(self.input)

@@ -46,7 +46,7 @@ def load_text(report: dict[str, Any]) -> str:
         return f"{report['max_concurrency']} clients"
     if "replay_speed" in report:
         return f"replayed, speed {report['replay_speed']:g}"
-    rate, burstiness = report["request_rate"], report["burstiness"]
+    rate, burstiness = report["request_rate"], float(report["burstiness"])
     if rate == "inf":
         return "all at once"
     return f"{rate:g} requests/s" + (f", burstiness {burstiness:g}" if burstiness != 1 else "")

@@ -27,7 +27,9 @@ from minisgl.bench.loadgen.prompts import PromptFactory, Workload
 from minisgl.bench.loadgen.traces import TraceRequest
 
 AHEAD_BYTES = 64 * 2**20
-"""Size of the request bodies that a process builds ahead of time."""
+"""Size of the request bodies that a process builds ahead of time, at most."""
+AHEAD_BODIES = 1024
+"""Number of request bodies that a process builds ahead of time, at most."""
 LAG_INTERVAL = 0.02
 """Seconds between two measurements of the event loop's lag."""
 REPORT_INTERVAL = 0.2
@@ -80,12 +82,15 @@ class BodyQueue:
         self._plan, self._indices = plan, plan.indices()
         self._ahead: deque[tuple[int, TraceRequest, bytes]] = deque()
         self._bytes = 0
-        limit = 4 * plan.clients if plan.total is None else None  # an endless loop has no last request
-        while self._bytes < AHEAD_BYTES and (limit is None or len(self._ahead) < limit):
-            if not self._build():
-                break
+        while self._has_room and self._build():
+            pass
+
+    @property
+    def _has_room(self) -> bool:
+        return self._bytes < AHEAD_BYTES and len(self._ahead) < AHEAD_BODIES
 
     def _build(self) -> bool:
+        """Build the body of the next request. Return whether there was one."""
         index = next(self._indices, None)
         if index is None:
             return False
@@ -105,7 +110,7 @@ class BodyQueue:
 
     def refill(self) -> None:
         """Build one more body, if there is room."""
-        if self._bytes < AHEAD_BYTES:
+        if self._has_room:
             self._build()
 
 
