@@ -1,19 +1,14 @@
-"""Metrics of a hand-made list of events, the load of the client processes, and the decoder of HTTP bodies."""
+"""Metrics of a hand-made list of events, the load of the client processes, and plots."""
 
 from __future__ import annotations
 
 import io
 import xml.etree.ElementTree as ElementTree
-from itertools import pairwise
 
-import h11
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
-from minisgl.bench.loadgen.body import BodyDecoder, body_length
 from minisgl.bench.loadgen.client_load import client_load
 from minisgl.bench.loadgen.completion import RequestRecord
 from minisgl.bench.loadgen.measure import Results
@@ -141,76 +136,6 @@ def test_report_says_when_the_client_was_the_limit() -> None:
         show([report(client=load.plain())], "x", Console(file=file, width=200))
         assert ("THE CLIENT WAS THE LIMIT" in file.getvalue()) == expected
         assert "of a CPU each" in file.getvalue()
-
-
-# ---- bodies ------------------------------------------------------------------------------------------
-
-
-def decode(length: int | None, pieces: list[bytes]) -> tuple[bytes, BodyDecoder]:
-    decoder, content = BodyDecoder(length), b""
-    for piece in pieces:
-        content += decoder.feed(piece)
-    return content, decoder
-
-
-def split(data: bytes, cuts: list[int]) -> list[bytes]:
-    at = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
-    return [data[a:b] for a, b in pairwise(at)]
-
-
-@given(
-    chunks=st.lists(st.binary(min_size=1, max_size=40), max_size=8),
-    cuts=st.lists(st.integers(0, 300), max_size=20),
-    extension=st.sampled_from([b"", b";x=1", b" "]),
-    trailer=st.sampled_from([b"", b"x-a: b\r\n"]),
-)
-def test_chunks_are_decoded_as_by_h11(chunks: list[bytes], cuts: list[int], extension: bytes, trailer: bytes) -> None:
-    body = (
-        b"".join(b"%x%s\r\n%s\r\n" % (len(chunk), extension, chunk) for chunk in chunks) + b"0\r\n" + trailer + b"\r\n"
-    )
-    pieces = split(body, cuts)
-    content, decoder = decode(None, pieces)
-    assert decoder.done and not decoder.extra
-    reference = h11.Connection(h11.CLIENT)
-    reference.send(h11.Request(method="GET", target="/", headers=[("host", "x")]))
-    reference.send(h11.EndOfMessage())
-    reference.receive_data(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
-    expected = b""
-    for piece in pieces:
-        reference.receive_data(piece)
-        while not isinstance(event := reference.next_event(), type(h11.NEED_DATA) | h11.EndOfMessage):
-            expected += bytes(event.data) if isinstance(event, h11.Data) else b""
-            if event in (h11.NEED_DATA, h11.PAUSED):
-                break
-    assert content == expected == b"".join(chunks)
-
-
-@given(content=st.binary(max_size=50), cuts=st.lists(st.integers(0, 60), max_size=5), extra=st.binary(max_size=5))
-def test_length_and_close(content: bytes, cuts: list[int], extra: bytes) -> None:
-    found, decoder = decode(len(content), split(content + extra, cuts) if content else [])
-    assert (found, decoder.done) == (content, True)
-    found, decoder = decode(-1, split(content, cuts))
-    assert (found, decoder.done) == (content, False)
-
-
-@pytest.mark.parametrize("data", [b"xyz\r\n", b"-5\r\nhello", b"3\r\nabcd\r\n", b"\r\n", b"a" * 20_000])
-def test_wrong_chunks_are_refused(data: bytes) -> None:
-    with pytest.raises(ValueError):
-        decode(None, [data])
-
-
-def test_bytes_behind_the_body_are_noticed() -> None:
-    assert decode(None, [b"0\r\n\r\nHTTP/1.1"])[1].extra
-    assert decode(3, [b"abcd"])[1].extra
-
-
-def test_framing_of_a_response() -> None:
-    assert body_length(True, [(b"transfer-encoding", b"Chunked")]) is None
-    assert body_length(True, [(b"content-length", b"12")]) == 12
-    assert body_length(True, []) == -1
-    assert body_length(False, [(b"content-length", b"12")]) == 0
-    with pytest.raises(ValueError, match="gzip"):
-        body_length(True, [(b"transfer-encoding", b"gzip, chunked")])
 
 
 # ---- the plot ----------------------------------------------------------------------------------------

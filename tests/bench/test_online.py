@@ -301,6 +301,21 @@ def test_no_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "every warm-up request failed: no connection" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["url=http://"], "is not the address of a server"),
+        (["url=http://x:port"], "is not the address of a server"),
+        (["url=http://x/ü"], "printable ASCII"),
+        (["api_key=a\nb"], "printable ASCII"),
+    ],
+)
+def test_wrong_addresses_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["online", *words])
+    assert message in capsys.readouterr().err
+
+
 def test_unknown_vocabulary(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["online", f"url={server.url}"])

@@ -1,7 +1,7 @@
 """A small HTTP/1.1 client for one server, on asyncio: keep-alive connections, and a time for every piece of a body.
 
-A general client library spends several times as much CPU time on a streamed token, and would sooner be the limit of a
-measurement.
+Responses are parsed by llhttp, as in the server. A general client library spends several times as much CPU time on a
+streamed token, and would sooner be the limit of a measurement.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import urlsplit
 
-import h11
+import httptools
 
-from minisgl.bench.loadgen.body import BodyDecoder, body_length
 from minisgl.config import ConfigError
+
+CLOSED = "the server closed the connection before the response was complete"
 
 
 class RequestError(Exception):
@@ -55,6 +56,8 @@ class ServerAddress:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
             raise ConfigError(f"url={url} is not the address of a server, such as http://127.0.0.1:1919.")
+        if not (parts.path + parts.hostname + (api_key or "")).isascii() or not (api_key or "x").isprintable():
+            raise ConfigError("url= and api_key= may contain printable ASCII characters only.")
         base = parts.path.rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         tls = parts.scheme == "https"
@@ -67,14 +70,16 @@ class ServerAddress:
 
 
 class Connection(asyncio.Protocol):
-    """One connection. It carries one request at a time: h11 reads the head of the response, `BodyDecoder` the body."""
+    """One connection. It carries one request at a time. The methods ``on_…`` are called by httptools."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._h11: h11.Connection | None = None
-        self._body: BodyDecoder | None = None
+        self._parser: httptools.HttpResponseParser | None = None
         self._reader: BodyReader | None = None
         self._done: asyncio.Future[None] | None = None
+        self._now = 0.0
+        self._headers: dict[bytes, bytes] = {}
+        self._body_until_close = False
         self._keep_alive = True
         self.answered = False
         """Whether a byte of the current response has arrived."""
@@ -84,22 +89,21 @@ class Connection(asyncio.Protocol):
         """Whether the connection can carry another request."""
         return self._transport is not None and not self._transport.is_closing() and self._keep_alive
 
-    async def post(self, target: str, headers: list[tuple[str, str]], body: bytes, reader: BodyReader) -> None:
+    async def post(self, target: str, headers: Mapping[str, str], body: bytes, reader: BodyReader) -> None:
         """Send a request and read its response. Raise `RequestError` if the response is not complete."""
         assert self._transport is not None
-        self._h11, self._body = h11.Connection(h11.CLIENT), None
-        self._reader, self.answered = reader, False
+        self._parser, self._reader = httptools.HttpResponseParser(self), reader
+        self._body_until_close = self.answered = False
         self._done = asyncio.get_running_loop().create_future()
-        head = self._h11.send(h11.Request(method="POST", target=target, headers=headers))
-        self._transport.write((head or b"") + (self._h11.send(h11.Data(body)) or b""))
-        self._h11.send(h11.EndOfMessage())
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self._transport.write(f"POST {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body)
         try:
             await self._done
         except BaseException:
             self.close()
             raise
         finally:
-            self._reader = self._done = None
+            self._parser = self._reader = self._done = None
 
     def close(self) -> None:
         if self._transport is not None:
@@ -112,50 +116,45 @@ class Connection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        now = time.perf_counter()
-        if self._done is None or self._done.done():  # nothing was asked for
+        self._now = time.perf_counter()
+        if self._parser is None or self._done is None or self._done.done():  # bytes that nothing asked for
             self.close()
             return
         self.answered = True
         try:
-            if self._body is None:
-                data = self._read_head(data)
-            if self._body is not None:
-                self._read_body(data, now)
-        except (h11.RemoteProtocolError, ValueError) as error:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._end(RequestError(f"not a valid HTTP response: {error}"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        complete = self._body is not None and self._body.until_close and error is None
-        self._end(
-            None if complete else RequestError("the server closed the connection before the response was complete")
-        )
+        complete = self._body_until_close and error is None
+        self._end(None if complete else RequestError(CLOSED))
 
-    # ---- the response ----------------------------------------------------------------------------------
+    # ---- httptools -------------------------------------------------------------------------------------
 
-    def _read_head(self, data: bytes) -> bytes:
-        """Read the head of the response, if it is complete. Return the bytes behind it."""
-        assert self._h11 is not None and self._reader is not None
-        self._h11.receive_data(data)
-        event = self._h11.next_event()
-        while isinstance(event, h11.InformationalResponse):
-            event = self._h11.next_event()
-        if not isinstance(event, h11.Response):
-            return b""
-        headers = list(event.headers)
-        found = dict(headers)
-        self._body = BodyDecoder(body_length(event.status_code not in (204, 304), headers))
-        closing = b"close" in found.get(b"connection", b"").lower() or event.http_version != b"1.1"
-        self._keep_alive = not (closing or self._body.until_close)
-        self._reader.start(event.status_code, found.get(b"content-type", b"").decode("latin-1"))
-        return self._h11.trailing_data[0]
+    def on_message_begin(self) -> None:
+        self._headers = {}
+        if self._done is not None and self._done.done():  # a second response: the connection is out of step
+            self._keep_alive = False
 
-    def _read_body(self, data: bytes, now: float) -> None:
-        assert self._body is not None and self._reader is not None
-        if content := self._body.feed(data):
-            self._reader.feed(content, now)
-        if self._body.done:
-            self._keep_alive &= not self._body.extra
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        assert self._parser is not None and self._reader is not None
+        status = self._parser.get_status_code()
+        if status >= 200:
+            self._body_until_close = not self._headers.keys() & {b"content-length", b"transfer-encoding"}
+            self._reader.start(status, self._headers.get(b"content-type", b"").decode("latin-1"))
+
+    def on_body(self, data: bytes) -> None:
+        assert self._reader is not None
+        self._reader.feed(data, self._now)
+
+    def on_message_complete(self) -> None:
+        assert self._parser is not None
+        if self._parser.get_status_code() >= 200:
+            self._keep_alive = self._parser.should_keep_alive()
             self._end(None)
 
     def _end(self, error: RequestError | None) -> None:
@@ -215,13 +214,13 @@ class HttpClient:
         return connection
 
     async def _post_on(self, connection: Connection, path: str, body: bytes, reader: BodyReader) -> None:
-        headers = [
-            ("Host", self.address.host_header),
-            ("Content-Type", "application/json"),
-            ("Accept", "text/event-stream"),
-            ("Content-Length", str(len(body))),
-            *self.address.headers.items(),
-        ]
+        headers = {
+            "Host": self.address.host_header,
+            "Content-Type": "application/json",
+            "Accept": "text/event-stream",
+            "Content-Length": str(len(body)),
+            **self.address.headers,
+        }
         await connection.post(self.address.base + path, headers, body, reader)
         if connection.usable:
             self._idle.append(connection)
