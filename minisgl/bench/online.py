@@ -50,3 +50,5 @@ def run(name: str, doc: str, schema: type[OnlineOptions] | type[ReplayOptions], 
         args.svg.write_text(draw(results) + "\n", encoding="utf-8")
     if results.interrupted:
         raise SystemExit(INTERRUPTED)
+    if not any(report["completed"] for report in results.reports):
+        raise SystemExit(1)

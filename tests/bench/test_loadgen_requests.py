@@ -88,6 +88,16 @@ def test_azure_csv(tmp_path: Path, packed: bool) -> None:
     assert first.timestamp == pytest.approx(1_700_158_546.680590, abs=1e-6)
 
 
+def test_azure_csv_of_2024(tmp_path: Path) -> None:
+    """Its times name UTC, and have no fraction in a full second."""
+    file = tmp_path / "trace.csv"
+    stamps = ("2024-05-10 00:00:00.009930+00:00", "2024-05-10 00:00:01+00:00")
+    file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(f"{stamp},5,6\n" for stamp in stamps))
+    first, second = (request.timestamp for request in read_trace(file))
+    assert first is not None and second is not None
+    assert second - first == pytest.approx(0.99007, abs=1e-6)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_mooncake_json_lines(tmp_path: Path, packed: bool) -> None:
     file = tmp_path / "trace"

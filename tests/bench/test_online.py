@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import json
 import multiprocessing
 import os
@@ -17,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from minisgl.bench.__main__ import main
 from minisgl.bench.loadgen.client_load import client_load
-from minisgl.bench.loadgen.completion import Template
-from minisgl.bench.loadgen.http import ServerAddress
+from minisgl.bench.loadgen.completion import RequestRecord, StreamReader, Template
+from minisgl.bench.loadgen.http import HttpClient, RequestError, ServerAddress
 from minisgl.bench.loadgen.prompts import PromptFactory, RandomWorkload, Vocabulary
-from minisgl.bench.loadgen.worker import Plan, Worker
+from minisgl.bench.loadgen.worker import Plan, Worker, WorkerResult
 from minisgl.testing.serving import Server
 
 from . import raw_client
@@ -47,10 +50,14 @@ def server() -> Iterator[FakeServer]:
         yield server
 
 
-def bench(tmp_path: Path, *words: str, name: str = "online") -> Any:
-    """Run the benchmark with two client processes and the fake server's vocabulary. Return its JSON report."""
+def bench(tmp_path: Path, *words: str, name: str = "online", fails: bool = False) -> Any:
+    """Run the benchmark with two client processes and the fake server's vocabulary. Return its JSON report.
+
+    ``fails``: no request is complete, so the exit status is 1.
+    """
     file = tmp_path / "report.json"
-    main([name, "vocab_size=500", "warmup=0", "processes=2", *words, "--json", str(file)])
+    with pytest.raises(SystemExit, match="1") if fails else contextlib.nullcontext():
+        main([name, "vocab_size=500", "warmup=0", "processes=2", *words, "--json", str(file)])
     return json.loads(file.read_text())
 
 
@@ -256,7 +263,7 @@ def test_failing_answers_are_counted(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], behaviour: str, reason: str
 ) -> None:
     words = ["clients=2", "requests=4", "input=4", "output=6", *(["timeout=0.5"] if behaviour == "stuck" else [])]
-    report = bench(tmp_path, f"url={server.url}/{behaviour}", *words)
+    report = bench(tmp_path, f"url={server.url}/{behaviour}", *words, fails=True)
     assert (report["completed"], report["failed"], report["total_output_tokens"]) == (0, 4, 0)
     ((found, number),) = report["failures"].items()
     assert found.startswith(reason) and number == 4
@@ -357,7 +364,40 @@ def test_ctrl_c_before_the_measurement(server: FakeServer) -> None:
     assert (process.returncode, errors.strip()) == (130, "minisgl.bench: stopped before the first measurement.")
 
 
+def test_killed_benchmark_leaves_no_process(server: FakeServer) -> None:
+    server.take_log()
+    words = ["vocab_size=9", "input=3", "output=2", "requests=100000", "clients=2", "warmup=0", "processes=2"]
+    process = subprocess.Popen([sys.executable, "-m", "minisgl.bench", "online", f"url={server.url}/20-1", *words])
+    while not server.take_log() and process.poll() is None:
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 2
+    process.kill()
+    process.wait()
+    gone, alive = psutil.wait_procs(children, timeout=120)
+    assert len(gone) == len(children) and not alive
+
+
 # ---- is the client the limit? ------------------------------------------------------------------------
+
+
+def test_lack_of_descriptors_is_the_clients_limit(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def post() -> str:
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", full)
+        record = RequestRecord(0, 1, 1)
+        try:
+            await HttpClient(ServerAddress.parse(server.url)).post("/v1/completions", b"", StreamReader(record, True))
+        except RequestError as error:
+            return str(error)
+        return ""
+
+    reason = asyncio.run(post())
+    assert reason == "the client is at its limit: no connection: Too many open files"
+    (limit,) = client_load([WorkerResult([RequestRecord(0, 1, 1, error=reason)])], 1.0, 1.0).limits
+    assert "1 requests failed because the client has no file descriptor" in limit
 
 
 def test_slow_client_is_noticed(server: FakeServer) -> None:

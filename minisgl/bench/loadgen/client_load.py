@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from minisgl.bench.loadgen.http import OWN_LACK
 from minisgl.bench.loadgen.worker import WorkerResult
 
 MAX_CPU_SHARE = 0.8
@@ -60,6 +61,8 @@ def client_load(results: Sequence[WorkerResult], ttft: float, itl: float) -> Cli
         limits.append(f"a client's event loop woke up {lag[1] * 1e3:.1f} ms late (p99){busy}")
     if _too_long(delay[1], ttft):
         limits.append(f"requests were sent {delay[1] * 1e3:.1f} ms late (p99)")
+    if lacking := sum(r.error.startswith(OWN_LACK) for result in results for r in result.records):
+        limits.append(f"{lacking:,} requests failed because the client has no file descriptor or port left")
     return ClientLoad(
         processes=len(results),
         max_cpu_share=share,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ssl
 import time
 from collections.abc import Mapping
@@ -19,6 +20,9 @@ import httptools
 
 from minisgl.config import ConfigError
 
+OWN_LACK = "the client is at its limit: "
+"""Beginning of the reason for a failure that is not the server's."""
+_LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
 CLOSED = "the server closed the connection before the response was complete"
 
 
@@ -209,7 +213,8 @@ class HttpClient:
                 server_hostname=address.host if self._tls else None,
             )
         except OSError as error:
-            raise RequestError(f"no connection: {error.strerror or error}") from error
+            lack = OWN_LACK if error.errno in _LACKS else ""
+            raise RequestError(f"{lack}no connection: {error.strerror or error}") from error
         self._network_address = transport.get_extra_info("peername")[0]
         return connection
 

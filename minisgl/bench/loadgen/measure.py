@@ -113,8 +113,9 @@ def find_target(options: OnlineOptions | ReplayOptions) -> tuple[Target, list[Tr
 def ask_model(address: ServerAddress) -> tuple[str, int | None]:
     """Return the name of the first model of /v1/models, and its maximum length if it is given. Raise `ConfigError`."""
     url = f"{'https' if address.tls else 'http'}://{address.host_header}{address.base}/v1/models"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy, as for the measured requests
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=dict(address.headers)), timeout=30) as response:
+        with opener.open(urllib.request.Request(url, headers=dict(address.headers)), timeout=30) as response:
             card = json.load(response)["data"][0]
         return str(card["id"]), card.get("max_model_len")
     except urllib.error.HTTPError as error:

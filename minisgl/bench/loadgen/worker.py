@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import resource
 import signal
 import time
 from collections import deque
@@ -30,6 +31,8 @@ AHEAD_BYTES = 64 * 2**20
 """Size of the request bodies that a process builds ahead of time, at most."""
 AHEAD_BODIES = 1024
 """Number of request bodies that a process builds ahead of time, at most."""
+MAX_FILES = 2**16
+"""Number of open connections that a process asks the system for, if its limit of file descriptors is lower."""
 LAG_INTERVAL = 0.02
 """Seconds between two measurements of the event loop's lag."""
 REPORT_INTERVAL = 0.2
@@ -266,5 +269,9 @@ async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
 def run_worker(plan: Plan, pipe: Pipe) -> None:
     """Run one client process. Ctrl-C reaches the main process only, which then stops this one over the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         asyncio.run(Worker(plan, pipe).main())
