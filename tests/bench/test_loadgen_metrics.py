@@ -13,9 +13,9 @@ from minisgl.bench.loadgen.client_load import client_load
 from minisgl.bench.loadgen.completion import RequestRecord
 from minisgl.bench.loadgen.measure import Results
 from minisgl.bench.loadgen.metrics import details, max_concurrency, summarize, tokens_by_second
+from minisgl.bench.loadgen.plan import WorkerResult
 from minisgl.bench.loadgen.plot import distribution, draw, ticks
 from minisgl.bench.loadgen.report import show
-from minisgl.bench.loadgen.worker import WorkerResult
 
 
 def record(index: int, start: float, times: list[float], tokens: int, **fields: object) -> RequestRecord:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from minisgl.bench.loadgen.http import OWN_LACK
-from minisgl.bench.loadgen.worker import WorkerResult
+from minisgl.bench.loadgen.plan import WorkerResult
 
 MAX_CPU_SHARE = 0.8
 """A client process that uses more than this share of a CPU was the limit."""

@@ -22,11 +22,11 @@ from minisgl.bench.loadgen.client_load import client_load
 from minisgl.bench.loadgen.completion import RequestRecord, Template
 from minisgl.bench.loadgen.http import ServerAddress
 from minisgl.bench.loadgen.options import LoadOptions, OnlineOptions, ReplayOptions
+from minisgl.bench.loadgen.plan import Plan
 from minisgl.bench.loadgen.prompts import PromptFactory, RandomWorkload, TraceWorkload, Vocabulary, Workload
 from minisgl.bench.loadgen.run import Measurement, run
 from minisgl.bench.loadgen.traces import TraceRequest, read_trace, with_tokenizer, within
 from minisgl.bench.loadgen.vocabulary import find_tokenizer, vocabulary
-from minisgl.bench.loadgen.worker import Plan
 from minisgl.bench.workload import parse_range
 from minisgl.config import ConfigError
 from minisgl.utils.version import __version__

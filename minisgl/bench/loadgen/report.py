@@ -104,10 +104,10 @@ def _show_sweep(reports: Sequence[dict[str, Any]], title: str, console: Console)
     table = Table(title=title)
     columns = ["completed", "failed", "requests/s", *(["good/s"] if goodput else []), "output tok/s"]
     for name in ("", *columns):
-        table.add_column(name, justify="right" if name else "left")
+        table.add_column(name, justify="right" if name else "left", no_wrap=not name)
     latencies = Table(title="Latency in milliseconds, p50 and p99")
     for name in ("", *(name for metric in NAMES for name in (metric.upper(), "p99"))):
-        latencies.add_column(name, justify="right" if name else "left")
+        latencies.add_column(name, justify="right" if name else "left", no_wrap=not name)
     for report in reports:
         table.add_row(
             load_text(report),

@@ -16,7 +16,8 @@ from types import FrameType
 from typing import Any
 
 from minisgl.bench.loadgen.completion import RequestRecord
-from minisgl.bench.loadgen.worker import Plan, WorkerResult, run_worker
+from minisgl.bench.loadgen.plan import Plan, WorkerResult
+from minisgl.bench.loadgen.worker import run_worker
 from minisgl.config import ConfigError
 
 START_DELAY = 0.1
