@@ -59,7 +59,7 @@ def bench(tmp_path: Path, *words: str, name: str = "online", fails: bool = False
     file = tmp_path / "report.json"
     with pytest.raises(SystemExit, match="1") if fails else contextlib.nullcontext():
         main([name, "vocab_size=500", "warmup=0", "processes=2", *words, "--json", str(file)])
-    return json.loads(file.read_text())
+    return json.loads(file.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
 def bodies(server: FakeServer) -> list[dict[str, Any]]:

@@ -240,7 +240,8 @@ def _report(options: LoadOptions, target: Target, point: Point, measured: Measur
     """Return the report of one point: vLLM's fields first, then those of minisgl."""
     found = metrics.summarize(measured.records, measured.duration, options.limits)
     load = client_load(measured.results, found["median_ttft_ms"] / 1e3, found["p99_itl_ms"] / 1e3)
-    plain = {key: value for key, value in asdict(options).items() if key != "api_key"}
+    plain = asdict(options) | {"api_key": None}
+    plain = {key: report.plain_number(value) if isinstance(value, float) else value for key, value in plain.items()}
     return {
         **report.head(options.chat, target.model, target.tokenizer_id, point.workload.count, point.fields),
         **found,

@@ -143,7 +143,7 @@ def _show_trouble(report: dict[str, Any], console: Console, prefix: str) -> None
         f"{client['p99_loop_lag_ms']:.1f} ms late (p99), requests sent {client['p99_send_delay_ms']:.1f} ms late (p99)."
     )
     for reason in client["limits"]:
-        say(f"THE CLIENT WAS THE LIMIT, the numbers above are not the server's: {reason}.")
+        say(f"THE CLIENT WAS THE LIMIT, so the numbers above are not the server's alone: {reason}.")
 
 
 def _ms(value: float) -> str:
