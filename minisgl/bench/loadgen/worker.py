@@ -39,6 +39,7 @@ class Worker:
         self.http = HttpClient(plan.address)
         self.bodies = BodyQueue(plan)
         self.result = WorkerResult()
+        self.reported = 0  # number of records that were reported as progress
         self.finished: asyncio.Task[None] | None = None
         self.started: asyncio.Future[float] | None = None
 
@@ -84,6 +85,7 @@ class Worker:
             self.result.wall_seconds = time.perf_counter() - wall
             for helper in helpers:
                 helper.cancel()
+            self._report_new()
 
     async def _warm_up(self) -> list[str]:
         """Send the warm-up requests, all at once. Return the reasons of those that failed."""
@@ -166,12 +168,15 @@ class Worker:
             self.result.lags.append(time.perf_counter() - before - LAG_INTERVAL)
 
     async def _report(self) -> None:
-        sent = 0
         while True:
             await asyncio.sleep(REPORT_INTERVAL)
-            new, sent = self.result.records[sent:], len(self.result.records)
-            failed = sum(bool(record.error) for record in new)
-            self.pipe.send(("progress", (len(new), failed, sum(record.output_len for record in new))))
+            self._report_new()
+
+    def _report_new(self) -> None:
+        """Report the requests that have ended since the last report."""
+        new, self.reported = self.result.records[self.reported :], len(self.result.records)
+        failed = sum(bool(record.error) for record in new)
+        self.pipe.send(("progress", (len(new), failed, sum(record.output_len for record in new))))
 
 
 async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
