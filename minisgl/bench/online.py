@@ -35,7 +35,7 @@ def run(name: str, doc: str, schema: type[OnlineOptions] | type[ReplayOptions], 
     )
     parser.add_argument("options", nargs="*", metavar="key=value", help="the options below")
     add_json(parser)
-    parser.add_argument("--svg", type=writable, metavar="FILE", help="draw the results as an SVG file")
+    parser.add_argument("--plot", type=writable, metavar="FILE", help="draw the results as an SVG file")
     args = parse(parser, argv)
     with plain_errors("minisgl.bench"):
         options = read_options(schema, args.options)
@@ -46,8 +46,8 @@ def run(name: str, doc: str, schema: type[OnlineOptions] | type[ReplayOptions], 
             raise SystemExit(INTERRUPTED) from None
     show(results.reports, results.title)
     write_report(args.json, results.reports, results.sweep)
-    if args.svg is not None:
-        args.svg.write_text(draw(results) + "\n", encoding="utf-8")
+    if args.plot is not None:
+        args.plot.write_text(draw(results) + "\n", encoding="utf-8")
     if results.interrupted:
         raise SystemExit(INTERRUPTED)
     if not any(report["completed"] for report in results.reports):

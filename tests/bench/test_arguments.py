@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.bench import host, kernels, link, offline, suite, ttft
+from minisgl.bench import abuse, host, kernels, link, offline, online, suite, ttft
 from minisgl.bench.__main__ import BENCHMARKS, main
 from minisgl.course.ladder import stages
 
 WRITERS = {
     "offline": (offline, "measure", ["--json"]),
+    "online": (online, "measure", ["--json", "--plot"]),
+    "replay": (online, "measure", ["--json", "--plot"]),
     "stages": (stages, "measure", ["--json", "--plot"]),
     "suite": (suite, "measure", ["--json"]),
+    "abuse": (abuse, "_server", ["--json"]),
     "host": (host, "measure", ["--json"]),
     "kernels": (kernels, "cases", ["--json"]),
     "link": (link, "measure", ["--json"]),

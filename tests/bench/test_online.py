@@ -169,7 +169,7 @@ def test_sweep(server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture
     server.take_log()
     svg = tmp_path / "sweep.svg"
     words = [f"url={server.url}/5-1", "clients=1,4", "requests=8", "input=5:50", "output=2:9", "goodput=ttft:60000"]
-    reports = bench(tmp_path, *words, "--svg", str(svg))
+    reports = bench(tmp_path, *words, "--plot", str(svg))
     prompts = [body["prompt"] for body in bodies(server)]
     assert [report["max_concurrency"] for report in reports] == [1, 4]
     assert [report["completed"] for report in reports] == [8, 8]
