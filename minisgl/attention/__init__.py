@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from minisgl.core import I32
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from minisgl.kernel.rope import QKNorm
     from minisgl.kvcache.pool import KVPool
 
-__all__ = ["AttentionBackend", "AttnBatch", "AttnNeeds", "GraphKey", "LayerSpec"]
+__all__ = ["AttentionBackend", "AttnBatch", "AttnNeeds", "GraphKey", "LayerSpec", "ProjectedDecode", "projected_decode"]
 
 
 class GraphKey(NamedTuple):
@@ -128,3 +129,40 @@ class AttentionBackend(Protocol):
 
         ``q`` and ``out`` are [tokens, q_heads, head_dim]. The KV of this layer's tokens has been stored already.
         """
+
+
+@runtime_checkable
+class ProjectedDecode(Protocol):
+    """An optional ability of a backend: decode attention from the result of the QKV projection.
+
+    QK-norm, RoPE, the KV store and attention are then one call, which can be one launch.
+    """
+
+    def serves_projected(self, layer: LayerSpec, rows: int) -> bool:
+        """Return whether `forward_projected` can compute ``rows`` rows of the planned step in this layer.
+
+        It can only if all rows decode one token.
+        """
+        ...
+
+    def forward_projected(
+        self, layer: LayerSpec, qkv: Tensor, norm: QKNorm | None, cos_sin: Tensor, out_cache_loc: Tensor, out: Tensor
+    ) -> None:
+        """Store the rows' keys and values in the pool, and write their attention to ``out``.
+
+        ``qkv`` is [rows, (q_heads + 2·kv_heads)·head_dim], ``out`` [rows, q_heads, head_dim]. See
+        `minisgl.kernel.rope.norm_rope_store` for the other arguments.
+        """
+        ...
+
+
+def projected_decode(backend: Any) -> ProjectedDecode | None:
+    """Return ``backend``, or the backend that it wraps, if it has the ability `ProjectedDecode`, else None.
+
+    A wrapper has the wrapped backend as attribute ``backend``.
+    """
+    while not isinstance(backend, ProjectedDecode):
+        backend = getattr(backend, "backend", None)
+        if backend is None:
+            return None
+    return backend

@@ -55,6 +55,11 @@ def _shown_to(variable: ContextVar[Watcher | None], function: Callable[P, R]) ->
     return call
 
 
+def in_pieces() -> bool:
+    """Return whether a step is being recorded in pieces in this thread: see `between_pieces`."""
+    return _splitter.get() is not None
+
+
 @contextmanager
 def recording(recorder: Watcher | None, splitter: Watcher | None = None) -> Iterator[None]:
     """Pass marked calls to watchers while the context is entered, in this thread only.

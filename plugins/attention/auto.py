@@ -32,13 +32,12 @@ class Auto:
 class AutoBackend:
     """Wrapper around candidate backends, best first. `bind` selects the first candidate that fits the pool and layers.
 
-    ``chosen`` is the name of the selected candidate. The last candidate is selected if no other one fits.
+    ``backend`` is the selected candidate and ``chosen`` its name. The last candidate is selected if no other one fits.
     """
 
     def __init__(self, candidates: Sequence[tuple[str, AttentionBackend]]):
         self._candidates = candidates
-        self.chosen = candidates[-1][0]
-        self._backend = candidates[-1][1]
+        self.chosen, self.backend = candidates[-1]
 
     def needs(self) -> AttnNeeds:
         """Return the needs of the last candidate, with the largest workspace of all candidates.
@@ -53,17 +52,17 @@ class AutoBackend:
         """Select the first candidate that fits, and bind it."""
         for name, backend in self._candidates:
             if _fits(name, backend.needs(), pool, layers):
-                self.chosen, self._backend = name, backend
+                self.chosen, self.backend = name, backend
                 break
-        self._backend.bind(pool, layers, keys)
+        self.backend.bind(pool, layers, keys)
 
     def plan(self, batch: AttnBatch) -> None:
         """Plan the step on the selected backend."""
-        self._backend.plan(batch)
+        self.backend.plan(batch)
 
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Compute attention with the selected backend. ``q`` and ``out`` are [tokens, q_heads, head_dim]."""
-        return self._backend.forward(layer, q, out)
+        return self.backend.forward(layer, q, out)
 
 
 def _fits(name: str, needs: AttnNeeds, pool: KVPool, layers: Sequence[LayerSpec]) -> bool:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
+from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec, projected_decode
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
+    from minisgl.kernel.rope import QKNorm
     from minisgl.kvcache.pool import KVPool
 
 
@@ -84,6 +85,25 @@ class HybridBackend:
             self.decode.forward(layer, q[:n], out[:n])
         self.prefill.forward(layer, q[n:], out[n:])
         return out
+
+    def serves_projected(self, layer: LayerSpec, rows: int) -> bool:
+        """Return whether the step has only decode rows and the decode backend can compute them: `ProjectedDecode`."""
+        projected = projected_decode(self.decode)
+        return self._num_decode == self._rows and projected is not None and projected.serves_projected(layer, rows)
+
+    def forward_projected(
+        self,
+        layer: LayerSpec,
+        qkv: torch.Tensor,
+        norm: QKNorm | None,
+        cos_sin: torch.Tensor,
+        out_cache_loc: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Compute the step with the decode backend: see `ProjectedDecode.forward_projected`."""
+        projected = projected_decode(self.decode)
+        assert projected is not None
+        projected.forward_projected(layer, qkv, norm, cos_sin, out_cache_loc, out)
 
 
 def _intersection(a: Any, b: Any) -> Any:

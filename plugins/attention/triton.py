@@ -19,6 +19,7 @@ from minisgl.hooks import hookimpl
 from minisgl.kernel.launch import one_launch
 
 if TYPE_CHECKING:
+    from minisgl.kernel.rope import QKNorm
     from minisgl.kernel.triton.attention import Heads, Tile
     from minisgl.kvcache.pool import KVPool
 
@@ -45,13 +46,14 @@ class TritonAttention:
     def __init__(self, config: Triton, device: torch.device):
         import triton
 
-        from minisgl.kernel.triton import attention
+        from minisgl.kernel.triton import attention, decode_layer
 
-        self.kernels, self.device = attention, device
+        self.kernels, self.decode_kernels, self.device = attention, decode_layer, device
         self.interpreted = triton.knobs.runtime.interpret
         num_sms = 1
         if device.type == "cuda":
             num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+        self.num_sms = num_sms
         self.programs = config.programs_per_sm * num_sms
         self.batch: AttnBatch | None = None
         self.extend: ExtendPlan | None = None
@@ -130,6 +132,31 @@ class TritonAttention:
             rows = pages._replace(req_pool_indices=batch.req_pool_indices[n:], seq_lens=batch.seq_lens[n:])
             self.kernels.extend(q, out, rows, heads, cu_seqlens_q, *tiles[heads.group])
         return out
+
+    def serves_projected(self, layer: LayerSpec, rows: int) -> bool:
+        """Return whether the step has only decode rows, and no shared prefix: see `ProjectedDecode`."""
+        batch, heads = self.batch, self.layers[layer.index]
+        if batch is None or batch.shared_prefix_len is not None or not self.decode_kernels.serves_attention(heads):
+            return False
+        return rows == batch.num_decode == len(batch.seq_lens_cpu)
+
+    def forward_projected(
+        self,
+        layer: LayerSpec,
+        qkv: torch.Tensor,
+        norm: QKNorm | None,
+        cos_sin: torch.Tensor,
+        out_cache_loc: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Launch attention and the merge of its splits: see `ProjectedDecode.forward_projected`."""
+        assert self.batch is not None
+        batch, heads = self.batch, self.layers[layer.index]
+        pages = self.kernels.Pages(
+            *self.pool.layer(layer.index), batch.page_table, batch.req_pool_indices, batch.seq_lens
+        )
+        splits = self.decode_kernels.attention_splits(len(qkv), heads.kv_heads, self.num_sms)
+        self.decode_kernels.attention(qkv, norm, cos_sin, out_cache_loc, pages, heads, splits, self.partial, out)
 
 
 @hookimpl

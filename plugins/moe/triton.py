@@ -55,11 +55,11 @@ class TritonMoe:
     def __init__(self, device: torch.device):
         import triton
 
-        from minisgl.kernel.triton import moe
+        from minisgl.kernel.triton import decode_layer, moe
 
         if device.type != "cuda" and not triton.knobs.runtime.interpret:
             raise ConfigError("this backend needs a CUDA device. On a CPU use moe=torch (or TRITON_INTERPRET=1: slow).")
-        self.kernels = moe
+        self.kernels, self.decode_kernels = moe, decode_layer
 
     def load(self, gate_up: torch.Tensor, down: torch.Tensor, experts: range, activation: str) -> Experts:
         """Make the weights' last dimension contiguous: see `MoeBackend.load`.
@@ -98,6 +98,24 @@ class TritonMoe:
         inner = self.kernels.up(x, gate_up, pairs, owner, top_k, act, up_tiles)
         parts = self.kernels.down(inner, down, scale, pairs, owner, down_tiles)
         return self.kernels.sum_pairs(parts, ids, first, experts, out)
+
+    def serves_routed(self, weights: Experts, x: torch.Tensor) -> bool:
+        """Return whether `forward_routed` supports these experts: see `RoutedDecode.serves_routed`."""
+        return self.decode_kernels.serves_experts(x, weights.gate_up, weights.down) and weights.first == 0
+
+    def forward_routed(
+        self,
+        weights: Experts,
+        x: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        logits: torch.Tensor,
+        top_k: int,
+        renormalize: bool,
+    ) -> torch.Tensor:
+        """Compute a few rows in two launches, without sorting: see `RoutedDecode.forward_routed`."""
+        gate_up, down, _, act = weights
+        return self.decode_kernels.experts(x, norm_weight, eps, logits, gate_up, down, top_k, renormalize, act)
 
 
 @hookimpl

@@ -1,6 +1,6 @@
 """The Triton kernels of minisgl/kernel on a CPU, under Triton's interpreter.
 
-It runs the tests of two files of tests/gpu, which run compiled on a machine with a GPU.
+It runs the tests of four files of tests/gpu, which run compiled on a machine with a GPU.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ GPU = Path(__file__).parents[1] / "gpu"
 def test_kernels_match_their_torch_references() -> None:
     """The kernel tests of tests/gpu pass in a process with TRITON_INTERPRET=1."""
     run_interpreted(GPU / "test_triton_kernels.py", GPU / "test_reduce.py")
+
+
+def test_decode_layer_matches_its_torch_references() -> None:
+    """So do the kernels for a few decode rows, and the decoder layers computed with them."""
+    run_interpreted(GPU / "test_decode_layer.py", GPU / "test_few_rows.py")
 
 
 def test_failures_are_reported(tmp_path: Path) -> None:

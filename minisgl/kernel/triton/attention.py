@@ -363,7 +363,7 @@ def decode(
         wide = shared_prefix_tile(rows * heads.group, heads.head_dim, q.dtype)
         shared_prefix_kernel[(heads.kv_heads, triton.cdiv(rows * heads.group, wide.m), prefix_splits)](
             q, pages.k, pages.v, scratch, tops, pages.page_table, pages.req_pool_indices,
-            shared_prefix_len, rows, _scale(heads),
+            shared_prefix_len, rows, score_scale(heads),
             *q.stride()[:2], *pages.k.stride()[:3], pages.page_table.stride(0),
             GROUP=heads.group, HEAD_DIM=heads.head_dim, PAGE=pages.k.shape[1], SOFT_CAP=heads.soft_cap,
             OWN_SPLITS=splits, PREFIX_SPLITS=prefix_splits, BLOCK_M=wide.m, BLOCK_N=wide.n, BLOCK_D=block_d,
@@ -371,7 +371,7 @@ def decode(
         )  # fmt: skip
     decode_kernel[(heads.kv_heads, rows, splits)](
         q, pages.k, pages.v, out, scratch, tops, pages.page_table, pages.req_pool_indices, pages.seq_lens,
-        pages.seq_lens if shared_prefix_len is None else shared_prefix_len, _scale(heads),
+        pages.seq_lens if shared_prefix_len is None else shared_prefix_len, score_scale(heads),
         *q.stride()[:2], *out.stride()[:2], *pages.k.stride()[:3], pages.page_table.stride(0),
         GROUP=heads.group, HEAD_DIM=heads.head_dim, PAGE=pages.k.shape[1], WINDOW=heads.window,
         SOFT_CAP=heads.soft_cap, SPLITS=splits, PARTS=parts, SHARED_PREFIX=shared_prefix_len is not None,
@@ -392,7 +392,7 @@ def extend(q: Tensor, out: Tensor, pages: Pages, heads: Heads, cu_seqlens_q: Ten
     """
     extend_kernel[(heads.kv_heads, len(tiles))](
         q, pages.k, pages.v, out, tiles, cu_seqlens_q, pages.seq_lens, pages.req_pool_indices, pages.page_table,
-        _scale(heads),
+        score_scale(heads),
         *q.stride()[:2], *out.stride()[:2], *pages.k.stride()[:3], pages.page_table.stride(0),
         GROUP=heads.group, HEAD_DIM=heads.head_dim, PAGE=pages.k.shape[1], WINDOW=heads.window,
         SOFT_CAP=heads.soft_cap, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_D=_block_d(heads),
@@ -400,7 +400,7 @@ def extend(q: Tensor, out: Tensor, pages: Pages, heads: Heads, cu_seqlens_q: Ten
     )  # fmt: skip
 
 
-def _scale(heads: Heads) -> float:
+def score_scale(heads: Heads) -> float:
     """Return the factor by which `attend` multiplies q·k: divided by the soft cap, or converted to base 2."""
     return heads.scale / heads.soft_cap if heads.soft_cap > 0 else heads.scale * LOG2_E.value
 

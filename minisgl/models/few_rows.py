@@ -1,0 +1,104 @@
+"""The decoder layers for a few decode rows on a GPU: five launches a layer, and one that merges splits of the KV.
+
+`DecoderLayer.forward` shows a layer operation by operation, for any number of tokens and ranks, and is the reference.
+The function `forward` of this module computes all layers with the kernels of `minisgl.kernel.triton.decode_layer`,
+which fuse each projection with what precedes and follows it. `serves` decides, in one place, which of the two runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from minisgl.attention import ProjectedDecode, projected_decode
+from minisgl.kernel.launch import in_pieces
+from minisgl.layers import GatedMLP, MoELayer
+from minisgl.layers.attention import AttentionLayer
+from minisgl.moe import RoutedDecode
+
+if TYPE_CHECKING:
+    from minisgl.models.decoder import DecoderLayer
+
+MAX_ROWS = 4
+"""The most rows for which `forward` was faster than the layers' own code on an H200: see docs/benchmarks/h200.md."""
+
+
+def serves(layers: Iterable[Any], layer_type: type, x: Tensor) -> ProjectedDecode | None:
+    """Return the attention backend with which `forward` can compute ``layers`` of x [rows, hidden], or None.
+
+    The layers must be of ``layer_type``, which is `DecoderLayer`, not of a subclass. There must be one GPU with
+    programmatic dependent launch, at most `MAX_ROWS` rows in half precision, and all rows must decode.
+    """
+    if not x.is_cuda or len(x) > MAX_ROWS or x.itemsize != 2 or in_pieces():
+        return None
+    from minisgl.kernel.triton.early import starts_early
+
+    if not starts_early(x) or not all(type(layer) is layer_type and _serves_layer(layer, x) for layer in layers):
+        return None
+    attentions = [layer.self_attn for layer in layers]
+    backend = projected_decode(attentions[0].ctx.attention)
+    if backend is None or not all(backend.serves_projected(attention.spec, len(x)) for attention in attentions):
+        return None
+    return backend
+
+
+def _serves_layer(layer: Any, x: Tensor) -> bool:
+    """Return whether the kernels support the weights of this layer, on one rank."""
+    from minisgl.kernel.triton.decode_layer import serves as serves_weight
+
+    attention, mlp = layer.self_attn, layer.mlp
+    if layer.input_layernorm.comm is not None or type(attention) is not AttentionLayer:
+        return False
+    weights = [attention.qkv_proj.weight, attention.o_proj.weight]
+    if type(mlp) is GatedMLP:
+        weights += [mlp.gate_up_proj.weight, mlp.down_proj.weight]
+    elif type(mlp) is MoELayer and isinstance(mlp.moe, RoutedDecode) and mlp.moe.serves_routed(mlp.experts, x):
+        weights.append(mlp.gate)
+    else:
+        return False
+    return all(serves_weight(x.dtype, weight) for weight in weights)
+
+
+def forward(
+    layers: Iterable[Any], backend: ProjectedDecode, x: Tensor, cos_sin: Tensor, out_cache_loc: Tensor
+) -> Tensor:
+    """Compute all ``layers`` of x [rows, hidden], the embedded tokens; returns the residual stream [rows, hidden].
+
+    ``backend`` is the result of `serves`. cos_sin is [rows, head_dim] float32, and out_cache_loc [rows].
+    """
+    for layer in layers:
+        x = _attention(layer, backend, x, cos_sin, out_cache_loc)
+        x = _mlp(layer, x)
+    return x
+
+
+def _attention(
+    layer: DecoderLayer, backend: ProjectedDecode, x: Tensor, cos_sin: Tensor, out_cache_loc: Tensor
+) -> Tensor:
+    """Return x + the layer's attention of the residual stream x: the launches 1 to 4."""
+    from minisgl.kernel.triton.decode_layer import projection
+
+    attention, norm = layer.self_attn, layer.input_layernorm
+    spec, qkv_proj, o_proj = attention.spec, attention.qkv_proj, attention.o_proj
+    qkv = projection(x, qkv_proj.weight, qkv_proj.bias, norm.weight, norm.eps)
+    heads = torch.empty((len(x), spec.q_heads, spec.head_dim), dtype=x.dtype, device=x.device)
+    backend.forward_projected(spec, qkv, attention.norm, cos_sin, out_cache_loc, heads)
+    return projection(heads.flatten(1), o_proj.weight, o_proj.bias, residual=x)
+
+
+def _mlp(layer: DecoderLayer, x: Tensor) -> Tensor:
+    """Return x + the layer's MLP of the residual stream x: the last two launches, or three with experts."""
+    from minisgl.kernel.triton.decode_layer import projection
+
+    mlp: Any = layer.mlp
+    norm = layer.post_attention_layernorm
+    if isinstance(mlp, MoELayer):
+        assert isinstance(mlp.moe, RoutedDecode)
+        logits = projection(x, mlp.gate, None, norm.weight, norm.eps)
+        return mlp.moe.forward_routed(mlp.experts, x, norm.weight, norm.eps, logits, mlp.top_k, mlp.renormalize)
+    gate_up, down = mlp.gate_up_proj, mlp.down_proj
+    inner = projection(x, gate_up.weight, gate_up.bias, norm.weight, norm.eps, act=mlp.act_name)
+    return projection(inner, down.weight, down.bias, residual=x)

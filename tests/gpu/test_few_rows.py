@@ -1,0 +1,124 @@
+"""The decoder layers for a few decode rows, compared with the layers' own code; which steps they serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from minisgl.attention import ProjectedDecode, projected_decode
+from minisgl.kernel.launch import recording
+from minisgl.models import few_rows
+from minisgl.models.decoder import DecoderLayer
+from minisgl.plugin_manager.manager import PluginManager
+from minisgl.testing.checkpoints import tiny_checkpoint
+from minisgl.testing.paged import PagedModel
+
+pytest.importorskip("transformers", reason="transformers writes the checkpoints")
+
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3": SIZES,
+    "qwen2": {"hidden_size": 64, "intermediate_size": 96},  # biases, no QK-norm
+    "qwen3_moe": {**SIZES, "num_experts": 64, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+}
+
+
+class Served:
+    """`few_rows.serves` and its answers; on a CPU, under the interpreter, it does not ask for a GPU."""
+
+    def __init__(self, compiled: bool):
+        self.compiled, self.original = compiled, few_rows.serves
+        self.answers: list[bool] = []
+
+    def __call__(self, layers: Any, layer_type: type, x: Tensor) -> ProjectedDecode | None:
+        backend = self.original(layers, layer_type, x)
+        if not self.compiled and len(x) <= few_rows.MAX_ROWS and not few_rows.in_pieces():
+            found = projected_decode(layers[0].self_attn.ctx.attention)
+            backend = found if found is not None and found.serves_projected(layers[0].self_attn.spec, len(x)) else None
+        self.answers.append(backend is not None)
+        return backend
+
+
+@pytest.fixture
+def served(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> Served:
+    """Replace `few_rows.serves` by a `Served`."""
+    made = Served(compiled)
+    monkeypatch.setattr(few_rows, "serves", made)
+    return made
+
+
+def build(name: str, folder: Path, device: torch.device, compiled: bool, backend: str = "triton") -> PagedModel:
+    """Build a tiny model with the Triton backends: in bfloat16 on a GPU, in float32 under the interpreter."""
+    manager = PluginManager.load()
+    kinds = {"attention": backend, "moe": "triton"}
+    made = {kind: manager.build(kind, manager.make(kind, name), device=device) for kind, name in kinds.items()}
+    dtype = torch.bfloat16 if compiled else torch.float32
+    path = tiny_checkpoint(name, folder, **MODELS[name])
+    return PagedModel(path, device=device, dtype=dtype, manager=manager, max_seq_len=96, **made)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_same_logits_as_the_layers(
+    name: str, tmp_path: Path, device: torch.device, compiled: bool, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rows decode for three steps after prompts of different lengths; each step reads the KV of those before."""
+    if not compiled and name != "qwen3_moe":
+        pytest.skip("too slow for the interpreter")
+    logits: dict[int, list[Tensor]] = {}
+    ids = torch.randint(0, 320, (3, 90), generator=torch.Generator().manual_seed(5))
+    for max_rows in (0, 4):
+        monkeypatch.setattr(few_rows, "MAX_ROWS", max_rows)
+        served.answers.clear()
+        model = build(name, tmp_path / str(max_rows), device, compiled)
+        lengths = [5, 20, 70] if compiled else [3, 16, 17]
+        model.run([(row, 0, ids[row, :length]) for row, length in enumerate(lengths)])
+        logits[max_rows] = []
+        for step in range(3):
+            rows = [
+                (row, length + step, ids[row, length + step : length + step + 1]) for row, length in enumerate(lengths)
+            ]
+            logits[max_rows] += model.run(rows[: 3 - step])
+        assert served.answers == [False] + [max_rows > 0] * 3
+    got, want = (torch.cat(logits[n]).double() for n in (4, 0))
+    assert got.isfinite().all()
+    assert (got - want).norm() / want.norm() < (2e-2 if compiled else 1e-5)
+
+
+def test_which_steps_are_served(
+    tmp_path: Path, device: torch.device, compiled: bool, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only steps whose rows all decode, of at most `MAX_ROWS` rows, that are not recorded in pieces."""
+    monkeypatch.setattr(few_rows, "MAX_ROWS", 2)
+    model = build("qwen3", tmp_path, device, compiled)
+    model.run([(row, 0, [row + 7, 9]) for row in range(3)])
+    model.run([(0, 2, [4])])
+    model.run([(0, 3, [4]), (1, 2, [5])])
+    model.run([(0, 4, [4]), (1, 3, [5]), (2, 2, [6])])
+    model.run([(0, 5, [4]), (1, 4, [5, 6])])
+    model.run([(2, 3, [5, 6])])
+    with recording(None, lambda function, args, kwargs: function(*args, **kwargs)):
+        model.run([(0, 6, [4])])
+    assert served.answers == [False, True, True, False, False, False, False]
+
+
+def test_float32_and_other_layers_are_not_served(tmp_path: Path, device: torch.device, compiled: bool) -> None:
+    """The layers' own code computes float32, x on a CPU, and layers of a subclass or of another class."""
+
+    class Other(DecoderLayer):
+        pass
+
+    model: Any = build("qwen3", tmp_path, device, compiled)
+    model.run([(0, 0, [1, 2, 3])])
+    model.run([(0, 3, [4])])  # plans a decode step
+    layers, x = model.model.layers, torch.zeros(1, 64, device=device, dtype=torch.bfloat16)
+    assert (few_rows.serves(layers, DecoderLayer, x) is not None) == (
+        compiled and torch.cuda.get_device_capability()[0] >= 9
+    )
+    assert few_rows.serves(layers, DecoderLayer, x.float()) is None
+    assert few_rows.serves(layers, DecoderLayer, x.cpu()) is None
+    assert few_rows.serves(layers, Other, x) is None
+    assert few_rows.serves(layers, DecoderLayer, x.expand(few_rows.MAX_ROWS + 1, -1)) is None
