@@ -46,14 +46,13 @@ class TritonAttention:
     def __init__(self, config: Triton, device: torch.device):
         import triton
 
-        from minisgl.kernel.triton import attention, decode_layer
+        from minisgl.kernel.triton import attention, projected_attention
 
-        self.kernels, self.decode_kernels, self.device = attention, decode_layer, device
+        self.kernels, self.projected, self.device = attention, projected_attention, device
         self.interpreted = triton.knobs.runtime.interpret
         num_sms = 1
         if device.type == "cuda":
             num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-        self.num_sms = num_sms
         self.programs = config.programs_per_sm * num_sms
         self.batch: AttnBatch | None = None
         self.extend: ExtendPlan | None = None
@@ -136,7 +135,7 @@ class TritonAttention:
     def serves_projected(self, layer: LayerSpec, rows: int) -> bool:
         """Return whether the step has only decode rows, and no shared prefix: see `ProjectedDecode`."""
         batch, heads = self.batch, self.layers[layer.index]
-        if batch is None or batch.shared_prefix_len is not None or not self.decode_kernels.serves_attention(heads):
+        if batch is None or batch.shared_prefix_len is not None or not self.projected.serves_attention(heads):
             return False
         return rows == batch.num_decode == len(batch.seq_lens_cpu)
 
@@ -155,8 +154,8 @@ class TritonAttention:
         pages = self.kernels.Pages(
             *self.pool.layer(layer.index), batch.page_table, batch.req_pool_indices, batch.seq_lens
         )
-        splits = self.decode_kernels.attention_splits(len(qkv), heads.kv_heads, self.num_sms)
-        self.decode_kernels.attention(qkv, norm, cos_sin, out_cache_loc, pages, heads, splits, self.partial, out)
+        splits = self.projected.attention_splits(len(qkv), heads, self.programs)
+        self.projected.attention(qkv, norm, cos_sin, out_cache_loc, pages, heads, splits, self.partial, out)
 
 
 @hookimpl

@@ -13,6 +13,7 @@ from minisgl.kernel import activation, rope
 from minisgl.kernel import decode_layer as reference
 from minisgl.kernel.triton import attention as triton_attention
 from minisgl.kernel.triton import decode_layer as kernels
+from minisgl.kernel.triton import projected_attention
 from minisgl.kvcache.pool import KVPool
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -84,16 +85,21 @@ def test_gated_projection(  # type: ignore[no-untyped-def]
     ("q_heads", "kv_heads", "head_dim", "page_size", "window", "splits"),
     [
         (4, 2, 64, 16, -1, 4),
-        (16, 8, 128, 16, -1, 16),
+        (16, 8, 128, 16, -1, 128),
+        (1, 1, 16, 1, -1, 1),
+        (4, 2, 32, 5, 50, 2),
         (5, 1, 16, 1, -1, 1),
         (4, 1, 32, 5, 50, 2),
-        (8, 1, 128, 64, -1, 8),
+        (32, 4, 128, 64, -1, 64),
     ],
 )
 def test_attention(  # type: ignore[no-untyped-def]
     q_heads, kv_heads, head_dim, page_size, window, splits, layout, normed, random, compiled, generator, device
 ) -> None:
-    """Rows of one token, of whole blocks, and of a block and a token; memory past a row's tokens holds NaN."""
+    """Rows of one token, of whole blocks, and of a block and a token; memory past a row's tokens holds NaN.
+
+    The first three cases have at most two query heads per KV head, the others more: a kernel each.
+    """
     if not compiled and (head_dim * q_heads > 256 or normed == (layout == "HND")):
         pytest.skip("too slow for the interpreter")
     lengths = [1, 64, 65, 200, 1300] if compiled else [1, 16, 17, 75]
@@ -125,7 +131,7 @@ def test_attention(  # type: ignore[no-untyped-def]
     pages = triton_attention.Pages(*pool.layer(1), table, req_pool_indices, seq_lens)
     partial = torch.full((rows * q_heads * splits * (head_dim + 1),), float("nan"), device=device)
     out = torch.full((rows, q_heads, head_dim), float("nan"), device=device, dtype=dtype)
-    kernels.attention(qkv, norm, cos_sin, out_cache_loc, pages, heads, splits, partial, out)
+    projected_attention.attention(qkv, norm, cos_sin, out_cache_loc, pages, heads, splits, partial, out)
 
     seen = [where[-window:] if window >= 0 else where for where in locations]
     wide_norm = None if norm is None else rope.QKNorm(norm.q.cpu().double(), norm.k.cpu().double(), norm.eps)

@@ -1,14 +1,13 @@
-"""The launches of a decoder layer for 1 to 8 decode rows, in Triton: projections fused with what precedes and follows.
+"""Projections and experts of a decoder layer for 1 to 8 decode rows, in Triton, fused with what precedes and follows.
 
 With few rows a layer is limited by the bytes of its weights and by the time between two launches. So there are few
 kernels, and a projection loads its weights before it waits for the preceding kernel (programmatic dependent launch). A
 warp of a projection reads whole rows of the weight, for all rows of x, and exchanges no data with other warps.
-`minisgl.kernel.decode_layer` has the torch references.
+`minisgl.kernel.triton.projected_attention` has the attention between the projections, and
+`minisgl.kernel.decode_layer` the torch references.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -16,12 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.triton.activation import gate
-from minisgl.kernel.triton.attention import score_scale
 from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
-
-if TYPE_CHECKING:
-    from minisgl.kernel.rope import QKNorm
-    from minisgl.kernel.triton.attention import Heads, Pages
 
 COLS = tl.constexpr(256)
 """Columns of the weight that a warp loads at once: 32 threads with 8 elements of 2 bytes each."""
@@ -161,184 +155,6 @@ def projection(
         BLOCK_N=warps, STEPS=steps_of(inner), num_warps=warps, **starts_early(x),
     )  # fmt: skip
     return y
-
-
-# ---- attention ---------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def norm_rope(x, weight, cos_sin, eps, HALF: tl.constexpr, NORM: tl.constexpr):
-    """Return the head at x, normalised and rotated, float32 [2·HALF]; cos_sin points to its cosines and sines."""
-    d = tl.arange(0, 2 * HALF)
-    pair = (d + HALF) % (2 * HALF)  # the element with which element d is rotated
-    y, z = tl.load(x + d).to(tl.float32), tl.load(x + pair).to(tl.float32)
-    cos, sin = tl.load(cos_sin + d % HALF), tl.load(cos_sin + HALF + d % HALF)
-    if NORM:
-        scale = tl.rsqrt(tl.sum(y * y, 0) / (2 * HALF) + eps)
-        y *= scale * tl.load(weight + d).to(tl.float32)
-        z *= scale * tl.load(weight + pair).to(tl.float32)
-    return y * cos + tl.where(d < HALF, -z, z) * sin
-
-
-@triton.jit
-def kv_split(seq_len, split, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Return the first position of a split of a row's KV, the position after its last one, and the splits in use."""
-    first = tl.maximum(seq_len - WINDOW, 0) if WINDOW >= 0 else 0
-    share = tl.cdiv(tl.cdiv(seq_len - first, BLOCK_N), SPLITS) * BLOCK_N
-    begin = first + split * share
-    return begin, tl.minimum(begin + share, seq_len), tl.cdiv(seq_len - first, share)
-
-
-@triton.jit
-def load_kv(k, v, page, n, stored, stride_page, stride_token, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr):
-    """Load the keys and values [N, HEAD_DIM] of positions n [N] in pages [N]; those from ``stored`` on are 0."""
-    at = page.to(tl.int64) * stride_page + (n % PAGE) * stride_token
-    at = at[:, None] + tl.arange(0, HEAD_DIM)[None, :]
-    real = (n < stored)[:, None]
-    return tl.load(k + at, mask=real, other=0.0), tl.load(v + at, mask=real, other=0.0)
-
-
-@triton.jit(do_not_specialize_on_alignment=["req_pool_indices", "seq_lens"])
-def attention_kernel(
-    qkv, q_weight, k_weight, cos_sin, out_cache_loc, k, v, partial, partial_top, page_table, req_pool_indices, seq_lens,
-    scale, eps, stride_qkv, stride_page, stride_token, stride_head, stride_table,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr, NORM: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
-    EARLY: tl.constexpr = False,
-):  # fmt: skip
-    """QK-norm, RoPE, the store of the new token's KV, and decode attention. One program: one split of a row's KV.
-
-    A program computes HEADS of the GROUP query heads that share a KV head.
-
-    The keys and values of earlier steps are loaded before the wait: no kernel of this step writes them. The new token's
-    key and value come from qkv, and the program of the last split stores them in the pool. A program is one warp, which
-    needs no barrier; with a query or a few for each key, a product by tensor cores would not be faster.
-    """
-    first_head, row, split = tl.program_id(0) * HEADS, tl.program_id(1), tl.program_id(2)
-    head = first_head // GROUP
-    seq_len = tl.load(seq_lens + row)
-    begin, end, _ = kv_split(seq_len, split, WINDOW, SPLITS, BLOCK_N)
-    row_table = page_table + tl.load(req_pool_indices + row).to(tl.int64) * stride_table
-    d, n = tl.arange(0, HEAD_DIM), begin + tl.arange(0, BLOCK_N)
-    stored = tl.minimum(end, seq_len - 1)  # positions before this one are in the pool
-    k += head * stride_head
-    v += head * stride_head
-    page = tl.load(row_table + n // PAGE, mask=n < stored, other=0)
-    keys, values = load_kv(k, v, page, n, stored, stride_page, stride_token, HEAD_DIM, PAGE)
-    page = tl.load(row_table + (n + BLOCK_N) // PAGE, mask=n + BLOCK_N < stored, other=0)
-    if EARLY:
-        start_next()
-        wait_for_previous()
-    if begin < end:
-        q_heads = tl.num_programs(0) * HEADS
-        qkv += row * stride_qkv
-        cos_sin += row * HEAD_DIM
-        dtype = keys.dtype
-        new_key = norm_rope(qkv + (q_heads + head) * HEAD_DIM, k_weight, cos_sin, eps, HEAD_DIM // 2, NORM)
-        new_key = new_key.to(dtype)
-        new_value = tl.load(qkv + (q_heads + q_heads // GROUP + head) * HEAD_DIM + d).to(dtype)
-        queries = ()
-        tops = ()
-        totals = ()
-        sums = ()
-        for g in tl.static_range(HEADS):
-            query = norm_rope(qkv + (first_head + g) * HEAD_DIM, q_weight, cos_sin, eps, HEAD_DIM // 2, NORM)
-            queries = queries + (query.to(dtype).to(tl.float32)[None, :] * scale,)  # type: ignore[assignment]  # noqa: RUF005
-            tops = tops + (tl.full([1], float("-inf"), tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
-            totals = totals + (tl.zeros([1], tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
-            sums = sums + (tl.zeros([HEAD_DIM], tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
-        if (end == seq_len) & (first_head % GROUP == 0):
-            loc = tl.load(out_cache_loc + row).to(tl.int64)
-            new_at = loc // PAGE * stride_page + loc % PAGE * stride_token + d
-            tl.store(k + new_at, new_key)
-            tl.store(v + new_at, new_value)
-        for _ in tl.range(begin, end, BLOCK_N, num_stages=1):
-            is_new, inside = (n == seq_len - 1)[:, None], n < end
-            block_keys = tl.where(is_new, new_key[None, :], keys).to(tl.float32)
-            block_values = tl.where(is_new, new_value[None, :], values).to(tl.float32)
-            n += BLOCK_N  # load keys and values one iteration ahead, and page numbers two iterations ahead
-            keys, values = load_kv(k, v, page, n, stored, stride_page, stride_token, HEAD_DIM, PAGE)
-            page = tl.load(row_table + (n + BLOCK_N) // PAGE, mask=n + BLOCK_N < stored, other=0)
-            new_tops = ()
-            new_totals = ()
-            new_sums = ()
-            for g in tl.static_range(HEADS):
-                scores = tl.sum(block_keys * queries[g], 1)
-                if SOFT_CAP > 0.0:  # cap·tanh(score / cap); scale already includes 1 / cap
-                    scores = SOFT_CAP * 1.4426950408889634 * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores)))
-                scores = tl.where(inside, scores, float("-inf"))
-                top = tl.maximum(tops[g], tl.max(scores, 0))  # finite: the first position of every block is inside
-                weights, rescale = tl.exp2(scores - top), tl.exp2(tops[g] - top)
-                new_tops = new_tops + (top,)  # type: ignore[assignment]  # noqa: RUF005
-                new_totals = new_totals + (totals[g] * rescale + tl.sum(weights, 0),)  # type: ignore[assignment]  # noqa: RUF005
-                new_sums = new_sums + (sums[g] * rescale + tl.sum(block_values * weights[:, None], 0),)  # type: ignore[assignment]  # noqa: RUF005
-            tops, totals, sums = new_tops, new_totals, new_sums
-        for g in tl.static_range(HEADS):
-            part = (row * q_heads + first_head + g) * SPLITS + split
-            tl.store(partial + part * HEAD_DIM + d, sums[g] / totals[g])
-            tl.store(partial_top + part + tl.arange(0, 1), tops[g] + tl.log2(totals[g]))
-
-
-@triton.jit(do_not_specialize_on_alignment=["seq_lens"])
-def merge_kernel(
-    partial, partial_top, out, seq_lens,
-    HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
-    EARLY: tl.constexpr = False,
-):  # fmt: skip
-    """Merge the splits of `attention_kernel`, weighted by their sums of exponentials. One program: one row, one head.
-
-    The number of splits in use follows from the row's length, so their results are loaded without looking first.
-    """
-    row, head = tl.program_id(0), tl.program_id(1)
-    _, _, splits = kv_split(tl.load(seq_lens + row), 0, WINDOW, SPLITS, BLOCK_N)
-    if EARLY:
-        start_next()
-        wait_for_previous()
-    split, d = tl.arange(0, SPLITS), tl.arange(0, HEAD_DIM)
-    part = (row * tl.num_programs(1) + head) * SPLITS + split
-    top = tl.load(partial_top + part, mask=split < splits, other=float("-inf"))
-    parts = tl.load(partial + part[:, None] * HEAD_DIM + d[None, :], mask=(split < splits)[:, None], other=0.0)
-    weights = tl.exp2(top - tl.max(top, 0))
-    merged = tl.sum(parts * weights[:, None], 0) / tl.sum(weights, 0)
-    tl.store(out + (row * tl.num_programs(1) + head) * HEAD_DIM + d, merged.to(out.dtype.element_ty))
-
-
-def serves_attention(heads: Heads) -> bool:
-    """Return whether `attention` supports these heads: a head size that is a power of two, 16 to 128."""
-    return heads.head_dim in (16, 32, 64, 128)
-
-
-def attention_splits(rows: int, kv_heads: int, num_sms: int) -> int:
-    """Return the number of splits of each row's KV, a power of two: four to eight programs for each multiprocessor."""
-    splits = max(1, min(64, 8 * num_sms // (rows * kv_heads)))
-    return 1 << (splits.bit_length() - 1)
-
-
-def attention(
-    qkv: Tensor, norm: QKNorm | None, cos_sin: Tensor, out_cache_loc: Tensor, pages: Pages, heads: Heads,
-    splits: int, partial: Tensor, out: Tensor,
-) -> None:  # fmt: skip
-    """Launch attention of one decode token per row from the result of the QKV projection, and the merge of the splits.
-
-    qkv is [rows, (q_heads + 2·kv_heads)·head_dim], out [rows, q_heads, head_dim]; ``partial`` is float32 scratch memory
-    of at least rows · q_heads · splits · (head_dim + 1) elements. See `minisgl.kernel.decode_layer.attention_torch`.
-    """
-    rows, dim = qkv.shape[0], heads.head_dim
-    block, each = 16, 2 if heads.group % 2 == 0 else 1
-    tops = partial[rows * heads.q_heads * splits * dim :]
-    q_weight, k_weight, eps = (qkv, qkv, 0.0) if norm is None else norm
-    early = starts_early(qkv)
-    attention_kernel[(heads.q_heads // each, rows, splits)](
-        qkv, q_weight, k_weight, cos_sin, out_cache_loc, pages.k, pages.v, partial, tops,
-        pages.page_table, pages.req_pool_indices, pages.seq_lens, score_scale(heads), eps,
-        qkv.stride(0), *pages.k.stride()[:3], pages.page_table.stride(0),
-        GROUP=heads.group, HEADS=each, HEAD_DIM=dim, PAGE=pages.k.shape[1], WINDOW=heads.window,
-        SOFT_CAP=heads.soft_cap, NORM=norm is not None, SPLITS=splits, BLOCK_N=block, num_warps=1, **early,
-    )  # fmt: skip
-    merge_kernel[(rows, heads.q_heads)](
-        partial, tops, out, pages.seq_lens,
-        HEAD_DIM=dim, WINDOW=heads.window, SPLITS=splits, BLOCK_N=block, num_warps=4, **early,
-    )  # fmt: skip
 
 
 # ---- experts -----------------------------------------------------------------------------------------------
