@@ -244,14 +244,14 @@ def serves_attention(heads: Heads) -> bool:
 
 
 def attention_splits(rows: int, heads: Heads, programs: int) -> int:
-    """Return the number of splits of each row's KV, a power of two; rows · kv_heads · splits is at most 4 · programs.
+    """Return the number of splits of each row's KV, a power of two; rows · kv_heads · splits is at most 2 · programs.
 
     ``programs`` is the number of programs of four warps that fill the GPU. A program of `small_group_kernel` is one
-    warp, so there are more of them.
+    warp, so there are twice as many, and up to 128 splits instead of 64.
     """
     if heads.group > SMALL_GROUP:
         return decode_splits(rows, heads.kv_heads, programs)
-    splits = max(1, min(128, 4 * programs // (rows * heads.kv_heads)))
+    splits = max(1, min(128, 2 * programs // (rows * heads.kv_heads)))
     return 1 << (splits.bit_length() - 1)
 
 
