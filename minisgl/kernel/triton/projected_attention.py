@@ -161,7 +161,8 @@ def group_kernel(
 ):  # fmt: skip
     """Compute the same as `small_group_kernel`, with tensor cores. One program: one KV head, one split.
 
-    The online softmax of the last split begins with the new token, that of the others with nothing.
+    The first block of keys and values is loaded before the wait, as in `small_group_kernel`. The online softmax of the
+    last split begins with the new token, that of the others with nothing.
     """
     head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     seq_len = tl.load(seq_lens + row)
@@ -169,6 +170,10 @@ def group_kernel(
     row_table = page_table + tl.load(req_pool_indices + row).to(tl.int64) * stride_table
     k += head * stride_head
     v += head * stride_head
+    stored = tl.minimum(end, seq_len - 1)  # positions before this one are in the pool
+    n = begin + tl.arange(0, BLOCK_N)
+    page = tl.load(row_table + n // PAGE, mask=n < stored, other=0)
+    keys, values = load_kv(k, v, page, n, stored, stride_page, stride_token, HEAD_DIM, PAGE)
     if EARLY:
         start_next()
         wait_for_previous()
@@ -194,15 +199,22 @@ def group_kernel(
         top = tl.where(last, score, float("-inf"))
         total = tl.where(last, 1.0, 0.0) + tl.zeros([BLOCK_M], tl.float32)
         acc = tl.where(last, new_value.to(tl.float32), 0.0)[None, :] + tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
-        end = tl.minimum(end, seq_len - 1)  # from here on only the positions in the pool, which every query sees
-        middle = begin + (end - begin) // BLOCK_N * BLOCK_N
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+        scores = tl.where((n < stored)[None, :], scores, float("-inf"))
+        first_top = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - first_top[:, None])
+        rescale = tl.exp2(top - first_top)
+        acc = tl.dot(weights.to(dtype), values, acc * rescale[:, None], input_precision="ieee")
+        total = total * rescale + tl.sum(weights, 1)
+        begin += BLOCK_N
+        middle = begin + tl.maximum(stored - begin, 0) // BLOCK_N * BLOCK_N
         position = tl.full([BLOCK_M], 0, tl.int32) + (seq_len - 1)
         acc, top, total = attend(
             queries, position, k, v, row_table, begin, middle, stride_page, stride_token, scale,
-            acc, top, total, PAGE, HEAD_DIM, WINDOW, 0.0, False, BLOCK_N,
+            acc, first_top, total, PAGE, HEAD_DIM, WINDOW, 0.0, False, BLOCK_N,
         )  # fmt: skip
         acc, top, total = attend(
-            queries, position, k, v, row_table, middle, end, stride_page, stride_token, scale,
+            queries, position, k, v, row_table, middle, stored, stride_page, stride_token, scale,
             acc, top, total, PAGE, HEAD_DIM, WINDOW, 0.0, True, BLOCK_N,
         )  # fmt: skip
         part = ((row * kv_heads + head) * GROUP + m) * SPLITS + split
