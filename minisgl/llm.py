@@ -23,6 +23,7 @@ from tqdm import tqdm
 from minisgl.core import I32, EngineDeadError, FinishReason, InvalidRequestError, Logprobs, Output, SamplingParams
 from minisgl.engine.followers import start_engine
 from minisgl.engine.setup import resolve_device
+from minisgl.kernel.compilations import Compilations
 from minisgl.models.resolve import resolve_model
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
@@ -135,6 +136,7 @@ class LLM:
                 "programs use the CPU too, this LLM can be several times slower. Import minisgl before torch, or set "
                 "OMP_WAIT_POLICY=PASSIVE in the environment of Python."
             )
+        self.compilations = Compilations()
 
     def __enter__(self) -> LLM:
         return self

@@ -26,6 +26,8 @@ def build_engine(
 ) -> TorchEngine:
     """Build the engine of one tensor-parallel rank: model, weights, KV pool, attention, communicator, graphs.
 
+    On a GPU, also compute steps of all kinds, so that no request waits for a compiler (`minisgl.engine.warmup`).
+
     ``size`` is the number of ranks. ``address`` is ``host:port`` of rank 0's rendezvous; at ``size`` 1 it may be empty.
     With several ranks the call blocks until all ranks have connected, so the caller must start the follower processes
     before or while it builds rank 0. With several ranks, torch uses at most cores // ``size`` threads (at least 1)
@@ -34,12 +36,16 @@ def build_engine(
     Raises `ConfigError` if options contradict each other, the model or the machine.
     """
     from minisgl.engine.engine import TorchEngine
+    from minisgl.engine.warmup import warm_up
 
     if size > 1:
         _limit_threads(size)
     if rank > 0:
         _set_current_device(config, rank)
-    return TorchEngine(config, manager, rank=rank, size=size, address=address)
+    engine = TorchEngine(config, manager, rank=rank, size=size, address=address)
+    if engine.device.type == "cuda":
+        warm_up(engine, config.max_prefill_tokens)
+    return engine
 
 
 def _set_current_device(config: Config, rank: int) -> None:

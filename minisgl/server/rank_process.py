@@ -14,6 +14,7 @@ import zmq
 
 from minisgl.core import InvalidRequestError, Output
 from minisgl.engine.build import LeaderEngine, build_engine, follow
+from minisgl.kernel.compilations import Compilations
 from minisgl.message import (
     Abort,
     Accepted,
@@ -116,9 +117,10 @@ def _run_leader(
         Pull(context, addresses.scheduler),
         to_api=Push(context, addresses.api).send,
         to_detokenizer=Push(context, addresses.detokenizer).send,
-        metrics=manager.hook.minisgl_metrics,
+        metrics=lambda: [*manager.hook.minisgl_metrics(), compilations.metrics()],
         heartbeat=heartbeat,
     )
+    compilations = Compilations()
     gc.collect()
     gc.freeze()  # the objects of the model and the engine live until the process ends: exclude them from collections
     report.send(ready)

@@ -1,0 +1,138 @@
+"""Steps that an engine computes before its first request, so that no request waits for a compiler or a library.
+
+A kernel is compiled, or loaded from a cache on disk, when it is first launched with arguments of a new kind. The graphs
+launch most kernels when they are recorded; sampling, the attention of prompts and steps without a bucket remain. So
+`warm_up` computes steps of all kinds: prompts of different lengths, decode rows with each part of sampling, and steps
+that mix them. They read and write the scratch page only, and leave nothing behind that a request can see.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from minisgl.core import I32, PENDING, Admission, EngineSpec, PromptRange, SamplingParams, Step, TokenMasks
+
+if TYPE_CHECKING:
+    from minisgl.engine.engine import TorchEngine
+
+__all__ = ["KINDS", "warm_up"]
+
+log = logging.getLogger(__name__)
+
+KINDS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.7),
+    SamplingParams(temperature=0.7, top_p=0.9),
+    SamplingParams(temperature=0.7, top_k=20, min_p=0.1),
+    SamplingParams(temperature=0.0, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
+    SamplingParams(temperature=0.0, logit_bias={0: 1.0}, logprobs=SamplingParams.MAX_LOGPROBS),
+)
+"""Sampling parameters that together use every part of sampling."""
+
+PROMPTS = (5, 40, 200, 1100, 1500, 3000, 6000)
+"""Lengths in tokens of prompts that a step computes alone. Kernels and their tiles depend on the number of tokens."""
+
+MANY_TOKENS = 1280
+"""Tokens of a step with prompts of many rows: more than there are in the largest bucket but that of full chunks."""
+
+ROWS = (2, 4, 8, 16, 33, 64, 128, 256)
+"""Numbers of rows whose prompts a step ends."""
+
+DECODE_ROWS = (1, 3, 64)
+"""Numbers of decode rows that sample. Some libraries choose another kernel for a few rows than for many."""
+
+MIXED_ROWS = (1, 2, 4)
+"""Numbers of decode rows of steps that also have a prompt. Such steps compute few decode rows by other kernels than
+steps of decode rows alone (`minisgl.models.few_rows`)."""
+
+
+class _Row(NamedTuple):
+    """One row of a step. It computes ``tokens`` tokens from position ``start`` on, and samples after the last one."""
+
+    start: int
+    tokens: int
+    params: SamplingParams | None = None  # of a request that the step admits to this row
+
+
+def warm_up(engine: TorchEngine, max_tokens: int) -> None:
+    """Compute steps of all kinds with ``engine``, each of at most ``max_tokens`` tokens, and wait for their results.
+
+    No step may be in flight. With several ranks, each rank must call this: all write the same steps. The ids of these
+    steps do not count: the first step of a scheduler has the id 0 as well.
+    """
+    started, steps = time.monotonic(), _Steps(engine.spec)
+    for step in steps.all(max_tokens):
+        engine.launch(step)
+        if step.late_sampling and engine.rank == 0:
+            bits = np.full((1, -(-engine.spec.vocab_size // 32)), -1, np.int32)
+            engine.sample(TokenMasks(np.zeros(1, np.int32), bits))
+        engine.result()
+    log.info("computed %d steps to warm up in %.1f s", steps.next_id, time.monotonic() - started)
+
+
+class _Steps:
+    """Writes the steps of a warm-up. Row r of a step is request-pool row r; all pages are the scratch page."""
+
+    def __init__(self, spec: EngineSpec):
+        self.spec = spec
+        self.next_id = 0
+
+    def all(self, max_tokens: int) -> Iterator[Step]:
+        """Yield all steps that fit the engine, each of at most ``max_tokens`` tokens."""
+        spec = self.spec
+        longest = min(spec.max_seq_len - 2, max_tokens)
+        most = min(spec.max_running_requests, max(max_tokens // 2, 1))
+        for length in sorted({min(length, longest) for length in (*PROMPTS, max_tokens)}):
+            yield self.step([], [_Row(0, length, KINDS[0])])
+        for rows in sorted({min(rows, most) for rows in ROWS}):
+            for length in (2, -(-MANY_TOKENS // rows)):
+                if rows * length <= max_tokens and length <= longest:
+                    yield self.step([], [_Row(0, length, KINDS[0])] * rows)
+        yield self.step([], [_Row(0, min(8, longest), KINDS[0])], scored=3)
+        for rows in sorted({min(rows, most) for rows in DECODE_ROWS}):
+            for kind in KINDS:
+                yield self.step([_Row(1, 1, kind)] * rows, [])
+            yield self.step([_Row(1, 1, KINDS[i % len(KINDS)]) for i in range(rows)], [])
+        for rows in MIXED_ROWS:
+            if rows < most:
+                yield self.step([_Row(1, 1, KINDS[0])] * rows, [_Row(0, min(40, longest), KINDS[1])])
+        yield self.step([_Row(1, 1, KINDS[0])], [], masked=True)
+
+    def step(self, decode: Sequence[_Row], prompts: Sequence[_Row], *, scored: int = 0, masked: bool = False) -> Step:
+        """Return the next step of decode rows and whole prompts.
+
+        With ``scored``, as many positions of the first prompt are scored. With ``masked``, tokens are sampled under
+        masks.
+        """
+        rows, spec = [*decode, *prompts], self.spec
+        lengths = np.array([row.tokens for row in rows], np.int32)
+        ids = np.ones(int(lengths.sum()), np.int32)
+        ids[: len(decode)] = PENDING
+        targets = [PromptRange(len(decode), 0, np.ones(scored, np.int32), 2)] if scored else []
+        step = Step(
+            id=self.next_id,
+            req_pool_indices=np.arange(len(rows), dtype=np.int32),
+            num_computed_tokens=np.array([row.start for row in rows], np.int32),
+            num_scheduled_tokens=lengths,
+            num_sampled_tokens=np.ones(len(rows), np.int32),
+            num_decode=len(decode),
+            num_verify=0,
+            input_ids=ids,
+            page_table_updates=(np.zeros(1, np.int32), np.zeros(1, np.int32), np.full(1, spec.num_pages, np.int32)),
+            admissions=tuple(_admission(i, row.params) for i, row in enumerate(rows) if row.params is not None),
+            prompt_logprobs=tuple(targets),
+            late_sampling=masked,
+        )
+        self.next_id += 1
+        return step
+
+
+def _admission(row: int, params: SamplingParams) -> Admission:
+    """Return the admission of a request without earlier tokens to a request-pool row."""
+    none: I32 = np.empty(0, np.int32)
+    return Admission(row, row, params, 0, *((none, none) if params.needs_history else ()))

@@ -1,0 +1,80 @@
+"""A count of the kernels that were compiled, or loaded from a cache on disk, after the engine was ready.
+
+A step that launches such a kernel waits for it: milliseconds if the compiled kernel is on disk, seconds if it is not.
+`minisgl.engine.warmup` launches kernels of all kinds before that. The count shows those that it missed.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import weakref
+from typing import Any
+
+__all__ = ["Compilations"]
+
+log = logging.getLogger(__name__)
+
+
+class Compilations:
+    """The kernels compiled or loaded in this process since the object was made, by compiler.
+
+    Triton calls a hook for each kernel. FlashInfer keeps a list of its modules, and FlashAttention's CuTe kernels are
+    in a cache, whose sizes are compared with those at the beginning. A library that this process has not imported when
+    the object is made counts from its import on.
+    """
+
+    def __init__(self) -> None:
+        self.triton: list[str] = []  # names of the kernels
+        self._begin = {"flashinfer": len(_flashinfer_modules()), "cute": len(_cute_kernels())}
+        if (triton := sys.modules.get("triton")) is not None:
+            _watched(triton.knobs.runtime).add(self)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of kernels (FlashInfer: modules) of each compiler."""
+        return {
+            "triton": len(self.triton),
+            "flashinfer": len(_flashinfer_modules()) - self._begin["flashinfer"],
+            "cute": len(_cute_kernels()) - self._begin["cute"],
+        }
+
+    def metrics(self) -> str:
+        """Return the counts in Prometheus' text format."""
+        lines = [f'minisgl_late_compilations_total{{compiler="{name}"}} {n}\n' for name, n in self.counts().items()]
+        return "".join(["# TYPE minisgl_late_compilations counter\n", *lines])
+
+
+class _Hook:
+    """Triton's hook after a compilation. It tells every live `Compilations`, and calls the hook that was set before."""
+
+    def __init__(self, before: Any):
+        self.before = before
+        self.counts: weakref.WeakSet[Compilations] = weakref.WeakSet()
+
+    def __call__(self, **compiled: Any) -> Any:
+        name = compiled["fn"].name.rpartition(".")[2]
+        if self.counts:
+            log.warning("the kernel %s was compiled or loaded after the start; a step waited for it", name)
+        for count in self.counts:
+            count.triton.append(name)
+        return self.before(**compiled) if self.before is not None else None
+
+
+def _watched(runtime: Any) -> weakref.WeakSet[Compilations]:
+    """Return the counts that Triton's hook tells, and set the hook if it is not ours yet."""
+    hook = runtime.jit_post_compile_hook
+    if not isinstance(hook, _Hook):
+        hook = runtime.jit_post_compile_hook = _Hook(hook)
+    return hook.counts
+
+
+def _flashinfer_modules() -> Any:
+    """Return FlashInfer's modules that were asked for so far. FlashInfer compiles or loads each when it is asked."""
+    module = sys.modules.get("flashinfer.jit.core")
+    return module.jit_spec_registry.get_all_specs() if module is not None else ()
+
+
+def _cute_kernels() -> Any:
+    """Return the forward kernels that FlashAttention compiled or loaded so far."""
+    module = sys.modules.get("flash_attn.cute.interface")
+    return module._flash_attn_fwd.compile_cache.cache if module is not None else ()

@@ -1,0 +1,63 @@
+"""The steps of a warm-up: they use every part of sampling, and leave nothing behind that a request can see."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minisgl import LLM, SamplingParams
+from minisgl.core import Step
+from minisgl.engine import sampler, warmup
+from minisgl.engine.engine import TorchEngine
+
+OPTIONS = ["device=cpu", "num_pages=64", "max_prefill_tokens=48", "max_running_requests=4", "max_seq_len=200"]
+
+
+def test_a_warm_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Page table and KV pool, but for the scratch page, are as before, and requests get the same tokens."""
+    params = [SamplingParams(max_tokens=8, temperature=0.7, seed=3), SamplingParams(max_tokens=8, temperature=0.0)]
+    with LLM("tutor", overrides=OPTIONS) as llm:
+        want = [output.token_ids for output in llm.generate(["Hello", "What is 2 + 2?"], params)]
+    with LLM("tutor", overrides=OPTIONS) as llm:
+        engine = llm.engine
+        assert isinstance(engine, TorchEngine)
+        warmup.warm_up(engine, 48)
+        assert (engine._inputs.page_table == engine.spec.num_pages).all()
+        assert engine.ctx.pool is not None
+        for k, v in map(engine.ctx.pool.layer, range(2)):
+            assert not k[: engine.spec.num_pages].any()
+            assert not v[: engine.spec.num_pages].any()
+        got = [output.token_ids for output in llm.generate(["Hello", "What is 2 + 2?"], params)]
+        llm.scheduler.check_idle()
+    assert got == want
+
+
+@pytest.mark.parametrize("rows", [1, 2, 300])
+@pytest.mark.parametrize("max_tokens", [1, 2, 100, 8192])
+def test_steps_fit_the_engine(rows: int, max_tokens: int) -> None:
+    """No step has more rows, tokens or positions than the engine serves, or a row without a token."""
+    from minisgl.core import EngineSpec
+
+    spec = EngineSpec(16, 100, rows, 4096, 1000)
+    steps = list(warmup._Steps(spec).all(max_tokens))
+    assert [step.id for step in steps] == list(range(len(steps)))
+    for step in steps:
+        assert 0 < step.rows <= rows
+        prompt_tokens = len(step.input_ids) - step.num_decode
+        assert prompt_tokens <= max_tokens
+        assert step.num_scheduled_tokens.min() > 0
+        assert (step.num_computed_tokens + step.num_scheduled_tokens).max() < spec.max_seq_len
+        assert len(step.input_ids) == step.num_scheduled_tokens.sum()
+        assert Step.decode(step.encode()).rows == step.rows
+
+
+def test_every_part_of_sampling_is_used() -> None:
+    """The parameters of the warm-up have every flag that a request can have, alone or with others."""
+    each = sampler.Sampler(4, 1000, torch.device("cpu"))
+    flags = 0
+    for kind in warmup.KINDS:
+        flags |= each._flags_of(kind)
+    every = sampler.MIN_P
+    for group in sampler.GROUPS:
+        every |= group
+    assert flags == every
