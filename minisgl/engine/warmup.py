@@ -29,10 +29,11 @@ KINDS = (
     SamplingParams(temperature=0.7),
     SamplingParams(temperature=0.7, top_p=0.9),
     SamplingParams(temperature=0.7, top_k=20, min_p=0.1),
-    SamplingParams(temperature=0.0, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
+    SamplingParams(temperature=0.7, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
     SamplingParams(temperature=0.0, logit_bias={0: 1.0}, logprobs=SamplingParams.MAX_LOGPROBS),
 )
-"""Sampling parameters that together use every part of sampling."""
+"""Sampling parameters that together use every part of sampling, and each kernel that draws a token: of logits in the
+model's dtype or in float32, with noise or without."""
 
 PROMPTS = (5, 40, 200, 1100, 1500, 3000, 6000)
 """Lengths in tokens of prompts that a step computes alone. Kernels and their tiles depend on the number of tokens."""
@@ -40,8 +41,8 @@ PROMPTS = (5, 40, 200, 1100, 1500, 3000, 6000)
 MANY_TOKENS = 1280
 """Tokens of a step with prompts of many rows: more than there are in the largest bucket but that of full chunks."""
 
-ROWS = (2, 4, 8, 16, 33, 64, 128, 256)
-"""Numbers of rows whose prompts a step ends."""
+ROWS = (2, 3, 4, 8, 16, 33, 64, 128, 256)
+"""Numbers of rows whose prompts a step ends. cuBLASLt has other kernels for odd numbers than for even ones."""
 
 DECODE_ROWS = (1, 3, 64)
 """Numbers of decode rows that sample. Some libraries choose another kernel for a few rows than for many."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from minisgl.message import (
     pack_ids,
     unpack_ids,
 )
-from minisgl.server.text_process import BEGIN_CHARS_PER_TOKEN, MAX_CHARS_PER_TOKEN, TextWorker
+from minisgl.server.text_process import BEGIN_CHARS_PER_TOKEN, MAX_CHARS_PER_TOKEN, TextWorker, warm_up
 from minisgl.tokenizer import Tokenizer
 from minisgl.utils.log import JsonFormatter
 
@@ -308,3 +309,46 @@ def test_stop_and_unexpected_message(harness: Harness) -> None:
     assert not harness.worker.handle(Stop())
     with pytest.raises(TypeError):
         harness.worker.handle(Accepted([1]))
+
+
+def count_calls(harness: Harness, *messages: Message) -> int:
+    """Return how many functions are called, in Python or in C, while the worker handles the messages."""
+    count = 0
+
+    def called(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(called)
+    try:
+        for message in messages:
+            harness.worker.handle(message)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_the_first_request_does_no_more_work_than_the_next(tiny: Path, warm: bool) -> None:
+    """After a warm-up, the first request calls as many functions as the second. Without one it calls more."""
+    tokenizer = Tokenizer.from_dir(tiny)
+    assert tokenizer is not None
+    modules = set(sys.modules)
+    if warm:
+        warm_up(tokenizer)
+    harness = Harness(tokenizer)
+    prompts = [TextPrompt("A prompt"), ChatPrompt([{"role": "user", "content": "A question"}])]
+    params = SamplingParams(stop=("end",), logprobs=1)
+    submits = [Submit([uid], prompt, params) for uid, prompt in enumerate(prompts)]
+    first = count_calls(harness, *submits)
+    second = count_calls(harness, *submits)
+    assert (first == second) == warm
+    assert len(harness.scheduler) == 4
+    if warm:
+        assert "max_token_chars" in vars(tokenizer)
+        assert set(sys.modules) == modules
+
+
+def test_a_warm_up_without_tokenizer_or_template(tokenizer: Tokenizer) -> None:
+    warm_up(None)
+    warm_up(Tokenizer(tokenizer.raw))
