@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 MAX_IN_FLIGHT = 2
 """The largest number of steps in flight: launched by the engine, with a result that the caller has not read yet."""
 
+WARMED_DEVICES = ("cuda",)
+"""Types of devices on which an engine computes steps before it is ready. A CPU's kernels are compiled when it is built.
+"""
+
 
 def build_engine(
     config: Config, manager: PluginManager, rank: int = 0, size: int = 1, address: str = ""
@@ -43,7 +47,7 @@ def build_engine(
     if rank > 0:
         _set_current_device(config, rank)
     engine = TorchEngine(config, manager, rank=rank, size=size, address=address)
-    if engine.device.type == "cuda":
+    if engine.device.type in WARMED_DEVICES:
         warm_up(engine, config.max_prefill_tokens)
     return engine
 

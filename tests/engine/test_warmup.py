@@ -7,8 +7,12 @@ import torch
 
 from minisgl import LLM, SamplingParams
 from minisgl.core import Step
-from minisgl.engine import sampler, warmup
+from minisgl.engine import build, sampler, warmup
 from minisgl.engine.engine import TorchEngine
+from minisgl.options.compose import compose
+from minisgl.plugin_manager.manager import PluginManager
+from minisgl.testing.ranks import leader_engine
+from minisgl.testing.steps import RowSpec, StepWriter
 
 OPTIONS = ["device=cpu", "num_pages=64", "max_prefill_tokens=48", "max_running_requests=4", "max_seq_len=200"]
 
@@ -30,6 +34,19 @@ def test_a_warm_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> Non
         got = [output.token_ids for output in llm.generate(["Hello", "What is 2 + 2?"], params)]
         llm.scheduler.check_idle()
     assert got == want
+
+
+def test_all_ranks_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two ranks, both compute the same steps, and a prompt's first token is that of one rank."""
+    manager, tokens = PluginManager.load(), []
+    for size, devices in ((1, ()), (2, ("cpu",))):
+        monkeypatch.setattr(build, "WARMED_DEVICES", devices)
+        config = compose(manager, ["model=tutor", *OPTIONS, f"tp={size}"])
+        with leader_engine(config, manager) as engine:
+            prompt = RowSpec.prompt(0, range(30, 60), SamplingParams(temperature=0.0))
+            engine.launch(StepWriter(engine.spec).step(prompt))
+            tokens.append(engine.result().tokens.tolist())
+    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 300])
