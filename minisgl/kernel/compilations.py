@@ -40,8 +40,9 @@ class Compilations:
 
     def metrics(self) -> str:
         """Return the counts in Prometheus' text format."""
-        lines = [f'minisgl_late_compilations_total{{compiler="{name}"}} {n}\n' for name, n in self.counts().items()]
-        return "".join(["# TYPE minisgl_late_compilations counter\n", *lines])
+        name = "minisgl_late_compilations_total"
+        head = f"# HELP {name} Kernels compiled or loaded after the start\n# TYPE {name} counter\n"
+        return head + "".join(f'{name}{{compiler="{compiler}"}} {n}\n' for compiler, n in self.counts().items())
 
 
 class _Hook:
