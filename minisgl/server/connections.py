@@ -127,8 +127,11 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _close_longest_waiting(self) -> bool:
-        """Close the connection that has waited longest for a request. Return False if no connection waits for one."""
-        longest = next(iter(self.waiting), None)
+        """Close the connection that has waited longest for a request. Return False if there is none.
+
+        A connection whose client has not received the whole last response does not count.
+        """
+        longest = next((each for each in self.waiting if not each.transport.get_write_buffer_size()), None)
         if longest is not None:
             longest.connections.discard(longest)
             del self.waiting[longest]

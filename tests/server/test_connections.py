@@ -269,7 +269,19 @@ def test_soft_limit_is_raised(soft: int, hard: int, wanted: int, now: int) -> No
 
 
 class _Transport(asyncio.Transport):
-    """A transport without a socket."""
+    """A transport without a socket. ``unsent`` is the number of bytes in its buffer."""
+
+    unsent = 0
+    aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        self.aborted = True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         pass
@@ -307,5 +319,32 @@ def test_a_burst_is_handled_in_parts() -> None:
         assert max(b - a for a, b in pairwise(turns)) <= 10
         for connection in connections:
             connection.connection_lost(None)
+
+    asyncio.run(test())
+
+
+async def _no_application(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError("no request was sent")
+
+
+def test_connection_with_an_unsent_response_is_not_closed() -> None:
+    """The connection that makes room for a new one is the longest waiting one whose response has been sent."""
+
+    async def test() -> None:
+        kind = Connection.limited(Limits(2, 10), 30.0)
+        config = uvicorn.Config(_no_application, http=kind, ws="none", lifespan="off", log_config=None)
+        state = ServerState()
+        transports = [_Transport() for _ in range(4)]
+        transports[0].unsent = 5
+        connections = [kind(config, state, {}) for _ in transports]
+        for connection, transport in zip(connections[:3], transports, strict=False):
+            connection.connection_made(transport)
+        assert [transport.aborted for transport in transports] == [False, True, False, False]
+        transports[2].unsent = 5
+        connections[3].connection_made(transports[3])
+        assert [transport.aborted for transport in transports] == [False, True, False, False]
+        assert len(state.connections) == 2
+        for connection in connections:
+            connection._stop_timer()
 
     asyncio.run(test())
