@@ -9,6 +9,7 @@ takes the place of the one that has waited longest for a request, or gets 503 wi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import resource
@@ -313,7 +314,8 @@ class Connection(HttpToolsProtocol):
         self._ended = True
         self.transport.write(head + headers + b"\r\n" + body)
         if self.transport.can_write_eof() and not self.transport.is_closing():
-            self.transport.write_eof()
+            with contextlib.suppress(OSError):  # the client may have closed the connection
+                self.transport.write_eof()
         self._timer = self.loop.call_later(REFUSED_SECONDS, self.transport.abort)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import resource
 import socket
@@ -346,5 +347,30 @@ def test_connection_with_an_unsent_response_is_not_closed() -> None:
         assert len(state.connections) == 2
         for connection in connections:
             connection._stop_timer()
+
+    asyncio.run(test())
+
+
+def test_time_out_of_a_client_that_has_gone() -> None:
+    """A client may reset its connection at the very moment of its time-out: that is no error."""
+
+    class Gone(_Transport):
+        def can_write_eof(self) -> bool:
+            return True
+
+        def write_eof(self) -> None:
+            raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    async def test() -> None:
+        kind = Connection.limited(Limits(2, 10), 0.0)
+        config = uvicorn.Config(_no_application, http=kind, ws="none", lifespan="off", log_config=None)
+        errors: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        connection = kind(config, ServerState(), {})
+        connection.connection_made(Gone())
+        await asyncio.sleep(0.01)
+        assert connection._ended
+        assert errors == []
+        connection.connection_lost(None)
 
     asyncio.run(test())

@@ -212,7 +212,12 @@ def test_promise_10_sigterm_drains(tiny: Path) -> None:
 
 def test_promise_10_sighup_drains(tiny: Path) -> None:
     """When the terminal is closed, the running requests finish, however often it says so. The server exits with 0."""
-    with Server(f"model={tiny}", "num_pages=2048") as server:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # with nohup, the server would inherit that it is ignored
+    try:
+        server = Server(f"model={tiny}", "num_pages=2048")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with server:
         requests = running(server, 2, max_tokens=1000)
         os.killpg(server.process.pid, signal.SIGHUP)
         assert wait_for(lambda: health(server) == 503, scaled_timeout(5))
