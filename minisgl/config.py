@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-GROUPS = ("attention", "cache", "scheduler", "moe", "graph", "communicator")
+GROUPS = ("attention", "cache", "scheduler", "moe", "graph", "communicator", "speculation")
 LOAD_FORMATS = ("auto", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -115,6 +115,8 @@ class Config:
     max_prefill_tokens: int = 8192
     """Maximum prompt tokens computed in one step. A longer prompt is split into chunks. With ``scheduler=mixed``,
     decode rows count too, but leave at least a quarter to prompts."""
+    max_draft_tokens: int = 512
+    """Maximum draft tokens of all requests in one step. They do not count as ``max_prefill_tokens``."""
     overlap: bool = True
     """Whether the host prepares the next step while the device computes the current step."""
     starvation_steps: int = 512
@@ -137,6 +139,7 @@ class Config:
     moe: Any = None
     graph: Any = None
     communicator: Any = None
+    speculation: Any = None
 
     def check(self) -> None:
         """Raise `ConfigError` if a value is out of range.
@@ -158,7 +161,14 @@ class Config:
         one_of("load_format", self.load_format, LOAD_FORMATS)
         one_of("dtype", self.dtype, DTYPES)
         one_of("device", self.device, DEVICES)
-        for key in ("tp", "page_size", "max_running_requests", "max_prefill_tokens", "starvation_steps"):
+        for key in (
+            "tp",
+            "page_size",
+            "max_running_requests",
+            "max_prefill_tokens",
+            "starvation_steps",
+            "max_draft_tokens",
+        ):
             need(getattr(self, key) >= 1, key, "at least 1")
         for key in ("num_pages", "max_seq_len"):
             need(getattr(self, key) is None or getattr(self, key) >= 1, key, "at least 1, or null for the default")

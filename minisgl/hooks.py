@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from minisgl.engine.graph import GraphRunner
     from minisgl.kvcache import PrefixCache
     from minisgl.moe import MoeBackend
-    from minisgl.scheduler import SchedulerPolicy
+    from minisgl.scheduler import DraftProposer, SchedulerPolicy
 
 PROJECT = "minisgl"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -55,8 +55,8 @@ def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     When: in every process, once, when the process loads the plugin: before it composes or decodes a `Config`.
 
     Returns: tuples ``(group, name, dataclass)``. ``group=name`` on the command line then selects this dataclass, and
-    its fields are options of the group. ``group`` is ``attention``, ``cache``, ``scheduler``, ``moe``, ``graph`` or
-    ``communicator``.
+    its fields are options of the group. ``group`` is ``attention``, ``cache``, ``scheduler``, ``moe``, ``graph``,
+    ``communicator`` or ``speculation``.
     """
     raise NotImplementedError
 
@@ -151,6 +151,20 @@ def minisgl_communicator(
     - ``build``: ``build(name)`` builds another communicator by name, with default options and the same ranks.
 
     Returns: the communicator, connected to the other ranks, or None if ``config`` belongs to another plugin.
+    """
+
+
+@hookspec(firstresult=True)
+def minisgl_proposer(config: Any, spec: EngineSpec) -> DraftProposer | None:
+    """Build the proposer of draft tokens for speculative decoding.
+
+    When: once in rank 0's process, at start, when the scheduler is built. Other ranks have no proposer: they execute
+    the steps of rank 0.
+
+    - ``config``: the options object of the group ``speculation``.
+    - ``spec``: the sizes of the engine: pages, page size, running requests, sequence length, vocabulary.
+
+    Returns: the proposer, or None if ``config`` belongs to another plugin.
     """
 
 

@@ -73,6 +73,8 @@ BUILTINS = (
     "minisgl.plugins.communicator.torch",
     "minisgl.plugins.communicator.nccl",
     "minisgl.plugins.communicator.ring",
+    "minisgl.plugins.speculation.none",
+    "minisgl.plugins.speculation.ngram",
     "minisgl.plugins.observer.metrics",
     "minisgl.plugins.observer.trace",
     "minisgl.plugins.models.llama",
@@ -83,6 +85,8 @@ BUILTINS = (
     "minisgl.plugins.models.qwen3_moe",
 )
 MODELS = "minisgl.plugins.models."
+HOOK_OF = {"speculation": "minisgl_proposer"}
+"""Group → the hook that builds its object, where this is not ``minisgl_<group>``."""
 
 
 @dataclass(frozen=True)
@@ -228,12 +232,13 @@ class PluginManager:
     # ---- building ------------------------------------------------------------------------------------
 
     def build(self, group: str, config: Any, **kwargs: Any) -> Any:
-        """Return the object that a plugin's hook ``minisgl_<group>`` builds for ``config``.
+        """Return the object that a plugin's hook ``minisgl_<group>`` (or that in `HOOK_OF`) builds for ``config``.
 
         ``kwargs`` are the hook's other arguments. Raise `ConfigError` if no plugin builds the object, if the plugin
         raises ValueError, or if a package that the plugin needs is not installed.
         """
-        caller = getattr(self.hook, f"minisgl_{group}")
+        hook = HOOK_OF.get(group, f"minisgl_{group}")
+        caller = getattr(self.hook, hook)
         if caller.spec is not None and "build" in caller.spec.argnames:
             kwargs.setdefault("build", lambda name: self.build(group, self.make(group, name), **kwargs))
         try:
@@ -245,7 +250,7 @@ class PluginManager:
         if made is None:
             owner = self._owners.get((group, self.name_of(group, config)), "no plugin")
             raise ConfigError(
-                f"No plugin builds {group}={self.name_of(group, config)}: every minisgl_{group} hook returned None for "
+                f"No plugin builds {group}={self.name_of(group, config)}: every {hook} hook returned None for "
                 f"a {type(config).__name__} (registered by {owner}). A plugin must have a hook with "
                 f"`if isinstance(config, {type(config).__name__}): return …`."
             )

@@ -5,13 +5,14 @@ The interface that scheduling policies implement is in `minisgl.scheduler.base`.
 
 from __future__ import annotations
 
-from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
+from minisgl.scheduler.base import Budget, DraftProposer, Plan, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.page_allocator import PageAllocator, PageOwnershipError
 from minisgl.scheduler.planner import PolicyError
 from minisgl.scheduler.scheduler import Scheduler
 
 __all__ = [
     "Budget",
+    "DraftProposer",
     "PageAllocator",
     "PageOwnershipError",
     "Plan",

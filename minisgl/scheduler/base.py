@@ -77,7 +77,26 @@ class SchedulerPolicy(Protocol):
 
 
 class DraftProposer(Protocol):
-    """Guesses the next tokens of running requests; a verification row then computes all guesses at once."""
+    """Guesses the next tokens of running requests; a verification row then computes all guesses at once.
+
+    The scheduler calls `admitted`, then `advanced` and `propose` any number of times, then `removed`. A subclass need
+    not define the first, the second and the last, which do nothing here.
+    """
+
+    max_drafts: int
+    """The largest number of draft tokens of one request in one step. With 0 the proposer is never called."""
+
+    def admitted(self, req: Req) -> None:
+        """Note a request that begins to run, or runs again after a retraction: `Req.tokens` are its tokens so far.
+
+        While it runs, no other request has its ``req_pool_idx``.
+        """
+
+    def advanced(self, reqs: Sequence[Req], tokens: Sequence[Sequence[int]]) -> None:
+        """Note that each request gained tokens, at least one, which are already the last of ``output_ids``."""
+
+    def removed(self, req: Req) -> None:
+        """Note that a request does not run any more: it has ended, or was retracted."""
 
     def propose(self, reqs: Sequence[Req], positions: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
         """Return the draft tokens of each request: guesses for ``positions[i]`` and the positions after it.

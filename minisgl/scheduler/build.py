@@ -1,4 +1,4 @@
-"""Builds rank 0's scheduler from a `Config`: with the cache, the policy and the observers that the options name."""
+"""Builds rank 0's scheduler from a `Config`: with the cache, policy, proposer and observers that the options name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RankZeroEngine(Engine, Protocol):
 def build_scheduler(
     config: Config, manager: PluginManager, engine: RankZeroEngine, clock: Callable[[], float] = time.monotonic
 ) -> Scheduler:
-    """Build rank 0's scheduler for ``engine``, with the cache and the policy that ``config`` names.
+    """Build rank 0's scheduler for ``engine``, with the cache, the policy and the proposer that ``config`` names.
 
     The observers of ``manager`` receive the scheduler's events until ``manager.close()`` is called. ``clock`` returns
     seconds.
@@ -40,4 +40,6 @@ def build_scheduler(
         seed=config.seed,
         observers=manager.hook,
         clock=clock,
+        proposer=manager.build("speculation", config.speculation, spec=engine.spec),
+        max_draft_tokens=config.max_draft_tokens,
     )

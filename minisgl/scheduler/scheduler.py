@@ -36,6 +36,7 @@ from minisgl.scheduler.check_request import check_request
 from minisgl.scheduler.events import Events
 from minisgl.scheduler.planner import Planner, PolicyError, req_pool_indices_of
 from minisgl.scheduler.results import InFlightStep, ResultReader
+from minisgl.scheduler.speculation import Speculation
 from minisgl.scheduler.step_builder import StepBuilder
 from minisgl.scheduler.waiting_queue import WaitingQueue
 
@@ -73,6 +74,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         proposer: DraftProposer | None = None,
         max_draft_tokens: int = 512,
+        adapt_drafts: bool = True,
         constraint_of: Callable[[Req], Constraint | None] | None = None,
     ):
         self.engine, self.clock = engine, clock
@@ -86,7 +88,10 @@ class Scheduler:
         self.planner = Planner(self, policy, self.cache_manager, max_prefill_tokens, starvation_steps)
         self.request_table = self.cache_manager.request_table
         self.constraints: dict[int, Constraint] = {}  # grammars of open requests, by uid
-        self.step_builder = StepBuilder(self.cache_manager, proposer, max_draft_tokens, self.constraints)
+        self.speculation: Speculation | None = None
+        if proposer is not None and proposer.max_drafts:
+            self.speculation = Speculation(proposer, self.spec, max_draft_tokens, clock, adapt_drafts)
+        self.step_builder = StepBuilder(self.cache_manager, self.speculation, self.constraints)
         self._counts = dict.fromkeys(_COUNTERS, 0)
         self.results = ResultReader(self.request_table, self.constraints, self._counts)
         self.requests: dict[int, Req] = {}  # open requests (waiting and running) by uid
@@ -254,12 +259,17 @@ class Scheduler:
         self._retract([req])
 
     def _retract(self, reqs: Sequence[Req]) -> None:
-        self.cache_manager.release(reqs)
+        self._release(reqs)
         self._counts["retractions"] += len(reqs)
         for req in reqs:
             req.queued_at_step = self.next_step_id
             self.waiting.add(req)
             self.events.request_retracted(req, self.next_step_id)
+
+    def _release(self, reqs: Sequence[Req]) -> None:
+        if self.speculation is not None:
+            self.speculation.removed(reqs)
+        self.cache_manager.release(reqs)
 
     # ---- building and launching a step -----------------------------------------------------------------
 
@@ -293,6 +303,8 @@ class Scheduler:
             req.admission_order = self._admissions
             self._admissions += 1
         self.cache_manager.admit(reqs, self.next_step_id)
+        if self.speculation is not None:
+            self.speculation.admitted(reqs)
         for req in reqs:
             self.waiting.remove(req)
             num_cached_tokens = int(self.request_table.num_computed_tokens[req.req_pool_idx])
@@ -355,6 +367,8 @@ class Scheduler:
         assert result.id == step.id, f"expected the result of step {step.id}, the engine returned step {result.id}"
         self.cache_manager.free_retired(step.id)
         gained, ended = self.results.append(launched, result, self._output)
+        if self.speculation is not None:
+            self.speculation.read(launched, result.accepted, np.flatnonzero(gained).tolist())
         if "step_finished" in self.events.subscribed:
             gaining: list[Req | None] = list(launched.reqs)
             if not gained.all():
@@ -370,7 +384,7 @@ class Scheduler:
             if req.req_pool_idx < 0:
                 self.waiting.remove(req)
         if running:
-            self.cache_manager.release(running)
+            self._release(running)
         for req, reason in ended:
             if reason != "abort":
                 self.cache_manager.reserve.answer_ended(len(req.output_ids))

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from minisgl.core import I32, PENDING, Admission, Bools, PromptRange, Req, Step
-from minisgl.scheduler.base import Constraint, DraftProposer
+from minisgl.scheduler.base import Constraint
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.planner import PolicyError
+from minisgl.scheduler.speculation import Speculation
 
 _DECODE, _VERIFY, _PREFILL = range(3)  # kinds of rows, in the order of a step
 
@@ -24,18 +25,17 @@ Drafts = dict[int, list[int]]
 class StepBuilder:
     """The builder of one scheduler's steps.
 
-    ``proposer`` and ``max_draft_tokens`` are those of the scheduler; ``constraints`` are its grammars, by uid.
+    ``speculation`` gives drafts, or is None; ``constraints`` are the scheduler's grammars, by uid.
     """
 
     def __init__(
         self,
         cache_manager: CacheManager,
-        proposer: DraftProposer | None,
-        max_draft_tokens: int,
+        speculation: Speculation | None,
         constraints: dict[int, Constraint],
     ):
         self.cache_manager, self.request_table = cache_manager, cache_manager.request_table
-        self.proposer, self.max_draft_tokens, self.constraints = proposer, max_draft_tokens, constraints
+        self.speculation, self.constraints = speculation, constraints
 
     def build(
         self, step_id: int, reqs: list[Req], req_pool_indices: I32, num_tokens: I32, admitted: Iterable[Req]
@@ -53,8 +53,8 @@ class StepBuilder:
             rows_without_page = table.needing_page(req_pool_indices[decodes])
             if len(rows_without_page):
                 self.cache_manager.allocate_decode_pages(rows_without_page)
-            if self.proposer is not None:
-                drafts = self._propose(reqs, req_pool_indices, decodes)
+            if self.speculation is not None:
+                drafts = self._propose(self.speculation, step_id, reqs, req_pool_indices, decodes)
                 num_verify = len(drafts)
                 num_decode -= num_verify
         if num_verify or 0 < num_decode < len(reqs):
@@ -85,26 +85,29 @@ class StepBuilder:
         )
         return step, reqs
 
-    def _propose(self, reqs: Sequence[Req], req_pool_indices: I32, decodes: Bools) -> Drafts:
-        """Ask the proposer for drafts of the decode rows, and allocate the pages of their positions.
+    def _propose(
+        self, speculation: Speculation, step_id: int, reqs: Sequence[Req], req_pool_indices: I32, decodes: Bools
+    ) -> Drafts:
+        """Ask for drafts of the decode rows, and allocate the pages of their positions.
 
         A row gets no more drafts than its request may still need, and none whose pages are not free or evictable.
         """
-        assert self.proposer is not None
         table = self.request_table
         rows = np.flatnonzero(decodes)
         indices = req_pool_indices[rows]
         positions = (
             table.num_computed_tokens[indices] + 1
         )  # of the first draft; the position before it is the row's own
-        limits = np.minimum(table.max_len[indices] - 1 - positions, self.max_draft_tokens)
-        proposed = self.proposer.propose([reqs[i] for i in rows.tolist()], positions.tolist(), limits.tolist())
+        limits = table.max_len[indices] - 1 - positions
+        proposed = speculation.propose(step_id, [reqs[i] for i in rows.tolist()], indices, positions, limits)
         drafts: Drafts = {}
-        budget = self.max_draft_tokens
+        budget = speculation.max_draft_tokens
         for row, index, position, limit, tokens in zip(
             rows.tolist(), indices.tolist(), positions.tolist(), limits.tolist(), proposed, strict=True
         ):
-            kept = list(tokens[: min(limit, budget)])
+            if not tokens:
+                continue
+            kept = list(tokens[: max(0, min(limit, budget))])
             if not all(0 <= token < self.cache_manager.spec.vocab_size for token in kept):
                 raise PolicyError(f"the proposer drafted {kept}: a token is not in the vocabulary")
             end = self.cache_manager.allocate_draft_pages(index, position + len(kept)) if kept else position

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from minisgl.core import Req
+from minisgl.scheduler.base import DraftProposer
 from minisgl.testing.truth import ExpectedTokens, SimRequest, mix
 
 __all__ = ["SeededProposer"]
 
 
-class SeededProposer:
+class SeededProposer(DraftProposer):
     """Proposes drafts of which about ``percent`` in a hundred are right, by a pattern that depends on ``seed`` alone.
 
     A position has 0 to ``max_drafts`` drafts. The pattern is a hash of seed, uid and position, so a request that is

@@ -97,7 +97,8 @@ class Drive:
     ``overlap``, ``max_prefill_tokens``, ``starvation_steps``, ``eos_ids`` and ``observers`` are arguments of the
     scheduler. With ``thorough``, `step` also calls the cache's own check. ``scheduler`` and ``engine`` replace the
     classes `Scheduler` and `SimEngine`. ``drafts`` is (largest number of draft tokens of a row, percentage of right
-    ones, seed): the arguments of a `SeededProposer`; None: no speculation.
+    ones, seed): the arguments of a `SeededProposer`; None: no speculation. With ``adapt_drafts``, the number of drafts
+    follows how many were accepted.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Drive:
         observers: Any = None,
         thorough: bool = True,
         drafts: tuple[int, int, int] | None = None,
+        adapt_drafts: bool = False,
         scheduler: Callable[..., Any] | None = None,
         engine: Callable[..., SimEngine] = SimEngine,
     ):
@@ -136,6 +138,7 @@ class Drive:
             clock=lambda: float(report.steps),
             constraint_of=self._grammar_of,
             proposer=None if drafts is None else self._proposer(*drafts),
+            adapt_drafts=adapt_drafts,
         )
         self.max_drafts = 0 if drafts is None else drafts[0]
         self.max_idle_steps = starvation_steps + 8

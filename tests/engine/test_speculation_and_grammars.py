@@ -15,6 +15,7 @@ from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.scheduler.base import DraftProposer
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.drive import make_plugin
@@ -41,7 +42,7 @@ def engine(path: Path) -> Iterator[TorchEngine]:
 def run(engine: TorchEngine, params: SamplingParams, **more: Any) -> tuple[dict[int, list[int]], dict[str, int]]:
     """Return the output tokens of all prompts by uid, and the scheduler's counters."""
     plugins = make_plugin("cache", "radix", page_size=4), make_plugin("scheduler", "mixed")
-    scheduler = Scheduler(engine, *plugins, max_prefill_tokens=16, **more)
+    scheduler = Scheduler(engine, *plugins, max_prefill_tokens=16, adapt_drafts=False, **more)
     for uid, prompt in enumerate(PROMPTS):
         scheduler.add_request(uid, prompt, params)
     tokens: dict[int, list[int]] = {uid: [] for uid in range(len(PROMPTS))}
@@ -53,8 +54,10 @@ def run(engine: TorchEngine, params: SamplingParams, **more: Any) -> tuple[dict[
     return tokens, scheduler.stats()
 
 
-class Replay:
+class Replay(DraftProposer):
     """A proposer that knows the answers, and makes a mistake in about one of four drafts."""
+
+    max_drafts = 4
 
     def __init__(self, answers: dict[int, list[int]]):
         self.answers = answers

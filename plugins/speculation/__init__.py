@@ -1,0 +1,1 @@
+"""The built-in prefix caches (hook `minisgl_cache`), one file each."""

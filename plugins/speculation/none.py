@@ -1,0 +1,35 @@
+"""`speculation=none`: no drafts. Every decode row computes one token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minisgl.core import Req
+from minisgl.hooks import hookimpl
+from minisgl.scheduler.base import DraftProposer
+
+
+@dataclass
+class NoSpeculation:
+    """No drafts: every decode row computes one token."""
+
+
+class NoProposer(DraftProposer):
+    """Proposes nothing, so the scheduler never asks it."""
+
+    max_drafts = 0
+
+    def propose(self, reqs: Sequence[Req], positions: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
+        return [()] * len(reqs)
+
+
+@hookimpl
+def minisgl_configs() -> Any:
+    yield "speculation", "none", NoSpeculation
+
+
+@hookimpl
+def minisgl_proposer(config: Any) -> NoProposer | None:
+    return NoProposer() if isinstance(config, NoSpeculation) else None

@@ -1,0 +1,156 @@
+"""How many drafts each request gets, and when speculation is worth its time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from minisgl.core import EngineSpec, Req, SamplingParams
+from minisgl.scheduler.base import DraftProposer
+from minisgl.scheduler.speculation import FIRST_DRAFTS, MAX_PAUSE, PROBE_STEPS, Speculation, StepTimes
+from minisgl.testing.drive import Drive, make_plugin
+from minisgl.testing.small import job
+
+SPEC = EngineSpec(page_size=4, num_pages=200, max_running_requests=4, max_seq_len=400, vocab_size=50)
+
+
+def drive(percent: int, overlap: bool = True, adapt: bool = True, max_drafts: int = 8) -> Drive:
+    plugins = make_plugin("cache", "radix", page_size=4), make_plugin("scheduler", "mixed")
+    return Drive(SPEC, *plugins, overlap=overlap, drafts=(max_drafts, percent, 1), adapt_drafts=adapt)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("percent", [0, 50, 100])
+def test_drafts_follow_acceptance(overlap: bool, percent: int) -> None:
+    """The outputs are right whatever is drafted. Drafts that are always right grow; wrong ones become rare."""
+    simulated = drive(percent, overlap)
+    simulated.run([job(uid, 9, 300) for uid in range(3)])
+    counts = simulated.report.counts
+    if percent == 0:
+        assert counts.drafts < 60
+    else:
+        assert counts.accepted_drafts > 100
+    full = drive(percent, overlap, adapt=False)
+    full.run([job(uid, 9, 300) for uid in range(3)])
+    all_drafts = full.report.counts
+    if percent == 100:
+        assert counts.drafts > all_drafts.drafts / 2
+    elif percent == 50:
+        assert counts.accepted_drafts / counts.drafts > 1.3 * all_drafts.accepted_drafts / all_drafts.drafts
+
+
+class _All(DraftProposer):
+    """Proposes as many drafts as it may."""
+
+    max_drafts = 16
+
+    def propose(self, reqs: Sequence[Req], positions: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
+        return [[1] * limit for limit in limits]
+
+
+def of_one_request(max_drafts: int = 512) -> tuple[Speculation, Req]:
+    speculation = Speculation(_All(), SPEC, max_drafts, clock=float)
+    req = Req(0, [1, 2], SamplingParams(), 0)
+    req.req_pool_idx = 2
+    speculation.admitted([req])
+    return speculation, req
+
+
+def drafts(speculation: Speculation, req: Req, step: int, limit: int = 100) -> int:
+    row, position = np.array([2], np.int32), np.array([3], np.int32)
+    limits = np.array([limit], np.int32)
+    before = speculation._times
+    speculation._times = _Always()  # type: ignore[assignment]
+    (proposed,) = speculation.propose(step, [req], row, position, limits)
+    speculation._times = before
+    return len(proposed)
+
+
+class _Always:
+    def verifying_pays(self, rows: int, drafts: int, tokens: float) -> bool:
+        return True
+
+
+def adapt(speculation: Speculation, step: int, count: int, accepted: int) -> None:
+    speculation._adapt(step, np.array([2]), np.array([count]), np.array([accepted]))
+
+
+def test_length_of_a_draft() -> None:
+    """It doubles while all drafts are accepted, and falls to one more than were accepted."""
+    speculation, req = of_one_request()
+    assert drafts(speculation, req, 1) == FIRST_DRAFTS
+    adapt(speculation, 1, FIRST_DRAFTS, FIRST_DRAFTS)
+    assert drafts(speculation, req, 2) == 2 * FIRST_DRAFTS
+    assert drafts(speculation, req, 2, limit=3) == 3
+    adapt(speculation, 2, 8, 8)
+    adapt(speculation, 3, 16, 16)
+    assert drafts(speculation, req, 4) == _All.max_drafts
+    adapt(speculation, 4, 16, 2)
+    assert drafts(speculation, req, 5) == 3
+    assert drafts(of_one_request(max_drafts=2)[0], req, 1) == 2
+
+
+def test_pause_after_wrong_drafts() -> None:
+    """A request whose first draft is wrong again and again pauses for 1, 2, 4, … steps; a right one ends that."""
+    speculation, req = of_one_request()
+    step, pauses = 1, []
+    for _ in range(10):
+        adapt(speculation, step, 2, 0)
+        first = step
+        while not drafts(speculation, req, step):
+            step += 1
+        pauses.append(step - first)
+    assert pauses == [1, 2, 4, 8, 16, 32, MAX_PAUSE, MAX_PAUSE, MAX_PAUSE, MAX_PAUSE]
+    adapt(speculation, step, 2, 1)
+    assert drafts(speculation, req, step) == 2
+    adapt(speculation, step, 2, 0)
+    assert drafts(speculation, req, step + 1) == 1
+
+
+class _Batch:
+    """A batch of 8 rows: a plain step takes 1 s, and one that verifies takes ``verifying`` seconds."""
+
+    def __init__(self, verifying: float, tokens: float, prompts: bool = False):
+        self.times, self.verifying, self.tokens, self.prompts = StepTimes(), verifying, tokens, prompts
+        self.now, self.step = 0.0, 0
+        self.kinds: list[str] = []
+
+    def run(self, steps: int) -> float:
+        """Run steps, and return the share of those that verified."""
+        self.kinds = []
+        for _ in range(steps):
+            pays = self.times.verifying_pays(8, 16, self.tokens)
+            self.now += self.verifying if pays else 1.0
+            self.times.add(self.step, 0 if pays else 8, 8 if pays else 0, 24 if pays else 8, 8 + self.prompts, self.now)
+            self.step += 1
+            self.kinds.append("verifying" if pays else "plain")
+        return self.kinds.count("verifying") / steps
+
+
+@pytest.mark.parametrize(("verifying", "tokens", "low", "high"), [(1.5, 2.5, 0.9, 1.0), (2.5, 1.5, 0.0, 0.05)])
+def test_speculation_stops_where_it_does_not_pay(verifying: float, tokens: float, low: float, high: float) -> None:
+    batch = _Batch(verifying, tokens)
+    batch.run(20)
+    assert low <= batch.run(1000) <= high
+    assert len(set(batch.kinds)) == 2  # both kinds are measured again from time to time
+
+
+def test_changed_times_are_noticed() -> None:
+    """Speculation begins again when it pays again, and stops when it does not pay any more."""
+    batch = _Batch(verifying=3.0, tokens=2.0)
+    batch.run(500)
+    assert batch.run(100) < 0.1
+    batch.verifying = 1.1
+    batch.run(40 * PROBE_STEPS)
+    assert batch.run(100) > 0.9
+    batch.verifying = 3.0
+    batch.run(100)
+    assert batch.run(100) < 0.1
+
+
+def test_steps_with_prompts_are_not_measured() -> None:
+    """If every step has prompts, no time is known, and drafts are verified all the same."""
+    batch = _Batch(verifying=2.0, tokens=2.0, prompts=True)
+    assert batch.run(200) > 0.9
