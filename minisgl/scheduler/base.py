@@ -91,12 +91,15 @@ class DraftProposer(Protocol):
 
         While it runs, no other request has its ``req_pool_idx``.
         """
+        return
 
     def advanced(self, reqs: Sequence[Req], tokens: Sequence[Sequence[int]]) -> None:
         """Note that each request gained tokens, at least one, which are already the last of ``output_ids``."""
+        return
 
     def removed(self, req: Req) -> None:
         """Note that a request does not run any more: it has ended, or was retracted."""
+        return
 
     def propose(self, reqs: Sequence[Req], positions: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
         """Return the draft tokens of each request: guesses for ``positions[i]`` and the positions after it.
