@@ -98,7 +98,7 @@ class DraftProposer(Protocol):
         return
 
     def removed(self, req: Req) -> None:
-        """Note that a request does not run any more: it has ended, or was retracted."""
+        """Note that a request does not run any more: it was retracted, or has ended and has a ``finish_reason``."""
         return
 
     def propose(self, reqs: Sequence[Req], positions: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:

@@ -380,7 +380,8 @@ class Scheduler:
     def _finish(self, ended: Sequence[tuple[Req, FinishReason]]) -> None:
         """End running or waiting requests: release their rows and pages, if any, and send their final replies."""
         running = [req for req, _ in ended if req.req_pool_idx >= 0]
-        for req, _ in ended:
+        for req, reason in ended:
+            req.finish_reason = reason
             if req.req_pool_idx < 0:
                 self.waiting.remove(req)
         if running:

@@ -112,6 +112,18 @@ def test_minisgl_attention(expected: list[list[int]]) -> None:
     assert backend.query_tokens == stats["prefill_tokens"] + stats["decode_tokens"]
 
 
+def test_minisgl_proposer(expected: list[list[int]]) -> None:
+    """The second answer to a prompt has the same tokens, and most of them were drafted."""
+    with llm("minisgl_proposer", "speculation=again", "speculation.max_answers=2") as engine:
+        first = tokens(engine)
+        assert engine.scheduler.stats()["draft_tokens"] == 0
+        engine.scheduler.speculation.adapt = False  # type: ignore[union-attr]
+        assert first == tokens(engine) == expected
+        assert engine.scheduler.stats()["accepted_draft_tokens"] > 8
+        tokens(engine, ["Hello.", "What is a page?"])
+        assert len(engine.scheduler.speculation.proposer.answers) == 2  # type: ignore[union-attr]
+
+
 def test_minisgl_cache(tmp_path: Path) -> None:
     """Two rounds of one prompt of 20 tokens: with ``max_pages`` 2, only 2 of its 5 pages are found again."""
     found = {}
