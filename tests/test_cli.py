@@ -171,7 +171,7 @@ def test_plugin_file_with_tp_2(plugin: Path) -> None:
         ranks = {pid for name, pid in workers.items() if name.startswith("scheduler")}
         if os.path.isdir("/proc"):
             assert {pid for pid in workers.values() if maps_torch(pid)} == ranks, workers
-            for pid in ranks:  # without it, torch's threads spin while they wait: see minisgl/server/cli.py
+            for pid in ranks:  # without it, torch's threads spin while they wait: see minisgl/utils/openmp.py
                 assert b"OMP_WAIT_POLICY=PASSIVE" in Path(f"/proc/{pid}/environ").read_bytes()
     with Server("num_pages=64") as server:
         theirs = ask(server, prompt)

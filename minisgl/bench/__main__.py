@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 
 BENCHMARKS = {
@@ -31,8 +30,6 @@ def main(argv: list[str]) -> None:
             raise SystemExit(2)
         print(text)
         return
-    # As in the server: OpenMP threads that spin while they wait can make a step on a busy CPU 15 times as slow.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     module = "minisgl.course.ladder.stages" if argv[0] == "stages" else f"minisgl.bench.{argv[0]}"
     importlib.import_module(module).main(argv[1:])
 

@@ -7,7 +7,6 @@ The messages encode and decode themselves (MessagePack). The queues have no boun
 from __future__ import annotations
 
 from minisgl.message.messages import (
-    ID_BYTES,
     Abort,
     Accepted,
     ChatPrompt,
@@ -34,13 +33,13 @@ from minisgl.message.messages import (
     TokenLogprob,
     TokensPrompt,
     decode,
+    num_ids,
     pack_ids,
     unpack_ids,
 )
 from minisgl.message.queue import Addresses, Pull, Push
 
 __all__ = [
-    "ID_BYTES",
     "Abort",
     "Accepted",
     "Addresses",
@@ -70,6 +69,7 @@ __all__ = [
     "TokenizeRequest",
     "TokensPrompt",
     "decode",
+    "num_ids",
     "pack_ids",
     "unpack_ids",
 ]

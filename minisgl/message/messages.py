@@ -16,13 +16,15 @@ import numpy as np
 
 from minisgl.core import I32, Finished, Output, SamplingParams
 
-ID_BYTES = 4
-"""Bytes of one token id in a message."""
-
 
 def pack_ids(ids: Sequence[int] | I32) -> bytes:
     """Return token ids as little-endian int32 bytes. Raise OverflowError for an id that does not fit into int32."""
     return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def num_ids(packed: bytes) -> int:
+    """Return the number of token ids in bytes of `pack_ids`."""
+    return len(packed) // 4
 
 
 def unpack_ids(data: bytes) -> I32:

@@ -16,6 +16,7 @@ import zmq
 
 from minisgl.message.messages import AnyMessage, Message, decode
 from minisgl.message.socket_folder import make_folder, remove_folder
+from minisgl.utils.log import is_logged
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class Pull:
             return decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.num_dropped += 1
-            if self.num_dropped & (self.num_dropped - 1) == 0:  # 1, 2, 4, 8, …: a flood of junk is no flood of lines
+            if is_logged(self.num_dropped):
                 log.error("dropped %d bytes that are no message (%d so far): %s", len(data), self.num_dropped, error)
             return None
 

@@ -95,10 +95,8 @@ class StepBuilder:
         table = self.request_table
         rows = np.flatnonzero(decodes)
         indices = req_pool_indices[rows]
-        positions = (
-            table.num_computed_tokens[indices] + 1
-        )  # of the first draft; the position before it is the row's own
-        limits = table.max_len[indices] - 1 - positions
+        positions = table.num_computed_tokens[indices] + 1  # of the first drafts, after the rows' own tokens
+        limits = np.maximum(table.max_len[indices] - 1 - positions, 0)
         proposed = speculation.propose(step_id, [reqs[i] for i in rows.tolist()], indices, positions, limits)
         drafts: Drafts = {}
         budget = speculation.max_draft_tokens
@@ -107,7 +105,7 @@ class StepBuilder:
         ):
             if not tokens:
                 continue
-            kept = list(tokens[: max(0, min(limit, budget))])
+            kept = list(tokens[: min(limit, budget)])
             if not all(0 <= token < self.cache_manager.spec.vocab_size for token in kept):
                 raise PolicyError(f"the proposer drafted {kept}: a token is not in the vocabulary")
             end = self.cache_manager.allocate_draft_pages(index, position + len(kept)) if kept else position

@@ -201,7 +201,6 @@ def _routes(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> Fas
             params,
             builder,
             stream_output=body.stream,
-            max_tokens_from_context=False,
         )
 
     def model_card() -> dict[str, object]:
@@ -261,8 +260,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
         record_of(request.scope).error = error.message
-        headers = {"Retry-After": "1"} if error.code == "overloaded" else None
-        return Json(error.body, error.status, headers)
+        return Json(error.body, error.status, error.headers)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:

@@ -30,10 +30,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     ``argv`` are the command line's arguments without the program's name, by default those of ``sys.argv``.
     """
     _open_standard_streams()
-    # If the model runs on the CPU, torch's OpenMP threads spin while they wait for each other. On a machine with two
-    # cores, one of them busy with another program, the spinning slows the server from 170 to 7 tokens per second.
-    # Passive waiting has no measurable cost. The worker processes inherit this environment variable.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if threading.current_thread() is threading.main_thread():
         # Before the launcher installs its own handler there is no worker to stop, so exit at once. The default
         # handler's KeyboardInterrupt could be caught inside an import.

@@ -12,9 +12,9 @@ import asyncio
 import contextlib
 import errno
 import logging
-import resource
 from collections import deque
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, ClassVar, NamedTuple
 
 import httptools
@@ -23,6 +23,8 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from minisgl.server.errors import ApiError
+from minisgl.utils.files import raise_file_limit
+from minisgl.utils.log import is_logged
 
 log = logging.getLogger(__name__)
 
@@ -51,12 +53,6 @@ REFUSED_SECONDS = 1.0
 """Seconds in which a client above the limit can read the response, before its connection is closed."""
 _OTHER_FILES = 128
 """File descriptors that the launcher needs besides the connections: sockets and pipes to the workers, log, imports."""
-_PHRASES = {
-    400: b"Bad Request",
-    408: b"Request Timeout",
-    431: b"Request Header Fields Too Large",
-    503: b"Service Unavailable",
-}
 _UPGRADE_HEADERS = (b"connection", b"upgrade", b"http2-settings")
 
 
@@ -67,16 +63,11 @@ class Limits(NamedTuple):
     refused: int
 
 
-def raise_file_limit(max_connections: int) -> Limits:
-    """Raise this process's soft limit of file descriptors for ``max_connections`` and return the limits that fit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = max_connections + REFUSED + _OTHER_FILES
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    refused = max(1, min(REFUSED, wanted // 4))  # connections above the limit need descriptors until they are closed
-    return Limits(max(1, min(max_connections, wanted - refused - _OTHER_FILES)), refused)
+def limits_for(max_connections: int) -> Limits:
+    """Raise this process's limit of file descriptors for ``max_connections`` and return the limits that fit."""
+    files = raise_file_limit(max_connections + REFUSED + _OTHER_FILES)
+    refused = max(1, min(REFUSED, files // 4))  # connections above the limit need descriptors until they are closed
+    return Limits(max(1, min(max_connections, files - refused - _OTHER_FILES)), refused)
 
 
 class Connection(HttpToolsProtocol):
@@ -102,9 +93,8 @@ class Connection(HttpToolsProtocol):
     @classmethod
     def limited(cls, limits: Limits, io_timeout: float) -> type[Connection]:
         """Return a class of connections with these limits."""
-        variables = {"limits": limits, "io_timeout": io_timeout, "waiting": {}, "refused": set()}
-        variables["unhandled"] = deque()
-        return type("LimitedConnection", (cls,), variables)
+        shared: dict[str, Any] = {"waiting": {}, "refused": set(), "unhandled": deque()}
+        return type("LimitedConnection", (cls,), {"limits": limits, "io_timeout": io_timeout, **shared})
 
     # ---- the connection --------------------------------------------------------------------------------------
 
@@ -147,7 +137,8 @@ class Connection(HttpToolsProtocol):
         if len(self.refused) == 0:
             log.warning("%d connections are open: new ones are refused (server.max_connections)", len(self.connections))
         self.refused.add(self)
-        self._write_error(503, "Too many connections are open: try again later.", b"retry-after: 1\r\n")
+        message = "Too many connections are open: try again later."
+        self._write_error(ApiError(503, message, headers={"retry-after": "1"}))
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -190,11 +181,12 @@ class Connection(HttpToolsProtocol):
                 data = self._feed(data)
             error = None
         except httptools.HttpParserError:
-            error = 400, "Invalid HTTP request received."
+            error = ApiError(400, "Invalid HTTP request received.")
         if self._unparsed > MAX_HEAD:
-            error = 431, f"The request has more than {MAX_HEAD} bytes of headers, or more than {MAX_HEADERS} headers."
+            message = f"The request has more than {MAX_HEAD} bytes of headers, or more than {MAX_HEADERS} headers."
+            error = ApiError(431, message)
         if error is not None:
-            self._end(*error)
+            self._end(error)
 
     def _feed(self, data: bytes) -> bytes:
         """Parse received bytes. Return bytes to parse next: those of a request that asked for another protocol.
@@ -290,7 +282,7 @@ class Connection(HttpToolsProtocol):
         if self._responds_to_earlier_request():
             self._restart_timer()  # the server may have stopped reading until then
         else:
-            self._end(408, "The request took too long to arrive.")
+            self._end(ApiError(408, "The request took too long to arrive."))
 
     def _responds_to_earlier_request(self) -> bool:
         """Return whether a response is under way, or waits, to a request before the one that is being parsed."""
@@ -298,21 +290,22 @@ class Connection(HttpToolsProtocol):
             return bool(self.pipeline)
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _end(self, status: int, message: str) -> None:
-        """End the connection, with an error unless a response is under way or the request has had its own."""
+    def _end(self, error: ApiError) -> None:
+        """End the connection, with ``error`` unless a response is under way or the request has had its own."""
         self._stop_timer()
         if self._responds_to_earlier_request() or (self._in_body and self.cycle.response_started):
             self.transport.abort()
         else:
-            self._write_error(status, message)
+            self._write_error(error)
 
-    def _write_error(self, status: int, message: str, headers: bytes = b"") -> None:
+    def _write_error(self, error: ApiError) -> None:
         """Write a whole response, and close the connection when the client has had time to read it."""
-        body = msgspec.json.encode(ApiError(status, message).body)
-        head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
-        head %= (status, _PHRASES[status], len(body))
+        body = msgspec.json.encode(error.body)
+        fixed = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+        head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in {**fixed, **error.headers}.items())
         self._ended = True
-        self.transport.write(head + headers + b"\r\n" + body)
+        self.transport.write(f"{head}\r\n".encode() + body)
         if self.transport.can_write_eof() and not self.transport.is_closing():
             with contextlib.suppress(OSError):  # the client may have closed the connection
                 self.transport.write_eof()
@@ -331,7 +324,7 @@ def log_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
             loop.default_exception_handler(dict(context))
             return
         times += 1
-        if times & (times - 1) == 0:  # 1, 2, 4, 8, …
+        if is_logged(times):
             log.error("can't accept a connection (%d times so far): %s", times, error)
 
     loop.set_exception_handler(handle)
@@ -339,5 +332,5 @@ def log_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
 
 def uvicorn_options(max_connections: int, io_timeout: float) -> dict[str, Any]:
     """Return the arguments of `uvicorn.Config` that limit the connections. Raise this process's limit of files."""
-    limits = raise_file_limit(max_connections)
+    limits = limits_for(max_connections)
     return {"http": Connection.limited(limits, io_timeout), "ws": "none", "backlog": TURN_CONNECTIONS}

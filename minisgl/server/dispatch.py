@@ -17,7 +17,6 @@ import zmq
 
 from minisgl.core import EngineSpec, Finished, InvalidRequestError, SamplingParams
 from minisgl.message import (
-    ID_BYTES,
     Abort,
     Accepted,
     Addresses,
@@ -39,6 +38,7 @@ from minisgl.message import (
     TokenizeReply,
     TokenizeRequest,
     TokensPrompt,
+    num_ids,
 )
 from minisgl.server.errors import ApiError
 
@@ -177,7 +177,7 @@ class Dispatcher:
         for prompt in prompts:
             if isinstance(prompt, TokensPrompt):
                 try:
-                    self.spec.check_length(len(prompt.ids) // ID_BYTES, params.max_tokens)
+                    self.spec.check_length(num_ids(prompt.ids), params.max_tokens)
                 except InvalidRequestError as error:
                     raise ApiError.from_invalid(error) from None
         uids = [next(self._uids) for _ in range(len(prompts) * params.n)]
@@ -209,6 +209,7 @@ class Dispatcher:
                 503,
                 f"Too many requests are open ({self.num_open} of {self._max_open}): try again later.",
                 code="overloaded",
+                headers={"retry-after": "1"},
             )
 
     def abort(self, stream: Stream) -> None:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from minisgl.core import Finished, InvalidRequestError
 
 
 class ApiError(Exception):
-    """An error response to an HTTP request. ``param`` is the name of the wrong parameter, or None."""
+    """An error response to an HTTP request. ``param`` is the name of the wrong parameter, or None.
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None):
+    ``headers`` are headers of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ):
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
 
     @property
     def body(self) -> dict[str, Any]:

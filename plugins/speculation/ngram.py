@@ -23,8 +23,6 @@ from minisgl.hooks import hookimpl
 from minisgl.scheduler.base import DraftProposer
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, and its bits are evenly spread
-
-
 _MAX_BITS = 17  # of the size of a hash table: 512 KiB for each request
 
 
@@ -64,7 +62,7 @@ class NgramProposer(DraftProposer):
         self._lengths[row] = len(ids)
         self._after[row] = 0
         if len(ids) > n:
-            ends = np.arange(n, len(ids), dtype=np.int32)  # of the last of equal entries, the latest one stays
+            ends = np.arange(n, len(ids), dtype=np.int32)  # of equal columns, numpy keeps the last: the latest group
             self._after[row, self._hash(np.lib.stride_tricks.sliding_window_view(ids[:-1], n))] = ends
 
     def advanced(self, reqs: Sequence[Req], tokens: Sequence[Sequence[int]]) -> None:

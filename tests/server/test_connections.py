@@ -244,8 +244,8 @@ def test_connections_above_the_limit_are_refused(narrow: Server) -> None:
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
-from minisgl.server.connections import raise_file_limit
-print(*raise_file_limit(int(sys.argv[3])), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+from minisgl.server.connections import limits_for
+print(*limits_for(int(sys.argv[3])), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 
 

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
 
+from minisgl.server.app import Settings
+
 UNANSWERED = "no answer"
 """What `Target.send` returns for a connection that ended without a response."""
 
@@ -31,7 +33,7 @@ class Target(NamedTuple):
     @property
     def largest_body(self) -> int:
         """The largest body in bytes that the server accepts by default."""
-        return max(2**20, 64 * self.max_model_len)
+        return Settings(model="").body_limit(self.max_model_len)
 
     @property
     def seconds_left(self) -> float:

@@ -9,7 +9,6 @@ import json
 import multiprocessing
 import os
 import re
-import resource
 import threading
 import time
 import urllib.parse
@@ -23,6 +22,7 @@ import psutil
 
 from minisgl.bench.abuses.catalogue import ABUSES
 from minisgl.bench.abuses.sending import Target
+from minisgl.utils.files import raise_file_limit
 
 HEALTH_SECONDS = 0.05
 """Seconds between two requests for ``/health``."""
@@ -154,8 +154,7 @@ def _run(sender: Any, name: str, url: str, folder: str | None, seconds: float) -
     """Run an abuse, with a low priority: the machine's cores are the server's, and those of its other clients."""
     with contextlib.suppress(OSError):
         os.nice(19)
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else 2**16, hard))
+    raise_file_limit(2**16)
     with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as response:
         max_model_len = json.load(response)["data"][0]["max_model_len"]
     address = urllib.parse.urlsplit(url)

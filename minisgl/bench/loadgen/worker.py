@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import resource
 import signal
 import time
 from multiprocessing.connection import Connection as Pipe
@@ -20,6 +19,7 @@ from minisgl.bench.loadgen.http import HttpClient, RequestError
 from minisgl.bench.loadgen.plan import BodyQueue, Plan, WorkerResult
 from minisgl.bench.loadgen.prompts import PromptFactory
 from minisgl.bench.loadgen.traces import TraceRequest
+from minisgl.utils.files import raise_file_limit
 
 MAX_FILES = 2**16
 """Number of open connections that a process asks the system for, if its limit of file descriptors is lower."""
@@ -188,9 +188,6 @@ async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
 def run_worker(plan: Plan, pipe: Pipe) -> None:
     """Run one client process. Ctrl-C reaches the main process only, which then stops this one over the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    raise_file_limit(MAX_FILES)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         asyncio.run(Worker(plan, pipe).main())
