@@ -64,6 +64,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
       name). The first token of a prompt has no log-probability.
     - ``cache_salt``: requests share cached KV only with requests that have the same salt. In vLLM's API it is a field
       of the request, too.
+    - ``priority``: lower is more urgent, a 32-bit integer. A value other than 0 needs a scheduling policy that uses
+      priorities, as in vLLM.
     """
 
     max_tokens: int = 16
@@ -85,6 +87,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprob_start_len: int = 0
     skip_special_tokens: bool = True
     cache_salt: str | None = None
+    priority: int = 0
 
     MAX_LOGPROBS = 20
     MAX_STOPS = 16
@@ -157,6 +160,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         need(self.logprob_start_len >= 0, "logprob_start_len", "at least 0")
         salt_ok = self.cache_salt is None or 0 < len(self.cache_salt) <= self.MAX_SALT
         need(salt_ok, "cache_salt", f"a string of 1 to {self.MAX_SALT} characters")
+        need(-(2**31) <= self.priority < 2**31, "priority", "a 32-bit integer")
         need(all(self.stop), "stop", "strings that are not empty")
         need(all(-100.0 <= b <= 100.0 for b in self.logit_bias.values()), "logit_bias", "between -100 and 100")
         limit = 2**31 if vocab_size is None else vocab_size
@@ -441,6 +445,7 @@ class Req:
         "page_hashes",
         "params",
         "prefix_match",
+        "priority",
         "prompt_ids",
         "queued_at_step",
         "req_pool_idx",
@@ -455,6 +460,7 @@ class Req:
         self.output_ids: list[int] = []
         self.params = params
         self.arrival = arrival  # arrival number: 0, 1, 2, …; not a time
+        self.priority = params.priority  # lower is more urgent; `Planner` lowers it when the request was starved
         self.seed = seed
         self.max_len = len(self.prompt_ids) + params.max_tokens
         self.stop_ids: frozenset[int] = frozenset()
@@ -470,6 +476,11 @@ class Req:
         self.page_hashes: npt.NDArray[np.uint64] | None = None  # hash of the first page, of the first two pages, …
         self.finish_reason: FinishReason | None = None
         self.error = ""
+
+    @property
+    def urgency(self) -> tuple[int, int]:
+        """The request's place in the order of urgency: lower values are more urgent, and among equals came earlier."""
+        return self.priority, self.arrival
 
     @property
     def next_prompt_logprob(self) -> int:

@@ -58,6 +58,7 @@ BUILTINS = (
     "minisgl.plugins.cache.radix",
     "minisgl.plugins.scheduler.static",
     "minisgl.plugins.scheduler.prefill_first",
+    "minisgl.plugins.scheduler.priority",
     "minisgl.plugins.scheduler.decode_first",
     "minisgl.plugins.scheduler.mixed",
     "minisgl.plugins.moe.torch",

@@ -23,7 +23,7 @@ class Waiting(NamedTuple):
     num_cached_tokens: int  # tokens of the longest cached prefix, in whole pages
     same_prefix_req: int | None  # uid of an earlier request that will compute the same next page, if any
     skipped_steps: int  # steps launched since the request was added or last retracted
-    priority: int = 0  # always 0 today
+    priority: int = 0  # lower is more urgent
 
 
 class Running(NamedTuple):
@@ -34,6 +34,8 @@ class Running(NamedTuple):
     num_new_pages: int  # new pages that the request's next decode token needs: 0 or 1; 0 during prefill
     skipped_steps: int  # steps launched since the request last had a row
     admission_order: int  # admission number: lower was admitted earlier
+    priority: int = 0  # lower is more urgent
+    arrival: int = 0  # arrival number, not a time
 
 
 class Budget(Protocol):
@@ -49,12 +51,21 @@ class Budget(Protocol):
         its cached prefix count as locked first, so they are no longer evictable for its other pages.
         """
 
+    def retractions(self, order: Sequence[Waiting | Running]) -> list[int]:
+        """Return the uids of the running requests that must be retracted to admit waiting requests of ``order``.
+
+        ``order`` has the most important request first. A waiting request counts if it fits beside the requests before
+        it; after the first that does not fit, no further one counts. The victims are the last running requests of
+        ``order``, the last of all first, and as few as possible. The budget stays as it is.
+        """
+
 
 class Plan(NamedTuple):
     """The decision of a policy for one step.
 
     ``rows``: (uid, tokens) of each request that takes part in the step. ``retract``: uids of running requests to
-    return to the waiting queue.
+    return to the waiting queue. If there are any, the scheduler grants ``rows`` again after it has retracted them, and
+    drops the rows that do not fit: the pages of a retracted request may become free only with the next result.
     """
 
     rows: Sequence[tuple[int, int]]
@@ -62,12 +73,21 @@ class Plan(NamedTuple):
 
 
 class SchedulerPolicy(Protocol):
-    """Chooses the rows of the next step."""
+    """Chooses the rows of the next step.
+
+    A policy may have two further members:
+
+    - ``uses_priority = True``: requests may have a ``priority`` other than 0. Otherwise they are rejected.
+    - ``victims(running: Sequence[Running]) -> Sequence[int]``: the uids of all requests of ``running``, the one to
+      retract first when decode runs out of pages at the front. Without it, that is the least urgent request, by
+      priority and then arrival. In either case, the most urgent request is never retracted for pages (promise 5).
+    """
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         """Return the plan of the next step, without side effects other than calls of ``budget.grant``.
 
-        ``waiting`` is in order of arrival, where a retracted request keeps its first arrival. Its entries are computed
+        ``waiting`` is in order of priority and then arrival, where a retracted request keeps its first arrival.
+        Without priorities, that is the order of arrival. Its entries are computed
         when they are read, in some microseconds each, so read no more of a long queue than the step can admit: the
         shipped policies stop at the first request that does not fit, and `minisgl.scheduler.order` bounds how many
         requests they skip. ``running`` is in order of admission. An empty plan means that no request should compute

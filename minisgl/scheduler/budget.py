@@ -36,9 +36,10 @@ class StepBudget:
     ``reserved_pages`` of them are kept from waiting requests, for the next tokens of running requests.
     ``admission_cost(uid)`` returns the `AdmissionCost` of a waiting request. Decode rows leave ``prefill_tokens`` of
     the tokens to prompts: by default the `PREFILL_SHARE` of ``tokens``, less what prompts were granted.
+    ``retractions(uids)`` is what the method of this name calls; None: no request can be retracted.
     """
 
-    __slots__ = ("admission_cost", "pages", "prefill_tokens", "reserved_pages", "rows", "tokens")
+    __slots__ = ("_retractions", "admission_cost", "pages", "prefill_tokens", "reserved_pages", "rows", "tokens")
 
     def __init__(
         self,
@@ -48,16 +49,27 @@ class StepBudget:
         reserved_pages: int,
         admission_cost: Callable[[int], AdmissionCost],
         prefill_tokens: int | None = None,
+        retractions: Callable[[Sequence[int]], list[int]] | None = None,
     ):
         self.tokens, self.rows, self.pages, self.reserved_pages = tokens, rows, pages, reserved_pages
-        self.admission_cost = admission_cost
+        self.admission_cost, self._retractions = admission_cost, retractions
         self.prefill_tokens = ceil(tokens * PREFILL_SHARE) if prefill_tokens is None else prefill_tokens
 
     def copy(self) -> StepBudget:
         """Return a budget with the same numbers, whose grants do not count for this one."""
         return StepBudget(
-            self.tokens, self.rows, self.pages, self.reserved_pages, self.admission_cost, self.prefill_tokens
+            self.tokens,
+            self.rows,
+            self.pages,
+            self.reserved_pages,
+            self.admission_cost,
+            self.prefill_tokens,
+            self._retractions,
         )
+
+    def retractions(self, order: Sequence[Waiting | Running]) -> list[int]:
+        """Return which running requests of ``order`` must be retracted, so that waiting ones of ``order`` fit."""
+        return [] if self._retractions is None else self._retractions([request.uid for request in order])
 
     def grant(self, request: Waiting | Running, num_tokens: int) -> int:
         """Return how many of ``num_tokens`` tokens of ``request`` fit, and subtract them from the budget."""

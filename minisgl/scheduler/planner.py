@@ -19,6 +19,13 @@ from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.prefix_hash import PageHash
 from minisgl.scheduler.waiting_queue import WaitingQueue
 
+RETRACTION_SLACK = 4
+"""Tokens for which a retraction frees pages beyond the reserve, for each running request that stays.
+
+The pages of a retracted request may become free only a turn later. The other requests have then grown, and the
+admission for which it was retracted must still fit beside the reserve.
+"""
+
 MAX_ADMISSIONS = 256
 """The largest number of requests that one step admits. An admission costs the host some 25 µs, and a turn of the loop
 should take less than 10 ms. A burst of more short prompts is admitted over several steps."""
@@ -58,6 +65,8 @@ class Planner:
         self.requests, self.policy = requests, policy
         self.cache_manager, self.request_table = cache_manager, cache_manager.request_table
         self.max_prefill_tokens, self.starvation_steps = max_prefill_tokens, starvation_steps
+        self.uses_priority: bool = getattr(policy, "uses_priority", False)
+        self._last_forced = -starvation_steps  # the last step that admitted a starved request
 
     def next_rows(self, views: list[Running], in_flight: bool) -> Sequence[tuple[int, int]]:
         """Return the rows of the next step, (uid, tokens) each: first those of starved requests, then the policy's.
@@ -70,9 +79,10 @@ class Planner:
         if starved is not None and not self._budget(reserved).grant(self._waiting_view(starved), 1):
             in_the_way = self._in_the_way(starved)
             fits_later = in_the_way is not None
-            for req in reversed(in_the_way or []):
-                self.requests.retract(req)
             if in_the_way:
+                self._inherit_priority(starved, in_the_way)
+                for req in in_the_way:
+                    self.requests.retract(req)
                 views = self.request_table.running_views(self.requests.next_step_id)
         budget = self._budget(reserved if self.requests.waiting else 0)
         forced = self._starved_rows(views, starved, budget)
@@ -107,6 +117,7 @@ class Planner:
             pages=self.cache_manager.num_available_pages,
             reserved_pages=int(self.request_table.page_growth(num_reserved_tokens).sum()) if num_reserved_tokens else 0,
             admission_cost=self._admission_cost,
+            retractions=self._retractions,
         )
 
     def _apply_retractions(self, retract: Sequence[int], rows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -162,37 +173,105 @@ class Planner:
                 num_cached_pages * page_size,
                 None if first == req.uid else first,
                 step - req.queued_at_step,
+                req.priority,
             )
 
     def _oldest_starved(self) -> Req | None:
-        """Return the oldest waiting request if it had no row for ``starvation_steps`` steps, else None."""
-        first = self.requests.waiting.first()
-        return (
-            first
-            if first is not None and self.requests.next_step_id - first.queued_at_step >= self.starvation_steps
-            else None
-        )
+        """Return the oldest waiting request if it had no row for ``starvation_steps`` steps, else None.
+
+        While a more urgent request waits, that happens at most once in ``starvation_steps`` steps. Otherwise the long
+        queue of less urgent requests, all of which have waited that long, would go before the urgent request.
+        """
+        step, first = self.requests.next_step_id, self.requests.waiting.first()
+        if first is None or step - first.queued_at_step < self.starvation_steps:
+            return None
+        most_urgent = self.requests.waiting.most_urgent()
+        if most_urgent is not None and most_urgent.priority < first.priority:
+            return first if step - self._last_forced >= self.starvation_steps else None
+        return first
+
+    def _inherit_priority(self, starved: Req, in_the_way: list[Req]) -> None:
+        """Give a starved request the priority of the most urgent request that is retracted for it.
+
+        It keeps this priority to its end. Otherwise the retracted request would take the room back in the next step.
+        """
+        priority = min(req.priority for req in in_the_way)
+        if priority < starved.priority:
+            self.requests.waiting.set_priority(starved, priority)
 
     def _in_the_way(self, starved: Req) -> list[Req] | None:
-        """Return the youngest running requests that must be retracted so that ``starved`` fits, in order of arrival.
+        """Return the running requests that must be retracted so that ``starved`` fits, the least urgent one first.
 
         The list is empty if ``starved`` fits as soon as the results of launched steps have been read. Return None if it
         does not fit even beside the running requests that arrived before it: none of them overtook it, so it waits for
         them, and nothing that is done to younger requests lets it start sooner.
         """
+        running = sorted(self.request_table.reqs, key=attrgetter("urgency"))
+        older = [req for req in running if req.arrival < starved.arrival]
+        younger = [req for req in running if req.arrival > starved.arrival]
+        fits, victims = self._make_room([*older, starved, *younger], self.cache_manager.reserve.num_tokens)
+        return victims if fits else None
+
+    def _retractions(self, uids: Sequence[int]) -> list[int]:
+        """Return the uids of the running requests to retract for the waiting ones: see `Budget.retractions`."""
+        num_tokens = self.cache_manager.reserve.num_tokens + RETRACTION_SLACK
+        _, victims = self._make_room([self.requests.requests[uid] for uid in uids], num_tokens)
+        return [req.uid for req in victims]
+
+    def _make_room(self, order: Sequence[Req], num_tokens: int) -> tuple[list[Req], list[Req]]:
+        """Return the waiting requests of ``order`` that can be admitted, and the running ones to retract for them.
+
+        ``order`` has the most important request first. The running requests that are not in ``order`` count as
+        retracted. A waiting request can be admitted if it fits beside those before it in ``order``; after one that does
+        not fit, no further one is admitted. Each request that stays keeps pages for ``num_tokens`` tokens more. The
+        victims are the last running requests of ``order``, the last one first.
+        """
         table, spec = self.request_table, self.cache_manager.spec
-        growth = table.page_growth(self.cache_manager.reserve.num_tokens)
+        growth = table.page_growth(num_tokens)
         is_used = np.zeros(spec.num_pages, bool)
-        is_used[self.cache_manager.match(starved).pages] = True
-        num_pages = -(-len(starved) // spec.page_size)
-        running = sorted(table.reqs, key=attrgetter("arrival"))
-        for i, req in enumerate(running):
-            pages = table.pages_of(req)
-            num_pages += int(np.count_nonzero(~is_used[pages])) + int(growth[req.req_pool_idx])
-            is_used[pages] = True
-            if num_pages > spec.num_pages or i + 2 > spec.max_running_requests:
-                return running[i:] if req.arrival > starved.arrival else None
-        return []
+        admitted, victims = list[Req](), list[Req]()
+        num_pages = num_rows = num_grown = 0  # num_grown: pages for later tokens of the request admitted last
+        is_full = False
+        for req in order:
+            if req.req_pool_idx < 0:
+                if is_full:
+                    continue
+                cached = self.cache_manager.match(req).pages
+                pages = -(-len(req) // spec.page_size) - len(cached)
+                need = num_pages + num_grown + pages + int(np.count_nonzero(~is_used[cached]))
+                if need > spec.num_pages or num_rows == spec.max_running_requests:
+                    is_full = True
+                    continue
+                num_grown = self.cache_manager.admission_cost(req).growth
+                is_used[cached] = True
+                admitted.append(req)
+            else:
+                pages = table.pages_of(req)
+                need = num_pages + int(np.count_nonzero(~is_used[pages])) + int(growth[req.req_pool_idx])
+                is_too_many = need > spec.num_pages or num_rows == spec.max_running_requests
+                if admitted and (victims or is_too_many):
+                    victims.append(req)
+                    is_full = True
+                    continue
+                is_used[pages] = True
+            num_pages, num_rows = need, num_rows + 1
+        return admitted, victims[::-1]
+
+    def victims(self) -> list[Req]:
+        """Return the running requests in the order in which they are retracted when decode runs out of pages.
+
+        The last one is the most urgent: it is never retracted for this reason, whatever the policy says (promise 5).
+        """
+        reqs = self.request_table.reqs
+        choose = getattr(self.policy, "victims", None)
+        if choose is None:
+            return sorted(reqs, key=attrgetter("urgency"), reverse=True)
+        uids = list(choose(self.request_table.all_views(self.requests.next_step_id)))
+        by_uid = {req.uid: req for req in reqs}
+        if sorted(uids) != sorted(by_uid):
+            raise PolicyError(f"victims() returned {uids}; it must return each of the uids {sorted(by_uid)} once")
+        exempt = min(reqs, key=attrgetter("urgency"))
+        return [*(by_uid[uid] for uid in uids if uid != exempt.uid), exempt]
 
     def _starved_rows(self, views: list[Running], starved: Req | None, budget: StepBudget) -> list[tuple[int, int]]:
         """Return rows for the starved running requests and ``starved``, a waiting one, if they fit (promise 6).
@@ -210,6 +289,8 @@ class Planner:
                 wanted = request.num_remaining_tokens or 1
             if n := budget.grant(request, wanted):
                 rows.append((request.uid, n))
+                if isinstance(request, Waiting):
+                    self._last_forced = self.requests.next_step_id
         return rows
 
     def _oldest_row(self) -> list[tuple[int, int]]:

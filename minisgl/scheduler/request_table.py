@@ -124,6 +124,17 @@ class RequestTable:
 
     def running_views(self, next_step: int) -> list[Running]:
         """Return the policy's view of each running request that can take part in step ``next_step``."""
+        views = self.all_views(next_step)
+        # A request whose last token is already being sampled has nothing left to compute.
+        rows = self.req_pool_indices
+        computed = self.num_computed_tokens[rows]
+        is_complete = (computed >= self.num_prefill_tokens[rows]) & (computed >= self.max_len[rows] - 1)
+        if is_complete.any():
+            return [view for view, complete in zip(views, is_complete.tolist(), strict=True) if not complete]
+        return views
+
+    def all_views(self, next_step: int) -> list[Running]:
+        """Return the policy's view of each running request. Do not change the list."""
         rows, reqs = self.req_pool_indices, self.reqs
         if not reqs:
             return []
@@ -139,12 +150,10 @@ class RequestTable:
             stale.tolist(), *view_fields[:, stale].tolist(), strict=True
         ):
             req = reqs[i]
-            self._views[i] = Running(req.uid, num_remaining, num_new_pages, skipped, req.admission_order)
+            self._views[i] = Running(
+                req.uid, num_remaining, num_new_pages, skipped, req.admission_order, req.priority, req.arrival
+            )
         self._view_fields = view_fields
-        # A request whose last token is already being sampled has nothing left to compute.
-        complete = (remaining == 0) & (computed >= self.max_len[rows] - 1)
-        if complete.any():
-            return [view for view, is_complete in zip(self._views, complete.tolist(), strict=True) if not is_complete]
         return self._views
 
 

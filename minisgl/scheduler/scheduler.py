@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from minisgl.core import (
     EngineDeadError,
     Finished,
     FinishReason,
+    InvalidRequestError,
     Output,
     Req,
     SamplingParams,
@@ -115,6 +115,10 @@ class Scheduler:
         """
         self._check_alive()
         ids = check_request(self.spec, uid, prompt_ids, params)
+        if params.priority and not self.planner.uses_priority:
+            raise InvalidRequestError(
+                "priority", f"priority must be 0, got {params.priority}: the scheduling policy does not use priorities."
+            )
         if uid in self.requests:
             raise ValueError(f"a request with uid {uid} is already open")
         req = Req(uid, ids, params, self._arrivals, self._seed_of(params))
@@ -173,7 +177,8 @@ class Scheduler:
         A turn does the following, in this order:
 
         1. Ensure a free or evictable KV page for every decode row that needs a new one. If pages run out, wait for
-           retiring pages, and then retract (vLLM: preempt) the youngest request: `_ensure_decode_pages`, `retract`.
+           retiring pages, and then retract (vLLM: preempt) the youngest request, or the one that the policy names:
+           `_ensure_decode_pages`, `retract`.
         2. Schedule: the policy chooses rows among the running and the waiting requests: `Planner.next_rows`. The plan
            must fit into the step's tokens, rows and pages: `Planner.check`.
         3. Admit the waiting requests in the plan: lock their cached prefixes, allocate their KV pages, and evict cached
@@ -234,22 +239,22 @@ class Scheduler:
         """Ensure a free or evictable page for every decode row whose next token needs a new page.
 
         While there are too few pages, read the result of a step in flight if that frees pages; otherwise retract the
-        youngest running request.
+        first of `Planner.victims`: the youngest running request, unless the policy uses priorities or another order.
         """
         table, cache_manager = self.request_table, self.cache_manager
         while (missing := len(table.needing_page(table.decoding())) - cache_manager.num_available_pages) > 0:
             if self.in_flight and cache_manager.has_pending_frees:
                 self._process_result()
                 continue
-            youngest = sorted(table.reqs, key=attrgetter("arrival"), reverse=True)
-            assert len(youngest) > 1, "the KV pool cannot hold the only running request"
+            victims = self.planner.victims()
+            assert len(victims) > 1, "the KV pool cannot hold the only running request"
             cache_manager.reserve.pages_ran_out()
             count = 1
             if not self.in_flight:  # else the next result may free enough pages
                 # Retract at once all requests that must go: a retraction saves at most the request's pages and one.
-                pages = np.cumsum(table.num_pages[req_pool_indices_of(youngest)] + 1)
-                count = min(int(np.searchsorted(pages, missing)) + 1, len(youngest) - 1)
-            self._retract(youngest[:count])
+                pages = np.cumsum(table.num_pages[req_pool_indices_of(victims)] + 1)
+                count = min(int(np.searchsorted(pages, missing)) + 1, len(victims) - 1)
+            self._retract(victims[:count])
 
     def retract(self, req: Req) -> None:
         """Release row and pages of a running request and return it to the waiting queue (vLLM: preempt).

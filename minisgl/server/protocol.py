@@ -66,6 +66,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     return_token_ids: bool = False
     prompt_logprobs: int | None = None
     cache_salt: str | None = None
+    priority: int = 0
 
     @property
     def include_usage(self) -> bool:
@@ -100,6 +101,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
             logprobs=logprobs,
             prompt_logprobs=self.prompt_logprobs,
             cache_salt=self.cache_salt,
+            priority=self.priority,
             skip_special_tokens=self.skip_special_tokens,
         )
         try:
@@ -243,7 +245,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "modalities": (["text"],),
         "parallel_tool_calls": (True, False),
         "prediction": (),
-        "priority": (0,),
         "prompt_cache_key": (_ANY,),
         "reasoning_effort": (),
         "response_format": ({"type": "text"},),

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from minisgl.core import EngineSpec, SamplingParams
 from minisgl.scheduler.base import Budget, Plan, Running, SchedulerPolicy, Waiting
@@ -31,6 +34,9 @@ class PlanChecker:
 
     def __init__(self, policy: SchedulerPolicy):
         self.policy, self.steps, self.empty_plans = policy, 0, 0
+        self.uses_priority: bool = getattr(policy, "uses_priority", False)
+        if (victims := getattr(policy, "victims", None)) is not None:
+            self.victims: Any = victims
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         assert isinstance(budget, StepBudget)
@@ -41,6 +47,9 @@ class PlanChecker:
         first, second = (list(each.rows) for each in (plan, again))
         assert first == second, (
             f"step {self.steps}: asked twice with equal arguments, plan() returned the rows {first} and then {second}"
+        )
+        assert list(plan.retract) == list(again.retract), (
+            f"step {self.steps}: asked twice with equal arguments, plan() retracts {plan.retract}, then {again.retract}"
         )
         self.steps += 1
         ready: list[Waiting | Running] = [*running, *(w for w in waiting if w.same_prefix_req is None)]
@@ -69,6 +78,11 @@ class PolicyConformance:
     """Number of runs with random requests. Later runs have more requests."""
     max_steps = 5_000
     """Steps within which all requests of a run must finish."""
+
+    @property
+    def uses_priority(self) -> bool:
+        """Whether the policy accepts requests with a priority. Then the random requests have some."""
+        return getattr(self.make(), "uses_priority", False)
 
     def make(self) -> SchedulerPolicy:
         """Build a new object of your policy."""
@@ -115,6 +129,9 @@ class PolicyConformance:
             size, pages = rng.choice([1, 2, 4, 7]), rng.randint(6, 24)
             spec = EngineSpec(size, pages, rng.randint(1, 5), max_seq_len=size * pages, vocab_size=50)
             clients = [_any_job(rng, uid, size * pages) for uid in range(1, 2 + min(seed, 10))]
+            if self.uses_priority:
+                priorities = rng.choices([-2, -1, 0, 0, 3], k=len(clients))
+                clients = [_with_priority(job, p) for job, p in zip(clients, priorities, strict=True)]
             overlap, chunk = rng.random() < 0.5, rng.choice([1, 3, 8, 8192])
             self.drive(clients, spec, rng.choice(["radix", "naive"]), overlap=overlap, max_prefill_tokens=chunk)
 
@@ -126,6 +143,10 @@ def _job(uid: int, length: int, answer: int = 6, first: int | None = None, **mor
     start = uid * 7 if first is None else first
     prompt = [(start + i * i) % 50 for i in range(length)]
     return Job(uid, prompt, SamplingParams(max_tokens=answer, temperature=0.0), **more)
+
+
+def _with_priority(job: Job, priority: int) -> Job:
+    return replace(job, params=msgspec.structs.replace(job.params, priority=priority))
 
 
 def _any_job(rng: random.Random, uid: int, room: int) -> Job:

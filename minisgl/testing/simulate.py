@@ -44,7 +44,7 @@ def simulate(
         max_seq_len=max_seq_len or num_pages * page_size,
         vocab_size=max((max(job.prompt) for job in jobs), default=0) + 2,
     )
-    ordered = {} if policy == "static" else {"order": order}
+    ordered = {} if policy in ("static", "priority") else {"order": order}
     plugins = make_plugin("cache", cache, page_size=page_size), make_plugin("scheduler", policy, **ordered)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.jsonl"

@@ -13,9 +13,12 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from random import Random
+from typing import Any
+
+import msgspec
 
 from minisgl.core import EngineSpec, SamplingParams
 from minisgl.models.resolve import resolve_model
@@ -26,7 +29,7 @@ from minisgl.tokenizer.tokenizer import Tokenizer
 __all__ = ["Totals", "run", "run_all"]
 
 PAGE_SIZES = (1, 3, 16)
-POLICIES = ("mixed", "prefill_first", "decode_first", "static")
+POLICIES = ("mixed", "prefill_first", "decode_first", "static", "priority")
 QUESTIONS = ("Who are you?", "What is a page?", "How many pages does a request of 100 tokens need?", "Why?", "Thanks!")
 
 
@@ -87,7 +90,7 @@ def run(seed: int) -> Report:
     drive = Drive(
         spec,
         make_plugin("cache", random.choice(["naive", "radix", "radix"]), page_size=page_size),
-        make_plugin("scheduler", policy, **({} if policy == "static" else {"order": random.choice(["fcfs", "lpm"])})),
+        make_plugin("scheduler", policy, **_policy_options(random, policy)),
         overlap=random.random() < 0.7,
         max_prefill_tokens=random.choice([1, 3, 8, 50, 8192]),
         starvation_steps=random.choice([2, 16, 512]),
@@ -95,10 +98,22 @@ def run(seed: int) -> Report:
         drafts=random.choice([None, (1, 50, seed), (4, 80, seed), (9, 95, seed)]),
     )
     jobs = list(_conversations(random, drive) if chats else _prompts(random, drive))
+    if policy == "priority":
+        jobs = _with_priorities(random, jobs)
     report = drive.run(_with_bursts_of_aborts(random, jobs))
     if spec.max_seq_len >= num_pages * page_size:
         drive.check_whole_pool()
     return report
+
+
+def _policy_options(random: Random, policy: str) -> dict[str, Any]:
+    match policy:
+        case "static":
+            return {}
+        case "priority":
+            return {"preempt": random.random() < 0.8}
+        case _:
+            return {"order": random.choice(["fcfs", "lpm"])}
 
 
 # ---- the requests ------------------------------------------------------------------------------------------
@@ -167,6 +182,12 @@ def _conversations(random: Random, drive: Drive) -> Iterable[Job]:
             yield job
             prompt = [*prompt, *expected_output(job.request, spec.vocab_size, drive.eos_ids).tokens]
             arrive += random.randrange(5, 40)
+
+
+def _with_priorities(random: Random, jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs with random priorities, of which many are equal."""
+    choices = [*random.choices([-(2**31), -7, -1, 0, 1, 2, 2**31 - 1], k=random.randrange(1, 5)), 0]
+    return [replace(job, params=msgspec.structs.replace(job.params, priority=random.choice(choices))) for job in jobs]
 
 
 def _with_bursts_of_aborts(random: Random, jobs: Sequence[Job]) -> list[Job]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
 from minisgl.core import EngineSpec, SamplingParams
@@ -16,7 +17,7 @@ from minisgl.testing.drive import Job, make_plugin
 from minisgl.testing.truth import expected_output
 
 CACHES = ("naive", "radix")
-POLICIES = ("static", "prefill_first", "decode_first", "mixed")
+POLICIES = ("static", "prefill_first", "decode_first", "mixed", "priority")
 ORDERS = ("fcfs", "lpm")
 PAGE_SIZES = (1, 2, 3, 5, 7, 16, 64)
 
@@ -37,7 +38,7 @@ class Setup:
 
     def build(self) -> tuple[EngineSpec, Any, Any, dict[str, Any]]:
         """Build the arguments (spec, cache, policy, options) for ``drive(jobs, spec, cache, policy, **options)``."""
-        order = {} if self.policy == "static" else {"order": self.order}
+        order = {} if self.policy in ("static", "priority") else {"order": self.order}
         return (
             self.spec,
             make_plugin("cache", self.cache, page_size=self.spec.page_size),
@@ -117,6 +118,8 @@ def jobs(draw: st.DrawFn, setup: Setup, max_jobs: int = 9, aborts: bool = True, 
     made: list[Job] = []
     for uid in range(1, draw(st.integers(1, max_jobs)) + 1):
         sampling = draw(params(spec.vocab_size, room - 1))
+        if setup.policy == "priority":
+            sampling = msgspec.structs.replace(sampling, priority=draw(st.sampled_from([0, 0, -1, 2])))
         longest = room - sampling.max_tokens if must_fit or draw(st.integers(0, 9)) else room + 2
         tail = draw(st.lists(alphabet, min_size=1, max_size=12))
         kind = draw(st.sampled_from(["stem", "stem", "repeat", "turn", "alone"]))

@@ -110,6 +110,8 @@ class Checker:
         oldest = self.state.waiting()[0]
         if oldest is req or oldest.uid in self.admission_pages or self.retracted_at == event.step:
             return
+        if event.priority < oldest.priority:
+            return  # a more urgent request may go first; how long, `_expect_starved_request_admitted` checks
         left_out = event.step - oldest.queued_at_step
         if left_out >= self.starvation_steps and self._fits_beside_older(oldest):
             text = (
@@ -128,7 +130,10 @@ class Checker:
         if self.must_start is None or self.must_start[0] != waits:
             self.must_start = waits, max(event.step, oldest.queued_at_step + self.starvation_steps)
         late = event.step - self.must_start[1]
-        if late > self.max_left_out - self.starvation_steps:
+        patience = self.max_left_out - self.starvation_steps
+        if len({req.priority for req in self.state.requests.values()}) > 1:
+            patience += self.starvation_steps  # while a more urgent request waits, one starved request in that time
+        if late > patience:
             left_out = event.step - oldest.queued_at_step
             text = f"the request has waited for {left_out} steps, and fits beside the requests that arrived before it"
             _fail("starvation", text, event, oldest)
@@ -169,9 +174,20 @@ class Checker:
         if req.req_pool_idx < 0:
             _fail("retraction", "the request is retracted, but it does not run", event)
         self.retracted_at = event.step
-        if len(self.state.running) > 1 and req is min(self.state.running.values(), key=lambda r: r.arrival):
-            _fail("retraction", "the oldest running request is retracted", event)
+        if len(self.state.running) > 1 and req is min(self.state.running.values(), key=_urgency):
+            starts = any(_urgency(other) < _urgency(req) or self._overtaken(other, req) for other in self.state.waiting())
+            if not starts:
+                first = "the oldest running request" + (" of the most urgent priority" if self._has_priorities() else "")
+                _fail("retraction", first + " is retracted", event)
         self._expect_pages_retired(event)
+
+    def _overtaken(self, waiting: Request, running: Request) -> bool:
+        """Return whether ``waiting`` is starved, and arrived before ``running``, which then may have to wait for it."""
+        left_out = self.state.next_step_id - waiting.queued_at_step
+        return waiting.arrival < running.arrival and left_out >= self.starvation_steps
+
+    def _has_priorities(self) -> bool:
+        return any(req.priority for req in self.state.requests.values())
 
     def _finish(self, event: ev.Finish) -> None:
         req = self._request(event.uid, event)
@@ -440,6 +456,10 @@ class Checker:
         ended = self.state.all_requests.get(uid)
         text = f"the request has had its final reply ({ended.finish_reason})" if ended else "no such request was added"
         raise Violation("reply", text, step=event.step, uid=uid)
+
+
+def _urgency(req: Request) -> tuple[int, int]:
+    return req.priority, req.arrival
 
 
 def _fail(rule: str, text: str, event: Any, req: Request | None = None, **location: Any) -> NoReturn:

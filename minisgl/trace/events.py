@@ -53,18 +53,21 @@ class Add(Event):
     prompt_ids: list[int]
     max_tokens: int
     cache_salt: str | None = None
+    priority: int = 0
 
 
 class Match(Event):
     """A waiting request is about to be admitted.
 
     ``num_tokens`` is the length of the request in tokens: prompt and output. ``pages`` are the cached pages of the
-    request's prefix. They are now locked for the request.
+    request's prefix. They are now locked for the request. ``priority`` is the request's own, or the one that it
+    inherited when it was starved.
     """
 
     uid: int
     num_tokens: int
     pages: list[int]
+    priority: int = 0
 
 
 class Admit(Event):

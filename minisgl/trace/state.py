@@ -49,6 +49,8 @@ class Request:
     cached_pages: list[int] = field(default_factory=list)
     """Pages of the prefix that is locked for this request, in order."""
     finish_reason: str = ""
+    priority: int = 0
+    """Lower is more urgent: the request's own priority, or the one that it inherited at its last admission."""
 
     @property
     def state(self) -> str:
@@ -161,12 +163,13 @@ class State:
         max_num_tokens = len(event.prompt_ids) + event.max_tokens
         arrival = len(self.all_requests)
         req = Request(event.uid, arrival, event, list(event.prompt_ids), event.step, max_num_tokens)
+        req.priority = event.priority
         self.all_requests[event.uid] = self.requests[event.uid] = req
 
     def _match(self, event: ev.Match) -> None:
         req = self.all_requests[event.uid]
         req.cached_pages = list(event.pages)
-        req.num_prefill_tokens = event.num_tokens
+        req.num_prefill_tokens, req.priority = event.num_tokens, event.priority
         req.num_computed_tokens = len(event.pages) * self.spec.page_size
         self.ref_counts[event.pages] += 1
         self.tree.lock(_last(event.pages), event.step)

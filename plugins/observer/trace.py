@@ -131,11 +131,11 @@ class Recorder:
         self._open += 1
         prompt = req.prompt_ids.tolist()
         params = req.params
-        self._put(ev.Add(self._next, req.uid, now, prompt, params.max_tokens, params.cache_salt))
+        self._put(ev.Add(self._next, req.uid, now, prompt, params.max_tokens, params.cache_salt, params.priority))
 
     @hookimpl
     def minisgl_prefix_matched(self, req: Req, pages: I32, step: int) -> None:
-        self._put(ev.Match(step=step, uid=req.uid, num_tokens=len(req), pages=pages.tolist()))
+        self._put(ev.Match(step=step, uid=req.uid, num_tokens=len(req), pages=pages.tolist(), priority=req.priority))
 
     @hookimpl
     def minisgl_request_retracted(self, req: Req, step: int) -> None:
