@@ -66,7 +66,8 @@ class Planner:
         self.cache_manager, self.request_table = cache_manager, cache_manager.request_table
         self.max_prefill_tokens, self.starvation_steps = max_prefill_tokens, starvation_steps
         self.uses_priority: bool = getattr(policy, "uses_priority", False)
-        self._last_forced = -starvation_steps  # the last step that admitted a starved request
+        self._oldest: Req | None = None  # the waiting request that arrived first, when the last plan was made
+        self._oldest_since = 0  # the first step whose plan it was waiting for in this place
 
     def next_rows(self, views: list[Running], in_flight: bool) -> Sequence[tuple[int, int]]:
         """Return the rows of the next step, (uid, tokens) each: first those of starved requests, then the policy's.
@@ -179,16 +180,26 @@ class Planner:
     def _oldest_starved(self) -> Req | None:
         """Return the oldest waiting request if it had no row for ``starvation_steps`` steps, else None.
 
-        While a more urgent request waits, that happens at most once in ``starvation_steps`` steps. Otherwise the long
-        queue of less urgent requests, all of which have waited that long, would go before the urgent request.
+        While a more urgent request is open, it must also have been the oldest waiting one for as many steps. Otherwise
+        every request of a long queue, in which all have waited that long, would take the room of the urgent request.
         """
         step, first = self.requests.next_step_id, self.requests.waiting.first()
+        if first is not self._oldest:
+            self._oldest, self._oldest_since = first, step
         if first is None or step - first.queued_at_step < self.starvation_steps:
             return None
-        most_urgent = self.requests.waiting.most_urgent()
-        if most_urgent is not None and most_urgent.priority < first.priority:
-            return first if step - self._last_forced >= self.starvation_steps else None
+        if step - self._oldest_since < self.starvation_steps and self._is_less_urgent(first):
+            return None
         return first
+
+    def _is_less_urgent(self, waiting: Req) -> bool:
+        """Return whether a more urgent request than ``waiting`` is open."""
+        if not self.uses_priority:
+            return False
+        most_urgent = self.requests.waiting.most_urgent()
+        return (most_urgent is not None and most_urgent.priority < waiting.priority) or any(
+            req.priority < waiting.priority for req in self.request_table.reqs
+        )
 
     def _inherit_priority(self, starved: Req, in_the_way: list[Req]) -> None:
         """Give a starved request the priority of the most urgent request that is retracted for it.
@@ -289,8 +300,6 @@ class Planner:
                 wanted = request.num_remaining_tokens or 1
             if n := budget.grant(request, wanted):
                 rows.append((request.uid, n))
-                if isinstance(request, Waiting):
-                    self._last_forced = self.requests.next_step_id
         return rows
 
     def _oldest_row(self) -> list[tuple[int, int]]:

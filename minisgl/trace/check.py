@@ -132,7 +132,7 @@ class Checker:
         late = event.step - self.must_start[1]
         patience = self.max_left_out - self.starvation_steps
         if len({req.priority for req in self.state.requests.values()}) > 1:
-            patience += self.starvation_steps  # while a more urgent request waits, one starved request in that time
+            patience += self.starvation_steps  # beside a more urgent request, it must be the oldest for that long
         if late > patience:
             left_out = event.step - oldest.queued_at_step
             text = f"the request has waited for {left_out} steps, and fits beside the requests that arrived before it"

@@ -8,6 +8,7 @@ room of another one with the same priority.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, takewhile
@@ -27,7 +28,7 @@ class Priority:
 
 
 class PriorityPolicy:
-    """Plans decode rows, then prompts in order of priority and arrival, and retracts less urgent requests for them."""
+    """Plans rows in order of priority, and retracts less urgent requests to admit more urgent ones."""
 
     uses_priority = True
     MAX_PREEMPTING = 32
@@ -37,21 +38,21 @@ class PriorityPolicy:
         self.preempt = preempt
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
-        rows = {r.uid: 1 for r in running if not r.num_remaining_tokens and budget.grant(r, 1)}
-        started = {r.uid: r for r in running if r.num_remaining_tokens}
+        rows: dict[int, int] = {}
+        views = {r.uid: r for r in running}
 
         def compute(request: Running) -> None:
-            if request.uid not in rows and (n := budget.grant(request, request.num_remaining_tokens)):
+            if request.uid not in rows and (n := budget.grant(request, request.num_remaining_tokens or 1)):
                 rows[request.uid] = n
 
         queue = iter(waiting)
         retract: list[int] = []
-        for request in _by_urgency(started.values(), queue):
+        for request in _by_urgency(running, queue):
             if isinstance(request, Running):
                 compute(request)
             elif request.same_prefix_req is not None:
                 # It waits for the pages of another prompt, which is as urgent as the requests that wait for it.
-                if (other := started.get(request.same_prefix_req)) is not None:
+                if (other := views.get(request.same_prefix_req)) is not None:
                     compute(other)
             elif n := budget.grant(request, request.num_tokens - request.num_cached_tokens):
                 rows[request.uid] = n
@@ -59,7 +60,7 @@ class PriorityPolicy:
                 if budget.tokens and self.preempt:
                     retract = self._make_room(chain([request], queue), running, budget, rows)
                 break
-        for request in sorted(started.values(), key=_urgency):
+        for request in sorted(running, key=_urgency):
             compute(request)
         return Plan([(uid, n) for uid, n in rows.items() if uid not in retract], retract)
 
@@ -76,24 +77,30 @@ class PriorityPolicy:
         if not urgent:
             return []
         # Of one priority, the running requests come first.
-        order = sorted([*sorted(running, key=_urgency), *urgent], key=lambda request: request.priority)
+        order = sorted([*sorted(running, key=_rank), *urgent], key=lambda request: request.priority)
         retract = budget.retractions(order)
         if retract:
             rows.update((w.uid, w.num_tokens - w.num_cached_tokens) for w in urgent)
         return retract
 
 
-def _urgency(request: Running | Waiting) -> tuple[int, int]:
+def _rank(request: Running) -> tuple[int, int]:
     return request.priority, request.arrival
 
 
-def _by_urgency(started: Iterable[Running], queue: Iterator[Waiting]) -> Iterator[Running | Waiting]:
+def _urgency(request: Running | Waiting) -> tuple[int, bool, int]:
+    """Order by priority, then decode rows before prompts, then by arrival."""
+    is_decode = isinstance(request, Running) and not request.num_remaining_tokens
+    return request.priority, not is_decode, request.arrival
+
+
+def _by_urgency(running: Iterable[Running], queue: Iterator[Waiting]) -> Iterator[Running | Waiting]:
     """Merge both by urgency. Stop at the `MAX_SKIPPED`-th waiting request that should wait for another's prefix."""
-    started = sorted(started, key=_urgency)
+    left = deque(sorted(running, key=_urgency))
     skipped = 0
     for w in queue:
-        while started and _urgency(started[0]) < _urgency(w):
-            yield started.pop(0)
+        while left and _urgency(left[0]) < _urgency(w):
+            yield left.popleft()
         yield w
         if w.same_prefix_req is not None and (skipped := skipped + 1) == MAX_SKIPPED:
             return

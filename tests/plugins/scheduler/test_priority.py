@@ -53,13 +53,18 @@ def crowd(urgent_at: int, length: int, shared: bool = False) -> list[Job]:
     return [*lows, job(1000, length, 40, priority=-1, arrive=urgent_at, first=first)]
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("starvation_steps", [64, 512])
-@pytest.mark.parametrize(("length", "chunk"), [(9, 8192), (200, 64), (200, 32)])
-@pytest.mark.parametrize("cache", ["radix", "naive"])
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(
+    ("overlap", "cache", "length", "chunk", "starvation_steps", "shared", "urgent_at"),
+    [
+        (True, "radix", 9, 8192, 64, False, 40),
+        (True, "radix", 200, 64, 512, True, 30),
+        (True, "naive", 200, 32, 64, False, 70),
+        (False, "radix", 200, 32, 64, True, 150),
+        (False, "naive", 9, 64, 512, False, 3),
+    ],
+)
 def test_urgent_request_in_a_crowd(
-    overlap: bool, cache: str, length: int, chunk: int, starvation_steps: int, shared: bool
+    overlap: bool, cache: str, length: int, chunk: int, starvation_steps: int, shared: bool, urgent_at: int
 ) -> None:
     """With 512 less urgent requests, an urgent one gets its first token within 3 steps of what it needs alone."""
     options: dict[str, Any] = {
@@ -69,11 +74,11 @@ def test_urgent_request_in_a_crowd(
         "starvation_steps": starvation_steps,
         "thorough": False,
     }
-    for urgent_at in (3, 40, 150):
-        jobs = crowd(urgent_at, length, shared)
-        alone = make(LARGE, **options).run([replace(jobs[-1], arrive=0)])
-        report = make(LARGE, **options).run(jobs)
-        delay = report.first_token[1000] - urgent_at - alone.first_token[1000]
-        assert 0 <= delay <= 3
-        assert len(report.finished) == 513
-        assert all(end.finish_reason == "length" for end in report.finished.values())
+    jobs = crowd(urgent_at, length, shared)
+    alone = make(LARGE, **options).run([replace(jobs[-1], arrive=0)])
+    report = make(LARGE, **options).run(jobs)
+    # With a shared prefix, the urgent request may need fewer steps than alone.
+    assert report.first_token[1000] - urgent_at - alone.first_token[1000] <= 3
+    assert report.counts.admissions[1000] == 1
+    assert len(report.finished) == 513
+    assert all(end.finish_reason == "length" for end in report.finished.values())
