@@ -77,14 +77,16 @@ class Planner:
         """
         starved, reserved = self._oldest_starved(), self.cache_manager.reserve.num_tokens
         fits_later = False  # whether the starved request fits when pages that are being freed have become free
+        in_the_way: list[Req] | None = []
         if starved is not None and not self._budget(reserved).grant(self._waiting_view(starved), 1):
             in_the_way = self._in_the_way(starved)
             fits_later = in_the_way is not None
+            for req in in_the_way or []:
+                self.requests.retract(req)
             if in_the_way:
-                self._inherit_priority(starved, in_the_way)
-                for req in in_the_way:
-                    self.requests.retract(req)
                 views = self.request_table.running_views(self.requests.next_step_id)
+        if starved is not None and in_the_way is not None:
+            self._inherit_priority(starved)
         budget = self._budget(reserved if self.requests.waiting else 0)
         forced = self._starved_rows(views, starved, budget)
         if fits_later:
@@ -201,14 +203,15 @@ class Planner:
             req.priority < waiting.priority for req in self.request_table.reqs
         )
 
-    def _inherit_priority(self, starved: Req, in_the_way: list[Req]) -> None:
-        """Give a starved request the priority of the most urgent request that is retracted for it.
+    def _inherit_priority(self, starved: Req) -> None:
+        """Give a starved request, which is admitted now, the priority of the most urgent waiting request.
 
-        It keeps this priority to its end. Otherwise the retracted request would take the room back in the next step.
+        That may be one that was just retracted for it. The starved request keeps the priority to its end. Otherwise the
+        urgent request would take the room back in the next step.
         """
-        priority = min(req.priority for req in in_the_way)
-        if priority < starved.priority:
-            self.requests.waiting.set_priority(starved, priority)
+        most_urgent = self.requests.waiting.most_urgent()
+        if most_urgent is not None and most_urgent.priority < starved.priority:
+            self.requests.waiting.set_priority(starved, most_urgent.priority)
 
     def _in_the_way(self, starved: Req) -> list[Req] | None:
         """Return the running requests that must be retracted so that ``starved`` fits, the least urgent one first.
