@@ -1,20 +1,30 @@
-"""Promise 5: admission counts whole pages, eviction comes before retraction, the youngest request is retracted."""
+"""Promise 5: admission counts whole pages, eviction comes before retraction, the least urgent request is retracted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
 
+import msgspec
 import pluggy
 import pytest
 
 from minisgl import hooks
 from minisgl.core import Req, SamplingParams
 from minisgl.hooks import hookimpl
+from minisgl.plugins.scheduler.mixed import MixedPolicy
 from minisgl.scheduler.base import Budget, Plan, Running, Waiting
+from minisgl.scheduler.planner import Planner, PolicyError
 from minisgl.testing import expected_output
-from minisgl.testing.drive import Job
+from minisgl.testing.drive import Job, make_plugin
 from minisgl.testing.small import SPEC, job, make, no_lookahead, pool
+from minisgl.testing.traced import traced
 from minisgl.testing.workloads import POLICIES
+from minisgl.trace.check import check
+from minisgl.trace.read import read
 
 
 def test_promise_5_admission_counts_whole_pages() -> None:
@@ -26,34 +36,35 @@ def test_promise_5_admission_counts_whole_pages() -> None:
 
 
 class Journal:
-    """An observer that records retractions, and checks that the youngest running request is retracted."""
+    """An observer that records retractions, and checks that the least urgent running request is retracted.
 
-    def __init__(self) -> None:
-        self.open: list[int] = []
+    Without priorities, that is the youngest one. With ``any_order``, it need only not be the most urgent one.
+    """
+
+    def __init__(self, any_order: bool = False) -> None:
+        self.any_order = any_order
         self.retracted: list[int] = []
-        self.running: set[int] = set()
+        self.running: dict[int, Req] = {}
         manager = pluggy.PluginManager(hooks.PROJECT)
         manager.add_hookspecs(hooks)
         manager.register(self)
         self.hook = manager.hook
 
     @hookimpl
-    def minisgl_request_added(self, req: Req) -> None:
-        self.open.append(req.uid)
-
-    @hookimpl
     def minisgl_prefix_matched(self, req: Req) -> None:
-        self.running.add(req.uid)
+        self.running[req.uid] = req
 
     @hookimpl
     def minisgl_request_retracted(self, req: Req) -> None:
-        self.running.remove(req.uid)
-        assert all(self.open.index(uid) < self.open.index(req.uid) for uid in self.running), "a younger request runs"
+        order = sorted(self.running.values(), key=lambda r: (r.priority, r.arrival))
+        assert req is not order[0], "the most urgent running request is retracted"
+        assert self.any_order or req is order[-1], "a less urgent request runs"
+        del self.running[req.uid]
         self.retracted.append(req.uid)
 
     @hookimpl
     def minisgl_request_finished(self, req: Req) -> None:
-        self.running.discard(req.uid)
+        self.running.pop(req.uid, None)
 
 
 @pytest.mark.parametrize("cache", ["naive", "radix"])
@@ -69,6 +80,74 @@ def test_promise_5_retraction(policy: str, cache: str) -> None:
     assert all(end.output_tokens == 24 for end in report.finished.values())
     ends = [report.first_token[uid] for uid in (1, 2, 3, 4)]
     assert ends == sorted(ends)
+
+
+def prioritised(priorities: Sequence[int]) -> list[Job]:
+    """Return requests 1, 2, … with these priorities, of which the pool of `test_promise_5_retraction` holds two."""
+    jobs = [job(uid, 5, 24) for uid in range(1, len(priorities) + 1)]
+    return [
+        replace(each, params=msgspec.structs.replace(each.params, priority=priority))
+        for each, priority in zip(jobs, priorities, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("cache", ["naive", "radix"])
+@pytest.mark.parametrize("priorities", [(0, 0, 0, 0), (1, 0, 0, 2), (5, 4, 3, -1), (2, -7, 2, -7)])
+def test_promise_5_retraction_by_priority(priorities: Sequence[int], cache: str, overlap: bool) -> None:
+    """The least urgent request is retracted, and among equals the youngest; the most urgent one never is."""
+    journal = Journal()
+    with no_lookahead():
+        drive = make("priority", cache=cache, spec=pool(9), observers=journal.hook, overlap=overlap)
+        report = drive.run(prioritised(priorities))
+    assert journal.retracted
+    assert min((priority, uid) for uid, priority in enumerate(priorities, 1))[1] not in journal.retracted
+    assert all(end.output_tokens == 24 for end in report.finished.values())
+
+
+class OldestFirst(MixedPolicy):
+    """A policy that wants the oldest request to be retracted first."""
+
+    def __init__(self) -> None:
+        super().__init__("fcfs")
+
+    def victims(self, running: Sequence[Running]) -> Sequence[int]:
+        return [view.uid for view in sorted(running, key=lambda view: view.arrival)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_promise_5_the_policy_chooses_the_victims(overlap: bool) -> None:
+    """Request 2 is retracted before 3 and 4, as the policy wishes; the oldest one never is, although it is named."""
+    journal = Journal(any_order=True)
+    with no_lookahead():
+        report = make(OldestFirst(), spec=pool(9), observers=journal.hook, overlap=overlap).run(prioritised([0] * 4))
+    assert journal.retracted[0] == 2
+    assert 1 not in journal.retracted
+    assert all(end.output_tokens == 24 for end in report.finished.values())
+
+
+@pytest.mark.parametrize("wrong", [[], [1, 1], [1, 2, 3, 4, 99]])
+def test_promise_5_victims_of_the_policy_are_checked(wrong: list[int]) -> None:
+    policy = OldestFirst()
+    policy.victims = lambda running: wrong  # type: ignore[method-assign]
+    with no_lookahead(), pytest.raises(PolicyError, match=r"victims\(\) returned"):
+        make(policy, spec=pool(9)).run(prioritised([0] * 4))
+
+
+@pytest.mark.parametrize("policy", ["mixed", "priority"])
+def test_promise_5_the_most_urgent_request_as_victim_is_found(policy: str, tmp_path: Path) -> None:
+    """A planted bug: the request that must never be retracted is retracted. An observer and the trace show it."""
+    priorities = [0] * 4 if policy == "mixed" else [3, -1, 2, 2]
+    right = Planner.victims
+    with no_lookahead(), patch.object(Planner, "victims", lambda planner: right(planner)[::-1]):
+        journal = Journal(any_order=True)
+        with pytest.raises(AssertionError, match="the most urgent running request is retracted"):
+            make(policy, spec=pool(9), observers=journal.hook).run(prioritised(priorities))
+        plugins = make_plugin("cache", "radix", page_size=4), make_plugin("scheduler", policy)
+        with traced(tmp_path / "run.jsonl", pool(9), *plugins) as drive, suppress(AssertionError):
+            drive.run(prioritised(priorities), max_steps=300)
+    violation = check(read(tmp_path / "run.jsonl"))
+    assert violation is not None and violation.rule == "retraction"
 
 
 def test_promise_5_eviction_before_retraction() -> None:

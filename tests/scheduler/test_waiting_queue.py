@@ -39,6 +39,29 @@ def test_queue_is_sorted_by_arrival(toggled: list[int]) -> None:
     assert len(queue) == 0 and queue.first() is None
 
 
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(-2, 2)), max_size=200))
+def test_queue_is_sorted_by_urgency(events: list[tuple[int, int]]) -> None:
+    """An event adds a request; or removes it if the number is 0; or else changes its priority, if it waits."""
+    requests = [request(i) for i in range(41)]
+    for req in requests:
+        req.priority = req.arrival % 3
+    queue, expected = WaitingQueue(), set[int]()
+    for i, number in events:
+        if i not in expected:
+            queue.add(requests[i])
+            expected.add(i)
+        elif number == 0:
+            queue.remove(requests[i])
+            expected.remove(i)
+        else:
+            queue.set_priority(requests[i], number)
+        order = sorted(expected, key=lambda i: (requests[i].priority, i))
+        assert [req.arrival for req in queue] == order
+        first, most_urgent = queue.first(), queue.most_urgent()
+        assert (first.arrival if first else None) == min(expected, default=None)
+        assert (most_urgent.arrival if most_urgent else None) == (order[0] if order else None)
+
+
 def test_removed_request_is_unknown() -> None:
     queue = WaitingQueue()
     queue.add(request(0))
@@ -54,7 +77,7 @@ def test_entries_of_removed_requests_are_few() -> None:
         queue.add(req)
     for req in requests[:9_990]:
         queue.remove(req)
-        assert len(queue._sorted) <= len(queue) * 9 / 8 + 64
+        assert max(len(queue._sorted), len(queue._arrivals)) <= len(queue) * 9 / 8 + 64
     assert [req.arrival for req in queue] == list(range(9_990, 10_000))
 
 
