@@ -175,19 +175,16 @@ class Checker:
             _fail("retraction", "the request is retracted, but it does not run", event)
         self.retracted_at = event.step
         if len(self.state.running) > 1 and req is min(self.state.running.values(), key=_urgency):
-            starts = any(_urgency(other) < _urgency(req) or self._overtaken(other, req) for other in self.state.waiting())
-            if not starts:
-                first = "the oldest running request" + (" of the most urgent priority" if self._has_priorities() else "")
-                _fail("retraction", first + " is retracted", event)
+            waiting = self.state.waiting()
+            if not any(_urgency(other) < _urgency(req) or self._overtaken(other, req) for other in waiting):
+                first = "most urgent" if any(other.priority for other in self.state.requests.values()) else "oldest"
+                _fail("retraction", f"the {first} running request is retracted", event)
         self._expect_pages_retired(event)
 
     def _overtaken(self, waiting: Request, running: Request) -> bool:
         """Return whether ``waiting`` is starved, and arrived before ``running``, which then may have to wait for it."""
         left_out = self.state.next_step_id - waiting.queued_at_step
         return waiting.arrival < running.arrival and left_out >= self.starvation_steps
-
-    def _has_priorities(self) -> bool:
-        return any(req.priority for req in self.state.requests.values())
 
     def _finish(self, event: ev.Finish) -> None:
         req = self._request(event.uid, event)

@@ -18,7 +18,10 @@ RULES: dict[str, tuple[str, str]] = {
     ),
     "page-table": ("promise 4", "A page table never points to a page that was retired or freed."),
     "admission": ("promise 5", "Admission counts whole pages, and never over-commits."),
-    "retraction": ("promise 5", "When pages run out, the youngest request is retracted, never the oldest."),
+    "retraction": (
+        "promise 5",
+        "When pages run out, the least urgent request is retracted, never the most urgent: by priority, then by age.",
+    ),
     "starvation": (
         "promise 6",
         "A request that was left out for starvation_steps steps is in the next plan in which it fits beside the "

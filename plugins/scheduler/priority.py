@@ -1,9 +1,9 @@
 """`scheduler=priority`: decode rows and prefill chunks in one batch, the most urgent requests first.
 
-A request's ``priority`` is an integer, and lower is more urgent (vLLM's ``scheduling_policy=priority``). Requests of one
-priority are served in order of arrival. When request-pool rows or pages are full, a waiting request takes the room of
-less urgent running requests, which are retracted: they keep their output, and continue later. A request never takes the
-room of another one with the same priority.
+A request's ``priority`` is an integer, and lower is more urgent, as in vLLM. Requests of one priority are served in
+order of arrival. When request-pool rows or pages are full, a waiting request takes the room of less urgent running
+requests, which are retracted: they keep their output, and continue later. A request never takes the room of another one
+with the same priority. `docs/design/admission.md` says how priorities and the starvation guard agree.
 """
 
 from __future__ import annotations

@@ -54,6 +54,7 @@ def test_all_sampling_parameters_are_passed_on() -> None:
         "skip_special_tokens": False,
         "prompt_logprobs": 4,
         "cache_salt": "mine",
+        "priority": -3,
     }
     want = SamplingParams(
         max_tokens=5,
@@ -77,6 +78,10 @@ def test_all_sampling_parameters_are_passed_on() -> None:
         ({"cache_salt": ""}, "cache_salt"),
         ({"cache_salt": "x" * 257}, "cache_salt"),
         ({"cache_salt": 5}, "cache_salt"),
+        ({"priority": 2**31}, "priority"),
+        ({"priority": -(2**31) - 1}, "priority"),
+        ({"priority": 1.5}, "priority"),
+        ({"priority": "high"}, "priority"),
     ],
 )
 def test_bounds_of_prompt_logprobs_and_cache_salt(fields: dict[str, Any], param: str) -> None:

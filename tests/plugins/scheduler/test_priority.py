@@ -16,7 +16,9 @@ SPEC = EngineSpec(page_size=4, num_pages=60, max_running_requests=4, max_seq_len
 LARGE = EngineSpec(page_size=4, num_pages=640, max_running_requests=64, max_seq_len=512, vocab_size=1000)
 
 
-def job(uid: int, length: int = 9, answer: int = 12, priority: int = 0, arrive: int = 0, first: int | None = None) -> Job:
+def job(
+    uid: int, length: int = 9, answer: int = 12, priority: int = 0, arrive: int = 0, first: int | None = None
+) -> Job:
     start = uid * 7 if first is None else first
     prompt = [(start + i * i) % SPEC.vocab_size for i in range(length)]
     params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True, priority=priority)
