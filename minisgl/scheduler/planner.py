@@ -251,8 +251,8 @@ class Planner:
                 if is_full:
                     continue
                 cached = self.cache_manager.match(req).pages
-                pages = -(-len(req) // spec.page_size) - len(cached)
-                need = num_pages + num_grown + pages + int(np.count_nonzero(~is_used[cached]))
+                num_new = -(-len(req) // spec.page_size) - len(cached)
+                need = num_pages + num_grown + num_new + int(np.count_nonzero(~is_used[cached]))
                 if need > spec.num_pages or num_rows == spec.max_running_requests:
                     is_full = True
                     continue

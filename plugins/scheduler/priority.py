@@ -77,7 +77,8 @@ class PriorityPolicy:
         if not urgent:
             return []
         # Of one priority, the running requests come first.
-        order = sorted([*sorted(running, key=_rank), *urgent], key=lambda request: request.priority)
+        order: list[Running | Waiting] = [*sorted(running, key=_rank), *urgent]
+        order.sort(key=lambda request: request.priority)
         retract = budget.retractions(order)
         if retract:
             rows.update((w.uid, w.num_tokens - w.num_cached_tokens) for w in urgent)
