@@ -76,6 +76,7 @@ BUILTINS = (
     "minisgl.plugins.communicator.ring",
     "minisgl.plugins.speculation.none",
     "minisgl.plugins.speculation.ngram",
+    "minisgl.plugins.speculation.suffix",
     "minisgl.plugins.observer.metrics",
     "minisgl.plugins.observer.trace",
     "minisgl.plugins.models.llama",
