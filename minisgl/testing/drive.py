@@ -13,7 +13,7 @@ from typing import Any
 
 from minisgl.core import EngineSpec, Finished, InvalidRequestError, Output, Req, SamplingParams
 from minisgl.kvcache import PrefixCache
-from minisgl.scheduler.base import SchedulerPolicy
+from minisgl.scheduler.base import DraftProposer, SchedulerPolicy
 from minisgl.testing.drafts import SeededProposer
 from minisgl.testing.sim import SimCounts, SimEngine
 from minisgl.testing.truth import Expected, ExpectedTokens, FakeGrammar, SimRequest, expected_output, score
@@ -78,7 +78,7 @@ class Report:
 
 
 def make_plugin(group: str, name: str, **options: Any) -> Any:
-    """Build a built-in cache or policy by name: ``make_plugin("scheduler", "mixed", order="lpm")``.
+    """Build a built-in cache, policy or proposer by name: ``make_plugin("scheduler", "mixed", order="lpm")``.
 
     ``options`` that are fields of the plugin's options dataclass are its options. All other ``options`` are arguments
     of its factory, for example ``page_size`` of a cache.
@@ -88,7 +88,8 @@ def make_plugin(group: str, name: str, **options: Any) -> Any:
     known = config_type.__dataclass_fields__
     config = config_type(**{key: value for key, value in options.items() if key in known})
     arguments = {key: value for key, value in options.items() if key not in known}
-    return getattr(module, f"minisgl_{group}")(config=config, **arguments)
+    hook = {"speculation": "minisgl_proposer"}.get(group, f"minisgl_{group}")
+    return getattr(module, hook)(config=config, **arguments)
 
 
 class Drive:
@@ -97,8 +98,8 @@ class Drive:
     ``overlap``, ``max_prefill_tokens``, ``starvation_steps``, ``eos_ids`` and ``observers`` are arguments of the
     scheduler. With ``thorough``, `step` also calls the cache's own check. ``scheduler`` and ``engine`` replace the
     classes `Scheduler` and `SimEngine`. ``drafts`` is (largest number of draft tokens of a row, percentage of right
-    ones, seed): the arguments of a `SeededProposer`; None: no speculation. With ``adapt_drafts``, the number of drafts
-    follows how many were accepted.
+    ones, seed): the arguments of a `SeededProposer`; ``proposer`` is another proposer; both None: no speculation. With
+    ``adapt_drafts``, the number of drafts follows how many were accepted.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Drive:
         observers: Any = None,
         thorough: bool = True,
         drafts: tuple[int, int, int] | None = None,
+        proposer: DraftProposer | None = None,
         adapt_drafts: bool = False,
         scheduler: Callable[..., Any] | None = None,
         engine: Callable[..., SimEngine] = SimEngine,
@@ -126,6 +128,8 @@ class Drive:
         self.requests: dict[int, SimRequest] = {}
         self.engine = engine(spec, self.requests, eos_ids=eos_ids, depth=2 if overlap else 1)
         self.report = report = Report(self.engine.counts)
+        if drafts is not None:
+            proposer = self._proposer(*drafts)
         self.scheduler = scheduler(
             self.engine,
             cache,
@@ -137,10 +141,10 @@ class Drive:
             observers=observers,
             clock=lambda: float(report.steps),
             constraint_of=self._grammar_of,
-            proposer=None if drafts is None else self._proposer(*drafts),
+            proposer=proposer,
             adapt_drafts=adapt_drafts,
         )
-        self.max_drafts = 0 if drafts is None else drafts[0]
+        self.max_drafts = 0 if proposer is None else proposer.max_drafts
         self.max_idle_steps = starvation_steps + 8
         self._expected: dict[int, Expected] = {}
         self._streams: dict[int, ExpectedTokens] = {}

@@ -72,8 +72,12 @@ class Totals:
         return self
 
 
-def run(seed: int) -> Report:
-    """Run the schedule with this seed. Raise AssertionError if a check fails."""
+def run(seed: int, speculation: str | None = None) -> Report:
+    """Run the schedule with this seed. Raise AssertionError if a check fails.
+
+    ``speculation`` is the name of a built-in proposer, whose drafts then take the place of made-up ones. Their number
+    follows how many were accepted.
+    """
     random = Random(seed)
     page_size = random.choice(PAGE_SIZES)
     chats = random.random() < 0.25
@@ -95,7 +99,7 @@ def run(seed: int) -> Report:
         max_prefill_tokens=random.choice([1, 3, 8, 50, 8192]),
         starvation_steps=random.choice([2, 16, 512]),
         eos_ids=random.choice([(), (), (3,), (1, 2)]),
-        drafts=random.choice([None, (1, 50, seed), (4, 80, seed), (9, 95, seed)]),
+        **_speculation(speculation, seed, spec, random.choice([None, (1, 50, seed), (4, 80, seed), (9, 95, seed)])),
     )
     jobs = list(_conversations(random, drive) if chats else _prompts(random, drive))
     if policy == "priority":
@@ -114,6 +118,16 @@ def _policy_options(random: Random, policy: str) -> dict[str, Any]:
             return {"preempt": random.random() < 0.8}
         case _:
             return {"order": random.choice(["fcfs", "lpm"])}
+
+
+def _speculation(name: str | None, seed: int, spec: EngineSpec, drafts: tuple[int, int, int] | None) -> dict[str, Any]:
+    """Return the arguments of `Drive` for the made-up ``drafts``, or for the proposer ``name``."""
+    if name is None:
+        return {"drafts": drafts}
+    options: dict[str, Any] = {"max_drafts": 1 + seed % 9, "match_tokens": 1 + seed % 2}
+    if name == "suffix":
+        options["max_tokens"] = (0, 30, 2000)[seed % 3]
+    return {"proposer": make_plugin("speculation", name, spec=spec, **options), "adapt_drafts": True}
 
 
 # ---- the requests ------------------------------------------------------------------------------------------
@@ -230,12 +244,15 @@ def question(text: str) -> list[int]:
 # ---- many schedules ------------------------------------------------------------------------------------------
 
 
-def run_all(seeds: Sequence[int]) -> tuple[Totals, list[tuple[int, str]]]:
-    """Run the schedules with these seeds. Return the totals, and (seed, error) of each schedule that failed."""
+def run_all(seeds: Sequence[int], speculation: str | None = None) -> tuple[Totals, list[tuple[int, str]]]:
+    """Run the schedules with these seeds. Return the totals, and (seed, error) of each schedule that failed.
+
+    ``speculation`` is that of `run`.
+    """
     totals, failed = Totals(), []
     for seed in seeds:
         try:
-            totals.add(run(seed))
+            totals.add(run(seed, speculation))
         except Exception as error:  # every kind of failure is reported with its seed
             failed.append((seed, f"{type(error).__name__}: {error}"))
     return totals, failed
@@ -247,13 +264,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--schedules", type=int, default=10_000, help="number of schedules (default 10000)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first schedule (default 0)")
     parser.add_argument("--processes", type=int, default=2, help="processes that share the work (default 2)")
+    parser.add_argument("--speculation", choices=["ngram", "suffix"], help="a proposer (default: made-up drafts)")
     args = parser.parse_args(argv)
     began = time.monotonic()
     seeds = range(args.seed, args.seed + args.schedules)
     blocks = [seeds[i : i + 50] for i in range(0, len(seeds), 50)]
     totals, failed = Totals(), list[tuple[int, str]]()
     with ProcessPoolExecutor(args.processes) as pool:
-        for part, errors in pool.map(run_all, blocks):
+        for part, errors in pool.map(run_all, blocks, [args.speculation] * len(blocks)):
             totals += part
             failed += errors
             for seed, text in errors:
