@@ -32,10 +32,20 @@ def test_random_schedules_find_the_bug(what: str) -> None:
     assert found is not None
 
 
-def reveals(seed: int) -> bool:
+@pytest.mark.parametrize("speculation", ["ngram", "suffix"])
+@pytest.mark.parametrize("what", [what for what in PLANTED if PLANTED[what].drafts])
+def test_bugs_of_speculation_are_found_with_a_proposer(what: str, speculation: str) -> None:
+    """One of the first 500 schedules reveals each bug, with drafts of a plugin instead of made-up ones."""
+    with planted(PLANTED[what].plant):
+        found = next((seed for seed in range(500) if reveals(seed, speculation)), None)
+    print(f"{what}, {speculation}: found by schedule {found}")
+    assert found is not None
+
+
+def reveals(seed: int, speculation: str | None = None) -> bool:
     """Return whether the schedule with this seed fails."""
     try:
-        run(seed)
+        run(seed, speculation)
     except (AssertionError, ValueError, LookupError):
         return True
     return False

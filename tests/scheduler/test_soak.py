@@ -21,6 +21,17 @@ def test_random_schedules(part: int) -> None:
     assert totals.accepted_drafts < totals.drafts
 
 
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("speculation", ["ngram", "suffix"])
+def test_random_schedules_with_a_proposer(speculation: str, part: int) -> None:
+    """The same schedules, whose drafts come from a plugin; their number adapts."""
+    totals, failed = run_all(range(part, NUM_SCHEDULES, PARTS), speculation)
+    assert not failed
+    assert totals.schedules == NUM_SCHEDULES // PARTS
+    print(totals)
+    assert totals.drafts > totals.accepted_drafts > 0
+
+
 def test_a_failed_schedule_is_reported_with_its_seed(capsys: pytest.CaptureFixture[str]) -> None:
     bug = PLANTED["tokens after a rejected draft that count"]
     with planted(bug.plant):
