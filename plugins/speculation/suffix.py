@@ -37,7 +37,7 @@ _BETWEEN = -2  # stands between two answers
 
 @dataclass
 class Suffix:
-    """Drafts copied from the longest match of the last tokens, in the same request or in earlier answers."""
+    """Drafts copied from the longest match found of the last tokens, in the same request or in earlier answers."""
 
     max_drafts: int = 16
     """Largest number of draft tokens of a request in one step. There are at most as many as tokens that match."""
