@@ -223,16 +223,16 @@ class Planner:
         running = sorted(self.request_table.reqs, key=attrgetter("urgency"))
         older = [req for req in running if req.arrival < starved.arrival]
         younger = [req for req in running if req.arrival > starved.arrival]
-        fits, victims = self._make_room([*older, starved, *younger], self.cache_manager.reserve.num_tokens)
+        fits, victims = self._select_victims([*older, starved, *younger], self.cache_manager.reserve.num_tokens)
         return victims if fits else None
 
     def _retractions(self, uids: Sequence[int]) -> list[int]:
         """Return the uids of the running requests to retract for the waiting ones: see `Budget.retractions`."""
         num_tokens = self.cache_manager.reserve.num_tokens + RETRACTION_SLACK
-        _, victims = self._make_room([self.requests.requests[uid] for uid in uids], num_tokens)
+        _, victims = self._select_victims([self.requests.requests[uid] for uid in uids], num_tokens)
         return [req.uid for req in victims]
 
-    def _make_room(self, order: Sequence[Req], num_tokens: int) -> tuple[list[Req], list[Req]]:
+    def _select_victims(self, order: Sequence[Req], num_tokens: int) -> tuple[list[Req], list[Req]]:
         """Return the waiting requests of ``order`` that can be admitted, and the running ones to retract for them.
 
         ``order`` has the most important request first. The running requests that are not in ``order`` count as

@@ -58,13 +58,13 @@ class PriorityPolicy:
                 rows[request.uid] = n
             else:
                 if budget.tokens and self.preempt:
-                    retract = self._make_room(chain([request], queue), running, budget, rows)
+                    retract = self._preempt(chain([request], queue), running, budget, rows)
                 break
         for request in sorted(running, key=_urgency):
             compute(request)
         return Plan([(uid, n) for uid, n in rows.items() if uid not in retract], retract)
 
-    def _make_room(
+    def _preempt(
         self, waiting: Iterable[Waiting], running: Sequence[Running], budget: Budget, rows: dict[int, int]
     ) -> list[int]:
         """Return the running requests to retract for the first ``waiting`` requests, and add rows for these."""
