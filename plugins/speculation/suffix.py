@@ -4,11 +4,11 @@ The last tokens of a request are looked up in its own prompt and output, and in 
 ``cache_salt`` that ended before. The longer the match, the more drafts. This pays where answers repeat each other:
 agents, fixed formats, a question asked again. Source: Oliaro et al., "SuffixDecoding", 2024.
 
-The paper walks suffix trees and counts how often each token followed. A tree in Python costs some microseconds for each
-token. Here, hash tables stand in for it: for groups of 1, 2, 4 and 8 times ``match_tokens`` tokens, they hold the place
-after the latest occurrence. The places found are compared token by token, and the longest match is taken. It is at
-least half as long as the longest one that exists, up to 8 times ``match_tokens``; there are no counts. A group may
-overwrite the entry of another one, which is then not found.
+The paper walks suffix trees and counts how often each token followed. A tree in Python takes some hundred bytes and a
+microsecond for each token. Here, hash tables stand in for it: for groups of 1, 2, 4 and 8 times ``match_tokens``
+tokens, they hold the place after the latest occurrence. The places found are compared token by token, and the longest
+match is taken. It is at least half as long as the longest one that exists, up to 8 times ``match_tokens``; there are
+no counts. A group may overwrite the entry of another one, which is then not found.
 """
 
 from __future__ import annotations
