@@ -66,7 +66,7 @@ def test_reference_pages_are_current() -> None:
         ("stage=", [f"stage={n}" for n in range(1, 8)]),
         ("dtype=fl", ["dtype=float32", "dtype=float16"]),
         ("overlap=", ["overlap=true", "overlap=false"]),
-        ("scheduler.p", ["scheduler.patience="]),
+        ("scheduler.p", ["scheduler.preempt=", "scheduler.patience="]),
         ("server.po", ["server.port="]),
         ("--v", ["--version"]),
         ("zzz", []),
@@ -116,7 +116,8 @@ def complete_in_bash(line: str, env: dict[str, str], breaks: str = " \t\n\"'><=;
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_completion_in_bash(on_path: dict[str, str], tmp_path: Path) -> None:
-    assert complete_in_bash("minisgl sched", on_path) == ["scheduler=", "scheduler.order=", "scheduler.patience="]
+    keys = ["scheduler=", "scheduler.order=", "scheduler.preempt=", "scheduler.patience="]
+    assert complete_in_bash("minisgl sched", on_path) == keys
     assert complete_in_bash("minisgl tp=2 cache=", on_path) == ["naive", "radix"]
     assert complete_in_bash("minisgl cache=r", on_path) == ["radix"]
     assert complete_in_bash("minisgl cache=r", on_path, breaks=" ") == ["cache=radix"]

@@ -64,6 +64,8 @@ def test_no_reserve_for_running_requests(cache: str, overlap: bool, data: st.Dat
 class RandomPolicy:
     """A policy that plans random parts of random requests within the budget, and retracts up to ``retractions``."""
 
+    uses_priority = True  # it accepts any priority and is fair to none
+
     def __init__(self, random: Random, retractions: int):
         self.random, self.retractions = random, retractions
 
