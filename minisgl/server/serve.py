@@ -37,7 +37,7 @@ def serve(config: Config, manager: PluginManager) -> int:
         check_tracing(config.server.otlp_endpoint)
     model = str(resolve_model(config.model))
     encoded = encode_config(config, manager)
-    listener = _listen(config.server.host, config.server.port)
+    listener = listen(config.server.host, config.server.port)
     worker_pool = WorkerPool((config.log_level, config.log_format))
     # A signal that arrives while the workers start stays pending until the launcher handles it.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -74,11 +74,16 @@ def check_tls(server: ServerConfig) -> None:
         ) from error
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on ``host`` and ``port``. Raise `ConfigError` if the address can't be used."""
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on ``host`` and ``port``. Raise `ConfigError` if the address can't be used.
+
+    The socket names its protocol, because asyncio sets TCP_NODELAY only on the connections of sockets that do. Without
+    TCP_NODELAY, the first token of a response on a reused connection waits until the client has acknowledged the
+    response's headers, which it may delay by 40 ms.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as error:
         raise ConfigError(f"server.host={host}: {error.strerror or error}. Give a name or an address.") from error
     try:

@@ -22,6 +22,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from minisgl.server.connections import MAX_HEAD, MAX_HEADERS, MAX_PIPELINED, Connection, Limits
+from minisgl.server.serve import listen
 from minisgl.testing.serving import Server, scaled_timeout
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -67,6 +68,27 @@ def completion(**fields: object) -> bytes:
     """Return the bytes of a request for a completion."""
     body = json.dumps({"prompt": [5, 6], "ignore_eos": True, **fields}).encode()
     return HEAD % len(body) + body
+
+
+def test_small_writes_are_sent_at_once() -> None:
+    """Every accepted connection has TCP_NODELAY: no token waits until the client acknowledges what was sent before."""
+
+    async def accept() -> int:
+        accepted = asyncio.get_running_loop().create_future()
+
+        class Accepted(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                no_delay = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                accepted.set_result(no_delay)
+
+        loop = asyncio.get_running_loop()
+        async with await loop.create_server(Accepted, sock=listen("127.0.0.1", 0)) as server:
+            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            no_delay = await accepted
+            writer.close()
+            return no_delay
+
+    assert asyncio.run(accept())
 
 
 # ---- too slow ------------------------------------------------------------------------------------------------
