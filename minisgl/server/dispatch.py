@@ -66,21 +66,21 @@ class Stream:
         self._open = len(uids)  # the number of requests without their final reply
         self._events: list[tuple[int, Delta]] = []
         self._accepted = 0
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
 
     def put(self, index: int, delta: Delta) -> None:
         """Add an event. The dispatcher calls this."""
         if delta.finish is not None:
             self._open -= 1
         self._events.append((index, delta))
-        self._wake.set()
+        self._wake()
         if self.listener is not None:
             self.listener(index, delta)
 
     def accept(self) -> None:
         """Count one more request that the scheduler accepted. The dispatcher calls this."""
         self._accepted += 1
-        self._wake.set()
+        self._wake()
 
     async def wait_until_accepted(self) -> None:
         """Wait until the scheduler has accepted every request, or an event has arrived, such as a refusal."""
@@ -104,8 +104,13 @@ class Stream:
         return events
 
     async def _wait(self) -> None:
-        self._wake.clear()
-        await self._wake.wait()
+        """Wait for the next `put` or `accept`. One task waits at a time. For each token: `asyncio.Event` costs more."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class Dispatcher:

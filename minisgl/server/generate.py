@@ -6,7 +6,7 @@ This module knows ASGI and the dispatcher. `minisgl.server.responses` builds the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -83,46 +83,51 @@ class EventStream(Response):
         self._dispatcher, self._stream, self._builder = dispatcher, stream, builder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def run() -> None:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for events in self._events():
-                await send({"type": "http.response.body", "body": events, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
         try:
-            await _run_unless_disconnected(receive, run())
+            await _run_unless_disconnected(receive, self._send_events(send))
         finally:
             self._dispatcher.abort(self._stream)
 
-    async def _events(self) -> AsyncIterator[bytes]:
+    async def _send_events(self, send: Send) -> None:
         stream, builder = self._stream, self._builder
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         choices = [Choice(index) for index in range(len(stream.uids))]  # the output since the last chunk of each choice
         ends: list[Finished | None] = [None] * len(choices)
-        yield _encode(*(builder.first_chunk(choice.index) for choice in choices))
-        while not stream.done:
-            updated: dict[int, Choice] = {}
-            for index, delta in await stream.get():
-                try:
-                    _check(delta, builder)
-                except ApiError as error:
-                    yield _encode(error.body)
-                    return
-                updated.setdefault(index, choices[index]).add(delta)
-                ends[index] = delta.finish
-            # A choice may have new tokens but no new text: an incomplete character, or the beginning of a stop string.
-            # Such a choice gets a chunk only if the client asked for token ids.
-            ready = [
-                c for c in updated.values() if c.text or c.logprobs or c.finish or (builder.token_ids and c.tokens)
-            ]
-            if ready:
-                yield _encode(*map(builder.chunk, ready))
-                for choice in ready:
-                    choices[choice.index] = choice.next_chunk()
-        yield _encode(builder.usage_chunk(ends)) + b"data: [DONE]\n\n"
+        body = _encode([builder.first_chunk(choice.index) for choice in choices])
+        try:
+            while not stream.done:
+                if body:
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                body = self._next_chunks(await stream.get(), choices, ends)
+            body += _encode([builder.usage_chunk(ends)]) + b"data: [DONE]\n\n"
+        except ApiError as error:
+            body = _encode([error.body])
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    def _next_chunks(
+        self, deltas: Sequence[tuple[int, Delta]], choices: list[Choice], ends: list[Finished | None]
+    ) -> bytes:
+        """Add the deltas to the choices. Return the chunks of those that have one to send; empty these choices.
+
+        A choice may have new tokens but no new text: an incomplete character, or the beginning of a stop string. Such a
+        choice gets a chunk only if the client asked for token ids. Raise `ApiError` if a choice failed.
+        """
+        for index, delta in deltas:
+            _check(delta, self._builder)
+            choices[index].add(delta)
+            ends[index] = delta.finish
+        with_ids = self._builder.token_ids
+        chunks = []
+        for index in dict.fromkeys(index for index, _ in deltas):
+            choice = choices[index]
+            if choice.text or choice.logprobs or choice.finish or (with_ids and choice.tokens):
+                chunks.append(self._builder.chunk(choice))
+                choices[index] = choice.next_chunk()
+        return _encode(chunks)
 
 
-def _encode(*events: dict[str, Any] | None) -> bytes:
-    return b"".join(b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events if event is not None)
+def _encode(events: Sequence[dict[str, Any] | None]) -> bytes:
+    return b"".join([b"data: %b\n\n" % msgspec.json.encode(event) for event in events if event is not None])
 
 
 def _check(delta: Delta, builder: ResponseBuilder) -> None:
