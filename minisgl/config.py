@@ -179,12 +179,15 @@ class Config:
         need(self.server.tokenizers >= 0, "server.tokenizers", "at least 0")
         need(self.server.api_key != "", "server.api_key", "a key, or null for none")
         need(self.server.served_model_name != "", "server.served_model_name", "a name, or null for the model's")
-        need(self.server.max_queued >= 1, "server.max_queued", "at least 1")
+        for key in ("max_queued", "max_connections"):
+            need(getattr(self.server, key) >= 1, f"server.{key}", "at least 1")
         max_body = self.server.max_body
         need(max_body is None or max_body >= 1, "server.max_body", "at least 1, or null for the default")
         for key in ("drain_timeout", "watchdog"):
             seconds = getattr(self.server, key)
             need(math.isfinite(seconds) and seconds >= 0.0, f"server.{key}", "a number of seconds, at least 0")
+        seconds = self.server.io_timeout
+        need(math.isfinite(seconds) and seconds > 0.0, "server.io_timeout", "a number of seconds above 0")
         timeout = self.server.request_timeout
         seconds_ok = timeout is None or (math.isfinite(timeout) and timeout > 0.0)
         need(seconds_ok, "server.request_timeout", "a number of seconds above 0, or null for no limit")

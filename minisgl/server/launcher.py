@@ -230,7 +230,7 @@ class Launcher:
     async def _collect_garbage(self) -> None:
         """Collect garbage every second while no request is open, and at least every `GC_SECONDS`."""
         gc.freeze()  # what exists now lives until the end: exclude it from collections
-        gc.set_threshold(10_000, 10, 1_000_000)  # no full collections of Python's own: they take 0.2 s in a burst
+        gc.set_threshold(1_000, 10, 1_000_000)  # no full collections of Python's own: they take 0.2 s in a burst
         for second in itertools.count():
             if self._dispatcher.num_open == 0 or second % GC_SECONDS == 0:
                 gc.collect()

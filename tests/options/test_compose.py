@@ -177,6 +177,11 @@ def test_value_types_of_plugin_options(mine: PluginManager) -> None:
         ("starvation_steps=0", "starvation_steps must be at least 1."),
         ("seed=99999999999999999999", "seed must be a 64-bit integer."),
         ("server.port=70000", "server.port must be between 0"),
+        ("server.max_connections=0", "server.max_connections must be at least 1."),
+        *(
+            (f"server.io_timeout={seconds}", "server.io_timeout must be a number of seconds above 0.")
+            for seconds in ("0", "-1", "nan", "inf")
+        ),
         ("server.tokenizers=-1", "server.tokenizers must be at least 0."),
         ("server.drain_timeout=inf", "server.drain_timeout must be a number of seconds"),
         ("server.watchdog=-1", "server.watchdog must be a number of seconds"),
