@@ -86,11 +86,17 @@ def make(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], L
 def trace_lines(call: Callable[[], Any], actions: dict[int, Callable[[], None]]) -> int:
     """Run ``call``, and each action before the line with its number. Return how many lines of `FILES` ran.
 
-    Lines where no exception can arise are not counted: those of `_DeferredInterrupt` and of the ``with`` statements that
-    use it, which hold the exception back, and two where CPython runs no signal handler: the end of ``with self._lock``,
-    before the lock is released, and the beginning of the ``except`` clauses that mark the LLM as inconsistent.
+    Lines where no exception can arise are not counted: those of `_DeferredInterrupt` and of the ``with`` statements
+    that use it, which hold the exception back, and two where CPython runs no signal handler: the end of ``with
+    self._lock``, before the lock is released, and the beginning of the ``except`` clauses that mark the LLM as
+    inconsistent.
     """
-    excluded = ("with self._lock", "with _DeferredInterrupt()", "except BaseException as error", "consistent, self._consistent =")
+    excluded = (
+        "with _DeferredInterrupt()",
+        "with self._lock",
+        "except BaseException as error",
+        "consistent, self._consistent =",
+    )
     count, previous = 0, sys.gettrace()
 
     def trace_frame(frame: FrameType, event: str, _: Any) -> Any:
