@@ -1,4 +1,4 @@
-"""The architectures of `tutor` and `tutor-moe`: building, attention over packed rows, and export to a folder.
+"""The architectures of `tutor` and its siblings: building, attention over packed rows, and export to a folder.
 
 The models are transformers' Qwen3 classes, so that transformers can load the exported folders. This module adds an
 attention function in which a token attends only to its own document of a packed row. It knows nothing of the training
@@ -55,7 +55,14 @@ _EXPERTS: dict[str, Any] = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
-NAMES = ("tutor", "tutor-moe")
+_SMALL: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+NAMES = ("tutor", "tutor-moe", "tutor-draft")
 
 
 def build(name: str, **changes: Any) -> PreTrainedModel:
@@ -63,8 +70,9 @@ def build(name: str, **changes: Any) -> PreTrainedModel:
 
     ``name`` is one of `NAMES`, else KeyError. Tests pass ``changes`` to override fields of the model's config.
     """
-    if name == "tutor":
-        model: PreTrainedModel = Qwen3ForCausalLM(Qwen3Config(**{**_SHAPE, **changes}))
+    if name in ("tutor", "tutor-draft"):
+        smaller = _SMALL if name == "tutor-draft" else {}
+        model: PreTrainedModel = Qwen3ForCausalLM(Qwen3Config(**{**_SHAPE, **smaller, **changes}))
     elif name == "tutor-moe":
         model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**_SHAPE, **_EXPERTS, **changes}))
     else:

@@ -1,7 +1,8 @@
-"""Training of `tutor` and `tutor-moe` on text that is generated during training.
+"""Training of `tutor`, `tutor-moe` and `tutor-draft` on text that is generated during training.
 
     python -m minisgl.course.tutor.train --out runs/tutor --minutes 8 --device cuda
     python -m minisgl.course.tutor.train --out runs/tiny --steps 30 --rows 2 --length 256     # a short run on a CPU
+    python -m minisgl.course.tutor.train --model tutor-draft --out runs/draft --steps 850 --rows 10 --length 512
 
 Worker processes generate batches ahead of the training. The learning rate depends on the progress, which is measured
 in steps or in minutes. The checkpoint is saved every `--save-minutes` minutes; the same command resumes from it. The
