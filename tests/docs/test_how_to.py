@@ -14,7 +14,11 @@ import pytest
 from minisgl.course.site.blocks import Block, blocks
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {"add-a-model": "add_a_model", "add-an-attention-backend": "add_an_attention_backend"}
+PAGES = {
+    "add-a-model": "add_a_model",
+    "add-an-attention-backend": "add_an_attention_backend",
+    "add-a-draft-model": "add_a_draft_model",
+}
 """Page → folder of its example."""
 BROKEN = [
     ("add_a_model", "gemma2.py", "if local and", "if False and", "the logits of position 9 are off"),
@@ -23,6 +27,14 @@ BROKEN = [
     ("add_an_attention_backend", "rowwise.py", "[:length]", "", "is off by"),
     ("add_an_attention_backend", "rowwise.py", "key <= query", "key < query", "is off by"),
     ("add_an_attention_backend", "rowwise.py", "if layer.window >= 0", "if layer.window > 1000", "is off by"),
+    ("add_a_draft_model", "draft_model.py", "int(same.argmin())", "len(computed)", "without kept KV it gets"),
+    (
+        "add_a_draft_model",
+        "draft_model.py",
+        "columns, pages  #",
+        "columns, pages % columns  #",
+        "without kept KV it gets",
+    ),
 ]
 """Folder, file, a text in it, its replacement, and what a kit then says."""
 

@@ -1,4 +1,6 @@
-"""`ngram` and `suffix` on real models give the tokens of plain decoding, on `tutor` and on each architecture.
+"""Proposers on real models give the tokens of plain decoding: `ngram` and `suffix` on `tutor` and on each architecture.
+
+The draft model of the documentation drafts for `tutor`.
 
 A matrix product with more rows may round in another way. So where a token first differs, the perturbed scores of both
 candidates, logit / temperature + noise, must lie within `GAP`. They are computed by transformers in float64.
@@ -29,6 +31,7 @@ from minisgl.tokenizer.tokenizer import Tokenizer
 WORDS = ["device=cpu", "dtype=float32", "max_running_requests=4", "num_pages=200", "page_size=4", "max_seq_len=200"]
 GAP = 1e-4
 SEED = 7
+EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "add_a_draft_model" / "draft_model.py"
 OPTIONS = {"ngram": {"match_tokens": 1}, "suffix": {"match_tokens": 1, "max_tokens": 2_000}}
 
 
@@ -37,13 +40,12 @@ class Case:
 
     def __init__(self, path: Path, engine: Engine, prompts: list[list[int]]):
         self.engine, self.prompts, self.oracle = engine, prompts, Oracle(path)
+        self.is_tutor = path == resolve_model("tutor")
         self.hashes = token_hashes(engine.spec.vocab_size, torch.device("cpu"))
 
     def run(self, name: str, temperature: float) -> tuple[list[list[int]], dict[str, int]]:
         """Return the output of every prompt, and the scheduler's counters. A few prompts run at a time."""
-        proposer: DraftProposer = make_plugin(
-            "speculation", name, **({} if name == "none" else {"spec": self.engine.spec, **OPTIONS[name]})
-        )
+        proposer = self.proposer(name)
         plugins = make_plugin("cache", "radix", page_size=4), make_plugin("scheduler", "mixed")
         scheduler = Scheduler(self.engine, *plugins, max_prefill_tokens=32, proposer=proposer, adapt_drafts=False)
         params = SamplingParams(max_tokens=40, temperature=temperature, seed=SEED, ignore_eos=True)
@@ -56,6 +58,17 @@ class Case:
                 outputs[uid].append(token)
         scheduler.check_idle()
         return outputs, scheduler.stats()
+
+    def proposer(self, name: str) -> DraftProposer:
+        """Build a proposer for this engine. ``draft_model`` is the plugin of the documentation."""
+        if name == "draft_model":
+            manager = PluginManager.load([str(EXAMPLE)])
+            config = manager.make("speculation", name)
+            config.device = "cpu"
+            built: DraftProposer = manager.build("speculation", config, spec=self.engine.spec)
+            return built
+        arguments = {} if name == "none" else {"spec": self.engine.spec, **OPTIONS[name]}
+        return make_plugin("speculation", name, **arguments)  # type: ignore[no-any-return]
 
     def scores(self, tokens: list[int], temperature: float) -> torch.Tensor:
         """Return the perturbed score of each next token after ``tokens``, float64 ``[vocab]``."""
@@ -107,7 +120,8 @@ def test_drafts_change_no_token(case: Case, temperature: float) -> None:
         for k in (0, 1, 20, 39):  # the scores of this file are those of the engine
             scores = case.scores([*prompt, *output[:k]], temperature)
             assert float(scores.max() - scores[output[k]]) < GAP
-    for name in OPTIONS:
+    names = [*OPTIONS, "draft_model"] if case.is_tutor else OPTIONS
+    for name in names:
         drafted, stats = case.run(name, temperature)
         differing = case.count_differences(plain, drafted, temperature)
         print(
@@ -115,5 +129,5 @@ def test_drafts_change_no_token(case: Case, temperature: float) -> None:
             f"steps; {differing} of {len(plain)} outputs differ"
         )
         assert stats["draft_tokens"] > 0
-        if name == "suffix":
+        if name in ("suffix", "draft_model"):
             assert stats["accepted_draft_tokens"] > 40
