@@ -22,6 +22,7 @@ from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.attention.auto import Auto
 from minisgl.plugins.attention.cpp import Cpp, CppAttention
 from minisgl.plugins.attention.torch import Torch, TorchAttention
+from minisgl.plugins.speculation.ngram import Ngram
 from minisgl.testing.attention import CASES, AttentionCase, AttentionConformance, prepare_case, run_case
 
 CPU = torch.device("cpu")
@@ -211,6 +212,11 @@ def test_needs() -> None:
     assert "it runs on CPUs only" in on_gpu.needs().refuse
     with pytest.raises(ValueError, match=r"attention\.max_query_tokens=0 must be at least 1"):
         Cpp(max_query_tokens=0)
+
+
+def test_rows_of_drafts() -> None:
+    """By default, the C++ kernel computes the longest verification row of `ngram`: a token and its drafts."""
+    assert Cpp().max_query_tokens >= 1 + Ngram().max_drafts
 
 
 def test_without_tvm_ffi(monkeypatch: pytest.MonkeyPatch) -> None:
