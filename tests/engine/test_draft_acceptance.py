@@ -1,8 +1,9 @@
-"""How often drafts are right on `tutor`'s own text: `tutor-draft` by position, and `ngram` by step."""
+"""How often drafts are right on `tutor`'s own text: those of `tutor-draft` by position, those of `ngram` by step."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -28,3 +29,44 @@ def test_draft_model(temperature: float) -> None:
     print(f"temperature {temperature}: {accepted} of {drafts} drafts accepted ({accepted / drafts:.0%})")
     assert drafts > 300
     assert accepted >= 0.6 * drafts
+
+
+def tokens_per_step(name: str, chats: list[list[dict[str, str]]]) -> tuple[list[list[int]], float, int]:
+    """Answer the chats one after the other. Return the answers, the tokens of a step, and the number of drafts."""
+    with LLM("tutor", overrides=["device=cpu", "num_pages=1000", f"speculation={name}"]) as llm:
+        speculation = llm.scheduler.speculation
+        if (
+            speculation is not None
+        ):  # the choice between steps with and without drafts would follow this machine's clock
+            speculation._pays = lambda _rows, counts: bool(counts.sum())  # type: ignore[method-assign]
+        answers = [llm.chat(chat, SamplingParams(max_tokens=200, temperature=0.0))[0].token_ids for chat in chats]
+        stats = llm.scheduler.stats()
+    return answers, sum(map(len, answers)) / stats["steps"], stats["draft_tokens"]
+
+
+@pytest.mark.parametrize(("family", "plain", "drafted"), [("copy", 1.0, 2.5), ("lookup", 1.0, 1.3)])
+def test_ngram(family: str, plain: float, drafted: float) -> None:
+    """`ngram` gives 2.5 tokens a step where `tutor` copies, and 1.3 where it answers in its own words from a handbook.
+
+    All steps count: also that of the prompt, and the one that is in flight when an answer ends.
+    """
+    chats = [list(question.messages) for question in exam(family, 30, seed=5)]
+    expected, without, drafts = tokens_per_step("none", chats)
+    assert without < plain
+    assert drafts == 0
+    answers, with_drafts, drafts = tokens_per_step("ngram", chats)
+    print(f"{family}: {without:.2f} tokens a step without drafts, {with_drafts:.2f} with {drafts} drafts")
+    assert answers == expected
+    assert with_drafts >= drafted
+
+
+def test_random_text() -> None:
+    """Random prompts and answers repeat no three tokens: `ngram` drafts nothing."""
+    rng = Random(1)
+    prompts = [rng.sample(range(3, 2048), 300) for _ in range(4)]
+    with LLM("tutor", overrides=["device=cpu", "num_pages=200", "speculation=ngram"]) as llm:
+        # `tutor` is sampled at such a temperature that its answers are random too.
+        llm.generate(prompts, SamplingParams(max_tokens=60, temperature=100.0, ignore_eos=True))
+        stats = llm.scheduler.stats()
+    assert stats["draft_tokens"] == 0
+    assert stats["decode_tokens"] > 200
