@@ -22,7 +22,7 @@ from minisgl.plugin_manager.manager import PluginManager
 
 ROOT = Path(__file__).resolve().parents[2]
 README = "README.md"
-DOCS = ("plugins", "testing", "trace", "reference/http-api")
+DOCS = ("plugins", "speculation", "testing", "trace", "reference/http-api")
 PAGES = [README, *(f"docs/{name}.md" for name in DOCS), *(path for path, _ in course(ROOT))]
 EXAMPLE_PLUGIN = "my_cache.py"
 """A plugin file that the README uses as an example of a reader's own file."""
