@@ -1,7 +1,7 @@
 """CPU time and tokens a step of `tutor` with and without drafts, on held-out copies and look-ups, in turns.
 
-It prints the fastest of three rounds, after a first round that fills the prefix cache, and with `suffix` also the memory
-of earlier answers.
+It prints the fastest of three rounds, after a first round that fills the prefix cache, and with `suffix` the memory of
+earlier answers too.
 """
 
 import time
