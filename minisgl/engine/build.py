@@ -48,7 +48,8 @@ def build_engine(
         _set_current_device(config, rank)
     engine = TorchEngine(config, manager, rank=rank, size=size, address=address)
     if engine.device.type in WARMED_DEVICES:
-        warm_up(engine, config.max_prefill_tokens)
+        drafting = manager.name_of("speculation", config.speculation) != "none"
+        warm_up(engine, config.max_prefill_tokens, drafting=drafting)
     return engine
 
 

@@ -34,6 +34,7 @@ from minisgl.engine.sampler import Sampled, SamplePlan, Sampler, SamplingInputs,
 from minisgl.engine.transfer import Download
 from minisgl.kvcache.pool import KVPool
 from minisgl.layers.context import Context
+from minisgl.models import few_rows
 
 if TYPE_CHECKING:
     from minisgl.plugin_manager.manager import PluginManager
@@ -315,8 +316,18 @@ class TorchEngine:
     def _compute(self, step: Step) -> _Forward:
         """Run the forward pass with the fewest launches: graph replay, replay in pieces, or operation by operation."""
         plan = self._plan_sampling(step)
-        key = self.graph.pick(step.rows, 1, step.num_decode == step.rows)
+        key = self._pick(step)
         return self._forward(step, plan) if key is None else self._replay(step, key, plan)
+
+    def _pick(self, step: Step) -> Any | None:
+        """Return the bucket of decode rows with which the step can be replayed as one launch, or None.
+
+        A verification row can be computed as several decode rows of one request: its tokens are stored in the pool
+        before attention reads them. Kernels for a few rows store and read in one launch, so they must not be used.
+        """
+        if step.num_verify and self._inputs.repeats_few_reads(step):
+            return self.graph.pick(max(len(step.input_ids), few_rows.MAX_ROWS + 1), 1, True)
+        return self.graph.pick(step.rows, 1, step.num_decode == step.rows)
 
     def _plan_sampling(self, step: Step) -> SamplePlan | None:
         """Return the plan of sampling for all sampled positions of the step. None: no row samples."""
@@ -407,17 +418,17 @@ class TorchEngine:
             return self.model.forward(*self._resolve(buffers.tokens), buffers.logits_indices)
 
     def _replay(self, step: Step, key: Any, plan: SamplePlan | None) -> _Forward:
-        """Pad a decode step up to its bucket and replay the bucket's graph.
+        """Pad a step up to its bucket of decode rows and replay the bucket's graph: each token of the step is a row.
 
         The next replay overwrites the logits, so the step must be sampled before.
         """
-        if self._inputs.find_shared_prefix(step):
+        if not step.num_verify and self._inputs.find_shared_prefix(step):
             key = min((k for k in self._buffers if k.shared_prefix and k.rows >= step.rows), default=key)
-        batch = self._buffers[key].fill(self._inputs.decode_rows(step))
+        batch = self._buffers[key].fill(self._inputs.token_rows(step))
         self._plan(batch, key)
         logits = self.graph.run(key)
         inputs = None if plan is None else self._inputs.sampling_inputs(step, plan, batch)
-        return _Forward(step, logits[: step.rows], inputs, {})
+        return _Forward(step, logits[: len(step.input_ids)], inputs, {})
 
     def _replay_pieces(self, key: Any, tokens: ModelInputs, indices: Tensor) -> Tensor:
         """Replay the pieces recorded for bucket ``key`` on the step's tokens; attention between them runs eagerly.

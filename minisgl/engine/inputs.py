@@ -27,6 +27,12 @@ Reading the KV of the common prefix once, instead of once per row, saves prefix 
 The separate pass itself costs about as much as reading this number of tokens with eight KV heads (measured on an H200).
 """
 
+MAX_REPEATED_TOKENS = 1 << 14
+"""The largest number of tokens of KV that a step may read more than once in order to be replayed as one launch.
+
+As decode rows, the k tokens of a verification row read the KV of their request k times. In return, the host launches
+one graph instead of two launches a layer. While a step verifies, the device has no other work, so the launches count.
+"""
 
 MIN_CAPACITY = 64
 """The smallest `PiecewiseInputBuffers.capacity`."""
@@ -58,7 +64,7 @@ class GraphInputBuffers:
     def fill(self, packed: I32 | None) -> AttnBatch:
         """Copy the rows of a step into the buffers and pad up to the bucket. Return the batch for attention to plan.
 
-        ``packed`` comes from `InputBuilder.decode_rows`. If it is None, all rows of the bucket become padding.
+        ``packed`` comes from `InputBuilder.token_rows`. If it is None, all rows of the bucket become padding.
         """
         size, n = self.key.rows, 0 if packed is None else packed.shape[1]
         host = torch.empty(self._packed.shape, dtype=torch.int32, pin_memory=self._device.type == "cuda")
@@ -193,25 +199,39 @@ class InputBuilder:
         locations: I32 = self._page_table_cpu[req_pool_indices, columns] * size + offsets
         return locations
 
-    def decode_rows(self, step: Step) -> I32:
-        """Pack a step that has only decode rows into one host array, int32 [5, rows].
+    def token_rows(self, step: Step) -> I32:
+        """Pack a step into one host array, int32 [5, tokens], in which each token is a decode row.
 
         The five lines are token ids, positions, out_cache_loc, request-pool indices and sequence lengths.
         """
-        packed = np.empty((5, step.rows), np.int32)
+        req_pool_indices, positions = step.req_pool_indices, step.num_computed_tokens
+        if step.num_decode < step.rows:
+            counts = step.num_scheduled_tokens
+            req_pool_indices = np.repeat(req_pool_indices, counts)
+            first_tokens = np.cumsum(counts, dtype=np.int32) - counts
+            positions = np.arange(len(step.input_ids), dtype=np.int32) + np.repeat(positions - first_tokens, counts)
+        packed = np.empty((5, len(step.input_ids)), np.int32)
         packed[0] = step.input_ids
-        packed[1] = step.num_computed_tokens
-        packed[2] = self.out_cache_loc(step.req_pool_indices, step.num_computed_tokens)
-        packed[3] = step.req_pool_indices
-        packed[4] = step.num_computed_tokens + 1
+        packed[1] = positions
+        packed[2] = self.out_cache_loc(req_pool_indices, positions)
+        packed[3] = req_pool_indices
+        packed[4] = positions + 1
         return packed
+
+    @staticmethod
+    def repeats_few_reads(step: Step) -> bool:
+        """Return whether the step has no prompts, and reads little KV twice if its tokens are decode rows."""
+        if step.num_decode + step.num_verify < step.rows:
+            return False
+        repeated = (step.num_scheduled_tokens - 1) * (step.num_computed_tokens + step.num_scheduled_tokens)
+        return int(repeated.sum()) <= MAX_REPEATED_TOKENS
 
     def build(self, step: Step) -> tuple[ModelInputs, AttnBatch]:
         """Build the inputs of a step that is not replayed as one graph: the model's inputs and attention's batch."""
         rows, num_continuing = step.rows, step.num_decode + step.num_verify
         if step.num_decode == rows:
             pending = bool((step.input_ids == PENDING).any())
-            host = self.decode_rows(step)
+            host = self.token_rows(step)
             (packed,) = self.upload([host])
             cu_seqlens_q_cpu, cu_seqlens_q = self._cu_seqlens_q_cpu[: rows + 1], self._cu_seqlens_q[: rows + 1]
             shared_prefix_len = self.shared_prefix_len if self.find_shared_prefix(step) else None
@@ -229,13 +249,7 @@ class InputBuilder:
         cu_seqlens_q_cpu = np.zeros(rows + 1, np.int32)
         np.cumsum(step.num_scheduled_tokens, out=cu_seqlens_q_cpu[1:])
         pending = bool((step.input_ids[: cu_seqlens_q_cpu[num_continuing]] == PENDING).any())
-        host = np.empty((4, len(step.input_ids)), np.int32)
-        host[0] = step.input_ids
-        host[1] = np.arange(len(step.input_ids)) + np.repeat(
-            step.num_computed_tokens - cu_seqlens_q_cpu[:-1], step.num_scheduled_tokens
-        )
-        host[3] = np.repeat(step.req_pool_indices, step.num_scheduled_tokens)
-        host[2] = self.out_cache_loc(host[3], host[1])
+        host = self.token_rows(step)[:4]
         seq_lens_cpu = step.num_computed_tokens + step.num_scheduled_tokens
         packed, req_pool_indices, seq_lens, cu_seqlens_q = self.upload(
             [host, step.req_pool_indices, seq_lens_cpu, cu_seqlens_q_cpu]
@@ -251,7 +265,7 @@ class InputBuilder:
         ``batch`` is the batch that attention was planned for. It may have padding rows after the rows of the step.
         """
         if step.num_verify:
-            return self._verifying_inputs(step, plan, batch)
+            return self._verifying_inputs(step, plan)
         rows, decode = step.rows, step.num_decode == step.rows
         if decode or (sample := step.sample).all():
             indices = None if decode else batch.cu_seqlens_q[1:] - 1
@@ -263,13 +277,13 @@ class InputBuilder:
             indices, req_pool_indices, positions, *groups = self.upload([*host, *plan.rows.values()])
         return SamplingInputs(indices, req_pool_indices, positions, plan, dict(zip(plan.rows, groups, strict=True)))
 
-    def _verifying_inputs(self, step: Step, plan: SamplePlan, batch: AttnBatch) -> SamplingInputs:
+    def _verifying_inputs(self, step: Step, plan: SamplePlan) -> SamplingInputs:
         """Build the inputs of sampling for a step in which rows may sample at several positions."""
         verification = verification_arrays(step)
         row, offset = verification[3:]
-        counts = step.num_sampled_tokens[step.sample]
-        first_indices = batch.cu_seqlens_q_cpu[1:][step.sample] - counts
-        first_positions = batch.seq_lens_cpu[step.sample] - counts + np.int32(1)
+        counts, ends = step.num_sampled_tokens[step.sample], step.num_computed_tokens + step.num_scheduled_tokens
+        first_indices = np.cumsum(step.num_scheduled_tokens, dtype=np.int32)[step.sample] - counts
+        first_positions = ends[step.sample] - counts + np.int32(1)
         host = [first_indices[row] + offset, step.req_pool_indices[step.sample][row], first_positions[row] + offset]
         indices, req_pool_indices, positions, *more = self.upload([*host, *verification, *plan.rows.values()])
         groups = dict(zip(plan.rows, more[len(verification) :], strict=True))

@@ -51,23 +51,33 @@ MIXED_ROWS = (1, 2, 4)
 """Numbers of decode rows of steps that also have a prompt. Such steps compute few decode rows by other kernels than
 steps of decode rows alone (`minisgl.models.few_rows`)."""
 
+VERIFY_ROWS = (1, 4, 64)
+"""Numbers of rows that verify drafts."""
+DRAFTS = (1, 4)
+"""Numbers of drafts of each of these rows."""
+
 
 class _Row(NamedTuple):
-    """One row of a step. It computes ``tokens`` tokens from position ``start`` on, and samples after the last one."""
+    """One row of a step. It computes ``tokens`` tokens from position ``start`` on, and samples after the last one.
+
+    A row with ``drafts`` samples after its first token and after each draft.
+    """
 
     start: int
     tokens: int
     params: SamplingParams | None = None  # of a request that the step admits to this row
+    drafts: int = 0
 
 
-def warm_up(engine: TorchEngine, max_tokens: int) -> None:
+def warm_up(engine: TorchEngine, max_tokens: int, *, drafting: bool = False) -> None:
     """Compute steps of all kinds with ``engine``, each of at most ``max_tokens`` tokens, and wait for their results.
 
-    No step may be in flight. With several ranks, each rank must call this: all write the same steps. The ids of these
-    steps do not count: the first step of a scheduler has the id 0 as well.
+    With ``drafting``, also steps that verify drafts. No step may be in flight. With several ranks, each rank must call
+    this: all write the same steps. The ids of these steps do not count: the first step of a scheduler has the id 0 as
+    well.
     """
     started, steps = time.monotonic(), _Steps(engine.spec)
-    for step in steps.all(max_tokens):
+    for step in steps.all(max_tokens, drafting=drafting):
         engine.launch(step)
         if step.late_sampling and engine.rank == 0:
             bits = np.full((1, -(-engine.spec.vocab_size // 32)), -1, np.int32)
@@ -83,8 +93,11 @@ class _Steps:
         self.spec = spec
         self.next_id = 0
 
-    def all(self, max_tokens: int) -> Iterator[Step]:
-        """Yield all steps that fit the engine, each of at most ``max_tokens`` tokens."""
+    def all(self, max_tokens: int, *, drafting: bool = False) -> Iterator[Step]:
+        """Yield all steps that fit the engine, each of at most ``max_tokens`` tokens of prompts.
+
+        With ``drafting``, also steps that verify drafts.
+        """
         spec = self.spec
         longest = min(spec.max_seq_len - 2, max_tokens)
         most = min(spec.max_running_requests, max(max_tokens // 2, 1))
@@ -103,26 +116,45 @@ class _Steps:
             if rows < most:
                 yield self.step([_Row(1, 1, KINDS[0])] * rows, [_Row(0, min(40, longest), KINDS[1])])
         yield self.step([_Row(1, 1, KINDS[0])], [], masked=True)
+        if drafting:
+            yield from self._verifying(most, longest)
 
-    def step(self, decode: Sequence[_Row], prompts: Sequence[_Row], *, scored: int = 0, masked: bool = False) -> Step:
-        """Return the next step of decode rows and whole prompts.
+    def _verifying(self, most: int, longest: int) -> Iterator[Step]:
+        """Yield steps that verify drafts: after a short prefix, as one launch, and after a long one, in pieces."""
+        for rows in sorted({min(rows, most) for rows in VERIFY_ROWS}):
+            for drafts in DRAFTS:
+                for kind in KINDS[:2]:
+                    for start in sorted({1, longest - drafts}):
+                        if 0 < start and start + drafts <= longest:
+                            yield self.step([], [], [_Row(start, 1 + drafts, kind, drafts)] * rows)
+
+    def step(
+        self,
+        decode: Sequence[_Row],
+        prompts: Sequence[_Row],
+        verify: Sequence[_Row] = (),
+        *,
+        scored: int = 0,
+        masked: bool = False,
+    ) -> Step:
+        """Return the next step of decode rows, verification rows and whole prompts.
 
         With ``scored``, as many positions of the first prompt are scored. With ``masked``, tokens are sampled under
         masks.
         """
-        rows, spec = [*decode, *prompts], self.spec
+        rows, spec = [*decode, *verify, *prompts], self.spec
         lengths = np.array([row.tokens for row in rows], np.int32)
         ids = np.ones(int(lengths.sum()), np.int32)
-        ids[: len(decode)] = PENDING
+        ids[np.cumsum(lengths[: len(decode) + len(verify)]) - lengths[: len(decode) + len(verify)]] = PENDING
         targets = [PromptRange(len(decode), 0, np.ones(scored, np.int32), 2)] if scored else []
         step = Step(
             id=self.next_id,
             req_pool_indices=np.arange(len(rows), dtype=np.int32),
             num_computed_tokens=np.array([row.start for row in rows], np.int32),
             num_scheduled_tokens=lengths,
-            num_sampled_tokens=np.ones(len(rows), np.int32),
+            num_sampled_tokens=np.array([1 + row.drafts for row in rows], np.int32),
             num_decode=len(decode),
-            num_verify=0,
+            num_verify=len(verify),
             input_ids=ids,
             page_table_updates=(np.zeros(1, np.int32), np.zeros(1, np.int32), np.full(1, spec.num_pages, np.int32)),
             admissions=tuple(_admission(i, row.params) for i, row in enumerate(rows) if row.params is not None),

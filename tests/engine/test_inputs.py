@@ -108,7 +108,7 @@ def test_graph_buffers_fill() -> None:
         ones = np.ones(n, np.int32)
         step = Step(0, rows, np.full(n, 2, np.int32), ones, ones, n, 0, rows, updates)
         builder.update_page_table(step)
-        batch = buffers.fill(builder.decode_rows(step))
+        batch = buffers.fill(builder.token_rows(step))
         assert buffers.tokens.packed.data_ptr() == address
         assert batch.graph_key == GraphKey(4)
         assert batch.num_decode == 4

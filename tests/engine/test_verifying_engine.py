@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from minisgl.core import EngineDeadError, SamplingParams, TokenMasks
-from minisgl.engine import kv_sizing
+from minisgl.engine import inputs, kv_sizing
 from minisgl.engine.build import LeaderEngine, build_engine
 from minisgl.engine.engine import TorchEngine
+from minisgl.models import few_rows
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.checkpoints import tiny_checkpoint
@@ -26,6 +27,7 @@ from minisgl.testing.verification import PARAMS, PROMPTS, Decoded, check_verific
 VOCAB = 320
 WORDS = ["device=cpu", "max_running_requests=8", "num_pages=160", "page_size=4"]
 PIECEWISE = ["graph=simulated", "graph.max_tokens=128", "max_prefill_tokens=128"]
+ONE_LAUNCH = ["graph=simulated", "max_running_requests=16", "num_pages=320"]
 NONE = TokenMasks(np.empty(0, np.int32), np.empty((0, 10), np.int32))
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -61,18 +63,38 @@ def expected(manager: PluginManager, path: Path) -> Decoded:
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("words", [[], PIECEWISE], ids=["eager", "piecewise"])
+@pytest.mark.parametrize("words", [[], PIECEWISE, ONE_LAUNCH], ids=["eager", "piecewise", "one launch"])
 def test_promise_8_verification(
-    words: list[str], late: bool, manager: PluginManager, path: Path, expected: Decoded
+    words: list[str], late: bool, manager: PluginManager, path: Path, expected: Decoded, monkeypatch: Any
 ) -> None:
-    """Verification gives the tokens and log-probabilities of decoding one by one, also replayed in pieces."""
+    """Verification gives the tokens and log-probabilities of decoding one by one, also replayed in pieces or whole."""
+    if words == PIECEWISE:
+        monkeypatch.setattr(inputs, "MAX_REPEATED_TOKENS", -1)
     with engine_of(manager, path, *words) as engine:
         check_verification(engine, expected, seed=len(words) + late, late=late)
         if words:
-            assert any(graph.replays for key, graph in engine.graph.graphs.items() if key.piecewise)  # type: ignore[attr-defined]
+            graphs = engine.graph.graphs.items()  # type: ignore[attr-defined]
+            replayed = {key for key, graph in graphs if graph.replays}
+            assert any(key.piecewise == (words == PIECEWISE) for key in replayed)
 
 
-@pytest.mark.parametrize("words", [[], PIECEWISE], ids=["eager", "piecewise"])
+def test_one_launch_for_few_repeated_reads(manager: PluginManager, path: Path, monkeypatch: Any) -> None:
+    """A step is replayed as one launch, in a bucket of more than four rows, if its drafts read little KV again."""
+    prompt = list(range(5, 30))
+    with engine_of(manager, path, *ONE_LAUNCH) as engine:
+        graphs = engine.graph.graphs  # type: ignore[attr-defined]
+        writer = StepWriter(engine.spec)
+        run_step(engine, writer.step(RowSpec.prompt(0, prompt, GREEDY), RowSpec.prompt(1, prompt, GREEDY)))
+        for limit, replays in ((27, 1), (26, 0)):  # the row has 27 tokens, and two of them in this step
+            monkeypatch.setattr(inputs, "MAX_REPEATED_TOKENS", limit)
+            before = {key.rows: graph.replays for key, graph in graphs.items() if not key.piecewise}
+            run_step(engine, writer.step(RowSpec.decode(1, 25), RowSpec.verify(0, 25, [7])))
+            after = {key.rows: graph.replays for key, graph in graphs.items() if not key.piecewise}
+            assert sum(after.values()) - sum(before.values()) == replays
+            assert all(after[rows] == before[rows] for rows in after if rows <= few_rows.MAX_ROWS)
+
+
+@pytest.mark.parametrize("words", [[], PIECEWISE, ONE_LAUNCH], ids=["eager", "piecewise", "one launch"])
 def test_promise_7_verification_on_two_ranks(
     words: list[str], manager: PluginManager, path: Path, expected: Decoded
 ) -> None:

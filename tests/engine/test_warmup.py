@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from minisgl import LLM, SamplingParams
-from minisgl.core import Step
+from minisgl.core import PENDING, Step
 from minisgl.engine import build, sampler, warmup
 from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
@@ -25,7 +26,7 @@ def test_a_warm_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> Non
     with LLM("tutor", overrides=OPTIONS) as llm:
         engine = llm.engine
         assert isinstance(engine, TorchEngine)
-        warmup.warm_up(engine, 48)
+        warmup.warm_up(engine, 48, drafting=True)
         assert (engine._inputs.page_table == engine.spec.num_pages).all()
         assert engine.ctx.pool is not None
         for k, v in map(engine.ctx.pool.layer, range(2)):
@@ -56,16 +57,20 @@ def test_steps_fit_the_engine(rows: int, max_tokens: int) -> None:
     from minisgl.core import EngineSpec
 
     spec = EngineSpec(16, 100, rows, 4096, 1000)
-    steps = list(warmup._Steps(spec).all(max_tokens))
+    steps = list(warmup._Steps(spec).all(max_tokens, drafting=True))
     assert [step.id for step in steps] == list(range(len(steps)))
     for step in steps:
         assert 0 < step.rows <= rows
-        prompt_tokens = len(step.input_ids) - step.num_decode
+        continuing = step.num_decode + step.num_verify
+        prompt_tokens = int(step.num_scheduled_tokens[continuing:].sum())
         assert prompt_tokens <= max_tokens
         assert step.num_scheduled_tokens.min() > 0
         assert (step.num_computed_tokens + step.num_scheduled_tokens).max() < spec.max_seq_len
         assert len(step.input_ids) == step.num_scheduled_tokens.sum()
         assert Step.decode(step.encode()).rows == step.rows
+        continuing_tokens = len(step.input_ids) - prompt_tokens
+        assert np.count_nonzero(step.input_ids[:continuing_tokens] == PENDING) == continuing
+    assert any(step.num_verify for step in steps) == (max_tokens > 1)
 
 
 def test_every_part_of_sampling_is_used() -> None:
