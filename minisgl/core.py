@@ -384,6 +384,10 @@ class Engine(Protocol):
 # ---- outputs of the scheduler, and its requests -------------------------------------------------
 
 
+PER_POSITION = "accepted_draft_tokens_per_pos_"
+"""The beginning of the names of the scheduler's counts by a draft's place in its row, with which the names end."""
+
+
 class Finished(msgspec.Struct, array_like=True):
     """The final reply to one request. Every request gets exactly one (promise 1)."""
 

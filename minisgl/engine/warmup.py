@@ -125,7 +125,7 @@ class _Steps:
             for drafts in DRAFTS:
                 for kind in KINDS[:2]:
                     for start in sorted({1, longest - drafts}):
-                        if 0 < start and start + drafts <= longest:
+                        if start > 0 and start + drafts <= longest:
                             yield self.step([], [], [_Row(start, 1 + drafts, kind, drafts)] * rows)
 
     def step(

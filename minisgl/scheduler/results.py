@@ -37,10 +37,18 @@ class ResultReader:
     """Reads the results of one scheduler's steps.
 
     ``constraints`` are the grammars of open requests by uid, ``counts`` the scheduler's counters; both are updated.
+    ``num_accepted_drafts`` int64 ``[max_drafts + 1]`` counts verification rows by the number of drafts accepted.
     """
 
-    def __init__(self, request_table: RequestTable, constraints: dict[int, Constraint], counts: dict[str, int]):
+    def __init__(
+        self,
+        request_table: RequestTable,
+        constraints: dict[int, Constraint],
+        counts: dict[str, int],
+        max_drafts: int = 0,
+    ):
         self.request_table, self.constraints, self.counts = request_table, constraints, counts
+        self.num_accepted_drafts = np.zeros(max_drafts + 1, np.int64)
 
     def append(self, launched: InFlightStep, result: StepResult, out: Output) -> tuple[Bools, Ended]:
         """Append the tokens of ``result`` to their requests and to ``out``.
@@ -114,10 +122,21 @@ class ResultReader:
             out.uids.extend([req.uid] * len(run))
             out.tokens.extend(run)
             self.counts["output_tokens"] += len(run)
-            self.counts["accepted_draft_tokens"] += len(run) - 1
+        self._count_drafts(step, result, gained)
         computed = launched.ends - step.num_sampled_tokens + result.accepted
         self.request_table.num_computed_tokens[step.req_pool_indices[rows]] = computed[rows]
         return ended
+
+    def _count_drafts(self, step: Step, result: StepResult, gained: Bools) -> None:
+        """Count the drafts of the verification rows that gained tokens, and those of them that are now output."""
+        verify = slice(step.num_decode, step.num_decode + step.num_verify)
+        drafts, accepted = step.num_sampled_tokens[verify] - 1, result.accepted[verify] - 1
+        drafts, accepted = drafts[gained[verify]], accepted[gained[verify]]
+        self.counts["verification_rows"] += len(drafts)
+        self.counts["draft_tokens"] += int(drafts.sum())
+        self.counts["accepted_draft_tokens"] += int(accepted.sum())
+        most = len(self.num_accepted_drafts) - 1
+        self.num_accepted_drafts += np.bincount(np.minimum(accepted, most), minlength=most + 1)
 
     def _advance_constraint(self, req: Req, tokens: list[int]) -> None:
         constraint = self.constraints.get(req.uid)

@@ -18,6 +18,7 @@ import numpy as np
 
 from minisgl.core import (
     I32,
+    PER_POSITION,
     Engine,
     EngineDeadError,
     Finished,
@@ -93,7 +94,8 @@ class Scheduler:
             self.speculation = Speculation(proposer, self.spec, max_draft_tokens, clock, adapt_drafts)
         self.step_builder = StepBuilder(self.cache_manager, self.speculation, self.constraints)
         self._counts = dict.fromkeys(_COUNTERS, 0)
-        self.results = ResultReader(self.request_table, self.constraints, self._counts)
+        max_drafts = 0 if proposer is None else proposer.max_drafts
+        self.results = ResultReader(self.request_table, self.constraints, self._counts, max_drafts)
         self.requests: dict[int, Req] = {}  # open requests (waiting and running) by uid
         self.waiting = WaitingQueue()
         self.in_flight: deque[InFlightStep] = deque()
@@ -340,9 +342,7 @@ class Scheduler:
         counts["decode_tokens"] += step.num_decode + step.num_verify
         counts["prefill_tokens"] += len(step.input_ids) - step.num_decode
         if step.num_verify:
-            num_tokens = int(step.num_sampled_tokens[verify].sum())
-            counts["prefill_tokens"] -= num_tokens
-            counts["draft_tokens"] += num_tokens - step.num_verify
+            counts["prefill_tokens"] -= int(step.num_sampled_tokens[verify].sum())
 
     def _sample(self, launched: InFlightStep) -> None:
         """Start the sampling of a step that waits for the masks of its grammars.
@@ -414,10 +414,16 @@ class Scheduler:
     # ---- counters and checks ---------------------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
-        """Return counters since the start and, with names that begin with ``num_``, current numbers."""
+        """Return counters since the start and, with names that begin with ``num_``, current numbers.
+
+        With a proposer, ``accepted_draft_tokens_per_pos_K`` counts the verification rows whose draft number K, from 0,
+        was accepted.
+        """
         allocator, cache = self.cache_manager.allocator, self.cache_manager.cache
+        per_pos = np.cumsum(self.results.num_accepted_drafts[:0:-1])[::-1].tolist()
         return {
             **self._counts,
+            **{f"{PER_POSITION}{k}": count for k, count in enumerate(per_pos)},
             "evicted_pages": self.cache_manager.evicted_pages,
             "num_waiting_reqs": len(self.waiting),
             "num_running_reqs": len(self.request_table.reqs),
@@ -445,6 +451,7 @@ _COUNTERS = (
     "cached_tokens",
     "prompt_tokens",
     "cached_prompt_tokens",
+    "verification_rows",
     "draft_tokens",
     "accepted_draft_tokens",
     "output_tokens",

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from minisgl.core import EngineSpec
+from minisgl.core import PER_POSITION, EngineSpec
 from minisgl.message import Stats
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.generate import CLIENT_CLOSED_REQUEST
@@ -92,9 +92,17 @@ class _SchedulerCounts(Collector):
         self._stats = stats
 
     def collect(self) -> Iterable[Metric]:
+        positions = CounterMetricFamily(
+            f"minisgl_scheduler_{PER_POSITION[:-1]}", "accepted draft tokens by position", labels=["position"]
+        )
         for name, value in self._stats.values.items():
+            if name.startswith(PER_POSITION):
+                positions.add_metric([name.removeprefix(PER_POSITION)], value)
+                continue
             family = GaugeMetricFamily if name.startswith(_GAUGE_PREFIX) else CounterMetricFamily
             yield family(f"minisgl_scheduler_{name}", name.replace("_", " "), value=value)
+        if positions.samples:
+            yield positions
 
 
 class _PluginCalls(Collector):

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from minisgl.core import EngineSpec, Finished, SamplingParams
+from minisgl.core import PER_POSITION, EngineSpec, Finished, SamplingParams
 from minisgl.message import Stats
 
 LABELS = ("model_name", "engine")
@@ -143,6 +143,7 @@ class _SchedulerMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         yield from self._gauges()
         yield from self._counters()
+        yield from self._drafts()
         for name, observed, text, bounds in OBSERVED:
             if observed in self._buckets:
                 family = HistogramMetricFamily(f"vllm:{name}", text, labels=LABELS)
@@ -183,3 +184,28 @@ class _SchedulerMetrics(Collector):
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
             counter.add_metric(self._labels, value)
             yield counter
+
+    def _drafts(self) -> Iterable[Metric]:
+        """Yield the counts of speculative decoding. As in vLLM, there are none without it."""
+        counts = self._counts
+        positions = {
+            int(name.removeprefix(PER_POSITION)): v for name, v in counts.items() if name.startswith(PER_POSITION)
+        }
+        if not positions:
+            return
+        for name, text, value in (
+            ("num_drafts", "Verified runs of draft tokens.", counts["verification_rows"]),
+            ("num_draft_tokens", "Verified draft tokens.", counts["draft_tokens"]),
+            ("num_accepted_tokens", "Accepted draft tokens.", counts["accepted_draft_tokens"]),
+        ):
+            counter = CounterMetricFamily(f"vllm:spec_decode_{name}", text, labels=LABELS)
+            counter.add_metric(self._labels, value)
+            yield counter
+        each = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Accepted draft tokens by position in their run.",
+            labels=[*LABELS, "position"],
+        )
+        for position, value in sorted(positions.items()):
+            each.add_metric([*self._labels, str(position)], value)
+        yield each

@@ -41,6 +41,20 @@ def test_drafts_follow_acceptance(overlap: bool, percent: int) -> None:
         assert counts.accepted_drafts / counts.drafts > 1.3 * all_drafts.accepted_drafts / all_drafts.drafts
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_counts_of_drafts(overlap: bool) -> None:
+    """The scheduler's counts agree with each other, and with what the simulated engine accepted."""
+    simulated = drive(60, overlap)
+    simulated.run([job(uid, 9, 100) for uid in range(3)])
+    counts, stats = simulated.report.counts, simulated.scheduler.stats()
+    per_position = [stats[f"accepted_draft_tokens_per_pos_{k}"] for k in range(8)]
+    assert sum(per_position) == stats["accepted_draft_tokens"] > 50
+    assert per_position == sorted(per_position, reverse=True)
+    assert per_position[0] < stats["verification_rows"] < stats["draft_tokens"]
+    assert stats["draft_tokens"] == counts.drafts
+    assert stats["accepted_draft_tokens"] == counts.accepted_drafts
+
+
 class _All(DraftProposer):
     """Proposes as many drafts as it may."""
 

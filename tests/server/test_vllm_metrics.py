@@ -82,8 +82,8 @@ def values(families: dict[str, Metric]) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def families() -> dict[str, Metric]:
-    """Return the metrics of a real server after two requests, of one and of two choices."""
-    with Server("model=tutor", "num_pages=512") as server:
+    """Return the metrics of a real server that verifies drafts after two requests, of one and of two choices."""
+    with Server("model=tutor", "num_pages=512", "speculation=ngram", "speculation.max_drafts=3") as server:
         for n in (1, 2):
             body = {"prompt": "What is 12 + 30?", "max_tokens": 4, "ignore_eos": True, "n": n}
             httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).raise_for_status()
@@ -159,6 +159,27 @@ def test_counts_of_requests(run_app: RunApp) -> None:
         assert found["vllm:kv_cache_usage_perc"] == 0.25
         assert found["vllm:prefix_cache_hits_total"] == 16
         assert found["vllm:num_requests_running"] == 3
+
+    run_app(test)
+
+
+def test_drafts(run_app: RunApp) -> None:
+    """The counts of drafts have vLLM's names; a server without a proposer has none."""
+
+    async def test(server: Any) -> None:
+        async with server.client() as client:
+            assert "draft" not in (await client.get("/metrics")).text
+            server.counts |= {"verification_rows": 10.0, "draft_tokens": 30.0, "accepted_draft_tokens": 12.0}
+            server.counts |= {f"accepted_draft_tokens_per_pos_{k}": 8.0 - 4 * k for k in range(3)}
+            families = parse((await client.get("/metrics")).text)
+        found = values(families)
+        assert found["vllm:spec_decode_num_drafts_total"] == found["minisgl_scheduler_verification_rows_total"] == 10
+        assert found["vllm:spec_decode_num_draft_tokens_total"] == 30
+        assert found["vllm:spec_decode_num_accepted_tokens_total"] == 12
+        for name in ("vllm:spec_decode_num_accepted_tokens_per_pos", "minisgl_scheduler_accepted_draft_tokens_per_pos"):
+            samples = families[name].samples
+            assert {sample.name for sample in samples} == {f"{name}_total"}
+            assert {s.labels["position"]: s.value for s in samples} == {"0": 8, "1": 4, "2": 0}
 
     run_app(test)
 
