@@ -13,6 +13,7 @@ BENCHMARKS = {
     "ttft": "time to the first token on an idle engine, by the length of the prompt",
     "profile": "GPU timeline while many requests decode: idle time, kernels, host time of a step",
     "suite": "six workloads on named model shapes with random weights, in one table",
+    "speculation": "speculative decoding: gain and cost by acceptance and number of requests, without a data set",
     "kernels": "time of each kernel on this GPU, next to its torch reference and other libraries",
     "link": "time of the all-reduce between GPUs, by number of rows and algorithm",
     "tiles": "the fastest tile shapes of the Triton kernels on this GPU",
@@ -23,7 +24,7 @@ BENCHMARKS = {
 
 def main(argv: list[str]) -> None:
     if not argv or argv[0] not in BENCHMARKS:
-        known = "\n".join(f"  {name:10} {summary}" for name, summary in BENCHMARKS.items())
+        known = "\n".join(f"  {name:11} {summary}" for name, summary in BENCHMARKS.items())
         text = f"usage: python -m minisgl.bench NAME [options] [key=value …]\n\n{known}\n\nNAME --help says more."
         if argv and argv[0] not in ("-h", "--help"):
             print(f"minisgl.bench: there is no benchmark {argv[0]!r}.\n{text}", file=sys.stderr)

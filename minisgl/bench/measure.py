@@ -38,6 +38,12 @@ class Result:
     retractions: int
     worst_gap_tokens: int
     """Largest number of tokens, of all requests, computed between two consecutive tokens of one request."""
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    acceptance_rate: float = 0.0
+    """Share of the draft tokens that were accepted; 0 if there were none."""
+    tokens_per_step: float = 1.0
+    """Mean number of tokens that a decoding request gained in a step that computed it."""
 
     def plain(self) -> dict[str, float]:
         """Return the fields as a dict, for JSON."""
@@ -145,6 +151,9 @@ def run(
     prompt = sum(len(request.prompt_ids) for request in requests)
     generated = sum(map(len, tokens.values()))
     cached = after["cached_tokens"] - before["cached_tokens"]
+    drafts, accepted, decode_rows = (
+        after[name] - before[name] for name in ("draft_tokens", "accepted_draft_tokens", "decode_tokens")
+    )
     ttft, inter = np.array(first or [0.0]), np.array(between or [0.0])
     return Result(
         requests=len(requests),
@@ -163,4 +172,8 @@ def run(
         cache_hit_rate=cached / max(prompt, 1),
         retractions=after["retractions"] - before["retractions"],
         worst_gap_tokens=worst,
+        draft_tokens=drafts,
+        accepted_draft_tokens=accepted,
+        acceptance_rate=accepted / max(drafts, 1),
+        tokens_per_step=1 + accepted / max(decode_rows, 1),
     ), tokens

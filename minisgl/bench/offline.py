@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from minisgl.bench import synthetic
 from minisgl.bench.arguments import add_json, add_options, parse, write_json
 from minisgl.bench.measure import Meter, Result, run
 from minisgl.bench.transformers_baseline import TransformersResult, run_transformers
@@ -47,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--seed", type=int, default=0, help="random seed of lengths and tokens (default 0)")
     p.add_argument("--file", type=Path, help='read requests from JSON lines: {"prompt": …, "max_tokens": n}')
     p.add_argument("--temperature", type=float, default=0.0, help="sampling temperature; 0 (the default) is greedy")
+    synthetic.add_arguments(p)
     p.add_argument("--compare", choices=["transformers"], help="also run the requests with transformers; greedy only")
     add_json(p)
     return p
@@ -64,13 +66,20 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Run the benchmark. Return the report, which can be written as JSON."""
     if args.compare and args.temperature:
         raise ConfigError("--compare is greedy: leave out --temperature.")
+    if args.compare and args.acceptance is not None:
+        raise ConfigError("--compare needs right outputs: leave out --acceptance.")
+    synthetic.check_arguments(args)
     manager = PluginManager.load()
     config = compose(manager, args.options)
     path = resolve_model(config.model)
     engine = start_engine(config, manager)
     try:
-        meter = Meter(engine)
-        scheduler = build_scheduler(config, manager, meter)
+        meter, proposer = Meter(engine), None
+        if args.acceptance is not None:
+            synthetic.force_acceptance(engine, args.acceptance, args.seed)
+            proposer = synthetic.SyntheticProposer(engine.spec, args.drafts)
+        adapt = not args.fixed_drafts
+        scheduler = build_scheduler(config, manager, meter, proposer=proposer, adapt_drafts=adapt)
         requests = _requests(args, path, engine.spec.vocab_size)
 
         def params(i: int) -> SamplingParams:
@@ -170,6 +179,9 @@ def show(report: dict[str, Any]) -> None:
     row("cache hit rate", f"{r.cache_hit_rate:.1%}")
     row("retractions", f"{r.retractions:,}")
     row("worst gap", f"{r.worst_gap_tokens:,} tokens")
+    if r.draft_tokens:
+        row("draft tokens, accepted", f"{r.draft_tokens:,}, {r.accepted_draft_tokens:,} ({r.acceptance_rate:.1%})")
+        row("tokens per step of a decoding request", f"{r.tokens_per_step:.2f}")
     console.print(table)
     if other:
         ratio = r.output_tokens_per_second / other.output_tokens_per_second

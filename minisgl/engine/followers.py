@@ -78,6 +78,11 @@ class RankedEngine:
         self.eos_ids: frozenset[int] = engine.eos_ids
         self.device, self.dtype = engine.device, engine.dtype
 
+    @property
+    def leader(self) -> TorchEngine:
+        """Rank 0's engine itself. Steps must not be launched on it, because the other ranks would not get them."""
+        return self._engine
+
     def launch(self, step: Step) -> None:
         """Send the step to the followers and launch it on rank 0. Raises `EngineDeadError` if a rank has failed."""
         with self._watching():

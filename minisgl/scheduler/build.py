@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from minisgl.core import Engine
+from minisgl.scheduler.base import DraftProposer
 from minisgl.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -21,12 +22,18 @@ class RankZeroEngine(Engine, Protocol):
 
 
 def build_scheduler(
-    config: Config, manager: PluginManager, engine: RankZeroEngine, clock: Callable[[], float] = time.monotonic
+    config: Config,
+    manager: PluginManager,
+    engine: RankZeroEngine,
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    proposer: DraftProposer | None = None,
+    adapt_drafts: bool = True,
 ) -> Scheduler:
     """Build rank 0's scheduler for ``engine``, with the cache, the policy and the proposer that ``config`` names.
 
     The observers of ``manager`` receive the scheduler's events until ``manager.close()`` is called. ``clock`` returns
-    seconds.
+    seconds. A benchmark may pass another ``proposer``, and turn off the adaptation of the number of drafts.
     """
     manager.observe(config, engine.spec)
     return Scheduler(
@@ -40,6 +47,7 @@ def build_scheduler(
         seed=config.seed,
         observers=manager.hook,
         clock=clock,
-        proposer=manager.build("speculation", config.speculation, spec=engine.spec),
+        proposer=proposer or manager.build("speculation", config.speculation, spec=engine.spec),
         max_draft_tokens=config.max_draft_tokens,
+        adapt_drafts=adapt_drafts,
     )

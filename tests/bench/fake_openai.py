@@ -31,6 +31,7 @@ BEHAVIOURS = {
     "empty": "sends a stream without tokens",
     "until-close": "sends a stream without chunks, which ends with the connection",
     "bytewise": "sends every byte in a chunk of its own, with comments and CRLF between events",
+    "drafting": "has counts of drafts in /metrics: ten runs of three drafts for each request answered so far",
     "stuck": "sends two tokens and then nothing",
     "garbage": "sends something that is not HTTP",
     "idle-close": "closes each connection after its response, without saying so",
@@ -82,7 +83,8 @@ async def _serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
     headers = {k.lower(): v for k, v in re.findall(r"^([\w-]+): (.*)\r$", head, re.MULTILINE)}
     base, _, rest = target.partition("/v1")
     if method == "GET":
-        _plain(writer, 200, LOG if target == "/log" else _models())
+        content = LOG if target == "/log" else _draft_counts() if target == "/drafting/metrics" else _models()
+        _plain(writer, 200, content)
         if target == "/log":
             LOG.clear()
         return True
@@ -99,6 +101,18 @@ async def _serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 
 def _models() -> dict[str, Any]:
     return {"object": "list", "data": [{"id": "fake", "object": "model", "max_model_len": MAX_MODEL_LEN}]}
+
+
+def _draft_counts() -> str:
+    """Return the metrics of vLLM's speculative decoding, for two engines that share the work."""
+    counts = {"drafts": 10, "draft_tokens": 30, "accepted_tokens": 12}
+    per_position = {f'accepted_tokens_per_pos_total{{engine="%d",position="{k}"}}': 8 - 4 * k for k in range(3)}
+    names = {f'{name}_total{{engine="%d"}}': count for name, count in counts.items()} | per_position
+    return "".join(
+        f"vllm:spec_decode_num_{name % engine} {count * ANSWERED / 2 + engine}\n"
+        for name, count in names.items()
+        for engine in (0, 1)
+    )
 
 
 def _plain(writer: asyncio.StreamWriter, status: int, content: Any) -> None:

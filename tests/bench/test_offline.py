@@ -117,3 +117,33 @@ def test_wrong_arguments_exit_with_status_2(
         main([word.format(path=path) for word in words])
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_acceptance_by_a_coin(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The share of accepted drafts is the given one; with four drafts always verified, the tokens a step follow."""
+    words = "device=cpu num_pages=256 --requests 8 --input 20 --output 90 --temperature 0.7"
+    results = {}
+    for acceptance, fixed in ((0.0, []), (1.0, ["--fixed-drafts"]), (0.7, ["--fixed-drafts"])):
+        out = tmp_path / "report.json"
+        main(["offline", f"model={path}", *words.split(), f"--acceptance={acceptance}", *fixed, "--json", str(out)])
+        results[acceptance] = json.loads(out.read_text())["minisgl"]
+        assert results[acceptance]["output_tokens"] == 8 * 90
+    assert results[0.0]["draft_tokens"] > 0
+    assert results[0.0]["accepted_draft_tokens"] == 0
+    assert results[0.0]["tokens_per_step"] == 1
+    assert results[1.0]["acceptance_rate"] == 1
+    assert results[1.0]["tokens_per_step"] > 4.5  # fewer than four drafts fit at the end
+    mean = 1 + sum(0.7**k for k in range(1, 5))
+    assert results[0.7]["tokens_per_step"] == pytest.approx(mean, abs=0.3)
+    assert "tokens per step of a decoding request" in capsys.readouterr().out
+
+
+def test_acceptance_out_of_range(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, message in (
+        (["--acceptance", "1.5"], "must be between 0 and 1"),
+        (["--acceptance", "0.5", "--drafts", "0"], "must be at least 1"),
+        (["--acceptance", "0.5", "--compare", "transformers"], "leave out --acceptance"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["offline", f"model={path}", *words])
+        assert message in capsys.readouterr().err

@@ -24,6 +24,7 @@ import pytest
 from minisgl.bench.__main__ import main
 from minisgl.bench.loadgen.client_load import client_load
 from minisgl.bench.loadgen.completion import RequestRecord, StreamReader, Template
+from minisgl.bench.loadgen.drafts import DraftCounts, draft_fields, parse_counts
 from minisgl.bench.loadgen.http import HttpClient, RequestError, ServerAddress
 from minisgl.bench.loadgen.plan import Plan, WorkerResult
 from minisgl.bench.loadgen.prompts import PromptFactory, RandomWorkload, Vocabulary
@@ -150,6 +151,47 @@ def test_warmup_is_not_counted(server: FakeServer, tmp_path: Path) -> None:
     shared = [prompt[:16] for prompt in prompts]
     assert sorted(shared.count(prefix) for prefix in set(shared)) == [4, 5], "the warm-up has another prefix"
     assert {len(prompt) for prompt in prompts} == {24}
+
+
+def test_drafts_of_the_server(server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server's counts of drafts are reported for the measured requests, with vLLM's names; others have none."""
+    words = ["requests=4", "input=8", "output=2"]
+    report = bench(tmp_path, f"url={server.url}/drafting", "warmup=3", *words)
+    found = {name: value for name, value in report.items() if name.startswith("spec_decode_")}
+    assert found == {
+        "spec_decode_acceptance_rate": 40.0,
+        "spec_decode_acceptance_length": pytest.approx(2.2),
+        "spec_decode_num_drafts": 40,
+        "spec_decode_draft_tokens": 120,
+        "spec_decode_accepted_tokens": 48,
+        "spec_decode_per_position_acceptance_rates": pytest.approx([0.8, 0.4, 0.0]),
+    }
+    printed = capsys.readouterr().out
+    assert "120, 48 (40.0 %)" in printed and "2.20" in printed
+    sweep = bench(tmp_path, f"url={server.url}/drafting", "clients=1,2", *words)
+    assert [each["spec_decode_num_drafts"] for each in sweep] == [40, 40]
+    assert "40.0 % of 120 drafts accepted" in capsys.readouterr().out
+    assert not any(name.startswith("spec_decode_") for name in bench(tmp_path, f"url={server.url}", *words))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "<h1>404</h1>",
+        "vllm:num_requests_running 3\n",
+        "vllm:spec_decode_num_drafts_total many\n",
+        'vllm:spec_decode_num_drafts_total 1\nvllm:spec_decode_num_accepted_tokens_per_pos_total{position="x"} 1\n',
+    ],
+)
+def test_metrics_without_drafts(text: str) -> None:
+    assert parse_counts(text) is None
+
+
+def test_no_fields_without_new_drafts() -> None:
+    counts = DraftCounts(5.0, 9.0, 3.0)
+    assert draft_fields(None, counts) == draft_fields(counts, None) == draft_fields(counts, counts) == {}
+    assert draft_fields(counts, DraftCounts(1.0, 2.0, 1.0)) == {}, "the server was restarted"
 
 
 def test_prompts_are_new_in_every_run_unless_asked(server: FakeServer, tmp_path: Path) -> None:
@@ -494,7 +536,7 @@ def test_real_server(tmp_path: Path) -> None:
         json.dumps({"timestamp": 100 * i, "input_length": 530 + i, "output_length": 4, "hash_ids": [0, 1 + i]})
         for i in range(3)
     ))  # fmt: skip
-    with Server("model=tutor", "num_pages=512") as real:
+    with Server("model=tutor", "num_pages=512", "speculation=ngram", "speculation.match_tokens=1") as real:
         common = [f"url={real.url}", "vocab_size=null", "processes=1", "warmup=1", "detailed=true"]
         # Slowly, so that each prompt finds the one before it in the cache also on a busy machine.
         report = bench(tmp_path, *common, f"trace={trace}", "speed=0.05", name="replay")
@@ -508,3 +550,6 @@ def test_real_server(tmp_path: Path) -> None:
         template = np.array(report["input_lens"]) - asked
         assert template.min() == template.max() > 0, "the chat template adds the same tokens to each prompt"
         assert 0 < report["p50_ttft_ms"] < report["p50_e2el_ms"]
+        report = bench(tmp_path, *common, "clients=2", "requests=4", "input=200", "output=100")
+        assert 0 <= report["spec_decode_accepted_tokens"] <= report["spec_decode_draft_tokens"] > 0
+        assert len(report["spec_decode_per_position_acceptance_rates"]) == 8

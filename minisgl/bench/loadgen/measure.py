@@ -20,6 +20,7 @@ from minisgl.bench.loadgen import metrics, report
 from minisgl.bench.loadgen.arrivals import arrival_times, replay_times
 from minisgl.bench.loadgen.client_load import client_load
 from minisgl.bench.loadgen.completion import RequestRecord, Template
+from minisgl.bench.loadgen.drafts import DraftCounts, draft_fields, read_counts
 from minisgl.bench.loadgen.http import ServerAddress
 from minisgl.bench.loadgen.options import LoadOptions, OnlineOptions, ReplayOptions
 from minisgl.bench.loadgen.plan import Plan
@@ -233,7 +234,13 @@ def run_point(options: LoadOptions, target: Target, point: Point, number: int) -
             bar.set_postfix_str(f"{tokens:,} tok, {failures} failed", refresh=False)
             bar.update(done)
 
-        return run(plans(options, target, point, number), progress)
+        before: list[DraftCounts | None] = []
+        measurement = run(
+            plans(options, target, point, number), progress, lambda: before.append(read_counts(target.address))
+        )
+    if before and before[0] is not None:
+        measurement.drafts = draft_fields(before[0], read_counts(target.address))
+    return measurement
 
 
 def _report(options: LoadOptions, target: Target, point: Point, measured: Measurement) -> dict[str, Any]:
@@ -245,6 +252,7 @@ def _report(options: LoadOptions, target: Target, point: Point, measured: Measur
     return {
         **report.head(options.chat, target.model, target.tokenizer_id, point.workload.count, point.fields),
         **found,
+        **measured.drafts,
         **(metrics.details(measured.records) if options.detailed else {}),
         "interrupted_run": measured.interrupted,
         "warmup_failures": metrics.counted(measured.warmup_errors),

@@ -83,6 +83,12 @@ def _show_one(report: dict[str, Any], title: str, console: Console) -> None:
         ("tokens per second, prompts included", f"{report['total_token_throughput']:,.1f}"),
         ("most requests in flight", f"{report['max_concurrent_requests']:,}"),
     ]
+    if "spec_decode_num_drafts" in report:
+        accepted, drafts = report["spec_decode_accepted_tokens"], report["spec_decode_draft_tokens"]
+        rows += [
+            ("draft tokens, accepted", f"{drafts:,}, {accepted:,} ({report['spec_decode_acceptance_rate']:.1f} %)"),
+            ("tokens per verification", f"{report['spec_decode_acceptance_length']:.2f}"),
+        ]
     for row in rows:
         table.add_row(*row)
     console.print(table)
@@ -135,6 +141,9 @@ def _show_trouble(report: dict[str, Any], console: Console, prefix: str) -> None
             say(f"{words}: {number:,} × {reason}")
         if (more := len(report[kind]) - MAX_REASONS) > 0:
             say(f"… and {more} other reasons")
+    if prefix and "spec_decode_num_drafts" in report:
+        rate, length = report["spec_decode_acceptance_rate"], report["spec_decode_acceptance_length"]
+        say(f"{rate:.1f} % of {report['spec_decode_draft_tokens']:,} drafts accepted, {length:.2f} tokens each time.")
     if report["tokens_per_event"] > 1.05:
         say(f"An event has {report['tokens_per_event']:.2f} tokens on average: ITL is the time between events.")
     client = report["client"]

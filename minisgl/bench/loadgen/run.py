@@ -36,6 +36,8 @@ class Measurement:
     interrupted: bool = False
     stopped: float = 0.0
     warmup_errors: list[str] = field(default_factory=list)
+    drafts: dict[str, Any] = field(default_factory=dict)
+    """The fields of `draft_fields`."""
 
     @property
     def records(self) -> list[RequestRecord]:
@@ -105,11 +107,15 @@ def _catch_interrupt() -> Iterator[_Interrupt]:
         signal.signal(signal.SIGINT, before)
 
 
-def run(plans: Sequence[Plan], progress: Progress = lambda done, failed, tokens: None) -> Measurement:
+def run(
+    plans: Sequence[Plan],
+    progress: Progress = lambda done, failed, tokens: None,
+    before_start: Callable[[], None] = lambda: None,
+) -> Measurement:
     """Run one measurement with one client process per plan.
 
     ``progress`` is called with the numbers of requests completed, requests failed and tokens generated since its last
-    call. Raise `ConfigError` if every warm-up request failed.
+    call. ``before_start`` is called once, after the warm-up. Raise `ConfigError` if every warm-up request failed.
     """
     with _catch_interrupt() as interrupt, contextlib.ExitStack() as stack:
         clients = []
@@ -120,6 +126,7 @@ def run(plans: Sequence[Plan], progress: Progress = lambda done, failed, tokens:
         errors = [error for _, failed in ready for error in failed]
         if errors and len(errors) == max(plan.warmup for plan in plans):
             raise ConfigError(f"every warm-up request failed: {errors[0]}")
+        before_start()
         measurement = Measurement(time.perf_counter() + START_DELAY, warmup_errors=errors)
         for client in clients:
             client.send(None if interrupt.pressed else measurement.start)
