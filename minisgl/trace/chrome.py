@@ -48,10 +48,17 @@ def chrome(trace: Trace) -> dict[str, Any]:
         rows = len(turn.rows)
         span(f"{kind} {turn.step}", ENGINE, tid, turn.t, end, step=turn.step, rows=rows, prefill_tokens=prefill)
         for row in turn.rows:
-            name = "decode" if row.decode else "prefill"
+            name = "verify" if row.num_drafts else "decode" if row.decode else "prefill"
             if row.uid in waiting_since:
                 span("wait", REQUESTS, row.uid, waiting_since.pop(row.uid), turn.t)
-            args = {"step": turn.step, "start": row.start, "count": row.count, "cached": row.num_cached_tokens}
+            args: dict[str, Any] = {
+                "step": turn.step,
+                "start": row.start,
+                "count": row.count,
+                "cached": row.num_cached_tokens,
+            }
+            if row.num_drafts:
+                args |= {"drafts": row.num_drafts, "accepted": row.num_accepted}
             span(name, REQUESTS, row.uid, turn.t, end, **args, kept=row.kept)
         for event in turn.events:
             match event:

@@ -27,7 +27,7 @@ class Row:
     count: int
     """Number of positions that the row computes."""
     decode: bool
-    """Whether this is a decode row; otherwise it is a prefill chunk."""
+    """Whether this is a decode row or a verification row; otherwise it is a prefill chunk."""
     sample: bool
     """Whether the row samples a token."""
     kept: bool
@@ -36,6 +36,15 @@ class Row:
     """Whether a token was sampled and then discarded, because the request had ended or had been retracted."""
     num_cached_tokens: int
     """Number of tokens of the prefix that came from the cache; 0 in every row but the first one after an admission."""
+    num_drafts: int = 0
+    """Number of draft tokens that a verification row computes, at its last positions; 0 in other rows."""
+    num_tokens: int = 0
+    """Number of tokens that the request gained: 0, 1, or 1 + the number of accepted drafts."""
+
+    @property
+    def num_accepted(self) -> int | None:
+        """Number of accepted drafts. None: not known, because no result was read or its tokens were discarded."""
+        return self.num_tokens - 1 if self.kept else None
 
 
 @dataclass
@@ -85,17 +94,22 @@ def _turn(batch: ev.Batch, done: ev.Done | None, events: list[ev.Line], state: S
     size = state.spec.page_size
     cached = {event.uid: len(event.pages) * size for event in events if isinstance(event, ev.Match)}
     kept = [0] * len(batch.uids) if done is None else done.kept or [1] * len(batch.uids)
+    drafts = [0] * batch.num_decode + [len(tokens) for tokens in batch.drafts]
+    continuing = len(drafts)
+    drafts += [0] * (len(batch.uids) - continuing)
     rows = [
         Row(
             uid=uid,
             req_pool_idx=batch.req_pool_indices[i],
             start=batch.num_computed_tokens[i],
             count=batch.num_scheduled_tokens[i],
-            decode=i < batch.num_decode,
+            decode=i < continuing,
             sample=bool(batch.num_sampled_tokens[i]),
             kept=bool(kept[i] and batch.num_sampled_tokens[i]),
             discarded=done is not None and bool(batch.num_sampled_tokens[i]) and not kept[i],
             num_cached_tokens=cached.get(uid, 0),
+            num_drafts=drafts[i],
+            num_tokens=len(done.run(i, bool(batch.num_sampled_tokens[i]))) if done is not None and kept[i] else 0,
         )
         for i, uid in enumerate(batch.uids)
     ]

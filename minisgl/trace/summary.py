@@ -21,7 +21,8 @@ class Summary:
 
     ``*_tokens`` and ``*_pages`` are counts. The lists are in seconds: ``queue_times`` has one entry for each
     admission of a request before its first token, ``first_token_times`` one for each request that gained a token, and
-    ``inter_token_latencies`` one for each token after a request's first.
+    ``inter_token_latencies`` one for each token after a request's first: 0 for a token that came with another one.
+    The draft tokens are those whose result was read and not discarded.
     """
 
     requests: int = 0
@@ -34,6 +35,8 @@ class Summary:
     output_tokens: int = 0
     discarded_tokens: int = 0
     max_rows: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
     retractions: int = 0
     evicted_pages: int = 0
     splits: int = 0
@@ -78,11 +81,15 @@ def summarize(trace: Trace) -> Summary:
             if not row.kept:
                 s.discarded_tokens += row.discarded
             elif turn.read_at is not None:
-                s.output_tokens += 1
+                s.output_tokens += row.num_tokens
+                if row.num_drafts:
+                    s.draft_tokens += row.num_drafts
+                    s.accepted_draft_tokens += row.num_tokens - 1
                 if row.uid in latest:
                     s.inter_token_latencies.append(turn.read_at - latest[row.uid])
                 else:
                     s.first_token_times.append(turn.read_at - added[row.uid])
+                s.inter_token_latencies += [0.0] * (row.num_tokens - 1)
                 latest[row.uid] = turn.read_at
     s.worst_gap = max(gaps(trace), key=lambda gap: gap.num_tokens, default=None)
     return s
@@ -105,8 +112,10 @@ def show(trace: Trace, s: Summary, console: Console) -> None:
     row("requests", f"{s.requests:,}", ", ".join(f"{n} ended by {reason}" for reason, n in s.finish_reasons.items()))
     row("steps", f"{s.steps:,}", f"at most {s.max_rows} rows in a step")
     row("prompt tokens", f"{s.prompt_tokens:,}", f"{s.cached_tokens:,} from the cache, {s.prefill_tokens:,} prefilled")
-    note = f"{s.decode_tokens:,} decode rows, {s.discarded_tokens} tokens discarded"
+    note = f"{s.decode_tokens:,} decoded, {s.discarded_tokens} tokens discarded"
     row("output tokens", f"{s.output_tokens:,}", note)
+    if s.draft_tokens:
+        row("draft tokens", f"{s.draft_tokens:,}", f"{s.accepted_draft_tokens:,} accepted")
     spec = trace.spec
     row("peak pages in use", f"{s.max_used_pages:,}", f"of {spec.num_pages:,} pages with {spec.page_size} tokens each")
     row("evicted pages", f"{s.evicted_pages:,}", f"{s.splits} splits in the radix tree")

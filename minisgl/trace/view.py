@@ -21,7 +21,7 @@ from minisgl.trace.check import check
 from minisgl.trace.draw.pages import shown, unused
 from minisgl.trace.draw.svg import theme
 from minisgl.trace.draw.tree import Text
-from minisgl.trace.history import Turn, turns
+from minisgl.trace.history import Row, Turn, turns
 from minisgl.trace.read import Trace
 from minisgl.trace.state import CACHE, FREE, RETIRING, State
 from minisgl.trace.summary import format_option
@@ -79,7 +79,7 @@ def run_data(trace: Trace, text: Text | None = None) -> dict[str, Any]:
         steps.append(
             {
                 "s": turn.step,
-                "r": [[r.uid, r.start, r.count, int(r.decode) + 2 * r.discarded, r.num_cached_tokens]
+                "r": [[r.uid, r.start, r.count, int(r.decode) + 2 * r.discarded, r.num_cached_tokens, *_drafts(r)]
                       for r in turn.rows],
                 "w": turn.waiting,
                 "e": descriptions,
@@ -118,6 +118,11 @@ def _options(trace: Trace) -> str:
     spec = trace.spec
     sizes = f"{spec.num_pages} pages of {spec.page_size} tokens, at most {spec.max_running_requests} running requests"
     return " ".join([*given, sizes])
+
+
+def _drafts(row: Row) -> tuple[int, int | None] | tuple[()]:
+    """Return the numbers of drafts and of accepted drafts of a verification row; nothing for other rows."""
+    return (row.num_drafts, row.num_accepted) if row.num_drafts else ()
 
 
 class _Changes:
@@ -246,6 +251,8 @@ def _describe(turn: Turn, splits: int, page_size: int) -> list[list[Any]]:
     for row in turn.rows:
         if row.discarded:
             add("discard", row.uid, "its sampled token is discarded")
+        elif row.num_accepted is not None and row.num_drafts:
+            add("verify", row.uid, f"{row.num_accepted} of {row.num_drafts} draft{_s(row.num_drafts)} accepted")
     return out
 
 
@@ -270,7 +277,7 @@ ASPECTS: dict[str, Aspect] = {
     "retracted requests": lambda t: sorted(e.uid for e in t.events if isinstance(e, ev.Retract)),
     "number of evicted pages": lambda t: sum(len(e.pages) for e in t.events if isinstance(e, ev.Evict)),
     "requests that ended": lambda t: sorted((e.uid, e.finish_reason) for e in t.events if isinstance(e, ev.Finish)),
-    "tokens sampled": lambda t: [e.tokens for e in t.events if isinstance(e, ev.Done)],
+    "tokens sampled": lambda t: [e.runs or e.tokens for e in t.events if isinstance(e, ev.Done)],
 }
 """What is compared between two steps, in this order. Page numbers are not compared: any free page will do."""
 

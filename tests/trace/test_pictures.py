@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from minisgl.testing.drive import Job
 from minisgl.testing.simulate import simulate
@@ -25,7 +26,7 @@ from minisgl.trace.draw import gap, pages, staircase, timeline, timelines, tree
 from minisgl.trace.history import gaps, state_at, turns
 from minisgl.trace.read import Trace, TraceError
 from minisgl.trace.state import FREE
-from minisgl.trace.summary import summarize
+from minisgl.trace.summary import show, summarize
 from minisgl.trace.view import difference, frame, page, run_data
 
 Marks = list[dict[str, str]]
@@ -52,6 +53,13 @@ def other() -> Trace:
         return simulate(
             clients(), policy="prefill_first", page_size=4, num_pages=16, max_running_requests=3, max_seq_len=60
         )
+
+
+@pytest.fixture(scope="module")
+def drafting() -> Trace:
+    """Return a run of three requests with up to four drafts in a row, of which about 60 % are right."""
+    jobs = [job(u, 10, 30, first=u) for u in range(3)]
+    return simulate(jobs, page_size=4, num_pages=64, max_running_requests=3, max_seq_len=60, drafts=(4, 60, 1))
 
 
 def marks(svg: str, *kinds: str) -> Marks:
@@ -98,6 +106,46 @@ def test_timeline_shows_rows_and_retractions(run: Trace) -> None:
     assert cached == sum(len(event.pages) * 4 for event in events_of(run, ev.Match))
     some = {int(m["step"]) for m in marks(timeline(run, range(3, 9)), "prefill", "decode")}
     assert some == set(range(3, 9))
+
+
+def test_drafts(drafting: Trace, run: Trace) -> None:
+    """Pictures, viewer, summary and Chrome's format show the drafts of each row, and how many were accepted."""
+    results = {event.step: event for event in events_of(drafting, ev.Done)}
+    rows = {}  # (step, uid) -> (drafts, accepted), for verification rows
+    for batch in events_of(drafting, ev.Batch):
+        done = results[batch.step]
+        for i, tokens in enumerate(batch.drafts, batch.num_decode):
+            if done.kept is None or done.kept[i]:
+                rows[batch.step, batch.uids[i]] = len(tokens), len(done.runs[i]) - 1
+    drafts, accepted = (sum(counts) for counts in zip(*rows.values(), strict=True))
+    assert drafts > accepted > 30
+
+    s = summarize(drafting)
+    assert (s.draft_tokens, s.accepted_draft_tokens) == (drafts, accepted)
+    assert s.output_tokens == 90
+    assert s.prefill_tokens == 30
+    assert len(s.inter_token_latencies) == 90 - 3
+
+    svg = timeline(drafting)
+    for kind, index in (("accepted", 1), ("rejected", 0)):
+        drawn = {(int(m["step"]), int(m["uid"])): int(m["count"]) for m in marks(svg, kind)}
+        expected = {at: n[1] if index else n[0] - n[1] for at, n in rows.items()}
+        assert drawn == {at: count for at, count in expected.items() if count}
+        assert f"{kind} draft" in svg
+        assert f"{kind} draft" not in timeline(run)
+
+    shown = {(step["s"], r[0]): tuple(r[5:]) for step in run_data(drafting)["steps"] for r in step["r"] if r[5:]}
+    assert shown == rows
+    words = [event for step in run_data(drafting)["steps"] for event in step["e"] if event[0] == "verify"]
+    assert len(words) == len(rows)
+    spans = [event for event in chrome(drafting)["traceEvents"] if event["name"] == "verify"]
+    assert {(e["args"]["step"], e["tid"]): (e["args"]["drafts"], e["args"]["accepted"]) for e in spans} == rows
+
+
+def test_draft_tokens_in_the_printed_summary(drafting: Trace) -> None:
+    console = Console(record=True, width=120)
+    show(drafting, summarize(drafting), console)
+    assert re.search(r"draft tokens +\d+ +\d+ accepted", console.export_text())
 
 
 def test_timelines_of_two_runs(run: Trace, other: Trace) -> None:

@@ -45,9 +45,10 @@ def staircase(trace: Trace, uid: int, title: str = "") -> str:
                 pic.text(64 + (row.start + row.count / 2) * unit, y + high / 2 + 3.5, words, "small on mid")
     steps = len(seen)
     prefill = [row for _, row in seen if not row.decode]
+    decoded = sum(row.count for _, row in seen if row.decode)
     pic.desc = (
         f"Request {uid}: {len(prefill)} prefill step{'s' if len(prefill) != 1 else ''} compute"
         f"{'s' if len(prefill) == 1 else ''} {sum(row.count for row in prefill)} positions, then "
-        f"{steps - len(prefill)} decode steps compute one each."
+        f"{steps - len(prefill)} decode steps compute {'one each' if decoded == steps - len(prefill) else decoded}."
     )
     return pic.render()

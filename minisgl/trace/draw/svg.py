@@ -73,6 +73,7 @@ _STYLE = (
     + "".join(f"svg.mg .s{i}{{stroke:var(--mg-q{i});stroke-width:1.8;fill:none}}" for i in range(HUES))
     + "svg.mg .free{fill:var(--mg-well);stroke:var(--mg-line)}"
     + "svg.mg .lost{fill:none;stroke:var(--mg-bad);stroke-width:1.5}"
+    + "svg.mg .accepted{fill:var(--mg-q6)}svg.mg .rejected{fill:var(--mg-bad);opacity:.65}"
     + "svg.mg .used{stroke:var(--mg-ink);stroke-width:1.5}svg.mg .tiny{stroke-width:0.6}"
     + "svg.mg .wait{stroke:var(--mg-soft);stroke-width:1.5;stroke-dasharray:1.5 3.5;stroke-linecap:round;fill:none}"
     + "svg.mg .badline{stroke:var(--mg-bad);stroke-width:2;fill:none}"

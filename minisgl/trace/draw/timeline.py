@@ -1,4 +1,4 @@
-"""The batch timeline: a line for each request, a column for each step. Shows rows, waiting and retractions."""
+"""The batch timeline: a line for each request, a column for each step. Shows rows, drafts, waiting and retractions."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ def timelines(runs: Sequence[tuple[str, Trace]], steps: range | None = None) -> 
     items = [("prefill", "prefill chunk"), ("decode", "decode")]
     if any(row.num_cached_tokens for seen in all_turns for turn in seen for row in turn.rows):
         items.append(("cache", "prefix from the cache"))
+    if any(row.num_drafts for seen in all_turns for turn in seen for row in turn.rows):
+        items += [("accepted", "accepted draft"), ("rejected", "rejected draft")]
     if any(turn.waiting for seen in all_turns for turn in seen):
         items.append(("wait", "waits"))
     if any(isinstance(event, ev.Retract) for _, trace in runs for event in trace):
@@ -106,9 +108,18 @@ def _cell(pic: Picture, turn: Turn, row: Row, x: float, y: float, w: float, h: f
     tip += f" to {end}" if row.count > 1 else ""
     tip += f"; {row.num_cached_tokens} tokens from the cache" if row.num_cached_tokens else ""
     tip += "; its token is discarded" if row.discarded else ""
+    if row.num_drafts and row.num_accepted is not None:
+        tip += f"; {row.num_accepted} of {row.num_drafts} drafts accepted"
     data: dict[str, Any] = {"step": turn.step, "uid": row.uid, "kind": kind, "start": row.start, "count": row.count,
             "kept": int(row.kept)}  # fmt: skip
     pic.rect(x + gap, y, w - 2 * gap, h, "lost" if row.discarded else kind, tip=tip, **data)
+    if row.num_drafts and row.num_accepted is not None:
+        part, left = h / row.count, w - 2 * gap  # from the bottom: the row's own token, accepted drafts, rejected ones
+        rejected = row.num_drafts - row.num_accepted
+        for cls, count, below in (("rejected", rejected, 0), ("accepted", row.num_accepted, rejected)):
+            if count:
+                pic.rect(x + gap, y + part * below, left, part * count, cls, r=1, tip=tip, step=turn.step, uid=row.uid,
+                         kind=cls, count=count)  # fmt: skip
     if row.num_cached_tokens and h >= 6:
         share = row.num_cached_tokens / (row.start + row.count)
         pic.rect(x + gap, y + h * (1 - share), w - 2 * gap, h * share, "cache", r=1, tip=tip,

@@ -124,7 +124,7 @@
         const step = this.steps[i];
         for (const uid of step.w) if (y.has(uid) && !step.r.some((r) => r[0] === uid))
           el(svg, "path", { class: "wait", d: `M${x(i) + 2} ${y.get(uid) + high / 2}h${cell - 3}` });
-        for (const [uid, start, count, flags, cached] of step.r) {
+        for (const [uid, start, count, flags, cached, drafts, accepted] of step.r) {
           if (!y.has(uid)) continue;
           const decode = flags & 1, lost = flags & 2, h = high - 4;
           const e = el(svg, "rect", { class: lost ? "lost" : decode ? "decode" : "prefill", x: x(i) + 1, y: y.get(uid) + 2,
@@ -132,8 +132,15 @@
             "data-count": count });
           if (focus !== null && focus !== uid) e.classList.add("dim");
           tip(e, `step ${step.s}, request ${uid}: ${decode ? "decode" : "prefill"}, position ${start}` +
-            (count > 1 ? ` to ${start + count - 1}` : "") + (cached ? `, ${cached} tokens from the cache` : "") + (lost ? "; its token is discarded" : ""));
+            (count > 1 ? ` to ${start + count - 1}` : "") + (cached ? `, ${cached} tokens from the cache` : "") + (lost ? "; its token is discarded" : "") +
+            (drafts && accepted !== null ? `; ${accepted} of ${drafts} drafts accepted` : ""));
           follow(e, uid);
+          if (drafts && accepted !== null) {
+            const part = h / count, rejected = drafts - accepted;
+            for (const [cls, n, below] of [["rejected", rejected, 0], ["accepted", accepted, rejected]])
+              if (n) el(svg, "rect", { class: cls, x: x(i) + 1, y: y.get(uid) + 2 + part * below, width: cell - 2, height: part * n, rx: 1,
+                "pointer-events": "none", "data-kind": cls, "data-count": n });
+          }
           if (cached) {
             const share = cached / (start + count);
             el(svg, "rect", { class: "cache", x: x(i) + 1, y: y.get(uid) + 2 + h * (1 - share), width: cell - 2, height: h * share, rx: 1, "pointer-events": "none" });
