@@ -21,6 +21,8 @@ from minisgl.scheduler.results import InFlightStep
 K = TypeVar("K")
 FIRST_DRAFTS = 4
 """Drafts of a request's first verification."""
+LIKELY = 0.2
+"""The smallest probability at which a draft is likely enough to be accepted that it is verified."""
 MAX_PAUSE = 64
 """The longest pause in steps of a request whose drafts are never accepted."""
 PROBE_STEPS = 64
@@ -112,10 +114,13 @@ class Speculation:
     def _adapt(self, step_id: int, rows: I32, counts: I32, accepted: I32) -> None:
         """Set the next number of drafts of each row, of whose ``counts`` drafts ``accepted`` were accepted."""
         tried = np.minimum(accepted + 1, counts)  # drafts after the first wrong one say nothing
-        self._rate[rows] += _SMOOTHING * tried * (accepted / tried - self._rate[rows])
-        none, full = accepted == 0, accepted == counts
-        length = np.where(full, 2 * np.maximum(counts, self._length[rows]), np.maximum(accepted + 1, 1))
+        self._rate[rows] += (1 - (1 - _SMOOTHING) ** tried) * (accepted / tried - self._rate[rows])
+        # All of `likely` drafts together are accepted with a probability of at least LIKELY.
+        likely = (np.log(LIKELY) / np.log(np.clip(self._rate[rows], 0.01, 0.99))).astype(np.int32)
+        full = accepted == counts
+        length = np.where(full, 2 * np.maximum(counts, self._length[rows]), np.maximum(accepted + 1, likely))
         self._length[rows] = np.minimum(length, self.proposer.max_drafts)
+        none = (accepted == 0) & (likely == 0)
         self._resume[rows] = np.where(none, step_id + self._pause[rows], 0)
         self._pause[rows] = np.where(none, np.minimum(2 * self._pause[rows], MAX_PAUSE), 1)
 
