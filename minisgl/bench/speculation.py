@@ -1,7 +1,8 @@
 """``python -m minisgl.bench speculation``: what speculative decoding gains or costs, by acceptance and requests.
 
-The drafts are arbitrary, and an independent coin accepts each with the given probability, so no data set is needed. The
-row *no match* has the proposer `speculation=ngram` on random text, where it finds nothing. One engine serves all rows.
+The drafts are arbitrary, and an independent coin accepts each with the given probability, so no data set is needed. In
+the row *no match*, the proposer `speculation=ngram` is asked, but its drafts are dropped, as if it had found none. One
+engine serves all rows.
 Every row is run several times, in turns with the others, and each of its times is compared with that of the row *none*
 of the same round. The first round does not count: in it, kernels are loaded, and each row's scheduler measures the
 steps on which its number of drafts depends.
@@ -24,11 +25,12 @@ from minisgl.bench.offline import machine
 from minisgl.bench.synthetic import SyntheticProposer, force_acceptance
 from minisgl.bench.workload import parse_range, random_requests
 from minisgl.config import Config, ConfigError
-from minisgl.core import SamplingParams
+from minisgl.core import Req, SamplingParams
 from minisgl.engine.engine import TorchEngine
 from minisgl.engine.followers import RankedEngine, start_engine
 from minisgl.options.compose import compose, plain_errors
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.scheduler import DraftProposer
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 
@@ -109,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--input", default="128", metavar="LOW:HIGH", help="prompt lengths in tokens (default 128)")
     p.add_argument("--output", default="512", metavar="LOW:HIGH", help="output lengths in tokens (default 512)")
     p.add_argument("--rounds", type=int, default=3, help="runs of each row that count (default 3)")
-    p.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (default 1)")
+    p.add_argument("--temperature", type=float, default=0.0, help="sampling temperature; 0 (the default) is greedy")
     p.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     add_json(p)
     return p
@@ -178,6 +180,27 @@ def table_rows(args: argparse.Namespace, config: Config) -> Iterator[Row]:
         yield Row(NO_MATCH, requests, goal=Goal(RELATIVE_GOALS[NO_MATCH]))
 
 
+class _NoMatch(DraftProposer):
+    """Asks another proposer, and drops its drafts."""
+
+    def __init__(self, proposer: DraftProposer):
+        self.proposer, self.max_drafts = proposer, proposer.max_drafts
+
+    def admitted(self, req: Req) -> None:
+        self.proposer.admitted(req)
+
+    def advanced(self, reqs: Sequence[Req], tokens: Sequence[Sequence[int]]) -> None:
+        self.proposer.advanced(reqs, tokens)
+
+    def removed(self, req: Req) -> None:
+        self.proposer.removed(req)
+
+    def propose(self, reqs: Sequence[Req], positions: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Return no drafts."""
+        self.proposer.propose(reqs, positions, limits)
+        return [()] * len(reqs)
+
+
 class _Served:
     """A row with its scheduler, which keeps its measured times of steps from round to round."""
 
@@ -190,9 +213,12 @@ class _Served:
         engine: TorchEngine | RankedEngine,
     ):
         self.row, self.args, self.engine = row, args, engine
-        self.meter, proposer = Meter(engine), None
+        self.meter = Meter(engine)
+        proposer: DraftProposer | None = None
         if row.acceptance is not None:
             proposer = SyntheticProposer(engine.spec, args.drafts)
+        elif row.name == NO_MATCH:
+            proposer = _NoMatch(manager.build("speculation", config.speculation, spec=engine.spec))
         adapt = not args.fixed_drafts
         self.scheduler: Scheduler = build_scheduler(config, manager, self.meter, proposer=proposer, adapt_drafts=adapt)
 

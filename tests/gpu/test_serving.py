@@ -134,7 +134,14 @@ class NoSyncEngine:
 
 @pytest.mark.parametrize(
     "attention",
-    [("attention=auto",), ("attention=flashinfer",), ("attention=triton",), ("attention=flash_attn",), TRTLLM],
+    [
+        ("attention=auto",),
+        ("attention=auto", "speculation=ngram", "speculation.match_tokens=1"),
+        ("attention=flashinfer",),
+        ("attention=triton",),
+        ("attention=flash_attn",),
+        TRTLLM,
+    ],
     ids=" ".join,
 )
 def test_no_launch_waits_for_the_device(attention: tuple[str, ...]) -> None:

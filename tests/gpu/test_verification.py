@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from minisgl.core import Admission, EngineSpec, SamplingParams, TokenMasks
+from minisgl.engine import inputs
 from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine
 from minisgl.engine.followers import start_engine
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 WORDS = ["device=cuda", "dtype=float32", "max_running_requests=8", "num_pages=640", "page_size=16", "moe=triton"]
 GRAPHS = ["graph=cuda", "graph.max_tokens=128", "max_prefill_tokens=128"]
+ONE_LAUNCH = [*GRAPHS, "max_running_requests=64", "num_pages=1280"]
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -59,24 +61,38 @@ def watch_replays(engine: TorchEngine) -> list[Any]:
     return replayed
 
 
-@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("graphs", [["graph=none"], GRAPHS, ONE_LAUNCH], ids=["eager", "pieces", "one launch"])
 @pytest.mark.parametrize("attention", ["triton", "torch"])
-def test_promise_8_verification(attention: str, graphs: bool, manager: PluginManager, path: Path) -> None:
+def test_promise_8_verification(
+    attention: str, graphs: list[str], manager: PluginManager, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Verification gives the tokens and log-probabilities of decoding one by one, for all sampling parameters."""
-    words = [f"attention={attention}", *(GRAPHS if graphs else ["graph=none"])]
+    words = [f"attention={attention}", *graphs]
+    monkeypatch.setattr(inputs, "MAX_REPEATED_TOKENS", 1 << 14 if graphs == ONE_LAUNCH else -1)
     with engine_of(manager, path, *words) as engine:
         expected = decode_one_by_one(engine, 40)
     for late in (False, True):
         with engine_of(manager, path, *words) as engine:
             replayed = watch_replays(engine)
             check_verification(engine, expected, seed=3 + late, late=late, eps=1e-3)
-        assert any(key.piecewise for key in replayed) == graphs
+        assert any(key.piecewise for key in replayed) == (len(graphs) > 1)
+        whole = max((key.rows for key in replayed if not key.piecewise), default=0)
+        assert (whole > 8) == (graphs == ONE_LAUNCH and attention == "triton")
 
 
-@pytest.mark.parametrize("attention", ["flashinfer", "hybrid"])
-def test_verification_in_half_precision(attention: str, manager: PluginManager, tmp_path: Path) -> None:
-    """With FlashInfer's kernels for rows of several tokens, the tokens are those of transformers up to rounding."""
-    pytest.importorskip("flashinfer", reason="FlashInfer is not installed here")
+@pytest.mark.parametrize("limit", [-1, 1 << 14], ids=["pieces", "one launch"])
+@pytest.mark.parametrize("attention", ["flashinfer", "hybrid", "triton"])
+def test_verification_in_half_precision(
+    attention: str, limit: int, manager: PluginManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With kernels for rows of several tokens, or for decode rows, the tokens are those of transformers up to rounding.
+
+    The step has four tokens, but must not be computed by the kernels for few rows, which store and read KV in one
+    launch.
+    """
+    if attention != "triton":
+        pytest.importorskip("flashinfer", reason="FlashInfer is not installed here")
+    monkeypatch.setattr(inputs, "MAX_REPEATED_TOKENS", limit)
     words = [f"attention={attention}", "dtype=bfloat16", *GRAPHS]
     path, prompt = tiny_checkpoint("qwen3", tmp_path, head_dim=64), list(range(5, 40))
     oracle = Oracle(path)

@@ -77,6 +77,8 @@ def test_nothing_is_compiled_after_the_start(model: str, policy: str, tmp_path: 
         "num_pages=1024",
         "max_prefill_tokens=2048",
         f"scheduler={policy}",
+        "speculation=ngram",  # random text with short prefixes repeats nothing, but `match_tokens=1` finds drafts
+        "speculation.match_tokens=1",
     ]
     with LLM(name, overrides=words) as llm:
         workload(llm, 5000)
