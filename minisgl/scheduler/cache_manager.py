@@ -195,18 +195,24 @@ class CacheManager:
         self._add_pages(req_pool_indices, self.request_table.num_pages[req_pool_indices])
         self.request_table.num_pages[req_pool_indices] += 1
 
-    def allocate_draft_pages(self, req_pool_idx: int, end: int) -> int:
-        """Allocate the pages that this row needs for the positions below ``end``, as far as pages can be had.
+    def allocate_draft_pages(self, req_pool_indices: I32, ends: I32) -> I32:
+        """Allocate the pages that each row needs for the positions below ``ends[i]``, as far as pages can be had.
 
-        Return the end of the positions that have a page now: ``end``, or less if too few pages are free or evictable.
+        Return the end of the positions of each row that have a page now: ``ends[i]``, or less if too few pages are free
+        or evictable. The first rows get theirs first.
         """
         table, size = self.request_table, self.spec.page_size
-        first = int(table.num_pages[req_pool_idx])
-        n = min(-(-end // size) - first, self.num_available_pages)
-        if n > 0:
-            self._add_pages(np.full(n, req_pool_idx, np.int32), np.arange(first, first + n, dtype=np.int32))
-            table.num_pages[req_pool_idx] += n
-        return min(end, int(table.num_pages[req_pool_idx]) * size)
+        first = table.num_pages[req_pool_indices]
+        missing = np.maximum(-(-ends // size) - first, 0)
+        if missing.any():
+            total = np.minimum(np.cumsum(missing), self.num_available_pages)
+            counts = np.diff(total, prepend=0).astype(np.int32)
+            columns = np.arange(total[-1]) + np.repeat(first - total + counts, counts)
+            if len(columns):
+                self._add_pages(np.repeat(req_pool_indices, counts), columns.astype(np.int32))
+            table.num_pages[req_pool_indices] += counts
+        available: I32 = np.minimum(ends, table.num_pages[req_pool_indices] * size)
+        return available
 
     def _add_pages(self, req_pool_indices: I32, columns: I32) -> None:
         """Allocate a page for each entry (row, column) of the page table. The caller counts the pages of the rows."""

@@ -105,8 +105,9 @@ class ResultReader:
         step = launched.step
         rows = np.flatnonzero(gained).tolist()
         ended: Ended = []
+        tokens, accepted = result.tokens.tolist(), result.accepted.tolist()
         for i in rows:
-            req, run = launched.reqs[i], result.tokens[i, : result.accepted[i]].tolist()
+            req, run = launched.reqs[i], tokens[i][: accepted[i]]
             stop = _first_stop(req, run)
             if stop is not None:
                 run = run[: stop + 1]

@@ -98,21 +98,19 @@ class StepBuilder:
         positions = table.num_computed_tokens[indices] + 1  # of the first drafts, after the rows' own tokens
         limits = np.maximum(table.max_len[indices] - 1 - positions, 0)
         proposed = speculation.propose(step_id, [reqs[i] for i in rows.tolist()], indices, positions, limits)
-        drafts: Drafts = {}
-        budget = speculation.max_draft_tokens
-        for row, index, position, limit, tokens in zip(
-            rows.tolist(), indices.tolist(), positions.tolist(), limits.tolist(), proposed, strict=True
-        ):
-            if not tokens:
-                continue
-            kept = list(tokens[: min(limit, budget)])
-            if not all(0 <= token < self.cache_manager.spec.vocab_size for token in kept):
-                raise PolicyError(f"the proposer drafted {kept}: a token is not in the vocabulary")
-            end = self.cache_manager.allocate_draft_pages(index, position + len(kept)) if kept else position
-            if end > position:
-                drafts[row] = kept[: end - position]
-                budget -= end - position
-        return drafts
+        counts = np.minimum(np.array([len(tokens) for tokens in proposed], np.int32), limits)
+        counts = np.diff(np.minimum(np.cumsum(counts), speculation.max_draft_tokens), prepend=0)
+        drafting = np.flatnonzero(counts)
+        if not len(drafting):
+            return {}
+        kept = {i: list(proposed[i][: counts[i]]) for i in drafting.tolist()}
+        for tokens in kept.values():
+            if min(tokens) < 0 or max(tokens) >= self.cache_manager.spec.vocab_size:
+                raise PolicyError(f"the proposer drafted {tokens}: a token is not in the vocabulary")
+        positions, counts = positions[drafting], counts[drafting].astype(np.int32)
+        counts = self.cache_manager.allocate_draft_pages(indices[drafting], positions + counts) - positions
+        pairs = zip(rows[drafting].tolist(), kept.values(), counts.tolist(), strict=True)
+        return {row: tokens[:count] for row, tokens, count in pairs if count > 0}
 
 
 def _input_ids(reqs: Sequence[Req], starts: I32, num_tokens: I32, num_decode: int, drafts: Drafts) -> I32:
