@@ -19,6 +19,7 @@ DEVICES = ("auto", "cpu", "cuda")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 LOG_FORMATS = ("text", "json")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+")
+_ADDRESS = re.compile(r"tcp://[^\s/;]+:(?P<port>\*|[0-9]{1,5})|ipc:///[^\s]+")
 
 
 class ConfigError(ValueError):
@@ -79,6 +80,26 @@ class ServerConfig:
 
 
 @dataclass
+class KVEventsConfig:
+    """Options of KV events: messages over ZeroMQ that say which KV pages the prefix cache stores and removes."""
+
+    endpoint: str | None = None
+    """The address to publish at, such as ``tcp://127.0.0.1:5557``, or ``tcp://*:5557`` for all addresses of the
+    machine. The port ``*`` is any free port, which is logged. The messages contain token ids of prompts and answers.
+    Default: nothing is published."""
+    replay_endpoint: str | None = None
+    """The address at which a subscriber can ask for messages that it missed. Default: they can't be had."""
+    buffer_steps: int = 10_000
+    """Number of past messages that ``kv_events.replay_endpoint`` keeps. It keeps fewer if they exceed 256 MiB."""
+    hwm: int = 100_000
+    """Number of messages that wait for a slow subscriber, before further ones are dropped for it. 0: no limit."""
+    topic: str = ""
+    """The topic of the messages, their first frame. A subscriber may subscribe to the topics with a given beginning."""
+    hash_seed: int = 0
+    """Seed of the block hashes. Servers with the same seed and page size publish the same hash for the same tokens."""
+
+
+@dataclass
 class Config:
     """All options of one engine or server."""
 
@@ -132,6 +153,7 @@ class Config:
     """Python files or module names of additional plugins to load."""
 
     server: ServerConfig = field(default_factory=ServerConfig)
+    kv_events: KVEventsConfig = field(default_factory=KVEventsConfig)
 
     attention: Any = None
     cache: Any = None
@@ -201,5 +223,15 @@ class Config:
         endpoint = self.server.otlp_endpoint
         endpoint_ok = endpoint is None or re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", endpoint) is not None
         need(endpoint_ok, "server.otlp_endpoint", "a URL such as http://localhost:4318, or null for no traces")
+        for key in ("endpoint", "replay_endpoint"):
+            address = getattr(self.kv_events, key)
+            match = _ADDRESS.fullmatch("tcp://*:0" if address is None else address)
+            address_ok = match is not None and (match["port"] in (None, "*") or int(match["port"]) <= 65535)
+            need(address_ok, f"kv_events.{key}", "an address such as tcp://127.0.0.1:5557 or ipc:///run/kv, or null")
+        replay_ok = self.kv_events.replay_endpoint is None or self.kv_events.endpoint is not None
+        need(replay_ok, "kv_events.replay_endpoint", "used with kv_events.endpoint")
+        need(self.kv_events.buffer_steps >= 1, "kv_events.buffer_steps", "at least 1")
+        need(0 <= self.kv_events.hwm < 2**31, "kv_events.hwm", "at least 0, and below 2^31")
+        need(-(2**63) <= self.kv_events.hash_seed < 2**63, "kv_events.hash_seed", "a 64-bit integer")
         one_of("log_level", self.log_level, LOG_LEVELS)
         one_of("log_format", self.log_format, LOG_FORMATS)

@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from minisgl.config import GROUPS, Config, ConfigError
 from minisgl.options.completion import SCRIPTS, completions
-from minisgl.options.describe import PRESETS, Option, core_options, group_options, help_text, options_of, presets
+from minisgl.options.describe import (
+    PRESETS,
+    SECTIONS,
+    Option,
+    core_options,
+    group_options,
+    help_text,
+    options_of,
+    presets,
+)
 from minisgl.plugin_manager.discovery import near
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugin_manager.renamed import RENAMED_OPTIONS, RENAMED_SINCE
@@ -189,8 +198,9 @@ def _literal(option: Option, value: str) -> str:
 
 def _unknown(manager: PluginManager, key: str, known: Sequence[str]) -> NoReturn:
     tails = [k for k in known if k.rpartition(".")[2] == key]
-    if key == "server" or (key.startswith("server.") and not tails):
-        known = [k for k in known if k.startswith("server.")]
+    section = key.partition(".")[0]
+    if section in SECTIONS and (key == section or not tails):
+        known = [k for k in known if k.startswith(f"{section}.")]
         guess = _near_in(key, known) + f" It has: {', '.join(known)}."
     else:
         guess = f". Did you mean {' or '.join(tails[:3])}?" if tails else near(key, known)

@@ -10,6 +10,7 @@ import ast
 import inspect
 import sys
 import typing
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 PRESETS = ("experiment", "stage")
 """The folders of ``conf/`` whose files (presets) set several options at once."""
+SECTIONS = {"server": "Server", "kv_events": "KV events"}
+"""The options of `Config` that contain further ones, and the titles of their sections in ``--help`` and the docs."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,15 @@ def options_of(schema: type, prefix: str = "") -> list[Option]:
 def core_options() -> list[Option]:
     """Return the options of `Config` itself, without the groups."""
     return [option for option in options_of(Config) if option.key not in GROUPS]
+
+
+def sections(options: Sequence[Option]) -> dict[str, list[Option]]:
+    """Return the options of `Config` by section: those without a dot in "Top level", then those of `SECTIONS`."""
+    found: dict[str, list[Option]] = {title: [] for title in ("Top level", *SECTIONS.values())}
+    for option in options:
+        head, dot, _ = option.key.partition(".")
+        found[SECTIONS[head] if dot else "Top level"].append(option)
+    return found
 
 
 def group_options(manager: PluginManager) -> dict[str, Option]:
@@ -195,10 +207,9 @@ Serves a model over an OpenAI-compatible HTTP API.
 
 def help_text(manager: PluginManager) -> str:
     """Return the text of ``--help``: every option with its type, default and help, and the choices of every group."""
-    parts = [USAGE, "Options\n"]
-    core = core_options()
-    parts += [_entry(o) for o in core if not o.key.startswith("server.")]
-    parts += ["\nServer\n", *(_entry(o) for o in core if o.key.startswith("server."))]
+    parts = [USAGE]
+    for title, options in sections(core_options()).items():
+        parts += ["Options\n" if title == "Top level" else f"\n{title}\n", *map(_entry, options)]
     for group in GROUPS:
         parts.append(f"\n{group}=NAME (default: {default_choice(group)})\n")
         for name, schema in sorted(manager.configs[group].items()):

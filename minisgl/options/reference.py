@@ -13,7 +13,16 @@ from pathlib import Path
 
 from minisgl import hooks
 from minisgl.config import GROUPS
-from minisgl.options.describe import PRESETS, Option, core_options, default_choice, doc_of, options_of, presets
+from minisgl.options.describe import (
+    PRESETS,
+    Option,
+    core_options,
+    default_choice,
+    doc_of,
+    options_of,
+    presets,
+    sections,
+)
 from minisgl.plugin_manager.discovery import HOOKS
 from minisgl.plugin_manager.manager import PluginManager
 
@@ -36,11 +45,7 @@ def options_page(manager: PluginManager) -> str:
         "This page is generated from the dataclasses that define the options: `make reference`.",
         "",
     ]
-    core = core_options()
-    for title, chosen in (
-        ("Top level", [o for o in core if not o.key.startswith("server.")]),
-        ("Server", [o for o in core if o.key.startswith("server.")]),
-    ):
+    for title, chosen in sections(core_options()).items():
         lines += [f"## {title}", "", *_table(chosen), ""]
     for group in GROUPS:
         lines += [f"## `{group}`", "", f"Default: `{group}={default_choice(group)}`.", ""]

@@ -79,6 +79,7 @@ BUILTINS = (
     "minisgl.plugins.speculation.suffix",
     "minisgl.plugins.observer.metrics",
     "minisgl.plugins.observer.trace",
+    "minisgl.plugins.observer.kv_events",
     "minisgl.plugins.models.llama",
     "minisgl.plugins.models.mistral",
     "minisgl.plugins.models.qwen2",

@@ -54,6 +54,8 @@ class Report:
     - ``refused``: errors of the rejected requests by uid.
     - ``first_token``: the step in which each request got its first token, by uid.
     - ``worst_gap``: the largest number of steps between two consecutive tokens of a request.
+    - ``stored_blocks``, ``removed_blocks``: pages that the cache stored and removed, by the KV events of a
+      `KVEventsDrive`.
     """
 
     counts: SimCounts
@@ -65,6 +67,8 @@ class Report:
     refused: dict[int, InvalidRequestError] = field(default_factory=dict)
     first_token: dict[int, int] = field(default_factory=dict)  # uid -> step
     worst_gap: int = 0
+    stored_blocks: int = 0
+    removed_blocks: int = 0
 
     @property
     def retractions(self) -> int:

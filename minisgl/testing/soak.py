@@ -1,5 +1,7 @@
 """``python -m minisgl.testing.soak``: many random schedules on the simulated engine, with every check of `Drive`.
 
+The cache's content is also rebuilt from the KV events and compared after every step.
+
 A schedule is a set of requests with arrivals and aborts on an engine of random size, with a random cache, policy and
 options. It depends on its seed alone. The requests are not those of `minisgl.testing.workloads`: prompts are paths in a
 tree of prefixes, conversations of several turns in the built-in model's chat format, or copies whose length is at a
@@ -23,6 +25,7 @@ import msgspec
 from minisgl.core import EngineSpec, SamplingParams
 from minisgl.models.resolve import resolve_model
 from minisgl.testing.drive import Drive, Job, Report, make_plugin
+from minisgl.testing.kv_events import KVEventsDrive
 from minisgl.testing.truth import expected_output
 from minisgl.tokenizer.tokenizer import Tokenizer
 
@@ -43,6 +46,8 @@ class Totals:
     steps: int = 0
     tokens: int = 0
     cached_tokens: int = 0
+    stored_blocks: int = 0
+    removed_blocks: int = 0
     retractions: int = 0
     drafts: int = 0
     accepted_drafts: int = 0
@@ -59,6 +64,8 @@ class Totals:
             counts.steps,
             counts.tokens,
             report.cached_tokens,
+            report.stored_blocks,
+            report.removed_blocks,
             report.retractions,
             counts.drafts,
             counts.accepted_drafts,
@@ -91,7 +98,7 @@ def run(seed: int, speculation: str | None = None) -> Report:
         vocab_size=len_vocabulary() if chats else random.choice([4, 12, 40]),
     )
     policy = random.choice(POLICIES)
-    drive = Drive(
+    drive = KVEventsDrive(
         spec,
         make_plugin("cache", random.choice(["naive", "radix", "radix"]), page_size=page_size),
         make_plugin("scheduler", policy, **_policy_options(random, policy)),

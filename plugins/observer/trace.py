@@ -49,8 +49,12 @@ def minisgl_observer(config: Config, spec: EngineSpec) -> Recorder | None:
 
 
 def header(config: Config, spec: EngineSpec) -> ev.Header:
-    """Return the header of a trace: version, sizes, options, plugins. Server options are left out: one is a secret."""
-    options = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in (*GROUPS, "server", "plugins")}
+    """Return the header of a trace: version, sizes, options, plugins.
+
+    Options of the server and of KV events are left out: they change no schedule, and some are secrets.
+    """
+    left_out = (*GROUPS, "server", "kv_events", "plugins")
+    options = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in left_out}
     for group in GROUPS:
         value = getattr(config, group)
         if is_dataclass(value) and not isinstance(value, type):

@@ -19,6 +19,7 @@ def test_random_schedules(part: int) -> None:
     print(totals)
     assert min(totals.aborted, totals.cached_tokens, totals.accepted_drafts, totals.masks, totals.prompt_logprobs) > 0
     assert totals.accepted_drafts < totals.drafts
+    assert totals.stored_blocks > totals.removed_blocks > 0
 
 
 @pytest.mark.parametrize("part", range(PARTS))
