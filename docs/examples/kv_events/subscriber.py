@@ -113,9 +113,11 @@ class Subscriber:
                 batches = self._replay(0) or []
         if self.last is None:
             self.complete = bool(batches) and batches[0][0] == 0
-        self._replayed = {seq: batch.ts for seq, batch in batches}
         for seq, batch in batches:
+            if self.last is not None and seq != self.last[0] + 1:  # a message that the publisher could not send
+                self._forget()
             self._apply(seq, batch)
+        self._replayed = {seq: batch.ts for seq, batch in batches}
         return True
 
     def _replay(self, first: int) -> list[tuple[int, EventBatch]] | None:
