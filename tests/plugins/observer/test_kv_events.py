@@ -290,11 +290,14 @@ def subscribed(publisher: Publisher, **options: Any) -> Iterator[Any]:
         subscriber.close()
 
 
-def live(publisher: Publisher, subscriber: Any) -> Any:
+def live(publisher: Publisher, subscriber: Any) -> bool:
     """Publish an event that changes nothing. Return whether the subscriber gets it."""
     publisher.publish([kv_events.BlockRemoved([0], "GPU", 0)])
     seq = publisher.messages - 1
-    return subscriber.poll(0.2) and subscriber.last is not None and subscriber.last[0] == seq
+    while subscriber.poll(0.2):
+        if subscriber.last is not None and subscriber.last[0] == seq:
+            return True
+    return False
 
 
 def wait(subscriber: Any, until: Callable[[], bool], seconds: float = 60) -> None:
