@@ -120,6 +120,7 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (["--port", "80"], "--port: there is no such flag."),
         # the error of a worker process
         (["server.port=0", "log_level=warning", "scheduler.order=random"], "order='random'"),
+        (["server.port=0", "log_level=warning", "kv_events.endpoint=ipc:///no/folder/kv"], "No such file or directory"),
     ],
 )
 def test_wrong_arguments(tmp_path: Path, words: list[str], expected: str) -> None:

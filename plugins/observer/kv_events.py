@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -115,18 +115,20 @@ def root_hash(seed: int) -> int:
     return int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:8], "big")
 
 
-def block_hashes(parent: int, tokens: I32, block_size: int, salt: bytes = b"") -> Iterator[int]:
-    """Yield the hash of each block of ``tokens``: the first 8 bytes of a SHA-256, as an unsigned number.
+def block_hashes(parent: int, tokens: I32, block_size: int, salt: bytes = b"") -> list[int]:
+    """Return the hash of each block of ``tokens``: the first 8 bytes of a SHA-256, as an unsigned number.
 
     It is the SHA-256 of the parent's hash (8 bytes, big-endian), the block's tokens (4 bytes each, little-endian), and,
     for the first block of ``tokens``, ``salt``.
     """
-    data, size = np.ascontiguousarray(tokens, "<i4").tobytes(), 4 * block_size
-    digest = parent.to_bytes(8, "big")
+    data, size, sha256 = tokens.astype("<i4").tobytes(), 4 * block_size, hashlib.sha256
+    digest, digests = parent.to_bytes(8, "big"), []
     for start in range(0, len(data), size):
-        digest = hashlib.sha256(digest + data[start : start + size] + salt).digest()[:8]
+        digest = sha256(digest + data[start : start + size] + salt).digest()[:8]
+        digests.append(digest)
         salt = b""
-        yield int.from_bytes(digest, "big")
+    hashes: list[int] = np.frombuffer(b"".join(digests), ">u8").tolist()
+    return hashes
 
 
 class Blocks:
@@ -172,7 +174,7 @@ class Blocks:
         if start == 0 and salt is not None:
             salted = salt.encode("utf-8", "surrogatepass")
             extra_keys[0] = (salted.decode("utf-8", "replace"),)
-        hashes = list(block_hashes(self._root if parent is None else parent, tokens, size, salted))
+        hashes = block_hashes(self._root if parent is None else parent, tokens, size, salted)
         for page, value in zip(pages, hashes, strict=True):
             self._hashes[page] = value
         self.stored += len(pages)
