@@ -98,7 +98,7 @@ class Subscriber:
     def catch_up(self) -> bool:
         """Ask for the missed batches, and the last one: if it is another one now, the publisher was restarted.
 
-        Return False if nobody answers.
+        Return False if there is no answer.
         """
         first = 0 if self.last is None else self.last[0]
         batches = self._replay(first)

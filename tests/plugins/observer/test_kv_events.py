@@ -10,6 +10,8 @@ import importlib.util
 import logging
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -347,6 +349,25 @@ def test_the_documented_hash() -> None:
     assert (root, hashes) == (6912158355717386040, [5963500328259179070, 4471709797417489679])
     assert kv_events.block_hashes(hashes[0], np.array([2, 3], np.int32), 2) == hashes[1:]
     assert kv_events.root_hash(1) != root
+
+
+def test_the_page_lists_every_field() -> None:
+    page = (FOLDER.parents[1] / "operation" / "kv-events.md").read_text("utf-8")
+    for kind in (BlockStored, kv_events.BlockRemoved, kv_events.AllBlocksCleared):
+        named = {kind.__name__, *kind.__struct_fields__}
+        assert {name for name in named if f"`{name}`" in page} == named
+    for text in ("`page_size`", "kv_events.endpoint", *(f"kv_events.{name}" for name in ("replay_endpoint", "hwm"))):
+        assert text in page
+
+
+def test_the_example_as_a_program() -> None:
+    with publishing() as publisher:
+        publisher.publish(_stored(1))
+        command = [sys.executable, "-u", str(FOLDER / "subscriber.py"), *addresses(publisher).values()]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+            assert program.stdout is not None
+            assert "1 blocks, complete" in program.stdout.readline()
+            program.kill()
 
 
 def test_a_late_subscriber_gets_everything() -> None:
