@@ -12,9 +12,10 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-GROUPS = ("attention", "cache", "scheduler", "moe", "graph", "communicator", "speculation")
+GROUPS = ("attention", "cache", "scheduler", "moe", "graph", "communicator", "speculation", "fp8_gemm")
 LOAD_FORMATS = ("auto", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZE = ("auto", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 LOG_FORMATS = ("text", "json")
@@ -113,6 +114,9 @@ class Config:
     """Expert whose output is set to zero, to see its effect: ``3`` in every layer, ``5:3`` only in layer 5."""
     dtype: str = "auto"
     """``float32``, ``bfloat16`` or ``float16``. ``auto`` is float32 on a CPU and the checkpoint's dtype on a GPU."""
+    quantize: str = "auto"
+    """``auto`` keeps the linear layers as the checkpoint stores them. ``fp8`` also quantises those of a dense model in
+    another dtype while it is loaded: e4m3 with a scale for each block of 128 × 128."""
     device: str = "auto"
     """``cpu`` or ``cuda``. ``auto`` is cuda if torch finds a CUDA device, else cpu."""
     tp: int = 1
@@ -162,6 +166,7 @@ class Config:
     graph: Any = None
     communicator: Any = None
     speculation: Any = None
+    fp8_gemm: Any = None
 
     def check(self) -> None:
         """Raise `ConfigError` if a value is out of range.
@@ -182,6 +187,7 @@ class Config:
         need(bool(self.model), "model", "a shipped model's name, a directory or a Hugging Face id")
         one_of("load_format", self.load_format, LOAD_FORMATS)
         one_of("dtype", self.dtype, DTYPES)
+        one_of("quantize", self.quantize, QUANTIZE)
         one_of("device", self.device, DEVICES)
         for key in (
             "tp",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from minisgl.engine.graph import GraphRunner
     from minisgl.kvcache import PrefixCache
     from minisgl.moe import MoeBackend
+    from minisgl.quantization import Fp8Gemm
     from minisgl.scheduler import DraftProposer, SchedulerPolicy
 
 PROJECT = "minisgl"
@@ -56,7 +57,7 @@ def minisgl_configs() -> Iterable[tuple[str, str, type]]:
 
     Returns: tuples ``(group, name, dataclass)``. ``group=name`` on the command line then selects this dataclass, and
     its fields are options of the group. ``group`` is ``attention``, ``cache``, ``scheduler``, ``moe``, ``graph``,
-    ``communicator`` or ``speculation``.
+    ``communicator``, ``speculation`` or ``fp8_gemm``.
     """
     raise NotImplementedError
 
@@ -118,6 +119,21 @@ def minisgl_moe(config: Any, device: torch.device, build: Callable[[str], MoeBac
     - ``build``: ``build(name)`` builds another MoE backend by name, with default options.
 
     Returns: the backend, or None if ``config`` belongs to another plugin.
+    """
+
+
+@hookspec(firstresult=True)
+def minisgl_fp8_gemm(config: Any, device: torch.device, build: Callable[[str], Fp8Gemm]) -> Fp8Gemm | None:
+    """Build the FP8 product, which computes the linear layers of a model in FP8.
+
+    When: once in each rank's process, at start, before the model is loaded. Only if the checkpoint is in FP8, or with
+    the option ``quantize=fp8``.
+
+    - ``config``: the options object of the group ``fp8_gemm``.
+    - ``device``: the device of this rank.
+    - ``build``: ``build(name)`` builds another FP8 product by name, with default options.
+
+    Returns: the product, or None if ``config`` belongs to another plugin.
     """
 
 

@@ -21,7 +21,7 @@ LAYERS = (
     {"plugin_manager"},
     {"options"},
     {"message", "kernel"},
-    {"distributed", "attention", "kvcache", "moe"},
+    {"distributed", "attention", "kvcache", "moe", "quantization"},
     {"layers"},
     {"models"},
     {"engine", "scheduler"},

@@ -93,7 +93,8 @@ class TorchEngine:
         self.graph = manager.build("graph", config.graph, device=self.device)
         piecewise = getattr(self.graph, "piecewise", lambda max_tokens: ())(setup.max_step_tokens(config, max_seq_len))
         self._piecewise = PiecewiseAttention(self.attention) if piecewise else None
-        self.ctx = Context(self.comm, self._piecewise or self.attention, moe, self.device, self.dtype)
+        fp8 = setup.build_fp8(config, manager, model_config, self.device)
+        self.ctx = Context(self.comm, self._piecewise or self.attention, moe, self.device, self.dtype, fp8)
         started = time.monotonic()
         log.info("loading weights of %s (%s, %s) from %s", model_config.architecture, self.dtype, self.device, path)
         self.model = setup.build_model(config, manager, path, model_config, self.ctx)

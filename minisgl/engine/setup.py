@@ -17,6 +17,7 @@ import torch
 from minisgl.attention import AttentionBackend
 from minisgl.config import Config, ConfigError
 from minisgl.layers.context import Context
+from minisgl.layers.fp8 import Fp8
 from minisgl.models.config import ModelConfig, read_json
 from minisgl.models.decoder import Model
 from minisgl.models.knockout import knock_out
@@ -119,6 +120,18 @@ def build_attention(
         valid = ", ".join(str(d).removeprefix("torch.") for d in needs.kv_dtypes)
         raise ConfigError(f"{what} can't serve dtype={str(dtype).removeprefix('torch.')}: use dtype={valid}.")
     return backend
+
+
+def build_fp8(config: Config, manager: PluginManager, model: ModelConfig, device: torch.device) -> Fp8 | None:
+    """Build the FP8 product, or return None if the linear layers are not in FP8.
+
+    Raises `ConfigError` if ``quantize=fp8`` is given for a model with experts.
+    """
+    if not model.fp8 and config.quantize != "fp8":
+        return None
+    if model.num_experts:
+        raise ConfigError(f"quantize=fp8 is for dense models, but {config.model} has experts: leave quantize out.")
+    return Fp8(manager.build("fp8_gemm", config.fp8_gemm, device=device), stored=model.fp8)
 
 
 def build_model(config: Config, manager: PluginManager, path: Path, model: ModelConfig, ctx: Context) -> Model:

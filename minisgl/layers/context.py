@@ -12,6 +12,7 @@ import torch
 from minisgl.attention import AttentionBackend
 from minisgl.distributed import Communicator
 from minisgl.kvcache.pool import KVPool
+from minisgl.layers.fp8 import Fp8
 from minisgl.moe import MoeBackend
 
 
@@ -27,4 +28,5 @@ class Context:
     moe: MoeBackend | None  # None: the model has no experts
     device: torch.device
     dtype: torch.dtype
+    fp8: Fp8 | None = None  # None: linear layers have weights of ``dtype``
     pool: KVPool | None = None

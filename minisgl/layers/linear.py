@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from minisgl.config import ConfigError
 from minisgl.kernel.linear import Packed, linear, pack
 from minisgl.layers.context import Context
+from minisgl.layers.fp8 import Fp8Matrix
 from minisgl.layers.weight_shards import WeightShard, split_rows
 
 
@@ -31,9 +32,10 @@ class _Merged(nn.Module):
     def __init__(self, in_size: int, parts: Sequence[tuple[str, int, int, int]], bias: bool, ctx: Context):
         super().__init__()
         self.parts = tuple(parts)
-        rows = sum(here for *_, here in parts)
-        self.weight = _parameter(ctx, rows, in_size)
-        self.bias = _parameter(ctx, rows) if bias else None
+        rows = [here for *_, here in parts]
+        self.fp8 = None if ctx.fp8 is None else Fp8Matrix(rows, in_size, ctx.fp8, ctx.dtype, ctx.device)
+        self.weight = _parameter(ctx, sum(rows), in_size) if self.fp8 is None else self.fp8.values
+        self.bias = _parameter(ctx, sum(rows)) if bias else None
         self.packed: Packed | None = None
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
@@ -42,18 +44,26 @@ class _Merged(nn.Module):
         begin = 0
         for name, total, start, here in self.parts:
             full = f"{beside}.{name}" if beside else name
-            rows = slice(begin, begin + here)
-            yield WeightShard.part(f"{full}.weight", (total, self.weight.shape[1]), 0, start, self.weight[rows])
+            rows, shape = slice(begin, begin + here), (total, self.weight.shape[1])
+            if self.fp8 is None:
+                yield WeightShard.part(f"{full}.weight", shape, 0, start, self.weight[rows])
+            else:
+                yield from self.fp8.shards(f"{full}.weight", shape, 0, start, self.fp8.part(begin, here), names)
             if self.bias is not None:
                 yield WeightShard.part(f"{full}.bias", (total,), 0, start, self.bias[rows])
             begin += here
 
     def after_load(self) -> None:
         """Pack the loaded weight for the CPU's matrix product, if that is faster: see `minisgl.kernel.linear.pack`."""
-        self.packed = pack(self.weight)
+        self.packed = pack(self.weight) if self.fp8 is None else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply x [..., in] with all parts; returns [..., sum of this rank's rows], the parts one after another."""
+        """Multiply x [..., in] with all parts; returns [..., sum of this rank's rows], the parts one after another.
+
+        In FP8, x must be [tokens, in].
+        """
+        if self.fp8 is not None:
+            return self.fp8(x, self.bias)  # type: ignore[no-any-return]
         return linear(x, self.weight, self.bias, self.packed)
 
 
@@ -109,22 +119,29 @@ class LinearRowParallel(nn.Module):
         super().__init__()
         self.comm, self.reduce = ctx.comm, reduce and ctx.comm.size > 1
         self.in_size = in_size
-        self.weight = _parameter(ctx, out_size, split_rows(in_size, ctx.comm.size, "row-parallel inputs"))
+        here = split_rows(in_size, ctx.comm.size, "row-parallel inputs")
+        self.fp8 = None if ctx.fp8 is None else Fp8Matrix([out_size], here, ctx.fp8, ctx.dtype, ctx.device)
+        self.weight = _parameter(ctx, out_size, here) if self.fp8 is None else self.fp8.values
         self.bias = _parameter(ctx, out_size) if bias else None
         self.packed: Packed | None = None
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
         """Yield this rank's columns of the weight, and the whole bias."""
         out_size, here = self.weight.shape
-        yield WeightShard.part(f"{prefix}weight", (out_size, self.in_size), 1, self.comm.rank * here, self.weight)
+        shape, start = (out_size, self.in_size), self.comm.rank * here
+        if self.fp8 is None:
+            yield WeightShard.part(f"{prefix}weight", shape, 1, start, self.weight)
+        else:
+            yield from self.fp8.shards(f"{prefix}weight", shape, 1, start, self.fp8.part(0, out_size), names)
         if self.bias is not None:
             yield WeightShard.whole(f"{prefix}bias", self.bias)
 
     def after_load(self) -> None:
         """Pack the loaded weight for the CPU's matrix product, if that is faster: see `minisgl.kernel.linear.pack`."""
-        self.packed = pack(self.weight)
+        self.packed = pack(self.weight) if self.fp8 is None else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply x [tokens, in / size]; returns [tokens, out], a partial sum unless the layer has ``reduce``."""
-        x = linear(x, self.weight, self.bias if self.comm.rank == 0 else None, self.packed)
+        bias = self.bias if self.comm.rank == 0 else None
+        x = linear(x, self.weight, bias, self.packed) if self.fp8 is None else self.fp8(x, bias)
         return self.comm.all_reduce(x) if self.reduce else x

@@ -45,6 +45,7 @@ class GatedMLP(nn.Module):
         if x.device.type == "cpu" and len(x) > CPU_ROWS:
             return torch.cat([self.forward(rows) for rows in x.split(CPU_ROWS)])
         merged = self.gate_up_proj
-        inner = gated_linear(x, merged.weight, self.act_name) if merged.bias is None else None
+        fused = merged.bias is None and merged.fp8 is None
+        inner = gated_linear(x, merged.weight, self.act_name) if fused else None
         out: Tensor = self.down_proj(self.act(merged(x)) if inner is None else inner)
         return out

@@ -7,9 +7,10 @@ Layers list their shards; a `WeightSource` fills them. This module knows neither
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from minisgl.config import ConfigError
@@ -22,12 +23,16 @@ class WeightShard:
     """One slice to load: ``target`` = checkpoint tensor ``name`` [``index``].
 
     ``shape`` is the shape of the whole checkpoint tensor; ``target`` is a view of a parameter, with the slice's shape.
+    With ``scale_inv``, the slice is read in ``dtype`` and quantised into ``target`` and ``scale_inv``, as
+    `minisgl.kernel.fp8.quantize_weight` describes.
     """
 
     name: str
     shape: tuple[int, ...]
     index: tuple[slice, ...]
     target: Tensor
+    scale_inv: Tensor | None = None
+    dtype: torch.dtype | None = None
 
     @staticmethod
     def whole(name: str, target: Tensor) -> WeightShard:
@@ -40,6 +45,10 @@ class WeightShard:
         index = [slice(0, n) for n in shape]
         index[dim] = slice(start, start + target.shape[dim])
         return WeightShard(name, shape, tuple(index), target)
+
+    def quantized(self, scale_inv: Tensor, dtype: torch.dtype) -> WeightShard:
+        """Return this shard of a tensor that is read in ``dtype`` and quantised while it is loaded."""
+        return replace(self, scale_inv=scale_inv, dtype=dtype)
 
 
 class WeightSource(Protocol):

@@ -2,8 +2,8 @@
 
 The module reads the layout of transformers 5 (``rope_parameters``, ``dtype``) and older layouts (``rope_theta``,
 ``rope_scaling``, ``torch_dtype``). Fields that only one architecture uses stay in ``raw``, for the architecture's
-plugin. Configurations that are known not to work are refused, for example an unknown RoPE type or a quantised
-checkpoint.
+plugin. Configurations that are known not to work are refused, for example an unknown RoPE type or an unknown kind of
+quantisation.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.config import ConfigError
+from minisgl.kernel.fp8 import BLOCK
 from minisgl.layers.rope import RopeConfig
 
 __all__ = ["ModelConfig", "read_json"]
@@ -46,6 +47,7 @@ class ModelConfig:
     sliding_window: int | None = None
     num_experts: int = 0  # 0: a dense model
     dtype: str = "float32"
+    fp8: bool = False  # the linear layers are stored in e4m3 with a scale for each 128 × 128 block
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -95,8 +97,6 @@ class ModelConfig:
         architectures = raw.get("architectures") or []
         if len(architectures) != 1:
             raise ConfigError(f"architectures must name one model class, got {architectures!r}.")
-        if raw.get("quantization_config"):
-            raise ConfigError("the checkpoint is quantised (quantization_config), which is not supported.")
         heads = _positive(raw, "num_attention_heads")
         hidden = _positive(raw, "hidden_size")
         kv_heads = _positive({"num_key_value_heads": heads, **raw}, "num_key_value_heads")
@@ -122,6 +122,7 @@ class ModelConfig:
             sliding_window=raw.get("sliding_window") if uses_window else None,
             num_experts=experts,
             dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
+            fp8=_is_fp8(raw.get("quantization_config"), experts),
             raw=dict(raw),
         )
 
@@ -143,6 +144,28 @@ def _positive(raw: Mapping[str, Any], key: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{key} must be a positive integer, got {value!r}.")
     return value
+
+
+def _is_fp8(quantization: Any, experts: int) -> bool:
+    """Return whether ``quantization_config`` of config.json says FP8. Raises `ConfigError` for other quantisation.
+
+    Supported is the layout of Qwen3-FP8: e4m3, blocks of 128 × 128, activations quantised when they are multiplied.
+    """
+    if not quantization:
+        return False
+    needed = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "scale_fmt": "float"}
+    given: dict[str, Any] = {"fmt": "e4m3", "scale_fmt": "float", "activation_scheme": "dynamic", **quantization}
+    for key, value in needed.items():
+        if given.get(key) != value:
+            raise ConfigError(f"quantization_config has {key}={given.get(key)!r}, but only {value!r} is supported.")
+    if list(given.get("weight_block_size") or ()) != [BLOCK, BLOCK]:
+        raise ConfigError(
+            f"quantization_config has weight_block_size={given.get('weight_block_size')!r}, but only "
+            f"[{BLOCK}, {BLOCK}] is supported."
+        )
+    if experts:
+        raise ConfigError("the experts are stored in FP8, which is not supported: use the checkpoint in bfloat16.")
+    return True
 
 
 def _rope(raw: Mapping[str, Any]) -> RopeConfig:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from minisgl.config import ConfigError
+from minisgl.kernel.fp8 import E4M3, Fp8Weight, quantize_weight
 from minisgl.layers.weight_shards import WeightShard, WeightSource, weight_shards_of
 from minisgl.models.config import read_json
 
@@ -102,6 +104,11 @@ class Checkpoint:
         if shard.target.numel() == 0:
             return
         part = stored[shard.index]
+        if (part.dtype == E4M3) != (shard.target.dtype == E4M3):
+            raise ConfigError(
+                f"{self.path}: the tensor {shard.name} is stored in {_name(part.dtype)}, but quantization_config of "
+                f"config.json implies {'float8_e4m3fn' if shard.target.dtype == E4M3 else 'a wider dtype'}."
+            )
         self.bytes_read += part.nbytes
         shard.target.copy_(part)
 
@@ -157,13 +164,27 @@ def load_weights(model: nn.Module, source: WeightSource, tied: Mapping[str, str]
             if other in source.names:
                 shards += [_comparison(shard, other) for shard in shards if shard.name == name]
     for shard in shards:
-        source.fill(shard)
+        _fill(source, shard)
         if shard.name in tied:
             _check_tied(shard, next(s for s in shards if s.name == tied[shard.name]))
     for module in model.modules():
         after_load = getattr(module, "after_load", None)
         if after_load is not None:
             after_load()
+
+
+def _fill(source: WeightSource, shard: WeightShard) -> None:
+    """Write the shard's slice into its target, quantised if the shard has ``scale_inv``."""
+    if shard.scale_inv is None:
+        source.fill(shard)
+        return
+    wide = torch.empty(shard.target.shape, dtype=shard.dtype, device=shard.target.device)
+    source.fill(replace(shard, target=wide, scale_inv=None))
+    quantize_weight(wide, Fp8Weight(shard.target, shard.scale_inv))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _comparison(shard: WeightShard, name: str) -> WeightShard:

@@ -11,7 +11,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from minisgl.config import DEVICES, DTYPES, GROUPS, LOAD_FORMATS, LOG_FORMATS, LOG_LEVELS
+from minisgl.config import DEVICES, DTYPES, GROUPS, LOAD_FORMATS, LOG_FORMATS, LOG_LEVELS, QUANTIZE
 from minisgl.options.describe import PRESETS, core_options, group_options, presets
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ VALUES = MappingProxyType(
     {
         "load_format": LOAD_FORMATS,
         "dtype": DTYPES,
+        "quantize": QUANTIZE,
         "device": DEVICES,
         "log_level": LOG_LEVELS,
         "log_format": LOG_FORMATS,

@@ -66,6 +66,7 @@ def tiny_checkpoint(
     seed: int = 0,
     tokenizer: bool = False,
     fused_experts: bool = False,
+    fp8: bool = False,
     max_shard_size: str = "5GB",
     generation: dict[str, Any] | None = None,
     **overrides: Any,
@@ -77,6 +78,8 @@ def tiny_checkpoint(
     - ``tokenizer``: also write a byte-level BPE tokenizer of at most ``vocab_size`` tokens, whose chat template begins
       with the BOS token (0).
     - ``fused_experts``: keep transformers 5's layout, one tensor for all experts of a layer, not one per expert.
+    - ``fp8``: store the projections in the layout of Qwen3-FP8: e4m3 with a scale, in bfloat16, for each 128 × 128
+      block. The whole checkpoint is then one file.
     - ``max_shard_size``: largest weight file, for example "20KB"; larger
       checkpoints are split into several files with an index.
     - ``generation``: fields of generation_config.json, whose end-of-sequence ids are [1, 2] by default.
@@ -117,11 +120,43 @@ def tiny_checkpoint(
     finally:
         if was_shown:
             transformers.utils.logging.enable_progress_bar()
+    if fp8:
+        _store_in_fp8(path)
     defaults = {"bos_token_id": 0, "eos_token_id": [1, 2]}
     (path / "generation_config.json").write_text(json.dumps({**defaults, **(generation or {})}, indent=2) + "\n")
     if tokenizer:
         _write_tokenizer(path, config.vocab_size)
     return path
+
+
+def _store_in_fp8(path: Path) -> None:
+    """Replace each projection of model.safetensors by e4m3 values and the scales of their blocks."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    file = path / "model.safetensors"
+    stored = {}
+    for name, tensor in load_file(file).items():
+        stored[name] = tensor
+        if not name.endswith("_proj.weight"):
+            continue
+        rows, cols = (range(0, size, 128) for size in tensor.shape)
+        values, scales = torch.empty_like(tensor, dtype=torch.float8_e4m3fn), torch.empty(len(rows), len(cols))
+        for i, row in enumerate(rows):
+            for j, col in enumerate(cols):
+                block = tensor[row : row + 128, col : col + 128]
+                scales[i, j] = scale = (block.abs().max() / 448).bfloat16().float()
+                values[row : row + 128, col : col + 128] = (block / scale).clamp(-448, 448).to(values.dtype)
+        stored |= {name: values, f"{name}_scale_inv": scales.bfloat16()}
+    save_file(stored, file, metadata={"format": "pt"})
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    config["quantization_config"] = {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    }
+    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_tokenizer(path: Path, vocab_size: int) -> None:

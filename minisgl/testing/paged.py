@@ -17,12 +17,14 @@ from minisgl.attention import AttentionBackend, AttnBatch
 from minisgl.distributed import Communicator
 from minisgl.kvcache.pool import KVPool
 from minisgl.layers import Context
+from minisgl.layers.fp8 import Fp8
 from minisgl.layers.weight_shards import WeightSource
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Model
 from minisgl.models.weights import Checkpoint, Dummy
 from minisgl.moe import MoeBackend
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.quantization import Fp8Gemm
 
 __all__ = ["PagedModel", "Row"]
 
@@ -34,7 +36,8 @@ class PagedModel:
     """One rank of a model, with a KV pool for ``max_running_requests`` sequences of at most ``max_seq_len`` tokens.
 
     - ``path``: a checkpoint directory, or a config; a model built from a config has random weights.
-    - ``comm``, ``attention``, ``moe``: communicator and backends; by default the plugins named ``torch``.
+    - ``comm``, ``attention``, ``moe``, ``fp8_gemm``: communicator and backends; by default the plugins named ``torch``.
+    - ``quantize``: quantise the linear layers in FP8 while they are loaded. An FP8 checkpoint is not changed.
     - ``source``: weights to load in place of the checkpoint's.
     - ``manager``: loads the default plugins and model classes.
     - ``model``: the model class; by default the class that config.json names.
@@ -52,6 +55,8 @@ class PagedModel:
         comm: Communicator | None = None,
         attention: AttentionBackend | None = None,
         moe: MoeBackend | None = None,
+        fp8_gemm: Fp8Gemm | None = None,
+        quantize: bool = False,
         source: WeightSource | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -65,7 +70,10 @@ class PagedModel:
         self.attention: AttentionBackend = attention or _make(manager, "attention", device=device)
         if moe is None and self.config.num_experts:
             moe = _make(manager, "moe", device=device)
-        ctx = Context(comm, self.attention, moe, device, dtype)
+        fp8 = None
+        if quantize or self.config.fp8:
+            fp8 = Fp8(fp8_gemm or _make(manager, "fp8_gemm", device=device), stored=self.config.fp8)
+        ctx = Context(comm, self.attention, moe, device, dtype, fp8)
         self.model: Model = (model or manager.models()[self.config.architecture])(self.config, ctx)
         self.bytes_read = 0
         if source is not None or isinstance(path, ModelConfig):

@@ -98,7 +98,7 @@ def test_both_names_of_dtype(key: str, value: str) -> None:
         ({"num_hidden_layers": "3"}, "num_hidden_layers must be a positive integer, got '3'"),
         ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)"),
         ({"architectures": ...}, r"architectures must name one model class, got \[\]"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "only 'fp8' is supported"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "differ by layer type"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported"),

@@ -1,0 +1,85 @@
+"""``fp8_gemm=auto``: the fastest product for the device, the shape and the number of rows.
+
+A GPU with e4m3 gets ``triton`` for few rows. For more rows a Hopper GPU gets ``flashinfer``, if it is installed and
+serves the shape; other GPUs get ``triton``. A CPU, or a GPU without e4m3 or Triton, gets ``torch``. The number of rows
+was measured on an H200: see docs/design/fp8.md.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from minisgl.hooks import hookimpl
+
+if TYPE_CHECKING:
+    import torch
+
+    from minisgl.kernel.fp8 import Fp8Weight
+    from minisgl.quantization import Fp8Gemm
+
+FEW_ROWS = 16
+"""Up to this number of rows ``triton`` computes the product."""
+
+
+@dataclass
+class Auto:
+    """The fastest installed product for this device, shape and number of rows."""
+
+
+class Product(NamedTuple):
+    """A backend, and a weight as the backend loaded it."""
+
+    backend: Fp8Gemm
+    weight: Any
+
+
+class AutoFp8Gemm:
+    """The backend; see `minisgl.quantization.Fp8Gemm` for shapes.
+
+    ``few`` are the backends for at most `FEW_ROWS` rows and ``many`` those for more rows, best first. A weight is
+    multiplied by the first backend that serves its shape; the last one serves all shapes.
+    """
+
+    def __init__(self, few: Sequence[Fp8Gemm], many: Sequence[Fp8Gemm]):
+        self.few, self.many = few, many
+
+    def refuse(self, weight: Fp8Weight, dtype: torch.dtype) -> str:
+        """Return "": plain torch multiplies any shape and dtype."""
+        return ""
+
+    def load(self, weight: Fp8Weight, dtype: torch.dtype) -> tuple[Product, Product]:
+        """Choose the products of few and of many rows: see `Fp8Gemm.load`."""
+        few = next(backend for backend in self.few if not backend.refuse(weight, dtype))
+        many = next(backend for backend in self.many if not backend.refuse(weight, dtype))
+        return Product(few, few.load(weight, dtype)), Product(many, many.load(weight, dtype))
+
+    def forward(self, weight: tuple[Product, Product], x: torch.Tensor) -> torch.Tensor:
+        """Compute the product with the backend for this number of rows: see `Fp8Gemm.forward`."""
+        backend, loaded = weight[len(x) > FEW_ROWS]
+        return backend.forward(loaded, x)
+
+
+@hookimpl
+def minisgl_configs() -> Iterable[tuple[str, str, type]]:
+    """Register the options of this plugin."""
+    yield "fp8_gemm", "auto", Auto
+
+
+@hookimpl
+def minisgl_fp8_gemm(config: Any, device: torch.device, build: Callable[[str], Fp8Gemm]) -> Fp8Gemm | None:
+    """Build the backends that can be used on the device."""
+    if not isinstance(config, Auto):
+        return None
+    import torch
+
+    reference = build("torch")
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    if capability < (8, 9) or importlib.util.find_spec("triton") is None:
+        return reference
+    few = [build("triton"), reference]
+    if capability[0] != 9 or importlib.util.find_spec("flashinfer") is None:
+        return AutoFp8Gemm(few, few)
+    return AutoFp8Gemm(few, [build("flashinfer"), *few])

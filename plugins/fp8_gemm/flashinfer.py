@@ -1,0 +1,66 @@
+"""``fp8_gemm=flashinfer``: FlashInfer's product with block scales for Hopper GPUs, which also quantises activations.
+
+It is compiled when it is first used, which takes one to two minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from minisgl.config import ConfigError
+from minisgl.hooks import hookimpl
+from minisgl.kernel.launch import one_launch
+
+if TYPE_CHECKING:
+    import torch
+
+    from minisgl.kernel.fp8 import Fp8Weight
+    from minisgl.quantization import Fp8Gemm
+
+
+@dataclass
+class FlashInfer:
+    """FlashInfer's product with block scales; needs a Hopper GPU and bfloat16."""
+
+
+class FlashInferFp8Gemm:
+    """The backend; see `minisgl.quantization.Fp8Gemm` for shapes. Raises `ConfigError` on other devices."""
+
+    def __init__(self, device: torch.device):
+        import torch
+        from flashinfer.gemm import fp8_blockscale_gemm_sm90
+
+        if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+            raise ConfigError("this product needs a Hopper GPU: use fp8_gemm=auto.")
+        self.product = fp8_blockscale_gemm_sm90
+
+    def refuse(self, weight: Fp8Weight, dtype: torch.dtype) -> str:
+        """Refuse dtypes other than bfloat16, and sizes that are no multiples of 64 × 128: see `Fp8Gemm.refuse`."""
+        out, inner = weight.values.shape
+        if str(dtype) != "torch.bfloat16":
+            return f"fp8_gemm=flashinfer needs dtype=bfloat16, not {str(dtype).removeprefix('torch.')}."
+        return "" if out % 64 == inner % 128 == 0 else "fp8_gemm=flashinfer needs multiples of 64 rows and 128 columns."
+
+    def load(self, weight: Fp8Weight, dtype: torch.dtype) -> Fp8Weight:
+        """Keep the weight as it is: see `Fp8Gemm.load`."""
+        return weight
+
+    @one_launch
+    def forward(self, weight: Fp8Weight, x: torch.Tensor) -> torch.Tensor:
+        """Quantise x and multiply: see `Fp8Gemm.forward`."""
+        out: torch.Tensor = self.product(x.contiguous(), weight.values, None, weight.scale_inv)
+        return out
+
+
+@hookimpl
+def minisgl_configs() -> Iterable[tuple[str, str, type]]:
+    """Register the options of this plugin."""
+    yield "fp8_gemm", "flashinfer", FlashInfer
+
+
+@hookimpl
+def minisgl_fp8_gemm(config: Any, device: torch.device) -> Fp8Gemm | None:
+    """Build this backend if it is selected."""
+    return FlashInferFp8Gemm(device) if isinstance(config, FlashInfer) else None

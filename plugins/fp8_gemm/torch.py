@@ -1,0 +1,54 @@
+"""``fp8_gemm=torch``: the FP8 product in plain torch, for any device, shape and dtype. The reference for all others.
+
+Each product converts the whole weight to float32 first, so it is slow. It shows what FP8 changes, and costs the memory
+of FP8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from minisgl.hooks import hookimpl
+
+if TYPE_CHECKING:
+    import torch
+
+    from minisgl.kernel.fp8 import Fp8Weight
+    from minisgl.quantization import Fp8Gemm
+
+
+@dataclass
+class Torch:
+    """Quantise activations, convert both sides to float32 and multiply; in plain torch."""
+
+
+class TorchFp8Gemm:
+    """The backend; see `minisgl.quantization.Fp8Gemm` for shapes."""
+
+    def refuse(self, weight: Fp8Weight, dtype: torch.dtype) -> str:
+        """Return "": plain torch multiplies any shape and dtype."""
+        return ""
+
+    def load(self, weight: Fp8Weight, dtype: torch.dtype) -> Fp8Weight:
+        """Keep the weight as it is: see `Fp8Gemm.load`."""
+        return weight
+
+    def forward(self, weight: Fp8Weight, x: torch.Tensor) -> torch.Tensor:
+        """Compute `minisgl.kernel.fp8.fp8_linear_torch`: see `Fp8Gemm.forward`."""
+        from minisgl.kernel.fp8 import fp8_linear_torch
+
+        return fp8_linear_torch(x, weight)
+
+
+@hookimpl
+def minisgl_configs() -> Iterable[tuple[str, str, type]]:
+    """Register the options of this plugin."""
+    yield "fp8_gemm", "torch", Torch
+
+
+@hookimpl
+def minisgl_fp8_gemm(config: Any) -> Fp8Gemm | None:
+    """Build this backend if it is selected."""
+    return TorchFp8Gemm() if isinstance(config, Torch) else None

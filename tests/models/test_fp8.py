@@ -1,0 +1,274 @@
+"""Models in FP8: an FP8 checkpoint and a checkpoint that is quantised at load, compared with transformers.
+
+The oracle is a transformers model in float64 whose projections multiply what the checkpoint's blocks stand for with
+activations that are quantised here, group by group.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from minisgl.config import Config, ConfigError
+from minisgl.distributed import Communicator
+from minisgl.engine import setup
+from minisgl.models.config import ModelConfig
+from minisgl.models.weights import Dummy
+from minisgl.plugin_manager.manager import PluginManager
+from minisgl.testing.checkpoints import tiny_checkpoint
+from minisgl.testing.paged import PagedModel
+from minisgl.testing.ranks import run_ranks
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "aligned": {"hidden_size": 256, "head_dim": 64, "num_key_value_heads": 2, "intermediate_size": 384},
+    # Parts of 80 and 40 rows that can't be fused, and blocks of 72 columns at the right edges.
+    "edges": {"hidden_size": 200, "head_dim": 20, "num_key_value_heads": 2, "intermediate_size": 328},
+    "biases": {"hidden_size": 128, "head_dim": 32, "intermediate_size": 256, "attention_bias": True},
+}
+MARGIN = 0.1
+"""The top token must be the oracle's where its two best logits differ by more than this share of the logits' standard
+deviation."""
+
+
+@pytest.fixture(scope="module")
+def manager() -> PluginManager:
+    """Return one plugin manager for all tests of the module."""
+    return PluginManager.load()
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return torch.randint(0, 320, (40,), generator=torch.Generator().manual_seed(5))
+
+
+class QuantizedLinear(nn.Module):
+    """The oracle's projection: rows of x are quantised in groups of 128, one group after another."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        super().__init__()
+        self.weight, self.bias = weight, bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups = []
+        for group in x.split(128, dim=-1):
+            scale = group.abs().amax(-1, keepdim=True) / 448
+            groups.append((group / scale).float().to(torch.float8_e4m3fn).double() * scale)
+        return nn.functional.linear(torch.cat(groups, dim=-1), self.weight, self.bias)
+
+
+def oracle_logits(path: Path, ids: Tensor) -> Tensor:
+    """Return transformers' logits [len(ids), vocab], float64, of an FP8 checkpoint."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(path)
+    del config.quantization_config
+    model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+    stored = load_file(path / "model.safetensors")
+    wide = {}
+    for name, tensor in stored.items():
+        if name.endswith("_scale_inv"):
+            continue
+        wide[name] = tensor.double()
+        for i, row in enumerate(stored.get(f"{name}_scale_inv", torch.empty(0))):
+            for j, scale in enumerate(row):
+                wide[name][i * 128 : (i + 1) * 128, j * 128 : (j + 1) * 128] *= scale.double()
+    model.load_state_dict(wide)
+    for layer in model.model.layers:
+        for module in (layer.self_attn, layer.mlp):
+            for name, child in list(module.named_children()):
+                if name.endswith("_proj"):
+                    setattr(module, name, QuantizedLinear(child.weight, child.bias))
+    with torch.inference_mode():
+        return model(ids[None], use_cache=False).logits[0]  # type: ignore[no-any-return]
+
+
+def logits(model: PagedModel, ids: Tensor) -> Tensor:
+    """Return teacher-forced logits [len(ids), vocab]: two chunks of a prompt, then one token at a time."""
+    half = len(ids) // 2
+    steps = [model.run([(0, 0, ids[:9])]), model.run([(0, 9, ids[9:half])])]
+    steps += [model.run([(0, at, ids[at : at + 1])]) for at in range(half, len(ids))]
+    return torch.cat([rows[0] for rows in steps])
+
+
+def agree(got: Tensor, expected: Tensor) -> None:
+    """Check logits, and the top token wherever its margin exceeds `MARGIN`.
+
+    Sums in another order differ in the last bit. Where that moves an activation to the next number of e4m3, the token
+    and later ones differ by as much as quantisation itself changes them: a few percent. The logits of tokens before
+    are equal but for rounding in float32.
+    """
+    errors = (got - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert errors.max().item() < 0.1
+    assert errors.min().item() < 1e-5
+    best = expected.topk(2, dim=-1).values
+    clear = best[:, 0] - best[:, 1] > MARGIN * expected.std()
+    assert clear.float().mean() > 0.5
+    assert torch.equal(got.argmax(-1)[clear], expected.argmax(-1)[clear])
+
+
+def checkpoint(folder: Path, shape: str, **more: Any) -> Path:
+    """Write an FP8 checkpoint of one of `SHAPES`."""
+    return tiny_checkpoint("qwen3", folder, fp8=True, **{**SHAPES[shape], **more})
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fp8_checkpoint(shape: str, tmp_path: Path, ids: Tensor, manager: PluginManager) -> None:
+    path = checkpoint(tmp_path, shape)
+    model = PagedModel(path, manager=manager)
+    agree(logits(model, ids), oracle_logits(path, ids))
+    stored = load_file(path / "model.safetensors")
+    assert model.bytes_read == sum(tensor.nbytes for tensor in stored.values())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_quantised_at_load(tied: bool, tmp_path: Path, ids: Tensor, manager: PluginManager) -> None:
+    """A wide checkpoint with the weights that an FP8 checkpoint stands for is quantised to the same FP8 weights."""
+    path = checkpoint(tmp_path, "aligned", tie_word_embeddings=tied)
+    expected = logits(PagedModel(path, manager=manager), ids)
+    stored = load_file(path / "model.safetensors")
+    for name in [name for name in stored if name.endswith("_scale_inv")]:
+        scale, weight = stored.pop(name).float(), name.removesuffix("_scale_inv")
+        stored[weight] = stored[weight].float() * scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    save_file(stored, path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    del config["quantization_config"]
+    (path / "config.json").write_text(json.dumps(config))
+    model = PagedModel(path, quantize=True, manager=manager)
+    agree(logits(model, ids), expected.double())
+    dtypes = {name: p.dtype for name, p in model.model.named_parameters()}  # type: ignore[attr-defined]
+    in_e4m3 = {name for name, dtype in dtypes.items() if dtype == torch.float8_e4m3fn}
+    assert in_e4m3 >= {"layers.0.self_attn.qkv_proj.weight", "layers.1.mlp.down_proj.weight"}
+    assert not any("embed" in name or "lm_head" in name or "norm" in name for name in in_e4m3)
+    wide = logits(PagedModel(path, manager=manager), ids)  # without quantize=fp8, the same file is not quantised
+    error = ((wide - expected).norm() / expected.norm()).item()
+    assert 2e-3 < error < 0.1
+
+
+@pytest.mark.parametrize(("size", "more"), [(2, {"num_key_value_heads": 4}), (2, {}), (4, {"num_key_value_heads": 1})])
+def test_ranks_load_their_own_blocks(
+    size: int, more: dict[str, Any], tmp_path: Path, ids: Tensor, manager: PluginManager
+) -> None:
+    """Ranks with slices of whole blocks compute what one rank computes, and read only their own scales."""
+    shape = {"hidden_size": 512, "head_dim": 128, "intermediate_size": 1024, "num_key_value_heads": 2, **more}
+    path = tiny_checkpoint("qwen3", tmp_path, fp8=True, **shape)
+    alone = PagedModel(path, manager=manager)
+    expected = logits(alone, ids).double()
+
+    def rank(comm: Communicator) -> tuple[Tensor, int]:
+        model = PagedModel(path, comm=comm, manager=manager)
+        return logits(model, ids), model.bytes_read
+
+    for got, bytes_read in run_ranks(size, rank, manager):
+        agree(got, expected)
+        assert bytes_read < 0.75 * alone.bytes_read
+
+
+def test_ranks_quantise_slices_of_any_size(tmp_path: Path, ids: Tensor, manager: PluginManager) -> None:
+    """Blocks of a weight that is quantised at load begin at the rank's slice, so every slice can be quantised."""
+    path = tiny_checkpoint("qwen3", tmp_path, **SHAPES["edges"])
+    expected = logits(PagedModel(path, quantize=True, manager=manager), ids).double()
+    for got in run_ranks(
+        2, lambda comm: logits(PagedModel(path, quantize=True, comm=comm, manager=manager), ids), manager
+    ):
+        assert ((got - expected).norm() / expected.norm()).item() < 0.2  # other blocks, so other rounding
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        (
+            {"intermediate_size": 384, "num_key_value_heads": 4},
+            r"slice 0 to 192 of the 384 rows of model.layers.0.mlp.gate_p",
+        ),
+        ({"head_dim": 32, "num_key_value_heads": 4}, r"slice 0 to 64 of the 128 rows of model.layers.0.self_attn.q_p"),
+    ],
+)
+def test_a_slice_through_a_block_is_refused(
+    more: dict[str, Any], name: str, tmp_path: Path, manager: PluginManager
+) -> None:
+    path = tiny_checkpoint("qwen3", tmp_path, fp8=True, **{"hidden_size": 256, "head_dim": 64, **more})
+
+    def rank(comm: Communicator) -> str:
+        with pytest.raises(ConfigError, match=name) as caught:
+            PagedModel(path, comm=comm, manager=manager)
+        return str(caught.value)
+
+    assert "smaller tp" in run_ranks(2, lambda comm: rank(comm) if comm.rank == 0 else "", manager)[0]
+
+
+def test_a_layer_that_is_not_converted_is_refused(tmp_path: Path, manager: PluginManager) -> None:
+    """``modules_to_not_convert`` may name the head or norms, which stay as they are, but no projection."""
+    path = checkpoint(tmp_path, "aligned")
+    stored = load_file(path / "model.safetensors")
+    del stored["model.layers.1.mlp.down_proj.weight_scale_inv"]
+    save_file(stored, path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"lacks model\.layers\.1\.mlp\.down_proj\.weight_scale_inv"):
+        PagedModel(path, manager=manager)
+
+
+def test_stored_dtypes_must_fit_the_configuration(tmp_path: Path, manager: PluginManager) -> None:
+    """Numbers are not silently converted to e4m3, nor is e4m3 read without its scales."""
+    path = checkpoint(tmp_path, "aligned")
+    stored = load_file(path / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_file({**stored, name: stored[name].bfloat16()}, path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"up_proj.weight is stored in bfloat16, but .* implies float8_e4m3fn"):
+        PagedModel(path, manager=manager)
+    config = json.loads((path / "config.json").read_text())
+    del config["quantization_config"]
+    (path / "config.json").write_text(json.dumps(config))
+    without = {name: tensor for name, tensor in stored.items() if not name.endswith("_scale_inv")}
+    save_file(without, path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"is stored in float8_e4m3fn, but .* implies a wider dtype"):
+        PagedModel(path, manager=manager)
+    save_file(stored, path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"also has .*weight_scale_inv"):
+        PagedModel(path, manager=manager)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_dummy_weights(stored: bool, tmp_path: Path, ids: Tensor, manager: PluginManager) -> None:
+    """Dummy weights in FP8 are the dummy weights of the wide model, quantised."""
+    path = tiny_checkpoint("qwen3", tmp_path, fp8=stored, **SHAPES["aligned"])
+    options: dict[str, Any] = {"source": Dummy(3), "manager": manager}
+    got = logits(PagedModel(path, quantize=True, **options), ids)
+    config = ModelConfig.from_dir(path)
+    wide = PagedModel(ModelConfig(**{**vars(config), "fp8": False}), **options)
+    error = (got - logits(wide, ids)).norm() / got.norm()
+    assert 1e-3 < error.item() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"quant_method": "awq"}, "quant_method='awq', but only 'fp8'"),
+        ({"fmt": "e5m2"}, "fmt='e5m2'"),
+        ({"activation_scheme": "static"}, "activation_scheme='static'"),
+        ({"weight_block_size": [64, 64]}, r"weight_block_size=\[64, 64\]"),
+        ({"weight_block_size": None}, "weight_block_size=None"),
+        ({"scale_fmt": "ue8m0"}, "scale_fmt='ue8m0'"),
+    ],
+)
+def test_other_quantisation_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, "aligned")
+    raw = json.loads((path / "config.json").read_text())
+    assert ModelConfig.from_dict(raw).fp8
+    raw["quantization_config"] |= change
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.from_dict(raw)
+
+
+def test_experts_are_refused(tmp_path: Path, manager: PluginManager) -> None:
+    path = tiny_checkpoint("qwen3_moe", tmp_path)
+    raw = json.loads((path / "config.json").read_text())
+    with pytest.raises(ConfigError, match="experts are stored in FP8, which is not supported"):
+        ModelConfig.from_dict({**raw, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}})
+    config, device = Config(model=str(path), quantize="fp8"), torch.device("cpu")
+    with pytest.raises(ConfigError, match="quantize=fp8 is for dense models"):
+        setup.build_fp8(config, manager, ModelConfig.from_dict(raw), device)
