@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from minisgl.kernel.fp8 import Fp8Weight
     from minisgl.quantization import Fp8Gemm
 
-FEW_ROWS = 16
+FEW_ROWS = 1
 """Up to this number of rows ``triton`` computes the product."""
 
 

@@ -60,7 +60,7 @@ class TritonFp8Gemm:
         """Compute the product with the kernel for this number of rows: see `Fp8Gemm.forward`."""
         if x.stride(1) != 1:
             x = x.contiguous()
-        if len(x) == 1:
+        if self.kernels.serves_one_row(x, weight):
             return self.kernels.one_row(x, weight)
         return self.kernels.few_rows(x, weight) if len(x) <= FEW_ROWS else self.kernels.many_rows(x, weight)
 

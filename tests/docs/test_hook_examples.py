@@ -124,6 +124,17 @@ def test_minisgl_proposer(expected: list[list[int]]) -> None:
         assert len(engine.scheduler.speculation.proposer.answers) == 2  # type: ignore[union-attr]
 
 
+def test_minisgl_fp8_gemm() -> None:
+    """Every matrix of tutor's layers is multiplied by the example's product, and by no other."""
+    with llm("minisgl_fp8_gemm", "quantize=fp8", "fp8_gemm=timed", "fp8_gemm.backend=torch") as engine:
+        texts = tokens(engine)
+        gemm = engine.engine.ctx.fp8.gemm  # type: ignore[union-attr]
+        assert set(gemm.seconds) == {(512, 256), (256, 256), (1024, 256), (256, 512)}
+        assert all(seconds > 0 for seconds in gemm.seconds.values())
+    with LLM("tutor", overrides=["device=cpu", "num_pages=64", "quantize=fp8"]) as engine:
+        assert tokens(engine) == texts
+
+
 def test_minisgl_cache(tmp_path: Path) -> None:
     """Two rounds of one prompt of 20 tokens: with ``max_pages`` 2, only 2 of its 5 pages are found again."""
     found = {}

@@ -18,48 +18,115 @@ from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previ
 
 GROUP = tl.constexpr(BLOCK)
 LARGEST = tl.constexpr(448.0)
+COLS = tl.constexpr(128)
+"""Words of four numbers that a warp of `one_row_kernel` loads at once: 32 threads with 16 bytes each."""
 
-MAX_FEW_ROWS = 64
-"""The most rows that `few_rows` multiplies."""
+UNPACK = tl.constexpr("""{
+    .reg .b16 l, h, a, b, c, d;
+    .reg .b32 p, q;
+    mov.b32 {l, h}, $4;
+    cvt.rn.f16x2.e4m3x2 p, l;
+    cvt.rn.f16x2.e4m3x2 q, h;
+    mov.b32 {a, b}, p;
+    mov.b32 {c, d}, q;
+    cvt.f32.f16 $0, a;
+    cvt.f32.f16 $1, b;
+    cvt.f32.f16 $2, c;
+    cvt.f32.f16 $3, d;
+}""")
+"""PTX that converts a word of four e4m3 numbers to float32. Triton's own conversion is for tiles of e4m3."""
+
+
+@triton.jit
+def add_products(total, words, x0, x1, x2, x3, PTX: tl.constexpr):
+    """Return total + the sum of the products of x0 to x3 with the four e4m3 numbers of each word."""
+    if PTX:
+        w0, w1, w2, w3 = tl.inline_asm_elementwise(
+            UNPACK, "=f,=f,=f,=f,r", [words], (tl.float32, tl.float32, tl.float32, tl.float32), is_pure=True, pack=1
+        )
+    else:  # Triton's interpreter. Shifted by one, the bits of e4m3 are those of float16, but for a factor of 2⁸.
+        w0, w1 = half(words << 8), half(words)
+        w2, w3 = half(words >> 8), half(words >> 16)
+    return total + w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
+
+
+@triton.jit
+def half(words):
+    """Return the second byte of each word, an e4m3 number, as float32."""
+    bits = (words & 0x8000) | ((words & 0x7F00) >> 1)
+    return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
+@triton.jit
+def bfloat(high):
+    """Return the bfloat16 numbers in the upper halves of words, whose lower halves are 0, as float32."""
+    return high.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def one_row_kernel(
-    x, weight, scale_inv, y, OUT, IN, EVEN: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    EARLY: tl.constexpr = False,
+    x, weight, scale_inv, y, OUT, WORDS, WARPS: tl.constexpr, PTX: tl.constexpr, EARLY: tl.constexpr = False
 ):  # fmt: skip
-    """Compute ``ROWS`` outputs of a product with one row of x. One program: ``ROWS`` rows of the weight.
+    """Compute 4 · WARPS outputs of a product with one row of x. A warp: 4 rows of the weight.
 
-    ROWS divides 128, so a program's weights have one scale for each 128 columns, which scales x.
+    The weight is read as words of four e4m3 numbers: Triton would unpack a tile of e4m3 that is loaded one iteration
+    ahead to one register for each number. x is read as words of four bfloat16 numbers, with offsets as large as a tile
+    of the weight. So each thread loads the elements for its own weights, and no data passes between threads before the
+    sums at the end. 4 · WARPS divides 128.
     """
-    row, col = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLS)
-    inside = (row < OUT)[:, None]
-    weight += row[:, None].to(tl.int64) * IN + col[None, :]
-    scale_inv += (tl.program_id(0) * ROWS // GROUP) * tl.cdiv(IN, GROUP)
-    ahead = tl.load(weight, mask=inside if EVEN else inside & (col < IN)[None, :], other=0.0)
+    n = tl.program_id(0) * (4 * WARPS) + tl.arange(0, WARPS)
+    k = tl.broadcast_to(tl.arange(0, COLS)[None, :], [WARPS, COLS])
+    step = WARPS * WORDS
+    weight += n.to(tl.int64)[:, None] * WORDS + k
+    scale_inv += (tl.program_id(0) * (4 * WARPS) // GROUP) * tl.cdiv(WORDS * 4, GROUP) + k * 4 // GROUP
+    in0, in1 = (n < OUT)[:, None], (n + WARPS < OUT)[:, None]
+    in2, in3 = (n + 2 * WARPS < OUT)[:, None], (n + 3 * WARPS < OUT)[:, None]
+    real = k < WORDS
+    w0 = tl.load(weight, mask=real & in0, other=0)
+    w1 = tl.load(weight + step, mask=real & in1, other=0)
+    w2 = tl.load(weight + 2 * step, mask=real & in2, other=0)
+    w3 = tl.load(weight + 3 * step, mask=real & in3, other=0)
     if EARLY:
         start_next()
         wait_for_previous()
-    total = tl.zeros([ROWS, COLS], tl.float32)
-    for start in range(0, IN, COLS):
-        b = ahead
-        ahead = tl.load(weight + start + COLS, mask=inside & (start + COLS + col < IN)[None, :], other=0.0)
-        real = start + col < IN
-        scale = tl.load(scale_inv + (start + col) // GROUP, mask=real, other=0.0)
-        a = tl.load(x + start + col, mask=real, other=0.0).to(tl.float32) * scale
-        total += b.to(tl.float32) * a[None, :]
-    tl.store(y + row, tl.sum(total, axis=1).to(y.dtype.element_ty), mask=row < OUT)
+    total0 = tl.zeros([WARPS, COLS], tl.float32)
+    total1, total2, total3 = total0, total0, total0
+    for start in range(0, WORDS, COLS):
+        here, after = start + k < WORDS, start + COLS + k < WORDS
+        scale = tl.load(scale_inv + start * 4 // GROUP, mask=here, other=0.0)
+        a = tl.load(x + start + k, mask=here, other=0)
+        next0 = tl.load(weight + start + COLS, mask=after & in0, other=0)
+        next1 = tl.load(weight + step + start + COLS, mask=after & in1, other=0)
+        next2 = tl.load(weight + 2 * step + start + COLS, mask=after & in2, other=0)
+        next3 = tl.load(weight + 3 * step + start + COLS, mask=after & in3, other=0)
+        lower, upper = a.to(tl.int32), (a >> 32).to(tl.int32)
+        x0, x1 = bfloat(lower << 16) * scale, bfloat(lower & -65536) * scale
+        x2, x3 = bfloat(upper << 16) * scale, bfloat(upper & -65536) * scale
+        total0 = add_products(total0, w0, x0, x1, x2, x3, PTX)
+        total1 = add_products(total1, w1, x0, x1, x2, x3, PTX)
+        total2 = add_products(total2, w2, x0, x1, x2, x3, PTX)
+        total3 = add_products(total3, w3, x0, x1, x2, x3, PTX)
+        w0, w1, w2, w3 = next0, next1, next2, next3
+    tl.store(y + n, tl.sum(total0, 1).to(y.dtype.element_ty), mask=n < OUT)
+    tl.store(y + n + WARPS, tl.sum(total1, 1).to(y.dtype.element_ty), mask=n + WARPS < OUT)
+    tl.store(y + n + 2 * WARPS, tl.sum(total2, 1).to(y.dtype.element_ty), mask=n + 2 * WARPS < OUT)
+    tl.store(y + n + 3 * WARPS, tl.sum(total3, 1).to(y.dtype.element_ty), mask=n + 3 * WARPS < OUT)
+
+
+def serves_one_row(x: Tensor, weight: Fp8Weight) -> bool:
+    """Return whether `one_row` supports these: one row in bfloat16, and aligned rows of the weight."""
+    aligned = x.data_ptr() % 16 == weight.values.data_ptr() % 16 == 0
+    return len(x) == 1 and x.dtype == torch.bfloat16 and x.stride(1) == 1 and aligned and x.shape[1] % 16 == 0
 
 
 def one_row(x: Tensor, weight: Fp8Weight) -> Tensor:
-    """Return x·weightᵀ for one row: x [1, in] → [1, out]. Weight-only."""
-    rows, cols = weight.values.shape
-    tile, step, warps = (4, 1024, 4) if rows <= 8192 else (8, 1024, 4)
-    step = min(step, triton.next_power_of_2(cols))
-    y = torch.empty((1, rows), dtype=x.dtype, device=x.device)
-    one_row_kernel[(triton.cdiv(rows, tile),)](
-        x, weight.values, weight.scale_inv, y, rows, cols, EVEN=cols % step == 0, ROWS=tile, COLS=step,
-        num_warps=warps, **starts_early(x),
+    """Return x·weightᵀ for one row: x [1, in] → [1, out]. Weight-only. See `serves_one_row`."""
+    out, inner = weight.values.shape
+    warps = 4
+    y = torch.empty((1, out), dtype=x.dtype, device=x.device)
+    one_row_kernel[(triton.cdiv(out, 4 * warps),)](
+        x.flatten().view(torch.int64), weight.values.view(torch.int32), weight.scale_inv, y, out, inner // 4,
+        WARPS=warps, PTX=not triton.knobs.runtime.interpret, num_warps=warps, **starts_early(x),
     )  # fmt: skip
     return y
 
@@ -93,7 +160,7 @@ def few_rows_kernel(
 def few_rows(x: Tensor, weight: Fp8Weight) -> Tensor:
     """Return x·weightᵀ [rows, out] for x [rows, in] with at most `MAX_FEW_ROWS` rows. Weight-only."""
     rows, (out, inner) = x.shape[0], weight.values.shape
-    tile = 32 if out <= 8192 else 64
+    tile = 32
     y = torch.empty((rows, out), dtype=x.dtype, device=x.device)
     few_rows_kernel[(triton.cdiv(out, tile),)](
         x, weight.values, weight.scale_inv, y, rows, out, inner, x.stride(0),
@@ -178,7 +245,7 @@ def product(values: Tensor, factors: Tensor, weight: Fp8Weight, dtype: torch.dty
     """Return the product [rows, out], in ``dtype``, of rows that `quantize_rows` quantised with a weight."""
     (rows, inner), out = values.shape, weight.values.shape[0]
     y = torch.empty((rows, out), dtype=dtype, device=values.device)
-    block_m, block_n = (64, 128) if rows > 32 else (32, 64)
+    block_m, block_n = (64, 128) if rows > 64 else (64, 64)
     grid = (triton.cdiv(rows, block_m) * triton.cdiv(out, block_n),)
     many_rows_kernel[grid](
         values, factors, weight.values, weight.scale_inv, y, rows, out, inner,
