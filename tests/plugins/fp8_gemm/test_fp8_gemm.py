@@ -1,0 +1,91 @@
+"""The choice of an FP8 product: what each plugin refuses, and how ``auto`` splits the numbers of rows."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from minisgl.config import ConfigError
+from minisgl.kernel.fp8 import E4M3, Fp8Weight, blocks
+from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.fp8_gemm.auto import FEW_ROWS, AutoFp8Gemm
+from minisgl.plugins.fp8_gemm.flashinfer import FlashInferFp8Gemm
+from minisgl.plugins.fp8_gemm.torch import TorchFp8Gemm
+
+CPU = torch.device("cpu")
+
+
+def weight_of(out: int, inner: int) -> Fp8Weight:
+    """Return a weight of zeros."""
+    return Fp8Weight(torch.zeros(out, inner).to(E4M3), torch.ones(blocks(out), blocks(inner)))
+
+
+def build(name: str) -> Any:
+    """Build the product ``name`` for the CPU."""
+    manager = PluginManager.load()
+    return manager.build("fp8_gemm", manager.make("fp8_gemm", name), device=CPU)
+
+
+class Named:
+    """A product that serves weights of at least ``least`` rows and returns its name."""
+
+    def __init__(self, name: str, least: int):
+        self.name, self.least = name, least
+
+    def refuse(self, weight: Fp8Weight, dtype: torch.dtype) -> str:
+        return "" if len(weight.values) >= self.least else "too small"
+
+    def load(self, weight: Fp8Weight, dtype: torch.dtype) -> str:
+        return self.name
+
+    def forward(self, weight: str, x: torch.Tensor) -> Any:
+        assert weight == self.name
+        return self.name
+
+
+def test_a_cpu_gets_the_reference() -> None:
+    assert isinstance(build("auto"), TorchFp8Gemm)
+    assert isinstance(build("torch"), TorchFp8Gemm)
+
+
+def test_triton_needs_a_gpu() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed here")
+    with pytest.raises(ConfigError, match=r"fp8_gemm=triton: .* On a CPU use fp8_gemm=torch"):
+        build("triton")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flashinfer") is not None, reason="FlashInfer is installed")
+def test_flashinfer_must_be_installed() -> None:
+    with pytest.raises(ConfigError, match="fp8_gemm=flashinfer: .*flashinfer"):
+        build("flashinfer")
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [
+        ((128, 256), torch.bfloat16, ""),
+        ((128, 256), torch.float16, "needs dtype=bfloat16, not float16"),
+        ((96, 256), torch.bfloat16, "multiples of 64 rows and 128 columns"),
+        ((128, 192), torch.bfloat16, "multiples of 64 rows and 128 columns"),
+    ],
+)
+def test_flashinfer_refuses_shapes(shape: tuple[int, int], dtype: torch.dtype, message: str) -> None:
+    reason = FlashInferFp8Gemm.refuse(SimpleNamespace(), weight_of(*shape), dtype)  # type: ignore[arg-type]
+    assert message in reason
+    assert bool(message) == bool(reason)
+
+
+def test_auto_chooses_by_rows_and_shape() -> None:
+    """The first product that serves the shape, of those for few rows or for more."""
+    few, many, any_shape = Named("few", 100), Named("many", 200), Named("any", 0)
+    gemm = AutoFp8Gemm([few, any_shape], [many, few, any_shape])
+    for out, expected in ((50, ("any", "any")), (150, ("few", "few")), (250, ("few", "many"))):
+        weight = weight_of(out, 16)
+        assert gemm.refuse(weight, torch.bfloat16) == ""
+        loaded = gemm.load(weight, torch.bfloat16)
+        rows = (FEW_ROWS, FEW_ROWS + 1)
+        assert tuple(gemm.forward(loaded, torch.zeros(n, 16)) for n in rows) == expected
