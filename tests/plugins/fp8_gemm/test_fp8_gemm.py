@@ -60,7 +60,7 @@ def test_triton_needs_a_gpu() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("flashinfer") is not None, reason="FlashInfer is installed")
 def test_flashinfer_must_be_installed() -> None:
-    with pytest.raises(ConfigError, match="fp8_gemm=flashinfer: .*flashinfer"):
+    with pytest.raises(ConfigError, match=r"fp8_gemm=flashinfer: .*flashinfer"):
         build("flashinfer")
 
 
