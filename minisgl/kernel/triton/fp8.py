@@ -122,7 +122,7 @@ def serves_one_row(x: Tensor, weight: Fp8Weight) -> bool:
 def one_row(x: Tensor, weight: Fp8Weight) -> Tensor:
     """Return x·weightᵀ for one row: x [1, in] → [1, out]. Weight-only. See `serves_one_row`."""
     out, inner = weight.values.shape
-    warps = 4
+    warps = 2
     y = torch.empty((1, out), dtype=x.dtype, device=x.device)
     one_row_kernel[(triton.cdiv(out, 4 * warps),)](
         x.flatten().view(torch.int64), weight.values.view(torch.int32), weight.scale_inv, y, out, inner // 4,
@@ -158,7 +158,7 @@ def few_rows_kernel(
 
 
 def few_rows(x: Tensor, weight: Fp8Weight) -> Tensor:
-    """Return x·weightᵀ [rows, out] for x [rows, in] with at most `MAX_FEW_ROWS` rows. Weight-only."""
+    """Return x·weightᵀ [rows, out] for x [rows, in] with at most 64 rows. Weight-only."""
     rows, (out, inner) = x.shape[0], weight.values.shape
     tile = 32
     y = torch.empty((rows, out), dtype=x.dtype, device=x.device)

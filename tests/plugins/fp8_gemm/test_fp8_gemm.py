@@ -80,12 +80,18 @@ def test_flashinfer_refuses_shapes(shape: tuple[int, int], dtype: torch.dtype, m
 
 
 def test_auto_chooses_by_rows_and_shape() -> None:
-    """The first product that serves the shape, of those for few rows or for more."""
+    """The first product that serves the shape, of those for few rows or for more. A wide matrix has one product."""
     few, many, any_shape = Named("few", 100), Named("many", 200), Named("any", 0)
     gemm = AutoFp8Gemm([few, any_shape], [many, few, any_shape])
-    for out, expected in ((50, ("any", "any")), (150, ("few", "few")), (250, ("few", "many"))):
-        weight = weight_of(out, 16)
+    cases = [
+        ((50, 16), "any", "any"),
+        ((150, 16), "few", "few"),
+        ((250, 16), "few", "many"),
+        ((250, 512), "many", "many"),
+    ]
+    for shape, *expected in cases:
+        weight = weight_of(*shape)
         assert gemm.refuse(weight, torch.bfloat16) == ""
         loaded = gemm.load(weight, torch.bfloat16)
         rows = (FEW_ROWS, FEW_ROWS + 1)
-        assert tuple(gemm.forward(loaded, torch.zeros(n, 16)) for n in rows) == expected
+        assert [gemm.forward(loaded, torch.zeros(n, shape[1])) for n in rows] == expected
