@@ -9,8 +9,9 @@ This module knows requests and numbers of tokens. It builds no steps and knows n
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from minisgl.core import I32, EngineSpec, Req
 from minisgl.scheduler.base import DraftProposer
 from minisgl.scheduler.results import InFlightStep
 
-K = TypeVar("K")
 FIRST_DRAFTS = 4
 """Drafts of a request's first verification."""
 LIKELY = 0.2
@@ -29,7 +29,7 @@ PROBE_STEPS = 64
 """After this many steps of one kind, a step of the other kind is measured again."""
 MAX_TRIES = 4
 """How often plain steps are tried whose time can't be measured, because every step has prompts too."""
-_SMOOTHING = 0.1  # weight of the newest value in each average
+_SMOOTHING = 0.1  # weight of one draft in the share of accepted drafts
 
 
 class Speculation:
@@ -82,18 +82,27 @@ class Speculation:
         if not (limits > 0).any():
             return [()] * len(reqs)
         drafts = list(self.proposer.propose(reqs, positions.tolist(), limits.tolist()))
-        if self.adapt and not self._pays(rows, np.array([len(d) for d in drafts], np.int32)):
-            return [()] * len(reqs)
+        if self.adapt:
+            most = self._most_drafts(rows, np.array([len(d) for d in drafts], np.int32))
+            drafts = [d[:most] for d in drafts]
         return drafts
 
-    def _pays(self, rows: I32, counts: I32) -> bool:
-        """Return whether a step with ``counts[i]`` drafts in each row makes the batch faster than a step without."""
-        total = int(counts.sum())
-        if total == 0:
-            return False
-        rate = np.minimum(self._rate[rows], 0.99)
-        accepted = float((rate * (1 - rate**counts) / (1 - rate)).sum())  # the sum of rate^k for k = 1 … count
-        return self._times.verifying_pays(len(rows), total, 1 + accepted / len(rows))
+    def _most_drafts(self, rows: I32, counts: I32) -> int:
+        """Return how many drafts a request may verify in this step, so that the batch gains most tokens a second.
+
+        ``counts[i]`` drafts are proposed for each row.
+        """
+        longest = int(counts.max(initial=0))
+        if longest == 0:
+            return 0
+        limits = [*(1 << i for i in range((longest - 1).bit_length())), longest]
+        rate, options = np.minimum(self._rate[rows], 0.99), []
+        for limit in limits:
+            kept = np.minimum(counts, limit)
+            accepted = float((rate * (1 - rate**kept) / (1 - rate)).sum())  # the sum of rate^k for k = 1 … kept
+            options.append((int(kept.sum()), 1 + accepted / len(rows)))
+        chosen = self._times.choose(len(rows), options)
+        return 0 if chosen is None else limits[chosen]
 
     # ---- results -------------------------------------------------------------------------------------------
 
@@ -134,12 +143,12 @@ class StepTimes:
     """
 
     def __init__(self) -> None:
-        self._plain: dict[int, float] = {}  # size class of the number of rows → seconds
-        self._verifying: dict[tuple[int, int], float] = {}  # the same, and size class of the number of drafts → seconds
+        self._times: dict[tuple[int, int], _Recent] = {}  # size classes of the numbers of rows and of drafts → seconds
         self._last = (-1, 0.0, "other")  # number, time and kind of the step whose result was read last
         self._in_a_row = {"plain": 0, "verifying": 0}  # steps since the last step of the other kind
         self._plain_steps = 0  # the next steps that must be plain
-        self._tries = 0  # how often such steps were asked for since the time of a plain step was known
+        self._measure = False  # whether the next step that may verify measures the oldest time again
+        self._tries = 0  # how often plain steps were asked for since the time of a plain step was known
 
     def add(self, step_id: int, num_decode: int, num_verify: int, num_tokens: int, rows: int, now: float) -> None:
         """Note that the result of a step was read at time ``now``. Steps with prompts are not measured."""
@@ -151,40 +160,62 @@ class StepTimes:
         other = "verifying" if kind == "plain" else "plain"
         self._in_a_row[kind] += 1
         self._in_a_row[other] = 0
-        if last_id != step_id - 1 or last_kind == "other":
-            return
-        if kind == "verifying":
-            self._average(self._verifying, (_size(rows), _size(num_tokens - rows)), now - last_time)
-        elif last_kind == "plain":
-            self._average(self._plain, _size(rows), now - last_time)
+        if last_id == step_id - 1 and last_kind in (kind, "plain"):
+            self._times.setdefault(_class(rows, num_tokens - rows), _Recent()).add(step_id, now - last_time)
 
-    @staticmethod
-    def _average(times: dict[K, float], key: K, seconds: float) -> None:
-        times[key] = times[key] + _SMOOTHING * (seconds - times[key]) if key in times else seconds
+    def choose(self, rows: int, options: Sequence[tuple[int, float]]) -> int | None:
+        """Return the index of the option with which a step of ``rows`` rows gives most tokens a second.
 
-    def verifying_pays(self, rows: int, drafts: int, tokens: float) -> bool:
-        """Return whether a step of ``rows`` rows that verifies ``drafts`` drafts is worth its time.
+        None: the step is better plain. An option is the number of drafts in the step, and the number of tokens a row
+        that the step is then expected to give; the options are in ascending order.
 
-        ``tokens`` is the number of tokens a row that it is expected to give.
-
-        If one of the two times is not known, or is old, the answer is the step that measures it.
+        A time that is not known is taken to be that of fewer drafts, so it is measured if this might pay. Times that
+        are old are measured again.
         """
         if self._plain_steps:
             self._plain_steps -= 1
-            return False
-        plain = self._plain.get(_size(rows))
-        verifying = self._verifying.get((_size(rows), _size(drafts)))
+            return None
+        plain = self._times.get(_class(rows, 0))
         if (plain is None and self._tries < MAX_TRIES) or self._in_a_row["verifying"] >= PROBE_STEPS:
             self._plain_steps = 1  # this step and the next: only a plain step after a plain step is measured
             self._tries += 1
             self._in_a_row["verifying"] = 0
-            return False
-        if plain is None or verifying is None or self._in_a_row["plain"] >= PROBE_STEPS:
-            return True
+            self._measure = plain is not None
+            return None
+        if plain is None:
+            return len(options) - 1
         self._tries = 0
-        return tokens * plain > verifying
+        times = [self._times.get(_class(rows, drafts)) for drafts, _ in options]
+        if self._measure or self._in_a_row["plain"] >= PROBE_STEPS:
+            self._measure = False
+            return min(range(len(options)), key=lambda i: -1 if (each := times[i]) is None else each.step_id)
+        best, seconds = None, plain.seconds
+        most = 1 / seconds
+        for i, ((_, tokens), time) in enumerate(zip(options, times, strict=True)):
+            seconds = seconds if time is None else time.seconds
+            if tokens / seconds > most:
+                best, most = i, tokens / seconds
+        return best
 
 
-def _size(number: int) -> int:
-    """Return the size class of a number: 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, and so on."""
-    return number.bit_length()
+class _Recent:
+    """The last times of steps of one kind. Their median ignores single steps that took long for another reason."""
+
+    def __init__(self) -> None:
+        self.step_id = -1
+        """The step that was measured last."""
+        self._values: deque[float] = deque(maxlen=5)
+
+    def add(self, step_id: int, seconds: float) -> None:
+        self.step_id = step_id
+        self._values.append(seconds)
+
+    @property
+    def seconds(self) -> float:
+        """The median; of an even number of values, the lower one."""
+        return statistics.median_low(self._values)
+
+
+def _class(rows: int, drafts: int) -> tuple[int, int]:
+    """Return the size classes of both numbers: 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, and so on."""
+    return rows.bit_length(), drafts.bit_length()

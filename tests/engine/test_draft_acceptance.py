@@ -38,7 +38,7 @@ def tokens_per_step(name: str, chats: list[list[dict[str, str]]]) -> tuple[list[
         if (
             speculation is not None
         ):  # the choice between steps with and without drafts would follow this machine's clock
-            speculation._pays = lambda _rows, counts: bool(counts.sum())  # type: ignore[method-assign]
+            speculation._most_drafts = lambda _rows, counts: int(counts.max(initial=0))  # type: ignore[method-assign]
         answers = [llm.chat(chat, SamplingParams(max_tokens=200, temperature=0.0))[0].token_ids for chat in chats]
         stats = llm.scheduler.stats()
     return answers, sum(map(len, answers)) / stats["steps"], stats["draft_tokens"]
