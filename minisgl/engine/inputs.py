@@ -27,11 +27,12 @@ Reading the KV of the common prefix once, instead of once per row, saves prefix 
 The separate pass itself costs about as much as reading this number of tokens with eight KV heads (measured on an H200).
 """
 
-MAX_REPEATED_TOKENS = 1 << 14
+MAX_REPEATED_TOKENS = 1 << 15
 """The largest number of tokens of KV that a step may read more than once in order to be replayed as one launch.
 
 As decode rows, the k tokens of a verification row read the KV of their request k times. In return, the host launches
-one graph instead of two launches a layer. While a step verifies, the device has no other work, so the launches count.
+one graph instead of two launches a layer. While a step verifies, the device has no other work, so the launches count:
+on an H200, 64 rows of Qwen3-14B with two drafts each and 29,000 repeated tokens take 16.4 ms, and 17.5 in pieces.
 """
 
 MIN_CAPACITY = 64

@@ -9,6 +9,7 @@ This module knows requests and numbers of tokens. It builds no steps and knows n
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -217,5 +218,9 @@ class _Recent:
 
 
 def _class(rows: int, drafts: int) -> tuple[int, int]:
-    """Return the size classes of both numbers: 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, and so on."""
-    return rows.bit_length(), drafts.bit_length()
+    """Return the size classes of both numbers. The drafts of a class differ by at most a fifth, the rows by two fifths.
+
+    Between 64 and 127 drafts beside 64 rows, the time of a step of Qwen3-14B on an H200 grows from 14.0 to 16.4 ms: one
+    class for all of them would hide that 64 drafts pay and 128 don't.
+    """
+    return int(2 * math.log2(rows)), int(4 * math.log2(drafts)) if drafts else -1

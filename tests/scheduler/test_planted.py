@@ -23,11 +23,15 @@ def test_planted_bug_is_found(what: str) -> None:
         assert caught.value.rule == bug.oracle
 
 
+BEGIN = {("KV of a rejected draft that is cached", None): 290, ("KV of a rejected draft that is cached", "ngram"): 480}
+"""The schedule to begin with, for bugs that are rarely revealed, and with which proposer. All others: 0."""
+
+
 @pytest.mark.parametrize("what", PLANTED)
 def test_random_schedules_find_the_bug(what: str) -> None:
     """One of the first 500 schedules of the soak, those of ``test_soak.py``, reveals each planted bug."""
     with planted(PLANTED[what].plant):
-        found = next((seed for seed in range(500) if reveals(seed)), None)
+        found = next((seed for seed in range(BEGIN.get((what, None), 0), 500) if reveals(seed)), None)
     print(f"{what}: found by schedule {found}")
     assert found is not None
 
@@ -37,7 +41,8 @@ def test_random_schedules_find_the_bug(what: str) -> None:
 def test_bugs_of_speculation_are_found_with_a_proposer(what: str, speculation: str) -> None:
     """One of the first 500 schedules reveals each bug, with drafts of a plugin instead of made-up ones."""
     with planted(PLANTED[what].plant):
-        found = next((seed for seed in range(500) if reveals(seed, speculation)), None)
+        begin = BEGIN.get((what, speculation), 0)
+        found = next((seed for seed in range(begin, 500) if reveals(seed, speculation)), None)
     print(f"{what}, {speculation}: found by schedule {found}")
     assert found is not None
 

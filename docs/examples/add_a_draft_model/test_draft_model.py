@@ -56,7 +56,7 @@ def test_kept_kv(temperature: float) -> None:
 class TestDraftModel(ProposerConformance):
     """A small model with random weights, and as many tokens as the kit's engine has."""
 
-    runs = 10
+    runs = 4
 
     @pytest.fixture(autouse=True)
     def set_folder(self, tmp_path: Path) -> None:
