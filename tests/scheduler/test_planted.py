@@ -23,7 +23,8 @@ def test_planted_bug_is_found(what: str) -> None:
         assert caught.value.rule == bug.oracle
 
 
-BEGIN = {("KV of a rejected draft that is cached", None): 290, ("KV of a rejected draft that is cached", "ngram"): 480}
+_RARE = "KV of a rejected draft that is cached"
+BEGIN = {(_RARE, None): 290, (_RARE, "ngram"): 480, (_RARE, "suffix"): 480}
 """The schedule to begin with, for bugs that are rarely revealed, and with which proposer. All others: 0."""
 
 
