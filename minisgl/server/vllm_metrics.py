@@ -181,9 +181,12 @@ class _SchedulerMetrics(Collector):
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", counts["cached_prompt_tokens"]),
             ("num_preemptions", "Retractions of running requests.", counts["retractions"]),
         ):
-            counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
-            counter.add_metric(self._labels, value)
-            yield counter
+            yield self._counter(name, text, value)
+
+    def _counter(self, name: str, text: str, value: float) -> CounterMetricFamily:
+        counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
+        counter.add_metric(self._labels, value)
+        return counter
 
     def _drafts(self) -> Iterable[Metric]:
         """Yield the counts of speculative decoding. As in vLLM, there are none without it."""
@@ -194,13 +197,11 @@ class _SchedulerMetrics(Collector):
         if not positions:
             return
         for name, text, value in (
-            ("num_drafts", "Verified runs of draft tokens.", counts["verification_rows"]),
-            ("num_draft_tokens", "Verified draft tokens.", counts["draft_tokens"]),
-            ("num_accepted_tokens", "Accepted draft tokens.", counts["accepted_draft_tokens"]),
+            ("spec_decode_num_drafts", "Verified runs of draft tokens.", counts["verification_rows"]),
+            ("spec_decode_num_draft_tokens", "Verified draft tokens.", counts["draft_tokens"]),
+            ("spec_decode_num_accepted_tokens", "Accepted draft tokens.", counts["accepted_draft_tokens"]),
         ):
-            counter = CounterMetricFamily(f"vllm:spec_decode_{name}", text, labels=LABELS)
-            counter.add_metric(self._labels, value)
-            yield counter
+            yield self._counter(name, text, value)
         each = CounterMetricFamily(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
             "Accepted draft tokens by position in their run.",

@@ -22,7 +22,7 @@ from minisgl.scheduler.base import DraftProposer
 from minisgl.testing.drive import Drive, Job, Report, make_plugin
 from minisgl.testing.small import no_lookahead
 
-__all__ = ["ProposalChecker", "ProposerConformance"]
+__all__ = ["ProposalChecker", "ProposerConformance", "running_request"]
 
 
 class ProposalChecker(DraftProposer):
@@ -230,7 +230,8 @@ class ProposerConformance:
                 if left.params.cache_salt == own:
                     alone.removed(left)
             row = min(set(range(_SPEC.max_running_requests)) - {req.req_pool_idx for req in running})
-            running.append(_request(uid, row, rng.choice([theirs, own])))
+            prompt = [1, 2, 3, 4, 5, 6, 7, 8][uid % 3 :]
+            running.append(running_request(uid, prompt, row, rng.choice([theirs, own]), max_tokens=120))
             both.admitted(running[-1])
             if running[-1].params.cache_salt == own:
                 alone.admitted(running[-1])
@@ -267,8 +268,9 @@ def _continued(req: Req, first: int) -> list[int]:
     return [first + (k + i) % 15 for i in range(1 + k % 3)]
 
 
-def _request(uid: int, row: int, salt: str | None) -> Req:
-    req = Req(uid, [1, 2, 3, 4, 5, 6, 7, 8][uid % 3 :], SamplingParams(max_tokens=120, cache_salt=salt), uid)
+def running_request(uid: int, prompt: Sequence[int], row: int, salt: str | None = None, max_tokens: int = 1000) -> Req:
+    """Return a request that runs in request-pool row ``row`` and has no output yet."""
+    req = Req(uid, prompt, SamplingParams(max_tokens=max_tokens, cache_salt=salt), uid)
     req.req_pool_idx = row
     return req
 

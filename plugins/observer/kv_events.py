@@ -267,8 +267,8 @@ class Replayer:
             if self._closing:
                 return
             self._router.send_multipart((identity, b"", seq.to_bytes(8, "big"), payload))
+        self.replays += 1  # before the last message: a subscriber that has it finds it counted
         self._router.send_multipart((identity, b"", END_SEQ, b""))
-        self.replays += 1
 
     def close(self) -> None:
         """End the thread."""

@@ -1,16 +1,15 @@
-"""`speculation=ngram` against a search through the whole list of tokens, and its cost in a turn."""
+"""`speculation=ngram` against a search through the whole list of tokens."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from random import Random
 
-import numpy as np
 import pytest
 
-from minisgl.core import Req, SamplingParams
+from minisgl.core import Req
 from minisgl.plugins.speculation.ngram import NgramProposer
+from minisgl.testing.proposer import running_request
 
 
 def searched(tokens: Sequence[int], match_tokens: int, unread: int, limit: int) -> list[int]:
@@ -27,12 +26,6 @@ def searched(tokens: Sequence[int], match_tokens: int, unread: int, limit: int) 
     return []
 
 
-def running(uid: int, prompt: Sequence[int], row: int) -> Req:
-    req = Req(uid, prompt, SamplingParams(max_tokens=1000), uid)
-    req.req_pool_idx = row
-    return req
-
-
 @pytest.mark.parametrize("match_tokens", [1, 2, 3, 5])
 @pytest.mark.parametrize("vocabulary", [2, 5, 1000])
 def test_drafts_are_those_of_a_search(match_tokens: int, vocabulary: int) -> None:
@@ -47,7 +40,7 @@ def test_drafts_are_those_of_a_search(match_tokens: int, vocabulary: int) -> Non
             proposer.removed(left)
         row = next(i for i in range(5) if i not in [req.req_pool_idx for req in reqs])
         stem = [random.randrange(vocabulary) for _ in range(random.randint(1, 12))]
-        reqs.append(running(uid, stem * random.randint(1, 4), row))
+        reqs.append(running_request(uid, stem * random.randint(1, 4), row))
         if random.random() < 0.3:
             reqs[-1].output_ids.extend(stem)  # it was retracted, and runs again
         proposer.admitted(reqs[-1])
@@ -66,36 +59,6 @@ def test_drafts_are_those_of_a_search(match_tokens: int, vocabulary: int) -> Non
                 found, missed = found + bool(drafted), missed + (list(drafted) != wanted)
     assert found > 50 or vocabulary == 1000
     assert missed <= found / 20
-
-
-def test_random_text_gets_no_drafts() -> None:
-    rng = np.random.default_rng(0)
-    proposer = NgramProposer(rows=1, columns=20_000, max_drafts=8, match_tokens=3)
-    req = running(0, rng.integers(0, 150_000, 16_000), 0)
-    proposer.admitted(req)
-    for _ in range(200):
-        req.output_ids.append(int(rng.integers(0, 150_000)))
-        proposer.advanced([req], [req.output_ids[-1:]])
-        assert not any(proposer.propose([req], [len(req)], [8]))
-
-
-def test_cost_of_a_turn() -> None:
-    """A turn of 256 requests of 16,384 tokens takes about as long as one of 256 short ones: well under 5 ms."""
-    rng = np.random.default_rng(0)
-    proposer = NgramProposer(rows=256, columns=17_000, max_drafts=8, match_tokens=3)
-    reqs = [running(i, rng.integers(0, 30, 16_384), i) for i in range(256)]
-    for req in reqs:
-        proposer.admitted(req)
-    limits, tokens = [8] * 256, rng.integers(0, 30, (40, 256)).tolist()
-    times = []
-    for turn in tokens:
-        for req, token in zip(reqs, turn, strict=True):
-            req.output_ids.append(token)
-        start = time.thread_time()
-        proposer.advanced(reqs, [[token] for token in turn])
-        proposer.propose(reqs, [len(req) for req in reqs], limits)
-        times.append(time.thread_time() - start)
-    assert min(times) < 0.005
 
 
 @pytest.mark.parametrize(("max_drafts", "match_tokens"), [(0, 3), (4, 0)])
