@@ -20,6 +20,7 @@ from minisgl.config import ConfigError
 from minisgl.core import EngineDeadError, Finished, InvalidRequestError, Logprobs, Output
 from minisgl.engine import followers
 from minisgl.llm import Choice, RequestOutput, _Outputs
+from minisgl.plugins.speculation.ngram import NgramProposer
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.tokenizer.detokenizer import Detokenizer
 
@@ -390,6 +391,16 @@ def test_two_engines_side_by_side_do_not_meet(llm: LLM, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="was closed"):
         other.generate([[5]])
     other.close()
+
+
+def test_closing_closes_the_proposer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[NgramProposer] = []
+    monkeypatch.setattr(NgramProposer, "close", lambda self: closed.append(self))
+    with LLM(str(path), overrides=[*OPTIONS, "speculation=ngram"]) as drafting:
+        drafting.generate([[5, 6]], GREEDY)
+        assert not closed
+    drafting.close()
+    assert len(closed) == 1
 
 
 def test_a_progress_bar_on_demand(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,12 +99,19 @@ class SchedulerPolicy(Protocol):
 class DraftProposer(Protocol):
     """Guesses the next tokens of running requests; a verification row then computes all guesses at once.
 
-    The scheduler calls `admitted`, then `advanced` and `propose` any number of times, then `removed`. A subclass need
-    not define the first, the second and the last, which do nothing here.
+    For each request, the scheduler calls `admitted`, then `advanced` and `propose` any number of times, then `removed`;
+    at its end, it calls `close`. A subclass need define only `propose`: the other methods do nothing here.
     """
 
     max_drafts: int
     """The largest number of draft tokens of one request in one step. With 0 the proposer is never called."""
+
+    costly: bool = False
+    """Whether drafts take time to compute, as those of a model do, and there are always as many as asked for.
+
+    The scheduler then decides how many drafts are worth their time before it asks for them, or does not ask.
+    If a proposer is not costly, it asks first, and decides by the number of drafts that it gets.
+    """
 
     def admitted(self, req: Req) -> None:
         """Note a request that begins to run, or runs again after a retraction: `Req.tokens` are its tokens so far.
@@ -128,6 +135,10 @@ class DraftProposer(Protocol):
         its tokens up to ``positions[i]``, or all but the last of them: the token before ``positions[i]`` may have been
         sampled by a step whose result is unread.
         """
+
+    def close(self) -> None:
+        """Free what the proposer holds. No other method is called any more."""
+        return
 
 
 class Constraint(Protocol):

@@ -90,6 +90,7 @@ class Scheduler:
         self.request_table = self.cache_manager.request_table
         self.constraints: dict[int, Constraint] = {}  # grammars of open requests, by uid
         self.speculation: Speculation | None = None
+        self._proposer = proposer
         if proposer is not None and proposer.max_drafts:
             self.speculation = Speculation(proposer, self.spec, max_draft_tokens, clock, adapt_drafts)
         self.step_builder = StepBuilder(self.cache_manager, self.speculation, self.constraints)
@@ -434,6 +435,11 @@ class Scheduler:
             "num_evictable_pages": cache.evictable_pages,
             "num_retiring_pages": allocator.num_retiring,
         }
+
+    def close(self) -> None:
+        """Free what the proposer holds. The scheduler can't be used any more."""
+        if self._proposer is not None:
+            self._proposer.close()
 
     def check_idle(self) -> None:
         """Raise AssertionError unless no request is open, no step is in flight and the KV pool is whole (promise 9)."""

@@ -80,10 +80,15 @@ class Speculation:
         limits = np.minimum(limits, min(self.max_draft_tokens, self.proposer.max_drafts))
         if self.adapt:
             limits = np.where(self._resume[rows] <= step_id, np.minimum(limits, self._length[rows]), 0)
+        decide_first = self.adapt and self.proposer.costly
+        if decide_first:
+            limits = np.minimum(limits, self._most_drafts(rows, limits))
         if not (limits > 0).any():
             return [()] * len(reqs)
         drafts = list(self.proposer.propose(reqs, positions.tolist(), limits.tolist()))
-        if self.adapt:
+        if decide_first:
+            self._times.drafted(step_id)
+        elif self.adapt:
             most = self._most_drafts(rows, np.array([len(d) for d in drafts], np.int32))
             drafts = [d[:most] for d in drafts]
         return drafts
@@ -91,7 +96,7 @@ class Speculation:
     def _most_drafts(self, rows: I32, counts: I32) -> int:
         """Return how many drafts a request may verify in this step, so that the batch gains most tokens a second.
 
-        ``counts[i]`` drafts are proposed for each row.
+        ``counts[i]`` is the number of drafts of each row, or their limit if there are none yet.
         """
         longest = int(counts.max(initial=0))
         if longest == 0:
@@ -140,7 +145,8 @@ class StepTimes:
 
     The time of a step is that between its result and the result before it. With overlap scheduling, this is the
     device's time if the host is faster. After a step that verifies, the host's time is part of it, since the host had
-    to wait: so it counts as a cost of speculation.
+    to wait: so it counts as a cost of speculation. So does the time that a costly proposer takes. Where drafts are made
+    while a plain step is computed, what this step took longer than usual is added to the next step's time.
     """
 
     def __init__(self) -> None:
@@ -149,20 +155,32 @@ class StepTimes:
         self._in_a_row = {"plain": 0, "verifying": 0}  # steps since the last step of the other kind
         self._plain_steps = 0  # the next steps that must be plain
         self._measure = False  # whether the next step that may verify measures the oldest time again
+        self._drafted = -1  # the last step for which a costly proposer was asked
+        self._earlier = 0.0  # the part of the next step's time that passed before the result of the step before it
         self._tries = 0  # how often plain steps were asked for since the time of a plain step was known
+
+    def drafted(self, step_id: int) -> None:
+        """Note that a costly proposer has just made the drafts of a step."""
+        self._drafted = step_id
 
     def add(self, step_id: int, num_decode: int, num_verify: int, num_tokens: int, rows: int, now: float) -> None:
         """Note that the result of a step was read at time ``now``. Steps with prompts are not measured."""
         kind = "other" if num_decode + num_verify < rows else "verifying" if num_verify else "plain"
         last_id, last_time, last_kind = self._last
         self._last = (step_id, now, kind)
+        earlier, self._earlier = self._earlier, 0.0
         if kind == "other":
             return
         other = "verifying" if kind == "plain" else "plain"
         self._in_a_row[kind] += 1
         self._in_a_row[other] = 0
-        if last_id == step_id - 1 and last_kind in (kind, "plain"):
-            self._times.setdefault(_class(rows, num_tokens - rows), _Recent()).add(step_id, now - last_time)
+        if last_id != step_id - 1 or last_kind not in (kind, "plain"):
+            return
+        size, seconds = _class(rows, num_tokens - rows), now - last_time + earlier
+        if kind == "verifying" or self._drafted != step_id + 1:
+            self._times.setdefault(size, _Recent()).add(step_id, seconds)
+        elif size in self._times:
+            self._earlier = max(seconds - self._times[size].seconds, 0.0)
 
     def choose(self, rows: int, options: Sequence[tuple[int, float]]) -> int | None:
         """Return the index of the option with which a step of ``rows`` rows gives most tokens a second.

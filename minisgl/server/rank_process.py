@@ -112,8 +112,9 @@ def _run_leader(
         for follower in followers:
             follower.send_bytes(data)
 
+    scheduler = build_scheduler(config, manager, LeaderEngine(engine, send) if followers else engine)
     loop = SchedulerLoop(
-        build_scheduler(config, manager, LeaderEngine(engine, send) if followers else engine),
+        scheduler,
         Pull(context, addresses.scheduler),
         to_api=Push(context, addresses.api).send,
         to_detokenizer=Push(context, addresses.detokenizer).send,
@@ -128,6 +129,7 @@ def _run_leader(
         loop.run()
     finally:
         manager.close()
+    scheduler.close()
     send(END)
 
 

@@ -34,7 +34,7 @@ class ProposalChecker(DraftProposer):
 
     def __init__(self, first: DraftProposer, second: DraftProposer, vocab_size: int):
         self.first, self.second, self.vocab_size = first, second, vocab_size
-        self.max_drafts = first.max_drafts
+        self.max_drafts, self.costly = first.max_drafts, first.costly
         self.num_drafts = 0
         self._running: dict[int, tuple[int, list[int]]] = {}  # uid → request-pool row, tokens
 
@@ -80,6 +80,10 @@ class ProposalChecker(DraftProposer):
         assert plain == others, f"after the same calls, two proposers returned {plain} and {others}"
         self.num_drafts += sum(map(len, drafts))
         return drafts
+
+    def close(self) -> None:
+        self.first.close()
+        self.second.close()
 
     def _check_drafts(self, reqs: Sequence[Req], limits: Sequence[int], drafts: Sequence[Sequence[int]]) -> None:
         assert len(drafts) == len(reqs), f"propose() returned {len(drafts)} runs for {len(reqs)} requests"

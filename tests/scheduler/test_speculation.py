@@ -235,6 +235,71 @@ class _Second:
         return 1
 
 
+class _Model(DraftProposer):
+    """Proposes as many drafts as it may, and takes ``seconds`` each time."""
+
+    max_drafts, costly = 4, True
+
+    def __init__(self, seconds: float):
+        self.seconds, self.now, self.asked = seconds, 0.0, 0
+
+    def propose(self, reqs: Sequence[Req], positions: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
+        self.now += self.seconds
+        self.asked += 1
+        return [[1] * limit for limit in limits]
+
+
+def run_with_model(model: _Model, steps: int) -> Speculation:
+    """Run steps of one request with overlap. A plain step takes 1 s of the device, and a verifying one 1.2 s.
+
+    The request's drafts count as accepted with a probability of 50 %.
+    """
+    speculation = Speculation(model, SPEC, 512, clock=lambda: model.now)
+    req = Req(0, [1, 2], SamplingParams(), 0)
+    req.req_pool_idx = 2
+    speculation.admitted([req])
+    row, position, limits = np.array([2], np.int32), np.array([3], np.int32), np.array([4], np.int32)
+    unread: list[tuple[int, int, float]] = []  # step, drafts, and when the device has computed it
+
+    def read() -> None:
+        step, count, end = unread.pop(0)
+        model.now = max(model.now, end)
+        speculation._times.add(step, int(not count), int(count > 0), 1 + count, 1, model.now)
+
+    device_free = 0.0
+    for step in range(steps):
+        if unread and unread[0][1]:
+            read()  # nothing is built before the result of a step that verifies
+        (drafts,) = speculation.propose(step, [req], row, position, limits)
+        device_free = max(model.now, device_free) + (1.2 if drafts else 1.0)
+        unread.append((step, len(drafts), device_free))
+        if len(unread) == 2:
+            read()
+    return speculation
+
+
+@pytest.mark.parametrize(("seconds", "low", "high"), [(0.3, 0.9, 1.0), (0.8, 0.0, 0.1), (3.0, 0.0, 0.1)])
+def test_a_costly_proposer_is_asked_where_its_drafts_pay(seconds: float, low: float, high: float) -> None:
+    """The time to draft counts as one of the step that verifies, also if it passes while a plain step is computed.
+
+    With 0.3 s to draft, four drafts give 1.94 tokens in 1.5 s; with 0.8 s, in 2 s.
+    """
+    model = _Model(seconds)
+    run_with_model(model, 1000)
+    assert low <= model.asked / 1000 <= high
+
+
+def test_time_to_draft_while_a_plain_step_is_computed() -> None:
+    """What a plain step takes longer than usual, because drafts are made meanwhile, is a cost of the drafts."""
+    times = StepTimes()
+    for step in range(4):
+        if step == 3:
+            times.drafted(4)
+        times.add(step, 1, 0, 1, 1, step + 2.0 * (step == 3))
+    times.add(4, 0, 1, 5, 1, 5.0 + 1.2)
+    assert {drafts: time.seconds for (_, drafts), time in times._times.items()} == {-1: 1.0, 8: pytest.approx(3.2)}
+
+
 def test_steps_with_prompts_are_not_measured() -> None:
     """If every step has prompts, no time is known, and drafts are verified all the same."""
     batch = _Batch(verifying=2.0, tokens=2.0, prompts=True)

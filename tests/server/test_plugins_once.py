@@ -16,6 +16,7 @@ from pathlib import Path
 
 from minisgl import hookimpl
 from minisgl.plugins.cache.naive import NaiveCache
+from minisgl.scheduler import DraftProposer
 
 @dataclass
 class Mine:
@@ -31,11 +32,30 @@ note("import")
 def minisgl_configs():
     note("configs")
     yield "cache", "mine", Mine
+    yield "speculation", "nothing", Nothing
 
 @hookimpl
 def minisgl_cache(config):
     if isinstance(config, Mine):
         return NaiveCache()
+
+@dataclass
+class Nothing:
+    """Drafts nothing."""
+
+class NoDrafts(DraftProposer):
+    max_drafts = 1
+
+    def propose(self, reqs, positions, limits):
+        return [()] * len(reqs)
+
+    def close(self):
+        note("close")
+
+@hookimpl
+def minisgl_proposer(config, spec):
+    if isinstance(config, Nothing):
+        return NoDrafts()
 '''
 
 
@@ -43,10 +63,11 @@ def test_plugins_load_once_in_a_process(tiny: Path, tmp_path: Path) -> None:
     """The command line hands its plugin manager to the server: it does not load the plugins a second time."""
     plugin = tmp_path / "mine.py"
     plugin.write_text(PLUGIN)
-    with Server(f"model={tiny}", f"plugins={plugin}", "cache=mine", "num_pages=64") as server:
+    with Server(f"model={tiny}", f"plugins={plugin}", "cache=mine", "speculation=nothing", "num_pages=64") as server:
         httpx.get(f"{server.url}/health").raise_for_status()
     lines = [line.split() for line in plugin.with_suffix(".log").read_text().splitlines()]
     assert {path for _, _, path in lines} == {str(plugin)}
     loads = Counter((what, pid) for what, pid, _ in lines)
     assert set(loads.values()) == {1}, loads
     assert len({pid for _, pid in loads}) >= 2  # the API server and the rank
+    assert [what for what, _ in loads].count("close") == 1, "the scheduler closes the proposer at its end"

@@ -65,6 +65,8 @@ class DraftModelProposer(DraftProposer):
     wrong draft. The next step writes over the rest.
     """
 
+    costly = True
+
     def __init__(self, options: DraftModel, spec: EngineSpec):
         self.max_drafts = options.max_drafts
         max_requests = min(options.max_requests, spec.max_running_requests)
@@ -107,6 +109,9 @@ class DraftModelProposer(DraftProposer):
             draft.row.computed = np.array([*draft.known, *draft.tokens[:-1]], np.int32)
             proposed[draft.index] = draft.tokens[draft.want - limits[draft.index] :]
         return proposed
+
+    def close(self) -> None:
+        self.engine.close()
 
     def _has_row(self, req: Req) -> bool:
         """Return whether the request has a row. Give it a free one if there is one."""

@@ -35,6 +35,10 @@ class WithoutKeptKV(DraftProposer):
             self.num_drafts += len(drafts[i])
         return drafts
 
+    def close(self) -> None:
+        self.tested.close()
+        self.reference.close()
+
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_kept_kv(temperature: float) -> None:
