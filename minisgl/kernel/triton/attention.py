@@ -72,7 +72,7 @@ def attend(
     return acc, top, total
 
 
-@triton.jit(do_not_specialize_on_alignment=["req_pool_indices", "seq_lens"])
+@triton.jit(do_not_specialize_on_alignment=["req_pool_indices", "seq_lens", "shared_prefix_len"])
 def decode_kernel(
     q, k, v, out, partial, partial_top, page_table, req_pool_indices, seq_lens, shared_prefix_len, scale,
     stride_q_row, stride_q_head, stride_out_row, stride_out_head,

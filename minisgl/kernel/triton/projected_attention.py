@@ -77,7 +77,7 @@ def load_kv(k, v, page, n, stored, stride_page, stride_token, HEAD_DIM: tl.const
     return tl.load(k + at, mask=real, other=0.0), tl.load(v + at, mask=real, other=0.0)
 
 
-@triton.jit(do_not_specialize_on_alignment=["req_pool_indices", "seq_lens"])
+@triton.jit(do_not_specialize_on_alignment=["out_cache_loc", "req_pool_indices", "seq_lens"])
 def small_group_kernel(
     qkv, q_weight, k_weight, cos_sin, out_cache_loc, k, v, partial, partial_top, page_table, req_pool_indices, seq_lens,
     scale, eps, stride_qkv, stride_page, stride_token, stride_head, stride_table,
@@ -152,7 +152,7 @@ def small_group_kernel(
             tl.store(partial_top + part + tl.arange(0, 1), tops[g] + tl.log2(totals[g]))
 
 
-@triton.jit(do_not_specialize_on_alignment=["req_pool_indices", "seq_lens"])
+@triton.jit(do_not_specialize_on_alignment=["out_cache_loc", "req_pool_indices", "seq_lens"])
 def group_kernel(
     qkv, q_weight, k_weight, cos_sin, out_cache_loc, k, v, partial, partial_top, page_table, req_pool_indices, seq_lens,
     scale, eps, stride_qkv, stride_page, stride_token, stride_head, stride_table,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from minisgl.kvcache.pool import KVPool
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["out_cache_loc"])
 def norm_rope_store_kernel(
     qkv, q_out, k_pool, v_pool, q_weight, k_weight, cos_sin, out_cache_loc, eps,
     stride_qkv, stride_page, stride_token, stride_head,
