@@ -107,7 +107,7 @@ class EventStream(Response):
     def _next_chunks(
         self, deltas: Sequence[tuple[int, Delta]], choices: list[Choice], ends: list[Finished | None]
     ) -> bytes:
-        """Add the deltas to the choices. Return the chunks of those that have one to send; empty these choices.
+        """Add the deltas to their choices. Return the chunks that are due, and replace their choices by empty ones.
 
         A choice may have new tokens but no new text: an incomplete character, or the beginning of a stop string. Such a
         choice gets a chunk only if the client asked for token ids. Raise `ApiError` if a choice failed.

@@ -1,19 +1,21 @@
 """A small engine specification and short requests for tests of the scheduler.
 
-The tests run them on `minisgl.testing.drive.Drive`, and check the outcome themselves.
+The tests run them on `minisgl.testing.drive.Drive`, or with `serve`, and check the outcome themselves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
 from minisgl.core import EngineSpec, SamplingParams
 from minisgl.scheduler.base import SchedulerPolicy
 from minisgl.scheduler.reserve import Reserve
+from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.drive import Drive, Job, make_plugin
 
-__all__ = ["SPEC", "job", "make", "no_lookahead", "pool"]
+__all__ = ["SPEC", "job", "make", "no_lookahead", "pool", "serve"]
 
 SPEC = EngineSpec(page_size=4, num_pages=30, max_running_requests=4, max_seq_len=120, vocab_size=50)
 
@@ -38,6 +40,19 @@ def job(uid: int, length: int = 9, answer: int = 8, first: int | None = None, **
     start = uid * 7 if first is None else first
     prompt = [(start + i * i) % SPEC.vocab_size for i in range(length)]
     return Job(uid, prompt, SamplingParams(max_tokens=answer, temperature=0.0), **more)
+
+
+def serve(scheduler: Scheduler, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[int]]:
+    """Return the output tokens of each prompt. Afterwards nothing of the requests may be left in the scheduler."""
+    outputs: list[list[int]] = [[] for _ in prompts]
+    for uid, prompt in enumerate(prompts):
+        scheduler.add_request(uid, prompt, params)
+    while scheduler.has_work:
+        output = scheduler.step()
+        for uid, token in zip(output.uids, output.tokens, strict=True):
+            outputs[uid].append(token)
+    scheduler.check_idle()
+    return outputs
 
 
 def pool(num_pages: int, page_size: int = 4, max_running_requests: int = 4) -> EngineSpec:

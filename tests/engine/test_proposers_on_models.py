@@ -26,6 +26,7 @@ from minisgl.testing.checkpoints import ARCHITECTURES, tiny_checkpoint
 from minisgl.testing.drive import make_plugin
 from minisgl.testing.oracle import Oracle
 from minisgl.testing.ranks import leader_engine
+from minisgl.testing.small import serve
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 WORDS = ["device=cpu", "dtype=float32", "max_running_requests=4", "num_pages=200", "page_size=4", "max_seq_len=200"]
@@ -49,15 +50,7 @@ class Case:
         plugins = make_plugin("cache", "radix", page_size=4), make_plugin("scheduler", "mixed")
         scheduler = Scheduler(self.engine, *plugins, max_prefill_tokens=32, proposer=proposer, adapt_drafts=False)
         params = SamplingParams(max_tokens=40, temperature=temperature, seed=SEED, ignore_eos=True)
-        for uid, prompt in enumerate(self.prompts):
-            scheduler.add_request(uid, prompt, params)
-        outputs: list[list[int]] = [[] for _ in self.prompts]
-        while scheduler.has_work:
-            output = scheduler.step()
-            for uid, token in zip(output.uids, output.tokens, strict=True):
-                outputs[uid].append(token)
-        scheduler.check_idle()
-        return outputs, scheduler.stats()
+        return serve(scheduler, self.prompts, params), scheduler.stats()
 
     def proposer(self, name: str) -> DraftProposer:
         """Build a proposer for this engine. ``draft_model`` is the plugin of the documentation."""

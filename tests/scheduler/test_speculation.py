@@ -133,7 +133,7 @@ def test_pause_after_wrong_drafts() -> None:
 
 @pytest.mark.parametrize(("percent", "low", "high"), [(0, 1.0, 1.0), (50, 1.6, 2.0), (80, 3.0, 3.4), (100, 4.9, 5.0)])
 def test_tokens_a_step(percent: int, low: float, high: float) -> None:
-    """Where a verification costs little, it has almost the tokens of one that always has four drafts.
+    """Where verification is cheap, a step gives almost as many tokens as with four drafts in every step.
 
     With four drafts, each accepted with a probability of 50 or 80 %, these are 1.94 and 3.36.
     """
@@ -169,7 +169,7 @@ class _Batch:
         self.kinds: list[str] = []
 
     def run(self, steps: int) -> float:
-        """Run steps, and return the share of those that verified."""
+        """Run steps. Return which share of them verified drafts."""
         self.kinds = []
         for _ in range(steps):
             pays = self.times.choose(8, [(16, self.tokens)]) is not None

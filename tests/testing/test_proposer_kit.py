@@ -200,7 +200,7 @@ class OneSalt(SuffixProposer):
 
 
 class IntoTheNextAnswer(OneSalt):
-    """Looks up answers of its own salt, and copies on where they end."""
+    """Looks up answers of the right salt, but a draft may run on past the end of one into the next."""
 
     def admitted(self, req: Req) -> None:
         SuffixProposer.admitted(self, req)

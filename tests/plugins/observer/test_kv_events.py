@@ -91,7 +91,7 @@ def test_a_salt_separates_prompts() -> None:
 
 
 def test_a_salt_may_be_any_text() -> None:
-    """Even one that UTF-8 does not have."""
+    """It may contain a code point that can't be encoded in UTF-8."""
     blocks = Blocks(8, 4, 0)
     req = Req(1, list(range(8)), SamplingParams(cache_salt="a\ud800"), 0)
     pages = np.array([3, 4], np.int32)
