@@ -107,11 +107,8 @@ class DraftProposer(Protocol):
     """The largest number of draft tokens of one request in one step. With 0 the proposer is never called."""
 
     costly: bool = False
-    """Whether drafts take time to compute, as those of a model do, and there are always as many as asked for.
-
-    The scheduler then decides how many drafts are worth their time before it asks for them, or does not ask.
-    If a proposer is not costly, it asks first, and decides by the number of drafts that it gets.
-    """
+    """Whether drafts take time to compute, as a model's do, and there are always as many as asked for. The scheduler
+    then decides how many are worth their time before it asks. Otherwise it decides by the number that it gets."""
 
     def admitted(self, req: Req) -> None:
         """Note a request that begins to run, or runs again after a retraction: `Req.tokens` are its tokens so far.
