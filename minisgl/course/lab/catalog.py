@@ -94,6 +94,11 @@ class Lab:
         gates: Sequence[Gate] = self.module.GATES
         return gates
 
+    @property
+    def num_gates(self) -> int:
+        """The number of gates that `test` runs, with the gate ``loads``."""
+        return len(self.gates) + bool(self.plugin)
+
     def why(self, cause: str) -> str:
         """Return the explanation of a cause."""
         return self.causes.get(cause) or CAUSES[cause]

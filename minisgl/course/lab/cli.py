@@ -13,6 +13,7 @@ import os
 import random
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from minisgl.course.lab.grader.grade import fingerprint, grade
 from minisgl.course.lab.grader.retired_names import upgrade_note
 from minisgl.course.lab.skeletons import HEADER, solution
 from minisgl.course.lab.verdicts import Verdict
+from minisgl.course.lab.watch import watch
 from minisgl.options.compose import plain_errors
 
 
@@ -57,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     test.add_argument("--seed", type=int, help="repeat the random workloads of an earlier run")
     test.add_argument("--gate", action="append", default=[], help="run only this gate (may be repeated)")
     test.add_argument("--replay", metavar="FILE", help="run one saved workload again and show what your code prints")
+    test.add_argument("--first", action="store_true", help="end at the first gate that fails")
+    watch = add("watch", "grade your file whenever you save it, up to the first gate that fails")
+    watch.add_argument("path", nargs="?", help="the file to grade (default: my_NAME.py in your folder)")
     hint = add("hint", "print one more hint")
     hint.add_argument("part", nargs="?", help="the part (default: the first part whose gate is not green)")
     diff = add("diff", "compare your file with the reference solution")
@@ -68,15 +73,37 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(folder: Folder, status: bool) -> int:
-    known = folder.recall()
+    if status:
+        return _status(folder)
     for lab in labs():
-        done = known.get(lab.lab, {})
-        print(f"{lab.lab:<9} {lab.hook or 'any hook':<13} {_progress(done) if status else lab.title}")
+        print(f"{lab.lab:<9} {lab.hook or 'any hook':<13} {lab.title}")
     return 0
 
 
+def _status(folder: Folder) -> int:
+    known, greens, totals = folder.recall(), 0, 0
+    for lab in labs():
+        done = known.get(lab.lab, {})
+        green, total = (len(done["green"]), len(done["gates"])) if _is_graded(done) else (0, lab.num_gates)
+        greens, totals = greens + green, totals + total
+        print(f"{lab.lab:<9} {_bar(green, total)} {_progress(done)}")
+    print(f"{'course':<9} {_bar(greens, totals)} {greens} of {totals} gates green")
+    return 0
+
+
+def _bar(done: int, total: int, width: int = 20) -> str:
+    """Return a progress bar. It is full only if everything is done."""
+    filled = width * done // total
+    full, empty = "█░" if "utf" in (sys.stdout.encoding or "").lower() else "#-"
+    return full * filled + empty * (width - filled)
+
+
+def _is_graded(done: dict[str, Any]) -> bool:
+    return {"path", "sha256", "green", "gates"} <= done.keys()
+
+
 def _progress(done: dict[str, Any]) -> str:
-    if not {"path", "sha256", "green", "gates"} <= done.keys():
+    if not _is_graded(done):
         return "not graded yet"
     path = Path(done["path"])
     if not path.exists():
@@ -105,6 +132,8 @@ def _test(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
 
     def print_verdict(verdict: Verdict) -> None:
+        if options.first and not verdict.tried:
+            return
         print(verdict.line(), flush=True)
         if verdict.tried and not verdict.green:
             print("\n".join(verdict.explain(lab, _again(lab, folder, options, verdict, seed))), flush=True)
@@ -113,7 +142,7 @@ def _test(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
     for line in upgrade_note(lab, path):
         print(line, flush=True)
     try:
-        report = grade(lab, path, seed=seed, only=only, replay=replay, on_verdict=print_verdict)
+        report = grade(lab, path, seed=seed, only=only, replay=replay, stop=options.first, on_verdict=print_verdict)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if not only:
@@ -123,6 +152,25 @@ def _test(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
         f"{green} of {len(report.verdicts)} gates green" + (": the lab is done." if report.passed and not only else ".")
     )
     return 0 if report.passed else 1
+
+
+def _watch(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
+    path = folder.find(lab, options.path)
+    command = [sys.executable, "-m", "minisgl.lab", "test", lab.lab, str(path), "--dir", options.dir, "--first"]
+
+    def before_run() -> None:
+        if sys.stdout.isatty():
+            print("\x1b[2J\x1b[H", end="")  # an empty screen
+        print(f"{time.strftime('%H:%M:%S')}: grading {path}, and again when you save it. Ctrl-C ends this.", flush=True)
+
+    watch(path, command, before_run)
+    results = folder.recall()
+    for other in labs():
+        done = results.get(other.lab, {})
+        if not _is_graded(done) or done["green"] != done["gates"]:
+            print(f"Next: python -m minisgl.lab start {other.lab}")
+            break
+    return 0
 
 
 def _again(lab: Lab, folder: Folder, options: argparse.Namespace, verdict: Verdict, seed: int) -> str:
@@ -183,7 +231,7 @@ def _diff(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = {"start": _start, "test": _test, "hint": _hint, "diff": _diff}
+COMMANDS = {"start": _start, "test": _test, "watch": _watch, "hint": _hint, "diff": _diff}
 
 
 def run() -> None:

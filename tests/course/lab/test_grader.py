@@ -8,13 +8,14 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 import pytest
 
+from minisgl.course.lab import cli
 from minisgl.course.lab.catalog import Lab, find, labs, read
 from minisgl.course.lab.cli import main
 from minisgl.course.lab.gates.policy import show_plan
@@ -524,8 +525,26 @@ def test_replay_command(lab: Callable[..., Result], tmp_path: Path) -> None:
         line = next(line for line in said.out.splitlines() if field in line)
         assert line in replayed.out
     assert "1 of 7 gates green, next: plan" in lab("status").out
+    assert f"1 of {sum(each.num_gates for each in labs())} gates green" in lab("status").out.splitlines()[-1]
     path.write_text(path.read_text() + "\n")
     assert "the file has changed since" in lab("status").out
+
+
+def test_watch_command(lab: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs `test` up to the first red gate. `test_watch.py` tests when."""
+
+    def once(path: Path, command: Sequence[str], before_run: Callable[[], None]) -> None:
+        before_run()
+        assert str(path) == "my_policy.py" and command[1:3] == ["-m", "minisgl.lab"]
+        assert main(command[3:]) == 1
+
+    monkeypatch.setattr(cli, "watch", once)
+    assert lab("start", "policy").status == 0
+    said = lab("watch", "policy")
+    assert said.status == 0
+    assert "grading my_policy.py, and again when you save it" in said.out
+    assert said.out.count("  RED  ") == 1 and "not tried" not in said.out
+    assert said.out.splitlines()[-1] == "Next: python -m minisgl.lab start meter"
 
 
 def test_command_errors(lab: Callable[..., Result]) -> None:
