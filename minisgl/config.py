@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-GROUPS = ("attention", "cache", "scheduler", "moe", "graph", "communicator", "speculation", "fp8_gemm")
+GROUPS = ("attention", "cache", "scheduler", "moe", "graph", "communicator", "speculation", "fp8_gemm", "routing")
 LOAD_FORMATS = ("auto", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZE = ("auto", "fp8")
@@ -167,6 +167,7 @@ class Config:
     communicator: Any = None
     speculation: Any = None
     fp8_gemm: Any = None
+    routing: Any = None
 
     def check(self) -> None:
         """Raise `ConfigError` if a value is out of range.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from minisgl.attention import AttentionBackend
+    from minisgl.cluster.routing import RoutingPolicy
     from minisgl.config import Config
     from minisgl.core import I32, EngineSpec, Req, Step, StepResult
     from minisgl.distributed import Communicator
@@ -57,7 +58,7 @@ def minisgl_configs() -> Iterable[tuple[str, str, type]]:
 
     Returns: tuples ``(group, name, dataclass)``. ``group=name`` on the command line then selects this dataclass, and
     its fields are options of the group. ``group`` is ``attention``, ``cache``, ``scheduler``, ``moe``, ``graph``,
-    ``communicator``, ``speculation`` or ``fp8_gemm``.
+    ``communicator``, ``speculation``, ``fp8_gemm`` or ``routing``.
     """
     raise NotImplementedError
 
@@ -181,6 +182,19 @@ def minisgl_proposer(config: Any, spec: EngineSpec) -> DraftProposer | None:
     - ``spec``: the sizes of the engine: pages, page size, running requests, sequence length, vocabulary.
 
     Returns: the proposer, or None if ``config`` belongs to another plugin.
+    """
+
+
+@hookspec(firstresult=True)
+def minisgl_routing(config: Any) -> RoutingPolicy | None:
+    """Build the routing policy, which chooses the replica of each request, where several servers serve one model.
+
+    When: once in the process of a router, at start: ``python -m minisgl.cluster`` or ``python -m minisgl.bench
+    cluster``. A server has no router.
+
+    - ``config``: the options object of the group ``routing``.
+
+    Returns: the policy, or None if ``config`` belongs to another plugin.
     """
 
 

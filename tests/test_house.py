@@ -27,6 +27,7 @@ LAYERS = (
     {"engine", "scheduler"},
     {"tokenizer"},
     {"server", "llm"},
+    {"cluster"},
     {"trace"},
     {"testing"},
     {"bench"},

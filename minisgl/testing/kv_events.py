@@ -18,6 +18,7 @@ import pluggy
 from minisgl import hooks
 from minisgl.core import EngineSpec, Output
 from minisgl.kvcache import Key, PrefixCache
+from minisgl.message.kv_events import encode
 from minisgl.scheduler.base import SchedulerPolicy
 from minisgl.testing.drive import Drive
 
@@ -132,15 +133,15 @@ class _Recorder:
     replayer = None
     errors = 0
 
-    def __init__(self, content: CacheContent, encode: Any):
-        self._content, self._encode = content, encode
+    def __init__(self, content: CacheContent):
+        self._content = content
 
     @property
     def messages(self) -> int:
         return self._content.messages
 
     def publish(self, events: Any) -> None:
-        self._content.apply(self._encode(events))
+        self._content.apply(encode(events))
 
     def close(self) -> None:
         pass
@@ -157,7 +158,7 @@ class KVEventsDrive(Drive):
         self.content = CacheContent(spec.page_size, SEED)
         manager = pluggy.PluginManager(hooks.PROJECT)
         manager.add_hookspecs(hooks)
-        self.observer = plugin.KVEvents(spec, SEED, _Recorder(self.content, plugin.encode))
+        self.observer = plugin.KVEvents(spec, SEED, _Recorder(self.content))
         manager.register(self.observer)
         super().__init__(spec, cache, policy, observers=manager.hook, **options)
 

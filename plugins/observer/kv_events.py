@@ -12,7 +12,6 @@ and the guarantees.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import stat
@@ -24,13 +23,21 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-import msgspec
 import numpy as np
 import zmq
 
 from minisgl.config import Config, ConfigError, KVEventsConfig
 from minisgl.core import I32, EngineSpec, Req
 from minisgl.hooks import hookimpl
+from minisgl.message.kv_events import (
+    AllBlocksCleared,
+    AnyEvent,
+    BlockRemoved,
+    BlockStored,
+    block_hashes,
+    encode,
+    root_hash,
+)
 
 log = logging.getLogger(__name__)
 
@@ -53,82 +60,7 @@ def minisgl_observer(config: Config, spec: EngineSpec) -> KVEvents | None:
     return KVEvents(spec, config.kv_events.hash_seed, Publisher(config.kv_events))
 
 
-# ---- the messages --------------------------------------------------------------------------------------
-
-
-class Event(msgspec.Struct, tag=True, omit_defaults=True):
-    """An event: a map with the name of its class as ``type``. The names and the order of its fields are vLLM's."""
-
-
-class BlockStored(Event):
-    """Blocks that were stored, each after the one before it: the first one after ``parent_block_hash``.
-
-    ``token_ids`` are those of all blocks, ``block_size`` for each. ``extra_keys`` has an entry for each block: None, or
-    what its hash covers besides its tokens, which is the ``cache_salt`` in the first block of a prompt.
-    """
-
-    block_hashes: list[int]
-    parent_block_hash: int | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None
-    medium: str | None
-    lora_name: str | None
-    extra_keys: list[tuple[str] | None] | None = None
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-
-
-class BlockRemoved(Event):
-    """Blocks that were removed, in any order."""
-
-    block_hashes: list[int]
-    medium: str | None
-    group_idx: int | None = None
-
-
-class AllBlocksCleared(Event):
-    """The cache is empty."""
-
-
-class EventBatch(msgspec.Struct, array_like=True):
-    """One message: an array of a time in seconds since 1970, the events in order, and the rank, which is 0."""
-
-    ts: float
-    events: list[Event]
-    data_parallel_rank: int | None
-
-
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode(events: list[Event]) -> bytes:
-    """Return a message with these events."""
-    return _encoder.encode(EventBatch(time.time(), events, 0))
-
-
 # ---- from pages to blocks ------------------------------------------------------------------------------
-
-
-def root_hash(seed: int) -> int:
-    """Return the hash that takes the place of a first block's parent."""
-    return int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:8], "big")
-
-
-def block_hashes(parent: int, tokens: I32, block_size: int, salt: bytes = b"") -> list[int]:
-    """Return the hash of each block of ``tokens``: the first 8 bytes of a SHA-256, as an unsigned number.
-
-    It is the SHA-256 of the parent's hash (8 bytes, big-endian), the block's tokens (4 bytes each, little-endian), and,
-    for the first block of ``tokens``, ``salt``.
-    """
-    data, size, sha256 = tokens.astype("<i4").tobytes(), 4 * block_size, hashlib.sha256
-    digest, digests = parent.to_bytes(8, "big"), []
-    for start in range(0, len(data), size):
-        digest = sha256(digest + data[start : start + size] + salt).digest()[:8]
-        digests.append(digest)
-        salt = b""
-    hashes: list[int] = np.frombuffer(b"".join(digests), ">u8").tolist()
-    return hashes
 
 
 class Blocks:
@@ -150,14 +82,14 @@ class Blocks:
         """Forget a request, which runs no longer."""
         self._last.pop(uid, None)
 
-    def store(self, req: Req, start: int, cached_pages: I32, new_pages: I32) -> list[Event]:
+    def store(self, req: Req, start: int, cached_pages: I32, new_pages: I32) -> list[AnyEvent]:
         """Return the events of ``new_pages``. Arguments as in `minisgl_pages_cached`.
 
         A page of ``cached_pages`` that is not new was cached before, so its block has a hash.
         """
         is_new = cached_pages == new_pages if len(new_pages) == len(cached_pages) else np.isin(cached_pages, new_pages)
         edges = [0, *(np.flatnonzero(np.diff(is_new)) + 1).tolist(), len(cached_pages)]
-        events: list[Event] = []
+        events: list[AnyEvent] = []
         for first, end in pairwise(edges):  # runs of new pages, and of pages that are not
             if is_new[first]:
                 events.append(self._store(req, start + first, cached_pages[first:end].tolist()))
@@ -301,7 +233,7 @@ class Publisher:
             self._context.destroy(linger=0)
             raise
 
-    def publish(self, events: list[Event]) -> None:
+    def publish(self, events: list[AnyEvent]) -> None:
         """Publish the events as one message. Count an error, instead of raising it."""
         seq, self.messages = self.messages, self.messages + 1
         try:
@@ -370,7 +302,7 @@ class KVEvents:
         self._publisher = publisher
         # If minisgl_closed is never called, the sockets are closed when this object is deleted.
         self._finish = weakref.finalize(self, self._publisher.close)
-        self._events: list[Event] = []
+        self._events: list[AnyEvent] = []
         self._publisher.publish([AllBlocksCleared()])
 
     @hookimpl

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl import LLM, SamplingParams
+from minisgl.cluster.routing import Replica
 from minisgl.config import Config
 from minisgl.options.reference import EXAMPLES
 from minisgl.plugin_manager.discovery import HOOKS
@@ -156,6 +157,18 @@ def test_minisgl_scheduler(tmp_path: Path) -> None:
     drive = simulate(manager, tmp_path, clients, policy=policy, spec=SPEC, max_prefill_tokens=10)
     first = drive.report.first_token
     assert first[3] < first[2] < first[1]
+
+
+def test_minisgl_routing() -> None:
+    """Prompts with the same first block go to one replica; the others follow the load."""
+    manager = load("minisgl_routing")
+    policy = manager.build("routing", manager.make("routing", "by_prompt"))
+    replicas = [Replica(block_size=4) for _ in range(4)]
+    assert [policy.choose([block, 7], 8, replicas) for block in (5, 5, 6, 11)] == [1, 1, 2, 3]
+    replicas[0].start("a", [], 3, 1)
+    replicas[1].stop()
+    assert policy.choose([], 3, replicas) == 2
+    assert policy.choose([5], 8, replicas) == 3  # the third one of those that live
 
 
 def test_minisgl_moe() -> None:

@@ -30,9 +30,11 @@ from hypothesis import strategies as st
 
 from minisgl.config import Config, ConfigError, KVEventsConfig
 from minisgl.core import EngineSpec, Req, SamplingParams
+from minisgl.message import kv_events as messages
+from minisgl.message.kv_events import BlockStored
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.observer import kv_events
-from minisgl.plugins.observer.kv_events import Blocks, BlockStored, KVEvents, Publisher, ReplayBuffer
+from minisgl.plugins.observer.kv_events import Blocks, KVEvents, Publisher, ReplayBuffer
 from minisgl.testing.drive import Job, make_plugin
 from minisgl.testing.kv_events import KVEventsDrive
 from minisgl.testing.planted import ArrivalOrderPolicy
@@ -99,7 +101,7 @@ def test_a_salt_may_be_any_text() -> None:
     assert isinstance(event, BlockStored)
     assert event.extra_keys is not None
     assert event.extra_keys[0] is not None
-    assert msgspec.msgpack.decode(kv_events.encode([event]))[1][0]["extra_keys"][0][0].startswith("a\ufffd")
+    assert msgspec.msgpack.decode(messages.encode([event]))[1][0]["extra_keys"][0][0].startswith("a\ufffd")
 
 
 def test_evicted_blocks_are_removed() -> None:
@@ -176,7 +178,7 @@ def _the_match_is_forgotten() -> Any:
 
 
 def _the_hash_has_no_salt() -> Any:
-    real = kv_events.block_hashes
+    real = messages.block_hashes
     return patch.object(kv_events, "block_hashes", lambda parent, tokens, size, salt=b"": real(parent, tokens, size))
 
 
@@ -209,7 +211,7 @@ def _a_removal_is_published_late() -> Any:
     real = KVEvents._flush
 
     def flush(self: Any) -> None:
-        late, self.late = getattr(self, "late", []), [e for e in self._events if type(e) is kv_events.BlockRemoved]
+        late, self.late = getattr(self, "late", []), [e for e in self._events if type(e) is messages.BlockRemoved]
         self._events = [e for e in self._events if e not in self.late] + late
         real(self)
 
@@ -255,7 +257,7 @@ def _example() -> ModuleType:
 example = _example()
 
 
-def _stored(number: int, tokens: int = 2) -> list[kv_events.Event]:
+def _stored(number: int, tokens: int = 2) -> list[messages.AnyEvent]:
     """Return an event with one block, whose hash is ``number``."""
     return [BlockStored([number], None, [number] * tokens, tokens, None, "GPU", None, [None], 0, "full_attention")]
 
@@ -266,7 +268,7 @@ def publishing(**options: Any) -> Iterator[Publisher]:
     options = {"endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*", **options}
     publisher = Publisher(KVEventsConfig(**options))
     try:
-        publisher.publish([kv_events.AllBlocksCleared()])
+        publisher.publish([messages.AllBlocksCleared()])
         yield publisher
     finally:
         publisher.close()
@@ -294,7 +296,7 @@ def subscribed(publisher: Publisher, **options: Any) -> Iterator[Any]:
 
 def live(publisher: Publisher, subscriber: Any) -> bool:
     """Publish an event that changes nothing. Return whether the subscriber gets it."""
-    publisher.publish([kv_events.BlockRemoved([0], "GPU", 0)])
+    publisher.publish([messages.BlockRemoved([0], "GPU", 0)])
     seq = publisher.messages - 1
     while subscriber.poll(0.2):
         if subscriber.last is not None and subscriber.last[0] == seq:
@@ -316,7 +318,7 @@ def test_frames_and_layout() -> None:
         sub.subscribe("kv@")
         sub.connect(addresses(publisher)["endpoint"])
         while not sub.poll(50):
-            publisher.publish([kv_events.BlockRemoved([2**64 - 1], "GPU", 0)])
+            publisher.publish([messages.BlockRemoved([2**64 - 1], "GPU", 0)])
         topic, seq, payload = sub.recv_multipart()
         assert topic == b"kv@1"
         assert 0 < int.from_bytes(seq, "big") < publisher.messages
@@ -324,8 +326,8 @@ def test_frames_and_layout() -> None:
         assert abs(ts - time.time()) < 3600
         removed = {"type": "BlockRemoved", "block_hashes": [2**64 - 1], "medium": "GPU", "group_idx": 0}
         assert (events, rank) == ([removed], 0)
-    assert msgspec.msgpack.decode(kv_events.encode([kv_events.AllBlocksCleared()]))[1] == [{"type": "AllBlocksCleared"}]
-    (stored,) = msgspec.msgpack.decode(kv_events.encode(_stored(9)))[1]
+    assert msgspec.msgpack.decode(messages.encode([messages.AllBlocksCleared()]))[1] == [{"type": "AllBlocksCleared"}]
+    (stored,) = msgspec.msgpack.decode(messages.encode(_stored(9)))[1]
     assert list(stored) == [
         "type",
         "block_hashes",
@@ -339,21 +341,21 @@ def test_frames_and_layout() -> None:
         "group_idx",
         "kv_cache_spec_kind",
     ]
-    assert example.EventBatch is not kv_events.EventBatch
+    assert example.EventBatch is not messages.EventBatch
 
 
 def test_the_documented_hash() -> None:
     """A hash that a router may compute itself; the value must never change between releases."""
-    root = kv_events.root_hash(0)
-    hashes = kv_events.block_hashes(root, np.arange(4, dtype=np.int32), 2, b"salt")
+    root = messages.root_hash(0)
+    hashes = messages.block_hashes(root, np.arange(4, dtype=np.int32), 2, b"salt")
     assert (root, hashes) == (6912158355717386040, [5963500328259179070, 4471709797417489679])
-    assert kv_events.block_hashes(hashes[0], np.array([2, 3], np.int32), 2) == hashes[1:]
-    assert kv_events.root_hash(1) != root
+    assert messages.block_hashes(hashes[0], np.array([2, 3], np.int32), 2) == hashes[1:]
+    assert messages.root_hash(1) != root
 
 
 def test_the_page_lists_every_field() -> None:
     page = (FOLDER.parents[1] / "operation" / "kv-events.md").read_text("utf-8")
-    for kind in (BlockStored, kv_events.BlockRemoved, kv_events.AllBlocksCleared):
+    for kind in (BlockStored, messages.BlockRemoved, messages.AllBlocksCleared):
         named = {kind.__name__, *kind.__struct_fields__}
         assert {name for name in named if f"`{name}`" in page} == named
     for text in ("`page_size`", "kv_events.endpoint", *(f"kv_events.{name}" for name in ("replay_endpoint", "hwm"))):
@@ -388,7 +390,7 @@ def test_a_slow_subscriber_loses_messages_and_gets_them_again() -> None:
     with publishing(hwm=1) as publisher, subscribed(publisher, hwm=1) as subscriber:
         for i in range(1, 1001):
             publisher.publish(_stored(i, 20_000))
-        publisher.publish([kv_events.BlockRemoved([1], "GPU", 0)])
+        publisher.publish([messages.BlockRemoved([1], "GPU", 0)])
         end = publisher.messages - 1
         wait(subscriber, lambda: not subscriber.poll(0.5))
         while subscriber.last[0] < end:
@@ -431,7 +433,7 @@ def test_more_is_lost_than_can_be_replayed() -> None:
         with subscribed(publisher) as subscriber:
             assert not subscriber.complete
             assert subscriber.blocks <= set(range(15, 20))
-            publisher.publish([kv_events.AllBlocksCleared()])
+            publisher.publish([messages.AllBlocksCleared()])
             publisher.publish(_stored(20))
             wait(subscriber, lambda: 20 in subscriber.blocks)
             assert subscriber.blocks == {20}

@@ -1,0 +1,1 @@
+"""Several servers (replicas) behind one router. `minisgl.cluster.routing` is the interface of a routing policy."""

@@ -1,0 +1,1 @@
+"""Routing policies: each file is one choice of ``routing=``."""
