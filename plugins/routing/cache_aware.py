@@ -1,13 +1,15 @@
 """`routing=cache_aware`: each request goes to the replica that has most of its prompt cached, within a load bound.
 
-Two counters of each replica measure its load: requests and prompt tokens that it was given. Both decay, so that they
-count about the last ``window`` requests a replica. A replica whose counter is above ``max_load`` times the mean of all
-living replicas gets no request. Among the others, the policy chooses the one with the fewest prompt tokens to compute,
-those that wait there included; of equal ones, the least loaded.
+The cost of a replica is the number of prompt tokens that it would have to compute, times ``hit_weight``, and the number
+of prompt tokens that wait there. The policy chooses the lowest cost; of equal ones, the lowest load. The weight is
+above 1 because a prefix that is computed on a second replica costs twice: now the computation, and later the prefix
+whose pages it takes.
 
-The bound is that of consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018). The least loaded
-replica is never above it, so a choice exists. At any time, a counter exceeds ``max_load`` times the mean by one request
-at most.
+Costs alone would send every request with a popular prefix to one replica. So there is a load bound, as in consistent
+hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018). Two counters of each replica measure its load:
+requests, and prompt tokens. Both decay, so that they count about the last ``window`` requests a replica. A replica with
+a counter above ``max_load`` times the mean of the living replicas gets no request. If all are above in one of the
+counters, the one with the smallest excess gets it.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ from minisgl.hooks import hookimpl
 class CacheAware:
     """Each request goes to the living replica with most of its prompt cached, unless that one has too much load."""
 
+    hit_weight: float = 8.0
+    """How many prompt tokens may wait at a replica for each token that it has cached and another one has not."""
     max_load: float = 1.25
-    """Largest load of a replica relative to the mean of the living replicas. It is at least 1. Low values lose
-    prefix hits, high values let some replicas queue while others idle."""
+    """Largest load of a replica that gets requests, relative to the mean of the living replicas: at least 1."""
     window: int = 64
     """Number of past requests, for each replica, over which the load is measured."""
 
@@ -35,54 +38,53 @@ class CacheAware:
 class CacheAwarePolicy:
     """Chooses by the tokens to compute, among the replicas whose load is within the bound."""
 
-    def __init__(self, max_load: float, window: int):
+    def __init__(self, hit_weight: float, max_load: float, window: int):
+        if not (hit_weight >= 0.0 and math.isfinite(hit_weight)):
+            raise ValueError(f"hit_weight={hit_weight}: hit_weight must be a number of at least 0")
         if not (max_load >= 1.0 and math.isfinite(max_load)):
             raise ValueError(f"max_load={max_load}: max_load must be a number of at least 1")
         if window < 1:
             raise ValueError(f"window={window}: window must be at least 1")
-        self.max_load, self.window = max_load, window
-        self.loads: dict[int, list[float]] = {}
-        """Index of a living replica → its requests and prompt tokens, with decay."""
+        self.hit_weight, self.max_load, self.window = hit_weight, max_load, window
+        self._loads: dict[int, tuple[float, float]] = {}  # living replica → its requests and prompt tokens, decayed
 
     def choose(self, block_hashes: Sequence[int], prompt_tokens: int, replicas: Sequence[Replica]) -> int:
-        live = live_replicas(replicas)
-        self._follow(live)
-        allowed = [index for index in live if self._relative_load(index) <= self.max_load]
+        self._follow(live_replicas(replicas))
+        loads = self.relative_loads()
+        allowed = [index for index, load in loads.items() if load <= self.max_load]
 
-        def cost(index: int) -> tuple[float, ...]:
+        def cost(index: int) -> tuple[float, float, int]:
             replica = replicas[index]
             new_tokens = replica.new_tokens(block_hashes, prompt_tokens)
-            return new_tokens + replica.waiting_tokens, self._relative_load(index), replica.requests, index
+            return self.hit_weight * new_tokens + replica.waiting_tokens, loads[index], index
 
-        chosen = min(allowed or live, key=cost if allowed else self._relative_load)
+        chosen = min(allowed, key=cost) if allowed else min(loads, key=loads.__getitem__)
         self._add(chosen, prompt_tokens)
         return chosen
 
+    def relative_loads(self) -> dict[int, float]:
+        """Return, for each living replica, the larger one of its counters, each divided by its mean."""
+        requests, tokens = self._means()
+        if requests == 0.0:
+            return dict.fromkeys(self._loads, 0.0)
+        return {index: max(load[0] / requests, load[1] / tokens) for index, load in self._loads.items()}
+
+    def _means(self) -> tuple[float, float]:
+        count = max(len(self._loads), 1)
+        return sum(load[0] for load in self._loads.values()) / count, sum(t for _, t in self._loads.values()) / count
+
     def _follow(self, live: Sequence[int]) -> None:
-        """Forget dead replicas. A new one begins with the mean load, so that not every request goes there."""
-        self.loads = {index: self.loads[index] for index in live if index in self.loads}
-        mean = self._mean()
+        """Forget dead replicas. A new one begins with the mean load, or it would get all requests for a while."""
+        self._loads = {index: self._loads[index] for index in live if index in self._loads}
+        mean = self._means()
         for index in live:
-            self.loads.setdefault(index, list(mean))
-
-    def _mean(self) -> list[float]:
-        counters = list(zip(*self.loads.values(), strict=True))
-        return [sum(counter) / len(counter) for counter in counters] if counters else [0.0, 0.0]
-
-    def _relative_load(self, index: int) -> float:
-        """Return the larger one of the replica's counters, each divided by its mean."""
-        return max(
-            (load / mean if mean else 0.0 for load, mean in zip(self.loads[index], self._mean(), strict=True)),
-            default=0.0,
-        )
+            self._loads.setdefault(index, mean)
 
     def _add(self, chosen: int, prompt_tokens: int) -> None:
-        decay = math.exp(-1.0 / (self.window * len(self.loads)))
-        for load in self.loads.values():
-            load[0] *= decay
-            load[1] *= decay
-        self.loads[chosen][0] += 1.0
-        self.loads[chosen][1] += prompt_tokens
+        decay = math.exp(-1.0 / (self.window * len(self._loads)))
+        self._loads = {index: (load[0] * decay, load[1] * decay) for index, load in self._loads.items()}
+        requests, tokens = self._loads[chosen]
+        self._loads[chosen] = (requests + 1.0, tokens + max(prompt_tokens, 1))
 
 
 @hookimpl
@@ -92,4 +94,6 @@ def minisgl_configs() -> Any:
 
 @hookimpl
 def minisgl_routing(config: Any) -> CacheAwarePolicy | None:
-    return CacheAwarePolicy(config.max_load, config.window) if isinstance(config, CacheAware) else None
+    if not isinstance(config, CacheAware):
+        return None
+    return CacheAwarePolicy(config.hit_weight, config.max_load, config.window)

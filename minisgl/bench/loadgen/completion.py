@@ -6,13 +6,14 @@ an event with several tokens counts once. An event that only opens a chat messag
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from minisgl.bench.loadgen.http import RequestError
+from minisgl.bench.loadgen.http import HttpClient, RequestError
 
 MAX_REASON = 160
 """The largest number of characters of a reason for a failure."""
@@ -193,6 +194,24 @@ class StreamReader:
             record.wrong = "no usage in the stream: events are counted as tokens"
         elif self._ignore_eos and record.output_len != record.asked_len:
             record.wrong = "another number of tokens than max_tokens, with ignore_eos"
+
+
+async def exchange(
+    http: HttpClient, path: str, body: bytes, record: RequestRecord, reader: StreamReader, timeout: float
+) -> None:
+    """Send one request and read its response into its record. Does not raise: the record says why a request failed."""
+    record.start = time.perf_counter()
+    try:
+        async with asyncio.timeout(timeout):
+            await http.post(path, body, reader)
+        reader.finish()
+    except RequestError as error:
+        record.error = str(error)
+    except TimeoutError:
+        record.error = f"no complete response within timeout={timeout:g} s"
+    except asyncio.CancelledError:
+        record.interrupted = True
+    record.end = time.perf_counter()
 
 
 def _opens_message(choice: _Choice) -> bool:

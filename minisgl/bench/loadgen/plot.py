@@ -37,7 +37,7 @@ def draw(results: Results) -> str:
     pic.text(0, 12, pic.title, "strong")
     for number, (title, x_name, series) in enumerate(charts):
         column, row = number % 2, number // 2
-        _chart(pic, column * (LEFT + WIDTH + GAP), 2 * LINE + row * (HEIGHT + 5 * LINE), title, x_name, series)
+        chart(pic, column * (LEFT + WIDTH + GAP), 2 * LINE + row * (HEIGHT + 5 * LINE), title, x_name, series)
     pic.desc = words
     return pic.render()
 
@@ -111,7 +111,7 @@ def _in_flight(records: Sequence[RequestRecord]) -> Points:
     return [(float(t), float(numbers[max(0, np.searchsorted(times, t, "right") - 1)])) for t in at]
 
 
-def _chart(pic: Picture, x: float, y: float, title: str, x_name: str, series: Series) -> None:
+def chart(pic: Picture, x: float, y: float, title: str, x_name: str, series: Series) -> None:
     """Draw one chart whose upper left corner is (x, y)."""
     left, bottom = x + LEFT, y + 2 * LINE + HEIGHT
     points = [point for _, line in series for point in line]

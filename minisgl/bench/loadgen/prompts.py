@@ -72,18 +72,22 @@ class TraceWorkload:
 
 @dataclass(frozen=True)
 class PromptFactory:
-    """Builds the prompt of each request. ``shared`` is the length of a prefix that all prompts have in common."""
+    """Builds the prompt of each request.
+
+    ``shared`` is the length of a prefix that all prompts have in common. A hash id is a block of ``block_size`` tokens.
+    """
 
     vocabulary: Vocabulary
     seed: int
     shared: int = 0
+    block_size: int = HASH_BLOCK
 
     def build(self, index: int, request: TraceRequest) -> list[int] | str:
         """Return the prompt of request ``index`` as token ids or as text."""
         if request.prompt is not None:
             return request.prompt if isinstance(request.prompt, str) else list(request.prompt)
-        blocks = [self._draw(HASH_BLOCK, 3, hash_id) for hash_id in request.hash_ids]
-        blocks.append(self._draw(max(0, request.input_len - HASH_BLOCK * len(blocks)), 1, index))
+        blocks = [self._draw(self.block_size, 3, hash_id) for hash_id in request.hash_ids]
+        blocks.append(self._draw(max(0, request.input_len - self.block_size * len(blocks)), 1, index))
         own = np.concatenate(blocks)[: request.input_len]
         return self.vocabulary.prompt(np.concatenate([self._draw(self.shared, 2), own]))
 

@@ -14,8 +14,8 @@ import time
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
-from minisgl.bench.loadgen.completion import RequestRecord, StreamReader
-from minisgl.bench.loadgen.http import HttpClient, RequestError
+from minisgl.bench.loadgen.completion import RequestRecord, StreamReader, exchange
+from minisgl.bench.loadgen.http import HttpClient
 from minisgl.bench.loadgen.plan import BodyQueue, Plan, WorkerResult
 from minisgl.bench.loadgen.prompts import PromptFactory
 from minisgl.bench.loadgen.traces import TraceRequest
@@ -145,18 +145,7 @@ class Worker:
         """Send one request and return its record. Does not raise: the record says why a request failed."""
         record = RequestRecord(index, request.output_len, request.input_len, due)
         reader = StreamReader(record, self.plan.template.ignore_eos, self.plan.keep_text)
-        record.start = time.perf_counter()
-        try:
-            async with asyncio.timeout(self.plan.timeout):
-                await self.http.post(self.plan.template.path, body, reader)
-            reader.finish()
-        except RequestError as error:
-            record.error = str(error)
-        except TimeoutError:
-            record.error = f"no complete response within timeout={self.plan.timeout:g} s"
-        except asyncio.CancelledError:
-            record.interrupted = True
-        record.end = time.perf_counter()
+        await exchange(self.http, self.plan.template.path, body, record, reader, self.plan.timeout)
         return record
 
     # ---- what is measured beside the requests ----------------------------------------------------------

@@ -1,0 +1,1 @@
+"""`bench cluster`: requests with shared prefixes, replicas in simulation or behind HTTP, their results and the plot."""
