@@ -62,6 +62,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--kv-events", nargs="+", default=[], metavar="ADDRESS", help="addresses of the servers' KV "
                    "events, in the same order (default: the view is what was sent to a server)")  # fmt: skip
     p.add_argument("--page-size", type=int, default=16, help="page_size of the servers (default 16)")
+    p.add_argument("--vocab-size", type=int, metavar="N", help="tokens of the servers' vocabulary (default: that of "
+                   "the model, if minisgl ships it)")  # fmt: skip
     add_json(p)
     p.add_argument("--plot", type=writable, metavar="FILE", help="draw the results as an SVG file")
     return p
@@ -134,7 +136,7 @@ def prepare(args: argparse.Namespace) -> Setup:
 
 def check(args: argparse.Namespace) -> None:
     """Raise `ConfigError` if an argument is out of range, or two of them exclude each other."""
-    for name in ("requests", "pool", "block", "page_size"):
+    for name in ("requests", "pool", "block", "page_size", "vocab_size"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at least 1.")
     if args.rate is not None and not (0 < args.rate < math.inf):
@@ -143,6 +145,10 @@ def check(args: argparse.Namespace) -> None:
         raise ConfigError("--replicas: must be at least 1.")
     if args.servers and args.replicas:
         raise ConfigError("--replicas is for the simulation: with --servers, there are as many as URLs.")
+    if args.pool is not None and args.servers and args.kv_events:
+        raise ConfigError("--pool: with --kv-events, the servers say what they have cached.")
+    if not args.servers and (args.kv_events or args.vocab_size or args.page_size != 16):
+        raise ConfigError("--kv-events, --page-size and --vocab-size are for --servers.")
     if args.kv_events and len(args.kv_events) != len(args.servers or ()):
         raise ConfigError("--kv-events: give one address for each URL of --servers.")
 
@@ -230,7 +236,10 @@ def play_to_servers(setup: Setup) -> tuple[list[Row], dict[str, Any]]:
     args, count = setup.args, len(setup.args.servers)
     addresses = [ServerAddress.parse(url) for url in args.servers]
     model, _ = ask_model(addresses[0])
-    words = vocabulary(find_tokenizer(None, model), None, text=False)
+    tokenizer = find_tokenizer(None, model)
+    if tokenizer is None and args.vocab_size is None:
+        raise ConfigError(f"the vocabulary of {model} is not known: give --vocab-size N.")
+    words = vocabulary(tokenizer, args.vocab_size, text=False)
     play = Play(addresses, args.kv_events, model, args.page_size, setup.pool // args.page_size)
     salt, rows, failures = time.time_ns(), [], []
     with tqdm(total=len(setup.entries) * len(args.routing), unit="req", disable=None, leave=False) as bar:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.bench import abuse, host, kernels, link, offline, online, speculation, suite, ttft
+from minisgl.bench import abuse, cluster, host, kernels, link, offline, online, speculation, suite, ttft
 from minisgl.bench.__main__ import BENCHMARKS, main
 from minisgl.course.ladder import stages
 
@@ -20,6 +20,7 @@ WRITERS = {
     "host": (host, "measure", ["--json"]),
     "kernels": (kernels, "cases", ["--json"]),
     "link": (link, "measure", ["--json"]),
+    "cluster": (cluster, "prepare", ["--json", "--plot"]),
     "speculation": (speculation, "measure", ["--json"]),
     "ttft": (ttft, "measure", ["--json"]),
 }

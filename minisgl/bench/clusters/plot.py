@@ -16,15 +16,19 @@ CHARTS: tuple[tuple[str, Callable[[Row], float]], ...] = (
 )
 
 
-def draw(rows: Sequence[Row], title: str) -> str:
+def draw(rows: Sequence[Row], heading: str) -> str:
     """Return the SVG of the rows."""
-    pic = Picture("load", title)
-    pic.text(0, 12, title, "strong")
+    pic = Picture("load", heading)
+    pic.text(0, 12, heading, "strong")
     names = list(dict.fromkeys(row.routing for row in rows))
-    for number, (name, value) in enumerate(CHARTS):
-        series = [(r, sorted((float(row.replicas), value(row)) for row in rows if row.routing == r)) for r in names]
+    counts = sorted({row.replicas for row in rows})
+    for number, (title, value) in enumerate(CHARTS):
+        series = [
+            (name, sorted((float(counts.index(row.replicas)), value(row)) for row in rows if row.routing == name))
+            for name in names
+        ]
         column, line = number % 2, number // 2
         place = column * (LEFT + WIDTH + GAP), 2 * LINE + line * (HEIGHT + 6 * LINE)
-        chart(pic, *place, name, "replicas", series)
+        chart(pic, *place, title, "replicas", series, [str(count) for count in counts])
     pic.desc = "Hit rate, load balance and time to first token by routing policy and number of replicas."
     return pic.render()

@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -145,13 +145,17 @@ class Play:
         progress: Callable[[], object] = lambda: None,
     ) -> tuple[list[Served], list[str]]:
         """Play the requests ``speed`` times as fast as their times. Return their outcomes, and the failures."""
-        with self.servers() as servers:
-            asyncio.run(self._play(servers, requests, prompts, policy, speed, progress))
+        servers = asyncio.run(self._connect_and_play(requests, prompts, policy, speed, progress))
         records = [(place, record) for place, server in enumerate(servers) for record in server.records]
         served = [
             Served(place, r.ttft, r.prompt_len, r.cached_len, r.output_len) for place, r in records if r.completed
         ]
         return served, [record.error or "interrupted" for _, record in records if not record.completed]
+
+    async def _connect_and_play(self, requests: Sequence[TraceRequest], *others: Any) -> list[Server]:
+        with self.servers() as servers:  # the connections belong to this event loop
+            await self._play(servers, requests, *others)
+            return servers
 
     async def _play(
         self,

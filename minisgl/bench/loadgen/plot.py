@@ -111,19 +111,26 @@ def _in_flight(records: Sequence[RequestRecord]) -> Points:
     return [(float(t), float(numbers[max(0, np.searchsorted(times, t, "right") - 1)])) for t in at]
 
 
-def chart(pic: Picture, x: float, y: float, title: str, x_name: str, series: Series) -> None:
-    """Draw one chart whose upper left corner is (x, y)."""
+def chart(
+    pic: Picture, x: float, y: float, title: str, x_name: str, series: Series, x_words: Sequence[str] = ()
+) -> None:
+    """Draw one chart whose upper left corner is (x, y).
+
+    With ``x_words``, the horizontal values are indices of these words, which are written below the chart.
+    """
     left, bottom = x + LEFT, y + 2 * LINE + HEIGHT
     points = [point for _, line in series for point in line]
     x_ticks = ticks(max((px for px, _ in points), default=1.0))
+    if x_words:
+        x_ticks = [0.0, max(len(x_words) - 1.0, 1.0)]
     y_ticks = ticks(max((py for _, py in points), default=1.0))
     pic.text(left, y + 10, title, "strong")
     for tick in y_ticks:
         at = bottom - HEIGHT * tick / y_ticks[-1]
         pic.path([(left, at), (left + WIDTH, at)], "line")
         pic.text(left - 6, at + 4, f"{tick:,g}", "small soft end")
-    for tick in x_ticks:
-        pic.text(left + WIDTH * tick / x_ticks[-1], bottom + 13, f"{tick:,g}", "small soft mid")
+    for tick, word in enumerate(x_words) if x_words else ((tick, f"{tick:,g}") for tick in x_ticks):
+        pic.text(left + WIDTH * tick / x_ticks[-1], bottom + 13, word, "small soft mid")
     pic.text(left + WIDTH / 2, bottom + 26, x_name, "small soft mid")
     for number, (name, line) in enumerate(series):
         scaled = [(left + WIDTH * px / x_ticks[-1], bottom - HEIGHT * py / y_ticks[-1]) for px, py in line]
