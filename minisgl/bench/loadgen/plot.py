@@ -112,11 +112,19 @@ def _in_flight(records: Sequence[RequestRecord]) -> Points:
 
 
 def chart(
-    pic: Picture, x: float, y: float, title: str, x_name: str, series: Series, x_words: Sequence[str] = ()
+    pic: Picture,
+    x: float,
+    y: float,
+    title: str,
+    x_name: str,
+    series: Series,
+    x_words: Sequence[str] = (),
+    hues: Sequence[int] = (),
 ) -> None:
     """Draw one chart whose upper left corner is (x, y).
 
-    With ``x_words``, the horizontal values are indices of these words, which are written below the chart.
+    With ``x_words``, the horizontal values are indices of these words, which are written below the chart. ``hues`` are
+    the colours of the lines, for which the picture has a legend of its own.
     """
     left, bottom = x + LEFT, y + 2 * LINE + HEIGHT
     points = [point for _, line in series for point in line]
@@ -132,14 +140,14 @@ def chart(
     for tick, word in enumerate(x_words) if x_words else ((tick, f"{tick:,g}") for tick in x_ticks):
         pic.text(left + WIDTH * tick / x_ticks[-1], bottom + 13, word, "small soft mid")
     pic.text(left + WIDTH / 2, bottom + 26, x_name, "small soft mid")
-    for number, (name, line) in enumerate(series):
+    for number, (name, line) in zip(hues or range(len(series)), series, strict=True):
         scaled = [(left + WIDTH * px / x_ticks[-1], bottom - HEIGHT * py / y_ticks[-1]) for px, py in line]
         if scaled:
             pic.path(scaled, f"s{number}", tip=name)
         if len(scaled) < MAX_POINTS // 4:
             for (px, py), at_point in zip(line, scaled, strict=True):
                 pic.dot(*at_point, 2.5, f"q{number}", tip=f"{name} {px:,.4g}: {py:,.4g}".strip())
-    if any(name for name, _ in series):
+    if not hues and any(name for name, _ in series):
         pic.legend(left, y + 10 + LINE, [(f"s{number}", name) for number, (name, _) in enumerate(series)])
 
 
