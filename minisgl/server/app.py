@@ -1,6 +1,6 @@
 """The HTTP routes: those of the OpenAI API, ``/tokenize``, ``/detokenize``, ``/health``, ``/ready``, ``/metrics``.
 
-Each route parses its request and passes it to the dispatcher. Every error response is an OpenAI error object, also for
+`minisgl.server.server_info` has those that routers ask for: ``/server_info``, ``/model_info`` and the loads. Each route parses its request and passes it to the dispatcher. Every error response is an OpenAI error object, also for
 an unknown route or a body that is not JSON.
 """
 
@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import fastapi
@@ -38,6 +38,7 @@ from minisgl.server.protocol import (
 )
 from minisgl.server.request_record import Generation, RequestRecord, record_of
 from minisgl.server.responses import ResponseBuilder
+from minisgl.server.server_info import ServerInfo, loads, model_info, request_loads, server_info
 from minisgl.utils.version import __version__
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -58,7 +59,7 @@ class Settings:
 
     They are the model's name in the API, the API key or None, the largest size of a body in bytes or None for the
     default, which depends on the model's context, the longest time of a request in seconds or None, the prefix of all
-    paths, and the origins whose pages may read responses.
+    paths, the origins whose pages may read responses, and the facts for ``/server_info`` and ``/model_info``.
     """
 
     model: str
@@ -67,6 +68,7 @@ class Settings:
     request_timeout: float | None = None
     root_path: str = ""
     cors_origins: tuple[str, ...] = ()
+    info: ServerInfo = field(default_factory=ServerInfo)
 
     def body_limit(self, max_seq_len: int) -> int:
         """Return the largest size of a body in bytes, for a server that allows ``max_seq_len`` tokens a request."""
@@ -235,6 +237,28 @@ def _routes(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> Fas
         if reply.error is not None:
             raise ApiError.from_finished(reply.error)
         return Json({"prompt": reply.text})
+
+    @guarded.api_route("/server_info", methods=GET_OR_HEAD)
+    async def read_server_info() -> Response:
+        dispatcher.check_open()
+        assert dispatcher.spec is not None
+        return Json(server_info(settings.info, settings.model, dispatcher.spec))
+
+    @guarded.api_route("/model_info", methods=GET_OR_HEAD)
+    async def read_model_info() -> Response:
+        return Json(model_info(settings.info))
+
+    @guarded.api_route("/get_load", methods=GET_OR_HEAD)
+    async def read_request_loads() -> Response:
+        stats = await dispatcher.stats()
+        assert dispatcher.spec is not None
+        return Json(request_loads(dispatcher.spec, stats))
+
+    @guarded.api_route("/v1/loads", methods=GET_OR_HEAD)
+    async def read_loads() -> Response:
+        stats = await dispatcher.stats()
+        assert dispatcher.spec is not None
+        return Json(loads(dispatcher.spec, stats))
 
     @app.api_route("/health", methods=GET_OR_HEAD)
     async def health() -> Response:

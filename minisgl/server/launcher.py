@@ -28,6 +28,7 @@ from minisgl.server.app import Settings, create_app
 from minisgl.server.connections import LISTEN, log_accept_errors, uvicorn_options
 from minisgl.server.dispatch import PING_SECONDS, Dispatcher
 from minisgl.server.metrics import Metrics
+from minisgl.server.server_info import ServerInfo
 from minisgl.server.tracing import Tracer, otlp_processor
 from minisgl.server.worker_pool import Worker, WorkerPool
 from minisgl.server.worker_process import SIGNALS
@@ -140,6 +141,7 @@ class Launcher:
             request_timeout=server.request_timeout,
             root_path=server.root_path,
             cors_origins=tuple(server.cors_origins),
+            info=ServerInfo.of(self._config),
         )
         if server.otlp_endpoint is not None:
             self._tracer = Tracer(otlp_processor(server.otlp_endpoint), self._model_name)
