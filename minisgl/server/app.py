@@ -1,7 +1,8 @@
 """The HTTP routes: those of the OpenAI API, ``/tokenize``, ``/detokenize``, ``/health``, ``/ready``, ``/metrics``.
 
-`minisgl.server.server_info` has those that routers ask for: ``/server_info``, ``/model_info`` and the loads. Each route parses its request and passes it to the dispatcher. Every error response is an OpenAI error object, also for
-an unknown route or a body that is not JSON.
+Each route parses its request and passes it to the dispatcher. `minisgl.server.server_info` makes the answers that
+routers ask for: ``/server_info``, ``/model_info``, ``/get_load`` and ``/v1/loads``. Every error response is an OpenAI
+error object, also for an unknown route or a body that is not JSON.
 """
 
 from __future__ import annotations

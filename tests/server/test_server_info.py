@@ -1,4 +1,4 @@
-"""What routers ask a server: ``/server_info``, ``/model_info``, ``/get_load`` and ``/v1/loads``, with SGLang's names."""
+"""What routers ask a server: ``/server_info``, ``/model_info``, ``/get_load``, ``/v1/loads``, with SGLang's names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from minisgl.config import Config, ServerConfig
 from minisgl.core import EngineSpec
 from minisgl.server.server_info import ServerInfo, model_info, server_info
 from minisgl.testing.serving import Server
-
-from .conftest import AppServer
 
 
 def test_info_of_a_model() -> None:
@@ -41,7 +39,7 @@ def test_an_architecture_option_is_reported() -> None:
 
 
 def test_loads(run_app: Callable[..., None]) -> None:
-    async def test(server: AppServer) -> None:
+    async def test(server: Any) -> None:
         server.counts |= {"num_running_reqs": 2.0, "num_waiting_reqs": 3.0, "num_free_pages": 20.0}
         server.counts |= {"num_evictable_pages": 12.0, "prompt_tokens": 40.0, "cached_prompt_tokens": 10.0}
         async with server.client() as client:
@@ -59,7 +57,7 @@ def test_loads(run_app: Callable[..., None]) -> None:
 
 @pytest.mark.parametrize("path", ["/server_info", "/model_info", "/get_load", "/v1/loads"])
 def test_infos_need_the_key(run_app: Callable[..., None], path: str) -> None:
-    async def test(server: AppServer) -> None:
+    async def test(server: Any) -> None:
         async with server.client() as client:
             assert (await client.get(path)).status_code == 401
             answer = await client.get(path, headers={"Authorization": "Bearer secret"})
