@@ -12,7 +12,20 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-GROUPS = ("attention", "cache", "scheduler", "moe", "graph", "communicator", "speculation", "fp8_gemm", "routing")
+GROUPS = (
+    "attention",
+    "cache",
+    "scheduler",
+    "moe",
+    "graph",
+    "communicator",
+    "speculation",
+    "fp8_gemm",
+    "routing",
+    "router",
+)
+ROUTER_GROUPS = ("routing", "router")
+"""The groups of `python -m minisgl.cluster` only: a server has no router."""
 LOAD_FORMATS = ("auto", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZE = ("auto", "fp8")
@@ -168,6 +181,7 @@ class Config:
     speculation: Any = None
     fp8_gemm: Any = None
     routing: Any = None
+    router: Any = None
 
     def check(self) -> None:
         """Raise `ConfigError` if a value is out of range.

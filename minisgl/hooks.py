@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     import torch
 
     from minisgl.attention import AttentionBackend
+    from minisgl.cluster.options import ClusterConfig
+    from minisgl.cluster.router import Router
     from minisgl.cluster.routing import RoutingPolicy
+    from minisgl.cluster.status import ClusterStatus
     from minisgl.config import Config
     from minisgl.core import I32, EngineSpec, Req, Step, StepResult
     from minisgl.distributed import Communicator
@@ -58,7 +61,7 @@ def minisgl_configs() -> Iterable[tuple[str, str, type]]:
 
     Returns: tuples ``(group, name, dataclass)``. ``group=name`` on the command line then selects this dataclass, and
     its fields are options of the group. ``group`` is ``attention``, ``cache``, ``scheduler``, ``moe``, ``graph``,
-    ``communicator``, ``speculation``, ``fp8_gemm`` or ``routing``.
+    ``communicator``, ``speculation``, ``fp8_gemm``, ``routing`` or ``router``.
     """
     raise NotImplementedError
 
@@ -195,6 +198,28 @@ def minisgl_routing(config: Any) -> RoutingPolicy | None:
     - ``config``: the options object of the group ``routing``.
 
     Returns: the policy, or None if ``config`` belongs to another plugin.
+    """
+
+
+@hookspec(firstresult=True)
+def minisgl_router(
+    config: Any,
+    cluster: ClusterConfig,
+    status: ClusterStatus,
+    policy: RoutingPolicy,
+    build: Callable[[str], Router],
+) -> Router | None:
+    """Build the router of a cluster: what clients connect to, and what passes their requests on to the replicas.
+
+    When: once in the process of ``python -m minisgl.cluster``, at start, before the replicas.
+
+    - ``config``: the options object of the group ``router``.
+    - ``cluster``: all options of the cluster.
+    - ``status``: the states of the replicas, which the supervisor changes. The router counts the requests there.
+    - ``policy``: the routing policy, of the group ``routing``.
+    - ``build``: ``build(name)`` builds another router by name, with default options.
+
+    Returns: the router, which does nothing before its ``start``, or None if ``config`` belongs to another plugin.
     """
 
 

@@ -17,11 +17,12 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from minisgl.config import GROUPS, Config, ConfigError
+from minisgl.config import GROUPS, ROUTER_GROUPS, Config, ConfigError
 from minisgl.options.completion import SCRIPTS, completions
 from minisgl.options.describe import (
     PRESETS,
     SECTIONS,
+    USAGE,
     Option,
     core_options,
     group_options,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from hydra.core.config_store import ConfigStore
     from omegaconf import DictConfig
 
+C = typing.TypeVar("C", bound=Config)
+PROGRAM = "minisgl"
 _HYDRA = threading.Lock()
 """The lock of Hydra's global state: one composition at a time."""
 
@@ -60,40 +63,48 @@ def split_plugins(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return named, rest
 
 
-def compose(manager: PluginManager, overrides: Sequence[str] = ()) -> Config:
+@typing.overload
+def compose(manager: PluginManager, overrides: Sequence[str] = ...) -> Config: ...
+
+
+@typing.overload
+def compose(manager: PluginManager, overrides: Sequence[str], kind: type[C]) -> C: ...
+
+
+def compose(manager: PluginManager, overrides: Sequence[str] = (), kind: type[Config] = Config) -> Config:
     """Return the config with the default options, changed by ``overrides`` of the form ``key=value``.
 
-    The plugins that ``plugins=`` overrides name are loaded into ``manager`` first. Raise `ConfigError` for a wrong
-    override.
+    The plugins that ``plugins=`` overrides name are loaded into ``manager`` first. ``kind`` is `Config`, or a dataclass
+    that adds options to it. Raise `ConfigError` for a wrong override.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    composed = _compose(manager, overrides)
+    composed = _compose(manager, overrides, kind)
     try:
         config = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         _explain(error, manager, overrides)
     except (TypeError, ValueError) as error:  # a __post_init__ that checks its values
         raise ConfigError(f"{error}") from error
-    assert isinstance(config, Config)
+    assert isinstance(config, kind)
     config.plugins = list(manager.user_plugins)
     config.check()
     return config
 
 
-def _compose(manager: PluginManager, overrides: Sequence[str]) -> DictConfig:
+def _compose(manager: PluginManager, overrides: Sequence[str], kind: type[Config]) -> DictConfig:
     named, words = split_plugins(overrides)
     for name in named:
         manager.add(name)
-    words = [_checked(manager, word) for word in words]
+    words = [_checked(manager, word, kind) for word in words]
     from hydra import compose, initialize_config_module
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     try:
         with _private_hydra() as store:
-            store.store(name="minisgl_schema", node=Config)
+            store.store(name="minisgl_schema", node=kind)
             for group in GROUPS:
                 for name, schema in manager.configs[group].items():
                     _store(store, group, name, schema)
@@ -143,7 +154,7 @@ def _store(store: Any, group: str, name: str, schema: type) -> None:
 # ---- checking arguments ------------------------------------------------------------------------------
 
 
-def _checked(manager: PluginManager, word: str) -> str:
+def _checked(manager: PluginManager, word: str, kind: type[Config]) -> str:
     """Return an argument in Hydra's syntax. Raise `ConfigError` for an unknown option or choice of a group."""
     if word.startswith("-"):
         bare = word.lstrip("-")
@@ -163,7 +174,7 @@ def _checked(manager: PluginManager, word: str) -> str:
     if key in RENAMED_OPTIONS:
         new = RENAMED_OPTIONS[key]
         raise ConfigError(f"{key} was renamed to {new} in minisgl {RENAMED_SINCE}. Write {new}={value}.")
-    core = {option.key: option for option in core_options()}
+    core = {option.key: option for option in core_options(kind)}
     if key in core:
         return f"{key}={_literal(core[key], value)}"
     head = key.partition(".")[0]
@@ -302,7 +313,7 @@ def _first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def plain_errors(program: str = "minisgl") -> Iterator[None]:
+def plain_errors(program: str = PROGRAM) -> Iterator[None]:
     """Print a `ConfigError` raised inside the context without a traceback, and exit with status 2."""
     try:
         yield
@@ -311,8 +322,20 @@ def plain_errors(program: str = "minisgl") -> Iterator[None]:
         raise SystemExit(2) from None
 
 
-def run_cli(argv: Sequence[str]) -> tuple[Config, PluginManager]:
+@typing.overload
+def run_cli(argv: Sequence[str]) -> tuple[Config, PluginManager]: ...
+
+
+@typing.overload
+def run_cli(argv: Sequence[str], kind: type[C], program: str, usage: str) -> tuple[C, PluginManager]: ...
+
+
+def run_cli(
+    argv: Sequence[str], kind: type[Config] = Config, program: str = PROGRAM, usage: str = USAGE
+) -> tuple[Config, PluginManager]:
     """Return the config that a command line describes, and the plugin manager with the plugins that it names.
+
+    ``kind`` is that of `compose`, ``program`` the name that errors begin with, ``usage`` the beginning of ``--help``.
 
     For ``--help``, ``--cfg job``, ``--version`` and ``--shell-completion SHELL``, print the text and exit with status
     0. Exit with status 2 if an argument is wrong. The plugins are loaded with ``light=True``, so torch is not imported.
@@ -320,7 +343,7 @@ def run_cli(argv: Sequence[str]) -> tuple[Config, PluginManager]:
     words = list(argv)
     if words[:1] == ["--complete"]:
         _complete(words[1:])
-    with plain_errors():
+    with plain_errors(program):
         if "--version" in words:
             print(f"minisgl {__version__}")
             raise SystemExit(0)
@@ -330,23 +353,32 @@ def run_cli(argv: Sequence[str]) -> tuple[Config, PluginManager]:
         named, _ = split_plugins(words)
         manager = PluginManager.load(named, light=True)
         if {"--help", "-h", "help"} & set(words):
-            print(help_text(manager), end="")
+            print(help_text(manager, kind, usage), end="")
             raise SystemExit(0)
         for flag in ("--cfg", "-c"):
             if flag in words:
                 at = words.index(flag)
                 if words[at + 1 : at + 2] != ["job"]:
                     raise ConfigError(f"{flag}: write {flag} job.")
-                print(as_yaml(manager, words[:at] + words[at + 2 :]), end="")
+                print(as_yaml(manager, words[:at] + words[at + 2 :], kind), end="")
                 raise SystemExit(0)
-        return compose(manager, words), manager
+        if kind is Config:
+            _refuse_router(words)
+        return compose(manager, words, kind), manager
 
 
-def as_yaml(manager: PluginManager, overrides: Sequence[str]) -> str:
+def _refuse_router(words: Sequence[str]) -> None:
+    """Raise `ConfigError` for an option of a router: a server has none."""
+    for word in words:
+        if word.partition("=")[0].partition(".")[0].lstrip("+") in ROUTER_GROUPS:
+            raise ConfigError(f"{word}: a server has no router. It is an option of python -m minisgl.cluster.")
+
+
+def as_yaml(manager: PluginManager, overrides: Sequence[str], kind: type[Config] = Config) -> str:
     """Return the composed config as YAML, with each group's choice as a comment."""
     from omegaconf import OmegaConf
 
-    config = compose(manager, overrides)
+    config = compose(manager, overrides, kind)
     choices = {group: manager.name_of(group, getattr(config, group)) for group in GROUPS}
     lines = []
     for line in OmegaConf.to_yaml(OmegaConf.structured(config)).splitlines():

@@ -98,9 +98,9 @@ def options_of(schema: type, prefix: str = "") -> list[Option]:
     return found
 
 
-def core_options() -> list[Option]:
-    """Return the options of `Config` itself, without the groups."""
-    return [option for option in options_of(Config) if option.key not in GROUPS]
+def core_options(kind: type[Config] = Config) -> list[Option]:
+    """Return the options of `Config` itself, without the groups; or of a dataclass that adds options to it."""
+    return [option for option in options_of(kind) if option.key not in GROUPS]
 
 
 def sections(options: Sequence[Option]) -> dict[str, list[Option]]:
@@ -205,19 +205,22 @@ Serves a model over an OpenAI-compatible HTTP API.
 """
 
 
-def help_text(manager: PluginManager) -> str:
-    """Return the text of ``--help``: every option with its type, default and help, and the choices of every group."""
-    parts = [USAGE]
-    for title, options in sections(core_options()).items():
+def help_text(manager: PluginManager, kind: type[Config] = Config, usage: str = USAGE) -> str:
+    """Return the text of ``--help``: every option with its type, default and help, and the choices of every group.
+
+    ``kind`` is the dataclass of the options, and ``usage`` the beginning of the text.
+    """
+    parts = [usage]
+    for title, options in sections(core_options(kind)).items():
         parts += ["Options\n" if title == "Top level" else f"\n{title}\n", *map(_entry, options)]
     for group in GROUPS:
         parts.append(f"\n{group}=NAME (default: {default_choice(group)})\n")
         for name, schema in sorted(manager.configs[group].items()):
             parts.append(_wrap(f"  {group}={name}", doc_of(schema)))
             parts += [_entry(o, indent=4) for o in options_of(schema, f"{group}.")]
-    for kind in PRESETS:
-        parts.append(f"\n{kind}=NAME (a preset of several options; other arguments override it)\n")
-        parts += [_wrap(f"  {kind}={name}", text) for name, text in presets(kind).items()]
+    for preset in PRESETS:
+        parts.append(f"\n{preset}=NAME (a preset of several options; other arguments override it)\n")
+        parts += [_wrap(f"  {preset}={name}", text) for name, text in presets(preset).items()]
     return "".join(parts)
 
 

@@ -14,7 +14,7 @@ def _exit_at_once(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-def _open_standard_streams() -> None:
+def open_standard_streams() -> None:
     """Open /dev/null in place of each standard stream that is closed, so that no socket gets its number."""
     for number in range(3):
         try:
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     ``argv`` are the command line's arguments without the program's name, by default those of ``sys.argv``.
     """
-    _open_standard_streams()
+    open_standard_streams()
     if threading.current_thread() is threading.main_thread():
         # Before the launcher installs its own handler there is no worker to stop, so exit at once. The default
         # handler's KeyboardInterrupt could be caught inside an import.

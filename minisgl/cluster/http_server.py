@@ -1,0 +1,73 @@
+"""The HTTP server of a router: uvicorn with the limits of a minisgl server, and without signal handlers of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from minisgl.config import ServerConfig
+from minisgl.server.connections import LISTEN, log_accept_errors, uvicorn_options
+
+CLOSE_SECONDS = 1
+"""Seconds that open responses have to end when the server closes."""
+START_POLL_SECONDS = 0.01
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server without uvicorn's signal handlers: the cluster handles the signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """Serves an ASGI application at a listening socket. The options are those of a server."""
+
+    def __init__(self, app: ASGIApp, listener: socket.socket, options: ServerConfig):
+        self._listener = listener
+        host, port = listener.getsockname()[:2]
+        self.url = f"{'https' if options.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                log_config=None,  # uvicorn's loggers use the handler of setup_logging
+                access_log=False,
+                lifespan="off",
+                server_header=False,  # the replicas' responses have these two
+                date_header=False,
+                ssl_certfile=options.tls_cert,
+                ssl_keyfile=options.tls_key,
+                timeout_graceful_shutdown=CLOSE_SECONDS,
+                timeout_keep_alive=60,
+                **uvicorn_options(options.max_connections, options.io_timeout),
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to serve."""
+        log_accept_errors(asyncio.get_running_loop())
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        while not self._server.started and not self._task.done():
+            await asyncio.sleep(START_POLL_SECONDS)
+        self._listener.listen(LISTEN)  # uvicorn has set it to the number of connections that it accepts in one turn
+
+    async def wait_until_ended(self) -> str:
+        """Wait until the server has ended by itself. Return the reason."""
+        assert self._task is not None
+        await asyncio.wait({self._task})
+        return "the HTTP server ended"
+
+    async def close(self) -> None:
+        """End the server, with its connections."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=CLOSE_SECONDS + 2.0)
+            self._task.cancel()
+        self._listener.close()

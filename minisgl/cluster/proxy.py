@@ -1,0 +1,258 @@
+"""The HTTP side of a router: an ASGI application that passes each request on to a replica.
+
+A request is passed on as it is, and so is the response, piece by piece: bodies are not changed. What the application
+adds is the choice of the replica, and a second attempt: a request whose replica fails before a byte of the response
+was sent to the client goes to another replica. If the client disconnects, the connection to the replica is closed,
+which aborts the request there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
+
+from minisgl.cluster.routing import NoReplicaError, Replica, RoutingPolicy
+from minisgl.cluster.status import PATHS, ClusterStatus
+from minisgl.cluster.upstream import Response, Upstream, UpstreamError
+from minisgl.server.app import read_body
+from minisgl.server.errors import ApiError
+from minisgl.server.generate import CLIENT_CLOSED_REQUEST, Json
+from minisgl.server.request_record import record_of
+
+log = logging.getLogger(__name__)
+
+GENERATE = ("/v1/chat/completions", "/v1/completions")
+"""The paths of requests that the routing policy chooses a replica for."""
+MAX_RESENT = 1
+"""How often a request is sent again that a replica has seen: a request that kills servers must not reach all."""
+HOP_BY_HOP = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
+    b"upgrade http2-settings expect".split()
+)
+"""Headers that belong to one connection (RFC 9110, section 7.6.1)."""
+
+
+class PromptView(NamedTuple):
+    """What a policy is told of a request: see `RoutingPolicy.choose` and `Replica.start`."""
+
+    block_hashes: Sequence[int] = ()
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+PromptReader = Callable[[str, Headers, bytes], Awaitable[PromptView]]
+"""Reads the prompt of a request from its path, its headers and its body."""
+
+
+class Proxy:
+    """The ASGI application.
+
+    ``max_body`` is the largest size of a body in bytes. ``read_prompt`` is called for the paths of `GENERATE`. The
+    lists ``replicas`` and ``upstreams`` have the same order; `connect` and `disconnect` change them.
+    """
+
+    def __init__(self, policy: RoutingPolicy, status: ClusterStatus, read_prompt: PromptReader, max_body: int):
+        self.replicas: list[Replica] = []
+        self.max_body = max_body
+        self._upstreams: list[Upstream | None] = []
+        self._policy, self._status, self._read_prompt = policy, status, read_prompt
+        self._keys = itertools.count()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._open = 0
+        status.update = self._update
+
+    # ---- replicas --------------------------------------------------------------------------------------------
+
+    def connect(self, index: int, host: str, port: int, block_size: int) -> Replica:
+        """Send requests to replica ``index`` from now on. Return its view, which is empty."""
+        while len(self.replicas) <= index:
+            self.replicas.append(Replica(block_size))
+            self.replicas[-1].stop()
+            self._upstreams.append(None)
+        self.replicas[index], self._upstreams[index] = Replica(block_size), Upstream(host, port)
+        return self.replicas[index]
+
+    def disconnect(self, index: int) -> None:
+        """Send no request to replica ``index`` any more, and break off those that it has."""
+        if index < len(self.replicas):
+            self.replicas[index].stop()
+            upstream, self._upstreams[index] = self._upstreams[index], None
+            if upstream is not None:
+                upstream.close()
+
+    async def _update(self) -> None:
+        for status, replica in zip(self._status.replicas, self.replicas, strict=False):
+            status.open_requests, status.cached_blocks = replica.requests, len(replica.blocks)
+
+    async def wait_until_idle(self, seconds: float) -> bool:
+        """Wait until no request is open, for at most ``seconds``. Return whether none is open."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            pass
+        return not self._open
+
+    # ---- requests --------------------------------------------------------------------------------------------
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
+        if path in PATHS and scope["method"] in ("GET", "HEAD"):
+            await (await self._status.response(path))(scope, receive, send)
+            return
+        self._open += 1
+        self._idle.clear()
+        try:
+            await self._pass_on(path, scope, receive, send)
+        except ApiError as error:
+            record_of(scope).error = error.message
+            await Json(error.body, error.status, error.headers)(scope, receive, send)
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
+
+    async def _pass_on(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        self._status.check_ready()
+        body = await read_body(Request(scope, receive), self.max_body)
+        work = asyncio.ensure_future(self._relay(path, scope, body, send))
+        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
+        try:
+            await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+            else:
+                record_of(scope).status = record_of(scope).status or CLIENT_CLOSED_REQUEST
+        finally:
+            work.cancel()
+            disconnect.cancel()
+            await asyncio.gather(work, disconnect, return_exceptions=True)
+
+    async def _relay(self, path: str, scope: Scope, body: bytes, send: Send) -> None:
+        """Send the request to one replica after the other until one answers, and pass its response on."""
+        generate = path in GENERATE and scope["method"] == "POST"
+        headers = Headers(scope=scope)
+        view = await self._read_prompt(path, headers, body) if generate else PromptView()
+        tried: set[int] = set()
+        resent = 0
+        while True:
+            index = self._choose(view, generate, tried)
+            tried.add(index)
+            replica, upstream = self.replicas[index], self._upstreams[index]
+            assert upstream is not None
+            key = next(self._keys)
+            replica.start(key, view.block_hashes, view.prompt_tokens, view.output_tokens)
+            self._status.replicas[index].requests += 1
+            try:
+                last = resent >= MAX_RESENT or len(tried) >= sum(each.alive for each in self.replicas)
+                await self._attempt(upstream, scope, body, send, lambda: replica.first_token(key), last)  # noqa: B023
+                return
+            except UpstreamError as error:
+                log.warning("replica-%d: a request failed: %s", index, error)
+                record_of(scope).error = str(error)
+                if error.sent and resent >= MAX_RESENT:
+                    raise ApiError(502, f"The replica failed: {error}") from error
+                resent += error.sent
+                self._status.retries += 1
+            finally:
+                replica.end(key)
+
+    def _choose(self, view: PromptView, generate: bool, tried: set[int]) -> int:
+        """Return the index of a living replica that is not in ``tried``. Raise `ApiError` (503) if there is none.
+
+        A request that generates nothing goes to the replica with the fewest requests, and the policy is not asked.
+        """
+        hidden = [self.replicas[index] for index in tried if self.replicas[index].alive]
+        for replica in hidden:
+            replica.alive = False
+        try:
+            if generate:
+                return self._policy.choose(view.block_hashes, view.prompt_tokens, self.replicas)
+            alive = [index for index, replica in enumerate(self.replicas) if replica.alive]
+            if not alive:
+                raise NoReplicaError
+            return min(alive, key=lambda index: self.replicas[index].requests)
+        except NoReplicaError:
+            reason = "No replica answers: try again later." if tried else self._status.no_replica
+            raise ApiError(503, self._status.stopping or reason, headers={"retry-after": "1"}) from None
+        finally:
+            for replica in hidden:
+                replica.alive = True
+
+    async def _attempt(
+        self, upstream: Upstream, scope: Scope, body: bytes, send: Send, on_piece: Callable[[], None], last: bool
+    ) -> None:
+        """Send the request to one replica and pass its response on.
+
+        Raise `UpstreamError` if the replica fails, or refuses with 503 and this is not the ``last`` attempt, before a
+        byte was sent to the client. The headers of the response wait for the first piece of its body until then.
+        """
+        target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+        response = await upstream.request(scope["method"].encode(), target, _request_headers(scope, body), body)
+        begun = False
+        try:
+            if response.status == 503 and not last:
+                raise UpstreamError("it refused the request (503)")
+            start = _response_start(response)
+            async for piece in response.pieces():
+                if not begun:
+                    await send(start)
+                    begun = True
+                on_piece()
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            if not begun:
+                await send(start)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except UpstreamError as error:
+            if not begun:
+                raise
+            await self._end_broken(scope, response, send, error)
+        finally:
+            response.close()
+
+    async def _end_broken(self, scope: Scope, response: Response, send: Send, error: UpstreamError) -> None:
+        """End a response that broke off: an event stream with an error event, any other by closing the connection."""
+        record_of(scope).error = str(error)
+        kind = dict(response.headers).get(b"content-type", b"")
+        if not kind.startswith(b"text/event-stream"):
+            raise RuntimeError(f"the response broke off: {error}")  # uvicorn closes the connection
+        event = ApiError(502, "The replica died before the response was complete.").body
+        data = b"\n\ndata: " + msgspec.json.encode(event) + b"\n\n"  # the last event may be incomplete
+        await send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _request_headers(scope: Scope, body: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the headers for the replica: the client's, without those of its connection, and the request's id."""
+    dropped = HOP_BY_HOP | _named_by_connection(scope["headers"]) | {b"content-length", b"x-request-id"}
+    headers = [(name, value) for name, value in scope["headers"] if name not in dropped]
+    headers.append((b"x-request-id", record_of(scope).id.encode()))
+    if body or scope["method"] in ("POST", "PUT", "PATCH"):
+        headers.append((b"content-length", str(len(body)).encode()))
+    return headers
+
+
+def _response_start(response: Response) -> Message:
+    """Return the message that begins the response to the client. The middleware adds the request's id again."""
+    dropped = HOP_BY_HOP | _named_by_connection(response.headers) | {b"x-request-id"}
+    headers = [(name, value) for name, value in response.headers if name not in dropped]
+    return {"type": "http.response.start", "status": response.status, "headers": headers}
+
+
+def _named_by_connection(headers: Sequence[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """Return the names of the headers that ``Connection`` declares to be hop-by-hop."""
+    values: Mapping[bytes, bytes] = dict(headers)
+    return frozenset(name.strip().lower() for name in values.get(b"connection", b"").split(b","))

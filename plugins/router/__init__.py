@@ -1,0 +1,1 @@
+"""Routers: each file is one choice of ``router=``."""
