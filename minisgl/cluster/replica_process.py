@@ -11,10 +11,13 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import IO
 
 import psutil
 
@@ -23,22 +26,31 @@ LOG_LINES = 20
 LINE_BYTES = 2**20
 """The largest size of a line of a replica's output. The rest of a longer line is another line."""
 EXIT_POLL_SECONDS = 0.05
+OUTPUT_SECONDS = 1.0
+"""Seconds to wait for the last output of a process that has ended. Another process may hold the pipe open."""
 
 
 class ReplicaProcess:
-    """A running server. `start` makes one. ``url`` is empty until the server is ready."""
+    """A running server. `start` makes one. ``url`` is empty until the server is ready.
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, json_log: bool):
+    asyncio's subprocesses are not used: their end is reported only when the last process that has inherited a pipe has
+    ended too.
+    """
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], json_log: bool):
+        loop = asyncio.get_running_loop()
         self.name = name
         self.pid = process.pid
         self.url = ""
-        self.ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.ready: asyncio.Future[str] = loop.create_future()
         """The server's URL, once it is ready. Cancelled if the server ends before."""
         self.log: deque[str] = deque(maxlen=LOG_LINES)
         self.started = time.monotonic()
         self._process = process
         self._json_log = json_log
+        self._ended: asyncio.Future[int] = loop.create_future()
         self._tasks = [asyncio.create_task(self._read_output()), asyncio.create_task(self._read_log())]
+        threading.Thread(target=self._wait_in_thread, args=(loop,), name=f"wait-{name}", daemon=True).start()
 
     @classmethod
     async def start(
@@ -55,14 +67,13 @@ class ReplicaProcess:
         ``name`` is put before the lines of its log. ``cores`` are those that it may use. ``first_line`` is written to
         its standard input.
         """
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env={**os.environ, **environment},
             start_new_session=True,
-            limit=LINE_BYTES,
         )
         if cores and hasattr(psutil.Process, "cpu_affinity"):
             # The interpreter has hardly begun to start: every thread and process of the server inherits this.
@@ -70,13 +81,23 @@ class ReplicaProcess:
                 psutil.Process(process.pid).cpu_affinity(list(cores))
         if first_line:
             assert process.stdin is not None
-            process.stdin.write(first_line)
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(first_line)
+                process.stdin.flush()
         return cls(name, process, json_log)
+
+    def _wait_in_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+        code = self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(self._set_ended, code)
+
+    def _set_ended(self, code: int) -> None:
+        if not self._ended.done():
+            self._ended.set_result(code)
 
     # ---- output ----------------------------------------------------------------------------------------------
 
     async def _read_output(self) -> None:
-        assert self._process.stdout is not None
         async for line in _lines(self._process.stdout):
             word, _, url = line.rpartition(" ")
             if word == "minisgl is ready:" and not self.ready.done():
@@ -85,7 +106,6 @@ class ReplicaProcess:
         self.ready.cancel()
 
     async def _read_log(self) -> None:
-        assert self._process.stderr is not None
         async for line in _lines(self._process.stderr):
             self.log.append(line)
             if self._json_log and line.startswith("{"):
@@ -98,23 +118,23 @@ class ReplicaProcess:
 
     async def wait(self) -> str:
         """Wait until the server's main process has exited. Return how it ended."""
-        code = await self._process.wait()
-        await asyncio.wait(self._tasks, timeout=1.0)  # the last lines of the log
+        code = await asyncio.shield(self._ended)
+        await asyncio.wait(self._tasks, timeout=OUTPUT_SECONDS)  # the last lines of the log
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
 
     @property
     def exit_status(self) -> int | None:
-        return self._process.returncode
+        return self._ended.result() if self._ended.done() else None
 
     def terminate(self) -> None:
         """Ask the server to end: it finishes its open requests first."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+        self._process.terminate()
 
     def interrupt(self) -> None:
         """Let the server end at once: its open requests get an error."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
 
     async def kill(self) -> None:
         """Kill all processes of the server, and wait until they have exited, with their GPU memory."""
@@ -123,7 +143,8 @@ class ReplicaProcess:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             await asyncio.sleep(EXIT_POLL_SECONDS)
-        await self._process.wait()
+        await asyncio.shield(self._ended)
+        await asyncio.wait(self._tasks, timeout=OUTPUT_SECONDS)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -139,13 +160,21 @@ class ReplicaProcess:
         return found
 
 
-async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Yield the lines of a stream until its end."""
-    while True:
-        try:
-            line = await stream.readline()
-        except ValueError:  # a line above the limit: asyncio has dropped what it had read of it
-            continue
-        if not line:
-            return
-        yield line.decode(errors="replace").rstrip("\r\n")
+async def _lines(pipe: IO[bytes] | None) -> AsyncIterator[str]:
+    """Yield the lines that arrive in a pipe, until its end. Close the pipe."""
+    assert pipe is not None
+    stream = asyncio.StreamReader(LINE_BYTES)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), pipe
+    )
+    try:
+        while True:
+            try:
+                line = await stream.readline()
+            except ValueError:  # a line above the limit: asyncio has dropped what it had read of it
+                continue
+            if not line:
+                return
+            yield line.decode(errors="replace").rstrip("\r\n")
+    finally:
+        transport.close()
