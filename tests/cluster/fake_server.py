@@ -2,7 +2,8 @@
 
 It behaves as ``python -m minisgl.server.attached`` does: it prints its URL, ends when standard input is closed, and
 finishes open requests after SIGTERM. It answers a prompt with its own process id, once for each of ``max_tokens``, and
-waits ``delay`` seconds before each. A file of the option ``test.script`` changes its behaviour: see `main`.
+waits ``delay`` seconds before each. The file of the option ``test.script``, or the environment variable
+``FAKE_SCRIPT``, changes its behaviour: see `main`.
 """
 
 from __future__ import annotations
@@ -104,4 +105,4 @@ STOPPING = asyncio.Event()
 if __name__ == "__main__":
     threading.Thread(target=watch_input, daemon=True).start()
     found = [word.partition("=")[2] for word in sys.argv[1:] if word.startswith("test.script=")]
-    asyncio.run(main(json.loads(Path(found[0]).read_text()) if found else {}))
+    asyncio.run(main(json.loads(Path(found[0]).read_text() if found else os.environ.get("FAKE_SCRIPT", "{}"))))
