@@ -31,6 +31,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
             body = await reader.readexactly(int(values.get("content-length", 0)))
             if method == "GET":
                 info = {"page_size": 16, "context_length": 2048, "pid": os.getpid(), "aborted": len(ABORTED)}
+                info |= {"served_model_name": "tutor", "model_path": "tutor", "data": [{"id": "tutor"}]}
                 send_json(writer, 200, info | {"path": path, "id": values.get("x-request-id", "")})
                 continue
             OPEN.add(task)

@@ -28,7 +28,7 @@ class Stream(threading.Thread):
             for chunk in self.client.chat.completions.create(
                 model="tutor",
                 messages=[{"role": "user", "content": self.question}],
-                max_tokens=900,
+                max_tokens=400,
                 stream=True,
                 extra_body={"ignore_eos": True},
             ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -9,12 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl import LLM, SamplingParams
+from minisgl.cluster.options import ClusterConfig
+from minisgl.cluster.router import Router
 from minisgl.cluster.routing import Replica
-from minisgl.config import Config
+from minisgl.cluster.status import ClusterStatus, ReplicaStatus
+from minisgl.config import Config, ServerConfig
 from minisgl.options.reference import EXAMPLES
 from minisgl.plugin_manager.discovery import HOOKS
 from minisgl.plugin_manager.manager import PluginManager
@@ -169,6 +174,33 @@ def test_minisgl_routing() -> None:
     replicas[1].stop()
     assert policy.choose([], 3, replicas) == 2
     assert policy.choose([5], 8, replicas) == 3  # the third one of those that live
+
+
+def test_minisgl_router() -> None:
+    """Clients are sent to the replicas in turn."""
+    manager = load("minisgl_router")
+    config = ClusterConfig(server=ServerConfig(port=0))
+    status = ClusterStatus([ReplicaStatus(index, "ready") for index in range(2)])
+    router: Router = manager.build(
+        "router", manager.make("router", "redirect"), cluster=config, status=status, policy=None
+    )
+
+    async def body() -> None:
+        url = await router.start()
+        try:
+            async with httpx.AsyncClient(base_url=url) as client:
+                for index in range(2):
+                    await router.add(index, f"http://replica-{index}")
+                places = [(await client.post("/v1/completions")).headers["location"] for _ in range(4)]
+                assert sorted(places) == [f"http://replica-{index}/v1/completions" for index in (0, 0, 1, 1)]
+                await router.remove(0)
+                assert (await client.get("/v1/models")).headers["location"] == "http://replica-1/v1/models"
+                assert (await client.get("/health")).json()["ready"] == 2
+                assert [replica.requests for replica in status.replicas] == [2, 3]
+        finally:
+            await router.close()
+
+    asyncio.run(body())
 
 
 def test_minisgl_moe() -> None:
