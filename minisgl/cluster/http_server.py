@@ -12,10 +12,13 @@ from starlette.types import ASGIApp
 
 from minisgl.config import ServerConfig
 from minisgl.server.connections import LISTEN, log_accept_errors, uvicorn_options
+from minisgl.utils.files import raise_file_limit
 
 CLOSE_SECONDS = 1
 """Seconds that open responses have to end when the server closes."""
 START_POLL_SECONDS = 0.01
+OTHER_FILES = 1024
+"""File descriptors that a router needs besides those of the connections: pipes, KV events, idle connections."""
 
 
 class _Server(uvicorn.Server):
@@ -38,6 +41,7 @@ class HttpServer:
                 app,
                 log_config=None,  # uvicorn's loggers use the handler of setup_logging
                 access_log=False,
+                interface="asgi3",
                 lifespan="off",
                 server_header=False,  # the replicas' responses have these two
                 date_header=False,
@@ -45,7 +49,7 @@ class HttpServer:
                 ssl_keyfile=options.tls_key,
                 timeout_graceful_shutdown=CLOSE_SECONDS,
                 timeout_keep_alive=60,
-                **uvicorn_options(options.max_connections, options.io_timeout),
+                **uvicorn_options(_connections(options.max_connections), options.io_timeout),
             )
         )
         self._task: asyncio.Task[None] | None = None
@@ -71,3 +75,9 @@ class HttpServer:
             await asyncio.wait({self._task}, timeout=CLOSE_SECONDS + 2.0)
             self._task.cancel()
         self._listener.close()
+
+
+def _connections(most: int) -> int:
+    """Return how many connections fit, at most ``most``: each needs a descriptor here, and one to a replica."""
+    files = raise_file_limit(2 * most + OTHER_FILES)
+    return max(1, min(most, (files - OTHER_FILES) // 2))

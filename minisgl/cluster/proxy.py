@@ -40,6 +40,10 @@ HOP_BY_HOP = frozenset(
 """Headers that belong to one connection (RFC 9110, section 7.6.1)."""
 
 
+OWN_HEADERS = frozenset((b"content-length", b"x-request-id", b"x-forwarded-for", b"x-forwarded-proto"))
+"""Headers of a request that the router writes itself."""
+
+
 class PromptView(NamedTuple):
     """What a policy is told of a request: see `RoutingPolicy.choose` and `Replica.start`."""
 
@@ -236,10 +240,16 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 def _request_headers(scope: Scope, body: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the headers for the replica: the client's, without those of its connection, and the request's id."""
-    dropped = HOP_BY_HOP | _named_by_connection(scope["headers"]) | {b"content-length", b"x-request-id"}
+    """Return the headers for the replica: the client's, without those of its connection, and those of the router.
+
+    The replica believes the router's ``X-Forwarded-For``, so a client must not write it.
+    """
+    dropped = HOP_BY_HOP | _named_by_connection(scope["headers"]) | OWN_HEADERS
     headers = [(name, value) for name, value in scope["headers"] if name not in dropped]
     headers.append((b"x-request-id", record_of(scope).id.encode()))
+    headers.append((b"x-forwarded-proto", scope["scheme"].encode()))
+    if scope.get("client"):
+        headers.append((b"x-forwarded-for", scope["client"][0].encode()))
     if body or scope["method"] in ("POST", "PUT", "PATCH"):
         headers.append((b"content-length", str(len(body)).encode()))
     return headers

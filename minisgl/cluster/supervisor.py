@@ -213,11 +213,6 @@ class Supervisor:
         """Start no replica again."""
         self._stopping = True
 
-    def terminate(self) -> None:
-        """Ask all servers to end once their open requests have ended."""
-        for process in self._processes.values():
-            process.terminate()
-
     async def end(self) -> None:
         """End all servers: at once, and by force if they take too long. Afterwards no process of theirs exists."""
         self.stop()

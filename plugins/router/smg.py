@@ -20,9 +20,6 @@ import msgspec
 
 from minisgl.config import ConfigError, ServerConfig
 from minisgl.hooks import hookimpl
-from minisgl.plugins.routing.cache_aware import CacheAware
-from minisgl.plugins.routing.least_loaded import LeastLoaded
-from minisgl.plugins.routing.round_robin import RoundRobin
 from minisgl.utils.ports import free_port
 
 # Every process of every server loads this file, so the HTTP libraries are imported where a router is built.
@@ -35,8 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-POLICIES: Mapping[type, str] = {CacheAware: "cache_aware", LeastLoaded: "least_load", RoundRobin: "round_robin"}
-"""Options object of a routing policy → smg's name of the policy that is most like it."""
+POLICIES = {"cache_aware": "cache_aware", "least_loaded": "least_load", "round_robin": "round_robin"}
+"""Built-in routing policy → smg's name of the policy that is most like it."""
 START_SECONDS = 60.0
 """Seconds that smg may take to start, or to add a replica."""
 POLL_SECONDS = 0.1
@@ -227,7 +224,8 @@ class SmgRouter:
 
 def _policy_of(routing: Any) -> str:
     """Return smg's name of a routing policy. Raise `ConfigError` for one that smg does not have."""
-    name = POLICIES.get(type(routing))
+    package, _, module = type(routing).__module__.rpartition(".")
+    name = POLICIES.get(module) if package == "minisgl.plugins.routing" else None
     if name is None or routing != type(routing)():
         raise ConfigError(
             "routing: smg has policies of its own. Choose routing=cache_aware, least_loaded or round_robin without "

@@ -36,7 +36,7 @@ class Source:
         self.publisher.publish([BlockRemoved(list(blocks), "GPU")])
 
     def lose(self, publish: Callable[[], None]) -> None:
-        """Publish a message that reaches nobody, but can be replayed."""
+        """Publish a message that no subscriber receives, but that can be replayed."""
         socket, self.publisher._pub = self.publisher._pub, self.publisher._context.socket(1)  # PUB without subscribers
         publish()
         self.publisher._pub.close()

@@ -130,6 +130,7 @@ def test_a_request_and_its_response_are_passed_on_unchanged(proxied: Callable[..
     async def body(cluster: Cluster) -> None:
         sent = {"prompt": "ä\u0000", "x": 1}
         headers = {"X-Request-Id": "mine", "Authorization": "Bearer k", "Connection": "x-hop, keep-alive", "X-Hop": "1"}
+        headers["X-Forwarded-For"] = "6.6.6.6"
         answer = await cluster.post(sent, CHAT + "?a=%2F&b", headers=headers)
         assert (answer.status_code, answer.text) == (200, "ok")
         assert answer.headers.get_list("x-request-id") == ["mine"]
@@ -139,6 +140,7 @@ def test_a_request_and_its_response_are_passed_on_unchanged(proxied: Callable[..
         assert content == json.dumps(sent).encode()
         assert (got[b"x-request-id"], got[b"authorization"]) == (b"mine", b"Bearer k")
         assert b"x-hop" not in got and b"connection" not in got
+        assert got[b"x-forwarded-for"] == b"6.6.6.6"  # this client is a trusted proxy: it connects from 127.0.0.1
         assert cluster.policy.calls == [([len(CHAT)], len(content))]
         assert [each.requests for each in cluster.status.replicas] == [1, 0]
         assert cluster.proxy.replicas[0].requests == 0
