@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from minisgl.cluster.cli import main
 from minisgl.cluster.options import ClusterConfig, Share, replica_words, shares
 from minisgl.config import ConfigError
 from minisgl.options.compose import compose
+from minisgl.options.describe import core_options
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.routing.round_robin import RoundRobin
 from minisgl.server.cli import main as server_main
@@ -131,3 +134,11 @@ def test_names_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_own_cores_are_those_of_this_process() -> None:
     assert set(options._cores()) <= set(range(os.cpu_count() or 1))
+
+
+def test_the_page_has_the_options() -> None:
+    """Each option of a cluster is in the table of the documentation, with its default."""
+    page = (Path(__file__).parents[2] / "docs" / "operation" / "cluster.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(\S+)` \|", page, re.MULTILINE))
+    defaults = {option.key: option.default_text for option in core_options(ClusterConfig)}
+    assert rows == {name: defaults[name] for name in options.OWN_OPTIONS} | {"router": "auto", "routing": "cache_aware"}

@@ -53,6 +53,15 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_every_include_names_a_file() -> None:
+    """A formatter that takes an include for Python breaks it: the page would show the line itself."""
+    pages = [*(ROOT / "docs").glob("**/*.md"), *(ROOT / "chapters").glob("**/*.md")]
+    for page in pages:
+        for line in re.findall(r"^.*-- ?8 ?<.*$", page.read_text("utf-8"), re.MULTILINE):
+            named = re.fullmatch(r' *--8<-- "([^":]+)(?::\S+)?"', line)
+            assert named is not None and (ROOT / "docs" / named[1]).is_file(), f"{page}: {line}"
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_the_page_shows_every_file_of_its_example(page: str) -> None:
     included = {
