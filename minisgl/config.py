@@ -114,6 +114,22 @@ class KVEventsConfig:
 
 
 @dataclass
+class MultiNodeConfig:
+    """Options of ranks that torchrun starts, on one node or several. All of them run with the same command line."""
+
+    secret_file: str | None = None
+    """A file with a secret of at least 16 bytes that all ranks have. Only its owner may have access to it. With several
+    ranks it is needed."""
+    interface: str | None = None
+    """The network interface that connects the ranks, such as ``eth0``: rank 0 listens at its address, and gloo and NCCL
+    use it. Or an address of rank 0's machine to listen at. With several ranks it is needed."""
+    port: int = 0
+    """The TCP port at which rank 0 listens for the other ranks. With 0, it is any free port."""
+    connect_timeout: float = 300.0
+    """Seconds that the other ranks may take to connect to rank 0."""
+
+
+@dataclass
 class Config:
     """All options of one engine or server."""
 
@@ -171,6 +187,7 @@ class Config:
 
     server: ServerConfig = field(default_factory=ServerConfig)
     kv_events: KVEventsConfig = field(default_factory=KVEventsConfig)
+    multi_node: MultiNodeConfig = field(default_factory=MultiNodeConfig)
 
     attention: Any = None
     cache: Any = None
@@ -254,5 +271,10 @@ class Config:
         need(self.kv_events.buffer_steps >= 1, "kv_events.buffer_steps", "at least 1")
         need(0 <= self.kv_events.hwm < 2**31, "kv_events.hwm", "at least 0, and below 2^31")
         need(-(2**63) <= self.kv_events.hash_seed < 2**63, "kv_events.hash_seed", "a 64-bit integer")
+        need(self.multi_node.secret_file != "", "multi_node.secret_file", "a file, or null")
+        need(self.multi_node.interface != "", "multi_node.interface", "a network interface or an address, or null")
+        need(0 <= self.multi_node.port <= 65535, "multi_node.port", "between 0 (any free port) and 65535")
+        seconds = self.multi_node.connect_timeout
+        need(math.isfinite(seconds) and seconds > 0.0, "multi_node.connect_timeout", "a number of seconds above 0")
         one_of("log_level", self.log_level, LOG_LEVELS)
         one_of("log_format", self.log_format, LOG_FORMATS)

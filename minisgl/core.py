@@ -270,6 +270,11 @@ class Step:
         return _step_encoder.encode([getattr(self, f.name) for f in fields(self)])
 
     @staticmethod
+    def id_of(data: bytes) -> int:
+        """Return the id of the step that `encode` turned into ``data``, without decoding the rest."""
+        return _head_decoder.decode(data).id
+
+    @staticmethod
     def decode(data: bytes) -> Step:
         """Return the step that `encode` turned into ``data``. The step owns its arrays, which are copies."""
         *values, page_table_updates, admissions, prompt_logprobs, late_sampling = _step_decoder.decode(data)
@@ -512,3 +517,12 @@ class Req:
 
 _step_encoder = msgspec.msgpack.Encoder(enc_hook=_pack_array)
 _step_decoder = msgspec.msgpack.Decoder(ext_hook=_unpack_array)
+
+
+class _Head(msgspec.Struct, array_like=True):
+    """The first element of an encoded step; the others are skipped."""
+
+    id: int
+
+
+_head_decoder = msgspec.msgpack.Decoder(_Head)

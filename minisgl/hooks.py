@@ -157,7 +157,13 @@ def minisgl_graph(config: Any, device: torch.device, build: Callable[[str], Grap
 
 @hookspec(firstresult=True)
 def minisgl_communicator(
-    config: Any, rank: int, size: int, address: str, device: torch.device, build: Callable[[str], Communicator]
+    config: Any,
+    rank: int,
+    size: int,
+    local_size: int,
+    address: str,
+    device: torch.device,
+    build: Callable[[str], Communicator],
 ) -> Communicator | None:
     """Build the communicator, which runs the collectives between tensor-parallel ranks.
 
@@ -166,6 +172,8 @@ def minisgl_communicator(
     - ``config``: the options object of the group ``communicator``.
     - ``rank``: the number of this rank, from 0.
     - ``size``: the number of ranks.
+    - ``local_size``: the number of ranks on this rank's machine: ``size``, or fewer if torchrun started the ranks on
+      several nodes.
     - ``address``: ``host:port`` at which rank 0 listens for the other ranks. May be empty if ``size`` is 1.
     - ``device``: the device of this rank.
     - ``build``: ``build(name)`` builds another communicator by name, with default options and the same ranks.

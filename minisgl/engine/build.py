@@ -26,7 +26,14 @@ WARMED_DEVICES = ("cuda",)
 
 
 def build_engine(
-    config: Config, manager: PluginManager, rank: int = 0, size: int = 1, address: str = ""
+    config: Config,
+    manager: PluginManager,
+    rank: int = 0,
+    size: int = 1,
+    address: str = "",
+    *,
+    local_rank: int | None = None,
+    local_size: int | None = None,
 ) -> TorchEngine:
     """Build the engine of one tensor-parallel rank: model, weights, KV pool, attention, communicator, graphs.
 
@@ -34,26 +41,32 @@ def build_engine(
 
     ``size`` is the number of ranks. ``address`` is ``host:port`` of rank 0's rendezvous; at ``size`` 1 it may be empty.
     With several ranks the call blocks until all ranks have connected, so the caller must start the follower processes
-    before or while it builds rank 0. With several ranks, torch uses at most cores // ``size`` threads (at least 1)
-    in this process. On GPUs, a rank above 0 makes its GPU the current CUDA device of this thread.
+    before or while it builds rank 0. ``local_size`` of the ranks are on this machine, where this rank has the number
+    ``local_rank``; by default all of them are. With several ranks on a machine, torch uses at most
+    cores // ``local_size`` threads (at least 1) in this process. On GPUs, a rank uses GPU number ``local_rank``, and
+    makes it the current CUDA device of this thread.
 
     Raises `ConfigError` if options contradict each other, the model or the machine.
     """
     from minisgl.engine.engine import TorchEngine
     from minisgl.engine.warmup import warm_up
 
-    if size > 1:
-        _limit_threads(size)
-    if rank > 0:
-        _set_current_device(config, rank)
-    engine = TorchEngine(config, manager, rank=rank, size=size, address=address)
+    local_rank = rank if local_rank is None else local_rank
+    local_size = size if local_size is None else local_size
+    if local_size > 1:
+        _limit_threads(local_size)
+    if local_rank > 0:
+        _set_current_device(config, local_rank, local_size)
+    engine = TorchEngine(
+        config, manager, rank=rank, size=size, address=address, local_rank=local_rank, local_size=local_size
+    )
     if engine.device.type in WARMED_DEVICES:
         drafting = manager.name_of("speculation", config.speculation) != "none"
         warm_up(engine, config.max_prefill_tokens, drafting=drafting)
     return engine
 
 
-def _set_current_device(config: Config, rank: int) -> None:
+def _set_current_device(config: Config, local_rank: int, local_size: int) -> None:
     """Make this rank's GPU the current CUDA device of this thread.
 
     Kernels and pinned-memory allocations that name no device use the current one, which is the first GPU by default.
@@ -62,7 +75,7 @@ def _set_current_device(config: Config, rank: int) -> None:
 
     from minisgl.engine.setup import resolve_device
 
-    if (device := resolve_device(config, rank)).type == "cuda":
+    if (device := resolve_device(config, local_rank, local_size)).type == "cuda":
         torch.cuda.set_device(device)
 
 

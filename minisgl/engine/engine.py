@@ -70,13 +70,25 @@ class _LaunchedStep(NamedTuple):
 class TorchEngine:
     """Engine of one tensor-parallel rank; implements `minisgl.core.Engine`.
 
-    ``size`` is the number of ranks. If it is above 1, ``address`` is ``host:port`` of rank 0's rendezvous. Raises
-    `ConfigError` if the options do not fit the model, the attention backend or the machine.
+    ``size`` is the number of ranks. If it is above 1, ``address`` is ``host:port`` of rank 0's rendezvous.
+    ``local_size`` of them are on this machine, where this rank has the number ``local_rank``; by default all are.
+    Raises `ConfigError` if the options do not fit the model, the attention backend or the machine.
     """
 
-    def __init__(self, config: Config, manager: PluginManager, *, rank: int = 0, size: int = 1, address: str = ""):
+    def __init__(
+        self,
+        config: Config,
+        manager: PluginManager,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        address: str = "",
+        local_rank: int | None = None,
+        local_size: int | None = None,
+    ):
         self.rank, self.size = rank, size
-        self.device = setup.resolve_device(config, rank)
+        local_size = size if local_size is None else local_size
+        self.device = setup.resolve_device(config, rank if local_rank is None else local_rank, local_size)
         path, model_config = setup.read_model(config)
         self.dtype = setup.resolve_dtype(config, model_config, self.device)
         max_seq_len = setup.resolve_max_seq_len(config, model_config)
@@ -87,7 +99,13 @@ class TorchEngine:
 
         self.attention: AttentionBackend = setup.build_attention(config, manager, self.device, self.dtype)
         self.comm = manager.build(
-            "communicator", config.communicator, rank=rank, size=size, address=address, device=self.device
+            "communicator",
+            config.communicator,
+            rank=rank,
+            size=size,
+            local_size=local_size,
+            address=address,
+            device=self.device,
         )
         moe = manager.build("moe", config.moe, device=self.device) if model_config.num_experts else None
         self.graph = manager.build("graph", config.graph, device=self.device)

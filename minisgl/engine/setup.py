@@ -31,8 +31,12 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def resolve_device(config: Config, rank: int) -> torch.device:
-    """Return the device of ``rank``: the CPU, or GPU number ``rank``. ``device=auto`` is CUDA if torch finds a GPU."""
+def resolve_device(config: Config, local_rank: int = 0, local_size: int | None = None) -> torch.device:
+    """Return the device of a rank: the CPU, or GPU number ``local_rank``. ``device=auto`` is CUDA if torch finds a GPU.
+
+    The rank has the number ``local_rank`` among the ``local_size`` ranks of this machine, by default all ``tp`` ranks.
+    Raises `ConfigError` if this machine has too few GPUs.
+    """
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if config.device not in ("auto", "cuda"):
@@ -41,9 +45,11 @@ def resolve_device(config: Config, rank: int) -> torch.device:
         raise ConfigError(
             "device=cuda, but torch finds no CUDA device here. Use device=cpu, or install a torch build with CUDA."
         )
-    if config.tp > torch.cuda.device_count():
-        raise ConfigError(f"tp={config.tp} needs {config.tp} GPUs, but torch finds {torch.cuda.device_count()}.")
-    return torch.device("cuda", rank)
+    needed, found = config.tp if local_size is None else local_size, torch.cuda.device_count()
+    if needed > found:
+        here = "" if needed == config.tp else " on this machine"
+        raise ConfigError(f"tp={config.tp} needs {needed} GPUs{here}, but torch finds {found}.")
+    return torch.device("cuda", local_rank)
 
 
 def resolve_dtype(config: Config, model: ModelConfig, device: torch.device) -> torch.dtype:

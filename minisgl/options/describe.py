@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PRESETS = ("experiment", "stage")
 """The folders of ``conf/`` whose files (presets) set several options at once."""
-SECTIONS = {"server": "Server", "kv_events": "KV events"}
+SECTIONS = {"server": "Server", "kv_events": "KV events", "multi_node": "Several nodes"}
 """The options of `Config` that contain further ones, and the titles of their sections in ``--help`` and the docs."""
 
 

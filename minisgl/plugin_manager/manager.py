@@ -247,13 +247,16 @@ class PluginManager:
     def build(self, group: str, config: Any, **kwargs: Any) -> Any:
         """Return the object that a plugin's hook ``minisgl_<group>`` (or that in `HOOK_OF`) builds for ``config``.
 
-        ``kwargs`` are the hook's other arguments. Raise `ConfigError` if no plugin builds the object, if the plugin
-        raises ValueError, or if a package that the plugin needs is not installed.
+        ``kwargs`` are the hook's other arguments. ``build`` and ``local_size`` have defaults. Raise `ConfigError` if no
+        plugin builds the object, if the plugin raises ValueError, or if a package that the plugin needs is not
+        installed.
         """
         hook = HOOK_OF.get(group, f"minisgl_{group}")
         caller = getattr(self.hook, hook)
         if caller.spec is not None and "build" in caller.spec.argnames:
             kwargs.setdefault("build", lambda name: self.build(group, self.make(group, name), **kwargs))
+        if group == "communicator":
+            kwargs.setdefault("local_size", kwargs["size"])  # all ranks are on one machine
         try:
             made = caller(config=config, **kwargs)
         except ImportError as error:

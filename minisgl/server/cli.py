@@ -38,10 +38,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Imported here: each spawned worker process imports the main module again, and does not need these modules.
         from minisgl.options.compose import plain_errors, run_cli
 
-        config, manager = run_cli(sys.argv[1:] if argv is None else argv)
+        words = sys.argv[1:] if argv is None else argv
+        config, manager = run_cli(words)
         with plain_errors():
+            from minisgl.server.torchrun import fit_config, read_place
+
+            place = read_place(os.environ)
+            fit_config(config, words, place)
+            if place is not None and place.rank > 0:
+                from minisgl.server.follower_process import run_follower
+
+                return run_follower(config, manager, place)
             from minisgl.server.serve import serve
 
-            return serve(config, manager)
+            return serve(config, manager, None if place is None or place.size == 1 else place)
     except KeyboardInterrupt:  # no worker has been started yet
         return 130

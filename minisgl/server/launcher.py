@@ -210,6 +210,8 @@ class Launcher:
                 return await (self._end_now(event.signal) if event.signal == signal.SIGINT else self._drain())
             if status := await self._stop_if_worker_died():
                 return status
+            if any(worker.asks_to_drain for worker in self._worker_pool.workers):
+                return await self._drain(on_request=True)
 
     async def _ping(self) -> None:
         """Ping all workers, every `PING_SECONDS`, and kill a worker that answers none of the pings for too long.
@@ -254,10 +256,11 @@ class Launcher:
             )
             self._events.put_nowait(_Event("worker"))
 
-    async def _drain(self) -> int:
+    async def _drain(self, on_request: bool = False) -> int:
         """Refuse new requests, wait until the open requests have finished, and end the server: after SIGTERM or SIGHUP.
 
-        The wait is at most ``server.drain_timeout`` seconds. Return the exit status.
+        The wait is at most ``server.drain_timeout`` seconds. ``on_request``: another rank asked for it, because its
+        process got SIGTERM, so that a first SIGTERM for this process changes nothing. Return the exit status.
         """
         dispatcher = self._dispatcher
         dispatcher.state, dispatcher.reason = "draining", "The server is shutting down."
@@ -270,6 +273,9 @@ class Launcher:
             elif event.result().kind == "signal":
                 if event.result().signal == signal.SIGHUP:
                     continue  # a terminal that is closed may send it twice, and a manager after SIGTERM
+                if on_request and event.result().signal == signal.SIGTERM:
+                    on_request = False
+                    continue
                 idle.cancel()
                 return await self._end_now(event.result().signal)
             elif status := await self._stop_if_worker_died():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import zmq
 
@@ -68,11 +68,10 @@ def run_rank(
     config = decode_config(encoded, manager)
     context = zmq.Context()
     engine = build_engine(config, manager, rank, config.tp, rendezvous)
-    if manager.calls:
-        report.keep_sending(manager.call_counts)
-    ready = Ready([(plugin.name, str(plugin.path), plugin.sha256) for plugin in manager.plugins], engine.spec)
+    ready = begin_reports(report, manager, engine)
     if heartbeat is not None:
-        _run_leader(report, ready, addresses, context, config, manager, engine, heartbeat)
+        followers = LocalFollowers(context, addresses) if addresses.followers else None
+        run_leader(report, ready, addresses, context, config, manager, engine, followers, heartbeat)
     else:
         inbox = Pull(context, addresses.followers[rank - 1])
         report.send(ready)
@@ -81,6 +80,39 @@ def run_rank(
     # wait for a rank that has died.
     engine.close()
     context.destroy(linger=500)
+
+
+def begin_reports(report: Report, manager: PluginManager, engine: TorchEngine) -> Ready:
+    """Start the reports of plugin calls, if there are any, and return the report that this rank is ready."""
+    if manager.calls:
+        report.keep_sending(manager.call_counts)
+    return Ready([(plugin.name, str(plugin.path), plugin.sha256) for plugin in manager.plugins], engine.spec)
+
+
+class Followers(Protocol):
+    """Rank 0's connections to the other ranks."""
+
+    def send(self, data: bytes) -> None:
+        """Send an encoded step to every rank."""
+
+    def end(self) -> None:
+        """Tell every rank that no step follows."""
+
+
+class LocalFollowers:
+    """The ranks that the same launcher started. They receive steps over ZeroMQ."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses):
+        self._queues = [Push(context, address) for address in addresses.followers]
+
+    def send(self, data: bytes) -> None:
+        """Send an encoded step to every rank."""
+        for each in self._queues:
+            each.send_bytes(data)
+
+    def end(self) -> None:
+        """Tell every rank that no step follows."""
+        self.send(END)
 
 
 def _next_step(inbox: Pull, to_api: Push, role: str) -> Callable[[], bytes | None]:
@@ -95,7 +127,7 @@ def _next_step(inbox: Pull, to_api: Push, role: str) -> Callable[[], bytes | Non
     return receive
 
 
-def _run_leader(
+def run_leader(
     report: Report,
     ready: Ready,
     addresses: Addresses,
@@ -103,16 +135,11 @@ def _run_leader(
     config: Config,
     manager: PluginManager,
     engine: TorchEngine,
+    followers: Followers | None,
     heartbeat: Heartbeat,
 ) -> None:
     """Run rank 0: schedule requests until a `Stop` message arrives, then tell the other ranks to end."""
-    followers = [Push(context, address) for address in addresses.followers]
-
-    def send(data: bytes) -> None:
-        for follower in followers:
-            follower.send_bytes(data)
-
-    scheduler = build_scheduler(config, manager, LeaderEngine(engine, send) if followers else engine)
+    scheduler = build_scheduler(config, manager, engine if followers is None else LeaderEngine(engine, followers.send))
     loop = SchedulerLoop(
         scheduler,
         Pull(context, addresses.scheduler),
@@ -130,7 +157,8 @@ def _run_leader(
     finally:
         manager.close()
     scheduler.close()
-    send(END)
+    if followers is not None:
+        followers.end()
 
 
 class SchedulerLoop:

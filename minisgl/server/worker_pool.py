@@ -21,10 +21,13 @@ from typing import Any
 from minisgl.message import Addresses
 from minisgl.server.heartbeat import Heartbeat
 from minisgl.server.rank_process import run_rank
+from minisgl.server.remote_ranks import run_rank_0
 from minisgl.server.text_process import run_text_process
+from minisgl.server.torchrun import Place
 from minisgl.server.worker_process import (
     SIGNALS,
     STACK_DUMP_SIGNAL,
+    DrainRequest,
     Failed,
     PluginCalls,
     Ready,
@@ -42,6 +45,7 @@ class Worker:
 
     ``role`` is ``scheduler-<rank>``, ``detokenizer`` or ``tokenizer-<i>``. ``heartbeat`` is None for the ranks from 1
     on. ``pipe_closed``: the worker has closed its end of the pipe. ``hung``: the worker hung and was killed.
+    ``asks_to_drain``: the worker asks that the server drains.
     """
 
     role: str
@@ -53,6 +57,7 @@ class Worker:
     plugin_calls: PluginCalls | None = None
     pipe_closed: bool = False
     hung: bool = False
+    asks_to_drain: bool = False
 
     def read_reports(self) -> None:
         """Read the worker's pending reports from the pipe."""
@@ -63,6 +68,8 @@ class Worker:
                         self.ready = message
                     case PluginCalls():
                         self.plugin_calls = message
+                    case DrainRequest():
+                        self.asks_to_drain = True
                     case _:
                         self.failed = message
         except (EOFError, OSError):
@@ -101,20 +108,31 @@ class WorkerPool:
         self._context = multiprocessing.get_context("spawn")
         self.workers: list[Worker] = []
 
-    def start(self, addresses: Addresses, model: str, parse_special_tokens: bool, config: bytes, tp: int) -> None:
+    def start(
+        self,
+        addresses: Addresses,
+        model: str,
+        parse_special_tokens: bool,
+        config: bytes,
+        tp: int,
+        place: Place | None = None,
+    ) -> None:
         """Start all workers, the ``tp`` ranks first because they take longest to start.
 
         ``model`` is the model's directory, for which see also `run_text_process`. ``config`` is the config, encoded by
-        `encode_config`.
+        `encode_config`. If torchrun starts the ranks, ``place`` is that of rank 0, which is then the only rank that is
+        started here.
         """
-        rendezvous = f"127.0.0.1:{free_port()}" if tp > 1 else ""
+        rendezvous = f"127.0.0.1:{free_port()}" if tp > 1 and place is None else ""
         # Starting the resource tracker may unblock SIGINT and SIGTERM. Start it before they are blocked here, because
         # the workers must start with all signals of `SIGNALS` blocked.
         resource_tracker.ensure_running()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
-            for rank in range(tp):
+            for rank in range(tp if place is None else 0):
                 self._start(f"scheduler-{rank}", run_rank, addresses, config, rank, rendezvous, watched=rank == 0)
+            if place is not None:
+                self._start("scheduler-0", run_rank_0, addresses, config, place)
             text = (model, parse_special_tokens)
             self._start("detokenizer", run_text_process, addresses, addresses.detokenizer, *text, "detokenizer")
             for i, address in enumerate(addresses.tokenizers):

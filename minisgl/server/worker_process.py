@@ -69,7 +69,11 @@ class PluginCalls(msgspec.Struct, tag=True, array_like=True):
     calls: list[tuple[str, str, str, str, int]]
 
 
-ReportMessage = Ready | Failed | PluginCalls
+class DrainRequest(msgspec.Struct, tag=True, array_like=True):
+    """The report that another rank's process was asked to end: the server drains."""
+
+
+ReportMessage = Ready | Failed | PluginCalls | DrainRequest
 
 
 class Report:

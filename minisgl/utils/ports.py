@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 
 
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that is free now. Another process may use the port before the caller does."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port of the address ``host`` that is free now. Another process may use it before the caller does."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port

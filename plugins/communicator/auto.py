@@ -15,12 +15,15 @@ from minisgl.hooks import hookimpl
 
 @dataclass
 class Auto:
-    """``nccl`` between GPUs that can access each other's memory; else ``torch``, as on a CPU."""
+    """``nccl`` between GPUs of one host that can access each other's memory; else ``torch``, as on a CPU."""
 
 
-def pick(size: int, device: torch.device) -> str:
-    """Return the communicator's name for ``size`` ranks; on GPUs, rank r uses GPU r."""
-    if device.type != "cuda":
+def pick(size: int, local_size: int, device: torch.device) -> str:
+    """Return the communicator's name for ``size`` ranks, ``local_size`` of them on this host.
+
+    If all of them are, rank r uses GPU r.
+    """
+    if device.type != "cuda" or local_size < size:
         return "torch"
     peer_access = all(torch.cuda.can_device_access_peer(a, b) for a, b in permutations(range(size), 2))
     return "nccl" if peer_access else "torch"
@@ -34,7 +37,7 @@ def minisgl_configs() -> Iterable[tuple[str, str, type]]:
 
 @hookimpl
 def minisgl_communicator(
-    config: Any, size: int, device: torch.device, build: Callable[[str], Communicator]
+    config: Any, size: int, local_size: int, device: torch.device, build: Callable[[str], Communicator]
 ) -> Communicator | None:
     """Build the communicator ``nccl`` or ``torch``, by device."""
-    return build(pick(size, device)) if isinstance(config, Auto) else None
+    return build(pick(size, local_size, device)) if isinstance(config, Auto) else None

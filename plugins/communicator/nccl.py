@@ -145,6 +145,12 @@ def minisgl_configs() -> Iterable[tuple[str, str, type]]:
 
 
 @hookimpl
-def minisgl_communicator(config: Any, rank: int, size: int, address: str, device: torch.device) -> Communicator | None:
-    """Build this communicator if it is selected."""
-    return NcclCommunicator(config, rank, size, address, device) if isinstance(config, Nccl) else None
+def minisgl_communicator(
+    config: Any, rank: int, size: int, local_size: int, address: str, device: torch.device
+) -> Communicator | None:
+    """Build this communicator if it is selected. Raises `ConfigError` if the ranks are on several hosts."""
+    if not isinstance(config, Nccl):
+        return None
+    if local_size < size:
+        raise ConfigError("communicator=nccl connects GPUs of one host: between several hosts use communicator=torch.")
+    return NcclCommunicator(config, rank, size, address, device)

@@ -53,7 +53,7 @@ def header(config: Config, spec: EngineSpec) -> ev.Header:
 
     Options of the server and of KV events are left out: they change no schedule, and some are secrets.
     """
-    left_out = (*GROUPS, "server", "kv_events", "plugins")
+    left_out = (*GROUPS, "server", "kv_events", "multi_node", "plugins")
     options = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in left_out}
     for group in GROUPS:
         value = getattr(config, group)
