@@ -16,7 +16,6 @@ from typing import TypeAlias
 import msgspec
 
 from minisgl.core import Step
-from minisgl.message.messages import Message
 
 MAX_BODY_BYTES = 256 << 20
 """Largest body of a frame. A step's largest part are the tokens of the requests with penalties that it admits: at most
@@ -30,11 +29,15 @@ class ChannelError(Exception):
     """The other side of a channel is gone, or sent bytes that a correct peer does not send."""
 
 
-class Beat(Message):
+class _Message(msgspec.Struct, tag=True, array_like=True):
+    """The base class of the messages between ranks."""
+
+
+class Beat(_Message):
     """A sign of life."""
 
 
-class Welcome(Message):
+class Welcome(_Message):
     """Rank 0's first message to another rank, once all ranks have connected.
 
     ``rendezvous`` is the address (host:port) at which the ranks' communicators connect. ``config`` is rank 0's config,
@@ -46,28 +49,28 @@ class Welcome(Message):
     plugins: dict[str, str]
 
 
-class RankReady(Message):
+class RankReady(_Message):
     """The notice of a rank above 0 that its engine is ready for steps."""
 
 
-class RankFailed(Message):
+class RankFailed(_Message):
     """The last message of a rank above 0 that ends with an error. ``options``: an option must be changed."""
 
     text: str
     options: bool = False
 
 
-class Leaving(Message):
+class Leaving(_Message):
     """The notice of a rank above 0 that its process was asked to end: rank 0's server then drains."""
 
 
-class StepFrame(Message):
+class StepFrame(_Message):
     """A step, encoded by `Step.encode`. The ids of the steps of a session are 0, 1, 2, … without gaps."""
 
     data: bytes
 
 
-class EndOfSteps(Message):
+class EndOfSteps(_Message):
     """Rank 0's last message: no step follows."""
 
 
@@ -90,7 +93,7 @@ class Session:
 
     def seal(self, message: Frame) -> bytes:
         """Return the frame of ``message``, to be sent after all frames before it. Raise `ChannelError` if too large."""
-        body = message.encode()
+        body = msgspec.msgpack.encode(message)
         if len(body) > self._max_body:
             raise ChannelError(f"a message of {len(body)} bytes is too large: at most {self._max_body} are allowed")
         header = _HEADER.pack(len(body), self._sent)

@@ -75,19 +75,21 @@ def read_secret(name: str) -> bytes:
     """
     given = f"multi_node.secret_file={name}"
     try:
-        descriptor = os.open(Path(name).expanduser(), os.O_RDONLY | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise ConfigError(f"{given}: this is no regular file.")
-            if found.st_uid not in (os.getuid(), 0):
-                raise ConfigError(f"{given}: the file belongs to another user (uid {found.st_uid}).")
-            if found.st_mode & 0o077:
-                mode = stat.S_IMODE(found.st_mode)
-                raise ConfigError(f"{given}: other users can access it (mode {mode:04o}). Run: chmod 600 {name}")
-            secret = file.read(MAX_SECRET_BYTES + 1).strip()
+        descriptor = os.open(Path(name).expanduser(), os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not block the start
     except OSError as error:
         raise ConfigError(f"{given}: {error.strerror}.") from error
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ConfigError(f"{given}: this is no regular file.")
+        if found.st_uid not in (os.getuid(), 0):
+            raise ConfigError(f"{given}: the file belongs to another user (uid {found.st_uid}).")
+        if found.st_mode & 0o077:
+            mode = stat.S_IMODE(found.st_mode)
+            raise ConfigError(f"{given}: other users can access it (mode {mode:04o}). Run: chmod 600 {name}")
+        secret = os.read(descriptor, MAX_SECRET_BYTES + 1).strip()
+    finally:
+        os.close(descriptor)
     if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
         raise ConfigError(
             f"{given}: the secret must have {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} bytes. To make one: "

@@ -69,13 +69,16 @@ class Link:
         """Have the link's thread send `Leaving`. Unlike `send`, a signal handler may call this."""
         self._leaving = True
 
-    def close(self) -> None:
+    def close(self, last: Frame | None = None) -> None:
         """End the connection, without a call of ``on_dead``. Frames that were sent still arrive.
 
-        The link's thread closes the socket, within ``beat`` seconds.
+        ``last`` is a message to be sent before, if the connection still works. The link's thread closes the socket,
+        within ``beat`` seconds.
         """
-        self._closed = True
-        with contextlib.suppress(OSError):
+        self._closed = True  # from now on the other side may close the connection
+        with contextlib.suppress(OSError, ChannelError):
+            if last is not None:
+                self.send(last)
             self._socket.shutdown(socket.SHUT_WR)
 
     def _send(self, message: Frame) -> None:
@@ -87,9 +90,10 @@ class Link:
     def _run(self) -> None:
         try:
             self._watch()
-        except (ChannelError, OSError) as error:
+        except Exception as error:  # also an error of `on_message`: without this thread the link is useless
             if not self._closed:
-                self._on_dead(f"{self.peer}: {error}")
+                text = str(error) if isinstance(error, ChannelError | OSError) else f"{type(error).__name__}: {error}"
+                self._on_dead(f"{self.peer}: {text}")
         finally:
             self._socket.close()
 

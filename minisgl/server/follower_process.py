@@ -6,7 +6,6 @@ wait in a collective, so a thread of the connection ends the process.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import logging
 import os
@@ -143,9 +142,7 @@ class Rank0:
 
     def fail(self, text: str, error: BaseException) -> None:
         """Tell rank 0 why this rank ends, if the connection still works."""
-        with contextlib.suppress(ChannelError):
-            self._link.send(RankFailed(text, options=isinstance(error, ConfigError)))
-        self._link.close()
+        self._link.close(RankFailed(text, options=isinstance(error, ConfigError)))
 
     def _on_message(self, message: Frame) -> None:
         match message:

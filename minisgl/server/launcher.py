@@ -205,13 +205,13 @@ class Launcher:
     async def _wait_until_end(self) -> int:
         """Serve until a signal arrives, or a worker or the HTTP server ends. Return the exit status."""
         while True:
+            if any(worker.asks_to_drain for worker in self._worker_pool.workers):
+                return await self._drain(on_request=True)
             event = await self._events.get()
             if event.kind == "signal":
                 return await (self._end_now(event.signal) if event.signal == signal.SIGINT else self._drain())
             if status := await self._stop_if_worker_died():
                 return status
-            if any(worker.asks_to_drain for worker in self._worker_pool.workers):
-                return await self._drain(on_request=True)
 
     async def _ping(self) -> None:
         """Ping all workers, every `PING_SECONDS`, and kill a worker that answers none of the pings for too long.

@@ -100,6 +100,10 @@ class RemoteRanks:
             sock, peer = self._listener.accept()
         except TimeoutError:
             return
+        except OSError as error:  # such as too many open files
+            log.warning("can't accept a connection: %s", error)
+            time.sleep(_ACCEPT_SECONDS)
+            return
         if self._handshakes.acquire(blocking=False):
             threading.Thread(target=self._shake_hands, args=(sock, peer[0]), daemon=True).start()
         else:
@@ -153,8 +157,7 @@ class RemoteRanks:
     def end(self) -> None:
         """Tell all ranks that no step follows, and close the connections."""
         for link in self._links.values():
-            link.send(EndOfSteps())
-            link.close()
+            link.close(EndOfSteps())
 
 
 def run_rank_0(report: Report, addresses: Addresses, encoded: bytes, place: Place, heartbeat: Heartbeat | None) -> None:
