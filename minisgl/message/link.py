@@ -20,6 +20,9 @@ BEAT_SECONDS = 1.0
 """Seconds between two heartbeats."""
 SILENCE_SECONDS = 6.0
 """Seconds without a frame after which the other side counts as gone. A link that is cut must end both sides in 10 s."""
+CAUSE_SECONDS = 0.5
+"""Seconds between an error of a rank's main thread and its report. If the cause is the death of another rank, a link
+reports that meanwhile, and ends the process."""
 _READ_BYTES = 1 << 18
 
 

@@ -28,7 +28,7 @@ from minisgl.message.frames import (
     Welcome,
 )
 from minisgl.message.handshake import HANDSHAKE_SECONDS, WrongSecretError, greet, read_secret
-from minisgl.message.link import Link
+from minisgl.message.link import CAUSE_SECONDS, Link
 from minisgl.plugin_manager.manager import PluginManager, decode_config, encode_config, plugins_of
 from minisgl.server.same_options import check_same_options, check_same_plugins, plugin_hashes
 from minisgl.server.torchrun import PARENT_POLL_SECONDS, Place, use_interface
@@ -67,10 +67,12 @@ def run_follower(config: Config, light: PluginManager, place: Place) -> int:
         )
         rank0.begin()
         follow(engine, rank0.next_step)
+    except ConfigError as error:
+        rank0.fail(str(error), options=True)
+        raise
     except BaseException as error:
-        rank0.fail(f"{error}" if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}", error)
-        if isinstance(error, ConfigError):
-            raise
+        time.sleep(CAUSE_SECONDS)
+        rank0.fail(f"{type(error).__name__}: {error}")
         log.critical("%s failed", role, exc_info=True)
         os._exit(1)  # closing the engine could wait for a rank that has ended
     engine.close()
@@ -140,9 +142,9 @@ class Rank0:
         """Wait for the next step and return it encoded. Return None after the last one."""
         return self._steps.get()
 
-    def fail(self, text: str, error: BaseException) -> None:
-        """Tell rank 0 why this rank ends, if the connection still works."""
-        self._link.close(RankFailed(text, options=isinstance(error, ConfigError)))
+    def fail(self, text: str, options: bool = False) -> None:
+        """Tell rank 0 why this rank ends, if the connection still works. ``options``: an option must be changed."""
+        self._link.close(RankFailed(text, options))
 
     def _on_message(self, message: Frame) -> None:
         match message:

@@ -21,7 +21,7 @@ from minisgl.engine.build import build_engine
 from minisgl.message import Addresses
 from minisgl.message.frames import ChannelError, EndOfSteps, Frame, Leaving, RankFailed, RankReady, StepFrame, Welcome
 from minisgl.message.handshake import answer, read_secret
-from minisgl.message.link import Link
+from minisgl.message.link import CAUSE_SECONDS, Link
 from minisgl.plugin_manager.manager import PluginManager, decode_config, plugins_of
 from minisgl.server.heartbeat import Heartbeat
 from minisgl.server.rank_process import begin_reports, run_leader
@@ -176,14 +176,17 @@ def run_rank_0(report: Report, addresses: Addresses, encoded: bytes, place: Plac
         os._exit(1)  # the main thread may wait in a collective, which has no other end
 
     ranks, rendezvous = _connect(config, manager, encoded, place, end, lambda: report.send(DrainRequest()))
-    engine = build_engine(
-        config, manager, 0, place.size, rendezvous, local_rank=place.local_rank, local_size=place.local_size
-    )
-    ready = begin_reports(report, manager, engine)
-    ranks.wait_until_ready()
-    run_leader(report, ready, addresses, context, config, manager, engine, ranks, heartbeat)
-    # Reached only without an error: see `run_rank`.
-    engine.close()
+    try:
+        engine = build_engine(
+            config, manager, 0, place.size, rendezvous, local_rank=place.local_rank, local_size=place.local_size
+        )
+        ready = begin_reports(report, manager, engine)
+        ranks.wait_until_ready()
+        run_leader(report, ready, addresses, context, config, manager, engine, ranks, heartbeat)
+    except Exception:
+        time.sleep(CAUSE_SECONDS)
+        raise
+    engine.close()  # not after an error: see `run_rank`
     context.destroy(linger=500)
 
 
