@@ -4,6 +4,7 @@
 # make check      linter, type checker and the core tests: less than 90 seconds once mypy has a cache
 # make test-labs  the tests of the labs
 # make check-cluster  the tests of `python -m minisgl.cluster` with the router smg, which it installs first (102 MB)
+# make check-nodes  servers whose ranks torchrun starts: killed ranks, cut links, wrong secrets; takes minutes
 # make soak       10,000 random schedules on the simulated engine
 # make lint       linter and type checker
 # make format     apply the fixes that ruff can make
@@ -25,7 +26,7 @@ TOOLS := $(VENV)/.minisgl-tools
 TYPES := build/types
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo serve test check check-cluster test-labs soak lint docs bench reference format clean
+.PHONY: demo serve test check check-cluster check-nodes test-labs soak lint docs bench reference format clean
 .DELETE_ON_ERROR:
 
 demo: $(BASE)
@@ -53,6 +54,9 @@ test-labs: $(TOOLS)
 check-cluster: $(TOOLS)
 	@$(BIN)/python -c "import smg" 2> /dev/null || $(PIP) -e '.[cluster]'
 	$(BIN)/python -m pytest tests/cluster/test_smg.py $(ARGS)
+
+check-nodes: $(TOOLS)
+	$(BIN)/python -m pytest -q tests/server/check_nodes.py $(ARGS)
 
 soak: $(TOOLS)
 	$(BIN)/python -m minisgl.testing.soak $(ARGS)
