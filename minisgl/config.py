@@ -123,7 +123,7 @@ class MultiNodeConfig:
     interface: str | None = None
     """The network interface that connects the ranks, such as ``eth0``: rank 0 listens at its address, and gloo and NCCL
     use it. Or an address of rank 0's machine to listen at. With several ranks it is needed."""
-    port: int = 0
+    listen_port: int = 0
     """The TCP port at which rank 0 listens for the other ranks. With 0, it is any free port."""
     connect_timeout: float = 300.0
     """Seconds that the other ranks may take to connect to rank 0."""
@@ -273,7 +273,7 @@ class Config:
         need(-(2**63) <= self.kv_events.hash_seed < 2**63, "kv_events.hash_seed", "a 64-bit integer")
         need(self.multi_node.secret_file != "", "multi_node.secret_file", "a file, or null")
         need(self.multi_node.interface != "", "multi_node.interface", "a network interface or an address, or null")
-        need(0 <= self.multi_node.port <= 65535, "multi_node.port", "between 0 (any free port) and 65535")
+        need(0 <= self.multi_node.listen_port <= 65535, "multi_node.listen_port", "between 0 (any free port) and 65535")
         seconds = self.multi_node.connect_timeout
         need(math.isfinite(seconds) and seconds > 0.0, "multi_node.connect_timeout", "a number of seconds above 0")
         one_of("log_level", self.log_level, LOG_LEVELS)

@@ -70,7 +70,7 @@ class RemoteRanks:
         except OSError as error:
             self._listener.close()
             raise ConfigError(
-                f"multi_node.interface, multi_node.port: can't listen on {host}:{port}: {error.strerror}."
+                f"multi_node.interface, multi_node.listen_port: can't listen on {host}:{port}: {error.strerror}."
             ) from error
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         return self.address
@@ -206,7 +206,7 @@ def _connect(
     assert options.interface is not None
     ranks = RemoteRanks(place.size, read_secret(options.secret_file), on_dead, on_leaving)
     host = use_interface(options.interface)
-    address = ranks.listen(host, options.port)
+    address = ranks.listen(host, options.listen_port)
     store = AddressStore(place.master_addr, place.master_port, not place.agent_store, options.connect_timeout)
     store.publish(address)
     log.info("waiting for %d ranks at %s", place.size - 1, address)

@@ -115,8 +115,9 @@ class Nodes:
     def rank(self, node: int, local_rank: int = 0) -> psutil.Process:
         """Return a process that torchrun has started: on rank 0, the launcher with the HTTP server."""
         for child in psutil.Process(self.agents[node].pid).children(recursive=True):
-            environment = child.environ()
-            if environment.get("LOCAL_RANK") == str(local_rank) and "LOCAL_RANK" not in child.parent().environ():
+            parent = child.parent()
+            outer = {} if parent is None else parent.environ()
+            if child.environ().get("LOCAL_RANK") == str(local_rank) and "LOCAL_RANK" not in outer:
                 return child
         raise RuntimeError(f"node {node} has no rank {local_rank}")
 
