@@ -31,7 +31,7 @@ from minisgl.message.handshake import HANDSHAKE_SECONDS, WrongSecretError, greet
 from minisgl.message.link import CAUSE_SECONDS, Link
 from minisgl.plugin_manager.manager import PluginManager, decode_config, encode_config, plugins_of
 from minisgl.server.same_options import check_same_options, check_same_plugins, plugin_hashes
-from minisgl.server.torchrun import PARENT_POLL_SECONDS, Place, use_interface
+from minisgl.server.torchrun import END_STATUS, PARENT_POLL_SECONDS, Place, use_interface
 from minisgl.server.worker_process import STACK_DUMP_SIGNAL
 from minisgl.utils.log import setup_logging
 from minisgl.utils.version import __version__
@@ -77,7 +77,7 @@ def run_follower(config: Config, light: PluginManager, place: Place) -> int:
         os._exit(1)  # closing the engine could wait for a rank that has ended
     engine.close()
     log.info("rank 0 has sent its last step")
-    return 0
+    return END_STATUS
 
 
 def connect(config: Config, place: Place) -> tuple[socket.socket, Session]:

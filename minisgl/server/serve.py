@@ -21,7 +21,7 @@ from minisgl.message import Addresses
 from minisgl.message.handshake import read_secret
 from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.manager import PluginManager, encode_config
-from minisgl.server.torchrun import PARENT_POLL_SECONDS, Place, address_of
+from minisgl.server.torchrun import END_STATUS, PARENT_POLL_SECONDS, Place, address_of
 from minisgl.server.worker_pool import WorkerPool
 from minisgl.server.worker_process import SIGNALS
 from minisgl.utils.log import setup_logging
@@ -56,7 +56,8 @@ def serve(config: Config, manager: PluginManager, place: Place | None = None) ->
         worker_pool.start(addresses, model, config.parse_special_tokens, encoded, config.tp, place)
         from minisgl.server.launcher import Launcher  # imports the HTTP libraries while the workers start
 
-        return asyncio.run(Launcher(config, manager, addresses, worker_pool, listener).run())
+        status = asyncio.run(Launcher(config, manager, addresses, worker_pool, listener).run())
+        return status if place is None else status or END_STATUS
     finally:
         worker_pool.kill()
         worker_pool.close()

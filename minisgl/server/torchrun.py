@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import ipaddress
 import os
+import signal
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,9 @@ from dataclasses import dataclass
 
 from minisgl.config import Config, ConfigError, MultiNodeConfig
 
+END_STATUS = 128 + signal.SIGTERM
+"""The exit status of each rank after a clean end. With 0, torchrun would wait up to five minutes for the same status of
+the other nodes' ranks, also where a node's torchrun has ended."""
 PARENT_POLL_SECONDS = 0.5
 """Seconds between two checks that torchrun still runs."""
 _SIOCGIFADDR = 0x8915

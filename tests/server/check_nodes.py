@@ -253,6 +253,7 @@ def test_promise_10_sigterm_drains(to: list[int]) -> None:
         nodes.seconds_until_gone()
         stream.join(scaled_timeout(10))
         assert "data: [DONE]" in stream.lines
+        assert all(nodes.statuses())  # with 0, torchrun would wait for a node that has ended
         assert nodes.leftovers() == []
         assert "CRITICAL" not in nodes.log() and " ERROR " not in nodes.log()
 

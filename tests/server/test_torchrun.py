@@ -92,7 +92,12 @@ def test_one_rank_needs_no_secret() -> None:
 
 @pytest.mark.parametrize(
     "word",
-    ["multi_node.secret_file=''", "multi_node.interface=''", "multi_node.listen_port=70000", "multi_node.connect_timeout=0"],
+    [
+        "multi_node.secret_file=''",
+        "multi_node.interface=''",
+        "multi_node.listen_port=70000",
+        "multi_node.connect_timeout=0",
+    ],
 )
 def test_values_out_of_range(word: str) -> None:
     with pytest.raises(ConfigError, match=word.partition("=")[0]):
