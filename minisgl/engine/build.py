@@ -66,6 +66,20 @@ def build_engine(
     return engine
 
 
+def prepare_device(config: Config, local_rank: int, local_size: int) -> None:
+    """Import torch, check that this machine has the device of the rank, and initialise CUDA if it is a GPU.
+
+    This can take seconds in which no other thread of this process runs. A rank calls it before it sends heartbeats.
+    Raises `ConfigError` if this machine has too few GPUs.
+    """
+    import torch
+
+    from minisgl.engine.setup import resolve_device
+
+    if resolve_device(config, local_rank, local_size).type == "cuda":
+        torch.cuda.init()
+
+
 def _set_current_device(config: Config, local_rank: int, local_size: int) -> None:
     """Make this rank's GPU the current CUDA device of this thread.
 

@@ -29,7 +29,7 @@ PROTOCOL = 1
 """The version of handshake and frames. Both sides must have the same."""
 MAX_BYTES = 512
 """Largest size of a message of the handshake."""
-HANDSHAKE_SECONDS = 5.0
+HANDSHAKE_SECONDS = 10.0
 """Seconds that the other side may take for a handshake."""
 MIN_SECRET_BYTES = 16
 MAX_SECRET_BYTES = 4096

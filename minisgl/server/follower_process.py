@@ -16,7 +16,7 @@ import threading
 import time
 
 from minisgl.config import Config, ConfigError
-from minisgl.engine.build import build_engine, follow
+from minisgl.engine.build import build_engine, follow, prepare_device
 from minisgl.message.frames import (
     ChannelError,
     EndOfSteps,
@@ -51,6 +51,7 @@ def run_follower(config: Config, light: PluginManager, place: Place) -> int:
     faulthandler.register(STACK_DUMP_SIGNAL, all_threads=False)
     encoded = encode_config(config, light)
     manager = PluginManager.load(plugins_of(encoded))
+    prepare_device(config, place.local_rank, place.local_size)
     rank0 = Rank0(connect(config, place))
     try:
         welcome = rank0.wait_for_welcome()

@@ -17,7 +17,7 @@ from functools import partial
 import zmq
 
 from minisgl.config import Config, ConfigError
-from minisgl.engine.build import build_engine
+from minisgl.engine.build import build_engine, prepare_device
 from minisgl.message import Addresses
 from minisgl.message.frames import ChannelError, EndOfSteps, Frame, Leaving, RankFailed, RankReady, StepFrame, Welcome
 from minisgl.message.handshake import answer, read_secret
@@ -175,6 +175,7 @@ def run_rank_0(report: Report, addresses: Addresses, encoded: bytes, place: Plac
         report.send(Failed(reason, options))
         os._exit(1)  # the main thread may wait in a collective, which has no other end
 
+    prepare_device(config, place.local_rank, place.local_size)
     ranks, rendezvous = _connect(config, manager, encoded, place, end, lambda: report.send(DrainRequest()))
     try:
         engine = build_engine(
