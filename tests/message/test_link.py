@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import socket
@@ -153,6 +154,27 @@ def test_full_buffer() -> None:
     message = Welcome("", bytes(64 << 20), {})  # more than the buffers of both sides
     with pytest.raises(ChannelError, match="can't send"):
         side.link.send(message)
+    assert "no sign of life" in side.reason()
+    theirs.close()
+
+
+def test_silence_while_a_send_blocks() -> None:
+    """The link's thread waits for no other thread: it notices the silence while the main thread holds the lock."""
+    ours, theirs = tcp_pair()
+    side = Side(ours, Session(bytes(32), bytes(32)), "rank 1")
+    with side.link._lock:
+        assert "no sign of life" in side.reason()
+    theirs.close()
+
+
+def test_silence_with_a_full_buffer() -> None:
+    """A heartbeat that does not fit into the buffer is left out: a heartbeat that waits would delay the alarm."""
+    ours, theirs = tcp_pair()
+    ours.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            ours.send(bytes(1 << 20))
+    side = Side(ours, Session(bytes(32), bytes(32)), "rank 1")
     assert "no sign of life" in side.reason()
     theirs.close()
 

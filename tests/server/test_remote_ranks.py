@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -197,7 +198,10 @@ def test_second_connection_of_a_rank_is_refused() -> None:
     """The first connection of a rank stays; the second one is closed."""
     leader = Leader(3)
     thread = leader.connect_in_thread()
-    first, second = Rank(leader.address, 1, 3), Rank(leader.address, 1, 3)
+    first = Rank(leader.address, 1, 3)
+    while 1 not in leader._links:
+        time.sleep(0.01)
+    second = Rank(leader.address, 1, 3)
     assert "closed the connection" in second.reasons.get(timeout=scaled_timeout(30))
     other = Rank(leader.address, 2, 3)
     assert first.next() == other.next() == WELCOME
