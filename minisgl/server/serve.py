@@ -43,7 +43,6 @@ def serve(config: Config, manager: PluginManager, place: Place | None = None) ->
         check_tracing(config.server.otlp_endpoint)
     if place is not None:
         check_multi_node(config.multi_node)
-        threading.Thread(target=_end_with_torchrun, name="parent-watch", daemon=True).start()
     model = str(resolve_model(config.model))
     encoded = encode_config(config, manager)
     listener = listen(config.server.host, config.server.port)
@@ -52,6 +51,8 @@ def serve(config: Config, manager: PluginManager, place: Place | None = None) ->
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     addresses = Addresses.make(config.server.tokenizers, config.tp if place is None else 1)
     try:
+        if place is not None:  # a thread has the signal mask of the thread that starts it
+            threading.Thread(target=_end_with_torchrun, name="parent-watch", daemon=True).start()
         log.info("starting %s with tp=%d and %d tokenizer processes", model, config.tp, config.server.tokenizers)
         worker_pool.start(addresses, model, config.parse_special_tokens, encoded, config.tp, place)
         from minisgl.server.launcher import Launcher  # imports the HTTP libraries while the workers start
