@@ -66,10 +66,11 @@ def draw(stages: Sequence[Stage], without_cache: int, columns: int = 2) -> str:
 def panels(stages: Sequence[Stage]) -> str:
     """Return the charts as HTML: side by side, or below each other on a narrow screen."""
     charts = "\n".join(
-        f"{_open(WIDE, HIGH, _describe_one(chart, stages))}{_bars(chart, stages)}</svg>" for chart in _available(stages)
+        f"{_open(WIDE, HIGH, _describe_one(chart, stages))}<style>{STYLE}</style>{_bars(chart, stages)}</svg>"
+        for chart in _available(stages)
     )
     row = "display: flex; flex-wrap: wrap; gap: 0.5rem 1.5rem"
-    return f'<style>{STYLE}</style>\n<div style="{row}">\n{charts}\n</div>\n'
+    return f'<div style="{row}">\n{charts}\n</div>\n'
 
 
 def _available(stages: Sequence[Stage]) -> list[Chart]:

@@ -67,9 +67,10 @@ def without_blocks(markdown: str) -> str:
 
 
 def prose(markdown: str) -> str:
-    """Return the prose of a page: without front matter, code, comments, HTML tags and the addresses of links."""
+    """Return the prose of a page: without front matter, code and its output, comments, HTML tags and addresses."""
     text = re.sub(r"\A---\n.*?^---\n", "", markdown, flags=re.DOTALL | re.MULTILINE)
     text = without_blocks(text)
+    text = re.sub(r"<!-- output -->.*?<!-- /output -->", "", text, flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r"(`+).+?\1", "", text)
     text = re.sub(r"\]\([^)]*\)", "]", text)

@@ -1,7 +1,7 @@
 """The hooks of mkdocs (``hooks:`` in mkdocs.yml): add the chapters, fill in quoted code, link terms.
 
-The build runs the code of the pages to show its output. This module sets up the environment of that code: it finds the
-programs of this Python interpreter, computes on the CPU, and fails the build if it fails.
+Pages of the course contain the output of their code (`rendered`), which the build shows. The code of other pages runs
+during the build, which fails if the code fails.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import html
 import logging
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
-from minisgl.course.site import blocks, quotes, terms
+from minisgl.course.site import blocks, quotes, rendered, run, terms
 from minisgl.course.site.__main__ import course
 
 log = logging.getLogger("mkdocs.plugins.minisgl")  # a warning of this logger fails a strict build
@@ -30,10 +29,7 @@ START = "chapters/00_start/index.md"
 
 def on_startup(**_: Any) -> None:
     """Set the working directory and the environment in which the code of the pages runs."""
-    os.chdir(ROOT)
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "100", "TQDM_DISABLE": "1"}
-    os.environ["SHELLOPTS"] = "errexit:pipefail"  # a bash block fails if one of its commands fails, also in a pipe
+    run.prepare()
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -95,7 +91,22 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             log.warning(f"{page.file.src_uri}, line {block.line}: {error}")
             return block.raw
 
+    markdown, pictures = rendered.for_site(markdown)
+    page.meta["pictures"] = {mark: _read(page, paths) for mark, paths in pictures.items()}
     markdown = blocks.map_text(markdown, blocks.plain_pipes)
     markdown = blocks.map_blocks(blocks.map_blocks(markdown, fill), blocks.show_skip_reason)
     known = terms.glossary((Path(config.docs_dir) / "glossary.md").read_text(encoding="utf-8"))
     return terms.link_marks(markdown, known, os.path.relpath("glossary.md", Path(page.file.src_uri).parent))
+
+
+def _read(page: Page, paths: list[str]) -> list[str]:
+    """Return the SVG elements of a page's picture files."""
+    folder = Path(page.file.abs_src_path or "").parent
+    return [(folder / path).read_text(encoding="utf-8").strip() for path in paths]
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    """Insert the pictures into the page. This is after the search index was made, which then has no text of pictures."""
+    for mark, pictures in page.meta.get("pictures", {}).items():
+        output = rendered.inline(output, mark, pictures)
+    return output

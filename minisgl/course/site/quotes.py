@@ -91,14 +91,12 @@ def quoted_files(markdown: str) -> set[str]:
 
 
 def expand(block: blocks.Block, root: Path, link: Callable[[Quote], str]) -> str:
-    """Return a quoting block with its code filled in, followed by the HTML of ``link``.
+    """Return a quoting block with the current code, followed by the HTML of ``link``.
 
     Return other blocks unchanged. Raises `QuoteError`.
     """
     if "quote" not in block.options:
         return block.raw
-    if block.code.strip():
-        raise QuoteError(f"{block.options['quote']}: a quoting block must be empty, but this block contains code")
     unknown = block.options.keys() - {"quote", "lines"}
     if unknown:
         raise QuoteError(f"{block.options['quote']}: a quote accepts only lines=, not {', '.join(sorted(unknown))}")

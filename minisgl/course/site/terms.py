@@ -1,6 +1,6 @@
 """The glossary, and the rule that no page uses a term before a page defines it.
 
-A page defines a term with ``**prefill**{ .term }``. Pages are in the order of the navigation. An earlier page may use
+A page defines a term with ``**<dfn>prefill</dfn>**``. Pages are in the order of the navigation. An earlier page may use
 the term only if it links to the term in the glossary. This module does not depend on mkdocs.
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from minisgl.course.site.blocks import map_text, prose, without_blocks
 
-MARK = re.compile(r"\*\*(?P<name>[^*\n]+)\*\*\{\s*\.term\s*\}")
+MARK = re.compile(r"\*\*<dfn>(?P<name>[^<\n]+)</dfn>\*\*")
 _HEADING = re.compile(r"^### (?P<name>[^{\n]+?)[ ]*(?:\{(?P<attributes>[^}]*)\})?[ ]*$", re.MULTILINE)
 _ALSO = re.compile(r"^\*also: (.+)\*$", re.MULTILINE)
 
