@@ -9,6 +9,7 @@
 # make lint       linter and type checker
 # make format     apply the fixes that ruff can make
 # make docs       build the documentation into site/
+# make pages      run the code of the chapters and write its output into them
 # make bench      run the offline benchmark
 # make reference  write docs/reference/ and the labs' skeletons again
 # make clean      delete caches and build outputs
@@ -26,7 +27,7 @@ TOOLS := $(VENV)/.minisgl-tools
 TYPES := build/types
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo serve test check check-cluster check-nodes test-labs soak lint docs bench reference format clean
+.PHONY: demo serve test check check-cluster check-nodes test-labs soak lint docs pages bench reference format clean
 .DELETE_ON_ERROR:
 
 demo: $(BASE)
@@ -73,6 +74,9 @@ docs: $(TOOLS)
 reference: $(BASE)
 	$(BIN)/python -m minisgl.options.reference docs/reference
 	$(BIN)/python -m minisgl.course.lab.generate
+
+pages: $(TOOLS)
+	$(BIN)/python -m minisgl.course.site.render $(ARGS)
 
 format: $(TOOLS)
 	$(BIN)/ruff check --fix .

@@ -1,7 +1,7 @@
 """The commands and programs on the pages of the documentation work.
 
-The site's build runs blocks with ``exec=``. These tests run all other blocks, page by page, each page in a folder of
-its own. A block with ``skip="reason"`` is not run.
+Blocks with ``exec=`` run in `test_rendered`, or while the site is built. These tests run all other blocks, page by
+page, each page in a folder of its own. A block with ``skip="reason"`` is not run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXAMPLE_PLUGIN = "my_cache.py"
 def to_run(page: str) -> list[Block]:
     """Return the blocks of a page that a reader runs and that the site's build does not run."""
     found = blocks((ROOT / page).read_text(encoding="utf-8"))
-    return [b for b in found if b.language in ("bash", "python") and not {"exec", "quote"} & b.options.keys()]
+    return [b for b in found if b.language in ("bash", "python") and not {"exec", "quote", "check"} & b.options.keys()]
 
 
 def commands(block: Block) -> list[str]:

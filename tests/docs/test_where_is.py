@@ -50,7 +50,11 @@ def test_every_module_is_listed_once() -> None:
         if heading.startswith("minisgl/") and heading != "minisgl/course/"
         for name in names
     ]
-    there = [path.relative_to(ROOT).as_posix() for path in python_files("minisgl") if "course" not in path.parts]
+    there = [
+        path.relative_to(ROOT).as_posix()
+        for path in python_files("minisgl")
+        if "course" not in path.relative_to(ROOT).parts
+    ]
     assert sorted(listed) == sorted(there)
 
 

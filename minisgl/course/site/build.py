@@ -106,7 +106,7 @@ def _read(page: Page, paths: list[str]) -> list[str]:
 
 
 def on_post_page(output: str, page: Page, **_: Any) -> str:
-    """Insert the pictures into the page. This is after the search index was made, which then has no text of pictures."""
+    """Insert the pictures into the page, after the search index was made: it has no text of pictures."""
     for mark, pictures in page.meta.get("pictures", {}).items():
         output = rendered.inline(output, mark, pictures)
     return output

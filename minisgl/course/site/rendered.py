@@ -125,8 +125,11 @@ def for_site(markdown: str) -> tuple[str, dict[str, list[str]]]:
 def inline(page: str, mark: str, pictures: list[str]) -> str:
     """Return an HTML page with a placeholder replaced by SVG pictures, so that they follow the page's colours.
 
-    Several pictures are side by side, or below each other on a narrow screen.
+    A picture with a width of its own gets a figure, in which it scrolls on a narrow screen. Several pictures that fit
+    any width are side by side, or below each other on a narrow screen.
     """
-    row = "display: flex; flex-wrap: wrap; gap: 0.5rem 1.5rem"
-    whole = f'<figure class="mg-figure">{pictures[0]}</figure>' if len(pictures) == 1 else f'<div style="{row}">{"".join(pictures)}</div>'
-    return page.replace(f'<div id="{mark}"></div>', whole)
+    if all(' width="' in picture.partition(">")[0] for picture in pictures):
+        shown = "".join(f'<figure class="mg-figure">{picture}</figure>' for picture in pictures)
+    else:
+        shown = f'<div style="display: flex; flex-wrap: wrap; gap: 0.5rem 1.5rem">{"".join(pictures)}</div>'
+    return page.replace(f'<div id="{mark}"></div>', shown)

@@ -86,7 +86,7 @@ class PageRunner:
     def _python(self, block: Block) -> str:
         variables = self._sessions.setdefault(block.options.get("session", ""), {"__name__": "__page__"})
         if "check" in block.options:
-            variables = {**variables, "printed": self.printed, "says": self.says, "numbers": numbers}
+            variables |= {"printed": self.printed, "says": self.says, "numbers": numbers}
         code = compile("\n" * block.line + block.code, self.name, "exec")
         with redirect_stdout(StringIO()) as stdout:
             exec(code, variables)

@@ -85,13 +85,17 @@ def test_page_with_quotes(root: Path) -> None:
 @pytest.mark.parametrize(
     ("block", "message"),
     [
-        ('```python quote="a.py::LIMIT"\nLIMIT = 2\n```\n', "must be empty"),
         ('```python quote="a.py" x="1"\n```\n', "not x"),
     ],
 )
 def test_wrong_quote_blocks_are_refused(root: Path, block: str, message: str) -> None:
     with pytest.raises(QuoteError, match=message):
         blocks.map_blocks(block, lambda b: expand(b, root, lambda quote: ""))
+
+
+def test_old_copy_in_a_quote_is_replaced(root: Path) -> None:
+    old = '```python quote="a.py::LIMIT"\nLIMIT = 2\n```\n'
+    assert "LIMIT = 3" in blocks.map_blocks(old, lambda b: expand(b, root, lambda quote: ""))
 
 
 def test_escaped_pipes_in_code() -> None:

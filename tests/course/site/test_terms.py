@@ -39,7 +39,7 @@ def test_glossary_is_parsed() -> None:
 
 
 def test_term_used_before_its_definition_is_found() -> None:
-    early, late = ("1.md", "A KV\ncache helps."), ("2.md", "The **KV cache**{ .term } helps.")
+    early, late = ("1.md", "A KV\ncache helps."), ("2.md", "The **<dfn>KV cache</dfn>** helps.")
     (problem,) = check([early, late], TERMS)
     assert problem.startswith("1.md uses 'KV\\ncache', but 2.md defines it")
     assert check([late, early], TERMS) == []
@@ -54,16 +54,16 @@ def test_term_used_before_its_definition_is_found() -> None:
 
 
 def test_definitions_are_checked() -> None:
-    assert "has no such term" in check([("1.md", "**paging**{ .term }")], TERMS)[0]
-    twice = [("1.md", "**KV cache**{ .term }"), ("2.md", "**KV caches**{ .term }")]
+    assert "has no such term" in check([("1.md", "**<dfn>paging</dfn>**")], TERMS)[0]
+    twice = [("1.md", "**<dfn>KV cache</dfn>**"), ("2.md", "**<dfn>KV caches</dfn>**")]
     assert check(twice, TERMS) == ["2.md defines 'KV cache' again; 1.md defines it first"]
 
 
 def test_definitions_link_to_the_glossary() -> None:
-    page = "The **KV caches**{ .term }.\n\n```text\n**KV cache**{ .term }\n```\n"
+    page = "The **<dfn>KV caches</dfn>**.\n\n```text\n**<dfn>KV cache</dfn>**\n```\n"
     shown = link_marks(page, TERMS, "../glossary.md")
     assert "**[KV caches](../glossary.md#kv-cache)**{ .term }" in shown
-    assert "```text\n**KV cache**{ .term }" in shown
+    assert "```text\n**<dfn>KV cache</dfn>**" in shown
 
 
 def test_course_defines_terms_before_use() -> None:
