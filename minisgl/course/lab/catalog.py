@@ -48,7 +48,8 @@ class Lab:
     ``hook`` is the group of the student's plugin, or ``observer``, or ``models``; None: any hook. ``plugin`` is the
     module of the reference solution, a shipped plugin; None: the gates' module has ``skeleton() -> dict[str, str]``.
     ``choice`` is the reference's name in its group, and ``name`` the student's (``scheduler=mine``). ``blocked`` lists
-    more modules that the student's file may not import, because they solve the lab.
+    more modules that the student's file may not import, because they solve the lab. ``minutes`` estimates how long a
+    student needs.
     """
 
     lab: str
@@ -60,6 +61,7 @@ class Lab:
     choice: str | None = None
     name: str = "mine"
     order: int = 0
+    minutes: int = 60
     torch: bool = False  # the unit gates compute with torch
     renames: dict[str, str] = field(default_factory=dict)
     blocked: tuple[str, ...] = ()

@@ -20,10 +20,11 @@ from minisgl.course.lab.catalog import Lab, find, labs, read
 from minisgl.course.lab.cli import main
 from minisgl.course.lab.gates.policy import show_plan
 from minisgl.course.lab.grader import grade as grader
+from minisgl.course.lab.grader.diagnosis import diagnose
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Missing, Student
 from minisgl.course.lab.grader.gate_process import LOADS
 from minisgl.course.lab.grader.grade import ForkServer, grade
-from minisgl.course.lab.grader.retired_names import upgrade_note
+from minisgl.course.lab.grader.retired_names import causes_of, upgrade_note
 from minisgl.course.lab.grader.search import alarm, search
 from minisgl.course.lab.grader.server_gate import Served, _check_called
 from minisgl.course.lab.grader.shrink import smallest
@@ -643,3 +644,12 @@ def test_documented_installations() -> None:
         "chapters/00_start/index.md": "pip install -c constraints.txt -e '.[lab]'",
     }.items():
         assert line in (root / page).read_text("utf-8"), page
+
+
+def test_circle_of_causes_ends(tmp_path: Path) -> None:
+    """An exception whose causes form a circle gets a verdict; the diagnosis followed the chain forever."""
+    student = Student(POLICY, tmp_path / "my_policy.py")
+    first, second = AssertionError("a sum is wrong"), ValueError("why")
+    first.__cause__, second.__cause__ = second, first
+    assert diagnose(student, first).cause == "promise"
+    assert list(causes_of(first)) == [first, second]

@@ -205,7 +205,7 @@ HEALTHY: Sequence[Callable[[], dict[str, Any]]] = (
 """Workloads without a bug, each with one event that an auditor might report by mistake."""
 
 TRIGGERS: dict[str, Callable[[], dict[str, Any]]] = {
-    "leak": lambda: _few(_client(1, 9, 3)),
+    "leak": lambda: _few(_client(0, 9, 3)),  # 0 is a uid like any other
     "twice": lambda: _few(_client(1, 9, 3)),
     "in-flight": lambda: _few(
         _client(1, 9, 12, abort=3), _client(2, 9, 12, arrive=1), _client(3, 13, 6, arrive=2), pages=8, cache="naive"
@@ -231,6 +231,7 @@ class Audit:
         if policy == "hasty":
             self.drive.scheduler.planner.policy = ArrivalOrderPolicy()
         self.workload, self.damage = workload, Damage()
+        self.looked = 0  # number of findings whose step was checked
         self.evicted: set[int] = set()  # pages
         self.retracted: set[int] = set()  # uids of requests
         self.drive.look = self.look
@@ -256,6 +257,12 @@ class Audit:
         """Check after each step that the auditor is silent as long as no bug has done damage."""
         if not self.damage.places and self.findings:
             raise self.false_alarm(self.findings[0])
+        launched = self.drive.scheduler.next_step_id - 1
+        for finding in self.findings[self.looked :]:
+            if finding.step not in (launched - 1, launched):
+                seen = f"Step {launched} was launched last, and the finding says step {finding.step}."
+                raise Broken("place", "A finding names the last launched step.", seen, step=launched)
+        self.looked = len(self.findings)
         if self.workload["dies"] and self.drive.report.steps >= self.workload["dies"]:
             self.drive.fail("the device is gone")
             if self.findings:
@@ -286,10 +293,9 @@ class Audit:
         )
 
     def named(self) -> bool:
-        """Return whether a finding names a page, or for a bug without pages a request, that the bug affected."""
-        pages = {page for _, page in self.damage.places if page is not None}
-        uids = {uid for uid, page in self.damage.places if page is None}
-        return any(finding.page in pages or finding.uid in uids for finding in self.findings)
+        """Return whether a finding has the right rule, request and page of a place that the bug affected."""
+        rule, places = _RULE[self.workload["bug"]], set(self.damage.places)
+        return any(finding.rule == rule and (finding.uid, finding.page) in places for finding in self.findings)
 
 
 def audit(student: Student, workload: dict[str, Any], ready: set[str] | None = None) -> Audit:
@@ -325,13 +331,18 @@ def audit(student: Student, workload: dict[str, Any], ready: set[str] | None = N
         uid, page = done.damage.places[0]
         seen = f"The planted bug: {_SAYS[bug]} It affected request {uid}{'' if page is None else f' and page {page}'}; "
         if done.findings:
-            seen += f"the auditor reported: {getattr(done.findings[0], 'text', done.findings[0])!s:.100}"
-            promise = "A finding names the affected page, or the request with two replies."
+            first = done.findings[0]
+            says = f"rule {first.rule!r}, request {first.uid}, page {first.page}"
+            seen += f"the auditor reported {says}; the rule is {_RULE[bug]!r}."
+            promise = "A finding names the broken rule, the affected request, and the affected page if there is one."
             raise Broken("place", promise, seen, request=uid, page=page)
         seen += "the auditor reported nothing."
         raise Broken(f"misses-{bug}", "The auditor finds every planted bug.", seen, request=uid, page=page)
     return done
 
+
+_RULE = {"leak": "leak", "twice": "owner", "in-flight": "in-flight", "table": "table", "reply": "reply"}
+"""Name of a bug → the rule that it breaks."""
 
 _SAYS = {
     "leak": "a request ended and its last page was never retired.",

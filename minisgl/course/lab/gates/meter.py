@@ -19,6 +19,8 @@ from minisgl.course.lab.grader.server_gate import Served, facts
 from minisgl.course.lab.grader.simulated_workloads import random_workload, show
 from minisgl.testing.small import no_lookahead
 
+START = float(1 << 30)
+"""The time of step 0. A server's clock has run for years, so a meter with times of 32 bits loses seconds."""
 POLICIES = ("mixed", "prefill_first", "decode_first", "static")
 
 
@@ -48,7 +50,7 @@ class Truth:
 
     def time(self, steps: int) -> float:
         """Return the time of a step in seconds. Steps take different times, so that two waits never match by chance."""
-        return 2 * steps + steps * 40503 % 256 / 256
+        return START + 2 * steps + steps * 40503 % 256 / 256
 
     def _listen(self, events: Any) -> None:
         """Record the scheduler's events, in addition to the student's hooks."""
@@ -164,7 +166,7 @@ def _few(*jobs: dict[str, int], **more: Any) -> dict[str, Any]:
 
 
 FIRST = (
-    lambda: _few(_client(1, 3, 2)),
+    lambda: _few(_client(0, 3, 2)),  # 0 is a uid like any other
     lambda: _few(_client(1, 20, 3), chunk=8),  # a prompt in three chunks
     lambda: _few(_client(1, 4, 5), _client(2, 4, 2, arrive=1), slots=1),  # request 2 waits until request 1 has ended
     lambda: _few(_client(1, 4, 9, abort=4), _client(2, 4, 9, abort=5), overlap=1),  # aborted while a step is in flight

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from minisgl.attention import LayerSpec
+from minisgl.attention import AttnBatch, LayerSpec
 from minisgl.course.lab.grader.conformance import conformance, greedy
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
 from minisgl.course.lab.grader.search import search
@@ -27,6 +27,7 @@ HEADS = ((2, 2, 8), (4, 2, 16), (4, 1, 8), (6, 3, 16))
 TOLERANCE = 1e-4  # float32 against float64
 TOLERANCE_BF16 = 2e-2  # bfloat16 has 8 bits: the rounding of the answer alone is 4e-3
 SCALE_UP = 8.0  # factor of the scores in half precision: rounding a score then changes the answer visibly
+OTHER_SCALE = 0.3  # of a layer whose scale is not head_dim ** -0.5
 UNWRITTEN = 12288.0  # initial value of `out`; exact in bfloat16
 
 
@@ -39,8 +40,10 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
     ]
     more = {"page_size": rng.choice([1, 2, 4, 16]), "heads": rng.randrange(len(HEADS)), "seed": rng.randrange(1000)}
     window = rng.choice([0, 0, 0, 1, 3, 10]) if size > 6 else 0
-    cap, half = int(size > 6 and rng.random() < 0.2), int(size > 8 and rng.random() < 0.2)
-    return {"rows": rows, **more, "window": window, "cap": cap, "half": half}
+    cap, half = int(size > 6 and rng.random() < 0.3) * rng.randint(1, 3), int(size > 8 and rng.random() < 0.2)
+    if size == 4:  # more rows and more positions than a constant in the code may allow
+        rows = [[rng.randint(0, 40), 1] for _ in range(20)] + [[990, 40]]
+    return {"rows": rows, **more, "window": window, "cap": cap, "half": half, "scale": rng.randrange(2)}
 
 
 def case_of(workload: dict[str, Any]) -> AttentionCase:
@@ -58,7 +61,10 @@ def case_of(workload: dict[str, Any]) -> AttentionCase:
 def draw(workload: dict[str, Any]) -> str:
     """Describe the workload: one line for the sizes, then one line for each row."""
     q, kv, dim = HEADS[workload["heads"]]
-    more = f", window {workload['window']}" * bool(workload["window"]) + ", scores capped at 2" * workload["cap"]
+    more = f", window {workload['window']}" * bool(
+        workload["window"]
+    ) + f", scores capped at {2 * workload['cap']}" * bool(workload["cap"])
+    more += ", scale 0.3" * bool(workload.get("scale"))
     more += ", in bfloat16" * workload["half"]
     lines = [f"pages of {workload['page_size']} tokens, {q} query and {kv} key-value heads of {dim}{more}"]
     for before, count in sorted(workload["rows"], key=lambda row: row[1] != 1):
@@ -127,6 +133,7 @@ class Row:
         yield "groups", self.dense(repeat=True)
         yield "scale", self.dense(scale=1.0)
         yield "scale", self.dense(scale=spec.head_dim**-1.0)
+        yield "scale", self.dense(scale=spec.head_dim**-0.5)
         yield "zeroed", self.dense(zeroed=True)
         if before or queries > 1:
             yield "self", self.dense(seen=self.mask(window, strict=True))
@@ -136,6 +143,8 @@ class Row:
         if spec.soft_cap:
             yield "cap", self.dense(cap=0.0)
             yield "cap", self.dense(late=True)
+            for other in (2.0, 4.0):
+                yield "cap", self.dense(cap=other)
 
 
 def rows_of(prepared: PreparedCase) -> Iterator[tuple[int, int, Row]]:
@@ -181,9 +190,10 @@ def prepared_case(workload: dict[str, Any]) -> PreparedCase:
     softmax then changes its weight visibly.
     """
     prepared = prepare_case(case_of(workload), seed=workload["seed"])
-    if not workload["half"]:
+    if not workload["half"] and not workload.get("scale"):
         return prepared
-    scaled = replace(prepared.layers[1], scale=SCALE_UP * prepared.layers[1].scale)
+    scale = SCALE_UP * prepared.layers[1].scale if workload["half"] else OTHER_SCALE
+    scaled = replace(prepared.layers[1], scale=scale)
     prepared = replace(prepared, layers=(prepared.layers[0], scaled))
     return replace(prepared, expected=torch.cat([row.dense() for _, _, row in rows_of(prepared)]))
 
@@ -215,6 +225,40 @@ def run_agree(student: Student, workload: dict[str, Any]) -> None:
     wrong = explain(prepared, got)
     if wrong is not None:
         raise wrong
+    run_next_step(backend, prepared)
+
+
+def shuffled(prepared: PreparedCase) -> PreparedCase:
+    """Return the next step of the same pool: its requests have changed places in the batch and in the request pool."""
+    batch, n = prepared.batch, len(prepared.batch.seq_lens_cpu)
+    order = [*reversed(range(batch.num_decode)), *reversed(range(batch.num_decode, n))]
+    ends = batch.cu_seqlens_q_cpu.tolist()
+    tokens = [t for r in order for t in range(ends[r], ends[r + 1])]
+    seq_lens = batch.seq_lens_cpu[order]
+    counts = [ends[r + 1] - ends[r] for r in order]
+    cu_seqlens_q = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    page_table, index = batch.page_table.clone(), batch.req_pool_indices.long()
+    page_table[index] = batch.page_table[index[order]]
+    on_device = torch.from_numpy(cu_seqlens_q), torch.from_numpy(seq_lens)
+    moved = AttnBatch(batch.num_decode, cu_seqlens_q, seq_lens, *on_device, batch.req_pool_indices, page_table)
+    return replace(prepared, batch=moved, q=prepared.q[tokens], expected=prepared.expected[tokens])
+
+
+def run_next_step(backend: Any, prepared: PreparedCase) -> None:
+    """Check a second step of the same backend, in which the first layer is computed too, and the caller's tensors."""
+    after = shuffled(prepared)
+    backend.plan(after.batch)
+    given = after.q.clone(), after.batch.page_table.clone(), after.batch.seq_lens.clone()
+    backend.forward(after.layers[0], after.q.clone(), torch.empty_like(after.q))
+    got = backend.forward(after.layers[1], after.q, torch.full_like(after.q, UNWRITTEN)).double()
+    if not all(map(torch.equal, given, (after.q, after.batch.page_table, after.batch.seq_lens))):
+        seen = "After `forward`, the queries, the page table or the lengths were others than before."
+        raise Broken("changes", "The backend writes `out`, and changes no other tensor of the caller.", seen)
+    wrong = explain(after, got)
+    if wrong is not None:
+        promise = "Each step and each layer is computed from its own batch and its own keys and values."
+        seen = f"The first step was right. In the second, its requests have changed places. {wrong.seen}"
+        raise Broken("kept", promise, seen)
 
 
 def run_gather(student: Student, workload: dict[str, Any]) -> None:
@@ -304,7 +348,8 @@ class Reads(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
-        given = [x for x in args if isinstance(x, Tensor) and self._ours(x)]
+        flat = [y for x in args for y in (x if isinstance(x, (list, tuple)) else [x])]  # torch.cat has a list
+        given = [x for x in flat if isinstance(x, Tensor) and self._ours(x)]
         if given and isinstance(made, Tensor) and not self._ours(made):
             gathers = getattr(function, "__name__", "") in _GATHERS
             self.numbers += made.numel() if gathers else sum(_distinct(x) for x in given)

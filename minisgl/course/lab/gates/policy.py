@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from minisgl.course.lab.grader.conformance import conformance, greedy
@@ -52,17 +53,23 @@ class Recorded:
 
 
 class Judge:
-    """A policy that calls the student's policy twice for each step and checks the plan."""
+    """A policy that asks the student's policy twice for each step, and a new one once, and checks the plan.
 
-    def __init__(self, policy: Any, order: str):
-        self.policy, self.order = policy, order
+    ``make`` builds the student's policy.
+    """
+
+    def __init__(self, make: Callable[[], Any], order: str):
+        self.policy, self.make, self.order = make(), make, order
         self.steps = 0
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: StepBudget) -> Plan:
         """Return the student's plan. Raise `Broken` if it is wrong."""
         fresh, again = budget.copy(), Recorded(budget.copy())
-        recorded = Recorded(budget)
+        recorded, given = Recorded(budget), (list(waiting), list(running))
         plan = self.policy.plan(waiting, running, recorded)
+        if (list(waiting), list(running)) != given:
+            seen = "`plan` changed `waiting` or `running`, which the scheduler still uses."
+            raise self._broken("impure", "`plan` changes none of its arguments.", seen)
         if not isinstance(plan, Plan):
             raise self._broken("raises", "`plan` returns a Plan.", f"It returned {plan!r:.60}.")
         rows = dict(plan.rows)
@@ -72,6 +79,9 @@ class Judge:
                 raise self._broken("twice", promise, f"Request {uid} has several rows.", uid)
         if dict(self.policy.plan(waiting, running, again).rows) != rows:
             seen = "A second call of `plan` with the same arguments returned another plan."
+            raise self._broken("impure", "A plan depends only on the arguments of `plan`.", seen)
+        if dict(self.make().plan(waiting, running, Recorded(fresh.copy())).rows) != rows:
+            seen = "A new policy object returned another plan for the same arguments: this one remembers earlier steps."
             raise self._broken("impure", "A plan depends only on the arguments of `plan`.", seen)
         step = _Step(self, rows, recorded.asked, list(waiting), list(running), fresh)
         step.check_rows()
@@ -151,7 +161,8 @@ class _Step:
             got = self.rows.get(r.uid, 0)
             if got == r.num_remaining_tokens:
                 continue
-            if room > 0 or (not got and any(w.uid in self.rows for w in self.queue)):
+            asked_less = self.asked.get(r.uid, (0, 0))[0] < r.num_remaining_tokens
+            if room > 0 or ((not got or asked_less) and any(w.uid in self.rows for w in self.queue)):
                 self._wrong_amount(r, r.num_remaining_tokens)
                 left = f"{room} tokens of the budget are unused"
                 seen = f"Request {r.uid} has {r.num_remaining_tokens} prompt tokens left; it got {got}, and {left}."
@@ -193,6 +204,9 @@ class _Step:
                 sooner = a not in asked or (b in asked and asked.index(b) < asked.index(a))
                 cause = "order" if (lpm or fcfs) and sooner else "skips"
                 raise self.broken(cause, "No waiting request is passed over for a later one.", seen, a)
+        for w, after in pairwise(self.queue):
+            if self.rows.get(w.uid, _uncached(w)) < _uncached(w) and after.uid in self.rows:
+                self._wrong_amount(w, _uncached(w))
         budget = self.fresh.copy()
         for uid in self.asked:  # in the order of the policy's calls of `grant`
             if uid in self.rows:
@@ -221,10 +235,11 @@ def _uncached(w: Waiting) -> int:
 def make(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a random workload, or one step that random workloads rarely reach.
 
-    There are two kinds of such steps. In the first, one request can be admitted, and the two orders disagree about
+    There are three kinds of such steps. In the first, one request can be admitted, and the two orders disagree about
     which (``waiting``: cached tokens and tokens to compute of each waiting request). In the second, more requests
     decode than the step has tokens, because the scheduler may add rows to a policy's plan, or some find no free page
-    for their next token (``answers``: the pages that each decoding request needs).
+    for their next token (``answers``: the pages that each decoding request needs). The third is large: 61 requests and
+    8,192 tokens.
     """
     order = rng.choice(ORDERS)
     if 2 <= size <= 3:
@@ -232,6 +247,10 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
         cached = sorted(rng.sample(range(1, 40), 3))
         waiting = [[n, 50 - n if order == "lpm" else 10 + n] for n in cached]
         return {"answers": [], "begun": 0, "waiting": waiting, "slots": 1, "pages": 0, "chunk": 64, "order": order}
+    if 8 <= size <= 9:
+        waiting = [[rng.randint(0, 90), rng.randint(100, 700)] for _ in range(20)]
+        step = {"answers": [0] * 40, "begun": 900, "waiting": waiting, "slots": 20, "pages": 0, "chunk": 8192}
+        return {**step, "order": ORDERS[size % 2]}
     if 4 <= size <= 7:
         answers = rng.sample([0, 0, 0, 1, 1, 1], 6)
         step = {"answers": answers, "begun": 5, "waiting": [], "slots": 0}
@@ -241,7 +260,7 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
 
 def run_plan(student: Student, workload: dict[str, Any]) -> None:
     """Check every plan of the student's policy in a workload, or its plan for one step."""
-    judge = Judge(student.make(student.config(order=workload["order"])), workload["order"])
+    judge = Judge(lambda: student.make(student.config(order=workload["order"])), workload["order"])
     if "answers" in workload:
         return run_step(judge, workload)
     simulate(workload, shipped_cache(workload["cache"], workload["page_size"]), judge, causes=cause_of)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
+
 from minisgl.course.lab.grader.cache_histories import History, show_history
 from minisgl.course.lab.grader.conformance import conformance, greedy
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
@@ -25,6 +27,7 @@ from minisgl.course.lab.grader.simulated_workloads import (
     show,
     simulate,
 )
+from minisgl.kvcache import Key
 from minisgl.testing.drive import make_plugin
 
 Make = Callable[[random.Random, int], dict[str, Any]]
@@ -52,12 +55,12 @@ def run_history(part: str, make: Make) -> Callable[[Student, dict[str, Any]], No
         return known[id(student)]
 
     def run(student: Student, workload: dict[str, Any]) -> None:
-        size = workload["page_size"]
+        size, more = workload["page_size"], (workload.get("space", 0), workload.get("base", 0))
         if size < 1:
             raise Invalid
 
         def play(events: list[list[Any]]) -> None:
-            History(make_cache(student, size), size, part).run(events)
+            History(make_cache(student, size), size, part, *more).run(events)
 
         old, new = [0] * size, [1] * size
 
@@ -138,7 +141,7 @@ def make_match(rng: random.Random, size: int) -> dict[str, Any]:
             events.append(["match", [*known[:cut], *_ids(rng, 2 * page)]])
             events.append(["match", [*known[: cut // page * page], *other[on:]]])
         events.append([rng.choice(["match", "match_other"]), rng.choice(stored)])
-    return {"page_size": page, "events": events}
+    return {"page_size": page, "events": events, "space": rng.randrange(6), "base": rng.choice([0, 0, 1 << 24])}
 
 
 def make_split(rng: random.Random, size: int) -> dict[str, Any]:
@@ -217,11 +220,28 @@ def count_prefill(student: Student) -> str:
     for name, cache in (("none", shipped_cache("naive", 16)), ("yours", make_cache(student, 16))):
         report = simulate(workload, cache, make_plugin("scheduler", "mixed", order="lpm"), causes=cause_of)
         prefilled[name] = report.counts.prompt_tokens
+    long_path(student)
     if prefilled["yours"] > 1.02 * least:
         promise = f"The engine prefills at most 1.02 times the smallest possible number of tokens, {least}."
         seen = f"{prefilled['yours']} tokens were prefilled; {prefilled['none']} without a cache."
         raise Broken("recomputes", promise, seen, workload=workload, show=show(workload))
     return f"prefilled {prefilled['yours']} tokens, smallest possible {least}, without a cache {prefilled['none']}"
+
+
+def long_path(student: Student, pages: int = 1200) -> None:
+    """Insert page after page, each below the prefix of the page before, then lock, match, unlock and evict all."""
+    cache, ids = make_cache(student, 1), np.arange(pages, dtype=np.int32)
+    handle: Any = None
+    for i in range(pages):
+        handle = cache.insert(handle, Key(None, ids[: i + 1]), i, ids[i : i + 1]).handle
+    cache.lock(handle)
+    found, locked = len(cache.match(Key(None, ids)).pages), cache.evictable_pages
+    cache.unlock(handle)
+    evicted = len(cache.evict(pages))
+    if (found, locked, evicted) != (pages, 0, pages):
+        promise = f"A prefix of {pages} pages, inserted page by page, is found, locked and evicted as a whole."
+        seen = f"`match` found {found} pages; {locked} were evictable while locked; {evicted} were evicted at the end."
+        raise Broken("counts", promise, seen)
 
 
 def cache_kit() -> type:

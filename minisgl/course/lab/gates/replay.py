@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 from unittest.mock import patch
 
@@ -148,6 +149,7 @@ def run_buckets(student: Student, workload: dict[str, Any]) -> None:
     else:
         plain = runner
     rig = play(plain, workload)
+    check_sizes(student)
     for rows in range(1, slots + 1):
         key = plain.pick(rows, 1, True)
         if key is None:
@@ -160,6 +162,28 @@ def run_buckets(student: Student, workload: dict[str, Any]) -> None:
         seen = f"For {slots} rows there are {len(rig.keys)} buckets; at most {max(8, slots // 2)} are allowed."
         promise = "The number of buckets is small: recording one takes time, and each keeps its memory."
         raise Broken("too-many", promise, seen)
+
+
+def check_sizes(student: Student) -> None:
+    """Check the buckets of large servers, and that they obey the option ``max_rows``, without recording them."""
+    if "max_rows" not in {f.name for f in fields(student.config())}:
+        return
+    for slots, limit in ((48, 48), (100, 100), (256, 256), (64, 5)):
+        runner = student.make(student.config(max_rows=limit), device=CPU)
+        sizes = sorted(key.rows for key in runner.buckets(slots))
+        where = f"With max_running_requests {slots} and graph.max_rows {limit} the buckets are {sizes}"
+        if sizes[-1:] != [min(slots, limit)]:
+            cause = "too-small" if not sizes or sizes[-1] < min(slots, limit) else "max-rows"
+            promise = (
+                f"The largest bucket has {min(slots, limit)} rows: the most that a step has and the option allows."
+            )
+            raise Broken(cause, promise, f"{where[:200]}.")
+        if len(sizes) > max(8, slots // 2):
+            raise Broken("too-many", "The number of buckets is small.", f"{where[:200]}, {len(sizes)} in all.")
+        for rows in range(1, sizes[-1] + 1):
+            bucket = next(size for size in sizes if size >= rows)
+            if bucket > 2 * rows:
+                raise Broken("wasteful", "A step is padded to at most twice its rows.", f"{where[:200]}.")
 
 
 def make_buckets(rng: random.Random, size: int) -> dict[str, Any]:

@@ -63,6 +63,11 @@ def randoms(ranks: int, length: int) -> list[Tensor]:
     return [torch.randint(-99, 100, (length,), generator=generator).float() for _ in range(ranks)]
 
 
+def large(ranks: int, length: int) -> list[Tensor]:
+    """Return a tensor of large odd integers for each rank, which no floating-point type of 32 bits holds."""
+    return [torch.arange(length, dtype=torch.int64) * 2 + (1 << 40) + 2 * rank + 1 for rank in range(ranks)]
+
+
 # ---- the parts -------------------------------------------------------------------------------------------
 
 
@@ -181,6 +186,8 @@ def run_circulate(student: Student, workload: dict[str, Any]) -> None:
 
 def make_whole(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a random workload: the ranks, the number of elements, and whether the tensor is transposed."""
+    if size == 3:  # more than any buffer of a fixed size
+        return {"ranks": 3, "length": 300_000, "transposed": 0}
     most = min(2 + size // 4, MOST)
     return {"ranks": rng.randint(2, most), "length": rng.randint(0, 2 + size), "transposed": rng.randint(0, 1)}
 
@@ -202,14 +209,19 @@ def run_whole(student: Student, workload: dict[str, Any]) -> None:
 def all_reduce(student: Student, n: int, length: int, transposed: bool = False) -> None:
     """Run all-reduces of ``length`` elements on ``n`` ranks. Raise `Broken` for a wrong result."""
     promise = "`all_reduce` returns the sum over all ranks, on each rank."
-    for parts in (votes(n, length), randoms(n, length)):
+    for parts, before in ((votes(n, length), 0), (randoms(n, length), 1), (large(n, length), 0)):
 
-        def work(comm: Any, parts: Sequence[Tensor] = parts) -> Tensor:
+        def work(comm: Any, parts: Sequence[Tensor] = parts, before: int = before) -> Tensor:
             x = parts[comm.rank].clone()
+            if before:  # an earlier step, with a tensor of the same size: the sum must not depend on it
+                comm.all_reduce(torch.full_like(x, 3.0))
             got = comm.all_reduce(x.view(2, -1).t() if transposed else x)
             if not isinstance(got, Tensor):
                 raise Broken("raises", promise, f"`all_reduce` returned {got!r:.40}, which is not a tensor.")
             shape = (length // 2, 2) if transposed else (length,)
+            if got.dtype != x.dtype:
+                seen = f"The result has the dtype {got.dtype}, the input {x.dtype}."
+                raise Broken("digits", "The result has the dtype of the input.", seen)
             if got.shape != shape:
                 seen = f"The result has the shape {list(got.shape)}, the input {list(shape)}."
                 raise Broken("shape", promise, seen)
@@ -222,9 +234,17 @@ def all_reduce(student: Student, n: int, length: int, transposed: bool = False) 
             if not wrong:
                 continue
             first = wrong[0]
-            if parts[0].dtype != torch.int64:
-                seen = f"On rank {rank} of {n}, element {first} has a part of every rank, but of the wrong elements."
-                raise Broken("order", promise, seen)
+            if before:
+                seen = (
+                    f"On rank {rank} of {n}, element {first} is {float(x[first]):g}; the sum is {float(want[first]):g}."
+                )
+                if length > 1 and bool((x == x[0]).all()) and not bool((want == want[0]).all()):
+                    text = f"{seen} An earlier all-reduce of this size had {3.0:g} in all elements, of all ranks."
+                    raise Broken("kept", "Each all-reduce sums its own tensor.", text)
+                raise Broken("order", promise, f"{seen} It has a part of every rank, but of the wrong elements.")
+            if parts[0][0] >= 1 << 40:
+                seen = f"On rank {rank} of {n}, element {first} is {int(x[first])}; the sum is {int(want[first])}."
+                raise Broken("digits", "Integers of 64 bits are summed exactly.", seen)
             row_major = torch.arange(length).view(2, -1).t().flatten() if transposed else torch.arange(length)
             at_end = sorted(wrong) == sorted(row_major[length - len(wrong) :].tolist())
             if at_end and all(int(x[i]) == 8**rank for i in wrong):

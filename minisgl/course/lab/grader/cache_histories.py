@@ -3,6 +3,9 @@
 The dictionary is `minisgl.testing.cache.CacheModel`. A history calls only the methods of a cache that the scheduler
 calls.
 
+The namespace of a history is one of `SPACES`. All token ids are counted from ``base``, because caches with other number
+types than int32 round large ids.
+
 The events: ``["insert", ids]``, ``["match", ids]``, ``["lock", name, ids]``, ``["grow", name, ids]`` (the prefix that a
 lock holds becomes longer), ``["unlock", name]``, ``["evict", pages]``, ``["match_other", ids]`` (a match in another
 namespace). ``name`` is a number that identifies a lock.
@@ -10,6 +13,7 @@ namespace). ``name`` is a number that identifies a lock.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -20,6 +24,8 @@ from minisgl.testing.cache import CacheModel, Prefix
 
 __all__ = ["History", "show_history"]
 
+SPACES: tuple[Hashable, ...] = (None, "", 0, "0", 1, "1", "None", "another")
+"""Namespaces. Some are falsy, and some print alike; all are different."""
 POOL = 400
 """The number of pages that a history may allocate; no history of the gates needs more."""
 
@@ -30,8 +36,9 @@ class History:
     ``part`` is the part of the lab that is graded. Failures without a more precise cause get a cause of that part.
     """
 
-    def __init__(self, cache: Any, page_size: int, part: str):
+    def __init__(self, cache: Any, page_size: int, part: str, space: int = 0, base: int = 0):
         self.cache, self.model, self.page_size, self.part = cache, CacheModel(page_size), page_size, part
+        self.space, self.base = SPACES[space % len(SPACES)], base
         self.held: dict[int, tuple[Any, Prefix]] = {}  # name of a lock -> (handle, locked prefix)
         self.free = list(range(POOL))
         self.event = 0
@@ -71,7 +78,7 @@ class History:
     def key(self, ids: list[int]) -> tuple[Key, Prefix]:
         """Return the cache's key for token ids, and the dictionary's key for their whole pages."""
         whole = len(ids) // self.page_size * self.page_size
-        return Key(None, np.asarray(ids, np.int32)), Prefix(None, tuple(ids[:whole]))
+        return Key(self.space, np.asarray(ids, np.int32) + np.int32(self.base)), Prefix(None, tuple(ids[:whole]))
 
     def match(self, ids: list[int]) -> tuple[Any, Prefix]:
         """Match a prefix and return its handle and the matched prefix."""
@@ -96,10 +103,12 @@ class History:
 
     def match_other(self, ids: list[int]) -> None:
         """Match the same tokens in another namespace, in which nothing is cached."""
-        found = [int(page) for page in self.cache.match(Key("another", self.key(ids)[0].ids)).pages]
-        if found:
-            seen = f"A match of {_tokens(ids, self.page_size)} in an empty namespace returned pages {found}."
-            raise self.broken("namespace", "A match finds only prefixes of its own namespace.", seen)
+        for other in SPACES:
+            found = [int(page) for page in self.cache.match(Key(other, self.key(ids)[0].ids)).pages]
+            if found and other != self.space:
+                cached = f"pages {found}, which were inserted in the namespace {self.space!r}"
+                seen = f"A match of {_tokens(ids, self.page_size)} in the empty namespace {other!r} returned {cached}."
+                raise self.broken("namespace", "A match finds only prefixes of its own namespace.", seen)
 
     def match_cause(self, pages: list[int], right: list[int], prefix: Prefix) -> str:
         """Return the cause of a wrong match."""
@@ -126,7 +135,11 @@ class History:
         if want > len(self.free):
             raise Invalid
         mine, self.free = self.free[:want], self.free[want:]
-        inserted = self.cache.insert(base[0] if base else None, key, start, np.asarray(mine, np.int32))
+        offered, tokens = np.asarray(mine, np.int32), key.ids.copy()
+        inserted = self.cache.insert(base[0] if base else None, key, start, offered)
+        if offered.tolist() != mine or not np.array_equal(key.ids, tokens):
+            seen = "`insert` changed the array of the offered pages or of the token ids."
+            raise self.broken("changes", "The cache does not change the arrays that it is given.", seen)
         held = self.model.insert(prefix, start, mine)
         if list(inserted.pages) != held:
             promise = "`insert` returns the pages that the cache holds for the prefix from now on."
@@ -187,6 +200,9 @@ class History:
             if before[numbers[page]].users:
                 seen = f"Page {page} was evicted, and {before[numbers[page]].users} locks still hold it."
                 raise self.broken("evict-locked", "Locked pages are not evicted.", seen, page)
+        if len(gone) > count + SLIGHTLY:
+            seen = f"{count} pages were asked for; {len(gone)} were evicted."
+            raise self.broken("evict-many", "`evict` evicts about as many pages as asked for.", seen)
         if len(gone) < min(count, evictable):
             seen = f"{count} pages were asked for and {evictable} were evictable; {len(gone)} were evicted."
             raise self.broken("evict-few", "`evict` evicts as many pages as asked for, if they are evictable.", seen)
@@ -217,6 +233,10 @@ class History:
             raise self.broken(cause, "`evictable_pages` is the number of pages without a user.", seen)
 
 
+SLIGHTLY = 4
+"""How many pages more than asked for `evict` may evict: a cache may evict only whole edges, and these are short."""
+
+
 def _tokens(ids: list[int], page_size: int) -> str:
     pages = [" ".join(map(str, ids[i : i + page_size])) for i in range(0, len(ids), page_size)]
     return f"[{' | '.join(pages)}]"
@@ -225,7 +245,9 @@ def _tokens(ids: list[int], page_size: int) -> str:
 def show_history(workload: dict[str, Any]) -> str:
     """Describe a history in one line per event, with the token ids grouped by pages."""
     size = workload["page_size"]
-    lines = [f"a new cache, pages of {size} token{'s' * (size > 1)}"]
+    space, base = SPACES[workload.get("space", 0) % len(SPACES)], workload.get("base", 0)
+    more = f", namespace {space!r}" * (space is not None) + f", token ids counted from {base}" * bool(base)
+    lines = [f"a new cache, pages of {size} token{'s' * (size > 1)}{more}"]
     for number, (kind, *args) in enumerate(workload["events"], 1):
         shown = [_tokens(arg, size) if isinstance(arg, list) else str(arg) for arg in args]
         named = "match in another namespace" if kind == "match_other" else kind

@@ -7,7 +7,7 @@ import traceback
 
 from minisgl.config import ConfigError
 from minisgl.course.lab.grader.gate import Broken, Student, TimedOut
-from minisgl.course.lab.grader.retired_names import renamed_in
+from minisgl.course.lab.grader.retired_names import causes_of, renamed_in
 
 
 class ReferenceImported(ImportError):  # noqa: N818 - a finding
@@ -50,11 +50,9 @@ def diagnose(student: Student, error: BaseException) -> Broken:
     )
 
 
-def _chain(error: BaseException | None, kind: type[BaseException]) -> BaseException | None:
+def _chain(error: BaseException, kind: type[BaseException]) -> BaseException | None:
     """Return the first exception of type ``kind`` in the chain of causes of ``error``, or None."""
-    while error is not None and not isinstance(error, kind):
-        error = error.__cause__ or error.__context__
-    return error
+    return next((each for each in causes_of(error) if isinstance(each, kind)), None)
 
 
 def _place(student: Student, error: BaseException) -> str:

@@ -64,6 +64,15 @@ def upgrade_note(lab: Lab, path: Path) -> list[str]:
     return [f"{head} that this file uses:", *listed, f"{UPGRADE_PAGE} lists all renamed names."]
 
 
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and the chain of its causes, each once: a chain may be a circle."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def renamed_in(error: BaseException | None, path: Path) -> str:
     """Return a sentence that names the new name if ``error`` comes from an old one, otherwise an empty string.
 
@@ -71,17 +80,16 @@ def renamed_in(error: BaseException | None, path: Path) -> str:
     reads an attribute or imports a name; it is the new one where the engine reads an attribute of the student's object.
     ``path`` is the student's file: only objects of its classes count for the second case.
     """
-    while error is not None:
+    for each in causes_of(error):
         change = ""
-        if isinstance(error, AttributeError) and error.name:
-            change = _attribute(error.obj, error.name, path)
-        elif isinstance(error, ImportError):
-            missing = re.search(r"cannot import name '(\w+)' from '([\w.]+)'", str(error))
+        if isinstance(each, AttributeError) and each.name:
+            change = _attribute(each.obj, each.name, path)
+        elif isinstance(each, ImportError):
+            missing = re.search(r"cannot import name '(\w+)' from '([\w.]+)'", str(each))
             new = RENAMED_IMPORTS.get(missing[2], {}).get(missing[1]) if missing else None
             change = f"`{missing[1]}` of {missing[2]} to `{new}`" if missing and new else ""
         if change:
             return f"minisgl {RENAMED_SINCE} renamed {change}. Rename it in your file; {UPGRADE_PAGE} lists all names."
-        error = error.__cause__ or error.__context__
     return ""
 
 

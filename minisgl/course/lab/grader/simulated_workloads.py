@@ -82,7 +82,7 @@ def jobs_of(workload: Mapping[str, Any]) -> list[Job]:
     jobs = []
     for job in workload["jobs"]:
         shared, own, answer = job["shared"], job["own"], job["answer"]
-        if answer < 1 or own < 1 or job["id"] < 1 or shared + own + answer > room:
+        if answer < 1 or own < 1 or job["id"] < 0 or shared + own + answer > room:
             raise Invalid
         stem = [(1009 * job["stem"] + 31 * i) % 20_000 for i in range(shared)]
         tail = [20_000 + (1511 * job["id"] + 17 * i) % 30_000 for i in range(own)]

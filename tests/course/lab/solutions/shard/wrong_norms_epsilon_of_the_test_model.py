@@ -1,0 +1,14 @@
+# causes: norms, different
+"""This block normalises with the epsilon 1e-6, whatever the configuration says."""
+
+
+class Attention(nn.Module):
+    def __init__(self, index, config, ctx):
+        super().__init__()
+        self.ctx = ctx
+        heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.qkv_proj = LinearQKVMerged(config.hidden_size, heads, kv_heads, dim, ctx)
+        self.o_proj = LinearRowParallel(heads * dim, config.hidden_size, ctx)
+        self.q_norm = RMSNorm(dim, 1e-6, ctx)
+        self.k_norm = RMSNorm(dim, 1e-6, ctx)
+        self.spec = LayerSpec(index, self.qkv_proj.q_heads, self.qkv_proj.kv_heads, dim, dim**-0.5)
