@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from minisgl.course.lab.box import answer_lines
+from minisgl.course.lab.catalog import labs
 from minisgl.course.site.diagrams import mask
 from minisgl.server.worker_process import PLUGIN_CALLS_INTERVAL_SECONDS
 
@@ -20,3 +22,10 @@ def test_masks_fit_on_a_phone() -> None:
     """The picture with the wrong and the correct mask is at most 360 pixels wide."""
     found = re.search(r' width="(\d+)"', mask())
     assert found is not None and int(found[1]) <= 360
+
+
+def test_size_of_the_labs() -> None:
+    sizes = [answer_lines(lab) for lab in labs() if lab.plugin]
+    assert "10 to 70 lines of a plugin" in (ROOT / "docs/course.md").read_text()
+    assert 8 <= min(sizes) <= 12
+    assert 60 <= max(sizes) <= 70

@@ -57,7 +57,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page in files.documentation_pages():
         quoted |= quotes.quoted_files(page.content_string)
     for name in sorted(quoted):
-        if (ROOT / name).is_file():  # otherwise `quotes.expand` reports the missing file
+        if (ROOT / name).is_file() and not quotes.spoiler(name):  # otherwise `quotes.expand` reports the missing file
             files.append(File.generated(config, f"source/{name}.md", content=_listing(name)))
     return files
 
@@ -78,6 +78,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Fill in quoted code, show why blocks are skipped, and link defined terms to the glossary."""
 
     def link(quote: quotes.Quote) -> str:
+        if lab := quotes.spoiler(quote.path):
+            place = f"<code>{html.escape(quote.symbol)}</code> in {quote.path}"
+            return f'\n<p class="quoted">{place}, which solves the lab <code>{lab}</code></p>\n'
         target = files.get_file_from_path(f"source/{quote.path}.md")
         assert target is not None
         address = get_relative_url(target.url, page.url)

@@ -15,11 +15,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from minisgl.course.lab.catalog import labs
 from minisgl.course.site import blocks
 
 MAX_LINES = 40
 """Maximum number of lines of a quote, so that readers read it."""
 _MARKER = re.compile(r"^\s*# lab: ")
+
+
+def spoiler(path: str) -> str:
+    """Return the name of the lab whose reference solution ``path`` is, or an empty string. Pages do not link to it."""
+    module = f"minisgl.{path.removesuffix('.py').replace('/', '.')}"
+    return next((lab.lab for lab in labs() if lab.plugin == module), "")
 
 
 class QuoteError(ValueError):

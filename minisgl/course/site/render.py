@@ -69,6 +69,9 @@ class Renderer:
         raw = textwrap.indent(f"{head}\n{quote.text}\n```", unit.block.indent)
         up = "/".join([".."] * len(self.page.relative_to(ROOT).parent.parts))
         name = f"`{quote.symbol}` in {quote.path}" if quote.symbol else quote.path
+        if lab := quotes.spoiler(quote.path):
+            output = f"{name}, which solves the lab `{lab}`"
+            return unit._replace(block=unit.block._replace(raw=raw), output=output)
         return unit._replace(block=unit.block._replace(raw=raw), output=f"[{name}]({up}/{quote.path})")
 
     def _execute(self, unit: Unit) -> Unit:
