@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.course.lab.grader.conformance import conformance
-from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student, apart
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
 from minisgl.testing.moe import MoeCase, MoeConformance, Problem, count, problem
@@ -200,7 +200,8 @@ def _wrong_weight(token: int, pair: int, got: float, want: float, line: Tensor, 
         only = f"; the row of pair {added[0]} was added" if added else ""
         seen = f"The row of pair {pair} was not added to token {token}{only}."
         return Broken("overwrites" if added else "lost", PROMISE, seen)
-    seen = f"The row of pair {pair} was multiplied with {got:.3f}; its weight is {want:.3f}."
+    shown = apart(got, want)
+    seen = f"The row of pair {pair} was multiplied with {shown[0]}; its weight is {shown[1]}."
     return Broken("weights", PROMISE, seen)
 
 
@@ -263,7 +264,8 @@ def diagnose(given: Problem, got: Tensor, want: Tensor, token: int) -> Broken:
         return Broken(cause, PROMISE, seen)
     off = max(chosen, key=lambda e: abs(weights.get(e, 0.0) - _scale(given, token, e)))
     right = _scale(given, token, off)
-    seen = f"In the result of token {token}, expert {off} has the weight {weights[off]:.3f} instead of {right:.3f}."
+    shown = apart(weights[off], right)
+    seen = f"In the result of token {token}, expert {off} has the weight {shown[0]} instead of {shown[1]}."
     return Broken("weights", PROMISE, seen)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from minisgl.core import Output, Req, SamplingParams, Step, StepResult
-from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student, apart
 from minisgl.course.lab.grader.observer_runs import observer, run, watch
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import Served, facts
@@ -126,12 +126,18 @@ class Truth:
                 "first-token",
                 "The time to first token runs from the request's arrival to its first token.",
             )
-            seen = f"The right time to first token is {_short([first])} s; the meter says {_short([ttft])}."
+            right_ttft, wrong_ttft = _short([first]), _short([ttft])
+            if first is not None and ttft is not None:
+                right_ttft, wrong_ttft = apart(first, ttft)
+            seen = f"The right time to first token is {right_ttft} s; the meter says {wrong_ttft}."
             extra &= {reported[0]} if ttft is not None else set()
         else:
             cause, promise = "gaps", "A gap is the time between two consecutive tokens of one request."
             at = next((i for i, pair in enumerate(zip(gaps, right, strict=False)) if pair[0] != pair[1]), len(right))
             seen = f"From gap {at} on, the right gaps are {_short(right[at:])}; the meter says {_short(gaps[at:])}."
+            if at < min(len(right), len(gaps)):
+                shown = apart(right[at], gaps[at])
+                seen = f"Gap {at} is {shown[0]} s; the meter says {shown[1]}. {seen}"
         if extra & {*chunks}:
             cause = "chunk"
         elif extra & {*discarded}:

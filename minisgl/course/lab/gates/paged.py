@@ -27,7 +27,7 @@ HEADS = ((2, 2, 8), (4, 2, 16), (4, 1, 8), (6, 3, 16))
 TOLERANCE = 1e-4  # float32 against float64
 TOLERANCE_BF16 = 2e-2  # bfloat16 has 8 bits: the rounding of the answer alone is 4e-3
 SCALE_UP = 8.0  # factor of the scores in half precision: rounding a score then changes the answer visibly
-OTHER_SCALE = 0.3  # of a layer whose scale is not head_dim ** -0.5
+SCALES = (0.0, 0.3, 12.0)  # 0: head_dim ** -0.5. With the last, scores are so large that no finite mask is low enough.
 UNWRITTEN = 12288.0  # initial value of `out`; exact in bfloat16
 
 
@@ -43,7 +43,7 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
     cap, half = int(size > 6 and rng.random() < 0.3) * rng.randint(1, 3), int(size > 8 and rng.random() < 0.2)
     if size == 4:  # more rows and more positions than a constant in the code may allow
         rows = [[rng.randint(0, 40), 1] for _ in range(20)] + [[990, 40]]
-    return {"rows": rows, **more, "window": window, "cap": cap, "half": half, "scale": rng.randrange(2)}
+    return {"rows": rows, **more, "window": window, "cap": cap, "half": half, "scale": rng.randrange(len(SCALES))}
 
 
 def case_of(workload: dict[str, Any]) -> AttentionCase:
@@ -64,7 +64,7 @@ def draw(workload: dict[str, Any]) -> str:
     more = f", window {workload['window']}" * bool(
         workload["window"]
     ) + f", scores capped at {2 * workload['cap']}" * bool(workload["cap"])
-    more += ", scale 0.3" * bool(workload.get("scale"))
+    more += f", scale {SCALES[workload.get('scale', 0) % len(SCALES)]}" * bool(workload.get("scale"))
     more += ", in bfloat16" * workload["half"]
     lines = [f"pages of {workload['page_size']} tokens, {q} query and {kv} key-value heads of {dim}{more}"]
     for before, count in sorted(workload["rows"], key=lambda row: row[1] != 1):
@@ -109,7 +109,8 @@ class Row:
                 scores, seen = scores.masked_fill(~seen, -cap), torch.ones_like(seen)
         if other.get("zeroed"):
             return torch.einsum("hqk,khd->qhd", scores.softmax(-1) * seen, v)
-        return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v)
+        masked = scores.masked_fill(~seen, other.get("finite", -torch.inf))
+        return torch.einsum("hqk,khd->qhd", masked.softmax(-1), v)
 
     def mask(self, window: int = -1, shift: int | None = None, strict: bool = False) -> Tensor:
         """Return the mask [queries, length]. ``shift`` is the position of the first query; ``strict`` omits its own."""
@@ -135,6 +136,8 @@ class Row:
         yield "scale", self.dense(scale=spec.head_dim**-1.0)
         yield "scale", self.dense(scale=spec.head_dim**-0.5)
         yield "zeroed", self.dense(zeroed=True)
+        for finite in (-10.0, -20.0, -30.0, -50.0, -100.0):
+            yield "finite", self.dense(finite=finite)
         if before or queries > 1:
             yield "self", self.dense(seen=self.mask(window, strict=True))
         if window >= 0:
@@ -192,7 +195,7 @@ def prepared_case(workload: dict[str, Any]) -> PreparedCase:
     prepared = prepare_case(case_of(workload), seed=workload["seed"])
     if not workload["half"] and not workload.get("scale"):
         return prepared
-    scale = SCALE_UP * prepared.layers[1].scale if workload["half"] else OTHER_SCALE
+    scale = SCALE_UP * prepared.layers[1].scale if workload["half"] else SCALES[workload["scale"] % len(SCALES)]
     scaled = replace(prepared.layers[1], scale=scale)
     prepared = replace(prepared, layers=(prepared.layers[0], scaled))
     return replace(prepared, expected=torch.cat([row.dense() for _, _, row in rows_of(prepared)]))

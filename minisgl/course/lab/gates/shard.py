@@ -115,9 +115,12 @@ def far(outs: Sequence[Tensor], want: Tensor) -> str:
 def check_spec(shape: Shape, module: Any) -> None:
     """Check the heads in the layer's `LayerSpec`, from which the KV pool and the attention backend take their sizes."""
     spec = getattr(module, "spec", None)
+    if spec is None:
+        seen = "The attention module has no attribute `spec`."
+        raise Broken("attribute", "The engine finds the parts of a layer by the names of their attributes.", seen)
     want = shape.q_heads // shape.ranks, max(1, shape.kv_heads // shape.ranks), shape.head_dim
-    if spec is None or (spec.q_heads, spec.kv_heads, spec.head_dim) != want:
-        says = "it has no `spec`" if spec is None else f"`spec` says {spec.q_heads} and {spec.kv_heads}"
+    if (spec.q_heads, spec.kv_heads, spec.head_dim) != want:
+        says = f"`spec` says {spec.q_heads} and {spec.kv_heads}, of size {spec.head_dim}"
         seen = f"With {shape.ranks} ranks, each has {want[0]} query and {want[1]} kv heads of size {want[2]}; {says}."
         raise Broken("heads", "`self_attn.spec` has the numbers of heads of this rank.", seen)
 
@@ -264,6 +267,11 @@ def run_block(student: Student, workload: dict[str, Any]) -> None:
         def work(comm: Any) -> Tensor:
             runner = PartRunner(cut, comm)
             made = kind(0, cut.config, runner.ctx)
+            lacks = [name for name in ("self_attn", "mlp") if not hasattr(made, name)]
+            if lacks:
+                seen = f"The block has no attribute `{lacks[0]}`."
+                promise = "The engine finds the parts of a layer by the names of their attributes."
+                raise Broken("attribute", promise, seen)
             RandomWeights().load(made, LAYER)
             runner.prepare(made.self_attn.spec)
             x, residual = made(x_of(cut), None, runner.cos_sin, runner.out_cache_loc)

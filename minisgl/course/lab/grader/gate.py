@@ -15,7 +15,7 @@ from typing import Any
 from minisgl.course.lab.catalog import Lab
 from minisgl.plugin_manager.manager import Plugin, PluginManager
 
-__all__ = ["Broken", "Gate", "Invalid", "Missing", "Student", "TimedOut"]
+__all__ = ["Broken", "Gate", "Invalid", "Missing", "Student", "TimedOut", "apart"]
 
 UNIT_SECONDS = 10.0
 """Seconds that a gate may run before its process is killed, on a machine with an idle core."""
@@ -49,6 +49,15 @@ class Broken(Exception):  # noqa: N818 - a verdict
 
 class Invalid(Exception):  # noqa: N818
     """A workload is meaningless, for example after shrinking. The search skips it."""
+
+
+def apart(a: float, b: float) -> tuple[str, str]:
+    """Return two different numbers as texts that differ: with two decimals if that is enough, otherwise with more."""
+    for digits in (2, 3, 6, 9):
+        first, second = f"{a:.{digits}f}", f"{b:.{digits}f}"
+        if first != second:
+            return first, second
+    return repr(a), repr(b)
 
 
 class Missing(Exception):  # noqa: N818 - not an error of the student's file

@@ -169,7 +169,7 @@ def grade(
             stopped = any(stop or red.part is None or gate.part is None for red in report.red)
             verdict = Verdict(gate.name, gate.says, gate.part, tried=not stopped and (serve or not gate.served))
             if not verdict.tried:
-                pass
+                verdict.note = f"{gate.says}: blocked by {next(report.red).gate}" if stopped else ""
             elif gate.served:
                 started = time.monotonic()
                 if served is None:
