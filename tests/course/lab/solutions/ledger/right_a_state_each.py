@@ -35,7 +35,7 @@ class Inspector:
     def _change(self, number, before, after, uid=None):
         page = self._pages[number]
         if (page.state, page.by) != before:
-            self._complain("transition", before[1], number, f"page {number} is {page.state}, its owner is {page.by}")
+            self._complain("owner", before[1], number, f"page {number} is {page.state}, its owner is {page.by}")
             return page
         page.state, page.by = after, uid
         return page
@@ -49,7 +49,7 @@ class Inspector:
         for uid, number in zip(owners, pages, strict=True):
             page = self._change(int(number), (FREE, None), HELD, int(uid))
             if page.busy >= self._oldest_unread and page.busy >= 0:
-                self._complain("early", int(uid), int(number), f"step {page.busy} may still write to page {number}")
+                self._complain("in-flight", int(uid), int(number), f"step {page.busy} may still write to page {number}")
 
     @hookimpl
     def minisgl_pages_cached(self, req, pages):
@@ -76,7 +76,7 @@ class Inspector:
             for number in set(self._rows[int(row)].values()):
                 page = self._pages[number]
                 if page.state == FREE or page.by not in (None, req.uid):
-                    self._complain("stale", req.uid, number, f"request {req.uid} reads page {number}")
+                    self._complain("table", req.uid, number, f"request {req.uid} reads page {number}")
         if self._oldest_unread < 0:
             self._oldest_unread = step.id
         self._newest = step.id
@@ -88,7 +88,7 @@ class Inspector:
     def _check_empty(self, uid):
         for number, page in self._pages.items():
             if page.by == uid:
-                self._complain("kept", uid, number, f"request {uid} has ended but still owns page {number}")
+                self._complain("leak", uid, number, f"request {uid} has ended but still owns page {number}")
                 page.state, page.by = FREE, None
 
     @hookimpl
@@ -98,6 +98,6 @@ class Inspector:
     @hookimpl
     def minisgl_request_finished(self, req):
         if self._open.pop(req.uid, None) is None:
-            self._complain("again", req.uid, None, f"request {req.uid} gets a second final reply")
+            self._complain("reply", req.uid, None, f"request {req.uid} gets a second final reply")
         if req.finish_reason != "error":
             self._check_empty(req.uid)
