@@ -5,7 +5,8 @@ turns its own gate green, and each seeded wrong solution is caught with the righ
 
 Seeded solutions are ``solutions/<lab>/right_*.py`` and ``wrong_<cause>_*.py``. A file that imports hookimpl is a whole
 solution. Another file holds only the functions and methods that differ from the reference under the student's names;
-they replace those of the same name, and new ones are added. A wrong solution begins with ``# causes: a, b``.
+they replace those of the same name, and new ones are added. A wrong solution begins with ``# causes: a, b``. If
+``# gate: name`` follows, only this gate grades it.
 """
 
 from __future__ import annotations
@@ -48,6 +49,12 @@ def causes(file: Path) -> set[str]:
     found = re.search(r"^# causes: (.+)$", source.read_text("utf-8"), re.MULTILINE)
     assert found is not None, f"{file}: its first lines must say `# causes: …`"
     return {cause.strip() for cause in found[1].split(",")}
+
+
+def gates(file: Path) -> list[str]:
+    """Return the gate that must catch a wrong solution, from its line ``# gate: name``; without one, an empty list."""
+    source = file / "causes.txt" if file.is_dir() else file
+    return re.findall(r"^# gate: (\S+)$", source.read_text("utf-8"), re.MULTILINE)
 
 
 def write(lab: Lab, file: Path, folder: Path) -> Path:
@@ -181,7 +188,8 @@ def test_parts(name: str, tmp_path: Path, fork_server: ForkServer) -> None:
 def test_wrong_solution(name: str, file: str, tmp_path: Path, fork_server: ForkServer) -> None:
     """A wrong solution is caught with one of its causes."""
     lab, wrong = LABS[name], seed(name, file)
-    report = grade(lab, write(lab, wrong, tmp_path), stop=True, serve=False, fork_server=fork_server, seed=SEED)
+    path, only = write(lab, wrong, tmp_path), gates(wrong)
+    report = grade(lab, path, stop=True, serve=False, only=only, fork_server=fork_server, seed=SEED)
     (red,) = list(report.red) or [None]
     assert red is not None, f"not caught:\n{text_of(report)}"
     assert red.cause in causes(wrong), text_of(report)

@@ -1,4 +1,5 @@
 # causes: again
+# gate: counts
 """This backend multiplies each row alone, so the weights of an expert are read once for each of its rows."""
 
 

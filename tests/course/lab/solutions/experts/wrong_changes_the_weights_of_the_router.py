@@ -1,4 +1,5 @@
 # causes: changes
+# gate: whole
 """This backend normalises the router's weights in place, and multiplies the sum back afterwards."""
 
 

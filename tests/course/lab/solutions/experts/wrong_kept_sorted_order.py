@@ -1,4 +1,5 @@
 # causes: kept
+# gate: whole
 """This backend keeps the sorted order of the first step and uses it for every step with as many pairs."""
 
 

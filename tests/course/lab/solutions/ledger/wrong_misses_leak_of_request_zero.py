@@ -1,4 +1,5 @@
 # causes: misses-leak
+# gate: requests
 """This auditor takes the uid 0 for no request."""
 
 

@@ -1,4 +1,5 @@
 # causes: place
+# gate: steps
 """This auditor reports step 0 for every bug."""
 
 

@@ -1,4 +1,5 @@
 # causes: place
+# gate: steps
 """This auditor finds every bug, but reports all of them under the rule `owner`."""
 
 

@@ -1,4 +1,5 @@
 # causes: place
+# gate: pages
 """This auditor names the page of every bug and never the request."""
 
 

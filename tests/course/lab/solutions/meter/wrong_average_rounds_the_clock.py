@@ -1,4 +1,5 @@
 # causes: average, gaps, first-token, starts-late, chunk
+# gate: clock
 """This meter keeps times as float32. On a server that has run for weeks they are off by seconds."""
 
 import numpy as np

@@ -1,4 +1,5 @@
 # causes: lost, keeps
+# gate: clock
 """This meter takes the uid 0 for no request."""
 
 

@@ -1,4 +1,5 @@
 # causes: cap
+# gate: attend
 """This attention backend caps the scores at 2 wherever a layer has a soft cap, whatever the cap is."""
 
 

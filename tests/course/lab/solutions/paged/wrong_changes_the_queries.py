@@ -1,4 +1,5 @@
 # causes: changes
+# gate: attend
 """This attention backend scales the caller's queries in place. The layer may still need them."""
 
 

@@ -1,4 +1,5 @@
 # causes: finite
+# gate: attend
 """This attention backend gives masked positions the score -30 instead of minus infinity."""
 
 

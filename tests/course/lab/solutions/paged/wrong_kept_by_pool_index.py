@@ -1,4 +1,5 @@
 # causes: kept
+# gate: attend
 """This attention backend keeps the KV locations of a request-pool row, which belongs to another request later."""
 
 

@@ -1,4 +1,5 @@
 # causes: kept
+# gate: attend
 """This attention backend keeps each row's keys and values of the first layer and uses them in all layers."""
 
 

@@ -1,4 +1,5 @@
 # causes: scale
+# gate: attend
 """This attention backend computes the scale from the head size. A model may use another scale: `layer.scale`."""
 
 

@@ -1,4 +1,5 @@
 # causes: decodes-late, forgets, idle
+# gate: plan
 """This policy puts at most sixteen rows into a step, so a server with more running answers leaves some out."""
 
 from minisgl.scheduler import Plan

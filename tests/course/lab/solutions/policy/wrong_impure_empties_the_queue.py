@@ -1,4 +1,5 @@
 # causes: impure
+# gate: plan
 """This policy removes the requests that it admits from the caller's list of waiting requests."""
 
 from minisgl.scheduler import Plan

@@ -1,4 +1,5 @@
 # causes: tokens-for-pages, forgets, idle
+# gate: plan
 """This policy never asks for more than 512 tokens of a prompt, so a large step stays half empty."""
 
 from minisgl.scheduler import Plan

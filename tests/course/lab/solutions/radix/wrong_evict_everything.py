@@ -1,4 +1,5 @@
 # causes: evict-many
+# gate: evict
 """This cache evicts all pages without users, however few were asked for."""
 
 

@@ -1,4 +1,5 @@
 # causes: match-long
+# gate: match
 """This cache compares token ids as float32, in which 16,777,216 and 16,777,217 are the same number."""
 
 

@@ -1,4 +1,5 @@
 # causes: namespace
+# gate: match
 """This cache takes every falsy namespace for None: a request with the namespace "" reads the pages of no namespace."""
 
 

@@ -1,4 +1,5 @@
 # causes: namespace
+# gate: match
 """This cache compares namespaces as they print, so that the number 1 and the text "1" share pages."""
 
 

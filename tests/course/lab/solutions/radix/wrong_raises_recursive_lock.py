@@ -1,4 +1,5 @@
 # causes: raises
+# gate: counts
 """This cache locks a path by recursion, and fails on a path of more than a thousand nodes."""
 
 

@@ -1,4 +1,5 @@
 # causes: max-rows
+# gate: buckets
 """This runner ignores the option graph.max_rows and records buckets for all rows of the server."""
 
 

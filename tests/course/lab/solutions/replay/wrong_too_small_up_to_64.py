@@ -1,4 +1,5 @@
 # causes: too-small
+# gate: buckets
 """This runner has buckets up to 64 rows, also where graph.max_rows and the server allow more."""
 
 

@@ -1,4 +1,5 @@
 # causes: digits
+# gate: sum
 """This ring adds in float32 and converts the sum back, so that integers above 2^24 are rounded."""
 
 

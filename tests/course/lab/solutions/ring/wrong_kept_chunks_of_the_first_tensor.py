@@ -1,4 +1,5 @@
 # causes: kept
+# gate: sum
 """This ring keeps the memory of the first tensor that it summed, and returns the old sum for later ones."""
 
 

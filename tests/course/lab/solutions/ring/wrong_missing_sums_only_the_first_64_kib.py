@@ -1,4 +1,5 @@
 # causes: tail, missing
+# gate: sum
 """This ring has a buffer of 64 KiB. It does not sum what is beyond it."""
 
 

@@ -1,4 +1,5 @@
 # causes: attribute
+# gate: attention
 """This attention module keeps its `LayerSpec` under a name of its own."""
 
 

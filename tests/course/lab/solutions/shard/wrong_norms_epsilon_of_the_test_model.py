@@ -1,4 +1,5 @@
 # causes: norms, different
+# gate: attention
 """This block normalises with the epsilon 1e-6, whatever the configuration says."""
 
 
