@@ -79,6 +79,7 @@ BUILTINS = (
     "minisgl.plugins.communicator.nccl",
     "minisgl.plugins.communicator.ring",
     "minisgl.plugins.speculation.none",
+    "minisgl.plugins.speculation.lookup",
     "minisgl.plugins.speculation.ngram",
     "minisgl.plugins.speculation.suffix",
     "minisgl.plugins.routing.round_robin",

@@ -31,6 +31,7 @@ from minisgl.course.lab.catalog import Lab, find
 from minisgl.course.lab.grader.diagnosis import ReferenceImported, diagnose
 from minisgl.course.lab.grader.gate import Broken, Gate, Missing, Student
 from minisgl.course.lab.verdicts import Verdict
+from minisgl.plugin_manager.manager import HOOK_OF
 
 MEMORY = 6 * 2**30
 """Bytes of memory that a gate may allocate."""
@@ -63,8 +64,9 @@ def load(student: Student) -> None:
     assert plugin is not None
     promise = "The file contains the lab's plugin."
     if lab.hook in GROUPS:
-        if f"minisgl_{lab.hook}" not in plugin.hooks:
-            seen = f"The file has no @hookimpl minisgl_{lab.hook}, so minisgl can't build the plugin."
+        hook = HOOK_OF.get(lab.hook, f"minisgl_{lab.hook}")
+        if hook not in plugin.hooks:
+            seen = f"The file has no @hookimpl {hook}, so minisgl can't build the plugin."
             raise Broken("loads", promise, seen)
         names = [name for group, name, _ in plugin.options if group == lab.hook]
         if lab.name not in names:

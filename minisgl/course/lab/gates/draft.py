@@ -1,0 +1,536 @@
+"""Gates of lab `draft`: each part alone, the drafts on given texts, the cost of a turn, `tutor`, and the server.
+
+A wrong draft changes no answer, so no gate that compares answers finds a fault of a proposer. These gates compare each
+draft with a search through the whole text of the request.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from minisgl.core import EngineSpec, Req, SamplingParams
+from minisgl.course.lab.grader.conformance import conformance
+from minisgl.course.lab.grader.draft_texts import steps_of
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
+from minisgl.course.lab.grader.search import search
+from minisgl.course.lab.grader.server_gate import facts
+from minisgl.testing.proposer import ProposerConformance, running_request
+
+ROWS = 4
+SPEC = EngineSpec(page_size=4, num_pages=400, max_running_requests=ROWS, max_seq_len=1_600, vocab_size=2**25)
+MIN_TOKENS_A_STEP = 1.6
+"""Tokens a step on the given texts, with the options of the skeleton; the reference has 1.63."""
+ALPHABETS = ([0, 1], [0, 1, 2], [3, 4, 5, 6], [9, 90, 909, 9_090], [256, 512, 1_024], [2**24, 2**24 + 1, 2**16, 1])
+"""Token ids of the workloads: few, so that groups occur again, and such that different groups may be mixed up."""
+PROMISE = "The drafts are what followed the latest earlier occurrence of the last `match_tokens` tokens of the request."
+
+
+def build(student: Student, workload: dict[str, Any]) -> Any:
+    """Return the student's proposer with the options ``match`` and ``drafts`` of a workload."""
+    match, drafts = workload["match"], workload["drafts"]
+    if match < 1 or drafts < 1:
+        raise Invalid
+    try:
+        config = student.config(match_tokens=match, max_drafts=drafts)
+    except TypeError as error:
+        raise Broken("options", "The options are `max_drafts` and `match_tokens`.", f"{error}.") from error
+    proposer = student.make(config, spec=SPEC)
+    if proposer.max_drafts != drafts:
+        seen = f"With max_drafts={drafts}, the proposer's `max_drafts` is {proposer.max_drafts!r}."
+        raise Broken("options", "The proposer's `max_drafts` is the option of that name.", seen)
+    return proposer
+
+
+# ---- the parts of a text --------------------------------------------------------------------------------
+
+
+def make_text(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return a random text, appended in several runs."""
+    letters = rng.choice(ALPHABETS)
+    runs = [
+        [rng.choice(letters) for _ in range(rng.randint(1, 1 + size))] for _ in range(rng.randint(1, 1 + size // 4))
+    ]
+    return {"match": rng.randint(1, 4), "drafts": rng.randint(1, 9), "runs": runs}
+
+
+def show_text(workload: dict[str, Any]) -> str:
+    """Describe the text in a line per run."""
+    lines = [f"match_tokens={workload['match']}"]
+    return "\n".join(lines + [f"append: {' '.join(map(str, run))}" for run in workload["runs"]])
+
+
+def text_of(student: Student, workload: dict[str, Any]) -> Any:
+    """Return a text of the student's proposer with all runs appended, or None if the proposer has no texts."""
+    proposer = build(student, workload)
+    if not any(workload["runs"]):
+        raise Invalid
+    if not hasattr(proposer, "new_text"):
+        run_turns(student, _as_turns(workload))
+        return None
+    text = proposer.new_text()
+    for run in workload["runs"]:
+        given = list(run)
+        text.append(given)
+        if given != run:
+            raise Broken("changes", "`append` does not change the list that it gets.", f"It was {run}, and is {given}.")
+    return text
+
+
+def _as_turns(workload: dict[str, Any]) -> dict[str, Any]:
+    """Return the turns of one request whose text this is."""
+    first, *others = workload["runs"]
+    ask = [[1, 0, workload["drafts"]]]
+    events: list[dict[str, Any]] = [{"admit": 1, "tokens": first, "ask": ask}]
+    events += [{"gain": [[1, run]], "ask": ask} for run in others]
+    return {"match": workload["match"], "drafts": workload["drafts"], "events": events}
+
+
+def run_index(student: Student, workload: dict[str, Any]) -> None:
+    """Grade `append` alone. A proposer without texts is graded as a whole."""
+    text = text_of(student, workload)
+    if text is None or not hasattr(text, "after"):
+        return
+    tokens = [token for run in workload["runs"] for token in run]
+    if list(text.tokens) != tokens:
+        seen = f"`tokens` is {_few(text.tokens)} after {_few(tokens)} were appended."
+        raise Broken("tokens", "`tokens` holds all tokens of the text, in order.", seen)
+    n = workload["match"]
+    expected = {tuple(tokens[i - n : i]): i for i in range(n, len(tokens))}
+    promise = "`after` maps each group to the index of the token after its latest occurrence that a token follows."
+    for group, index in expected.items():
+        if group not in text.after:
+            seen = f"The group {_few(group)}, which token {index} follows, is not in `after`."
+            raise Broken("missed", promise, seen)
+        if text.after[group] != index:
+            first = next(i for i in range(n, len(tokens)) if tuple(tokens[i - n : i]) == group)
+            cause = "latest" if text.after[group] in range(first, index) else "itself"
+            seen = f"`after` has {text.after[group]} for the group {_few(group)}; token {index} follows it last."
+            raise Broken(cause, promise, seen)
+    extra = [group for group in text.after if group not in expected]
+    if extra:
+        last = tuple(tokens[-n:]) if len(tokens) >= n else ()
+        where = ", the end of the text, which no token follows yet" if tuple(extra[0]) == last else ""
+        seen = f"`after` has the group {_few(extra[0])}{where}."
+        raise Broken("itself" if where else "match", promise, seen)
+
+
+def run_copy(student: Student, workload: dict[str, Any]) -> None:
+    """Grade `copy` alone, for every count. A proposer without texts is graded as a whole."""
+    text = text_of(student, workload)
+    if text is None:
+        return
+    tokens = [token for run in workload["runs"] for token in run]
+    for count in (workload["drafts"], 0, 1, workload["drafts"] + 1):
+        got = list(text.copy(count))
+        judge(Request(1, tokens), workload["match"], 0, count, got, [])
+        if list(text.copy(count)) != got:
+            seen = f"`copy({count})` returned {_few(got)}, and then {_few(text.copy(count))}."
+            raise Broken("again", "`copy` changes nothing.", seen)
+
+
+# ---- turns of several requests ------------------------------------------------------------------------------
+
+
+class Request:
+    """One request of a workload: its tokens, how many of them are the prompt, and how often it was admitted."""
+
+    def __init__(self, uid: int, tokens: Sequence[int]):
+        self.uid, self.tokens, self.prompt, self.admissions = uid, list(tokens), len(tokens), 1
+        self.last_of_each = list(tokens)  # what the text would be with the last token of each turn only
+
+    def drafts(self, match: int, unread: int, limit: int) -> Iterator[list[int]]:
+        """Yield the drafts after the latest occurrence of the last ``match`` tokens, or of more of them."""
+        for n in range(match, len(self.tokens)):
+            ends = list(self.ends(n))
+            if not ends:
+                return
+            yield self.continued(ends[-1], unread, limit)
+
+    def ends(self, n: int) -> Iterator[int]:
+        """Yield the index after each earlier occurrence of the last ``n`` tokens, the first one first."""
+        tokens = self.tokens
+        if n <= len(tokens):
+            last = tokens[len(tokens) - n :]
+            yield from (end for end in range(n, len(tokens)) if tokens[end - n : end] == last)
+
+    def continued(self, end: int, unread: int, limit: int) -> list[int]:
+        """Return the guesses that copy from index ``end`` on, without the guess for the unread token."""
+        period = len(self.tokens) - end
+        return [self.tokens[end + i % period] for i in range(unread, unread + limit)]
+
+
+def make_turns(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return a random history of at most `ROWS` requests at a time: they come, gain tokens, leave, and run again."""
+    letters, most = rng.choice(ALPHABETS), rng.randint(1, 8)
+    events: list[dict[str, Any]] = []
+    running: list[int] = []
+    left: list[int] = []
+    for k in range(2 + size):
+        event: dict[str, Any] = {}
+        kind = rng.random()
+        if not running or (kind < 0.25 and len(running) < ROWS):
+            if left and rng.random() < 0.5:
+                uid = left.pop(rng.randrange(len(left)))
+                event = {"admit": uid, "tokens": []}
+            else:
+                uid = k + 1
+                event = {"admit": uid, "tokens": [rng.choice(letters) for _ in range(rng.randint(1, 4 + size // 2))]}
+            running.append(uid)
+        elif kind < 0.35:
+            uid = running.pop(rng.randrange(len(running)))
+            left.append(uid)
+            event = {"remove": uid}
+        else:
+            some = rng.sample(running, rng.randint(1, len(running)))
+            event = {"gain": [[uid, [rng.choice(letters) for _ in range(rng.randint(1, 5))]] for uid in some]}
+        some = rng.sample(running, rng.randint(0, len(running)))
+        event["ask"] = [[uid, rng.randint(0, 1), rng.randint(0, most)] for uid in some]
+        events.append(event)
+    return {"match": rng.randint(1, 4), "drafts": most, "events": events}
+
+
+def show_turns(workload: dict[str, Any]) -> str:
+    """Describe the history in a line per event."""
+    lines = [f"match_tokens={workload['match']} max_drafts={workload['drafts']}"]
+    for event in workload["events"]:
+        if "admit" in event:
+            tokens = " ".join(map(str, event["tokens"])) or "runs again"
+            line = f"request {event['admit']} is admitted: {tokens}"
+        elif "gain" in event:
+            line = "gained: " + ", ".join(f"request {uid} {' '.join(map(str, run))}" for uid, run in event["gain"])
+        else:
+            line = f"request {event['remove']} is removed"
+        asked = [f"{uid} (at most {limit}{', 1 unread' if unread else ''})" for uid, unread, limit in event["ask"]]
+        lines.append(line + (f"; drafts for request {', '.join(asked)}" if asked else ""))
+    return "\n".join(lines)
+
+
+def run_turns(student: Student, workload: dict[str, Any]) -> None:
+    """Grade the whole proposer: alone, and then while another proposer serves other requests with the same uids."""
+    _serve(build(student, workload), workload, None)
+    try:
+        _serve(build(student, workload), workload, build(student, workload))
+    except Broken as broken:
+        promise = "Two proposers know nothing of each other: a process may have several engines."
+        raise Broken(
+            "shared", promise, f"With two proposers in a process: {broken.seen}", request=broken.request
+        ) from None
+
+
+def _serve(proposer: Any, workload: dict[str, Any], decoy: Any) -> None:
+    """Tell the proposer the events and judge its drafts. ``decoy`` gets the same calls with other tokens."""
+    known: dict[int, tuple[Req, Request]] = {}
+    running: list[int] = []
+    for event in workload["events"]:
+        if "admit" in event:
+            _admit(proposer, known, running, event, decoy)
+        elif "gain" in event:
+            _gain(proposer, known, running, event, decoy)
+        else:
+            if event["remove"] not in running:
+                raise Invalid
+            running.remove(event["remove"])
+            req, _ = known[event["remove"]]
+            for each in filter(None, (proposer, decoy)):
+                each.removed(req)
+            req.req_pool_idx = -1
+        _ask(proposer, known, running, event["ask"], workload)
+
+
+def _admit(proposer: Any, known: dict[int, Any], running: list[int], event: dict[str, Any], decoy: Any) -> None:
+    uid = event["admit"]
+    if uid in running or len(running) == ROWS or uid < 1 or bool(event["tokens"]) == (uid in known):
+        raise Invalid
+    rows = [known[other][0].req_pool_idx for other in running]
+    if uid in known:
+        known[uid][1].admissions += 1
+    else:
+        known[uid] = running_request(uid, event["tokens"], 0), Request(uid, event["tokens"])
+    req, request = known[uid]
+    request.last_of_each = list(request.tokens)
+    req.req_pool_idx = (
+        max(set(range(ROWS)) - set(rows)) if request.admissions > 1 else min(set(range(ROWS)) - set(rows))
+    )
+    running.append(uid)
+    proposer.admitted(req)
+    if decoy is not None:
+        other = running_request(uid, [token ^ 1 for token in event["tokens"]] or [1], req.req_pool_idx)
+        decoy.admitted(other)
+
+
+def _gain(proposer: Any, known: dict[int, Any], running: list[int], event: dict[str, Any], decoy: Any) -> None:
+    uids = [uid for uid, _ in event["gain"]]
+    if (
+        not uids
+        or not set(uids) <= set(running)
+        or len(set(uids)) < len(uids)
+        or not all(run for _, run in event["gain"])
+    ):
+        raise Invalid
+    for uid, run in event["gain"]:
+        known[uid][0].output_ids.extend(run)
+        known[uid][1].tokens.extend(run)
+        known[uid][1].last_of_each.append(run[-1])
+    reqs, runs = [known[uid][0] for uid in uids], [list(run) for _, run in event["gain"]]
+    proposer.advanced(reqs, runs)
+    if runs != [run for _, run in event["gain"]]:
+        raise Broken("changes", "`advanced` does not change its arguments.", f"The runs are {runs} afterwards.")
+    if decoy is not None:
+        decoy.advanced(reqs, [[token ^ 1 for token in run] for run in runs])
+
+
+def _ask(
+    proposer: Any, known: dict[int, Any], running: list[int], ask: list[list[int]], workload: dict[str, Any]
+) -> None:
+    """Ask for drafts, twice, and judge them."""
+    if not ask:
+        return
+    if not {uid for uid, _, _ in ask} <= set(running) or len({uid for uid, _, _ in ask}) < len(ask):
+        raise Invalid
+    if any(limit > workload["drafts"] or unread > 1 for _, unread, limit in ask):
+        raise Invalid
+    reqs = [known[uid][0] for uid, _, _ in ask]
+    positions, limits = [len(req) + unread for req, (_, unread, _) in zip(reqs, ask, strict=True)], [a[2] for a in ask]
+    given = list(positions), list(limits)
+    drafts = proposer.propose(reqs, *given)
+    if given != (positions, limits):
+        seen = f"`positions` and `limits` were {positions} and {limits}, and are {given[0]} and {given[1]}."
+        raise Broken("changes", "`propose` does not change its arguments.", seen)
+    for req, (uid, _, _) in zip(reqs, ask, strict=True):
+        if req.tokens().tolist() != known[uid][1].tokens:
+            seen = f"The tokens of request {uid} are {_few(req.tokens().tolist())} afterwards."
+            raise Broken("changes", "A proposer does not change requests.", seen, request=uid)
+    try:
+        plain = [[int(token) for token in run] for run in drafts]
+    except TypeError as error:
+        raise Broken("raises", "`propose` returns a sequence of token ids for each request.", f"{error}.") from error
+    if len(plain) != len(ask):
+        seen = f"It returned {len(plain)} runs of drafts for {len(ask)} requests."
+        raise Broken("runs", "`propose` returns one run of drafts for each request, in order.", seen)
+    texts = [known[uid][1] for uid in running]
+    for (uid, unread, limit), run in zip(ask, plain, strict=True):
+        judge(known[uid][1], workload["match"], unread, limit, run, texts)
+    again = [list(run) for run in proposer.propose(reqs, list(positions), list(limits))]
+    if again != plain:
+        raise Broken("again", "`propose` changes nothing.", f"Asked twice, it returned {plain} and then {again}.")
+
+
+def judge(request: Request, match: int, unread: int, limit: int, got: list[int], running: list[Request]) -> None:
+    """Raise `Broken` if ``got`` are not the drafts of a request, with the mistake that explains them."""
+    right = list(request.drafts(match, unread, limit))
+    if got in right or (not right and not got):
+        return
+    cause, what = _mistake(request, match, unread, limit, got, right, running)
+    last = _few(request.tokens[-match:])
+    expected = f"; expected {_few(right[0])}" if right else "; expected none"
+    seen = f"The text ends with {last}, and the drafts are {_few(got)}{expected}. {what}"
+    raise Broken(cause, PROMISE, seen, request=request.uid)
+
+
+def _mistake(
+    request: Request,
+    match: int,
+    unread: int,
+    limit: int,
+    got: list[int],
+    right: list[list[int]],
+    running: list[Request],
+) -> tuple[str, str]:
+    """Return the cause of wrong drafts, and a sentence about them."""
+    if len(got) > limit:
+        return "limit", f"At most {limit} drafts are allowed."
+    if unread and got and got in [request.continued(end, 0, limit) for end in request.ends(match)]:
+        return "unread", "The first draft is the guess for the unread token."
+    if right and got == right[0][: len(got)]:
+        if got:
+            return "few", f"{limit} drafts are allowed, and the copy can go on with the guesses themselves."
+        if len(request.tokens) - request.prompt and request.admissions > 1:
+            return "retracted", "The request runs again after a retraction, with the output that it had."
+        return "missed", "This group occurred before."
+    if got and got in [request.continued(end, unread, limit) for end in request.ends(match)]:
+        return "latest", "They follow an earlier occurrence than the latest one."
+    if got and got in Request(0, request.last_of_each).drafts(match, unread, limit):
+        return "run", "They fit the text without the tokens that it gained together with others."
+    if unread and got and right and got == request.continued(next(iter(request.ends(match))), 0, limit)[: len(got)]:
+        return "unread", "The first draft is the guess for the unread token."
+    for other in running:
+        if other is not request and got and _occurs(other.tokens, got) and not _occurs(request.tokens, got):
+            return "other", f"They are tokens of request {other.uid}."
+    shorter = [request.continued(end, unread, limit) for n in range(1, match) for end in request.ends(n)]
+    if got and not right and got in shorter:
+        return "match", f"Fewer than {match} tokens are equal at both places."
+    return "wrong", "They are no copy of what followed these tokens in this request."
+
+
+def _occurs(tokens: list[int], part: list[int]) -> bool:
+    return any(tokens[i : i + len(part)] == part for i in range(len(tokens) - len(part) + 1))
+
+
+def _few(tokens: Sequence[int]) -> str:
+    """Return at most eight tokens as text."""
+    shown = " ".join(map(str, tokens[:8]))
+    return f"[{shown}{' …' if len(tokens) > 8 else ''}]" if shown else "none"
+
+
+# ---- acceptance and cost ------------------------------------------------------------------------------------
+
+
+def run_acceptance(student: Student) -> str:
+    """Count the tokens a step on the given texts, with 8 drafts after 3 equal tokens."""
+    promise = (
+        f"A step gains {MIN_TOKENS_A_STEP} tokens or more on the given texts, and text without repeats gets no drafts."
+    )
+    found = steps_of(build(student, {"match": 3, "drafts": 8}))
+    own = found["own words"]
+    if own.drafts:
+        seen = f"An answer in which no 3 tokens occur twice got {own.drafts} drafts, and {own.accepted} were right."
+        raise Broken("match", promise, seen)
+    tokens, steps = sum(each.tokens for each in found.values()), sum(each.steps for each in found.values())
+    if tokens < MIN_TOKENS_A_STEP * steps:
+        parts = ", ".join(f"{name} {each.tokens / each.steps:.2f}" for name, each in found.items())
+        raise Broken(
+            "acceptance", promise, f"{tokens} tokens took {steps} steps, {tokens / steps:.2f} a step: {parts}."
+        )
+    best = steps_of(student.make(spec=SPEC))
+    rate = sum(each.tokens for each in best.values()) / sum(each.steps for each in best.values())
+    drafts = sum(each.drafts for each in best.values())
+    return f"{tokens / steps:.2f} tokens a step; with your file's own defaults {rate:.2f}, and {drafts} drafts"
+
+
+SHORT, LONG = 2_000, 300_000
+
+
+class _Counted(Req):
+    """A request that counts how many of its tokens were copied by `tokens`."""
+
+    copied = 0
+
+    def tokens(self) -> Any:
+        self.copied += len(self)
+        return super().tokens()
+
+
+def run_cost(student: Student) -> str:
+    """Compare the time of a turn after a long prompt with that after a short one.
+
+    The processor time of the fastest of 20 turns. The margin is wide: on a busy machine, the entries of a large index are
+    not in the processor's cache. A scan of the long text takes a millisecond or more.
+    """
+    promise = "The time of a turn does not grow with the length of the text."
+    seconds = {}
+    for length in (SHORT, LONG):
+        spec = EngineSpec(16, 30_000, ROWS, length + 200, 2**16)
+        proposer = student.make(student.config(), spec=spec)
+        rng = random.Random(length)
+        req = _Counted(1, [rng.randrange(60_000) for _ in range(length)], SamplingParams(max_tokens=100), 1)
+        req.req_pool_idx = 0
+        proposer.admitted(req)
+        req.copied, best = 0, float("inf")
+        for turn in range(20):
+            token = int(req.prompt_ids[1_000 + turn])
+            req.output_ids.append(token)
+            started = time.thread_time()
+            proposer.advanced([req], [[token]])
+            proposer.propose([req], [len(req)], [proposer.max_drafts])
+            best = min(best, time.thread_time() - started)
+        if req.copied:
+            seen = f"In 20 turns of a request of {length:,} tokens, `req.tokens()` copied {req.copied:,} tokens."
+            raise Broken("scan", promise, seen)
+        seconds[length] = best
+    micro = {length: 1e6 * value for length, value in seconds.items()}
+    if micro[LONG] > 10 * micro[SHORT] + 300:
+        seen = f"A turn took {micro[SHORT]:.0f} µs after {SHORT:,} tokens, and {micro[LONG]:.0f} µs after {LONG:,}."
+        raise Broken("scan", promise, seen)
+    return f"{micro[SHORT]:.0f} µs a turn after {SHORT:,} tokens, {micro[LONG]:.0f} µs after {LONG:,}"
+
+
+# ---- the engine ----------------------------------------------------------------------------------------------
+
+_CHATS = (
+    "Repeat: seven green lamps hang over the long wooden table near the old north door",
+    "Repeat: the quick cat sleeps under the warm red stove while rain falls on the roof",
+    "Count from 3 to 24.",
+    "What is a radix cache?",
+)
+
+
+def run_engine(student: Student) -> str:
+    """Compare `tutor`'s answers with and without the student's drafts, greedy and sampled."""
+    from minisgl.llm import LLM
+
+    params = [SamplingParams(max_tokens=40, temperature=t, seed=7) for t in (0.0, 0.9)]
+    chats = [[{"role": "user", "content": text}] for text in _CHATS]
+    common = ["device=cpu", "num_pages=128"]
+
+    def answers(words: Sequence[str]) -> tuple[list[list[int]], dict[str, Any]]:
+        with LLM("tutor", overrides=[*common, *words]) as llm:
+            if llm.scheduler.speculation is not None:
+                llm.scheduler.speculation.adapt = False  # the clock would decide how many drafts are verified
+            found = [o.token_ids for p in params for o in llm.chat(chats, p, progress=False)]
+            return found, llm.scheduler.stats()
+
+    expected, _ = answers(["speculation=none"])
+    got, stats = answers([f"plugins={student.path}", *student.lab.words])
+    promise = "The tokens are those of decoding without drafts, greedy and sampled."
+    for i, (answer, right) in enumerate(zip(got, expected, strict=True)):
+        if answer != right:
+            at = next((k for k, (a, b) in enumerate(zip(answer, right, strict=False)) if a != b), len(answer))
+            seen = f"Token {at} of the answer to {_CHATS[i % len(_CHATS)]!r} differs."
+            raise Broken("promise", promise, seen)
+    drafts, accepted = stats["draft_tokens"], stats["accepted_draft_tokens"]
+    if not accepted:
+        seen = f"Of {drafts} drafts in {stats['steps']} steps, the model accepted none."
+        raise Broken("acceptance", "Drafts for answers that repeat the prompt are accepted.", seen)
+    return f"{len(got)} answers are equal; {accepted} of {drafts} drafts were accepted"
+
+
+def causes(message: str) -> str | None:
+    """Return the cause that explains a failure of the conformance kit, or None."""
+    found = {
+        "its limit is": "limit",
+        "asked twice": "again",
+        "two proposers returned": "shared",
+        "not in the vocabulary": "wrong",
+        "not an integer": "wrong",
+        "cache_salt=": "other",
+        "bytes more are allocated": "leak",
+        "runs for": "runs",
+        "differ from those": "changes",
+    }
+    return next((cause for part, cause in found.items() if part in message), None)
+
+
+GATES = (
+    Gate(
+        "index",
+        "`append` indexes each group that a token follows",
+        search(make_text, run_index, tries=60, show=show_text),
+        part="draft.index",
+    ),
+    Gate(
+        "copy",
+        "`copy` returns what followed the last group",
+        search(make_text, run_copy, tries=60, show=show_text),
+        part="draft.copy",
+    ),
+    Gate(
+        "turn",
+        "requests come, gain tokens, leave and run again, and get the right drafts",
+        search(make_turns, run_turns, tries=80, show=show_turns),
+        part="draft.turn",
+    ),
+    Gate("acceptance", "enough drafts are right on given texts", run_acceptance),
+    Gate("cost", "a turn costs the same after 2,000 and after 300,000 tokens", run_cost),
+    conformance(
+        lambda: ProposerConformance,
+        lambda student, spec: student.make(student.config(), spec=spec),
+        causes=causes,
+        limit=20.0,
+        runs=12,
+    ),
+    Gate("engine", "tutor's answers do not change with the drafts, greedy or sampled", run_engine, limit=90.0),
+    facts(["admitted", "advanced", "propose"]),
+)

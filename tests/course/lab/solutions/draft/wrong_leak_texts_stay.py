@@ -1,0 +1,7 @@
+# causes: leak
+"""This proposer keeps the texts of removed requests."""
+
+
+class MyProposer:
+    def removed(self, req):
+        pass

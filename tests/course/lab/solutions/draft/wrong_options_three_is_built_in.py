@@ -1,0 +1,7 @@
+# causes: missed, match, latest, itself
+"""This text has groups of three tokens, whatever the option says."""
+
+
+class MyProposer:
+    def new_text(self):
+        return Text(3)
