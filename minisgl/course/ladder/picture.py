@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from minisgl.course.ladder.stages import Stage
 
-WIDE, HIGH, BAR, GAP, TOP, LEFT = 310, 190, 34, 8, 40, 6
+WIDE, HIGH, BAR, GAP, TOP, LEFT = 310, 190, 30, 8, 40, 6
 
 
 class Chart(NamedTuple):
@@ -26,7 +26,7 @@ class Chart(NamedTuple):
 
 CHARTS = (
     Chart("tokens computed", (1, 5), lambda s: s.computed),
-    Chart("steps", (2, 3, 4), lambda s: s.steps),
+    Chart("steps", (2, 3, 4, 8), lambda s: s.steps),
     Chart("requests in the largest step", (2, 4), lambda s: s.most_running),
     Chart("worst gap, tokens", (4, 6), lambda s: s.worst_gap),
     Chart("device waits per step", (7,), lambda s: s.waits_per_step, "{:.2f}".format),

@@ -1,4 +1,4 @@
-"""``python -m minisgl.bench stages``: shows what each stage, from ``stage=1`` to ``stage=7``, gains on one workload.
+"""``python -m minisgl.bench stages``: shows what each stage, from ``stage=1`` to ``stage=8``, gains on one workload.
 
 Each stage is the real scheduler and engine in this process, with one more idea than the stage before. The counts are
 exact and equal on every machine; the seconds are not.
@@ -20,11 +20,11 @@ from minisgl.bench.workload import SampleRequest
 from minisgl.config import Config, ConfigError
 from minisgl.core import EngineSpec, SamplingParams, Step, StepResult
 from minisgl.course.ladder.picture import draw
+from minisgl.course.ladder.recorded import RecordedEngine, outputs
 from minisgl.course.ladder.workload import Arrival, without_cache, workload
 from minisgl.options.compose import compose, plain_errors
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import RankZeroEngine, build_scheduler
-from minisgl.testing.null import NullEngine
 
 STAGES = {
     1: "KV cache",
@@ -34,6 +34,7 @@ STAGES = {
     5: "radix cache, longest prefix first",
     6: "chunks of 128 in mixed batches",
     7: "overlap and graphs",
+    8: "speculation (drafts of ngram)",
 }
 
 
@@ -73,7 +74,7 @@ class Stage:
 ROWS: tuple[tuple[str, Callable[[Stage], str], tuple[int, ...]], ...] = (
     ("tokens computed", lambda s: f"{s.computed:,}", (1, 5)),
     ("prefilled tokens", lambda s: f"{s.prefilled:,}", (5,)),
-    ("steps", lambda s: f"{s.steps:,}", (2, 3, 4)),
+    ("steps", lambda s: f"{s.steps:,}", (2, 3, 4, 8)),
     ("most running", lambda s: f"{s.most_running}", (2, 4)),
     ("worst gap", lambda s: f"{s.worst_gap:,}", (6,)),
     ("waits per step", lambda s: f"{s.waits_per_step:.2f}", (7,)),
@@ -93,6 +94,8 @@ COUNTED = (
     "max_prefill_tokens",
     "overlap",
     "starvation_steps",
+    "speculation",
+    "max_draft_tokens",
     "trace",
     "plugins",
 )
@@ -108,7 +111,8 @@ class LadderMeter(Meter):
 
     def launch(self, step: Step) -> None:
         self.most_rows = max(self.most_rows, step.rows)
-        self.prefilled += len(step.input_ids) - step.num_decode
+        decoding = step.num_decode + step.num_verify
+        self.prefilled += int(step.num_scheduled_tokens[decoding:].sum())
         self.decode_steps += step.num_decode == step.rows
         self._in_flight += 1
         super().launch(step)
@@ -139,13 +143,17 @@ def main(argv: Sequence[str]) -> None:
     write_json(args, report)
 
 
-def count(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES)) -> dict[str, Any]:
+def count(
+    options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES), arrivals: Sequence[Arrival] | None = None
+) -> dict[str, Any]:
     """Run the stages with an engine that computes nothing, which takes seconds. Return a report.
 
-    The counts equal those of `measure`, because they do not depend on the sampled tokens. ``launches`` and ``seconds``
-    are None.
+    ``arrivals`` are the requests of `workload`, by default all tokens of each.
+
+    The counts equal those of `measure`. Those of stage 8 depend on the sampled tokens, which are recorded ones here.
+    ``launches`` and ``seconds`` are None.
     """
-    manager, arrivals = PluginManager.load(light=True), workload()
+    manager, arrivals = PluginManager.load(light=True), arrivals or workload()
     stages = []
     for number in numbers:
         config = compose(manager, [f"stage={number}", *options])
@@ -153,7 +161,7 @@ def count(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES)) -
         if config.num_pages is None or config.max_seq_len is None:  # every stage sets both
             raise ConfigError("--counts uses no model and no memory: set num_pages and max_seq_len to a number.")
         spec = EngineSpec(config.page_size, config.num_pages, config.max_running_requests, config.max_seq_len, 2048)
-        stage, _ = serve(config, manager, NullEngine(spec), arrivals, number)
+        stage, _ = serve(config, manager, RecordedEngine(spec, arrivals, outputs()), arrivals, number)
         stages.append(replace(stage, seconds=None))
     return _report(options, {}, arrivals, stages)
 
@@ -180,7 +188,7 @@ def measure(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES))
     from minisgl.engine.followers import start_engine
 
     manager, arrivals = PluginManager.load(), workload()
-    stages, outputs = [], []
+    stages, answers = [], []
     for number in numbers:
         config = compose_stage(manager, number, options)
         engine = start_engine(config, manager)
@@ -195,11 +203,11 @@ def measure(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES))
         finally:
             engine.close()
         stages.append(replace(stage, launches=replayed or eager))
-        outputs.append(tokens)
+        answers.append(tokens)
     if eager is not None and replayed is not None:
-        # On a CPU, the last stage records and counts the operations. The other stages launch them one by one.
-        stages[:-1] = [replace(stage, launches=eager) for stage in stages[:-1]]
-    same = sum(len(set(map(tuple, each))) == 1 for each in zip(*outputs, strict=True))
+        # On a CPU, a stage with graphs records and counts the operations. The others launch them one by one.
+        stages = [replace(stage, launches=eager) if stage.launches is None else stage for stage in stages]
+    same = sum(len(set(map(tuple, each))) == 1 for each in zip(*answers, strict=True))
     return _report(options, where, arrivals, stages) | {"same_answers": same}
 
 
@@ -223,9 +231,9 @@ def _warm_up(config: Config, manager: PluginManager, engine: RankZeroEngine) -> 
 
 
 def compose_stage(manager: PluginManager, number: int, options: Sequence[str] = ()) -> Config:
-    """Return the options of a stage. On a GPU, stage 7 uses CUDA graphs."""
+    """Return the options of a stage. On a GPU, stages 7 and 8 use CUDA graphs."""
     config = compose(manager, [f"stage={number}", *options])
-    if number == 7 and config.device != "cpu" and not any(word.startswith("graph=") for word in options):
+    if number >= 7 and config.device != "cpu" and not any(word.startswith("graph=") for word in options):
         import torch
 
         if torch.cuda.is_available():
@@ -236,9 +244,12 @@ def compose_stage(manager: PluginManager, number: int, options: Sequence[str] = 
 def serve(
     config: Config, manager: PluginManager, engine: RankZeroEngine, arrivals: Sequence[Arrival], number: int
 ) -> tuple[Stage, list[list[int]]]:
-    """Run the workload on the engine of a stage. Return the results, and the output tokens of each request."""
+    """Run the workload on the engine of a stage. Return the results, and the output tokens of each request.
+
+    Stage 8 verifies all drafts. A server verifies them only where that is faster, so its counts follow a clock.
+    """
     meter = LadderMeter(engine)
-    scheduler = build_scheduler(config, manager, meter)
+    scheduler = build_scheduler(config, manager, meter, adapt_drafts=False)
     params = [SamplingParams(max_tokens=a.request.output_len, temperature=0.0, ignore_eos=True) for a in arrivals]
     requests = [arrival.request for arrival in arrivals]
     result, tokens = run(scheduler, meter, requests, params.__getitem__, arrive=lambda i: arrivals[i].step)
@@ -263,6 +274,7 @@ def show(report: dict[str, Any]) -> None:
     stages = [Stage(**stage) for stage in report["stages"]]
     m = report["machine"]
     table = Table(title=f"{report['requests']} requests" + (f" on {m['device']} ({m['dtype']})" if m else ""))
+    table.padding = (0, 0, 0, 1)
     table.add_column("stage")
     for stage in stages:
         table.add_column(str(stage.number), justify="right")

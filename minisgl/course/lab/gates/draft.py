@@ -416,8 +416,8 @@ class _Counted(Req):
 def run_cost(student: Student) -> str:
     """Compare the time of a turn after a long prompt with that after a short one.
 
-    The processor time of the fastest of 20 turns. The margin is wide: on a busy machine, the entries of a large index are
-    not in the processor's cache. A scan of the long text takes a millisecond or more.
+    The processor time of the fastest of 20 turns. The margin is wide: on a busy machine, the entries of a large index
+    are not in the processor's cache. A scan of the long text takes a millisecond or more.
     """
     promise = "The time of a turn does not grow with the length of the text."
     seconds = {}
