@@ -2,7 +2,7 @@
 
 The counts of the stages 1 to 7 do not depend on the sampled tokens. Those of stage 8 do: which drafts are accepted
 follows from the text. ``outputs.json`` has the output tokens of `tutor` for each request of the workload, greedy, in
-float32 on a CPU. ``python -m minisgl.course.ladder.recorded`` writes it again.
+float32 on a CPU. ``python -m minisgl.course.ladder.record`` writes it again.
 """
 
 from __future__ import annotations
@@ -84,24 +84,3 @@ class RecordedEngine(NullEngine):
                 wrong = np.flatnonzero(drafts != tokens[i, : count - 1])
                 accepted[i] = 1 + (int(wrong[0]) if len(wrong) else count - 1)
         return StepResult(step.id, tokens, accepted)
-
-
-def main() -> None:
-    """Serve the workload with `tutor` on a CPU, and write the outputs."""
-    from minisgl.course.ladder import stages
-    from minisgl.course.ladder.workload import workload
-    from minisgl.engine.followers import start_engine
-    from minisgl.plugin_manager.manager import PluginManager
-
-    manager = PluginManager.load()
-    config = stages.compose_stage(manager, 7, ["device=cpu"])
-    engine = start_engine(config, manager)
-    try:
-        _, tokens = stages.serve(config, manager, engine, workload(), 7)
-    finally:
-        engine.close()
-    FILE.write_text("[\n" + ",\n".join(map(json.dumps, tokens)) + "\n]\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
