@@ -116,8 +116,10 @@ class Replica:
 
     def stop(self) -> None:
         """Record that the replica is dead: it has no cache and no open requests, and takes none."""
-        self.__init__(self.block_size)  # type: ignore[misc]
         self.alive = False
+        for kept in (self.blocks, self._open, self._waiting, self._expected):
+            kept.clear()
+        self.prompt_tokens = self.output_tokens = self.waiting_tokens = 0
 
 
 class RoutingPolicy(Protocol):

@@ -222,6 +222,12 @@ def test_the_view_of_what_was_sent() -> None:
     view.start("c", [5], 16, 4)
     view.end("c")
     assert view.blocks == {1, 3, 5}
+    view.start("d", [6], 16, 4)
+    view.stop()
+    assert (view.alive, view.requests, view.waiting_tokens, view.blocks) == (False, 0, 0, set())
+    view.start("e", [7], 16, 4)
+    view.end("e")
+    assert view.blocks == {7}
 
 
 def test_kv_events_are_the_view() -> None:

@@ -50,6 +50,11 @@ class RememberedReplica(Replica):
             self._recent.popitem(last=False)
         self.blocks = set(self._recent)
 
+    def stop(self) -> None:
+        """Record that the server is dead."""
+        super().stop()
+        self._recent.clear()
+
 
 class Subscription:
     """The KV events of a server, without replays: after a gap, the view begins again with nothing cached."""
