@@ -21,7 +21,7 @@ def _code(text: str) -> int:
 def box(name: str) -> str:
     """Return the box of a lab as Markdown."""
     lab = find(name)
-    lines = [f"**Lab `{lab.lab}`: {lab.title}**", "", "| | |", "| --- | --- |"]
+    lines = [f"| Lab `{lab.lab}` | {lab.title} |", "| --- | --- |"]
     if lab.parts:
         parts = "; ".join(f"`{part.name.partition('.')[2]}`: {part.says}" for part in lab.parts)
         lines.append(f"| you write | {parts} |")
