@@ -19,8 +19,12 @@ from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
 from minisgl.testing.proposer import ProposerConformance, running_request
 
-ROWS = 4
-SPEC = EngineSpec(page_size=4, num_pages=400, max_running_requests=ROWS, max_seq_len=1_600, vocab_size=2**25)
+
+def spec_of(rows: int) -> EngineSpec:
+    """Return the sizes of an engine with ``rows`` request-pool rows."""
+    return EngineSpec(page_size=4, num_pages=400, max_running_requests=rows, max_seq_len=1_600, vocab_size=2**25)
+
+
 MIN_TOKENS_A_STEP = 1.6
 """Tokens a step on the given texts, with the options of the skeleton; the reference has 1.63."""
 ALPHABETS = ([0, 1], [0, 1, 2], [3, 4, 5, 6], [9, 90, 909, 9_090], [256, 512, 1_024], [2**24, 2**24 + 1, 2**16, 1])
@@ -30,14 +34,14 @@ PROMISE = "The drafts are what followed the latest earlier occurrence of the las
 
 def build(student: Student, workload: dict[str, Any]) -> Any:
     """Return the student's proposer with the options ``match`` and ``drafts`` of a workload."""
-    match, drafts = workload["match"], workload["drafts"]
-    if match < 1 or drafts < 1:
+    match, drafts, rows = workload["match"], workload["drafts"], workload.get("rows", 4)
+    if match < 1 or drafts < 1 or rows < 1:
         raise Invalid
     try:
         config = student.config(match_tokens=match, max_drafts=drafts)
     except TypeError as error:
         raise Broken("options", "The options are `max_drafts` and `match_tokens`.", f"{error}.") from error
-    proposer = student.make(config, spec=SPEC)
+    proposer = student.make(config, spec=spec_of(rows))
     if proposer.max_drafts != drafts:
         seen = f"With max_drafts={drafts}, the proposer's `max_drafts` is {proposer.max_drafts!r}."
         raise Broken("options", "The proposer's `max_drafts` is the option of that name.", seen)
@@ -85,7 +89,7 @@ def _as_turns(workload: dict[str, Any]) -> dict[str, Any]:
     ask = [[1, 0, workload["drafts"]]]
     events: list[dict[str, Any]] = [{"admit": 1, "tokens": first, "ask": ask}]
     events += [{"gain": [[1, run]], "ask": ask} for run in others]
-    return {"match": workload["match"], "drafts": workload["drafts"], "events": events}
+    return {"match": workload["match"], "drafts": workload["drafts"], "rows": 1, "events": events}
 
 
 def run_index(student: Student, workload: dict[str, Any]) -> None:
@@ -140,6 +144,7 @@ class Request:
     def __init__(self, uid: int, tokens: Sequence[int]):
         self.uid, self.tokens, self.prompt, self.admissions = uid, list(tokens), len(tokens), 1
         self.last_of_each = list(tokens)  # what the text would be with the last token of each turn only
+        self.restarted = list(tokens)  # what it would be if a request that runs again began with its prompt
 
     def drafts(self, match: int, unread: int, limit: int) -> Iterator[list[int]]:
         """Yield the drafts after the latest occurrence of the last ``match`` tokens, or of more of them."""
@@ -156,6 +161,11 @@ class Request:
             last = tokens[len(tokens) - n :]
             yield from (end for end in range(n, len(tokens)) if tokens[end - n : end] == last)
 
+    def fits(self, tokens: list[int], match: int, unread: int, limit: int, got: list[int]) -> bool:
+        """Return whether ``got`` are the drafts of another text, ``tokens``, which lacks some of the request's."""
+        missing, other = len(self.tokens) - len(tokens), Request(self.uid, tokens)
+        return bool(got and missing) and any(got in other.drafts(match, n, limit) for n in (unread, unread + missing))
+
     def continued(self, end: int, unread: int, limit: int) -> list[int]:
         """Return the guesses that copy from index ``end`` on, without the guess for the unread token."""
         period = len(self.tokens) - end
@@ -163,20 +173,21 @@ class Request:
 
 
 def make_turns(rng: random.Random, size: int) -> dict[str, Any]:
-    """Return a random history of at most `ROWS` requests at a time: they come, gain tokens, leave, and run again."""
-    letters, most = rng.choice(ALPHABETS), rng.randint(1, 8)
+    """Return a random history of requests, in ``rows`` rows: they come, gain tokens, leave, and run again."""
+    letters, most, rows = rng.choice(ALPHABETS), rng.randint(1, rng.choice([8, 20])), rng.choice([2, 4, 20])
+    first = rng.choice([0, 0, 2**40])  # the smallest uid
     events: list[dict[str, Any]] = []
     running: list[int] = []
     left: list[int] = []
     for k in range(2 + size):
         event: dict[str, Any] = {}
         kind = rng.random()
-        if not running or (kind < 0.25 and len(running) < ROWS):
+        if not running or (kind < (0.5 if rows > 4 else 0.25) and len(running) < rows):
             if left and rng.random() < 0.5:
                 uid = left.pop(rng.randrange(len(left)))
                 event = {"admit": uid, "tokens": []}
             else:
-                uid = k + 1
+                uid = first + k
                 event = {"admit": uid, "tokens": [rng.choice(letters) for _ in range(rng.randint(1, 4 + size // 2))]}
             running.append(uid)
         elif kind < 0.35:
@@ -185,11 +196,11 @@ def make_turns(rng: random.Random, size: int) -> dict[str, Any]:
             event = {"remove": uid}
         else:
             some = rng.sample(running, rng.randint(1, len(running)))
-            event = {"gain": [[uid, [rng.choice(letters) for _ in range(rng.randint(1, 5))]] for uid in some]}
+            event = {"gain": [[uid, [rng.choice(letters) for _ in range(rng.randint(1, 10))]] for uid in some]}
         some = rng.sample(running, rng.randint(0, len(running)))
         event["ask"] = [[uid, rng.randint(0, 1), rng.randint(0, most)] for uid in some]
         events.append(event)
-    return {"match": rng.randint(1, 4), "drafts": most, "events": events}
+    return {"match": rng.randint(1, 5), "drafts": most, "rows": rows, "events": events}
 
 
 def show_turns(workload: dict[str, Any]) -> str:
@@ -213,11 +224,12 @@ def run_turns(student: Student, workload: dict[str, Any]) -> None:
     _serve(build(student, workload), workload, None)
     try:
         _serve(build(student, workload), workload, build(student, workload))
-    except Broken as broken:
+    except Invalid:
+        raise
+    except Exception as error:  # the same calls were right for one proposer
         promise = "Two proposers know nothing of each other: a process may have several engines."
-        raise Broken(
-            "shared", promise, f"With two proposers in a process: {broken.seen}", request=broken.request
-        ) from None
+        what = error.seen if isinstance(error, Broken) else f"{type(error).__name__}: {error}."
+        raise Broken("shared", promise, f"With two proposers in a process: {what}") from error
 
 
 def _serve(proposer: Any, workload: dict[str, Any], decoy: Any) -> None:
@@ -226,7 +238,7 @@ def _serve(proposer: Any, workload: dict[str, Any], decoy: Any) -> None:
     running: list[int] = []
     for event in workload["events"]:
         if "admit" in event:
-            _admit(proposer, known, running, event, decoy)
+            _admit(proposer, known, running, event, decoy, workload["rows"])
         elif "gain" in event:
             _gain(proposer, known, running, event, decoy)
         else:
@@ -240,20 +252,20 @@ def _serve(proposer: Any, workload: dict[str, Any], decoy: Any) -> None:
         _ask(proposer, known, running, event["ask"], workload)
 
 
-def _admit(proposer: Any, known: dict[int, Any], running: list[int], event: dict[str, Any], decoy: Any) -> None:
+def _admit(
+    proposer: Any, known: dict[int, Any], running: list[int], event: dict[str, Any], decoy: Any, size: int
+) -> None:
     uid = event["admit"]
-    if uid in running or len(running) == ROWS or uid < 1 or bool(event["tokens"]) == (uid in known):
+    if uid in running or len(running) >= size or bool(event["tokens"]) == (uid in known):
         raise Invalid
-    rows = [known[other][0].req_pool_idx for other in running]
+    free = set(range(size)) - {known[other][0].req_pool_idx for other in running}
     if uid in known:
         known[uid][1].admissions += 1
     else:
         known[uid] = running_request(uid, event["tokens"], 0), Request(uid, event["tokens"])
     req, request = known[uid]
-    request.last_of_each = list(request.tokens)
-    req.req_pool_idx = (
-        max(set(range(ROWS)) - set(rows)) if request.admissions > 1 else min(set(range(ROWS)) - set(rows))
-    )
+    request.last_of_each, request.restarted = list(request.tokens), request.tokens[: request.prompt]
+    req.req_pool_idx = max(free) if request.admissions > 1 else min(free)
     running.append(uid)
     proposer.admitted(req)
     if decoy is not None:
@@ -274,6 +286,7 @@ def _gain(proposer: Any, known: dict[int, Any], running: list[int], event: dict[
         known[uid][0].output_ids.extend(run)
         known[uid][1].tokens.extend(run)
         known[uid][1].last_of_each.append(run[-1])
+        known[uid][1].restarted.extend(run)
     reqs, runs = [known[uid][0] for uid in uids], [list(run) for _, run in event["gain"]]
     proposer.advanced(reqs, runs)
     if runs != [run for _, run in event["gain"]]:
@@ -342,7 +355,9 @@ def _mistake(
     """Return the cause of wrong drafts, and a sentence about them."""
     if len(got) > limit:
         return "limit", f"At most {limit} drafts are allowed."
-    if unread and got and got in [request.continued(end, 0, limit) for end in request.ends(match)]:
+    if request.fits(request.restarted, match, unread, limit, got):
+        return "retracted", "The request runs again after a retraction, with the output that it had."
+    if unread and got and got in request.drafts(match, 0, limit):
         return "unread", "The first draft is the guess for the unread token."
     if right and got == right[0][: len(got)]:
         if got:
@@ -352,10 +367,8 @@ def _mistake(
         return "missed", "This group occurred before."
     if got and got in [request.continued(end, unread, limit) for end in request.ends(match)]:
         return "latest", "They follow an earlier occurrence than the latest one."
-    if got and got in Request(0, request.last_of_each).drafts(match, unread, limit):
+    if request.fits(request.last_of_each, match, unread, limit, got):
         return "run", "They fit the text without the tokens that it gained together with others."
-    if unread and got and right and got == request.continued(next(iter(request.ends(match))), 0, limit)[: len(got)]:
-        return "unread", "The first draft is the guess for the unread token."
     for other in running:
         if other is not request and got and _occurs(other.tokens, got) and not _occurs(request.tokens, got):
             return "other", f"They are tokens of request {other.uid}."
@@ -394,7 +407,7 @@ def run_acceptance(student: Student) -> str:
         raise Broken(
             "acceptance", promise, f"{tokens} tokens took {steps} steps, {tokens / steps:.2f} a step: {parts}."
         )
-    best = steps_of(student.make(spec=SPEC))
+    best = steps_of(student.make(spec=spec_of(4)))
     rate = sum(each.tokens for each in best.values()) / sum(each.steps for each in best.values())
     drafts = sum(each.drafts for each in best.values())
     return f"{tokens / steps:.2f} tokens a step; with your file's own defaults {rate:.2f}, and {drafts} drafts"
@@ -422,7 +435,7 @@ def run_cost(student: Student) -> str:
     promise = "The time of a turn does not grow with the length of the text."
     seconds = {}
     for length in (SHORT, LONG):
-        spec = EngineSpec(16, 30_000, ROWS, length + 200, 2**16)
+        spec = EngineSpec(16, 30_000, 4, length + 200, 2**16)
         proposer = student.make(student.config(), spec=spec)
         rng = random.Random(length)
         req = _Counted(1, [rng.randrange(60_000) for _ in range(length)], SamplingParams(max_tokens=100), 1)
@@ -434,8 +447,15 @@ def run_cost(student: Student) -> str:
             req.output_ids.append(token)
             started = time.thread_time()
             proposer.advanced([req], [[token]])
-            proposer.propose([req], [len(req)], [proposer.max_drafts])
+            (drafts,) = proposer.propose([req], [len(req)], [proposer.max_drafts])
             best = min(best, time.thread_time() - started)
+        follows = req.prompt_ids[1_020 : 1_020 + proposer.max_drafts].tolist()
+        if list(drafts) != follows:
+            seen = (
+                f"A request of {length:,} tokens repeats its tokens 1,000 to 1,019. The drafts are "
+                f"{_few(list(drafts))}; expected {_few(follows)}."
+            )
+            raise Broken("wrong" if drafts else "missed", PROMISE, seen)
         if req.copied:
             seen = f"In 20 turns of a request of {length:,} tokens, `req.tokens()` copied {req.copied:,} tokens."
             raise Broken("scan", promise, seen)

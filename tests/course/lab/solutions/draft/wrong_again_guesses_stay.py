@@ -1,4 +1,4 @@
-# causes: again, changes, wrong, few, missed, run, latest
+# causes: again, changes, wrong, few, missed, run, latest, unread
 """This proposer appends its drafts to the text, as if they were right."""
 
 

@@ -1,4 +1,4 @@
-# causes: missed, run
+# causes: missed, run, latest
 """This proposer indexes the prompt only."""
 
 

@@ -1,4 +1,4 @@
-# causes: wrong, match, latest, missed
+# causes: wrong, match, latest, missed, unread
 """This proposer takes groups with the same sum for the same group."""
 
 
