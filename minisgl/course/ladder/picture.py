@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from minisgl.course.ladder.stages import Stage
 
-WIDE, HIGH, BAR, GAP, TOP, LEFT = 310, 190, 30, 8, 40, 6
+WIDE, HIGH, BAR, GAP, TOP, LEFT = 336, 190, 34, 7, 40, 6
 
 
 class Chart(NamedTuple):

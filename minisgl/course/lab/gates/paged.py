@@ -146,8 +146,8 @@ class Row:
         if spec.soft_cap:
             yield "cap", self.dense(cap=0.0)
             yield "cap", self.dense(late=True)
-            for other in (2.0, 4.0):
-                yield "cap", self.dense(cap=other)
+            for cap in (2.0, 4.0):
+                yield "cap", self.dense(cap=cap)
 
 
 def rows_of(prepared: PreparedCase) -> Iterator[tuple[int, int, Row]]:
