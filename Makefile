@@ -11,7 +11,7 @@
 # make docs       build the documentation into site/
 # make pages      run the code of the chapters and write its output into them
 # make bench      run the offline benchmark
-# make reference  write docs/reference/ and the labs' skeletons again
+# make reference  write docs/reference/, the labs' skeletons, and the code that pages quote again
 # make clean      delete caches and build outputs
 #
 # PYTHON=python3.12 selects the interpreter. On Linux, PyPI's torch includes gigabytes of CUDA. To install the CPU build:
@@ -74,6 +74,7 @@ docs: $(TOOLS)
 reference: $(BASE)
 	$(BIN)/python -m minisgl.options.reference docs/reference
 	$(BIN)/python -m minisgl.course.lab.generate
+	$(BIN)/python -m minisgl.course.site.render --quotes
 
 pages: $(TOOLS)
 	$(BIN)/python -m minisgl.course.site.render $(ARGS)
