@@ -109,5 +109,6 @@ class KVSubscriber:
                     if number == END:
                         return
                     self._receive(int.from_bytes(number, "big"), payload)
+                    await asyncio.sleep(0)  # a long replay does not hold up the router
         finally:
             dealer.close()

@@ -84,7 +84,12 @@ class ReplicaProcess:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(first_line)
                 process.stdin.flush()
-        return cls(name, process, json_log)
+        try:
+            return cls(name, process, json_log)
+        except BaseException:  # such as no memory for the thread that waits for the process
+            process.kill()
+            process.wait()
+            raise
 
     def _wait_in_thread(self, loop: asyncio.AbstractEventLoop) -> None:
         code = self._process.wait()

@@ -62,8 +62,8 @@ class ClusterStatus:
 
     def metrics(self) -> str:
         """Return the metrics in Prometheus' text format."""
-        families: dict[str, tuple[str, str, Callable[[ReplicaStatus], float]]] = {
-            "up": ("gauge", "1 for a replica that is ready", lambda each: each.state == "ready"),
+        families: dict[str, tuple[str, str, Callable[[ReplicaStatus], int]]] = {
+            "up": ("gauge", "1 for a replica that is ready", lambda each: int(each.state == "ready")),
             "requests_total": ("counter", "Requests sent to the replica", lambda each: each.requests),
             "open_requests": ("gauge", "Requests of the replica without their final reply", lambda e: e.open_requests),
             "restarts_total": ("counter", "Times that the replica was started again", lambda each: each.restarts),
@@ -73,7 +73,7 @@ class ClusterStatus:
         for name, (kind, text, value) in families.items():
             full = f"minisgl_cluster_{name}"
             lines += [f"# HELP {full} {text}", f"# TYPE {full} {kind}"]
-            lines += [f'{full}{{replica="{each.replica}"}} {value(each):g}' for each in self.replicas]
+            lines += [f'{full}{{replica="{each.replica}"}} {value(each)}' for each in self.replicas]
         full = "minisgl_cluster_retries_total"
         lines += [f"# HELP {full} Requests that were sent to another replica", f"# TYPE {full} counter"]
         return "\n".join([*lines, f"{full} {self.retries}"]) + "\n" + self.router_metrics()

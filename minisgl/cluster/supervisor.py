@@ -26,7 +26,7 @@ BACKOFF_SECONDS = 1.0
 """Seconds before a dead replica is started again, the first time in a row."""
 MAX_BACKOFF_SECONDS = 60.0
 STABLE_SECONDS = 60.0
-"""Seconds for which a replica must have been ready, so that its death is the first one in a row."""
+"""Seconds for which a replica must have been ready, so that its death does not count as one of several in a row."""
 HEALTH_SECONDS = 1.0
 """Seconds between two health checks of a replica."""
 UNHEALTHY_SECONDS = 5.0
@@ -101,7 +101,15 @@ class Supervisor:
         deaths = 0
         while not self._stopping:
             status.state = "starting"
-            process = await self._start_process(index)
+            try:
+                process = await self._start_process(index)
+            except OSError as error:  # such as no memory for another process
+                if not self._started[index].is_set():
+                    raise ReplicaError(f"replica-{index} can't be started: {error}") from error
+                status.state = "waiting"
+                log.error("replica-%d can't be started: %s", index, error)
+                await asyncio.sleep(MAX_BACKOFF_SECONDS)
+                continue
             reason, ready_seconds = await self._run_process(index, process)
             status.state, status.url = "stopped" if self._stopping else "waiting", ""
             await self._forget(index)
@@ -111,10 +119,10 @@ class Supervisor:
             if self._stopping:
                 return
             log.error("%s is dead: it %s", process.name, reason)
-            deaths = 1 if ready_seconds >= STABLE_SECONDS else deaths + 1
+            deaths = 0 if ready_seconds >= STABLE_SECONDS else deaths + 1
             if self._given_up(index, process, reason, deaths):
                 return
-            await asyncio.sleep(min(self._backoff * 2 ** (deaths - 1), MAX_BACKOFF_SECONDS))
+            await asyncio.sleep(min(self._backoff * 2 ** min(max(deaths - 1, 0), 16), MAX_BACKOFF_SECONDS))
             status.restarts += 1
 
     async def _start_process(self, index: int) -> ReplicaProcess:

@@ -55,7 +55,9 @@ class Connection(asyncio.Protocol):
     @property
     def usable(self) -> bool:
         """Whether the connection can carry another request."""
-        return self._transport is not None and not self._transport.is_closing() and self._keep_alive and self.complete
+        open_ = self._transport is not None and not self._transport.is_closing()
+        # Pieces that were not read would be taken for the body of the next response.
+        return open_ and self._keep_alive and self.complete and not self._pieces
 
     def send(self, method: bytes, target: bytes, headers: Headers, body: bytes) -> None:
         """Send a request. ``target`` is the path with the query."""
@@ -170,6 +172,7 @@ class Upstream:
         self._host, self._port = host, port
         self._idle: deque[Connection] = deque()
         self._busy: set[Connection] = set()
+        self._closed = False
 
     async def request(self, method: bytes, target: bytes, headers: Headers, body: bytes) -> Response:
         """Send a request and return the response once its headers have arrived. Raise `UpstreamError`.
@@ -177,13 +180,20 @@ class Upstream:
         A server may close an idle connection at the moment in which a request is sent. If it closes a reused connection
         without any response, the request is sent again on a new connection.
         """
-        while connection := self._take_idle():
+        sent = False
+        if connection := self._take_idle():
             try:
                 return await self._request_on(connection, method, target, headers, body)
             except UpstreamError:
-                if connection.answered:
+                if connection.answered or self._closed:
                     raise
-        return await self._request_on(await self._connect(), method, target, headers, body)
+            sent = True
+        try:
+            connection = await self._connect()
+        except UpstreamError as error:
+            error.sent = sent
+            raise
+        return await self._request_on(connection, method, target, headers, body)
 
     async def _request_on(
         self, connection: Connection, method: bytes, target: bytes, headers: Headers, body: bytes
@@ -224,6 +234,7 @@ class Upstream:
 
     def close(self) -> None:
         """Close all connections. Open requests end with `UpstreamError`."""
+        self._closed = True
         for connection in (*self._idle, *self._busy):
             connection.close()
         self._idle.clear()

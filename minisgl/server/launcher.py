@@ -312,7 +312,7 @@ class Launcher:
             return 0
         cause = f"{dead[0].role} died: {dead[0].exit_reason}" if dead else "the HTTP server ended"
         self._dispatcher.state, self._dispatcher.reason = "dead", f"The server can't go on: {cause}"
-        self._dispatcher.fail(self._dispatcher.reason)
+        self._dispatcher.fail(self._dispatcher.reason, 503)
         log.error("%s", cause)
         await asyncio.gather(asyncio.to_thread(self._worker_pool.kill), asyncio.sleep(UNHEALTHY_GRACE_SECONDS))
         return 1

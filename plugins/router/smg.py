@@ -53,8 +53,9 @@ class SmgRouter:
     def __init__(self, config: Smg, cluster: ClusterConfig, status: ClusterStatus):
         if importlib.util.find_spec("smg") is None:
             raise ImportError("it needs the package smg: pip install 'minisgl[cluster]'", name="smg")
-        for name in ("root_path", "tls_cert"):
-            if value := getattr(cluster.server, name):
+        defaults = type(cluster.server)()
+        for name in ("root_path", "tls_cert", "max_connections", "io_timeout"):
+            if (value := getattr(cluster.server, name)) != getattr(defaults, name):
                 raise ConfigError(f"server.{name}={value}: not available with router=smg. Use router=exact.")
         self._config, self._cluster, self._status = config, cluster, status
         self._policy = _policy_of(cluster.routing)

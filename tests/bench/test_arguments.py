@@ -94,7 +94,7 @@ def test_wrong_stage_options_are_refused(words: str, message: str, capsys: pytes
 
 
 def test_counted_options_change_a_count() -> None:
-    """Each option that ``--counts`` accepts changes a count of stage 6, except three."""
+    """Each option that ``--counts`` accepts changes a count of stage 6, or of stage 8, which has drafts, except three."""
     changed = {
         "cache": "cache=naive",
         "scheduler": "scheduler=static",
@@ -104,9 +104,12 @@ def test_counted_options_change_a_count() -> None:
         "max_prefill_tokens": "max_prefill_tokens=32",
         "overlap": "overlap=true",
         "starvation_steps": "starvation_steps=1",
+        "speculation": "speculation=ngram",
+        "max_draft_tokens": "max_draft_tokens=1",
     }
     unchanged = {"max_seq_len", "trace", "plugins"}  # these have other effects: a refusal, a file, loaded code
     assert changed.keys() | unchanged == set(stages.COUNTED)
-    default = stages.count((), [6])["stages"][0]
-    for word in changed.values():
-        assert stages.count([word], [6])["stages"][0] != default, word
+    defaults = {number: stages.count((), [number])["stages"][0] for number in (6, 8)}
+    for key, word in changed.items():
+        number = 8 if key == "max_draft_tokens" else 6
+        assert stages.count([word], [number])["stages"][0] != defaults[number], word

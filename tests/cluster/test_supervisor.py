@@ -174,6 +174,37 @@ def test_crash_loop(cluster: Callable[..., Fixture], run: Run, until: Until) -> 
     run(body())
 
 
+def test_a_start_that_the_system_refuses(
+    cluster: Callable[..., Fixture], run: Run, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other replicas go on, and the start is tried again. At the first start it ends the cluster."""
+    monkeypatch.setattr(supervisor, "MAX_BACKOFF_SECONDS", 0.05)
+    start, refused = ReplicaProcess.start, 0
+
+    async def refuse(*arguments: object, **more: object) -> ReplicaProcess:
+        nonlocal refused
+        refused += 1
+        if refused <= 2:
+            raise OSError("no memory")
+        return await start(*arguments, **more)  # type: ignore[arg-type]
+
+    async def body() -> None:
+        nonlocal refused
+        fake = cluster(2)
+        running = asyncio.create_task(fake.supervisor.run())
+        await fake.supervisor.wait_until_started()
+        monkeypatch.setattr(ReplicaProcess, "start", refuse)
+        os.kill(fake.status.replicas[1].pid, signal.SIGKILL)
+        await until(lambda: refused == 3 and fake.states() == ["ready", "ready"])
+        await fake.supervisor.end()
+        await running
+        refused = 0
+        with pytest.raises(ReplicaError, match="can't be started: no memory"):
+            await cluster(1).supervisor.run()
+
+    run(body())
+
+
 def test_wrong_options(cluster: Callable[..., Fixture], run: Run) -> None:
     """A replica that refuses its options at its first start ends the cluster, with the replica's message."""
 
