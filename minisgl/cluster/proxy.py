@@ -9,9 +9,10 @@ which aborts the request there.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -59,13 +60,24 @@ PromptReader = Callable[[str, Headers, bytes], Awaitable[PromptView]]
 class Proxy:
     """The ASGI application.
 
-    ``max_body`` is the largest size of a body in bytes. ``read_prompt`` is called for the paths of `GENERATE`. The
-    lists ``replicas`` and ``upstreams`` have the same order; `connect` and `disconnect` change them.
+    ``max_body`` is the largest size of a body in bytes. ``read_prompt`` is called for the paths of `GENERATE`. The body
+    of a request without ``api_key`` is not read, and the replica refuses the request. ``request_timeout`` is the number
+    of seconds in which a response must begin, or None for no limit. The lists ``replicas`` and ``upstreams`` have the
+    same order; `connect` and `disconnect` change them.
     """
 
-    def __init__(self, policy: RoutingPolicy, status: ClusterStatus, read_prompt: PromptReader, max_body: int):
+    def __init__(
+        self,
+        policy: RoutingPolicy,
+        status: ClusterStatus,
+        read_prompt: PromptReader,
+        max_body: int,
+        api_key: str | None = None,
+        request_timeout: float | None = None,
+    ):
         self.replicas: list[Replica] = []
         self.max_body = max_body
+        self._api_key, self._timeout = api_key, request_timeout
         self._upstreams: list[Upstream | None] = []
         self._policy, self._status, self._read_prompt = policy, status, read_prompt
         self._keys = itertools.count()
@@ -127,19 +139,46 @@ class Proxy:
 
     async def _pass_on(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         self._status.check_ready()
-        body = await read_body(Request(scope, receive), self.max_body)
+        body = await self._read_body(scope, receive)
         work = asyncio.ensure_future(self._relay(path, scope, body, send))
         disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
+        tasks = {work, disconnect}
+        record = record_of(scope)
         try:
-            await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+            left = self._seconds_left(scope)
+            done, _ = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                if not record.status:
+                    raise self._too_long()
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)  # the replica ends a stream
             if work.done():
                 work.result()
             else:
-                record_of(scope).status = record_of(scope).status or CLIENT_CLOSED_REQUEST
+                record.status = record.status or CLIENT_CLOSED_REQUEST
         finally:
             work.cancel()
             disconnect.cancel()
             await asyncio.gather(work, disconnect, return_exceptions=True)
+
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
+        """Return the body of a request, or nothing without the API key: the replica refuses the request anyway.
+
+        Raise `ApiError` if the body is too large (413) or does not arrive in time (504).
+        """
+        if not is_authorized(Headers(scope=scope), self._api_key):
+            return b""
+        try:
+            async with asyncio.timeout(self._seconds_left(scope)):
+                return await read_body(Request(scope, receive), self.max_body)
+        except TimeoutError:
+            raise self._too_long() from None
+
+    def _seconds_left(self, scope: Scope) -> float | None:
+        """Return the seconds in which the response must begin, or None for no limit."""
+        return None if self._timeout is None else max(self._timeout - record_of(scope).seconds, 0.0)
+
+    def _too_long(self) -> ApiError:
+        return ApiError(504, f"The request took longer than {self._timeout or 0:g} s (server.request_timeout).")
 
     async def _relay(self, path: str, scope: Scope, body: bytes, send: Send) -> None:
         """Send the request to one replica after the other until one answers, and pass its response on."""
@@ -157,7 +196,9 @@ class Proxy:
             replica.start(key, view.block_hashes, view.prompt_tokens, view.output_tokens)
             self._status.replicas[index].requests += 1
             try:
-                last = resent >= MAX_RESENT or len(tried) >= sum(each.alive for each in self.replicas)
+                left = any(each.alive and i not in tried for i, each in enumerate(self.replicas))
+                last = resent >= MAX_RESENT or not left
+                record_of(scope).error = ""  # that of the attempt before
                 await self._attempt(upstream, scope, body, send, lambda: replica.first_token(key), last)  # noqa: B023
                 return
             except UpstreamError as error:
@@ -234,6 +275,12 @@ class Proxy:
         await send({"type": "http.response.body", "body": data, "more_body": False})
 
 
+def is_authorized(headers: Headers, api_key: str | None) -> bool:
+    """Return whether a request with these headers has the API key. Each has if ``api_key`` is None."""
+    given = headers.get("authorization", "")
+    return api_key is None or hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode())
+
+
 async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -264,5 +311,5 @@ def _response_start(response: Response) -> Message:
 
 def _named_by_connection(headers: Sequence[tuple[bytes, bytes]]) -> frozenset[bytes]:
     """Return the names of the headers that ``Connection`` declares to be hop-by-hop."""
-    values: Mapping[bytes, bytes] = dict(headers)
-    return frozenset(name.strip().lower() for name in values.get(b"connection", b"").split(b","))
+    values = b",".join(value for name, value in headers if name == b"connection")
+    return frozenset(name.strip().lower() for name in values.split(b","))

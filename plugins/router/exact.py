@@ -43,6 +43,12 @@ MAX_PENDING = 4 << 20
 """Bytes of bodies that may wait to be tokenised. A request above it is routed by load."""
 MAX_PROMPTS = 16
 """The largest number of prompts of one request that the router looks at. They go to one replica."""
+READ_SECONDS = 1.0
+"""Seconds in which a prompt must be tokenised, with the wait for other prompts. Else the request is routed by load."""
+FIRST = ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "first"}]}')
+"""A request whose prompt is read before any other: the first one takes longer, for imports and the chat template."""
+INFO_SECONDS = 30.0
+"""Seconds that a new replica has to answer ``/server_info``."""
 
 
 @dataclass
@@ -63,7 +69,7 @@ class PromptReader:
         self.by_load = 0
         """Requests that could not be read. They are routed by load."""
         self._root = root_hash(hash_seed)
-        self._authorization = None if api_key is None else f"Bearer {api_key}"
+        self._api_key = api_key
         self._replies: list[Message] = []
         self._worker = TextWorker(
             Tokenizer.from_dir(model, parse_special_tokens), self._replies.append, self._replies.append
@@ -77,21 +83,30 @@ class PromptReader:
         """Set the tokens of a block, and the largest length of a request in tokens."""
         self.block_size, self._max_seq_len = block_size, max_seq_len
         self._thread.submit(self._worker.handle, Limits(max_seq_len, 2**31 - 1))
+        self._thread.submit(self._read, *FIRST)
 
     async def __call__(self, path: str, headers: Headers, body: bytes) -> PromptView:
-        """Return the view of a request's prompt. A request that the servers will refuse has an empty one."""
-        from minisgl.cluster.proxy import PromptView
+        """Return the view of a request's prompt. A request that the servers will refuse has an empty one.
+
+        The prompt of another client may keep the thread busy, so this waits for `READ_SECONDS` at most. Then the work
+        is cancelled unless it has begun.
+        """
+        from minisgl.cluster.proxy import PromptView, is_authorized
         from minisgl.server.errors import ApiError
 
-        refused = self._authorization is not None and headers.get("authorization") != self._authorization
+        refused = not is_authorized(headers, self._api_key)
         if refused or not self.block_size or self._pending + len(body) > MAX_PENDING:
             self.by_load += not refused
             return PromptView(prompt_tokens=len(body) // 4)
         self._pending += len(body)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._read, path, body)
+            async with asyncio.timeout(READ_SECONDS):
+                return await asyncio.get_running_loop().run_in_executor(self._thread, self._read, path, body)
         except ApiError:
             return PromptView(prompt_tokens=1)
+        except TimeoutError:
+            self.by_load += 1
+            return PromptView(prompt_tokens=len(body) // 4)
         except Exception:
             log.exception("a prompt can't be read")
             self.by_load += 1
@@ -153,7 +168,10 @@ class ExactRouter:
             cluster.kv_events.hash_seed,
             cluster.server.api_key,
         )
-        self._proxy = Proxy(policy, status, self._reader, cluster.server.max_body or MIN_BODY)
+        server = cluster.server
+        self._proxy = Proxy(
+            policy, status, self._reader, server.max_body or MIN_BODY, server.api_key, server.request_timeout
+        )
         self.status_url = ""
         self._folder = make_folder()
         self._starts = 0
@@ -195,18 +213,27 @@ class ExactRouter:
         self._subscribers[index] = KVSubscriber(*self._endpoints[index], replica.apply)
 
     async def _server_info(self, url: str) -> dict[str, Any]:
-        """Return the sizes of a replica's engine, from ``/server_info``."""
+        """Return the sizes of a replica's engine, from ``/server_info``.
+
+        Raise `UpstreamError` if the replica does not answer within `INFO_SECONDS`, or with an error.
+        """
         from minisgl.cluster.router import address_of
-        from minisgl.cluster.upstream import Upstream
+        from minisgl.cluster.upstream import Upstream, UpstreamError
 
         key = self._cluster.server.api_key
         headers = [(b"host", b"replica"), *([] if key is None else [(b"authorization", f"Bearer {key}".encode())])]
         upstream = Upstream(*address_of(url))
         try:
-            response = await upstream.request(b"GET", b"/server_info", headers, b"")
-            info: dict[str, Any] = msgspec.json.decode(await response.body())
+            async with asyncio.timeout(INFO_SECONDS):
+                response = await upstream.request(b"GET", b"/server_info", headers, b"")
+                body = await response.body()
             response.close()
+            if response.status != 200:
+                raise UpstreamError(f"it answered /server_info with {response.status}")
+            info: dict[str, Any] = msgspec.json.decode(body)
             return info
+        except TimeoutError:
+            raise UpstreamError(f"it did not answer /server_info within {INFO_SECONDS:g} s") from None
         finally:
             upstream.close()
 

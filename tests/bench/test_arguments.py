@@ -94,7 +94,7 @@ def test_wrong_stage_options_are_refused(words: str, message: str, capsys: pytes
 
 
 def test_counted_options_change_a_count() -> None:
-    """Each option that ``--counts`` accepts changes a count of stage 6, or of stage 8, which has drafts, except three."""
+    """Each option that ``--counts`` accepts changes a count of stage 6 or, with drafts, of stage 8, except three."""
     changed = {
         "cache": "cache=naive",
         "scheduler": "scheduler=static",

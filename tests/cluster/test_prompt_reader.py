@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +14,7 @@ from starlette.datastructures import Headers
 from minisgl.cluster.proxy import PromptView
 from minisgl.message.kv_events import block_hashes, root_hash
 from minisgl.models.resolve import resolve_model
+from minisgl.plugins.router import exact
 from minisgl.plugins.router.exact import MAX_PENDING, PromptReader
 from minisgl.tokenizer.tokenizer import Tokenizer
 
@@ -21,7 +23,8 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 @pytest.fixture
-def reader() -> Iterator[PromptReader]:
+def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[PromptReader]:
+    monkeypatch.setattr(exact, "READ_SECONDS", 60.0)  # a busy machine may take long
     reader = PromptReader(str(resolve_model("tutor")), False, 7, "key")
     reader.begin(SIZE, 512)
     yield reader
@@ -100,3 +103,29 @@ def test_many_at_once(reader: PromptReader) -> None:
         assert [view.block_hashes for view in views] == [hashes_of([i, i + 1, i + 2, i + 3]) for i in range(50)]
 
     asyncio.run(body())
+
+
+def test_a_prompt_that_takes_long_holds_no_other(reader: PromptReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait for it are routed by load after `READ_SECONDS`, and are not read later."""
+    assert read(reader, COMPLETIONS, {"prompt": [1, 2, 3, 4]}).block_hashes
+    go, began, original = threading.Event(), [], reader._read
+
+    def slow(path: str, body: bytes) -> PromptView:
+        began.append(body)
+        go.wait(60)
+        return original(path, body)
+
+    monkeypatch.setattr(reader, "_read", slow)
+    monkeypatch.setattr(exact, "READ_SECONDS", 0.05)
+    bodies = [json.dumps({"prompt": [1, 2, 3, index]}).encode() for index in range(4)]
+
+    async def read_all() -> list[PromptView]:
+        headers = Headers({"authorization": "Bearer key"})
+        return await asyncio.gather(*(reader(COMPLETIONS, headers, body) for body in bodies))
+
+    assert asyncio.run(read_all()) == [PromptView(prompt_tokens=len(body) // 4) for body in bodies]
+    assert reader.by_load == 4
+    go.set()
+    monkeypatch.setattr(exact, "READ_SECONDS", 60.0)
+    assert read(reader, COMPLETIONS, {"prompt": [1, 2, 3, 9]}).block_hashes == hashes_of([1, 2, 3, 9])
+    assert len(began) == 2 and began[0] == bodies[0]

@@ -15,8 +15,10 @@ from minisgl.cluster.http_server import HttpServer
 from minisgl.cluster.proxy import PromptView, Proxy
 from minisgl.cluster.routing import Replica, live_replicas
 from minisgl.cluster.status import ClusterStatus, ReplicaStatus
+from minisgl.cluster.upstream import UpstreamError
 from minisgl.config import ServerConfig
 from minisgl.server.middleware import RequestMiddleware
+from minisgl.server.request_record import RequestRecord
 from minisgl.server.serve import listen
 
 Run = Callable[[Awaitable[None]], None]
@@ -78,9 +80,10 @@ class InTurn:
 
 
 class Cluster:
-    """A proxy with ``count`` servers in this process, and a client."""
+    """A proxy with ``count`` servers in this process, and a client. ``records`` are those of its requests."""
 
-    def __init__(self, count: int, max_body: int) -> None:
+    def __init__(self, count: int, max_body: int, **options: Any) -> None:
+        self.records: list[RequestRecord] = []
         self.status = ClusterStatus([ReplicaStatus(index, "ready") for index in range(count)])
         self.policy = InTurn()
         self.upstreams = [Upstream() for _ in range(count)]
@@ -88,7 +91,7 @@ class Cluster:
         async def read_prompt(path: str, headers: Any, body: bytes) -> PromptView:
             return PromptView([len(path)], len(body), 7)
 
-        self.proxy = Proxy(self.policy, self.status, read_prompt, max_body)
+        self.proxy = Proxy(self.policy, self.status, read_prompt, max_body, **options)
 
     @contextlib.asynccontextmanager
     async def serve(self) -> AsyncIterator[Cluster]:
@@ -98,7 +101,7 @@ class Cluster:
             servers.append(server)
             self.proxy.connect(index, *server.sockets[0].getsockname(), 16)
         options = ServerConfig(max_connections=100)
-        http = HttpServer(RequestMiddleware(self.proxy, "", ()), listen("127.0.0.1", 0), options)
+        http = HttpServer(RequestMiddleware(self.proxy, "", (self.records.append,)), listen("127.0.0.1", 0), options)
         await http.start()
         try:
             async with httpx.AsyncClient(base_url=http.url, timeout=30) as self.client:
@@ -116,9 +119,11 @@ class Cluster:
 def proxied(run: Run) -> Callable[..., None]:
     """Return a function that runs a coroutine function with a `Cluster` of ``count`` servers."""
 
-    def start(body: Callable[[Cluster], Awaitable[None]], count: int = 2, max_body: int = 10_000) -> None:
+    def start(
+        body: Callable[[Cluster], Awaitable[None]], count: int = 2, max_body: int = 10_000, **options: Any
+    ) -> None:
         async def main() -> None:
-            async with Cluster(count, max_body).serve() as cluster:
+            async with Cluster(count, max_body, **options).serve() as cluster:
                 await body(cluster)
 
         run(main())
@@ -305,6 +310,103 @@ def test_a_busy_replica(proxied: Callable[..., None]) -> None:
         assert (answer.status_code, answer.text) == (503, "{}")
 
     proxied(body)
+
+
+def test_an_idle_replica_after_one_that_is_gone_and_a_busy_one(proxied: Callable[..., None], until: Until) -> None:
+    """A replica that was removed is not counted as one that is left. The attempts before leave no error behind."""
+
+    async def body(cluster: Cluster) -> None:
+        async def busy(writer: asyncio.StreamWriter) -> None:
+            writer.write(BUSY)
+
+        async def refuse(*request: Any) -> Any:
+            cluster.proxy.disconnect(0)
+            raise UpstreamError("refused", sent=False)
+
+        first = cluster.proxy._upstreams[0]
+        assert first is not None
+        first.request = refuse  # type: ignore[method-assign]
+        cluster.upstreams[2].answer = busy  # the policy takes it second
+        assert (await cluster.post()).text == "ok"
+        assert [len(each.requests) for each in cluster.upstreams] == [0, 1, 1]
+        assert cluster.status.retries == 2
+        await until(lambda: cluster.records)
+        assert [(record.status, record.error) for record in cluster.records] == [(200, "")]
+
+    proxied(body, count=3)
+
+
+def test_several_connection_headers(proxied: Callable[..., None]) -> None:
+    async def body(cluster: Cluster) -> None:
+        async def answer(writer: asyncio.StreamWriter) -> None:
+            named = b"\r\nconnection: x-one\r\nx-one: 1\r\nconnection: keep-alive\r\n"
+            writer.write(OK.replace(b"\r\n", named, 1))
+
+        cluster.upstreams[0].answer = answer
+        headers = [("Connection", "x-hop"), ("Connection", "keep-alive"), ("X-Hop", "1"), ("X-End", "2")]
+        got = await cluster.post(headers=headers)
+        assert got.text == "ok" and "x-one" not in got.headers
+        [(_, sent, _)] = cluster.upstreams[0].requests
+        assert b"x-hop" not in sent and sent[b"x-end"] == b"2"
+
+    proxied(body, count=1)
+
+
+@pytest.mark.parametrize("header", ["", "Authorization: Bearer other\r\n"])
+def test_no_body_is_read_without_the_api_key(proxied: Callable[..., None], header: str) -> None:
+    """The replica refuses the request: it gets the headers, and the router does not wait for the body."""
+
+    async def body(cluster: Cluster) -> None:
+        async def refuse(writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 2\r\n\r\n{}")
+
+        cluster.upstreams[0].answer = refuse
+        reader, writer = await asyncio.open_connection("127.0.0.1", cluster.client.base_url.port)
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n{header}content-length: 1000000000\r\n\r\n{{".encode())
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
+        writer.close()
+        [(_, headers, content)] = cluster.upstreams[0].requests
+        assert (headers[b"content-length"], content) == (b"0", b"")
+        assert headers.get(b"authorization") == (b"Bearer other" if header else None)
+
+        cluster.upstreams[0].answer = cluster.upstreams[0].ok
+        assert (await cluster.post({"x": 1}, headers={"Authorization": "Bearer key"})).text == "ok"
+        assert json.loads(cluster.upstreams[0].requests[1][2]) == {"x": 1}
+
+    proxied(body, count=1, api_key="key")
+
+
+def test_request_timeout(proxied: Callable[..., None], until: Until) -> None:
+    async def body(cluster: Cluster) -> None:
+        upstream = cluster.upstreams[0]
+        upstream.answer = upstream.wait
+        answer = await cluster.post()
+        message = "The request took longer than 0.2 s (server.request_timeout)."
+        assert (answer.status_code, answer.json()["error"]["message"]) == (504, message)
+        await until(lambda: cluster.records and upstream.closed == upstream.connections)
+        assert [(record.status, record.error) for record in cluster.records] == [(504, message)]
+        assert cluster.proxy.replicas[0].requests == 0
+
+        reader, writer = await asyncio.open_connection("127.0.0.1", cluster.client.base_url.port)
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{{".encode())
+        assert (await reader.readline()).startswith(b"HTTP/1.1 504 ")
+        writer.close()
+
+    proxied(body, count=1, request_timeout=0.2)
+
+
+def test_a_stream_that_has_begun_is_ended_by_the_replica(proxied: Callable[..., None]) -> None:
+    async def body(cluster: Cluster) -> None:
+        async def stream(writer: asyncio.StreamWriter) -> None:
+            writer.write(EVENTS + chunk(b"data: 1\n\n"))
+            await asyncio.sleep(2.5)
+            writer.write(chunk(b"data: 2\n\n") + b"0\r\n\r\n")
+
+        cluster.upstreams[0].answer = stream
+        answer = await cluster.post()
+        assert (answer.status_code, answer.text) == (200, "data: 1\n\ndata: 2\n\n")
+
+    proxied(body, count=1, request_timeout=2.0)
 
 
 def test_no_replica(proxied: Callable[..., None]) -> None:
