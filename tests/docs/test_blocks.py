@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from minisgl.cluster.options import ClusterConfig
+from minisgl.config import Config
 from minisgl.course.lab import catalog
 from minisgl.course.site.__main__ import course
 from minisgl.course.site.blocks import Block, blocks
@@ -53,15 +55,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def compose_words(words: list[str]) -> None:
-    """Compose the options, as the server does before it starts anything."""
+def compose_words(words: list[str], kind: type[Config] = Config) -> None:
+    """Compose the options, as the server does, or a cluster, before it starts anything."""
     named, rest = split_plugins([word for word in words if word not in ("--help", "--cfg", "job")])
-    compose(PluginManager.load(named, light=True), rest)
+    compose(PluginManager.load(named, light=True), rest, kind)
 
 
 def check_lab(words: list[str]) -> None:
     """Check that the command and the lab exist. The tests of the labs run them."""
-    assert words[0] in ("list", "start", "test", "hint", "status", "diff")
+    assert words[0] in ("list", "start", "test", "watch", "hint", "status", "diff")
     assert not words[1:] or words[1] in {lab.lab for lab in catalog.labs()}, f"there is no lab {words[1]}"
 
 
@@ -85,6 +87,8 @@ def test_blocks_of_a_page_run(page: str, folder: Path) -> None:
                 words = command.split()
                 if words[:3] == ["python", "-m", "minisgl"]:
                     compose_words(words[3:])
+                elif words[:3] == ["python", "-m", "minisgl.cluster"]:
+                    compose_words(words[3:], ClusterConfig)
                 elif words[:3] == ["python", "-m", "minisgl.lab"]:
                     check_lab(words[3:])
                 elif words != ["source", ".venv/bin/activate"]:  # this interpreter's environment is active
