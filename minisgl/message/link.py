@@ -24,6 +24,7 @@ CAUSE_SECONDS = 0.5
 """Seconds between an error of a rank's main thread and its report. If the cause is the death of another rank, a link
 reports that meanwhile, and ends the process."""
 _READ_BYTES = 1 << 18
+_ENDED = "it has ended, or closed the connection"
 
 
 class Link:
@@ -87,6 +88,8 @@ class Link:
     def _send(self, message: Frame) -> None:
         try:
             self._socket.sendall(self._session.seal(message))
+        except ConnectionError as error:
+            raise ChannelError(_ENDED) from error
         except OSError as error:
             raise ChannelError(f"can't send to {self.peer}: {error}") from error
 
@@ -116,9 +119,12 @@ class Link:
 
     def _receive(self) -> bool:
         """Handle the frames that the arrived bytes complete. Return whether there was one."""
-        data = self._socket.recv(_READ_BYTES)
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except ConnectionError as error:  # it closed the connection before it had read all of ours
+            raise ChannelError(_ENDED) from error
         if not data:
-            raise ChannelError("it has ended, or closed the connection")
+            raise ChannelError(_ENDED)
         self._session.feed(data)
         received = False
         while not self._closed and (message := self._session.next()) is not None:
