@@ -157,11 +157,14 @@ class LLM:
     def _release(self) -> None:
         if self._released:
             return
-        with contextlib.ExitStack() as stack:  # each is closed, also if another one raises
-            stack.callback(setattr, self, "_released", True)
-            stack.callback(self.engine.close)
-            stack.callback(self.plugin_manager.close)
-            stack.callback(self.scheduler.close)
+        try:
+            self.scheduler.close()
+        finally:
+            try:
+                self.plugin_manager.close()
+            finally:
+                self.engine.close()
+                self._released = True
 
     # ---- all prompts at once ------------------------------------------------------------------------
 
