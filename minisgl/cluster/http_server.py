@@ -1,4 +1,4 @@
-"""The HTTP server of a router: uvicorn with the limits of a minisgl server, and without signal handlers of its own."""
+"""The HTTP server of a router: uvicorn, with the limits of a minisgl server. It installs no signal handlers."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Replica:
 
 
 class RoutingPolicy(Protocol):
-    """Chooses the replica of each request. It may keep state of its own, and serves one router."""
+    """Chooses the replica of each request. A policy belongs to one router, and may keep state between requests."""
 
     def choose(self, block_hashes: Sequence[int], prompt_tokens: int, replicas: Sequence[Replica]) -> int:
         """Return the index of a living replica. Raise `NoReplicaError` if there is none.

@@ -95,7 +95,7 @@ class RemoteRanks:
             link.send(welcome)
 
     def _accept(self) -> None:
-        """Wait a short time for a connection, and start its handshake in a thread of its own."""
+        """Wait a short time for a connection. Start a thread that runs its handshake."""
         try:
             sock, peer = self._listener.accept()
         except TimeoutError:
@@ -110,7 +110,7 @@ class RemoteRanks:
             sock.close()
 
     def _shake_hands(self, sock: socket.socket, host: str) -> None:
-        """Run the handshake with a new connection, and add the rank behind it."""
+        """Run the handshake with a new connection. Add the rank that has connected."""
         try:
             rank, session = answer(sock, self._secret, __version__, self._size)
             peer = f"rank {rank} ({host})"

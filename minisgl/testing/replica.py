@@ -117,7 +117,7 @@ class _Recorder:
 
 
 class SimReplica:
-    """A replica with a clock of its own, ``now`` in seconds. It computes when `advance` lets its clock run."""
+    """A replica with its own clock, ``now``, in seconds, which `advance` moves."""
 
     def __init__(
         self,

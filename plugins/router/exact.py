@@ -94,10 +94,12 @@ class PromptReader:
         from minisgl.cluster.proxy import PromptView, is_authorized
         from minisgl.server.errors import ApiError
 
-        refused = not is_authorized(headers, self._api_key)
-        if refused or not self.block_size or self._pending + len(body) > MAX_PENDING:
-            self.by_load += not refused
-            return PromptView(prompt_tokens=len(body) // 4)
+        unread = PromptView(prompt_tokens=len(body) // 4)
+        if not is_authorized(headers, self._api_key):
+            return unread
+        if not self.block_size or self._pending + len(body) > MAX_PENDING:
+            self.by_load += 1
+            return unread
         self._pending += len(body)
         try:
             async with asyncio.timeout(READ_SECONDS):
@@ -106,11 +108,11 @@ class PromptReader:
             return PromptView(prompt_tokens=1)
         except TimeoutError:
             self.by_load += 1
-            return PromptView(prompt_tokens=len(body) // 4)
+            return unread
         except Exception:
             log.exception("a prompt can't be read")
             self.by_load += 1
-            return PromptView(prompt_tokens=len(body) // 4)
+            return unread
         finally:
             self._pending -= len(body)
 

@@ -173,7 +173,7 @@ def test_minisgl_routing() -> None:
     replicas[0].start("a", [], 3, 1)
     replicas[1].stop()
     assert policy.choose([], 3, replicas) == 2
-    assert policy.choose([5], 8, replicas) == 3  # the third one of those that live
+    assert policy.choose([5], 8, replicas) == 3  # the third of the living replicas
 
 
 def test_minisgl_router() -> None:

@@ -48,7 +48,7 @@ def tokens_per_step(name: str, chats: list[list[dict[str, str]]]) -> tuple[list[
 def test_ngram(family: str, plain: float, drafted: float) -> None:
     """`ngram` gives 2.5 tokens a step where `tutor` copies, and 1.3 where it answers in its own words from a handbook.
 
-    The number of steps includes the one that computes the prompt, and one that is in flight when an answer ends.
+    The steps that compute prompts are counted too, and the steps that are in flight when an answer ends.
     """
     chats = [list(question.messages) for question in exam(family, 30, seed=5)]
     expected, without, drafts = tokens_per_step("none", chats)

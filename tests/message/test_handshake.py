@@ -138,7 +138,7 @@ def test_recorded_handshake_is_refused() -> None:
 
 
 def test_changed_rank_is_refused() -> None:
-    """The proofs cover all of the first message: a rank that is changed on the way is refused."""
+    """The proofs depend on the whole first message: if someone changes the rank in it, the connection is refused."""
 
     class Changer:
         def __init__(self, sock: socket.socket):

@@ -28,7 +28,7 @@ def watch(path: Path, command: Sequence[str], before_run: Callable[[], None]) ->
     while True:
         version = _version(path)
         before_run()
-        # A session of its own: Ctrl-C reaches this process only, which then ends the command.
+        # In a new session: Ctrl-C reaches this process only, which then ends the command.
         process = subprocess.Popen(command, start_new_session=True)
         try:
             while process.poll() is None and not _saved(path, version):

@@ -41,7 +41,7 @@ sys.exit(text != "right")
 
 
 class Watched:
-    """A file that is watched by a thread, and graded by a program that writes what it does into a log."""
+    """A file that a thread watches. The program that grades it writes each of its actions into a log."""
 
     def __init__(self, folder: Path):
         self.file, self.log = folder / "mine.py", folder / "log"
