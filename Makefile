@@ -3,6 +3,7 @@
 # make test       linter, type checker and all tests
 # make check      linter, type checker and the core tests: less than 90 seconds once mypy has a cache
 # make test-labs  the tests of the labs
+# make check-labs  each wrong solution of the labs against all gates, not only the one that must catch it; takes minutes
 # make check-cluster  the tests of `python -m minisgl.cluster` with the router smg, which it installs first (102 MB)
 # make check-nodes  servers whose ranks torchrun starts: killed ranks, cut links, wrong secrets; takes minutes
 # make soak       10,000 random schedules on the simulated engine
@@ -27,7 +28,8 @@ TOOLS := $(VENV)/.minisgl-tools
 TYPES := build/types
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo serve test check check-cluster check-nodes test-labs soak lint docs pages bench reference format clean
+.PHONY: demo serve test check check-cluster check-labs check-nodes test-labs soak lint docs pages bench reference format \
+  clean
 .DELETE_ON_ERROR:
 
 demo: $(BASE)
@@ -51,6 +53,9 @@ check: lint
 
 test-labs: $(TOOLS)
 	$(BIN)/python -m pytest -n 2 tests/course/lab $(ARGS)
+
+check-labs: $(TOOLS)
+	MINISGL_LAB_GATES=all $(BIN)/python -m pytest -n 2 -q tests/course/lab/test_solutions.py -k test_wrong_solution $(ARGS)
 
 check-cluster: $(TOOLS)
 	@$(BIN)/python -c "import smg" 2> /dev/null || $(PIP) -e '.[cluster]'

@@ -5,8 +5,8 @@ turns its own gate green, and each seeded wrong solution is caught with the righ
 
 Seeded solutions are ``solutions/<lab>/right_*.py`` and ``wrong_<cause>_*.py``. A file that imports hookimpl is a whole
 solution. Another file holds only the functions and methods that differ from the reference under the student's names;
-they replace those of the same name, and new ones are added. A wrong solution begins with ``# causes: a, b``. If
-``# gate: name`` follows, only this gate grades it.
+they replace those of the same name, and new ones are added. A wrong solution begins with ``# causes: a, b`` and
+``# gate: name``, the gate that must catch it. No other gate grades it here; ``make check-labs`` runs all of them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ LABS = {lab.lab: lab for lab in labs()}
 SEED = int(os.environ.get("MINISGL_LAB_SEED", "20"))
 """The seed of the random workloads. It is fixed, so that only a change of the code changes a result. The environment
 variable MINISGL_LAB_SEED sets another seed: try several after a change of a gate."""
+ALL_GATES = os.environ.get("MINISGL_LAB_GATES") == "all"
+"""Whether all gates grade a wrong solution, as they grade a student's, instead of the one that must catch it."""
 
 
 def files(lab: Lab, kind: str) -> list[Path]:
@@ -51,10 +53,12 @@ def causes(file: Path) -> set[str]:
     return {cause.strip() for cause in found[1].split(",")}
 
 
-def gates(file: Path) -> list[str]:
-    """Return the gate that must catch a wrong solution, from its line ``# gate: name``; without one, an empty list."""
+def gate_of(file: Path) -> str:
+    """Return the gate that must catch a wrong solution, from its line ``# gate: name``."""
     source = file / "causes.txt" if file.is_dir() else file
-    return re.findall(r"^# gate: (\S+)$", source.read_text("utf-8"), re.MULTILINE)
+    found = re.findall(r"^# gate: (\S+)$", source.read_text("utf-8"), re.MULTILINE)
+    assert len(found) == 1, f"{file}: its first lines must say `# gate: …`, once"
+    return str(found[0])
 
 
 def write(lab: Lab, file: Path, folder: Path) -> Path:
@@ -143,6 +147,7 @@ def test_lab_is_complete(name: str) -> None:
     assert len(files(lab, "wrong")) >= 5
     for file in files(lab, "wrong"):
         assert causes(file) <= set(lab.causes) | set(CAUSES), file
+        assert gate_of(file) in [*(["loads"] if lab.plugin else []), *(g.name for g in lab.gates if not g.served)], file
 
 
 @pytest.mark.parametrize("name", LABS)
@@ -186,14 +191,20 @@ def test_parts(name: str, tmp_path: Path, fork_server: ForkServer) -> None:
 
 @pytest.mark.parametrize(("name", "file"), seeded("wrong"))
 def test_wrong_solution(name: str, file: str, tmp_path: Path, fork_server: ForkServer) -> None:
-    """A wrong solution is caught with one of its causes."""
+    """A wrong solution is caught with one of its causes, by its gate.
+
+    With `ALL_GATES`, the first red gate names one of its causes, and its gate is red or blocked by an earlier one.
+    """
     lab, wrong = LABS[name], seed(name, file)
-    path, only = write(lab, wrong, tmp_path), gates(wrong)
-    report = grade(lab, path, stop=True, serve=False, only=only, fork_server=fork_server, seed=SEED)
-    (red,) = list(report.red) or [None]
-    assert red is not None, f"not caught:\n{text_of(report)}"
-    assert red.cause in causes(wrong), text_of(report)
-    check_diagnosis(lab, red)
+    path, gate = write(lab, wrong, tmp_path), gate_of(wrong)
+    only = [] if ALL_GATES else [gate]
+    report = grade(lab, path, serve=False, only=only, fork_server=fork_server, seed=SEED)
+    red = list(report.red)
+    assert red, f"not caught:\n{text_of(report)}"
+    assert red[0].cause in causes(wrong), text_of(report)
+    assert not any(verdict.green for verdict in report.verdicts if verdict.gate == gate), text_of(report)
+    for verdict in red:
+        check_diagnosis(lab, verdict)
 
 
 def check_diagnosis(lab: Lab, red: Verdict) -> None:

@@ -1,4 +1,5 @@
 # causes: again, changes, wrong, few, missed, run, latest, unread
+# gate: turn
 """This proposer appends its drafts to the text, as if they were right."""
 
 

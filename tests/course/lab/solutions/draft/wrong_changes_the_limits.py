@@ -1,4 +1,5 @@
 # causes: changes
+# gate: turn
 """This proposer adds the unread tokens to the scheduler's own list of limits."""
 
 

@@ -1,4 +1,5 @@
 # causes: changes
+# gate: turn
 """This proposer writes its guess for the unread token into the request."""
 
 

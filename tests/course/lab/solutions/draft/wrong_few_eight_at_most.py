@@ -1,4 +1,5 @@
 # causes: few
+# gate: copy
 """This copy never gives more than eight guesses."""
 
 

@@ -1,4 +1,5 @@
 # causes: few, missed
+# gate: copy
 """This copy stops at the end of the text."""
 
 

@@ -1,4 +1,5 @@
 # causes: itself
+# gate: index
 """This text indexes a group when it is complete, before a token follows it."""
 
 

@@ -1,4 +1,5 @@
 # causes: latest
+# gate: index
 """This text keeps the first occurrence of a group."""
 
 

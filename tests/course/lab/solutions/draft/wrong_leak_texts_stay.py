@@ -1,4 +1,5 @@
 # causes: leak
+# gate: conformance
 """This proposer keeps the texts of removed requests."""
 
 

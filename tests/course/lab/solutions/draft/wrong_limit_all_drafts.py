@@ -1,4 +1,5 @@
 # causes: limit
+# gate: turn
 """This proposer returns as many drafts as its option says."""
 
 

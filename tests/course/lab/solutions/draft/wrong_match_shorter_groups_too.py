@@ -1,4 +1,5 @@
 # causes: match
+# gate: turn
 """This proposer drafts after the last token alone where the whole group is new."""
 
 

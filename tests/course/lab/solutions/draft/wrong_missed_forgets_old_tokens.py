@@ -1,4 +1,5 @@
 # causes: missed
+# gate: cost
 """This proposer keeps the last 1,024 groups of a text."""
 
 

@@ -1,4 +1,5 @@
 # causes: missed, run, latest
+# gate: turn
 """This proposer indexes the prompt only."""
 
 

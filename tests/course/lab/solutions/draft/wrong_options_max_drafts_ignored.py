@@ -1,4 +1,5 @@
 # causes: options
+# gate: index
 """This proposer always announces eight drafts."""
 
 

@@ -1,4 +1,5 @@
 # causes: missed, match, latest, itself
+# gate: index
 """This text has groups of three tokens, whatever the option says."""
 
 

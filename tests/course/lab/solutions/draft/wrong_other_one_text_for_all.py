@@ -1,4 +1,5 @@
 # causes: other, wrong, latest
+# gate: turn
 """This proposer indexes the tokens of all requests in one dict, so a request is continued with another's tokens."""
 
 

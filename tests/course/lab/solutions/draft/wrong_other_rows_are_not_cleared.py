@@ -1,4 +1,5 @@
 # causes: other, wrong, missed, latest, run, match
+# gate: turn
 """This proposer knows requests by their rows, and adds to what an earlier request left there."""
 
 

@@ -1,4 +1,5 @@
 # causes: raises, other, wrong, missed
+# gate: turn
 """This proposer has room for sixteen requests."""
 
 

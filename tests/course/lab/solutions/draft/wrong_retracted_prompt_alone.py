@@ -1,4 +1,5 @@
 # causes: retracted, missed, wrong
+# gate: turn
 """This proposer forgets the output of a request that runs again."""
 
 

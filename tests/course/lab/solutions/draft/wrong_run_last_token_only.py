@@ -1,4 +1,5 @@
 # causes: run, wrong, missed
+# gate: turn
 """This proposer appends the last of the tokens that a request gained."""
 
 

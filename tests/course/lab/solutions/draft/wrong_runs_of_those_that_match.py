@@ -1,4 +1,5 @@
 # causes: runs
+# gate: turn
 """This proposer leaves out the requests without drafts."""
 
 

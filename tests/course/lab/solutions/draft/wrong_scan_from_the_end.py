@@ -1,4 +1,5 @@
 # causes: scan
+# gate: cost
 """This copy searches the text backwards instead of the index."""
 
 

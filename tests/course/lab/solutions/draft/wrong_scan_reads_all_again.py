@@ -1,4 +1,5 @@
 # causes: scan
+# gate: cost
 """This proposer builds the text anew in each turn."""
 
 

@@ -1,4 +1,5 @@
 # causes: scan
+# gate: cost
 """This copy compares all groups of the text at once, with numpy."""
 
 import numpy as np

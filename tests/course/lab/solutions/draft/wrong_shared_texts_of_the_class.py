@@ -1,4 +1,5 @@
 # causes: shared
+# gate: turn
 """This proposer keeps the texts of all engines in one dict of the class."""
 
 

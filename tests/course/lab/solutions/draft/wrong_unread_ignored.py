@@ -1,4 +1,5 @@
 # causes: unread
+# gate: turn
 """This proposer gives the first guess as the first draft, also where a token is unread."""
 
 

@@ -1,4 +1,5 @@
 # causes: wrong, match, latest, missed, unread
+# gate: turn
 """This proposer takes groups with the same sum for the same group."""
 
 

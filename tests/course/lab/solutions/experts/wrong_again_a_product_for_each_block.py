@@ -1,4 +1,5 @@
 # causes: again
+# gate: counts
 """This MoE backend computes one product per block, so it reads an expert's weights once per block."""
 
 import torch

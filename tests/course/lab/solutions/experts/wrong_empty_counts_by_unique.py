@@ -1,4 +1,5 @@
 # causes: empty, raises
+# gate: sort
 """This MoE backend counts pairs with `torch.unique`, which gives no count of 0 for an expert without pairs."""
 
 import torch

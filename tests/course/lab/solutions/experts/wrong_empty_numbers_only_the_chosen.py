@@ -1,4 +1,5 @@
 # causes: empty
+# gate: multiply
 """This MoE backend numbers only the experts that have rows, so rows behind an expert without rows get wrong weights."""
 
 import torch

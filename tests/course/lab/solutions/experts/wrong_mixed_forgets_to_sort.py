@@ -1,4 +1,5 @@
 # causes: mixed
+# gate: sort
 """This MoE backend splits the pairs by the counts of the experts without sorting the pairs by expert first."""
 
 import torch

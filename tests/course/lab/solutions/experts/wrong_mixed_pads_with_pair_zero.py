@@ -1,4 +1,5 @@
 # causes: mixed, lost
+# gate: sort
 """This MoE backend pads with zeros, but 0 is the number of a pair. The padding number is the number of pairs."""
 
 import torch

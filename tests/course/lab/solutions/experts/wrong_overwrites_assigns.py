@@ -1,4 +1,5 @@
 # causes: overwrites
+# gate: scatter
 """This MoE backend writes rows with `out[tokens] = rows`, which keeps only one row of each repeated token index."""
 
 

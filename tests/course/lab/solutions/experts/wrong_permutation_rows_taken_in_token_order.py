@@ -1,4 +1,5 @@
 # causes: permutation, raises
+# gate: scatter
 """This MoE backend reads the rows as if they were in token order, although they are sorted by expert."""
 
 

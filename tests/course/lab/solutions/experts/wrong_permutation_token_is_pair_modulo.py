@@ -1,4 +1,5 @@
 # causes: permutation, overwrites, lost, raises
+# gate: scatter
 """This MoE backend computes a pair's token as pair % tokens instead of pair // top_k."""
 
 

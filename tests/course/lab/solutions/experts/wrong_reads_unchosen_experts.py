@@ -1,4 +1,5 @@
 # causes: reads
+# gate: counts
 """This MoE backend computes every expert for every token and multiplies with the router's weights.
 
 The result is right, but the backend reads the weights of experts that no token chose.

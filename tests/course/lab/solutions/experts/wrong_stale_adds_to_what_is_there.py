@@ -1,4 +1,5 @@
 # causes: stale
+# gate: scatter
 """This MoE backend adds to `out` without setting it to zero first, although `out` holds old values."""
 
 

@@ -1,4 +1,5 @@
 # causes: weights
+# gate: scatter
 """This MoE backend adds up the outputs of the experts without the router's weights."""
 
 

@@ -1,4 +1,5 @@
 # causes: weights
+# gate: scatter
 """This MoE backend sorts the rows by expert, but multiplies them with the router's weights in token order."""
 
 

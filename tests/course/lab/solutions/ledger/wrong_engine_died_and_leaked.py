@@ -1,4 +1,5 @@
 # causes: engine-died
+# gate: pages
 """This auditor reports leaked pages at the end of every request, also when the engine has died and retires no pages."""
 
 

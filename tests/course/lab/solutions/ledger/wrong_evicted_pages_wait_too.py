@@ -1,4 +1,5 @@
 # causes: evicted
+# gate: pages
 """This auditor expects evicted pages to stay unused until the launched steps are read.
 
 Only pages that a request retired must wait. No launched step reads an evicted page, so it is free at once.

@@ -1,4 +1,5 @@
 # causes: false-alarm, hang-up, retraction, evicted, shared
+# gate: pages
 """This auditor does not clear the page table of a request-pool row when another request is admitted to the row.
 
 The new request then seems to read the pages of the row's previous request.

@@ -1,4 +1,5 @@
 # causes: hang-up
+# gate: pages
 """This auditor reports an error when a request ends without output. A client may disconnect before the first token."""
 
 

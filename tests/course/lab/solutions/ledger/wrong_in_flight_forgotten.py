@@ -1,4 +1,5 @@
 # causes: misses-in-flight
+# gate: steps
 """This auditor treats a retired page as free at once, although a launched step may still write to the page."""
 
 

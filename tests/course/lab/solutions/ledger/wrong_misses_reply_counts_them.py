@@ -1,4 +1,5 @@
 # causes: misses-reply
+# gate: requests
 """This auditor only removes ended requests from the set of open requests, so it misses a second final reply."""
 
 

@@ -1,4 +1,5 @@
 # causes: misses-twice
+# gate: pages
 """This auditor checks that a retired page has an owner, but not that the owner is the request that retires it."""
 
 

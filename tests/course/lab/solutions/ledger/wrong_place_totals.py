@@ -1,4 +1,5 @@
 # causes: misses-twice, place
+# gate: pages
 """This auditor counts allocated and cached pages in total, and does not record the owner of each page."""
 
 from typing import NamedTuple

@@ -1,4 +1,5 @@
 # causes: retraction
+# gate: pages
 """This auditor closes a retracted request, so the request's real end looks like a second final reply."""
 
 

@@ -1,4 +1,5 @@
 # causes: shared
+# gate: pages
 """This auditor makes the last request that matched a cached page the page's owner, although the cache owns the page."""
 
 

@@ -1,4 +1,5 @@
 # causes: shared
+# gate: pages
 """This auditor ignores the transfer of pages to the cache, so it reports cached pages as leaks of their request."""
 
 

@@ -1,4 +1,5 @@
 # causes: misses-table
+# gate: steps
 """This auditor ignores the page-table updates of steps, so it does not see that a row reads a retired page."""
 
 

@@ -1,4 +1,5 @@
 # causes: asking
+# gate: clock
 """In this meter, `timing` removes the data of the request for which it is called.
 
 That is right when a request ends. But `timing` may also be called for an open request, whose data is then lost.

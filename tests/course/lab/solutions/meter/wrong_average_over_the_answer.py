@@ -1,4 +1,5 @@
 # causes: average
+# gate: clock
 """This meter replaces every gap between tokens by the mean gap of the answer, which hides a long pause."""
 
 

@@ -1,4 +1,5 @@
 # causes: average
+# gate: clock
 """This meter measures a gap from the last step that gave a token to any request.
 
 A gap is the time between two tokens of the same request. This meter reports the step time of the batch instead.

@@ -1,4 +1,5 @@
 # causes: chunk, discarded
+# gate: clock
 """This meter counts a token for every row of a step, so a prompt computed in three chunks counts three tokens."""
 
 

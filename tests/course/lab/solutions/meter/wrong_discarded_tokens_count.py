@@ -1,4 +1,5 @@
 # causes: discarded, keeps
+# gate: clock
 """This meter counts a token for every sampling row of a launched step, also when the token was discarded.
 
 The token of a row is discarded if its request ended or was retracted while the step was in flight.

@@ -1,4 +1,5 @@
 # causes: average, gaps
+# gate: clock
 """This meter measures each token from the arrival of the request, instead of from the token before."""
 
 

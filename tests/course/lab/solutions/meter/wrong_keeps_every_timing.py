@@ -1,4 +1,5 @@
 # causes: keeps
+# gate: kept
 """This meter keeps the timings of ended requests in an unbounded list, so its memory grows with every request."""
 
 

@@ -1,4 +1,5 @@
 # causes: keeps
+# gate: kept
 """This meter does not delete the token times of a request when the request ends."""
 
 

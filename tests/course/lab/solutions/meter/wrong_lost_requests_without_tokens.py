@@ -1,4 +1,5 @@
 # causes: lost
+# gate: clock
 """This meter records no timing for a request that ended without a token, such as one aborted in the waiting queue.
 
 The longest waits are then missing from the statistics.

@@ -1,4 +1,5 @@
 # causes: retraction
+# gate: clock
 """This meter deletes the tokens of a retracted request, and measures the request as a new one when it runs again."""
 
 

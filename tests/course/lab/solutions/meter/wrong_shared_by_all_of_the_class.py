@@ -1,4 +1,5 @@
 # causes: shared
+# gate: clock
 """This meter keeps its data in class attributes, which all meters of one process share."""
 
 from collections import deque

@@ -1,4 +1,5 @@
 # causes: starts-late
+# gate: clock
 """This meter starts the clock when a request is first scheduled, and so leaves out the time in the waiting queue."""
 
 

@@ -1,4 +1,5 @@
 # causes: cap
+# gate: attend
 """This attention backend masks before the soft cap, so masked scores become -cap and masked positions get weight."""
 
 

@@ -1,4 +1,5 @@
 # causes: digits
+# gate: attend
 """This attention backend computes in the dtype of the queries: in bfloat16 the scores have 8 significant bits."""
 
 

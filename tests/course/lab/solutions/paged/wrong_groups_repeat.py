@@ -1,4 +1,5 @@
 # causes: groups
+# gate: attend
 """This attention backend uses `repeat` instead of `repeat_interleave`, so query heads read the wrong KV heads."""
 
 

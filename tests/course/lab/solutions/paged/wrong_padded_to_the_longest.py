@@ -1,4 +1,5 @@
 # causes: padded
+# gate: count
 """This attention backend gathers as many positions for every row as the longest row has.
 
 The result is right, but most of the KV that the backend reads is padding.

@@ -1,4 +1,5 @@
 # causes: pages
+# gate: gather
 """This attention backend assumes that a request's pages are consecutive in the pool, as they are on an idle server."""
 
 

@@ -1,4 +1,5 @@
 # causes: prefix
+# gate: gather
 """This attention backend reads only as many positions as the step computes, and so ignores the cached prefix."""
 
 

@@ -1,4 +1,5 @@
 # causes: scale
+# gate: attend
 """This attention backend does not multiply the scores with `layer.scale`."""
 
 

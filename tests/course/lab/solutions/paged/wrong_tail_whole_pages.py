@@ -1,4 +1,5 @@
 # causes: tail
+# gate: gather
 """This attention backend gathers whole pages, so a row attends to stale KV behind its length in the last page."""
 
 

@@ -1,4 +1,5 @@
 # causes: top-left
+# gate: attend
 """This attention backend uses `is_causal=True`, whose mask begins at the top left: it ignores the cached prefix."""
 
 

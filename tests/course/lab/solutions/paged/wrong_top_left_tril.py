@@ -1,4 +1,5 @@
 # causes: top-left
+# gate: mask
 """This attention backend uses the lower triangular mask of training, which begins at the top left corner."""
 
 

@@ -1,4 +1,5 @@
 # causes: unwritten
+# gate: gather
 """This attention backend computes only decode rows, so the output of prefill rows is never written."""
 
 

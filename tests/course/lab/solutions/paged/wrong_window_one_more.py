@@ -1,4 +1,5 @@
 # causes: window
+# gate: mask
 """This attention backend has a window of one position too many, because it does not count the query's own position."""
 
 

@@ -1,4 +1,5 @@
 # causes: zeroed
+# gate: attend
 """This attention backend sets masked weights to zero after the softmax, so the other weights do not sum to one."""
 
 

@@ -1,4 +1,5 @@
 # causes: decodes-late
+# gate: plan
 """This policy plans prompts before decode rows.
 
 `budget.grant` never refuses a decode row for lack of tokens, so the step may compute more tokens than its limit.

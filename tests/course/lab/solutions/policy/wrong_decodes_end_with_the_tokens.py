@@ -1,4 +1,5 @@
 # causes: decodes-late
+# gate: plan
 """This policy stops planning decode rows when `budget.tokens` is zero.
 
 The token limit applies to prefill only: a running request must get its decode row even when no tokens are left.

@@ -1,4 +1,5 @@
 # causes: decodes-late
+# gate: plan
 """This policy puts prefill and decode in separate steps, prefill first, as SGLang does by default.
 
 While any prompt is left to compute, no running request gets its next token.

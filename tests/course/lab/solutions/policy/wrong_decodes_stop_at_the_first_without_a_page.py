@@ -1,4 +1,5 @@
 # causes: decodes-late
+# gate: plan
 """This policy stops planning decode rows at the first running request for which no KV page is free.
 
 Stopping at the first request that does not fit is right for waiting requests only. Later decode rows may need no page.

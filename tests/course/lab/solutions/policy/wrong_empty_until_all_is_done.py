@@ -1,4 +1,5 @@
 # causes: empty
+# gate: plan
 """This policy admits a batch only when no request runs, as static batching does.
 
 While requests run, it returns an empty plan, so the running requests are never computed.

@@ -1,4 +1,5 @@
 # causes: forgets, empty
+# gate: plan
 """This policy plans only decode rows for running requests.
 
 A request whose prompt is partly computed is running too. It never gets its second chunk.

@@ -1,4 +1,5 @@
 # causes: ignores-grant
+# gate: plan
 """This policy plans as many tokens as it asked for, instead of the number that `budget.grant` returned."""
 
 from minisgl.scheduler import Plan

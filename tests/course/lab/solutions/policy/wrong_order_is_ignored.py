@@ -1,4 +1,5 @@
 # causes: order
+# gate: plan
 """This policy always uses the order `fcfs` (order of arrival) and ignores the option `order`."""
 
 from minisgl.scheduler import Plan

@@ -1,4 +1,5 @@
 # causes: same-prefix, order
+# gate: counts
 """This policy sorts the waiting queue itself and does not check `same_prefix_req`.
 
 So several requests with the same prefix are admitted at once, and each of them computes the prefix.

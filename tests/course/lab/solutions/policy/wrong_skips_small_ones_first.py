@@ -1,4 +1,5 @@
 # causes: skips, order
+# gate: plan
 """This policy skips a waiting request that does not fit, and admits later requests that do.
 
 The step is fuller, but a long prompt starves while shorter prompts keep arriving.

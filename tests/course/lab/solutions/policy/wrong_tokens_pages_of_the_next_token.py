@@ -1,4 +1,5 @@
 # causes: tokens-for-pages, empty
+# gate: plan
 """This policy asks `budget.grant` for `num_new_pages` tokens of a decode row instead of one token.
 
 `num_new_pages` counts pages. It is mostly zero, so most decode rows are not granted.

@@ -1,4 +1,5 @@
 # causes: twice
+# gate: plan
 """This policy plans a decode row for every running request, also for those whose prompt is partly computed.
 
 It then plans a chunk for each of the latter, so a request may have two rows in one plan.

@@ -1,4 +1,5 @@
 # causes: evict-middle
+# gate: evict
 """This cache evicts the oldest node without users, even if the node has children."""
 
 

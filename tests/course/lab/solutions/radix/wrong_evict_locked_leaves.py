@@ -1,4 +1,5 @@
 # causes: evict-locked
+# gate: evict
 """This cache evicts the oldest leaf without checking whether the leaf has users."""
 
 

@@ -1,4 +1,5 @@
 # causes: evict-order
+# gate: evict
 """This cache evicts the most recently used leaf first instead of the least recently used one."""
 
 

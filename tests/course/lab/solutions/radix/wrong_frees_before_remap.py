@@ -1,4 +1,5 @@
 # causes: frees-before-remap
+# gate: match
 """In this cache, `insert` returns the offered pages, even where the cache keeps an older page with the same tokens.
 
 The request then continues with its duplicate pages, which the scheduler is about to retire.

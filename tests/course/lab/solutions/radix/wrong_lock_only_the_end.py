@@ -1,4 +1,5 @@
 # causes: lock-path, raises
+# gate: lock
 """This cache counts a user only on the last node of a prefix, so the nodes before it may be evicted."""
 
 

@@ -1,4 +1,5 @@
 # causes: lock-too-much, split-users
+# gate: lock
 """This cache locks the whole edge in which a prefix ends, instead of splitting the edge at the end of the prefix."""
 
 

@@ -1,4 +1,5 @@
 # causes: match-short, whole-prompt
+# gate: match
 """In this cache, `match` follows only edges that match completely, and ignores the equal first pages of an edge."""
 
 

@@ -1,4 +1,5 @@
 # causes: match-long
+# gate: match
 """In this cache, `match` compares only the first page of an edge, so it may return the KV of another prompt."""
 
 

@@ -1,4 +1,5 @@
 # causes: match-writes, evict-order
+# gate: evict
 """In this cache, `match` updates the time of last use, so prefixes that are only looked up stay in the cache."""
 
 

@@ -1,4 +1,5 @@
 # causes: namespace
+# gate: match
 """This cache has one root for all namespaces, so a prompt for one adapter reads KV that another adapter computed."""
 
 

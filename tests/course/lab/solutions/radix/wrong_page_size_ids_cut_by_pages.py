@@ -1,4 +1,5 @@
 # causes: page-size
+# gate: evict
 """When this cache shortens a leaf, it keeps as many token ids as pages, which is right only if a page is one token."""
 
 import numpy as np

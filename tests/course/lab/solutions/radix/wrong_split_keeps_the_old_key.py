@@ -1,4 +1,5 @@
 # causes: split-links
+# gate: split
 """After a split, this cache files the lower node under the first page of the old edge instead of its own first page."""
 
 

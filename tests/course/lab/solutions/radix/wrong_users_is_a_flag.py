@@ -1,4 +1,5 @@
 # causes: users-flag
+# gate: lock
 """In this cache, `users` is 0 or 1, so the first unlock of a prefix removes the locks of all its users."""
 
 

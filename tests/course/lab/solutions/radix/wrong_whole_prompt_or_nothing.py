@@ -1,4 +1,5 @@
 # causes: whole-prompt, match-short
+# gate: match
 """In this cache, `match` returns nothing unless the whole prompt is cached; a shared beginning is not found."""
 
 

@@ -1,4 +1,5 @@
 # causes: again
+# gate: count
 """This graph runner replays each recording twice per step, the first time as a warm-up."""
 
 

@@ -1,4 +1,5 @@
 # causes: answer
+# gate: capture
 """This graph runner makes a recording for each bucket, but stores the last recording for all of them."""
 
 

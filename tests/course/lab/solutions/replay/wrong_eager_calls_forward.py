@@ -1,4 +1,5 @@
 # causes: eager
+# gate: capture
 """This graph runner records nothing: it keeps the inputs of each bucket and calls the forward pass in each step."""
 
 

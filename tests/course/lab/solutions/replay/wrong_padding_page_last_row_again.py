@@ -1,4 +1,5 @@
 # causes: padding-page
+# gate: buffers
 """This graph runner pads with copies of the step's last row, so padding rows write to a page of that request."""
 
 

@@ -1,4 +1,5 @@
 # causes: padding-page
+# gate: buffers
 """This graph runner pads with zeros: position 0 of request-pool row 0, whose KV is written to page 0."""
 
 

@@ -1,4 +1,5 @@
 # causes: pick
+# gate: buckets
 """This graph runner picks the bucket whose size is nearest to the step's rows, even if the bucket is too small."""
 
 

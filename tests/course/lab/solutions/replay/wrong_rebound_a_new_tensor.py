@@ -1,4 +1,5 @@
 # causes: rebound
+# gate: buffers
 """This graph runner makes a new input tensor for each step, but the recording still reads the old one."""
 
 

@@ -1,4 +1,5 @@
 # causes: rebound
+# gate: buffers
 """This graph runner writes tokens in place, but makes a new tensor of sequence lengths for each step."""
 
 

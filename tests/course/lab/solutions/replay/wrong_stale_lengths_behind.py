@@ -1,4 +1,5 @@
 # causes: stale
+# gate: buffers
 """This graph runner resets padding rows except for their sequence lengths, which remain from an earlier step."""
 
 

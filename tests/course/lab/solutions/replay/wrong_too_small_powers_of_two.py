@@ -1,4 +1,5 @@
 # causes: too-small
+# gate: buckets
 """This graph runner has only powers of two as bucket sizes: with a maximum of six rows, no bucket holds five rows."""
 
 

@@ -1,4 +1,5 @@
 # causes: wasteful
+# gate: buckets
 """This graph runner has one recording, of the largest size, and pads every step to that size."""
 
 

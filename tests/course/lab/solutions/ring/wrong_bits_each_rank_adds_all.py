@@ -1,4 +1,5 @@
 # causes: bits
+# gate: bits
 """In this communicator, every rank's tensor travels around the ring, and each rank adds the tensors as they arrive.
 
 The ranks add in different orders, so their sums differ in rounding.

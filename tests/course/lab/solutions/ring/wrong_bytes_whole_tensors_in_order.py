@@ -1,4 +1,5 @@
 # causes: bytes
+# gate: bytes
 """In this communicator, each rank collects the whole tensors of all ranks and adds them in rank order.
 
 The sum is bit-identical on all ranks, but each rank sends n/2 times as many bytes as necessary.

@@ -1,4 +1,5 @@
 # causes: deadlock
+# gate: swap
 """In this communicator, every rank waits for its send before it receives, so all ranks wait for each other."""
 
 

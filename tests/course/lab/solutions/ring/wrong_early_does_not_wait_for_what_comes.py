@@ -1,4 +1,5 @@
 # causes: early
+# gate: swap
 """This communicator waits for its send only, and reads the received tensor before it is filled."""
 
 

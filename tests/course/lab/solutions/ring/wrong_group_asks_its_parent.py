@@ -1,4 +1,5 @@
 # causes: group
+# gate: sum
 """This communicator calls the all-reduce of its parent class instead of computing the sum with send and receive."""
 
 

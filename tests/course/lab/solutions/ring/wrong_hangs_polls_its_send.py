@@ -1,4 +1,5 @@
 # causes: hangs
+# gate: swap
 """This communicator polls its send until the send has ended, before it starts to receive, so all ranks poll forever."""
 
 

@@ -1,4 +1,5 @@
 # causes: missing, order
+# gate: scatter
 """This reduce-scatter runs n - 2 steps for n ranks instead of n - 1, so one rank's part is missing from each sum."""
 
 

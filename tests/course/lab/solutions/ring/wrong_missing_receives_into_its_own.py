@@ -1,4 +1,5 @@
 # causes: missing
+# gate: scatter
 """This reduce-scatter receives into the chunk that holds the rank's own part, and so overwrites that part."""
 
 

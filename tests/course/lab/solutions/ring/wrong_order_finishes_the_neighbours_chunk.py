@@ -1,4 +1,5 @@
 # causes: order
+# gate: scatter
 """This reduce-scatter starts with the rank's own chunk, so each rank completes the chunk of its right neighbour."""
 
 import torch

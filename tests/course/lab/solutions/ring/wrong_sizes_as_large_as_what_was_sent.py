@@ -1,4 +1,5 @@
 # causes: sizes
+# gate: scatter
 """This reduce-scatter receives into a tensor of the size that it sends, which fails if chunks differ in length."""
 
 import torch

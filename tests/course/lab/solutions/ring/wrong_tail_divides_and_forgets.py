@@ -1,4 +1,5 @@
 # causes: tail
+# gate: sum
 """This all-reduce makes n chunks of length // n elements, so it does not sum the last length % n elements."""
 
 

@@ -1,4 +1,5 @@
 # causes: twice
+# gate: circulate
 """This communicator also adds in the second pass around the ring, which should only copy the finished chunks."""
 
 import torch

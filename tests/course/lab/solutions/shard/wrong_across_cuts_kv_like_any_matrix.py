@@ -1,4 +1,5 @@
 # causes: across
+# gate: attention
 """This attention splits queries, keys and values by matrix rows, so two ranks may get half a KV head each."""
 
 from minisgl.attention import LayerSpec

@@ -1,4 +1,5 @@
 # causes: different
+# gate: block
 """This block adds the output of attention to the normalised input, so the residual stream is lost."""
 
 

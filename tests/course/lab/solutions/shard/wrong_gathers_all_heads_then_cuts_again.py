@@ -1,4 +1,5 @@
 # causes: gathers
+# gate: attention
 """This attention gathers the heads of all ranks, and then selects the heads that the rank had already."""
 
 import torch

@@ -1,4 +1,5 @@
 # causes: heads
+# gate: attention
 """This attention gives its `LayerSpec` the head counts of the whole model instead of this rank's."""
 
 from minisgl.attention import LayerSpec

@@ -1,4 +1,5 @@
 # causes: miss
+# gate: block
 """In this block, only rank 0 calls the all-reduces, because only rank 0 samples. Rank 0 waits for the other ranks."""
 
 

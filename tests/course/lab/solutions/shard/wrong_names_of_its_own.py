@@ -1,4 +1,5 @@
 # causes: names
+# gate: mlp
 """This MLP has one matrix for gate and up under the name `gate_up_proj`, which is in no checkpoint."""
 
 from minisgl.layers import LinearColParallelMerged, LinearRowParallel

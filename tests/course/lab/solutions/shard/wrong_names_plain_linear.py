@@ -1,4 +1,5 @@
 # causes: names, whole
+# gate: mlp
 """This MLP uses `torch.nn.Linear` as its last matrix.
 
 Every rank then holds the whole matrix, and the loader of weights does not fill it.

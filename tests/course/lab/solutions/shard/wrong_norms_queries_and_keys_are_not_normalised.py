@@ -1,4 +1,5 @@
 # causes: norms
+# gate: attention
 """This attention rotates queries and keys without normalising them: it loads Qwen3's norms but does not use them."""
 
 import torch

@@ -1,4 +1,5 @@
 # causes: reduces, scale
+# gate: mlp
 """This MLP calls an all-reduce on the output of a layer that has already summed over the ranks."""
 
 from minisgl.layers import silu_and_mul

@@ -1,4 +1,5 @@
 # causes: residual
+# gate: block
 """This block adds the residual stream before the all-reduce, so the stream is counted once per rank."""
 
 

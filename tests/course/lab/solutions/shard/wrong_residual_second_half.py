@@ -1,4 +1,5 @@
 # causes: residual
+# gate: block
 """This block is right in attention, but after the MLP it adds the residual stream before the all-reduce."""
 
 

@@ -1,4 +1,5 @@
 # causes: shared
+# gate: attention
 """This model uses the shared decoder's block with Qwen3's norms, instead of a block of its own."""
 
 from minisgl import hookimpl

@@ -1,4 +1,5 @@
 # causes: unsummed
+# gate: block
 """This block splits all matrices correctly, but never sums the partial results of the ranks."""
 
 

@@ -1,4 +1,5 @@
 # causes: whole
+# gate: mlp
 """This MLP uses a context of one rank: the result is right, but every rank loads and computes the whole MLP."""
 
 from dataclasses import replace
