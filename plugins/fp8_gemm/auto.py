@@ -1,8 +1,8 @@
 """``fp8_gemm=auto``: the fastest product for the device, the shape and the number of rows.
 
-A GPU with e4m3 gets ``triton``. But a Hopper GPU gets ``flashinfer``, if it is installed and serves the shape, for more
-than one row and for matrices that are much wider than high. A CPU, or a GPU without e4m3 or Triton, gets ``torch``.
-What is faster was measured on an H200: see docs/design/fp8.md.
+A GPU with e4m3 gets ``triton``. But a Hopper GPU gets ``flashinfer`` for more than one row, if it is installed and
+serves the shape. A CPU, or a GPU without e4m3 or Triton, gets ``torch``. What is faster was measured on an H200: see
+docs/design/fp8.md.
 """
 
 from __future__ import annotations
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 
 FEW_ROWS = 1
 """Up to this number of rows ``triton`` is faster than ``flashinfer``, on an H200 with the matrices of Qwen3-14B."""
-
-WIDE = 2
-"""A matrix with more than this number of columns for each row has few outputs for its size, so the one-row kernel has
-few programs: for such matrices ``flashinfer`` is faster with one row too."""
 
 
 @dataclass
@@ -56,10 +52,8 @@ class AutoFp8Gemm:
 
     def load(self, weight: Fp8Weight, dtype: torch.dtype) -> tuple[Product, Product]:
         """Choose the products of few and of many rows: see `Fp8Gemm.load`."""
-        out, inner = weight.values.shape
         many = next(backend for backend in self.many if not backend.refuse(weight, dtype))
         few = next(backend for backend in self.few if not backend.refuse(weight, dtype))
-        few = many if inner > WIDE * out else few
         return Product(few, few.load(weight, dtype)), Product(many, many.load(weight, dtype))
 
     def forward(self, weight: tuple[Product, Product], x: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previ
 
 GROUP = tl.constexpr(BLOCK)
 LARGEST = tl.constexpr(448.0)
-COLS = tl.constexpr(128)
+WARP_COLS = 128
 """Words of four numbers that a warp of `one_row_kernel` loads at once: 32 threads with 16 bytes each."""
 
 UNPACK = tl.constexpr("""{
@@ -65,40 +65,37 @@ def bfloat(high):
 
 @triton.jit
 def one_row_kernel(
-    x, weight, scale_inv, y, OUT, WORDS, WARPS: tl.constexpr, PTX: tl.constexpr, EARLY: tl.constexpr = False
+    x, weight, scale_inv, y, WORDS: tl.constexpr, COLS: tl.constexpr, PTX: tl.constexpr, EARLY: tl.constexpr = False
 ):  # fmt: skip
-    """Compute 4 · WARPS outputs of a product with one row of x. A warp: 4 rows of the weight.
+    """Compute 4 outputs of a product with one row of x. A warp: 4 rows of the weight, and 128 of COLS words.
 
     The weight is read as words of four e4m3 numbers: Triton would unpack a tile of e4m3 that is loaded one iteration
     ahead to one register for each number. x is read as words of four bfloat16 numbers, with offsets as large as a tile
     of the weight. So each thread loads the elements for its own weights, and no data passes between threads before the
-    sums at the end. 4 · WARPS divides 128.
+    sums at the end. x is not loaded ahead: Triton would keep it in another layout, and exchange the weights.
     """
-    n = tl.program_id(0) * (4 * WARPS) + tl.arange(0, WARPS)
-    k = tl.broadcast_to(tl.arange(0, COLS)[None, :], [WARPS, COLS])
-    step = WARPS * WORDS
-    weight += n.to(tl.int64)[:, None] * WORDS + k
-    scale_inv += (tl.program_id(0) * (4 * WARPS) // GROUP) * tl.cdiv(WORDS * 4, GROUP) + k * 4 // GROUP
-    in0, in1 = (n < OUT)[:, None], (n + WARPS < OUT)[:, None]
-    in2, in3 = (n + 2 * WARPS < OUT)[:, None], (n + 3 * WARPS < OUT)[:, None]
+    k = tl.arange(0, COLS)[None, :]
+    n = tl.program_id(0) * 4
+    weight += n.to(tl.int64) * WORDS + k
+    scale_inv += n // GROUP * tl.cdiv(WORDS * 4, GROUP) + k * 4 // GROUP
     real = k < WORDS
-    w0 = tl.load(weight, mask=real & in0, other=0)
-    w1 = tl.load(weight + step, mask=real & in1, other=0)
-    w2 = tl.load(weight + 2 * step, mask=real & in2, other=0)
-    w3 = tl.load(weight + 3 * step, mask=real & in3, other=0)
+    w0 = tl.load(weight, mask=real, other=0)
+    w1 = tl.load(weight + WORDS, mask=real, other=0)
+    w2 = tl.load(weight + 2 * WORDS, mask=real, other=0)
+    w3 = tl.load(weight + 3 * WORDS, mask=real, other=0)
     if EARLY:
         start_next()
         wait_for_previous()
-    total0 = tl.zeros([WARPS, COLS], tl.float32)
+    total0 = tl.zeros([1, COLS], tl.float32)
     total1, total2, total3 = total0, total0, total0
     for start in range(0, WORDS, COLS):
         here, after = start + k < WORDS, start + COLS + k < WORDS
+        next0 = tl.load(weight + start + COLS, mask=after, other=0)
+        next1 = tl.load(weight + WORDS + start + COLS, mask=after, other=0)
+        next2 = tl.load(weight + 2 * WORDS + start + COLS, mask=after, other=0)
+        next3 = tl.load(weight + 3 * WORDS + start + COLS, mask=after, other=0)
         scale = tl.load(scale_inv + start * 4 // GROUP, mask=here, other=0.0)
         a = tl.load(x + start + k, mask=here, other=0)
-        next0 = tl.load(weight + start + COLS, mask=after & in0, other=0)
-        next1 = tl.load(weight + step + start + COLS, mask=after & in1, other=0)
-        next2 = tl.load(weight + 2 * step + start + COLS, mask=after & in2, other=0)
-        next3 = tl.load(weight + 3 * step + start + COLS, mask=after & in3, other=0)
         lower, upper = a.to(tl.int32), (a >> 32).to(tl.int32)
         x0, x1 = bfloat(lower << 16) * scale, bfloat(lower & -65536) * scale
         x2, x3 = bfloat(upper << 16) * scale, bfloat(upper & -65536) * scale
@@ -107,16 +104,18 @@ def one_row_kernel(
         total2 = add_products(total2, w2, x0, x1, x2, x3, PTX)
         total3 = add_products(total3, w3, x0, x1, x2, x3, PTX)
         w0, w1, w2, w3 = next0, next1, next2, next3
-    tl.store(y + n, tl.sum(total0, 1).to(y.dtype.element_ty), mask=n < OUT)
-    tl.store(y + n + WARPS, tl.sum(total1, 1).to(y.dtype.element_ty), mask=n + WARPS < OUT)
-    tl.store(y + n + 2 * WARPS, tl.sum(total2, 1).to(y.dtype.element_ty), mask=n + 2 * WARPS < OUT)
-    tl.store(y + n + 3 * WARPS, tl.sum(total3, 1).to(y.dtype.element_ty), mask=n + 3 * WARPS < OUT)
+    y += n + tl.arange(0, 1)
+    tl.store(y, tl.sum(total0, 1).to(y.dtype.element_ty))
+    tl.store(y + 1, tl.sum(total1, 1).to(y.dtype.element_ty))
+    tl.store(y + 2, tl.sum(total2, 1).to(y.dtype.element_ty))
+    tl.store(y + 3, tl.sum(total3, 1).to(y.dtype.element_ty))
 
 
 def serves_one_row(x: Tensor, weight: Fp8Weight) -> bool:
-    """Return whether `one_row` supports these: one row in bfloat16, and aligned rows of the weight."""
-    aligned = x.data_ptr() % 16 == weight.values.data_ptr() % 16 == 0
-    return len(x) == 1 and x.dtype == torch.bfloat16 and x.stride(1) == 1 and aligned and x.shape[1] % 16 == 0
+    """Return whether `one_row` supports these: one row in bfloat16, whole tiles, and aligned rows of the weight."""
+    out, inner = weight.values.shape
+    aligned = x.data_ptr() % 16 == weight.values.data_ptr() % 16 == 0 == inner % 16 == out % 4
+    return len(x) == 1 and x.dtype == torch.bfloat16 and x.stride(1) == 1 and aligned
 
 
 def one_row(x: Tensor, weight: Fp8Weight) -> Tensor:
@@ -124,9 +123,10 @@ def one_row(x: Tensor, weight: Fp8Weight) -> Tensor:
     out, inner = weight.values.shape
     warps = 2
     y = torch.empty((1, out), dtype=x.dtype, device=x.device)
-    one_row_kernel[(triton.cdiv(out, 4 * warps),)](
-        x.flatten().view(torch.int64), weight.values.view(torch.int32), weight.scale_inv, y, out, inner // 4,
-        WARPS=warps, PTX=not triton.knobs.runtime.interpret, num_warps=warps, **starts_early(x),
+    one_row_kernel[(out // 4,)](
+        x.flatten().view(torch.int64), weight.values.view(torch.int32), weight.scale_inv, y,
+        WORDS=inner // 4, COLS=warps * WARP_COLS, PTX=not triton.knobs.runtime.interpret, num_warps=warps,
+        **starts_early(x),
     )  # fmt: skip
     return y
 
