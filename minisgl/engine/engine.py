@@ -24,6 +24,7 @@ from minisgl.attention import AttentionBackend, AttnBatch
 from minisgl.config import Config
 from minisgl.core import EngineDeadError, EngineSpec, Step, StepResult, TokenMasks
 from minisgl.engine import setup
+from minisgl.engine.compile_ahead import compile_ahead
 from minisgl.engine.graph import StaticInputs
 from minisgl.engine.inputs import InputBuilder, ModelInputs, PiecewiseInputBuffers
 from minisgl.engine.kv_sizing import size_pool
@@ -160,6 +161,8 @@ class TorchEngine:
 
     def _capture(self, keys: Sequence[Any]) -> None:
         """Let the graph runner record every bucket, and log the progress."""
+        if self.size == 1:  # a collective may wait for the other ranks while it is recorded
+            compile_ahead(self.device, keys, self._make_buffers, self._forward_buffers)
         started = last_logged = time.monotonic()
         begun = 0
 

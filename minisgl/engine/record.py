@@ -37,11 +37,12 @@ class Recording(Protocol):
 class _CudaRecording:
     """Recording on a GPU: one CUDA graph, or, recorded in pieces, several graphs with eager calls between them.
 
-    ``pool`` is the memory pool that all graphs of a device share.
+    ``pool`` is the memory pool that all graphs of a device share. ``mode`` is CUDA's mode of the capture: "relaxed"
+    also permits calls that allocate memory, as a library does that is used for the first time.
     """
 
-    def __init__(self, pool: Any):
-        self._pool = pool
+    def __init__(self, pool: Any, mode: str = "global"):
+        self._pool, self._mode = pool, mode
         self._graph: torch.cuda.CUDAGraph | None = None  # the graph being recorded, if any
         self._launches: list[Callable[[], None]] = []
         self.out: Tensor
@@ -49,7 +50,7 @@ class _CudaRecording:
     def begin(self) -> None:
         """Begin a CUDA graph: all launches from here on are recorded in the graph."""
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool)
+        graph.capture_begin(pool=self._pool, capture_error_mode=self._mode)
         self._graph = graph
 
     def end(self) -> None:
@@ -131,15 +132,25 @@ class Recorder:
         with _no_collection():
             forward(inputs)  # a first run without recording, in which libraries initialise themselves
             torch.cuda.synchronize(self.device)
-            try:
-                made.begin()
-                with recording(None, made.split if piecewise else None):
-                    made.out = forward(inputs)
-                made.end()
-            except BaseException:
-                made.abandon()
-                raise
+            self._fill(made, forward, inputs, piecewise)
         return made
+
+    def rehearse(self, forward: Callable[[Any], Tensor], inputs: Any, *, piecewise: bool) -> None:
+        """Record ``forward(inputs)`` on a GPU and throw the recording away. Nothing of it is executed."""
+        with _no_collection():
+            self._fill(_CudaRecording(torch.cuda.graph_pool_handle(), "relaxed"), forward, inputs, piecewise)
+
+    @staticmethod
+    def _fill(made: _CudaRecording, forward: Callable[[Any], Tensor], inputs: Any, piecewise: bool) -> None:
+        """Record ``forward(inputs)`` in ``made``."""
+        try:
+            made.begin()
+            with recording(None, made.split if piecewise else None):
+                made.out = forward(inputs)
+            made.end()
+        except BaseException:
+            made.abandon()
+            raise
 
 
 @contextmanager
