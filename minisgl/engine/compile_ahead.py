@@ -1,10 +1,10 @@
 """Compilation of the Triton kernels of all buckets at once, on all cores, before the buckets are recorded.
 
-Triton compiles a kernel when it is first launched, one after another: on a machine without compiled kernels on disk, the
-recording of the buckets waits for some sixty kernels. So `compile_ahead` goes through the forward passes of the buckets
-twice before: in CUDA graphs that are thrown away, so that no operation is executed, and with launches of Triton kernels
-that only compile, in threads. Most of a compilation is LLVM, ptxas and the C compiler of the launcher, which run beside
-Python. The recording then finds all kernels compiled.
+Triton compiles a kernel when it is first launched, one after another: on a machine without compiled kernels on disk,
+the recording of the buckets waits for some sixty kernels. So `compile_ahead` records each bucket's forward pass before,
+in a CUDA graph that is thrown away, so that no operation is executed, and with launches of Triton kernels that only
+compile, in threads. Most of a compilation is LLVM, ptxas and the C compiler of the launcher, which run beside Python.
+The recording then finds all kernels compiled.
 
 If the kernels of the first bucket are on disk, so are the others, and nothing more is done.
 """
