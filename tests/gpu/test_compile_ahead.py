@@ -1,4 +1,4 @@
-"""On a machine without compiled kernels, they are compiled in threads before the graphs are recorded."""
+"""On a machine without compiled kernels, other processes compile them before the graphs are recorded."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed here")
 
 PROGRAM = """
-import json, sys, threading
+import json
 import triton
 from minisgl import LLM, SamplingParams
 
 if __name__ == "__main__":
-    compiled = {"threads": 0, "main": 0, "hits": 0}
+    loaded = {"on disk": 0, "compiled here": 0}
     def count(*, cache_hit, **rest):
-        main = threading.current_thread() is threading.main_thread()
-        compiled["hits" if cache_hit else "main" if main else "threads"] += 1
+        loaded["on disk" if cache_hit else "compiled here"] += 1
     triton.knobs.compilation.listener = count
     words = ["load_format=dummy", "device=cuda", "dtype=bfloat16", "num_pages=512", "max_running_requests=64"]
     with LLM("qwen3-0.6b", overrides=words) as llm:
         answer = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))[0]
     assert triton.knobs.compilation.listener is count
-    print(json.dumps({**compiled, "answer": answer.token_ids}))
+    print(json.dumps({**loaded, "answer": answer.token_ids}))
 """
 
 
 def start(cache: Path) -> Any:
-    """Start an engine with Triton's cache in ``cache``; return what it compiled where, and an answer."""
+    """Start an engine with Triton's cache in ``cache``; return how many kernels it found on disk and compiled, and an answer."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False, timeout=600
@@ -43,10 +42,10 @@ def start(cache: Path) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_kernels_are_compiled_in_threads(device: torch.device, tmp_path: Path) -> None:
+def test_kernels_are_compiled_by_other_processes(device: torch.device, tmp_path: Path) -> None:
     if device.type != "cuda":
         pytest.skip("needs a CUDA device")
     cold, warm = start(tmp_path), start(tmp_path)
-    assert cold["threads"] > 2 * cold["main"] > 0, cold  # sampling and the kernels of single steps remain
-    assert warm["threads"] == warm["main"] == 0 < warm["hits"], warm
+    assert cold["on disk"] > 2 * cold["compiled here"] > 0, cold  # sampling and the kernels of single steps remain
+    assert warm["compiled here"] == 0 < warm["on disk"], warm
     assert cold["answer"] == warm["answer"]
