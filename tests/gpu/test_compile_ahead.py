@@ -33,7 +33,7 @@ if __name__ == "__main__":
 
 
 def start(cache: Path) -> Any:
-    """Start an engine with Triton's cache in ``cache``; return how many kernels it found on disk and compiled, and an answer."""
+    """Start an engine with Triton's cache in ``cache``. Return the kernels on disk and compiled here, and an answer."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False, timeout=600
