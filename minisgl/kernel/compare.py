@@ -7,6 +7,7 @@ version writes a boolean array of the comparison's results and searches it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from minisgl.config import ConfigError
@@ -36,14 +37,20 @@ def pick_common_pages(algorithm: str) -> CommonPages:
         raise ConfigError(f"compare={algorithm} is unknown: use {', '.join(ALGORITHMS)}.")
     if algorithm == "numpy":
         return common_pages
-    from minisgl.kernel.cpp import load
-
     try:
-        compiled: CommonPages = load("compare.cpp").common_pages
+        return common_pages_in_cpp()
     except ConfigError:
         if algorithm == "auto":
             return common_pages
         raise
+
+
+@functools.cache
+def common_pages_in_cpp() -> CommonPages:
+    """Compile and load the C++ implementation, once in a process. Raise `ConfigError` if that is not possible here."""
+    from minisgl.kernel.cpp import load
+
+    compiled: CommonPages = load("compare.cpp").common_pages
 
     def in_cpp(a: I32, b: I32, page_size: int) -> int:
         if a.flags.writeable and b.flags.writeable:

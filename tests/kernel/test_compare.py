@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from minisgl.config import ConfigError
 from minisgl.core import I32
 from minisgl.kernel import compare, cpp
-from minisgl.kernel.compare import CommonPages, common_pages, pick_common_pages
+from minisgl.kernel.compare import CommonPages, common_pages, common_pages_in_cpp, pick_common_pages
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.cache.radix import Radix, RadixCache
 
@@ -96,6 +97,23 @@ def key_of(ids: I32) -> Any:
     return Key(None, ids)
 
 
+@pytest.fixture
+def not_loaded() -> Iterator[None]:
+    """Forget the loaded library before and after the test: a process loads it once."""
+    common_pages_in_cpp.cache_clear()
+    yield
+    common_pages_in_cpp.cache_clear()
+
+
+@pytest.mark.usefixtures("compiled")
+def test_library_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second cache loads nothing: loading takes tens of milliseconds, because it asks ninja."""
+    first = pick_common_pages("cpp")
+    monkeypatch.setattr(cpp, "load", lambda name: pytest.fail(f"{name} was loaded again"))
+    assert pick_common_pages("cpp") is pick_common_pages("auto") is first
+
+
+@pytest.mark.usefixtures("not_loaded")
 def test_without_tvm_ffi(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without apache-tvm-ffi ``auto`` is numpy, and the error of ``cpp`` says what to install."""
     monkeypatch.setitem(sys.modules, "tvm_ffi", None)
@@ -104,6 +122,7 @@ def test_without_tvm_ffi(monkeypatch: pytest.MonkeyPatch) -> None:
         pick_common_pages("cpp")
 
 
+@pytest.mark.usefixtures("not_loaded")
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a compiler ``auto`` is numpy, and the error of ``cpp`` names the compiler."""
     pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed here")
@@ -113,7 +132,8 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         pick_common_pages("cpp")
 
 
-def test_compilation_error(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, compiled: CommonPages) -> None:
+@pytest.mark.usefixtures("compiled", "not_loaded")
+def test_compilation_error(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the source does not compile, ``auto`` is numpy, and the error of ``cpp`` quotes the compiler."""
     (tmp_path / "compare.cpp").write_text("int broken( {\n")
     monkeypatch.setattr(cpp, "HERE", tmp_path)
