@@ -20,6 +20,9 @@ from minisgl.testing.truth import Expected, ExpectedTokens, FakeGrammar, SimRequ
 
 __all__ = ["Drive", "Job", "Report", "drive", "make_plugin"]
 
+WHOLE_POOL_CHUNK = 64
+"""The smallest limit of prompt tokens in a step of `Drive.check_whole_pool`."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -263,8 +266,11 @@ class Drive:
     def check_whole_pool(self) -> None:
         """Check that all pages can be allocated: run a request that needs every page of the pool.
 
-        This finds lost pages without the scheduler's own counts.
+        This finds lost pages without the scheduler's own counts. Its chunks have at least `WHOLE_POOL_CHUNK` tokens:
+        with a limit of one token a step, it would take as many steps as all other requests together.
         """
+        planner = self.scheduler.planner
+        planner.max_prefill_tokens = max(planner.max_prefill_tokens, WHOLE_POOL_CHUNK)
         tokens = self.spec.num_pages * self.spec.page_size
         assert tokens <= self.spec.max_seq_len, (
             f"check_whole_pool needs max_seq_len of at least the pool's {tokens} tokens; it is {self.spec.max_seq_len}"

@@ -6,10 +6,12 @@ These checks need only the sizes of the engine. Checks that depend on earlier st
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from typing import NoReturn
 
 import numpy as np
 
-from minisgl.core import EngineSpec, Step
+from minisgl.core import Bools, EngineSpec, Step
 from minisgl.testing.violation import SimViolation
 
 __all__ = ["check_form", "digest"]
@@ -47,66 +49,80 @@ def check_form(step: Step, spec: EngineSpec) -> None:
         ("column", columns, num_columns),
         ("page", pages, spec.num_pages),
     ):
-        for i in np.flatnonzero((values < 0) | (values >= limit))[:1]:
+        if (i := _first((values < 0) | (values >= limit))) is not None:
             text = f"page table update {i} has {name} {values[i]}; expected 0 to {limit - 1}"
             raise SimViolation("table-write", text, step=step.id, req_pool_idx=int(indices[i]), page=int(pages[i]))
 
 
 def _check_rows(step: Step, spec: EngineSpec) -> None:
-    rows = step.rows
+    rows, counts, sampled = step.rows, step.num_scheduled_tokens, step.num_sampled_tokens
 
-    def need(ok: bool, text: str, row: int | None = None) -> None:
-        if not ok:
-            req_pool_idx = int(step.req_pool_indices[row]) if row is not None else None
-            raise SimViolation("row-shape", text, step=step.id, row=row, req_pool_idx=req_pool_idx)
+    def fail(text: str, row: int | None = None) -> NoReturn:
+        req_pool_idx = int(step.req_pool_indices[row]) if row is not None else None
+        raise SimViolation("row-shape", text, step=step.id, row=row, req_pool_idx=req_pool_idx)
 
-    per_row = ("num_computed_tokens", "num_scheduled_tokens", "num_sampled_tokens")
-    need(rows > 0, "the step has no rows")
-    for name in (*per_row, "req_pool_indices", "input_ids"):
-        need(getattr(step, name).dtype == np.int32, f"the dtype of {name} is {getattr(step, name).dtype}, not int32")
-    for name in per_row:
-        need(
-            len(getattr(step, name)) == rows,
-            f"{name} has {len(getattr(step, name))} entries, but the step has {rows} rows",
-        )
+    if rows <= 0:
+        fail("the step has no rows")
+    _check_arrays(step, fail)
     first_chunk = step.num_decode + step.num_verify
-    need(
-        min(step.num_decode, step.num_verify) >= 0 and first_chunk <= rows,
-        f"num_decode is {step.num_decode} and num_verify is {step.num_verify}, but the step has {rows} rows",
-    )
-    for row in np.flatnonzero(step.num_scheduled_tokens < 1)[:1]:
-        need(False, f"the row computes {step.num_scheduled_tokens[row]} tokens; expected at least 1", int(row))
-    for row in np.flatnonzero(step.num_scheduled_tokens[: step.num_decode] != 1)[:1]:
-        need(False, f"a decode row computes {step.num_scheduled_tokens[row]} tokens; expected 1", int(row))
-    counts, sampled = step.num_scheduled_tokens, step.num_sampled_tokens
-    for row in np.flatnonzero(sampled[: step.num_decode] != 1)[:1]:
-        need(False, f"a decode row samples {sampled[row]} tokens; expected 1", int(row))
-    for row in step.num_decode + np.flatnonzero(
-        (counts != sampled)[step.num_decode : first_chunk] | (sampled < 2)[step.num_decode : first_chunk]
-    ):
-        text = (
-            f"a verification row computes {counts[row]} tokens and samples {sampled[row]}; expected the same, from 2 on"
-        )
-        need(False, text, int(row))
-    for row in first_chunk + np.flatnonzero((sampled[first_chunk:] < 0) | (sampled[first_chunk:] > 1))[:1]:
-        need(False, f"a prefill chunk samples {sampled[row]} tokens; expected 0 or 1", int(row))
+    if min(step.num_decode, step.num_verify) < 0 or first_chunk > rows:
+        fail(f"num_decode is {step.num_decode} and num_verify is {step.num_verify}, but the step has {rows} rows")
+    if (row := _first(counts < 1)) is not None:
+        fail(f"the row computes {counts[row]} tokens; expected at least 1", row)
+    if (row := _first(counts[: step.num_decode] != 1)) is not None:
+        fail(f"a decode row computes {counts[row]} tokens; expected 1", row)
+    if (row := _first(sampled[: step.num_decode] != 1)) is not None:
+        fail(f"a decode row samples {sampled[row]} tokens; expected 1", row)
+    if step.num_verify:
+        verify = slice(step.num_decode, first_chunk)
+        if (row := _first((counts != sampled)[verify] | (sampled < 2)[verify])) is not None:
+            row += step.num_decode
+            seen = f"a verification row computes {counts[row]} tokens and samples {sampled[row]}"
+            fail(f"{seen}; expected the same, from 2 on", row)
+    if (row := _first((sampled[first_chunk:] < 0) | (sampled[first_chunk:] > 1))) is not None:
+        row += first_chunk
+        fail(f"a prefill chunk samples {sampled[row]} tokens; expected 0 or 1", row)
+    _check_input(step, first_chunk, fail)
+    outside = (step.req_pool_indices < 0) | (step.req_pool_indices >= spec.max_running_requests)
+    if (row := _first(outside)) is not None:
+        seen = f"req_pool_idx is {step.req_pool_indices[row]}"
+        fail(f"{seen}; expected 0 to {spec.max_running_requests - 1}", row)
+    indices = step.req_pool_indices.tolist()
+    if len(set(indices)) != rows:
+        row = next(i for i, index in enumerate(indices) if index in indices[:i])
+        fail("two rows of the step have this req_pool_idx", row)
+
+
+def _check_arrays(step: Step, fail: Callable[[str], NoReturn]) -> None:
+    """Check the dtypes of the arrays, and the lengths of those with an entry a row."""
+    per_row = ("num_computed_tokens", "num_scheduled_tokens", "num_sampled_tokens")
+    for name in (*per_row, "req_pool_indices", "input_ids"):
+        array = getattr(step, name)
+        if array.dtype != np.int32:
+            fail(f"the dtype of {name} is {array.dtype}, not int32")
+        if name in per_row and len(array) != step.rows:
+            fail(f"{name} has {len(array)} entries, but the step has {step.rows} rows")
+
+
+def _check_input(step: Step, first_chunk: int, fail: Callable[..., NoReturn]) -> None:
+    """Check the number of input tokens, which of them may be PENDING, and the wanted prompt log-probabilities."""
+    counts = step.num_scheduled_tokens
     total = int(counts.sum())
-    need(len(step.input_ids) == total, f"the step has {len(step.input_ids)} input tokens for {total} positions")
+    if len(step.input_ids) != total:
+        fail(f"the step has {len(step.input_ids)} input tokens for {total} positions")
     may_be_pending = np.zeros(total, bool)
     may_be_pending[(np.cumsum(counts) - counts)[:first_chunk]] = True
-    need(
-        bool((may_be_pending | (step.input_ids >= 0)).all()),
-        "an input token is negative; only the first token of a decode row or of a verification row may be PENDING",
-    )
+    if not (may_be_pending | (step.input_ids >= 0)).all():
+        fail("an input token is negative; only the first token of a decode row or of a verification row may be PENDING")
     for wanted in step.prompt_logprobs:
         row, start, end = wanted.row, wanted.first_position, wanted.first_position + len(wanted.targets)
-        inside = first_chunk <= row < rows and bool(
+        inside = first_chunk <= row < step.rows and bool(
             step.num_computed_tokens[row] <= start < end <= step.num_computed_tokens[row] + counts[row]
         )
-        need(inside, f"prompt_logprobs asks for positions {start} to {end - 1} of row {row}, which is no such chunk")
-    for row in np.flatnonzero((step.req_pool_indices < 0) | (step.req_pool_indices >= spec.max_running_requests))[:1]:
-        seen = f"req_pool_idx is {step.req_pool_indices[row]}"
-        need(False, f"{seen}; expected 0 to {spec.max_running_requests - 1}", int(row))
-    indices, first = np.unique(step.req_pool_indices, return_index=True)
-    if len(indices) != rows:
-        need(False, "two rows of the step have this req_pool_idx", int(np.setdiff1d(np.arange(rows), first)[0]))
+        if not inside:
+            fail(f"prompt_logprobs asks for positions {start} to {end - 1} of row {row}, which is no such chunk")
+
+
+def _first(wrong: Bools) -> int | None:
+    """Return the index of the first true element, or None."""
+    return int(wrong.argmax()) if wrong.any() else None

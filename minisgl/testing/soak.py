@@ -29,7 +29,7 @@ from minisgl.testing.kv_events import KVEventsDrive
 from minisgl.testing.truth import expected_output
 from minisgl.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["Totals", "run", "run_all"]
+__all__ = ["Totals", "run", "run_all", "short_soak"]
 
 PAGE_SIZES = (1, 3, 16)
 POLICIES = ("mixed", "prefill_first", "decode_first", "static", "priority")
@@ -263,6 +263,16 @@ def run_all(seeds: Sequence[int], speculation: str | None = None) -> tuple[Total
         except Exception as error:  # every kind of failure is reported with its seed
             failed.append((seed, f"{type(error).__name__}: {error}"))
     return totals, failed
+
+
+def short_soak(speculation: str | None = None) -> list[int]:
+    """Return the seeds of the schedules that the tests run: 500, of which each proposer serves one half.
+
+    Neighbours share a half, so that each half has every remainder of 2, 3 and 9, on which a proposer's options depend.
+    Both serve the last 20: among these is the only schedule in which a rare bug shows with a proposer's drafts.
+    """
+    half = ("ngram", "suffix").index(speculation) if speculation else None
+    return [seed for seed in range(500) if half is None or seed // 2 % 2 == half or seed >= 480]
 
 
 def main(argv: Sequence[str]) -> int:
