@@ -8,6 +8,7 @@ not change the working directory, and its global state is the same afterwards.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sys
 import threading
@@ -98,20 +99,33 @@ def _compose(manager: PluginManager, overrides: Sequence[str], kind: type[Config
     for name in named:
         manager.add(name)
     words = [_checked(manager, word, kind) for word in words]
-    from hydra import compose, initialize_config_module
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    schemas = tuple((group, name, schema) for group in GROUPS for name, schema in manager.configs[group].items())
     try:
-        with _private_hydra() as store:
-            store.store(name="minisgl_schema", node=kind)
-            for group in GROUPS:
-                for name, schema in manager.configs[group].items():
-                    _store(store, group, name, schema)
-            with initialize_config_module("minisgl.conf", version_base="1.3"):
-                return compose("config", words)
+        return _compose_with_hydra(tuple(words), kind, schemas)
     except (HydraException, OmegaConfBaseException) as error:
         _explain(error, manager, overrides)
+
+
+@functools.lru_cache(maxsize=16)
+def _compose_with_hydra(
+    words: tuple[str, ...], kind: type[Config], schemas: tuple[tuple[str, str, type], ...]
+) -> DictConfig:
+    """Return the composed options, not yet as dataclasses. ``schemas`` are (group, name, dataclass) of the plugins.
+
+    The last results are kept, because Hydra takes 0.1 s, and programs compose the same words again and again: labs,
+    benchmarks, a proposer with a model of its own. Callers must not change the result.
+    """
+    from hydra import compose, initialize_config_module
+
+    with _private_hydra() as store:
+        store.store(name="minisgl_schema", node=kind)
+        for group, name, schema in schemas:
+            _store(store, group, name, schema)
+        with initialize_config_module("minisgl.conf", version_base="1.3"):
+            return compose("config", list(words))
 
 
 @contextlib.contextmanager

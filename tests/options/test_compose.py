@@ -7,9 +7,12 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import hydra
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -113,6 +116,34 @@ def test_text_needs_no_quotes(mine: PluginManager, text: str) -> None:
         config = compose(mine, [f"model={text}", "cache=mine", f"cache.path={text}"])
         assert config.model == text
         assert config.cache.path == text
+
+
+def test_hydra_composes_the_same_words_once(
+    manager: PluginManager, mine: PluginManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second config equals the first and shares nothing with it. Other plugins, words or values are composed."""
+    words = ["cache.max_nodes=34", "cache=mine", "cache.path=a", "cache.sizes=[1]"]
+    composed: list[Sequence[str]] = []
+
+    def count(name: str, overrides: list[str]) -> Any:
+        composed.append(overrides)
+        return original(name, overrides)
+
+    original = hydra.compose
+    monkeypatch.setattr(hydra, "compose", count)
+    monkeypatch.setenv("MINISGL_TEST_PATH", "one")
+    first, second = compose(mine, words), compose(mine, words)
+    assert first == second and len(composed) == 1
+    assert first.cache is not second.cache and first.server is not second.server
+    first.cache.sizes.append(2)
+    assert second.cache.sizes == compose(mine, words).cache.sizes == [1]
+    assert compose(mine, [*words, "tp=2"]).tp == 2 and len(composed) == 2
+    from_environment = [*words, "cache.path=${oc.env:MINISGL_TEST_PATH}"]
+    assert compose(mine, from_environment).cache.path == "one"
+    monkeypatch.setenv("MINISGL_TEST_PATH", "two")
+    assert compose(mine, from_environment).cache.path == "two"
+    with pytest.raises(ConfigError, match="mine"):
+        compose(manager, words)
 
 
 def test_null(manager: PluginManager) -> None:
