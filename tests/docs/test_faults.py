@@ -42,6 +42,7 @@ def test_correct_site_is_built(tmp_path: Path) -> None:
     quote = '```python quote="minisgl/course/site/quotes.py::MAX_LINES"\n```'
     done = build(tmp_path, {"correct": f'{quote}\n\n```python exec="on" result="text"\nprint("seen" * 2)\n```'})
     assert done.returncode == 0, done.stderr
+    assert " 4 of 4 pages rendered" in done.stderr and " 4 of 4 pages written" in done.stderr  # with a source listing
     page = (tmp_path / "site" / "correct.html").read_text(encoding="utf-8")
     assert "seenseen" in page
     assert 'href="source/minisgl/course/site/quotes.py.html#__codelineno-0-' in page
