@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.core import EngineSpec, SamplingParams
+from minisgl.scheduler import SchedulerPolicy
 from minisgl.testing.drive import Job, make_plugin
 from minisgl.testing.traced import traced
 from minisgl.trace.read import Trace, read
@@ -21,7 +22,7 @@ __all__ = ["greedy", "simulate"]
 def simulate(
     jobs: Sequence[Job],
     *,
-    policy: str = "mixed",
+    policy: str | SchedulerPolicy = "mixed",
     order: str = "fcfs",
     cache: str = "radix",
     page_size: int = 16,
@@ -33,7 +34,7 @@ def simulate(
 ) -> Trace:
     """Run ``jobs`` on the simulated engine and return the trace.
 
-    ``policy`` and ``cache`` are names of built-in plugins. ``name`` is the trace's file name without suffix.
+    ``policy`` and ``cache`` are names of built-in plugins; a policy may also be an object. ``name`` is the trace's file name without suffix.
     ``max_seq_len`` is the pool's size in tokens by default. ``options`` are `Drive`'s (``overlap``,
     ``max_prefill_tokens``, …).
     """
@@ -44,8 +45,9 @@ def simulate(
         max_seq_len=max_seq_len or num_pages * page_size,
         vocab_size=max((max(job.prompt) for job in jobs), default=0) + 2,
     )
-    ordered = {} if policy in ("static", "priority") else {"order": order}
-    plugins = make_plugin("cache", cache, page_size=page_size), make_plugin("scheduler", policy, **ordered)
+    if isinstance(policy, str):
+        policy = make_plugin("scheduler", policy, **({} if policy in ("static", "priority") else {"order": order}))
+    plugins = make_plugin("cache", cache, page_size=page_size), policy
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.jsonl"
         with traced(path, spec, *plugins, thorough=False, **options) as drive:

@@ -25,13 +25,14 @@ from minisgl.trace.history import Row, Turn, turns
 from minisgl.trace.read import Trace
 from minisgl.trace.state import CACHE, FREE, RETIRING, State
 from minisgl.trace.summary import format_option
+from minisgl.trace.tour import tour
 from minisgl.trace.tree import Node
 
 __all__ = ["difference", "frame", "page", "run_data"]
 
 
 def page(runs: Sequence[Trace], text: Text | None = None, title: str = "") -> str:
-    """Return the HTML page of one run, or of two runs with their first difference.
+    """Return the HTML page of one run with a short tour, or of two runs with their first difference.
 
     With ``text`` (a tokenizer's ``decode``), the nodes of the tree show the text of their tokens.
     """
@@ -39,6 +40,8 @@ def page(runs: Sequence[Trace], text: Text | None = None, title: str = "") -> st
     data: dict[str, Any] = {"runs": [run_data(trace, text) for trace in runs]}
     if len(runs) == 2:
         data["difference"] = difference(*runs)
+    else:
+        data["tour"] = [stop._asdict() for stop in tour(runs[0])]
     parts = {
         "title": escape(title or " and ".join(trace.name for trace in runs)),
         "style": theme(":root") + (here / "viewer.css").read_text("utf-8"),
@@ -54,7 +57,7 @@ def page(runs: Sequence[Trace], text: Text | None = None, title: str = "") -> st
 def frame(html: str, height: int = 720) -> str:
     """Return an ``<iframe>`` of ``height`` pixels that contains the page ``html``, to embed it in another page."""
     look = f"width:100%;height:{height}px;border:1px solid var(--md-default-fg-color--lightest,#ccc);border-radius:8px"
-    return f'<iframe title="A run, step by step" style="{look}" srcdoc="{escape(html)}"></iframe>'
+    return f'<iframe title="A run, step by step" loading="lazy" style="{look}" srcdoc="{escape(html)}"></iframe>'
 
 
 def embed(data: Any) -> str:

@@ -89,8 +89,11 @@ def test_heat_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert share == pytest.approx(measured[domain][layer][expert], abs=1e-4)
     strongest = max(cells, key=lambda c: float(c["data-share"]))
     assert float(strongest["fill-opacity"]) == 1.0
-    colours = re.findall(r"fill: ([^;]+);", heatmap.STYLE)
-    assert all(colour.startswith(("var(", "currentColor")) for colour in colours), "a colour ignores the theme"
+    values = [node.text for node in picture.iter() if node.get("class") == "value"]
+    assert values == [f"{100 * float(cell['data-share']):.0f}" for cell in cells], "each cell shows its number"
+    colours = re.findall(r"fill:([^;}]+)[;}]", heatmap.STYLE)
+    assert len(colours) == 2
+    assert all(colour.startswith("var(") for colour in colours), "a colour ignores the theme"
 
 
 def test_heat_map_of_an_unused_expert() -> None:

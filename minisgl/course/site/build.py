@@ -1,12 +1,12 @@
 """The hooks of mkdocs (``hooks:`` in mkdocs.yml): add the chapters, fill in quoted code, link terms.
 
-Pages of the course contain the output of their code (`rendered`), which the build shows. The code of other pages runs
-during the build, which fails if the code fails.
+Pages contain the output of their code (`rendered`), which the build shows. Only figures that move are made by the build,
+which fails if their code fails.
 """
 
 from __future__ import annotations
 
-import html
+import html as markup
 import logging
 import os
 from pathlib import Path
@@ -79,12 +79,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def link(quote: quotes.Quote) -> str:
         if lab := quotes.spoiler(quote.path):
-            place = f"<code>{html.escape(quote.symbol)}</code> in {quote.path}"
+            place = f"<code>{markup.escape(quote.symbol)}</code> in {quote.path}"
             return f'\n<p class="quoted">{place}, which solves the lab <code>{lab}</code></p>\n'
         target = files.get_file_from_path(f"source/{quote.path}.md")
         assert target is not None
         address = get_relative_url(target.url, page.url)
-        symbol = f"<code>{html.escape(quote.symbol)}</code> in " if quote.symbol else ""
+        symbol = f"<code>{markup.escape(quote.symbol)}</code> in " if quote.symbol else ""
         return f'\n<p class="quoted">{symbol}<a href="{address}#__codelineno-0-{quote.first}">{quote.path}</a></p>\n'
 
     def fill(block: blocks.Block) -> str:
@@ -106,6 +106,14 @@ def _read(page: Page, paths: list[str]) -> list[str]:
     """Return the SVG elements of a page's picture files."""
     folder = Path(page.file.abs_src_path or "").parent
     return [(folder / path).read_text(encoding="utf-8").strip() for path in paths]
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
+    """Give the terms of the glossary their hover texts."""
+    if page.file.src_uri == "glossary.md" or page.file.src_uri.startswith("source/"):
+        return html
+    known = terms.glossary((Path(config.docs_dir) / "glossary.md").read_text(encoding="utf-8"))
+    return terms.hover(html, known, get_relative_url("glossary.html", page.url))
 
 
 def on_post_page(output: str, page: Page, **_: Any) -> str:

@@ -130,37 +130,47 @@ def padding(rows: int = 5, bucket: int = 8) -> str:
 
 
 def block() -> str:
-    """Return the diagram of a decoder layer on two ranks: the split matrices and the all-reduces."""
+    """Return the diagram of a decoder layer on two ranks: the residual stream, the split matrices, the all-reduces."""
     pic = Picture("block", "A decoder layer on two ranks")
     pic.desc = (
-        "Each rank computes the norm, its half of the query, key and value heads, their attention, and the output "
-        "projection of its half of the inputs; an all-reduce follows. Then each rank computes the norm, its half of "
-        "gate and up, and down of its half of the inputs; an all-reduce follows. Both ranks have the full residual "
-        "stream."
+        "A line through the whole layer is the residual stream, which both ranks have in full. A branch leaves it twice. "
+        "The first branch: each rank computes the norm, its half of the query, key and value heads, their attention, "
+        "and the output projection of its half of the inputs; an all-reduce sums the ranks, and the sum is added to "
+        "the residual stream. The second branch: norm, each rank's half of gate and up, down of its half of the "
+        "inputs, an all-reduce, and again the sum is added to the stream."
     )
-    parts = [
-        ("norm", "well", 62), ("q k v", "q0", 62), ("attention", "q2", 84), ("o", "q1", 40), ("Σ", "bad", 36),
-        ("norm", "well", 62), ("gate up", "q0", 76), ("down", "q1", 58), ("Σ", "bad", 36),
-    ]  # fmt: skip
-    x = 60.0
-    places = []
-    for name, cls, wide in parts:
-        places.append((x, wide, name, cls))
-        x += wide + 14
-    for rank in range(2):
-        y = 34 + rank * 64.0
-        pic.text(0, y + 20, f"rank {rank}", "strong")
-        pic.path([(52, y + 16), (x, y + 16)], "edge")
-        for left, wide, name, cls in places:
-            if cls != "bad":
-                pic.rect(left, y, wide, 32, cls, r=4)
-                pic.text(left + wide / 2, y + 20, name, "mid strong" if cls == "well" else "mid on")
-    for left, wide, name, cls in places:
-        if cls == "bad":
-            pic.rect(left, 34, wide, 96, cls, r=6)
-            pic.text(left + wide / 2, 86, name, "mid on")
+    branches = (
+        [("norm", "well", 56), ("q k v", "q0", 58), ("attention", "q2", 80), ("o", "q1", 40)],
+        [("norm", "well", 56), ("gate up", "q0", 74), ("down", "q1", 56)],
+    )
     items = [("q0", "split by outputs (column)"), ("q1", "split by inputs (row)"), ("q2", "split by heads")]
-    pic.legend(60, 12, [*items, ("bad", "all-reduce")])
+    pic.legend(60, 12, [*items, ("bad", "all-reduce"), ("s5", "residual stream")])
+    box, boxes, streams = 32, (62.0, 112.0), (40.0, 166.0)  # rank 0 has its stream above its boxes, rank 1 below
+    x = 72.0
+    adds = []
+    for parts in branches:
+        split = x
+        x += 22
+        for name, cls, wide in parts:
+            for y in boxes:
+                pic.rect(x, y, wide, box, cls, r=4)
+                pic.text(x + wide / 2, y + 20, name, "mid strong" if cls == "well" else "mid on")
+                pic.path([(x + wide, y + 16), (x + wide + 10, y + 16)], "edge")
+            x += wide + 10
+        pic.rect(x, boxes[0], 32, boxes[1] + box - boxes[0], "bad", r=6)
+        pic.text(x + 16, 107, "Σ", "mid on")
+        adds.append(x + 56)
+        for y, stream in zip(boxes, streams, strict=True):
+            _arrow(pic, [(split, stream), (split, y + 16), (split + 22, y + 16)])
+            end = stream + 8 if stream < y else stream - 8
+            _arrow(pic, [(x + 32, y + 16), (adds[-1], y + 16), (adds[-1], end)])
+        x = adds[-1] + 30
+    for rank, (y, stream) in enumerate(zip(boxes, streams, strict=True)):
+        pic.text(0, y + 20, f"rank {rank}", "strong")
+        pic.path([(52, stream), (x, stream)], "s5", "the residual stream")
+        for add in adds:
+            pic.dot(add, stream, 8, "q5", "the sum is added to the residual stream")
+            pic.text(add, stream + 4, "+", "mid on")
     return figure(pic.render())
 
 

@@ -1,6 +1,6 @@
-"""``python -m minisgl.course.site.render``: runs the code of the chapters and writes its output into the pages.
+"""``python -m minisgl.course.site.render``: runs the code of the pages and writes its output into them.
 
-With ``--check`` it writes nothing, and ends with status 1 if a page differs; without names, it takes all chapters.
+With ``--check`` it writes nothing, and ends with status 1 if a page differs; without names, it takes all pages.
 Times, and what a block's option ``varies`` (a regular expression) matches, are not compared.
 """
 
@@ -92,7 +92,7 @@ class Renderer:
 
     def _draw(self, block: Block, printed: str) -> str:
         """Keep the SVG pictures that a block printed, and return the Markdown that shows them."""
-        if "<script" in printed:
+        if "<script" in printed or "<iframe" in printed:
             return rendered.LIVE
         svgs = _SVG.findall(printed)
         if not svgs:
@@ -123,11 +123,11 @@ def label(svg: str) -> str:
 
 
 def pages_to_render() -> list[Path]:
-    """Return the pages with committed outputs: the chapters, and pages of docs/ that quote code and run none."""
+    """Return the pages with committed outputs: the chapters, and pages of docs/ that quote or run code."""
     found = [ROOT / name for name, _ in course(ROOT)]
-    for page in sorted((ROOT / "docs").glob("*.md")):
+    for page in sorted((ROOT / "docs").glob("**/*.md")):
         options = [unit.block.options.keys() for unit in rendered.units(page.read_text(encoding="utf-8"))]
-        if any("quote" in each for each in options) and not any("exec" in each for each in options):
+        if any({"quote", "exec"} & each for each in options):
             found.append(page)
     return found
 
@@ -146,7 +146,7 @@ def differences(renderer: Renderer, new: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Render pages, or check them; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m minisgl.course.site.render", description=main.__doc__)
-    parser.add_argument("pages", nargs="*", type=Path, help="Markdown files; without any, all chapters")
+    parser.add_argument("pages", nargs="*", type=Path, help="Markdown files; without any, all pages")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page differs")
     parser.add_argument("--quotes", action="store_true", help="render only quoted code, without running any code")
     args = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""The glossary, and the rule that no page uses a term before a page defines it.
+"""The glossary: hover texts for its terms, and the rule that no page uses a term before a page defines it.
 
 A page defines a term with ``**<dfn>prefill</dfn>**``. Pages are in the order of the navigation. An earlier page may use
 the term only if it links to the term in the glossary. This module does not depend on mkdocs.
@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from html import escape
 from itertools import pairwise
 from typing import NamedTuple
 
 from minisgl.course.site.blocks import map_text, prose, without_blocks
 
 MARK = re.compile(r"\*\*<dfn>(?P<name>[^<\n]+)</dfn>\*\*")
-_HEADING = re.compile(r"^### (?P<name>[^{\n]+?)[ ]*(?:\{(?P<attributes>[^}]*)\})?[ ]*$", re.MULTILINE)
+_HEADING = re.compile(r"^### (?P<name>[^\n]+?)[ ]*$", re.MULTILINE)
 _ALSO = re.compile(r"^\*also: (.+)\*$", re.MULTILINE)
+_EVERYDAY = "<!-- everyday -->"
+MAX_HOVER = 260
+"""Length of the longest hover text: as many sentences of the paragraph as fit, at least one."""
+_TAG = re.compile(r"(<!--.*?-->|<[^>]+>)", re.DOTALL)
+_NO_TERMS = {"a", "abbr", "button", "code", "h1", "h2", "h3", "h4", "h5", "h6", "pre", "script", "style", "summary", "svg"}
+"""Elements in whose text no term is linked."""
+_VOID = {"br", "hr", "img", "input", "wbr"}
 
 
 class Term(NamedTuple):
@@ -33,7 +41,10 @@ class Term(NamedTuple):
 
 
 def glossary(markdown: str) -> list[Term]:
-    """Return the entries of docs/glossary.md: ``### name``, an optional line ``*also: other, names*``, a paragraph."""
+    """Return the entries of docs/glossary.md: ``### name``, an optional line ``*also: other, names*``, a paragraph.
+
+    The comment ``<!-- everyday -->`` marks an everyday word.
+    """
     found = []
     heads = list(_HEADING.finditer(markdown))
     for head, after in zip(heads, [*heads[1:], None], strict=False):
@@ -41,8 +52,8 @@ def glossary(markdown: str) -> list[Term]:
         also = _ALSO.search(text)
         others = [name.strip() for name in also[1].split(",")] if also else []
         names = tuple(name.lower() for name in (head["name"], *others))
-        everyday = ".everyday" in (head["attributes"] or "")
-        found.append(Term(head["name"], anchor(head["name"]), names, everyday, _ALSO.sub("", text).strip()))
+        paragraph = _ALSO.sub("", text).replace(_EVERYDAY, "").strip()
+        found.append(Term(head["name"], anchor(head["name"]), names, _EVERYDAY in text, paragraph))
     return found
 
 
@@ -68,6 +79,60 @@ def link_marks(markdown: str, terms: Sequence[Term], address: str) -> str:
         return f"**[{match['name']}]({address}#{term.anchor})**{{ .term }}" if term else match[0]
 
     return map_text(markdown, lambda text: MARK.sub(link, text))
+
+
+def hover_text(term: Term) -> str:
+    """Return the first sentences of a term's paragraph as plain text."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", term.text)
+    text = " ".join(re.sub(r"[`*]", "", text).split())
+    sentences = re.split(r"(?<=[.!?]) (?=[A-Z])", text)
+    shown = sentences[0]
+    for sentence in sentences[1:]:
+        if len(shown) + len(sentence) >= MAX_HOVER:
+            break
+        shown += " " + sentence
+    return shown
+
+
+def hover(page: str, terms: Sequence[Term], address: str) -> str:
+    """Return an HTML page in which terms are links to the glossary with a hover text, once in each section.
+
+    ``address`` is the relative URL of the glossary. Everyday words, headings and code are left alone; links to the
+    glossary that the page already has get the hover text too.
+    """
+    known = {name: term for term in terms if not term.everyday for name in term.names}
+    anchors = {term.anchor: term for term in terms}
+    found = re.compile(rf"(?<![\w-])({'|'.join(_pattern(name) for name in sorted(known, key=len, reverse=True))})(?![\w-])",
+                       re.IGNORECASE)  # fmt: skip
+    inside: list[str] = []
+    seen: set[str] = set()
+
+    def link(match: re.Match[str]) -> str:
+        term = look_up(list(known.values()), " ".join(match[0].split()))
+        if term is None or term.name in seen:
+            return match[0]
+        seen.add(term.name)
+        return f'<a class="term" href="{address}#{term.anchor}" title="{escape(hover_text(term))}">{match[0]}</a>'
+
+    out = []
+    for i, part in enumerate(_TAG.split(page)):
+        if i % 2 == 0:
+            out.append(part if _NO_TERMS & set(inside) else found.sub(link, part))
+            continue
+        name = (re.match(r"</?([\w-]+)", part) or [""])[1] if not part.startswith("<!--") else ""
+        if name == "h2":
+            seen.clear()
+        if part.startswith("</"):
+            while inside and inside.pop() != name:
+                pass
+        elif name and name not in _VOID and not part.endswith("/>"):
+            inside.append(name)
+            target = re.search(rf'href="{re.escape(address)}#([\w-]+)"', part)
+            if name == "a" and target and target[1] in anchors and " title=" not in part:
+                seen.add(anchors[target[1]].name)
+                part = f'{part[:-1]} title="{escape(hover_text(anchors[target[1]]))}">'
+        out.append(part)
+    return "".join(out)
 
 
 def check(pages: Sequence[tuple[str, str]], terms: Sequence[Term]) -> list[str]:
@@ -110,6 +175,11 @@ def check_glossary(terms: Sequence[Term]) -> list[str]:
 
 
 def _use(term: Term) -> re.Pattern[str]:
-    """Return a pattern for the names of a term as complete words, singular or plural, also across line breaks."""
-    names = "|".join(re.escape(name).replace(r"\ ", r"\s+") for name in term.names)
-    return re.compile(rf"(?<![\w-])(?:{names})(?:s|es)?(?![\w-])", re.IGNORECASE)
+    """Return a pattern for the names of a term as complete words."""
+    names = "|".join(_pattern(name) for name in term.names)
+    return re.compile(rf"(?<![\w-])(?:{names})(?![\w-])", re.IGNORECASE)
+
+
+def _pattern(name: str) -> str:
+    """Return a pattern for a name, singular or plural, also across line breaks."""
+    return re.escape(name).replace(r"\ ", r"\s+") + "(?:s|es)?"

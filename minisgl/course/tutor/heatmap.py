@@ -1,7 +1,7 @@
 """A heat map of experts by domain: one map per layer, with one row per domain and one column per expert.
 
-The picture is SVG and shows the shares that `minisgl.course.tutor.experts` measures. Its colours are those of the web
-page that contains it, or those of the reader's system.
+The picture is SVG and shows the shares that `minisgl.course.tutor.experts` measures, as colours and as numbers. Its
+colours follow the web page that contains it, or the reader's system.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from minisgl.trace.draw.svg import theme
+
 __all__ = ["draw"]
 
-CELL, GAP, LEFT, TOP, LINE = 26, 24, 74, 22, 18
+CELL, GAP, LEFT, TOP, LINE = 30, 24, 74, 22, 18
 MIN_WIDTH = 480
 """Smallest width in pixels at which the text is readable. On a narrower screen, the picture scrolls."""
 
-STYLE = """\
-.heat { font: 12px system-ui, sans-serif; color: #222; }
-.heat text { fill: var(--md-default-fg-color, currentColor); }
-.heat .cell { fill: var(--md-accent-fg-color, #4051b5); stroke: var(--md-default-fg-color--lightest, #8884); }
-.heat .title { font-weight: 600; }
-.heat .small { font-size: 11px; }
-@media (prefers-color-scheme: dark) { .heat { color: #ddd; } .heat .cell { fill: var(--md-accent-fg-color, #8c9eff); } }
-"""
+STYLE = (
+    theme("svg.heat")
+    + "svg.heat{font:12px/1.3 ui-sans-serif,system-ui,sans-serif}svg.heat text{fill:var(--mg-ink)}"
+    + "svg.heat .cell{fill:var(--mg-heat);stroke:var(--mg-line)}svg.heat .title{font-weight:600}"
+    + "svg.heat .small{font-size:11px}svg.heat .value{font-size:10.5px;text-anchor:middle;pointer-events:none}"
+)
 
 
 def draw(shares: Mapping[str, Sequence[Sequence[float]]], layers: Sequence[int] | None = None, columns: int = 2) -> str:
@@ -49,7 +49,7 @@ def draw(shares: Mapping[str, Sequence[Sequence[float]]], layers: Sequence[int] 
         parts.append(f'<text class="title" x="{x}" y="{y + 14}">layer {layer}</text>')
         if i % columns == 0:
             parts += [
-                f'<text x="{LEFT - 6}" y="{y + TOP + row * CELL + 17}" text-anchor="end">{escape(domain)}</text>'
+                f'<text x="{LEFT - 6}" y="{y + TOP + row * CELL + 19}" text-anchor="end">{escape(domain)}</text>'
                 for row, domain in enumerate(domains)
             ]
         parts += [
@@ -65,8 +65,10 @@ def draw(shares: Mapping[str, Sequence[Sequence[float]]], layers: Sequence[int] 
                     f'data-expert="{e}" data-share="{share:.4f}" x="{x + e * CELL}" y="{y + TOP + row * CELL}" '
                     f'width="{CELL}" height="{CELL}" fill-opacity="{share / most:.3f}">'
                     f"<title>{escape(title)}</title></rect>"
+                    f'<text class="value" x="{x + e * CELL + CELL / 2}" y="{y + TOP + row * CELL + 19}">'
+                    f"{100 * share:.0f}</text>"
                 )
-    note = f"Largest share: {100 * most:.0f} % of a domain's choices. An even share: {100 / experts:.1f} %."
+    note = f"Numbers: per cent of a domain's choices in this layer. An even share is {100 / experts:.1f} %."
     parts += [f'<text class="small" x="2" y="{height - 5}">{note}</text>', "</svg>"]
     return "\n".join(parts) + "\n"
 

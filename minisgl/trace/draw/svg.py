@@ -23,16 +23,16 @@ MIN_SCALE = 0.9
 """A picture in a figure shrinks to this share of its width at most, so that text of 10 pixels stays readable."""
 
 _LIGHT = {
-    "ink": "#1f2430", "soft": "#6b7280", "line": "#d5d9e0", "paper": "#ffffff", "well": "#f3f4f6",
-    "prefill": "#d97706", "decode": "#2563eb", "cache": "#0f8a78", "bad": "#c81e3a", "retire": "#8a8f99",
-    "on": "#ffffff",
+    "ink": "#1f2430", "soft": "#5a6170", "line": "#d8d6cf", "paper": "#fcfbf8", "well": "#f1efe9",
+    "prefill": "#b45309", "decode": "#2563eb", "cache": "#0b7a6b", "bad": "#c81e3a", "retire": "#6b7280",
+    "on": "#ffffff", "heat": "#7ea4f5",
     "q0": "#3b6fd4", "q1": "#c2410c", "q2": "#7c3aed", "q3": "#a16207", "q4": "#be185d", "q5": "#0369a1",
     "q6": "#4d7c0f", "q7": "#6d4c41",
 }  # fmt: skip
 _DARK = {
-    "ink": "#e6e8ee", "soft": "#9aa3b2", "line": "#3d4453", "paper": "#1e2129", "well": "#2a2f3a",
+    "ink": "#e6e8ee", "soft": "#a3abba", "line": "#3d4453", "paper": "#1e2129", "well": "#2a2f3a",
     "prefill": "#fbbf5c", "decode": "#7fb0ff", "cache": "#4fd1bd", "bad": "#ff7b8f", "retire": "#8b93a3",
-    "on": "#12151c",
+    "on": "#12151c", "heat": "#2f5fc0",
     "q0": "#8ab4ff", "q1": "#ff9f6e", "q2": "#c4a2ff", "q3": "#e6c35c", "q4": "#ff94c2", "q5": "#6fd0ff",
     "q6": "#b6dc6a", "q7": "#d3b8a8",
 }  # fmt: skip
@@ -73,7 +73,9 @@ _STYLE = (
     + "".join(f"svg.mg .s{i}{{stroke:var(--mg-q{i});stroke-width:1.8;fill:none}}" for i in range(HUES))
     + "svg.mg .free{fill:var(--mg-well);stroke:var(--mg-line)}"
     + "svg.mg .lost{fill:none;stroke:var(--mg-bad);stroke-width:1.5}"
-    + "svg.mg .accepted{fill:var(--mg-q6)}svg.mg .rejected{fill:var(--mg-bad);opacity:.65}"
+    + "svg.mg .accepted{fill:var(--mg-q6)}svg.mg .rejected{fill:var(--mg-bad)}"
+    + "svg.mg .gain{fill:var(--mg-decode)}svg.mg .even{fill:var(--mg-line)}"
+    + "svg.mg .price{fill:var(--mg-paper);stroke:var(--mg-prefill);stroke-width:1.8}"
     + "svg.mg .used{stroke:var(--mg-ink);stroke-width:1.5}svg.mg .tiny{stroke-width:0.6}"
     + "svg.mg .wait{stroke:var(--mg-soft);stroke-width:1.5;stroke-dasharray:1.5 3.5;stroke-linecap:round;fill:none}"
     + "svg.mg .badline{stroke:var(--mg-bad);stroke-width:2;fill:none}"

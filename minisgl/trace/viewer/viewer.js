@@ -8,7 +8,7 @@
   const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
   // Whether this page is in an <iframe> of the site. Then it keeps its address and uses the colours of the site.
   const framed = location.protocol === "about:";
-  let at = 0, focus = null, timer = null;
+  let at = 0, focus = null, timer = null, stop = -1; // stop: index into the tour, -1 outside of it
 
   function el(parent, tag, attributes, words) {
     const e = document.createElementNS(NS, tag);
@@ -26,8 +26,19 @@
     return e;
   }
   function follow(e, uid) {
+    const toggle = () => { focus = focus === uid ? null : uid; stop = -1; draw(); };
     e.classList.add("hit");
-    e.addEventListener("click", () => { focus = focus === uid ? null : uid; draw(); });
+    e.addEventListener("click", toggle);
+    return toggle;
+  }
+  // A mark that the keyboard reaches. A picture is drawn anew at each step, so draw() gives the focus back to it.
+  function key(e, uid) {
+    const toggle = follow(e, uid);
+    for (const [name, value] of [["tabindex", 0], ["role", "button"], ["aria-label", `Follow request ${uid}`],
+                                 ["aria-pressed", focus === uid], ["data-key", uid]]) e.setAttribute(name, value);
+    e.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); event.stopPropagation(); toggle(); }
+    });
   }
 
   // ---- one run: its state at a step, and its panels -------------------------------------------------------
@@ -47,7 +58,7 @@
       for (const [key, title, wide] of [["timeline", "Timeline", true], ["run", "", true], ["tree", "Radix tree", false],
                                         ["pages", "Page map", false], ["events", "Events", true]]) {
         const panel = html(panels, "div", `panel ${key}` + (wide ? " wide" : ""));
-        this.panel[key] = { title: html(panel, "h3", "", title), body: html(panel, "div", "body") };
+        this.panel[key] = { box: panel, title: html(panel, "h3", "", title), body: html(panel, "div", "body") };
       }
       this.order = [];
       const seen = new Set();
@@ -104,6 +115,7 @@
         `${plural(this.work[this.now], "token")} computed, ${s.w.length} waiting`;
       this.overview(this.panel.run.body, wide, left);
       const svg = this.canvas(body, wide, bottom + 20, "Timeline around this step");
+      svg.setAttribute("role", "group"); // it contains buttons
       const x = (i) => left + (i - from) * cell;
       if (this.now >= from && this.now <= to) el(svg, "rect", { class: "now", x: x(this.now), y: 0, width: cell, height: bottom + 20 });
       for (let i = from; i <= to; i++) {
@@ -118,7 +130,7 @@
         el(name, "text", { x: 15, y: y.get(uid) + high / 2 + 4 }, uid);
         const q = this.requests[uid] || {};
         tip(name, `request ${uid}: ${q.prompt} prompt tokens, at most ${q.most} output tokens` + (q.reason ? `; ended by ${q.reason}` : ""));
-        follow(name, uid);
+        key(name, uid);
       }
       for (let i = from; i <= to; i++) {
         const step = this.steps[i];
@@ -130,7 +142,8 @@
           const e = el(svg, "rect", { class: lost ? "lost" : decode ? "decode" : "prefill", x: x(i) + 1, y: y.get(uid) + 2,
             width: cell - 2, height: h, rx: 2, "data-step": step.s, "data-uid": uid, "data-kind": decode ? "decode" : "prefill",
             "data-count": count });
-          if (focus !== null && focus !== uid) e.classList.add("dim");
+          const faint = focus !== null && focus !== uid ? " dim" : "";
+          if (faint) e.classList.add("dim");
           tip(e, `step ${step.s}, request ${uid}: ${decode ? "decode" : "prefill"}, position ${start}` +
             (count > 1 ? ` to ${start + count - 1}` : "") + (cached ? `, ${cached} tokens from the cache` : "") + (lost ? "; its token is discarded" : "") +
             (drafts && accepted !== null ? `; ${accepted} of ${drafts} drafts accepted` : ""));
@@ -138,12 +151,12 @@
           if (drafts && accepted !== null) {
             const part = h / count, rejected = drafts - accepted;
             for (const [cls, n, below] of [["rejected", rejected, 0], ["accepted", accepted, rejected]])
-              if (n) el(svg, "rect", { class: cls, x: x(i) + 1, y: y.get(uid) + 2 + part * below, width: cell - 2, height: part * n, rx: 1,
+              if (n) el(svg, "rect", { class: cls + faint, x: x(i) + 1, y: y.get(uid) + 2 + part * below, width: cell - 2, height: part * n, rx: 1,
                 "pointer-events": "none", "data-kind": cls, "data-count": n });
           }
           if (cached) {
             const share = cached / (start + count);
-            el(svg, "rect", { class: "cache", x: x(i) + 1, y: y.get(uid) + 2 + h * (1 - share), width: cell - 2, height: h * share, rx: 1, "pointer-events": "none" });
+            el(svg, "rect", { class: "cache" + faint, x: x(i) + 1, y: y.get(uid) + 2 + h * (1 - share), width: cell - 2, height: h * share, rx: 1, "pointer-events": "none" });
           }
         }
       }
@@ -301,18 +314,31 @@
   $("slider").max = last;
   if (runs.length === 2) $("runs").classList.add("two");
 
+  const tour = data.tour || [];
+
   function draw() {
+    const held = document.activeElement && document.activeElement.dataset.key;
     for (const run of runs) run.draw();
+    if (held !== undefined) {
+      const again = document.querySelector(`[data-key="${held}"]`);
+      if (again) again.focus();
+    }
+    const spot = tour[stop];
+    for (const run of runs) for (const [name, panel] of Object.entries(run.panel)) panel.box.classList.toggle("spot", !!spot && spot.panel === name);
+    $("tour").textContent = spot ? (stop + 1 < tour.length ? "Next stop" : "End of the tour") : "Tour";
     $("slider").value = at;
     $("where").textContent = `step ${at} of ${last}`;
     const broken = runs.map((r) => r.violation).find((v) => v && v.step === at), differ = data.difference;
-    $("message").className = broken ? "bad" : "";
-    $("message").textContent = broken ? broken.text
+    $("message").className = broken ? "bad" : spot ? "tour" : "";
+    $("message").textContent = broken ? broken.text : spot ? `${stop + 1} of ${tour.length}: ${spot.text}`
       : differ && differ.step === at ? `The runs differ here for the first time: ${differ.text}`
       : focus !== null ? `Following request ${focus}: its pages and its prefix are outlined. Click the request again to stop following it.` : "";
   }
-  function show(step) {
+  function show(step, ofTour = -1) {
     at = Math.max(0, Math.min(last, step));
+    if (stop >= 0 && ofTour < 0) focus = null; // the tour followed a request
+    stop = ofTour;
+    if (stop >= 0) focus = tour[stop].uid;
     if (!framed) location.replace("#" + at);
     draw();
   }
@@ -331,6 +357,15 @@
     if (data.difference) $("differ").addEventListener("click", () => show(data.difference.step));
     else { $("differ").disabled = true; $("differ").textContent = "No difference"; }
   }
+  function nextStop() {
+    const next = stop + 1 < tour.length ? stop + 1 : -1;
+    play(false);
+    show(next < 0 ? at : tour[next].step, next);
+  }
+  if (tour.length) {
+    $("tour").hidden = false;
+    $("tour").addEventListener("click", nextStop);
+  }
   if (framed) {
     const page = parent.document.body, match = () => { document.documentElement.dataset.mdColorScheme = page.dataset.mdColorScheme || ""; };
     $("theme").hidden = true;
@@ -348,10 +383,15 @@
     if (to !== undefined) { event.preventDefault(); show(to); }
     if (event.key === " ") { event.preventDefault(); play(!timer); }
     if (event.key === "d" && data.difference) show(data.difference.step);
-    if (event.key === "Escape") { focus = null; draw(); }
+    if (event.key === "t" && tour.length) nextStop();
+    if (event.key === "Escape") { focus = null; stop = -1; draw(); }
   });
   addEventListener("resize", draw);
   const asked = framed ? NaN : parseInt(location.hash.slice(1), 10);
-  const start = Number.isNaN(asked) ? (data.difference ? data.difference.step : (runs[0].violation || {}).step || 0) : asked;
-  show(start);
+  const violation = runs[0].violation;
+  if (!Number.isNaN(asked)) show(asked);
+  else if (data.difference) show(data.difference.step);
+  else if (violation) show(violation.step || 0);
+  else if (tour.length) nextStop();
+  else show(0);
 })();

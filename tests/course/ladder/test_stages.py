@@ -7,6 +7,7 @@ three stages.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import asdict, replace
@@ -18,7 +19,7 @@ import pytest
 from minisgl.core import EngineSpec
 from minisgl.course.ladder import recorded
 from minisgl.course.ladder import stages as bench
-from minisgl.course.ladder.picture import CHARTS, draw, panels
+from minisgl.course.ladder.picture import CHARTS, compare, draw
 from minisgl.course.ladder.stages import STAGES, Stage
 from minisgl.course.ladder.workload import HANDBOOK_TOKENS, HANDBOOKS, LONG_TOKENS, Arrival, without_cache, workload
 from minisgl.options.compose import compose
@@ -157,8 +158,9 @@ def test_command_line(
     assert json.loads(out.read_text())["options"] == ["device=cpu"]
     root = ET.fromstring(svg.read_text())
     bars = [node for node in root.iter() if node.tag.endswith("rect")]
-    assert len(bars) == len(CHARTS) * len(STAGES)
-    assert "Worst gap, tokens, stages 1 to 8: 1, 4, 1,604, 5,196, 1,211, 128, 128, 154." in root.attrib["aria-label"]
+    assert sum("data-stage" in bar.attrib for bar in bars) == len(CHARTS) * len(STAGES)
+    described = next(node.text or "" for node in root.iter() if node.tag.endswith("desc"))
+    assert "Worst gap: 1, 4, 1,604, 5,196, 1,211, 128, 128, 154." in described
 
 
 def test_plugin_in_one_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,9 +177,29 @@ def test_plugin_in_one_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_unknown_count_is_not_drawn(found: dict[int, Stage]) -> None:
-    """There is no chart of launches if no stage recorded launches."""
-    stages = list(found.values())
-    svg = draw(stages, WITHOUT_CACHE)
-    assert svg.count("<rect") == (len(CHARTS) - 1) * len(STAGES)
-    assert panels(stages).count("<svg") == len(CHARTS) - 1
-    assert "Launches" not in svg
+    """There is no column of launches if no stage recorded launches."""
+    svg = draw(list(found.values()), WITHOUT_CACHE)
+    assert svg.count("data-stage") == (len(CHARTS) - 1) * len(STAGES)
+    assert "launches" not in svg and f"{WITHOUT_CACHE:,}" in svg
+
+
+def test_loss_is_drawn_as_a_price(found: dict[int, Stage]) -> None:
+    """The worst gap grows where more requests share the device: the picture shows a price, and later a gain."""
+    svg = draw(list(found.values()), WITHOUT_CACHE)
+    kinds = {}
+    for bar in ET.fromstring(svg).iter():
+        if bar.get("data-count") == "worst gap":
+            kinds[int(bar.attrib["data-stage"])] = bar.attrib["data-kind"]
+    assert kinds == {1: "even", 2: "price", 3: "price", 4: "price", 5: "gain", 6: "gain", 7: "even", 8: "price"}
+
+
+def test_more_requests_at_a_time_are_better() -> None:
+    running = next(chart for chart in CHARTS if chart.rises)
+    assert (compare(running, 16, 4), compare(running, 4, 16), compare(running, 4, 4)) == ("gain", "price", "even")
+
+
+def test_picture_names_every_stage(found: dict[int, Stage]) -> None:
+    """A new stage gets its line without a change of the picture."""
+    more = [*found.values(), dataclasses.replace(found[8], number=9, name="a ninth idea")]
+    texts = {node.text for node in ET.fromstring(draw(more, WITHOUT_CACHE)).iter() if node.tag.endswith("text")}
+    assert {*STAGES.values(), "a ninth idea", "no KV cache"} <= texts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from minisgl.course.site.__main__ import course
-from minisgl.course.site.terms import check, check_glossary, glossary, link_marks
+from minisgl.course.site.terms import check, check_glossary, glossary, hover, hover_text, link_marks
 
 ROOT = Path(__file__).resolve().parents[3]
 GLOSSARY = """# Glossary
@@ -16,7 +16,9 @@ GLOSSARY = """# Glossary
 
 What is kept.
 
-### page { .everyday }
+### page
+
+<!-- everyday -->
 
 A piece of memory.
 
@@ -70,3 +72,23 @@ def test_course_defines_terms_before_use() -> None:
     terms = glossary((ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"))
     assert len(terms) > 50
     assert check_glossary(terms) + check(course(ROOT), terms) == []
+
+
+def test_terms_have_hover_texts() -> None:
+    page = "<h2>A KV cache</h2><p>The KV\ncache, a page and <code>KV cache</code>; KV caches.</p><h2>B</h2><p>A radix tree</p>"
+    found = hover(page, TERMS, "../glossary.html")
+    link = '<a class="term" href="../glossary.html#kv-cache" title="What is kept.">KV\ncache</a>'
+    assert found == page.replace("The KV\ncache", f"The {link}").replace(
+        "radix tree", '<a class="term" href="../glossary.html#radix-tree" title="A tree.">radix tree</a>'
+    )
+
+
+def test_link_to_the_glossary_has_the_hover_text() -> None:
+    page = '<p><a href="g.html#page">these</a> and <a href="x.html">KV cache</a></p>'
+    assert hover(page, TERMS, "g.html") == page.replace('#page"', '#page" title="A piece of memory."')
+
+
+def test_every_term_has_a_short_hover_text() -> None:
+    for term in glossary((ROOT / "docs/glossary.md").read_text(encoding="utf-8")):
+        text = hover_text(term)
+        assert 10 < len(text) <= 400 and text.endswith((".", "?")) and not set("[]`*") & set(text), (term.name, text)
