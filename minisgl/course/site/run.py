@@ -32,7 +32,7 @@ def prepare() -> None:
     """
     os.chdir(ROOT)
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "100", "TQDM_DISABLE": "1"}
+    os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "88", "TQDM_DISABLE": "1"}
     os.environ["SHELLOPTS"] = "errexit:pipefail"
 
 

@@ -79,6 +79,7 @@ _STYLE = (
     + "svg.mg .used{stroke:var(--mg-ink);stroke-width:1.5}svg.mg .tiny{stroke-width:0.6}"
     + "svg.mg .wait{stroke:var(--mg-soft);stroke-width:1.5;stroke-dasharray:1.5 3.5;stroke-linecap:round;fill:none}"
     + "svg.mg .badline{stroke:var(--mg-bad);stroke-width:2;fill:none}"
+    + "svg.mg .cut{stroke:var(--mg-paper);stroke-width:4}"
     + "svg.mg .hatch{stroke:var(--mg-paper);stroke-width:1.5}"
 )
 
