@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from html import escape, unescape
 from pathlib import Path
 
-from minisgl.course.site import quotes, rendered
+from minisgl.course.site import quotes, rendered, times
 from minisgl.course.site.__main__ import course
 from minisgl.course.site.blocks import Block
 from minisgl.course.site.rendered import Unit
 from minisgl.course.site.run import ROOT, PageError, PageRunner, prepare
 
+COURSE = ROOT / "docs" / "course.md"
 TIMES = r"\d[\d,.]*(?= ?(?:µs|ms|s|seconds?|tok/s)\b)|\d\.\d+e-\d+"
 """What is never compared: a number before a unit of time, and a rounding error such as 2.4e-07."""
 _SVG = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
@@ -57,7 +58,13 @@ class Renderer:
                 return rendered.write(self._execute(unit))
             return rendered.write(unit)
 
-        return rendered.map_units(self.markdown, each)
+        return self._times(rendered.map_units(self.markdown, each))
+
+    def _times(self, markdown: str) -> str:
+        """Return a page of the course with its times; return other pages unchanged."""
+        if self.page.is_relative_to(ROOT / "chapters"):
+            return times.head(markdown)
+        return times.course_table(markdown, self.page.parent) if self.page == COURSE else markdown
 
     def _quote(self, unit: Unit) -> Unit:
         options = unit.block.options
@@ -123,11 +130,11 @@ def label(svg: str) -> str:
 
 
 def pages_to_render() -> list[Path]:
-    """Return the pages with committed outputs: the chapters, and pages of docs/ that quote or run code."""
+    """Return the pages with committed outputs: the chapters, the table of chapters, and pages of docs/ that quote or run code."""
     found = [ROOT / name for name, _ in course(ROOT)]
     for page in sorted((ROOT / "docs").glob("**/*.md")):
         options = [unit.block.options.keys() for unit in rendered.units(page.read_text(encoding="utf-8"))]
-        if any({"quote", "exec"} & each for each in options):
+        if any({"quote", "exec"} & each for each in options) or page == COURSE:
             found.append(page)
     return found
 
