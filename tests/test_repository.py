@@ -125,3 +125,27 @@ def test_security_address() -> None:
     """Reports go through the repository's host: neither page has a mail address."""
     for name in ("SECURITY.md", "CODE_OF_CONDUCT.md"):
         assert "@" not in (ROOT / name).read_text("utf-8"), name
+
+
+def test_pages_publishes_a_version() -> None:
+    """The workflow builds with warnings as errors, with edit links and the menu of versions, and pushes to one branch."""
+    workflow = load(GITHUB / "workflows" / "pages.yml")
+    job = workflow["jobs"]["publish"]
+    assert {"SITE_REPOSITORY", "SITE_URL", "SITE_OFFLINE"} <= job["env"].keys()
+    assert job["permissions"] == {"contents": "write"}
+    commands = "\n".join(step.get("run", "") for step in job["steps"])
+    assert "make docs" in commands and "mike deploy" in commands and "set-default" in commands
+
+
+def test_citation() -> None:
+    """CITATION.cff names the current version. cffconvert 2.0.0 --validate accepted the file with schema 1.2.0."""
+    citation = load(ROOT / "CITATION.cff")
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    assert citation["cff-version"] == "1.2.0" and citation["version"] == version
+    assert citation["message"] and citation["title"].startswith("minisgl")
+    assert all("name" in author or "family-names" in author for author in citation["authors"])
+
+
+def test_readme_begins_with_the_clone() -> None:
+    first = re.search(r"```bash[^\n]*\n(.*?)\n", (ROOT / "README.md").read_text("utf-8"))
+    assert first is not None and first[1].startswith("git clone ")

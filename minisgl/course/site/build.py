@@ -33,10 +33,18 @@ def on_startup(**_: Any) -> None:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fill the sections of the navigation that list files: the course and the benchmarks.
+    """Fill the sections of the navigation that list files, the course and the benchmarks, and add the published address.
 
-    The course begins with its overview; in each chapter, the index comes first.
+    The course begins with its overview; in each chapter, the index comes first. The environment's ``SITE_REPOSITORY``
+    (``https://github.com/owner/name``) adds edit links, ``SITE_URL`` the menu of versions: a site on disk has neither.
     """
+    if repository := os.environ.get("SITE_REPOSITORY"):
+        config.repo_url, config.repo_name, config.edit_uri = repository, "Source", "edit/main/docs/"
+        config.theme["features"] = [*config.theme["features"], "content.action.edit"]
+        config.theme["icon"] = {**(config.theme.get("icon") or {}), "repo": "fontawesome/brands/git-alt"}
+    if address := os.environ.get("SITE_URL"):
+        config.site_url = address
+        config.extra["version"] = {"provider": "mike"}
     benchmarks = sorted((ROOT / "docs" / "benchmarks").glob("*.md"), key=lambda p: (p.name != "index.md", p.name))
     sections = {
         "Course": ["course.md", *(page for page, _ in course(ROOT) if page != START)],
@@ -63,7 +71,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _file(name: str, config: MkDocsConfig) -> File:
-    return File(name, str(ROOT), config.site_dir, config.use_directory_urls)
+    file = File(name, str(ROOT), config.site_dir, config.use_directory_urls)
+    file.edit_uri = f"../{name}"  # relative to docs/
+    return file
 
 
 def _listing(name: str) -> str:
