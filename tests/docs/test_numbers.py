@@ -9,6 +9,7 @@ from minisgl.course.lab.box import answer_lines
 from minisgl.course.lab.catalog import labs
 from minisgl.course.site.diagrams import mask
 from minisgl.server.worker_process import PLUGIN_CALLS_INTERVAL_SECONDS
+from minisgl.trace.events import VERSION
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,3 +30,8 @@ def test_size_of_the_labs() -> None:
     assert "10 to 70 lines of a plugin" in (ROOT / "docs/course.md").read_text()
     assert 8 <= min(sizes) <= 12
     assert 60 <= max(sizes) <= 70
+
+
+def test_version_of_the_trace_format() -> None:
+    text = " ".join((ROOT / "docs/trace.md").read_text().split())
+    assert f"the format's version ({VERSION})" in text

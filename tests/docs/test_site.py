@@ -5,6 +5,7 @@ The layout is tested on wide and narrow screens, light and dark.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -117,6 +118,21 @@ def test_pictures_have_descriptions(pages: dict[Path, Page]) -> None:
     assert pictures >= 6
 
 
+def test_search_index_has_no_text_of_pictures(site: Path) -> None:
+    """Numbers of pictures would be found as if the page said something about them."""
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    text = "\n".join(doc["text"] for doc in index["docs"])
+    assert len(text) > 100_000
+    for words in ("<svg", "better than the stage before", "prompts or answers: the worst gap", "var(--mg-", "aria-labelledby"):
+        assert words not in text, words
+
+
+def test_terms_have_hover_texts(pages: dict[Path, Page]) -> None:
+    terms = [e for page in pages.values() for e in page.elements if e.tag == "a" and e.attributes.get("class") == "term"]
+    assert len(terms) > 300
+    assert all(len(term.attributes["title"]) > 10 and "glossary.html#" in term.attributes["href"] for term in terms)
+
+
 # ---- in a browser -------------------------------------------------------------------------------------
 
 
@@ -152,12 +168,23 @@ def layout_problems(browser: Chrome, width: int) -> Iterator[str]:
         ".map(e => `${e.tagName} ${e.className}`)"
     )
     yield from (f"scrolls sideways without a shadow: {name}" for name in without_shadow)
+    if width >= 1280:
+        yield from browser.execute_script(
+            "return [...document.querySelectorAll('article pre > code')].filter(e => e.scrollWidth > e.clientWidth + 1)"
+            ".map(e => 'code wider than its box: ' + e.textContent.trim().slice(0, 60))"
+        )
+    yield from browser.execute_script(  # a figure shows all of its picture, or scrolls
+        "return [...document.querySelectorAll('article svg[viewBox]')].filter(s => s.querySelector('text')).filter(s => {"
+        "  const box = s.getBoundingClientRect(), place = s.parentElement.getBoundingClientRect();"
+        "  return box.width > place.width + 1 && !['auto', 'scroll'].includes(getComputedStyle(s.parentElement).overflowX);"
+        "}).map(s => 'cropped picture: ' + s.textContent.slice(0, 40))"
+    )
     wide = browser.execute_script("return document.documentElement.scrollWidth")
     if wide > width:
         yield f"{wide - width} pixels wider than the screen"
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (380, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_layout_of_every_page(site: Path, browser: Chrome, width: int, scheme: str) -> None:
     open_page(browser, site / "index.html", width, scheme)
     browser.execute_script("localStorage.clear()")  # forget the scheme of an earlier visit

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from minisgl.course.site.home import walk
 from minisgl.course.site.sliders import page as sliders
 from minisgl.testing.simulate import simulate
 from minisgl.testing.small import job
 from minisgl.trace.draw.pages import shown
 from minisgl.trace.history import state_at, turns
 from minisgl.trace.read import Trace
+from minisgl.trace.tour import tour
 from minisgl.trace.view import difference, frame, page
 
 if TYPE_CHECKING:
@@ -99,6 +101,46 @@ def test_keys_buttons_and_colours(browser: Chrome, tmp_path: Path) -> None:
     expect_no_errors(browser)
 
 
+def test_page_opens_with_a_tour(browser: Chrome, tmp_path: Path) -> None:
+    trace = walk()
+    stops = tour(trace)
+    open_page(browser, tmp_path / "walk.html", page([trace]))
+    body = browser.find_element("tag name", "body")
+    for number, stop in enumerate(stops, 1):
+        assert text(browser, "where").startswith(f"step {stop.step} of")
+        assert text(browser, "message") == f"{number} of {len(stops)}: {stop.text}"
+        assert browser.find_elements("css selector", f".panel.{stop.panel}.spot")
+        body.send_keys("t")
+    assert text(browser, "message") == "" and not browser.find_elements("css selector", ".spot, .focus")
+    browser.find_element("id", "tour").click()
+    assert text(browser, "message").startswith("1 of")
+    body.send_keys("\ue00c")  # Escape
+    assert text(browser, "message") == ""
+    expect_no_errors(browser)
+
+
+def test_everything_can_be_reached_with_the_keyboard(browser: Chrome, tmp_path: Path) -> None:
+    from selenium.webdriver import Keys
+
+    open_page(browser, tmp_path / "walk.html", page([walk()]))
+    order, outlines = [], []
+    for _ in range(9):
+        browser.switch_to.active_element.send_keys(Keys.TAB)
+        order.append(browser.execute_script("const e = document.activeElement; return e.id || e.dataset.key || e.tagName"))
+        outlines.append(browser.execute_script("return getComputedStyle(document.activeElement).outlineWidth"))
+    assert order[:6] == ["theme", "back", "play", "next", "slider", "tour"]
+    assert order[6:] == ["0", "1", "2"]  # the requests of the timeline
+    assert {width for width in outlines if float(width.removesuffix("px")) < 2} == set(), "the focus is visible"
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
+    assert text(browser, "message").startswith("Following request 2")
+    browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    assert text(browser, "where").startswith("step 1 of")
+    assert browser.execute_script("return document.activeElement.dataset.key") == "2", "a new step keeps the focus"
+    browser.switch_to.active_element.send_keys(Keys.SPACE)
+    assert text(browser, "message") == ""
+    expect_no_errors(browser)
+
+
 @pytest.mark.parametrize("scheme", ["default", "slate"])
 def test_frame_has_the_colours_of_its_page(browser: Chrome, tmp_path: Path, scheme: str) -> None:
     html = f'<meta charset="utf-8"><link rel="icon" href="data:,"><body data-md-color-scheme="{scheme}">'
@@ -107,7 +149,7 @@ def test_frame_has_the_colours_of_its_page(browser: Chrome, tmp_path: Path, sche
     browser.find_element("id", "next").click()
     assert text(browser, "where").startswith("step 1 of")
     colour: Any = browser.execute_script("return getComputedStyle(document.documentElement).backgroundColor")
-    assert colour == {"default": "rgb(255, 255, 255)", "slate": "rgb(30, 33, 41)"}[scheme]
+    assert colour == {"default": "rgb(252, 251, 248)", "slate": "rgb(30, 33, 41)"}[scheme]
     browser.switch_to.default_content()
     expect_no_errors(browser)
 

@@ -20,6 +20,8 @@ from minisgl.course.site import blocks
 
 MAX_LINES = 40
 """Maximum number of lines of a quote, so that readers read it."""
+WIDE = 92
+"""Longest line of a quote, in columns, that is shown in the usual size. Longer lines get a smaller one."""
 _MARKER = re.compile(r"^\s*# lab: ")
 
 
@@ -108,4 +110,6 @@ def expand(block: blocks.Block, root: Path, link: Callable[[Quote], str]) -> str
     if unknown:
         raise QuoteError(f"{block.options['quote']}: a quote accepts only lines=, not {', '.join(sorted(unknown))}")
     quote = find(root, block.options["quote"], block.options.get("lines"))
-    return textwrap.indent(f"```{block.language}\n{quote.text}\n```\n{link(quote)}", block.indent)
+    wide = any(len(line) > WIDE for line in quote.text.splitlines())
+    head = f"{{ .{block.language} .wide }}" if wide else block.language
+    return textwrap.indent(f"```{head}\n{quote.text}\n```\n{link(quote)}", block.indent)

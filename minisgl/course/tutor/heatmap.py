@@ -14,7 +14,7 @@ from minisgl.trace.draw.svg import theme
 __all__ = ["draw"]
 
 CELL, GAP, LEFT, TOP, LINE = 30, 24, 74, 22, 18
-MIN_WIDTH = 480
+MIN_WIDTH = 520
 """Smallest width in pixels at which the text is readable. On a narrower screen, the picture scrolls."""
 
 STYLE = (

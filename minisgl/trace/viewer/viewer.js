@@ -138,26 +138,26 @@
           el(svg, "path", { class: "wait", d: `M${x(i) + 2} ${y.get(uid) + high / 2}h${cell - 3}` });
         for (const [uid, start, count, flags, cached, drafts, accepted] of step.r) {
           if (!y.has(uid)) continue;
-          const decode = flags & 1, lost = flags & 2, h = high - 4;
-          const e = el(svg, "rect", { class: lost ? "lost" : decode ? "decode" : "prefill", x: x(i) + 1, y: y.get(uid) + 2,
-            width: cell - 2, height: h, rx: 2, "data-step": step.s, "data-uid": uid, "data-kind": decode ? "decode" : "prefill",
-            "data-count": count });
+          const decode = flags & 1, lost = flags & 2, h = high - 4, known = drafts && accepted !== null, part = h / count;
           const faint = focus !== null && focus !== uid ? " dim" : "";
-          if (faint) e.classList.add("dim");
-          tip(e, `step ${step.s}, request ${uid}: ${decode ? "decode" : "prefill"}, position ${start}` +
+          const words = `step ${step.s}, request ${uid}: ${decode ? "decode" : "prefill"}, position ${start}` +
             (count > 1 ? ` to ${start + count - 1}` : "") + (cached ? `, ${cached} tokens from the cache` : "") + (lost ? "; its token is discarded" : "") +
-            (drafts && accepted !== null ? `; ${accepted} of ${drafts} drafts accepted` : ""));
-          follow(e, uid);
-          if (drafts && accepted !== null) {
-            const part = h / count, rejected = drafts - accepted;
+            (known ? `; ${accepted} of ${drafts} drafts accepted` : "");
+          const box = (cls, y0, tall, attributes) => {
+            const e = el(svg, "rect", { class: cls + faint, x: x(i) + 1, y: y.get(uid) + 2 + y0, width: cell - 2, height: tall, rx: 2, ...attributes });
+            tip(e, words);
+            follow(e, uid);
+          };
+          // From the bottom: the row's own token, accepted drafts, rejected ones. No box is below another: dimmed colours do not mix.
+          const share = cached / (start + count); // of the cache, at the bottom
+          box(lost ? "lost" : decode ? "decode" : "prefill", known ? part * drafts : 0, (known ? h - part * drafts : h) * (1 - share),
+            { "data-step": step.s, "data-uid": uid, "data-kind": decode ? "decode" : "prefill", "data-count": count });
+          if (known) {
+            const rejected = drafts - accepted;
             for (const [cls, n, below] of [["rejected", rejected, 0], ["accepted", accepted, rejected]])
-              if (n) el(svg, "rect", { class: cls + faint, x: x(i) + 1, y: y.get(uid) + 2 + part * below, width: cell - 2, height: part * n, rx: 1,
-                "pointer-events": "none", "data-kind": cls, "data-count": n });
+              if (n) box(cls, part * below, part * n, { "data-kind": cls, "data-count": n });
           }
-          if (cached) {
-            const share = cached / (start + count);
-            el(svg, "rect", { class: "cache" + faint, x: x(i) + 1, y: y.get(uid) + 2 + h * (1 - share), width: cell - 2, height: h * share, rx: 1, "pointer-events": "none" });
-          }
+          if (cached) box("cache", h * (1 - share), h * share, { "data-kind": "cached", "data-count": cached });
         }
       }
       if (all.length > lines.length) el(svg, "text", { class: "soft", x: left, y: 10 }, `and ${all.length - lines.length} more requests`);

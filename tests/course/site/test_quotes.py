@@ -107,3 +107,10 @@ def test_skipped_block_shows_reason() -> None:
     assert shown.startswith("```bash\nwait\n```\n")
     assert "not run by the tests: it takes an hour" in shown
     assert blocks.map_blocks("```bash\nwait\n```\n", blocks.show_skip_reason) == "```bash\nwait\n```\n"
+
+
+def test_quote_with_long_lines_is_smaller(tmp_path: Path) -> None:
+    for width, head in ((92, "```python\n"), (93, "```{ .python .wide }\n")):
+        (tmp_path / "x.py").write_text("#" * width, encoding="utf-8")
+        (block,) = blocks.blocks('```python quote="x.py"\n```')
+        assert expand(block, tmp_path, lambda quote: "").startswith(head)
