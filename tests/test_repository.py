@@ -128,7 +128,7 @@ def test_security_address() -> None:
 
 
 def test_pages_publishes_a_version() -> None:
-    """The workflow builds with warnings as errors, with edit links and the menu of versions, and pushes to one branch."""
+    """The workflow builds with warnings as errors, with edit links and a menu of versions, and pushes to one branch."""
     workflow = load(GITHUB / "workflows" / "pages.yml")
     job = workflow["jobs"]["publish"]
     assert {"SITE_REPOSITORY", "SITE_URL", "SITE_OFFLINE"} <= job["env"].keys()

@@ -34,7 +34,8 @@ def simulate(
 ) -> Trace:
     """Run ``jobs`` on the simulated engine and return the trace.
 
-    ``policy`` and ``cache`` are names of built-in plugins; a policy may also be an object. ``name`` is the trace's file name without suffix.
+    ``policy`` and ``cache`` are names of built-in plugins; a policy may also be an object. ``name`` is the trace's file
+    name without suffix.
     ``max_seq_len`` is the pool's size in tokens by default. ``options`` are `Drive`'s (``overlap``,
     ``max_prefill_tokens``, …).
     """
@@ -46,13 +47,20 @@ def simulate(
         vocab_size=max((max(job.prompt) for job in jobs), default=0) + 2,
     )
     if isinstance(policy, str):
-        policy = make_plugin("scheduler", policy, **({} if policy in ("static", "priority") else {"order": order}))
+        policy = _policy(policy, order)
     plugins = make_plugin("cache", cache, page_size=page_size), policy
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.jsonl"
         with traced(path, spec, *plugins, thorough=False, **options) as drive:
             drive.run(jobs)
         return read(path)
+
+
+def _policy(name: str, order: str) -> SchedulerPolicy:
+    policy: SchedulerPolicy = make_plugin(
+        "scheduler", name, **({} if name in ("static", "priority") else {"order": order})
+    )
+    return policy
 
 
 def greedy(uid: int, prompt: Sequence[int], answer: int, arrive: int = 0) -> Job:

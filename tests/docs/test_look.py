@@ -60,7 +60,13 @@ def test_text_of_the_site_has_contrast(scheme: str) -> None:
     paper, code = c["default-bg-color"], c["code-bg-color"]
     pairs = {
         f"{name} on {where}": (c[name], back)
-        for name in ("default-fg-color", "default-fg-color--light", "typeset-color", "typeset-a-color", "accent-fg-color")
+        for name in (
+            "default-fg-color",
+            "default-fg-color--light",
+            "typeset-color",
+            "typeset-a-color",
+            "accent-fg-color",
+        )
         for where, back in (("paper", paper), ("code", code))
     }
     pairs |= {name: (value, code) for name, value in c.items() if name.startswith("code-hl") or name == "code-fg-color"}
@@ -105,7 +111,9 @@ def test_every_picture_has_a_description() -> None:
         for words, path in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", text):
             if len(words.split()) < 5:
                 short.append(f"{page.relative_to(ROOT)}: {path}: {words!r}")
-        short += [f"{page.relative_to(ROOT)}: {tag}" for tag in re.findall(r"<img (?![^>]*\balt=\"[^\"]+\")[^>]*>", text)]
+        short += [
+            f"{page.relative_to(ROOT)}: {tag}" for tag in re.findall(r"<img (?![^>]*\balt=\"[^\"]+\")[^>]*>", text)
+        ]
     assert short == []
 
 
@@ -122,7 +130,9 @@ def test_tables_fit_into_the_box_of_code() -> None:
         for unit in rendered.units(page.read_text(encoding="utf-8")):
             lines = [] if unit.hidden else unit.block.code.splitlines()
             lines += (unit.output or "").splitlines()
-            wide += [f"{page.name}: {len(line)}: {line}" for line in lines if set(line) & set("│┃━─") and len(line) > COLUMNS]
+            wide += [
+                f"{page.name}: {len(line)}: {line}" for line in lines if set(line) & set("│┃━─") and len(line) > COLUMNS
+            ]
     assert wide == []
 
 
@@ -138,7 +148,13 @@ def test_benchmark_page_leads_with_a_chart(page: Path) -> None:
 def test_chart_shows_the_numbers_of_its_table() -> None:
     rows = table("benchmarks/attention.md", "## Decode")
     assert rows[0][:3] == ["16/8, 1 x 1024", "8.5", "7.8"]
-    assert [number(cell) for cell in ("1,382", "209 to 228", "–", "1.46 ×", "12.85/s")] == [1382, 218.5, None, 1.46, 12.85]
+    assert [number(cell) for cell in ("1,382", "209 to 228", "–", "1.46 ×", "12.85/s")] == [
+        1382,
+        218.5,
+        None,
+        1.46,
+        12.85,
+    ]
     drawn = bars("Times", ["a", "b"], [("x", ["10", "–"]), ("y", ["40", "5"])], limit=20)
     widths = re.findall(r'<rect class="(q\d)" [^>]*?width="([\d.]+)" [^>]*data-value', drawn)
     assert [(hue, float(wide)) for hue, wide in widths] == [("q0", 190.0), ("q1", 380.0), ("q1", 95.0)]

@@ -123,12 +123,20 @@ def test_search_index_has_no_text_of_pictures(site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     text = "\n".join(doc["text"] for doc in index["docs"])
     assert len(text) > 100_000
-    for words in ("<svg", "better than the stage before", "prompts or answers: the worst gap", "var(--mg-", "aria-labelledby"):
+    for words in (
+        "<svg",
+        "better than the stage before",
+        "prompts or answers: the worst gap",
+        "var(--mg-",
+        "aria-labelledby",
+    ):
         assert words not in text, words
 
 
 def test_terms_have_hover_texts(pages: dict[Path, Page]) -> None:
-    terms = [e for page in pages.values() for e in page.elements if e.tag == "a" and e.attributes.get("class") == "term"]
+    terms = [
+        e for page in pages.values() for e in page.elements if e.tag == "a" and e.attributes.get("class") == "term"
+    ]
     assert len(terms) > 300
     assert all(len(term.attributes["title"]) > 10 and "glossary.html#" in term.attributes["href"] for term in terms)
 
@@ -175,8 +183,8 @@ def layout_problems(browser: Chrome, width: int) -> Iterator[str]:
         )
     yield from browser.execute_script(  # a figure shows all of its picture, or scrolls
         "return [...document.querySelectorAll('article svg[viewBox]')].filter(s => s.querySelector('text')).filter(s => {"
-        "  const box = s.getBoundingClientRect(), place = s.parentElement.getBoundingClientRect();"
-        "  return box.width > place.width + 1 && !['auto', 'scroll'].includes(getComputedStyle(s.parentElement).overflowX);"
+        "  const place = s.parentElement, scrolls = ['auto', 'scroll'].includes(getComputedStyle(place).overflowX);"
+        "  return s.getBoundingClientRect().width > place.getBoundingClientRect().width + 1 && !scrolls;"
         "}).map(s => 'cropped picture: ' + s.textContent.slice(0, 40))"
     )
     wide = browser.execute_script("return document.documentElement.scrollWidth")

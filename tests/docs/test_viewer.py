@@ -126,7 +126,9 @@ def test_everything_can_be_reached_with_the_keyboard(browser: Chrome, tmp_path: 
     order, outlines = [], []
     for _ in range(9):
         browser.switch_to.active_element.send_keys(Keys.TAB)
-        order.append(browser.execute_script("const e = document.activeElement; return e.id || e.dataset.key || e.tagName"))
+        order.append(
+            browser.execute_script("const e = document.activeElement; return e.id || e.dataset.key || e.tagName")
+        )
         outlines.append(browser.execute_script("return getComputedStyle(document.activeElement).outlineWidth"))
     assert order[:6] == ["theme", "back", "play", "next", "slider", "tour"]
     assert order[6:] == ["0", "1", "2"]  # the requests of the timeline

@@ -1,7 +1,7 @@
 """The hooks of mkdocs (``hooks:`` in mkdocs.yml): add the chapters, fill in quoted code, link terms.
 
-Pages contain the output of their code (`rendered`), which the build shows. Only figures that move are made by the build,
-which fails if their code fails.
+Pages contain the output of their code (`rendered`), which the build shows. Only figures that move are made by the
+build, which fails if their code fails.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def on_startup(**_: Any) -> None:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fill the sections of the navigation that list files, the course and the benchmarks, and add the published address.
+    """Fill the sections of the navigation that list files, and add the published address.
 
     The course begins with its overview; in each chapter, the index comes first. The environment's ``SITE_REPOSITORY``
     (``https://github.com/owner/name``) adds edit links, ``SITE_URL`` the menu of versions: a site on disk has neither.

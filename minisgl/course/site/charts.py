@@ -28,7 +28,10 @@ def table(page: str, heading: str, index: int = 0) -> Rows:
     tables = re.findall(r"(?:^\|.*\n)+", rest, re.MULTILINE)
     if not found or index >= len(tables):
         raise ValueError(f"{page} has no table {index} below a line {heading!r}")
-    cells = [[cell.replace("*", "").replace("`", "").strip() for cell in line.strip()[1:-1].split("|")] for line in tables[index].splitlines()]
+    cells = [
+        [cell.replace("*", "").replace("`", "").strip() for cell in line.strip()[1:-1].split("|")]
+        for line in tables[index].splitlines()
+    ]
     return cells[2:]
 
 

@@ -133,7 +133,7 @@ def block() -> str:
     """Return the diagram of a decoder layer on two ranks: the residual stream, the split matrices, the all-reduces."""
     pic = Picture("block", "A decoder layer on two ranks")
     pic.desc = (
-        "A line through the whole layer is the residual stream, which both ranks have in full. A branch leaves it twice. "
+        "A line through the whole layer is the residual stream, which both ranks have in full. Two branches leave it. "
         "The first branch: each rank computes the norm, its half of the query, key and value heads, their attention, "
         "and the output projection of its half of the inputs; an all-reduce sums the ranks, and the sum is added to "
         "the residual stream. The second branch: norm, each rank's half of gate and up, down of its half of the "

@@ -1,7 +1,7 @@
 """Runs of the simulated engine that pages show.
 
-The two runs of the home page are a policy of chapter 0 before and after the change of one line. The run of the trace viewer
-is small, and has one example of everything that a scheduler does.
+The two runs of the home page are a policy of chapter 0 before and after the change of one line. The run of the trace
+viewer is small, and has one example of everything that a scheduler does.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def label(svg: str) -> str:
 
 
 def pages_to_render() -> list[Path]:
-    """Return the pages with committed outputs: the chapters, the table of chapters, and pages of docs/ that quote or run code."""
+    """Return the pages with committed parts: the chapters, their table, and pages of docs/ that quote or run code."""
     found = [ROOT / name for name, _ in course(ROOT)]
     for page in sorted((ROOT / "docs").glob("**/*.md")):
         options = [unit.block.options.keys() for unit in rendered.units(page.read_text(encoding="utf-8"))]

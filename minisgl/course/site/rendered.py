@@ -23,7 +23,8 @@ import textwrap
 from collections.abc import Callable
 from typing import NamedTuple
 
-from minisgl.course.site.blocks import Block, blocks
+from minisgl.course.site.blocks import Block, blocks, map_text
+from minisgl.trace.draw.svg import figure
 
 BEGIN, END = "<!-- output -->", "<!-- /output -->"
 LIVE = "*This figure moves on the site (`make docs`).*"
@@ -37,6 +38,8 @@ _UNIT = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _PICTURE = re.compile(r"^!\[[^\n]*\]\((?P<path>[^)\s]+\.svg)\)$", re.MULTILINE)
+_FILE = re.compile(r"^!\[(?:[^\]]+)\]\((?P<path>[\w./-]+\.svg)\)$", re.MULTILINE)
+"""A picture file in a paragraph of its own, whose description may have several lines."""
 _DETAILS = re.compile(
     r'^<details(?: class="(?P<kind>\w+)")?>\n<summary>(?P<title>[^\n]*)</summary>\n(?P<body>.*?)^</details>$',
     re.MULTILINE | re.DOTALL,
@@ -119,7 +122,13 @@ def for_site(markdown: str) -> tuple[str, dict[str, list[str]]]:
         title = html.unescape(match["title"]).replace('"', "&quot;")
         return f'??? {match["kind"] or "question"} "{title}"\n\n{body}\n'
 
-    return _DETAILS.sub(fold, map_units(markdown, show)), pictures
+    def place(match: re.Match[str]) -> str:
+        mark = f"picture-{len(pictures)}"
+        pictures[mark] = [match["path"]]
+        return f'<div id="{mark}"></div>'
+
+    shown = map_text(map_units(markdown, show), lambda text: _FILE.sub(place, text))
+    return _DETAILS.sub(fold, shown), pictures
 
 
 def inline(page: str, mark: str, pictures: list[str]) -> str:
@@ -129,7 +138,13 @@ def inline(page: str, mark: str, pictures: list[str]) -> str:
     any width are side by side, or below each other on a narrow screen.
     """
     if all(' width="' in picture.partition(">")[0] for picture in pictures):
-        shown = "".join(f'<figure class="mg-figure">{picture}</figure>' for picture in pictures)
+        shown = "".join(map(_figure, pictures))
     else:
         shown = f'<div style="display: flex; flex-wrap: wrap; gap: 0.5rem 1.5rem">{"".join(pictures)}</div>'
     return page.replace(f'<div id="{mark}"></div>', shown)
+
+
+def _figure(picture: str) -> str:
+    if "min-width:" in picture.partition(">")[0]:  # it was printed with its figure
+        return f'<figure class="mg-figure" style="overflow-x:auto;margin:1em 0">{picture}</figure>'
+    return figure(picture)

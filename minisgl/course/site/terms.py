@@ -21,7 +21,23 @@ _EVERYDAY = "<!-- everyday -->"
 MAX_HOVER = 260
 """Length of the longest hover text: as many sentences of the paragraph as fit, at least one."""
 _TAG = re.compile(r"(<!--.*?-->|<[^>]+>)", re.DOTALL)
-_NO_TERMS = {"a", "abbr", "button", "code", "h1", "h2", "h3", "h4", "h5", "h6", "pre", "script", "style", "summary", "svg"}
+_NO_TERMS = {
+    "a",
+    "abbr",
+    "button",
+    "code",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "h5",
+    "h6",
+    "pre",
+    "script",
+    "style",
+    "summary",
+    "svg",
+}
 """Elements in whose text no term is linked."""
 _VOID = {"br", "hr", "img", "input", "wbr"}
 
@@ -102,8 +118,8 @@ def hover(page: str, terms: Sequence[Term], address: str) -> str:
     """
     known = {name: term for term in terms if not term.everyday for name in term.names}
     anchors = {term.anchor: term for term in terms}
-    found = re.compile(rf"(?<![\w-])({'|'.join(_pattern(name) for name in sorted(known, key=len, reverse=True))})(?![\w-])",
-                       re.IGNORECASE)  # fmt: skip
+    names = "|".join(_pattern(name) for name in sorted(known, key=len, reverse=True))
+    found = re.compile(rf"(?<![\w-])({names})(?![\w-])", re.IGNORECASE)
     inside: list[str] = []
     seen: set[str] = set()
 

@@ -20,7 +20,9 @@ WORDS_PER_MINUTE = 100
 SECONDS_PER_LINE = 3
 """Reading time of a line of code or output."""
 _TITLE = re.compile(r"\A(?P<title># [^\n]+\n)\n(?:\*About [^\n]*\*\n\n)?")
-_ROW = re.compile(r"^\| \[[^\]]+\]\((?P<page>chapters/[^)#]+)\) \|(?P<cells>(?: [^|\n]* \|){3})(?: [^|\n]* \|)?$", re.MULTILINE)
+_ROW = re.compile(
+    r"^\| \[[^\]]+\]\((?P<page>chapters/[^)#]+)\) \|(?P<cells>(?: [^|\n]* \|){3})(?: [^|\n]* \|)?$", re.MULTILINE
+)
 _SUM = re.compile(r"about [\d.]+ hours of reading and [\d.]+ hours of labs")
 
 

@@ -34,7 +34,10 @@ def edit_address(config: MkDocsConfig, name: str) -> str | None:
 
 def test_published_page_links_to_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     config = configure(monkeypatch, SITE_REPOSITORY=REPOSITORY, SITE_URL="https://owner.github.io/name/")
-    assert edit_address(config, "chapters/04_attention/index.md") == f"{REPOSITORY}/edit/main/chapters/04_attention/index.md"
+    assert (
+        edit_address(config, "chapters/04_attention/index.md")
+        == f"{REPOSITORY}/edit/main/chapters/04_attention/index.md"
+    )
     assert edit_address(config, "course.md") == f"{REPOSITORY}/edit/main/docs/course.md"
     assert config.extra["version"] == {"provider": "mike"}
     assert "content.action.edit" in config.theme["features"]

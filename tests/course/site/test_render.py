@@ -151,3 +151,12 @@ def test_mask_and_numbers() -> None:
     with pytest.raises(ValueError, match="matches nothing"):
         numbers(r"(\d)", "none")
     assert text_of("One\ntwo <!-- no --> `x`.\n```\nno\n```\n") == "One two `x`."
+
+
+def test_picture_file_becomes_part_of_the_page() -> None:
+    """It follows the page's colours, and scrolls in a figure on a narrow screen; one in a line of text stays."""
+    markdown = "Text.\n\n![Two\nlines.](a/b.svg)\n\nSee ![a dot](dot.svg) here.\n\n```text\n![x](y.svg)\n```\n"
+    shown, pictures = rendered.for_site(markdown)
+    assert pictures == {"picture-0": ["a/b.svg"]}
+    assert shown == markdown.replace("![Two\nlines.](a/b.svg)", '<div id="picture-0"></div>')
+    assert 'style="min-width:90px"' in rendered.inline(shown, "picture-0", ['<svg width="100"></svg>'])

@@ -75,7 +75,8 @@ def test_course_defines_terms_before_use() -> None:
 
 
 def test_terms_have_hover_texts() -> None:
-    page = "<h2>A KV cache</h2><p>The KV\ncache, a page and <code>KV cache</code>; KV caches.</p><h2>B</h2><p>A radix tree</p>"
+    page = "<h2>A KV cache</h2><p>The KV\ncache, a page and <code>KV cache</code>; KV caches.</p>"
+    page += "<h2>B</h2><p>A radix tree</p>"
     found = hover(page, TERMS, "../glossary.html")
     link = '<a class="term" href="../glossary.html#kv-cache" title="What is kept.">KV\ncache</a>'
     assert found == page.replace("The KV\ncache", f"The {link}").replace(

@@ -1,4 +1,4 @@
-"""The times of pages: reading times are calculated, lab times are those of the labs, and a second run changes nothing."""
+"""The times of pages: reading times are calculated, lab times are those of the labs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from minisgl.course.site.__main__ import course
 from minisgl.course.site.times import course_table, head, labs_of, reading_minutes
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = "# Title\n\nSome text.\n\n```python exec=\"on\"\nprint(box(\"policy\"))\n```\n"
+PAGE = '# Title\n\nSome text.\n\n```python exec="on"\nprint(box("policy"))\n```\n'
 
 
 def test_head_has_reading_and_lab_times() -> None:
