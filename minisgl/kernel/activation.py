@@ -1,4 +1,6 @@
-"""Gated activations over a merged gate-and-up projection: plain torch on a CPU, Triton on a GPU.
+"""Gated activations over a merged gate-and-up projection: Triton on a GPU, plain torch on a CPU.
+
+With a compiler, a CPU computes SiLU in C++.
 
 Shazeer, GLU Variants Improve Transformer, 2020.
 """
@@ -9,6 +11,8 @@ from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor
+
+from minisgl.kernel.cpp import elementwise as cpp
 
 Act = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -27,6 +31,8 @@ def silu_and_mul(x: Tensor) -> Tensor:
         from minisgl.kernel.triton import activation as triton
 
         return triton.silu_and_mul(x)
+    if cpp.serves(x, x.shape[-1] // 2):
+        return cpp.silu_and_mul(x)
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
 

@@ -1,15 +1,16 @@
 """The matrix product of a linear layer, with the fastest kernel for each device and shape.
 
 On a GPU: a Triton kernel for one row, a Triton kernel for at most 64 rows if the matrix is small, cuBLASLt for other
-products of at most `FEW_ROWS` rows, and torch's default (cuBLAS) for more rows. On a CPU: oneDNN over a packed copy of
-the matrix if the matrix is small and in float32 and the number of rows is in `PACKED_ROWS`; a C++ kernel for at most
-`CPU_FEW_ROWS` rows of other matrices, if it can be compiled; else torch's default, which is BLAS for float32 and oneDNN
-for the 16-bit dtypes.
+products of at most `FEW_ROWS` rows, and torch's default (cuBLAS) for more rows. On a CPU, for weights in bfloat16 and
+float32: C++ kernels, if they can be compiled. For a small matrix in float32 they read a packed copy of it, if the
+number of rows is in `PACKED_ROWS`. Without a compiler, oneDNN reads such a copy. All other products are torch's
+default, which is BLAS for float32 and oneDNN for the 16-bit dtypes.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -24,8 +25,9 @@ PACKED_BYTES = 8 << 20
 layout, and the packed copy would double their memory."""
 
 PACKED_ROWS = range(3, 65)
-"""Numbers of rows for which the packed copy is used: there oneDNN is up to 1.8 times as fast as BLAS, if the matrix has
-1 MiB or more. With more rows it is not faster; with 1 or 2 rows it is slower."""
+"""Numbers of rows for which the packed copy is used. With 8 rows the C++ kernel takes half to two thirds of the time of
+BLAS; without a compiler, oneDNN is up to 1.8 times as fast as BLAS, if the matrix has 1 MiB or more. With more rows
+neither is faster than BLAS, and with 1 or 2 rows both are slower."""
 
 ONEDNN_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 128, 256)
 """Numbers of rows with which oneDNN is called; blocks of other sizes are padded. For each new number of rows oneDNN
@@ -38,38 +40,56 @@ _PADDING = [next(size for size in ONEDNN_ROWS if size >= rows) - rows for rows i
 FEW_ROWS = 256
 """Up to this number of rows cuBLASLt is faster than cuBLAS on an H200: by 10 to 20 % for large matrices."""
 
-CPU_FEW_ROWS = 16
-"""Up to this number of rows the C++ kernel is used on a CPU. For bfloat16 weights it takes a third to two thirds of
-torch's time on a processor without bfloat16 instructions, and for float32 weights at most as long:
-docs/benchmarks/cpu-offline.md."""
+CPP_ROWS = {torch.bfloat16: sys.maxsize, torch.float32: 128}
+"""Up to this number of rows the C++ kernel computes the product with a weight that is not packed. On a processor
+without bfloat16 instructions torch takes several times as long for bfloat16. For many rows in float32, BLAS takes the
+same time: docs/benchmarks/cpu-offline.md."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A weight in oneDNN's blocked layout: an opaque tensor with a shape, whose memory torch can't read."""
+    """A copy of a weight [out, in] for products of few rows on a CPU.
+
+    ``weight`` is in oneDNN's blocked layout, an opaque tensor whose memory torch can't read; or, with ``cpp``, the
+    result of `minisgl.kernel.cpp.linear.pack`.
+    """
 
     weight: Tensor
+    out_size: int
+    cpp: bool
 
 
 def pack(weight: Tensor) -> Packed | None:
     """Return a packed copy of weight [out, in], or None if packing does not help.
 
     None is returned on a GPU, for dtypes other than float32, for empty weights, for weights larger than `PACKED_BYTES`,
-    and if torch was built without oneDNN. If None is returned on a CPU, the C++ kernel for few rows is compiled now, so
-    that the first step need not wait for the compiler.
+    and if there is neither a C++ compiler nor oneDNN in torch. On a CPU the C++ kernels are compiled now, so that the
+    first step need not wait for the compiler.
     """
     if weight.device.type != "cpu" or weight.numel() == 0:
         return None
-    if weight.dtype != torch.float32 or weight.nbytes > PACKED_BYTES or not torch.backends.mkldnn.is_available():
-        cpp.serves(weight)
+    in_cpp = cpp.serves(weight)
+    if weight.dtype != torch.float32 or weight.nbytes > PACKED_BYTES:
+        return None
+    if in_cpp:
+        return Packed(cpp.pack(weight), len(weight), cpp=True)
+    if not torch.backends.mkldnn.is_available():
         return None
     usual_rows = 32
-    return Packed(torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), usual_rows))
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), usual_rows)
+    return Packed(packed, len(weight), cpp=False)
+
+
+def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
+    """Multiply x [rows, in] with a packed weight; returns [rows, out]. ``rows`` is at most ``ONEDNN_ROWS[-1]``."""
+    if packed.cpp:
+        return cpp.packed_linear(x, packed.weight, packed.out_size, bias)
+    return onednn_linear(x, packed, bias)
 
 
 @one_launch
-def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    """Multiply x [rows, in] with a packed weight; returns [rows, out]. ``rows`` is at most ``ONEDNN_ROWS[-1]``."""
+def onednn_linear(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
+    """Compute `packed_linear` with oneDNN."""
     rows = x.shape[0]
     padding = _PADDING[rows]
     if not padding:
@@ -100,8 +120,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Packed
     if x.device.type == "cpu" and x.dim() == 2:
         if packed is not None and len(x) in PACKED_ROWS:
             return packed_linear(x, packed, bias)
-        if packed is None and 0 < len(x) <= CPU_FEW_ROWS and x.dtype == weight.dtype and cpp.serves(weight):
-            return cpp.few_rows_linear(x, weight, bias)
+        if packed is None and 0 < len(x) <= CPP_ROWS.get(x.dtype, 0) and x.dtype == weight.dtype and cpp.serves(weight):
+            return cpp.linear(x, weight, bias)
         if x.dtype in (torch.bfloat16, torch.float16):  # torch calls oneDNN for these, but not for float32
             return sixteen_bit_linear(x, weight, bias)
     if x.is_cuda and x.dim() == 2 and x.shape[0] <= FEW_ROWS:

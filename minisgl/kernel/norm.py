@@ -1,4 +1,4 @@
-"""RMSNorm, alone and with the residual added first: plain torch on a CPU, Triton on a GPU.
+"""RMSNorm, alone and with the residual added first: Triton on a GPU; C++ on a CPU with a compiler, else plain torch.
 
 The norm is computed in float32 in any dtype.
 
@@ -10,6 +10,13 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from minisgl.kernel.cpp import elementwise as cpp
+
+
+def prepare(weight: Tensor) -> None:
+    """Compile the kernels for ``weight`` [dim] on a CPU now, so that the first step need not wait for the compiler."""
+    cpp.serves(weight[None], len(weight))
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Divide x [..., dim] by its root mean square over dim and multiply by weight [dim]."""
@@ -17,6 +24,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         from minisgl.kernel.triton import norm as triton
 
         return triton.rms_norm(x, weight, eps)
+    if cpp.serves(x, x.shape[-1]) and x.dtype == weight.dtype:
+        return cpp.rms_norm(x, weight, eps)
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
@@ -29,5 +38,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         from minisgl.kernel.triton import norm as triton
 
         return triton.add_rms_norm(x, residual, weight, eps)
+    if cpp.serves(x, x.shape[-1]) and x.dtype == weight.dtype == residual.dtype and residual.is_contiguous():
+        return cpp.add_rms_norm(x, residual, weight, eps)
     residual = x.add_(residual)
     return F.rms_norm(residual, weight.shape, weight, eps), residual

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minisgl.kernel import huge_pages
 from minisgl.kernel.linear import Packed, linear, pack
 from minisgl.layers.context import Context
 from minisgl.layers.weight_shards import WeightShard
@@ -25,7 +25,7 @@ class _VocabRows(nn.Module):
         self.vocab_size, self.comm = vocab_size, ctx.comm
         rows = -(-vocab_size // ctx.comm.size)
         self.start = ctx.comm.rank * rows
-        weight = torch.zeros(rows, hidden_size, dtype=ctx.dtype, device=ctx.device)
+        weight = huge_pages.empty((rows, hidden_size), ctx.dtype, ctx.device).zero_()
         self.weight = nn.Parameter(weight, requires_grad=False)
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from minisgl.config import ConfigError
+from minisgl.kernel import huge_pages
 from minisgl.kernel.linear import Packed, linear, pack
 from minisgl.layers.context import Context
 from minisgl.layers.fp8 import Fp8Matrix
@@ -20,7 +20,7 @@ from minisgl.layers.weight_shards import WeightShard, split_rows
 
 
 def _parameter(ctx: Context, *shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, dtype=ctx.dtype, device=ctx.device), requires_grad=False)
+    return nn.Parameter(huge_pages.empty(shape, ctx.dtype, ctx.device), requires_grad=False)
 
 
 class _Merged(nn.Module):

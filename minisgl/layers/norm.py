@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from minisgl.kernel.norm import add_rms_norm, rms_norm
+from minisgl.kernel.norm import add_rms_norm, prepare, rms_norm
 from minisgl.layers.context import Context
 from minisgl.layers.weight_shards import WeightShard
 
@@ -26,6 +26,10 @@ class RMSNorm(nn.Module):
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
         """Yield the weight, which every rank holds in full."""
         yield WeightShard.whole(f"{prefix}weight", self.weight)
+
+    def after_load(self) -> None:
+        """Compile the kernel: see `minisgl.kernel.norm.prepare`."""
+        prepare(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x [..., dim]; returns a tensor of the same shape."""

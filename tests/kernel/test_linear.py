@@ -1,4 +1,4 @@
-"""Two products on a CPU, compared with torch's: oneDNN with packed weights, and C++ for few rows."""
+"""The products on a CPU, compared with torch's: packed weights, with C++ and oneDNN, and weights in place with C++."""
 
 from __future__ import annotations
 
@@ -11,20 +11,31 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from minisgl.kernel import huge_pages
 from minisgl.kernel import linear as kernel
 from minisgl.kernel.cpp import linear as cpp
+from minisgl.kernel.cpp import load
 from minisgl.kernel.linear import linear, pack
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 7, 32, 64, 65, 300])
-@pytest.mark.parametrize(("out", "inner"), [(512, 256), (96, 64), (33, 17), (1, 5)])
+@pytest.mark.parametrize(("out", "inner"), [(512, 256), (208, 64), (33, 17), (1, 5)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_packed_product(rows: int, out: int, inner: int, bias: bool) -> None:
+@pytest.mark.parametrize("compiler", [False, True])
+def test_packed_product(
+    rows: int, out: int, inner: int, bias: bool, compiler: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The product with a packed weight equals the product in float64, with oneDNN and with C++."""
+    if compiler:
+        compiler_or_skip()
+    else:
+        monkeypatch.setattr(cpp, "compiled", lambda: None)
     generator = torch.Generator().manual_seed(rows)
     x, w = torch.randn(rows, inner, generator=generator), torch.randn(out, inner, generator=generator)
     b = torch.randn(out, generator=generator) if bias else None
     packed = pack(w)
     assert packed is not None
+    assert packed.cpp == (compiler and out % cpp.MULTIPLE == 0)
     want = F.linear(x.double(), w.double(), None if b is None else b.double())
     torch.testing.assert_close(linear(x, w, b, packed).double(), want, atol=1e-4, rtol=1e-5)
     strided = torch.randn(rows, 2 * inner, generator=generator)[:, :inner]
@@ -97,29 +108,90 @@ def test_packing_copies_the_weight() -> None:
     torch.testing.assert_close(linear(x, w, None, packed), x)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 16])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 13, 28, 29, 300])
 @pytest.mark.parametrize(("out", "inner"), [(16, 16), (1024, 48), (208, 1024)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [False, True])
-def test_few_rows_in_cpp(rows: int, out: int, inner: int, dtype: torch.dtype, bias: bool) -> None:
-    """The C++ product equals the product in float64, for strided rows too; a row does not depend on the other rows."""
+def test_product_in_cpp(
+    rows: int, out: int, inner: int, dtype: torch.dtype, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both C++ kernels equal the product in float64, for strided rows too; a row does not depend on the other rows."""
     compiler_or_skip()
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, 2 * inner, generator=generator).to(dtype)[:, :inner]
     w = torch.randn(out, inner, generator=generator).to(dtype)
     b = torch.randn(out, generator=generator).to(dtype) if bias else None
     assert cpp.serves(w)
-    got = cpp.few_rows_linear(x, w, b)
     want = F.linear(x.double(), w.double(), None if b is None else b.double())
     eps = 1e-4 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(got.double(), want, atol=eps, rtol=eps)
-    assert torch.equal(got, torch.cat([cpp.few_rows_linear(x[i : i + 1], w, b) for i in range(rows)]))
-    transposed = x.t().contiguous().t()
-    assert torch.equal(cpp.few_rows_linear(transposed, w, b), got)
+    for few_rows in (0, 1000):
+        monkeypatch.setattr(cpp, "FEW_ROWS", few_rows)
+        got = cpp.linear(x, w, b)
+        torch.testing.assert_close(got.double(), want, atol=eps, rtol=eps)
+        assert torch.equal(got[:30], torch.cat([cpp.linear(x[i : i + 1], w, b) for i in range(min(rows, 30))]))
+        transposed = x.t().contiguous().t()
+        assert torch.equal(cpp.linear(transposed, w, b), got)
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_threads_do_not_change_a_product(threads: int) -> None:
+    """The C++ kernels compute the same bits with any number of threads."""
+    compiler_or_skip()
+    before = torch.get_num_threads()
+    x, w = torch.randn(61, 256), torch.randn(784, 256)
+    panels = cpp.pack(w)
+
+    def products() -> list[torch.Tensor]:
+        return [cpp.linear(x, w, None), cpp.linear(x[:5], w, None), cpp.packed_linear(x, panels, len(w), None)]
+
+    torch.set_num_threads(1)
+    try:
+        want = products()
+        torch.set_num_threads(threads)
+        assert all(map(torch.equal, products(), want))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_product_without_this_processors_instructions() -> None:
+    """Compiled for any processor of this architecture, with smaller tiles, the kernels compute the same products."""
+    compiler_or_skip()
+    module = load("linear.cpp")
+    generator = torch.Generator().manual_seed(0)
+    w, b = torch.randn(80, 64, generator=generator), torch.randn(80, generator=generator)
+    for dtype, eps in ((torch.float32, 1e-4), (torch.bfloat16, 2e-2)):
+        for rows, few_rows in ((3, 100), (1, 0), (20, 0)):
+            x = torch.randn(rows, 64, generator=generator).to(dtype)
+            out = torch.empty(rows, 80, dtype=dtype)
+            module.linear(x, w.to(dtype), b.to(dtype), out, few_rows, 2)
+            want = F.linear(x.double(), w.to(dtype).double(), b.to(dtype).double())
+            torch.testing.assert_close(out.double(), want, atol=eps, rtol=eps)
+    width = module.panel_outputs()
+    panels, out = torch.empty(-(-80 // width), 64, width), torch.empty(7, 80)
+    module.pack(w, panels)
+    x = torch.randn(7, 64, generator=generator)
+    module.packed_linear(x, panels, b, out, 1)
+    torch.testing.assert_close(out, F.linear(x, w, b), atol=1e-4, rtol=1e-4)
+
+
+def test_wrong_sizes_are_refused() -> None:
+    """The compiled functions check sizes and dtypes."""
+    compiler_or_skip()
+    w = torch.zeros(32, 64)
+    none, panels = w.view(-1)[:0], cpp.pack(w)
+    module = cpp.compiled()
+    with pytest.raises(ValueError, match="do not fit together"):
+        module.linear(torch.zeros(2, 48), w, none, torch.zeros(2, 32), 8, 1)
+    with pytest.raises(ValueError, match="another element type"):
+        module.linear(torch.zeros(2, 64).bfloat16(), w, none, torch.zeros(2, 32), 8, 1)
+    with pytest.raises(ValueError, match="multiples of 16"):
+        module.linear(torch.zeros(2, 63), w[:, :63].contiguous(), none, torch.zeros(2, 32), 8, 1)
+    with pytest.raises(ValueError, match="panels must be made by pack"):
+        module.packed_linear(torch.zeros(2, 64), panels, none, torch.zeros(2, 320), 1)
 
 
 def test_products_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The C++ product serves few rows of bfloat16 weights; torch serves many rows, odd sizes and other dtypes."""
+    """C++ serves all rows of bfloat16 weights and few of float32 ones; torch serves odd sizes and other dtypes."""
     compiler_or_skip()
     calls = []
 
@@ -127,17 +199,20 @@ def test_products_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(len(x))
         return F.linear(x, weight, bias)
 
-    monkeypatch.setattr(cpp, "few_rows_linear", watch)
+    monkeypatch.setattr(cpp, "linear", watch)
     w = torch.randn(32, 64)
-    for rows in (0, 1, kernel.CPU_FEW_ROWS, kernel.CPU_FEW_ROWS + 1):
+    for rows in (0, 1, 1000):
         linear(torch.randn(rows, 64).bfloat16(), w.bfloat16())
-    assert calls == [1, kernel.CPU_FEW_ROWS]
+    few = kernel.CPP_ROWS[torch.float32]
+    for rows in (few, few + 1):
+        linear(torch.randn(rows, 64), w)
+    assert calls == [1, 1000, few]
     linear(torch.randn(1, 64), w, None, pack(w))
     linear(torch.randn(1, 64).half(), w.half())
     linear(torch.randn(1, 63).bfloat16(), w.bfloat16()[:, :63].contiguous())
     linear(torch.randn(1, 64).bfloat16(), w.bfloat16()[:31])
     linear(torch.randn(2, 1, 64).bfloat16(), w.bfloat16())
-    assert len(calls) == 2
+    assert len(calls) == 3
 
 
 def test_products_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +225,18 @@ def test_products_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(linear(x, w), F.linear(x, w))
     finally:
         cpp.compiled.cache_clear()
+
+
+def test_huge_pages() -> None:
+    """Tensors in huge pages have the shape and dtype that was asked for, and do not overlap."""
+    cpu = torch.device("cpu")
+    large = huge_pages.empty((1024, 1030), torch.bfloat16, cpu).zero_()
+    assert large.shape == (1024, 1030) and large.dtype == torch.bfloat16 and not large.any()
+    assert huge_pages.empty((0, 5), torch.float32, cpu).shape == (0, 5)
+    arena = huge_pages.Arena(block_bytes=4096)
+    parts = [arena.empty((size, 3), torch.float32).fill_(size) for size in (1, 100, 200, 50, 2000, 7)]
+    for part in parts:
+        assert (part == len(part)).all() and part.shape[1] == 3 and part.data_ptr() % 64 == 0
 
 
 def compiler_or_skip() -> None:

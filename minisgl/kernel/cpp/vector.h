@@ -14,11 +14,12 @@ constexpr int kLanes = 16;
 
 typedef float Vec __attribute__((vector_size(4 * kLanes)));
 typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t UIntVec __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t ShortVec __attribute__((vector_size(2 * kLanes)));
 
 constexpr IntVec kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-inline Vec Broadcast(float x) { return Vec{} + x; }
+inline Vec Broadcast(float x) { return Vec{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 
 inline Vec Load(const float* from) {
   Vec x;
@@ -33,6 +34,14 @@ inline Vec Load(const BFloat16* from) {
 }
 
 inline void Store(Vec x, float* to) { std::memcpy(to, &x, sizeof x); }
+
+// Rounds like FromFloat.
+inline void Store(Vec x, BFloat16* to) {
+  const UIntVec bits = (UIntVec)x;
+  const UIntVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const ShortVec y = __builtin_convertvector(x == x ? rounded : UIntVec{} + 0x7fc0, ShortVec);
+  std::memcpy(to, &y, sizeof y);
+}
 
 #ifdef __clang__
 #define MINISGL_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -59,6 +68,29 @@ inline Vec Sums(Vec* x) {
 #undef MINISGL_STEP
 #undef MINISGL_UNPACK
   return x[0];
+}
+
+// Transposes sixteen vectors: element j of x[i] becomes element i of x[j]. Each step swaps two of the four quarters of
+// every square of 2n by 2n elements.
+inline void Transpose(Vec* x) {
+#define MINISGL_STEP(n, low, high)                                                \
+  for (int i = 0; i < kLanes; ++i) {                                              \
+    if (i & n) continue;                                                          \
+    const Vec a = x[i], b = x[i + n];                                             \
+    x[i] = MINISGL_SHUFFLE(a, b, MINISGL_UNPACK low);                             \
+    x[i + n] = MINISGL_SHUFFLE(a, b, MINISGL_UNPACK high);                        \
+  }
+#define MINISGL_UNPACK(...) __VA_ARGS__
+  MINISGL_STEP(8, (0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+               (8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
+  MINISGL_STEP(4, (0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
+               (4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31));
+  MINISGL_STEP(2, (0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+               (2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31));
+  MINISGL_STEP(1, (0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
+               (1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31));
+#undef MINISGL_STEP
+#undef MINISGL_UNPACK
 }
 
 // Combines all elements by halving: 16 to 8 to 4 values, then the last four one by one.
