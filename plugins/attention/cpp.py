@@ -31,9 +31,8 @@ class Cpp:
 
     prefill: str = "torch"
     """Name of the backend for prefill chunks."""
-    max_query_tokens: int = 9
-    """Rows of at most this number of query tokens are computed in C++, longer ones by the prefill backend. The default
-    is a token and the 8 drafts of ``speculation=ngram``."""
+    max_query_tokens: int = 512
+    """Rows of at most this number of query tokens are computed in C++, longer ones by the prefill backend."""
 
     def __post_init__(self) -> None:
         if self.max_query_tokens < 1:
@@ -46,7 +45,7 @@ class CppAttention:
     ``prefill`` is the backend for rows of more than ``max_query_tokens`` query tokens.
     """
 
-    def __init__(self, prefill: AttentionBackend, device: torch.device, max_query_tokens: int = 9):
+    def __init__(self, prefill: AttentionBackend, device: torch.device, max_query_tokens: int = 512):
         self.prefill, self.device, self.max_query_tokens = prefill, device, max_query_tokens
         self.few: AttnBatch | None = None  # the rows that the kernel computes
         self.tokens = 0  # number of their query tokens

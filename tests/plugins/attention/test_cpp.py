@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from minisgl.config import ConfigError
 from minisgl.kernel.cpp import attention as kernel
+from minisgl.kernel.cpp import load
 from minisgl.kernel.rope import QKNorm, norm_rope_store, norm_rope_store_torch
 from minisgl.kvcache.pool import KVPool
 from minisgl.plugin_manager.manager import PluginManager
@@ -123,6 +124,41 @@ def test_promise_8_one_result_for_a_query() -> None:
     made.plan(replace(alone, cu_seqlens_q=prepared.batch.cu_seqlens_q[:2]))
     q = prepared.q[7:8]
     assert torch.equal(made.forward(prepared.layers[1], q, torch.empty_like(q)), together[7:8])
+
+
+def test_promise_8_prompts() -> None:
+    """A query of a long prompt has the same bits as alone, in a decode row; heads are divided among threads or not."""
+    case = AttentionCase(((0, 1100), (3, 40)), page_size=16, q_heads=4, kv_heads=2)
+    prepared = prepare_case(case)
+    made = backend(max_query_tokens=2000)
+    made.bind(prepared.pool, prepared.layers, [])
+    made.plan(prepared.batch)
+    together = prepared.forward(made)
+    torch.testing.assert_close(together, prepared.expected, atol=2e-6, rtol=2e-6)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 7):
+            torch.set_num_threads(threads)
+            last = prepared.batch.slice_rows(0, 1)  # the last query of the first row, as a decode row
+            cu_seqlens_q = torch.tensor([0, 1], dtype=torch.int32)
+            made.plan(replace(last, num_decode=1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_q_cpu=cu_seqlens_q.numpy()))
+            q = prepared.q[1099:1100]
+            assert torch.equal(made.forward(prepared.layers[1], q, torch.empty_like(q)), together[1099:1100])
+            made.plan(prepared.batch)
+            assert torch.equal(prepared.forward(made), together)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_this_processors_instructions(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled for any processor of this architecture, with smaller tiles, the kernel gives the same results."""
+    monkeypatch.setattr(kernel, "compiled", lambda: load("attention.cpp"))
+    near = 2e-6 if dtype == torch.float32 else 2e-2
+    for head_dim in (64, 48):
+        case = AttentionCase(((700, 1), (30, 1), (695, 6), (0, 50)), 16, 6, 2, head_dim, dtype=dtype)
+        got, want = run_case(backend(max_query_tokens=100), case)
+        torch.testing.assert_close(got, want, atol=near, rtol=near)
 
 
 def test_padding_rows() -> None:
