@@ -104,7 +104,7 @@ def _compose(manager: PluginManager, overrides: Sequence[str], kind: type[Config
 
     schemas = tuple((group, name, schema) for group in GROUPS for name, schema in manager.configs[group].items())
     try:
-        return _compose_with_hydra(tuple(words), kind, schemas)
+        return _compose_with_hydra(tuple(words), kind, schemas)  # type: ignore[arg-type]  # a class is hashable
     except (HydraException, OmegaConfBaseException) as error:
         _explain(error, manager, overrides)
 
