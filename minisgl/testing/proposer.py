@@ -114,6 +114,8 @@ class ProposerConformance:
 
     runs = 40
     """Number of runs with random requests. Later runs have more requests."""
+    salt_runs = 4
+    """Number of runs of `test_salts` with each pair of salts."""
     max_steps = 5_000
     """Steps within which all requests of a run must finish."""
 
@@ -215,7 +217,7 @@ class ProposerConformance:
     def test_salts(self) -> None:
         """A request gets no tokens of a request with another salt, be it one that runs, or ran in the same row."""
         for theirs, own in (("a", "b"), ("a", None), (None, "b")):
-            for seed in range(4):
+            for seed in range(self.salt_runs):
                 self._check_salts(random.Random(seed), theirs, own)
 
     def _check_salts(self, rng: random.Random, theirs: str | None, own: str | None) -> None:

@@ -61,6 +61,7 @@ class TestDraftModel(ProposerConformance):
     """A small model with random weights, and as many tokens as the kit's engine has."""
 
     runs = 4
+    salt_runs = 1
 
     @pytest.fixture(autouse=True)
     def set_folder(self, tmp_path: Path) -> None:
