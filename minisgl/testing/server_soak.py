@@ -129,9 +129,14 @@ def _events(data: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-def run(options: Sequence[str], seconds: float, level_after: float, clients: int, seed: int = 0) -> Report:
-    """Let ``clients`` clients use a new server for ``seconds``. The first levels are taken after ``level_after``."""
-    asked = questions(Random(seed), 60)
+def run(
+    options: Sequence[str], seconds: float, level_after: float, clients: int, seed: int = 0, number: int = 60
+) -> Report:
+    """Let ``clients`` clients use a new server for ``seconds``. The first levels are taken after ``level_after``.
+
+    The clients draw from ``number`` questions, which the idle server answers first.
+    """
+    asked = questions(Random(seed), number)
     with Server(*options, "log_level=warning") as server:
         roles = {pid: name for name, pid in server.workers().items()}
         right = [Client(server.url).ask(question) for question in asked]

@@ -16,6 +16,8 @@ from minisgl.bench.abuses.sending import UNANSWERED
 from minisgl.bench.abuses.watch import MEMORY_MB, Report, Watched, abuse, warm_up
 from minisgl.testing.serving import Server, scaled_timeout
 
+pytestmark = pytest.mark.xdist_group("test_abuse")  # one process: the server starts once
+
 OPEN = "still open"
 EXPECTED = {
     "integers": {"400"},
@@ -51,7 +53,7 @@ def test_every_abuse_is_tested() -> None:
 
 @pytest.mark.parametrize("name", ABUSES)
 def test_abuse(server: Server, name: str) -> None:
-    report = abuse(Watched(server.url, server.processes, str(server.folder)), name, seconds=2)
+    report = abuse(Watched(server.url, server.processes, str(server.folder)), name, seconds=1)
     assert report.answers.keys() <= EXPECTED[name]
     assert sum(report.answers.values()) > 0
     assert report.failed == 0 or "503" in report.answers  # "5,000 requests" may fill the queue

@@ -14,7 +14,7 @@ OPTIONS = ("model=tutor", "num_pages=400", "max_running_requests=16")
 
 def test_mixed_traffic() -> None:
     """Every answer is the one of the idle server, and nothing stays behind."""
-    report = run(OPTIONS, seconds=6, level_after=3, clients=6)
+    report = run(OPTIONS, seconds=5, level_after=2, clients=6, number=30)
     assert report.problems(memory_mb=100) == []
     assert min(report.answers[kind] for kind in ("whole", "streamed", "left")) > 0
 
@@ -27,7 +27,7 @@ def test_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return [*texts[:-1], texts[-1] + "x"] if texts and stream else texts
 
     monkeypatch.setattr(server_soak.Client, "ask", forged)
-    report = run(OPTIONS, seconds=60, level_after=0, clients=2)
+    report = run(OPTIONS, seconds=60, level_after=0, clients=2, number=6)
     assert "was answered streamed" in report.problems(memory_mb=1000)[0]
 
 
