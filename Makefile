@@ -26,6 +26,7 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.minisgl-base
 TOOLS := $(VENV)/.minisgl-tools
 TYPES := build/types
+PYTEST_2 := $(BIN)/python -m pytest -n 2 --dist loadgroup
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo serve test check check-cluster check-labs check-nodes test-labs soak lint docs pages bench reference format \
@@ -42,20 +43,20 @@ bench: $(TOOLS)
 	$(BIN)/python -m minisgl.bench offline $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(PYTEST_2) $(ARGS)
 
 # Tests of the parts that most changes touch: structure, options, plugins, the scheduler and its promises, messages, caches.
 CORE_TESTS := tests/test_house.py tests/test_names.py tests/test_repository.py tests/utils tests/message tests/kvcache \
   tests/options/test_describe.py tests/plugin_manager/test_call_counts.py tests/scheduler tests/trace/test_state.py
 
 check: lint
-	$(BIN)/python -m pytest -n 2 -q $(CORE_TESTS) $(ARGS)
+	$(PYTEST_2) -q $(CORE_TESTS) $(ARGS)
 
 test-labs: $(TOOLS)
-	$(BIN)/python -m pytest -n 2 tests/course/lab $(ARGS)
+	$(PYTEST_2) tests/course/lab $(ARGS)
 
 check-labs: $(TOOLS)
-	MINISGL_LAB_GATES=all $(BIN)/python -m pytest -n 2 -q tests/course/lab/test_solutions.py -k test_wrong_solution $(ARGS)
+	MINISGL_LAB_GATES=all $(PYTEST_2) -q tests/course/lab/test_solutions.py -k test_wrong_solution $(ARGS)
 
 check-cluster: $(TOOLS)
 	@$(BIN)/python -c "import smg" 2> /dev/null || $(PIP) -e '.[cluster]'

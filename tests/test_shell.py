@@ -19,6 +19,8 @@ import pytest
 from minisgl.shell import Chat, ChatError
 from minisgl.testing.serving import Server, scaled_timeout
 
+pytestmark = pytest.mark.xdist_group("test_shell")  # one process: the server starts once
+
 SHELL = [sys.executable, "-m", "minisgl.shell"]
 
 

@@ -16,6 +16,8 @@ from minisgl import LLM, SamplingParams
 from minisgl.testing.checkpoints import ARCHITECTURES, tiny_checkpoint
 from minisgl.testing.oracle import Oracle
 
+pytestmark = pytest.mark.xdist_group("test_greedy_oracle")  # one process: the checkpoints are made once
+
 FACTORS = (tuple(ARCHITECTURES), (1, 16), (16, 8192), (True, False), ("radix", "naive"), (1, 2))
 # Columns: architecture, page_size, max_prefill_tokens, overlap, cache, tp. For any two columns, each pair of their
 # values occurs in some line.

@@ -25,6 +25,8 @@ from minisgl.server.connections import MAX_HEAD, MAX_HEADERS, MAX_PIPELINED, Con
 from minisgl.server.serve import listen
 from minisgl.testing.serving import Server, scaled_timeout
 
+pytestmark = pytest.mark.xdist_group("test_connections")  # one process: the server starts once
+
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"

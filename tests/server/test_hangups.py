@@ -14,6 +14,8 @@ import pytest
 
 from minisgl.testing.serving import Server, scaled_timeout
 
+pytestmark = pytest.mark.xdist_group("test_hangups")  # one process: the server starts once
+
 PATH = "/v1/chat/completions"
 
 

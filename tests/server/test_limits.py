@@ -23,6 +23,8 @@ from minisgl.testing.serving import Server
 
 from .test_errors import CHAT, PLAIN, USER, assert_serves, error_of
 
+pytestmark = pytest.mark.xdist_group("test_limits")  # one process: the server starts once
+
 LONG = "y" * 3000
 ECHO = 200
 """The largest number of characters of a request that an error repeats."""

@@ -17,6 +17,8 @@ from minisgl.config import ConfigError, ServerConfig
 from minisgl.server.serve import check_tls
 from minisgl.testing.serving import Server, scaled_timeout
 
+pytestmark = pytest.mark.xdist_group("test_tls")  # one process: the server starts once
+
 CA = trustme.CA()
 
 

@@ -20,6 +20,8 @@ from minisgl.plugins.observer.metrics import SECONDS, TOKENS, Histogram
 from minisgl.server.vllm_metrics import OBSERVED, VllmMetrics, token_buckets
 from minisgl.testing.serving import Server
 
+pytestmark = pytest.mark.xdist_group("test_vllm_metrics")  # one process: the server starts once
+
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = ROOT / "docs" / "operation" / "grafana.json"
 RunApp = Callable[..., None]
