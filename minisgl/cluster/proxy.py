@@ -34,6 +34,8 @@ GENERATE = ("/v1/chat/completions", "/v1/completions")
 """The paths of requests that the routing policy chooses a replica for."""
 MAX_RESENT = 1
 """How often a request is sent again that a replica has seen: a request that kills servers must not reach all."""
+MAX_BUFFERED = 1 << 28
+"""Bytes of all bodies that the router keeps, so that it can send a request again. With more it refuses requests."""
 HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
     b"upgrade http2-settings expect".split()
@@ -51,6 +53,43 @@ class PromptView(NamedTuple):
     block_hashes: Sequence[int] = ()
     prompt_tokens: int = 0
     output_tokens: int = 0
+
+
+class BodyBuffer:
+    """The bodies that a router keeps, with a bound for all of them: `MAX_BUFFERED`, or one body of the largest size."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Bytes of all bodies that are kept."""
+
+    def add(self, size: int, max_body: int) -> None:
+        """Count further bytes. Raise `ApiError` (503) if they are too many."""
+        if self.size + size > max(MAX_BUFFERED, max_body):
+            message = "The router has too many bytes of other requests: try again later."
+            raise ApiError(503, message, headers={"retry-after": "1"})
+        self.size += size
+
+
+class Body:
+    """The body of one request, whose bytes count in a buffer from their arrival until `release`."""
+
+    def __init__(self, buffer: BodyBuffer) -> None:
+        self.data = b""
+        self._buffer, self._counted = buffer, 0
+
+    async def read(self, request: Request, limit: int) -> None:
+        """Read the body. Raise `ApiError` if it is larger than ``limit`` bytes (413), or the buffer is full (503)."""
+
+        def count(size: int) -> None:
+            self._buffer.add(size, limit)
+            self._counted += size
+
+        self.data = await read_body(request, limit, count)
+
+    def release(self) -> None:
+        """Drop the bytes: the request will not be sent again."""
+        self._buffer.size -= self._counted
+        self.data, self._counted = b"", 0
 
 
 PromptReader = Callable[[str, Headers, bytes], Awaitable[PromptView]]
@@ -81,6 +120,7 @@ class Proxy:
         self._upstreams: list[Upstream | None] = []
         self._policy, self._status, self._read_prompt = policy, status, read_prompt
         self._keys = itertools.count()
+        self._buffer = BodyBuffer()
         self._idle = asyncio.Event()
         self._idle.set()
         self._open = 0
@@ -139,7 +179,15 @@ class Proxy:
 
     async def _pass_on(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         self._status.check_ready()
-        body = await self._read_body(scope, receive)
+        body = Body(self._buffer)
+        try:
+            await self._read_body(scope, receive, body)
+            await self._relay_while_connected(path, scope, receive, send, body)
+        finally:
+            body.release()
+
+    async def _relay_while_connected(self, path: str, scope: Scope, receive: Receive, send: Send, body: Body) -> None:
+        """Run `_relay` until it is done or the client disconnects. Raise `ApiError` (504) if it takes too long."""
         work = asyncio.ensure_future(self._relay(path, scope, body, send))
         disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
         tasks = {work, disconnect}
@@ -160,16 +208,17 @@ class Proxy:
             disconnect.cancel()
             await asyncio.gather(work, disconnect, return_exceptions=True)
 
-    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
-        """Return the body of a request, or nothing without the API key: the replica refuses the request anyway.
+    async def _read_body(self, scope: Scope, receive: Receive, body: Body) -> None:
+        """Read the body of a request, or nothing without the API key: the replica refuses the request anyway.
 
-        Raise `ApiError` if the body is too large (413) or does not arrive in time (504).
+        Raise `ApiError` if the body is too large (413), if the bodies of all requests are (503), or if it does not
+        arrive in time (504).
         """
         if not is_authorized(Headers(scope=scope), self._api_key):
-            return b""
+            return
         try:
             async with asyncio.timeout(self._seconds_left(scope)):
-                return await read_body(Request(scope, receive), self.max_body)
+                await body.read(Request(scope, receive), self.max_body)
         except TimeoutError:
             raise self._too_long() from None
 
@@ -180,11 +229,11 @@ class Proxy:
     def _too_long(self) -> ApiError:
         return ApiError(504, f"The request took longer than {self._timeout or 0:g} s (server.request_timeout).")
 
-    async def _relay(self, path: str, scope: Scope, body: bytes, send: Send) -> None:
+    async def _relay(self, path: str, scope: Scope, body: Body, send: Send) -> None:
         """Send the request to one replica after the other until one answers, and pass its response on."""
         generate = path in GENERATE and scope["method"] == "POST"
         headers = Headers(scope=scope)
-        view = await self._read_prompt(path, headers, body) if generate else PromptView()
+        view = await self._read_prompt(path, headers, body.data) if generate else PromptView()
         tried: set[int] = set()
         resent = 0
         while True:
@@ -234,7 +283,7 @@ class Proxy:
                 replica.alive = True
 
     async def _attempt(
-        self, upstream: Upstream, scope: Scope, body: bytes, send: Send, on_piece: Callable[[], None], last: bool
+        self, upstream: Upstream, scope: Scope, body: Body, send: Send, on_piece: Callable[[], None], last: bool
     ) -> None:
         """Send the request to one replica and pass its response on.
 
@@ -242,7 +291,8 @@ class Proxy:
         byte was sent to the client. The headers of the response wait for the first piece of its body until then.
         """
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-        response = await upstream.request(scope["method"].encode(), target, _request_headers(scope, body), body)
+        headers = _request_headers(scope, len(body.data))
+        response = await upstream.request(scope["method"].encode(), target, headers, body.data)
         begun = False
         try:
             if response.status == 503 and not last:
@@ -250,6 +300,7 @@ class Proxy:
             start = _response_start(response)
             async for piece in response.pieces():
                 if not begun:
+                    body.release()
                     await send(start)
                     begun = True
                 on_piece()
@@ -286,8 +337,10 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-def _request_headers(scope: Scope, body: bytes) -> list[tuple[bytes, bytes]]:
+def _request_headers(scope: Scope, length: int) -> list[tuple[bytes, bytes]]:
     """Return the headers for the replica: the client's, without those of its connection, and those of the router.
+
+    ``length`` is that of the body.
 
     The replica believes the router's ``X-Forwarded-For``, so a client must not write it.
     """
@@ -297,8 +350,8 @@ def _request_headers(scope: Scope, body: bytes) -> list[tuple[bytes, bytes]]:
     headers.append((b"x-forwarded-proto", scope["scheme"].encode()))
     if scope.get("client"):
         headers.append((b"x-forwarded-for", scope["client"][0].encode()))
-    if body or scope["method"] in ("POST", "PUT", "PATCH"):
-        headers.append((b"content-length", str(len(body)).encode()))
+    if length or scope["method"] in ("POST", "PUT", "PATCH"):
+        headers.append((b"content-length", str(length).encode()))
     return headers
 
 

@@ -300,8 +300,11 @@ def _add_error_handlers(app: FastAPI) -> None:
         return Json(ApiError(500, f"The server failed: {type(error).__name__}.").body, status_code=500)
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """Return a request's body. Raise `ApiError` (413) if it is larger than ``limit`` bytes, before it is all read."""
+async def read_body(request: Request, limit: int, on_part: Callable[[int], None] | None = None) -> bytes:
+    """Return a request's body. Raise `ApiError` (413) if it is larger than ``limit`` bytes, before it is all read.
+
+    ``on_part(size)`` is called with the bytes of each part that arrives. It may raise `ApiError`.
+    """
     too_large = ApiError(413, f"The body is larger than {limit} bytes (server.max_body).", code="request_too_large")
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > limit):
@@ -312,6 +315,8 @@ async def read_body(request: Request, limit: int) -> bytes:
             body += part
             if len(body) > limit:
                 raise too_large
+            if on_part is not None:
+                on_part(len(part))
     except ClientDisconnect:
         raise ApiError(CLIENT_CLOSED_REQUEST, "The client disconnected.") from None
     return bytes(body)

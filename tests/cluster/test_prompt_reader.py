@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from starlette.datastructures import Headers
 
+from minisgl.cluster import prompt_reader
+from minisgl.cluster.prompt_reader import MAX_BODY, PromptReader
 from minisgl.cluster.proxy import PromptView
 from minisgl.message.kv_events import block_hashes, root_hash
 from minisgl.models.resolve import resolve_model
-from minisgl.plugins.router import exact
-from minisgl.plugins.router.exact import MAX_PENDING, PromptReader
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 SIZE = 4
@@ -24,7 +24,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[PromptReader]:
-    monkeypatch.setattr(exact, "READ_SECONDS", 60.0)  # a busy machine may take long
+    monkeypatch.setattr(prompt_reader, "READ_SECONDS", 60.0)  # a busy machine may take long
     reader = PromptReader(str(resolve_model("tutor")), False, 7, "key")
     reader.begin(SIZE, 512)
     yield reader
@@ -88,7 +88,7 @@ def test_routed_by_load(reader: PromptReader) -> None:
     """A request without the key is refused anyway, and too many bytes would take too long."""
     assert read(reader, CHAT, b"x" * 40, key="wrong") == PromptView(prompt_tokens=10)
     assert reader.by_load == 0
-    assert read(reader, CHAT, b"x" * (MAX_PENDING + 4)) == PromptView(prompt_tokens=MAX_PENDING // 4 + 1)
+    assert read(reader, CHAT, b"x" * (MAX_BODY + 4)) == PromptView(prompt_tokens=MAX_BODY // 4 + 1)
     assert reader.by_load == 1
     fresh = PromptReader(str(resolve_model("tutor")), False, 7, None)
     assert read(fresh, COMPLETIONS, {"prompt": "x"}).block_hashes == ()
@@ -116,7 +116,7 @@ def test_a_prompt_that_takes_long_holds_no_other(reader: PromptReader, monkeypat
         return original(path, body)
 
     monkeypatch.setattr(reader, "_read", slow)
-    monkeypatch.setattr(exact, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(prompt_reader, "READ_SECONDS", 0.05)
     bodies = [json.dumps({"prompt": [1, 2, 3, index]}).encode() for index in range(4)]
 
     async def read_all() -> list[PromptView]:
@@ -126,6 +126,59 @@ def test_a_prompt_that_takes_long_holds_no_other(reader: PromptReader, monkeypat
     assert asyncio.run(read_all()) == [PromptView(prompt_tokens=len(body) // 4) for body in bodies]
     assert reader.by_load == 4
     go.set()
-    monkeypatch.setattr(exact, "READ_SECONDS", 60.0)
+    monkeypatch.setattr(prompt_reader, "READ_SECONDS", 60.0)
     assert read(reader, COMPLETIONS, {"prompt": [1, 2, 3, 9]}).block_hashes == hashes_of([1, 2, 3, 9])
     assert len(began) == 2 and began[0] == bodies[0]
+
+
+def test_the_work_on_one_request_is_bounded(
+    reader: PromptReader, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of long texts only the beginning is tokenised, of all prompts of a request together; its hashes are exact."""
+    monkeypatch.setattr(prompt_reader, "MAX_CHARS", 400)
+    encoded: list[int] = []
+    original = Tokenizer.encode
+    monkeypatch.setattr(
+        Tokenizer, "encode", lambda self, text, *args: encoded.append(len(text)) or original(self, text, *args)
+    )
+    text = " ".join(f"page {index}" for index in range(150))
+    tokens = tokenizer.encode(text)
+    encoded.clear()
+    view = read(reader, COMPLETIONS, {"prompt": [text, text]})
+    assert [size for size in encoded if size] == [400]
+    assert 20 < len(view.block_hashes) < len(tokens) // SIZE
+    assert list(view.block_hashes) == hashes_of(tokens)[: len(view.block_hashes)]
+    assert view.prompt_tokens == pytest.approx(len(tokens) + len(text) / 4, rel=0.1)
+
+    messages = [{"role": "user", "content": f"<|im_end|> {text}"}]
+    tokens = tokenizer.chat(messages)
+    view = read(reader, CHAT, {"messages": messages})
+    assert 20 < len(view.block_hashes) < len(tokens) // SIZE
+    assert list(view.block_hashes) == hashes_of(tokens)[: len(view.block_hashes)]
+    assert reader.by_load == 0
+
+
+def test_a_prompt_counts_until_it_is_read(reader: PromptReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that no longer waits still occupies the thread, so its bytes still count."""
+    go, original = threading.Event(), reader._read
+
+    def slow(path: str, body: bytes) -> PromptView:
+        go.wait(60)
+        return original(path, body)
+
+    monkeypatch.setattr(reader, "_read", slow)
+    monkeypatch.setattr(prompt_reader, "MAX_PENDING", 70)
+    body = json.dumps({"prompt": [1, 2, 3, 4]}).encode()
+    headers = Headers({"authorization": "Bearer key"})
+
+    async def read_all() -> None:
+        monkeypatch.setattr(prompt_reader, "READ_SECONDS", 0.05)
+        assert await reader(COMPLETIONS, headers, body) == PromptView(prompt_tokens=len(body) // 4)
+        monkeypatch.setattr(prompt_reader, "READ_SECONDS", 60.0)
+        assert (await reader(COMPLETIONS, headers, b" " * 50)).block_hashes == ()  # at once: it would not fit
+        go.set()
+        while not (await reader(COMPLETIONS, headers, body)).block_hashes:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(read_all())
+    assert reader._pending <= len(body)

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from minisgl.cluster import proxy
 from minisgl.cluster.http_server import HttpServer
 from minisgl.cluster.proxy import PromptView, Proxy
 from minisgl.cluster.routing import Replica, live_replicas
@@ -445,6 +446,45 @@ def test_a_body_that_is_too_large(proxied: Callable[..., None]) -> None:
         answer = await cluster.post({"prompt": "x" * 10_000})
         assert answer.status_code == 413
         assert cluster.upstreams[0].requests == []
+
+    proxied(body, count=1)
+
+
+def test_the_bodies_of_all_requests_have_a_bound(
+    proxied: Callable[..., None], until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body counts as it arrives, until its response begins: then the request is not sent again."""
+    monkeypatch.setattr(proxy, "MAX_BUFFERED", 10_000)
+
+    async def body(cluster: Cluster) -> None:
+        upstream, buffer = cluster.upstreams[0], cluster.proxy._buffer
+        go = asyncio.Event()
+
+        async def stream(writer: asyncio.StreamWriter) -> None:
+            writer.write(EVENTS + chunk(b"data: 1\n\n"))
+            await go.wait()
+            writer.write(b"0\r\n\r\n")
+
+        upstream.answer = stream
+        async with cluster.client.stream("POST", CHAT, content=b"x" * 6_000) as answer:
+            pieces = answer.aiter_raw()
+            assert await anext(pieces) == b"data: 1\n\n"
+            assert buffer.size == 0
+            upstream.answer = upstream.wait
+            waiting = asyncio.create_task(cluster.client.post(CHAT, content=b"x" * 6_000))
+            await until(lambda: len(upstream.requests) == 2)
+            assert buffer.size == 6_000
+            refused = await cluster.client.post(CHAT, content=b"x" * 6_000)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert "too many bytes" in refused.json()["error"]["message"]
+            assert len(upstream.requests) == 2 and buffer.size == 6_000
+            waiting.cancel()
+            await until(lambda: buffer.size == 0)
+            upstream.answer = upstream.ok
+            assert (await cluster.client.post(CHAT, content=b"x" * 10_000)).text == "ok"  # a body that fits alone
+            go.set()
+            assert [piece async for piece in pieces] == []
+        assert buffer.size == 0
 
     proxied(body, count=1)
 
