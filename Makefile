@@ -4,7 +4,7 @@
 # make check      linter, type checker and the core tests: less than 90 seconds once mypy has a cache
 # make test-labs  the tests of the labs
 # make check-labs  each wrong solution of the labs against all gates, not only the one that must catch it; takes minutes
-# make check-cluster  the tests of `python -m minisgl.cluster` with the router smg, which it installs first (102 MB)
+# make check-cluster  the tests with the router smg and on Ray Serve, which it installs first (102 MB, 489 MB)
 # make check-nodes  servers whose ranks torchrun starts: killed ranks, cut links, wrong secrets; takes minutes
 # make soak       10,000 random schedules on the simulated engine
 # make lint       linter and type checker
@@ -59,8 +59,8 @@ check-labs: $(TOOLS)
 	MINISGL_LAB_GATES=all $(PYTEST_2) -q tests/course/lab/test_solutions.py -k test_wrong_solution $(ARGS)
 
 check-cluster: $(TOOLS)
-	@$(BIN)/python -c "import smg" 2> /dev/null || $(PIP) -e '.[cluster]'
-	$(BIN)/python -m pytest tests/cluster/test_smg.py $(ARGS)
+	@$(BIN)/python -c "import ray.serve, smg" 2> /dev/null || $(PIP) -e '.[cluster,ray]'
+	$(BIN)/python -m pytest tests/cluster/test_smg.py tests/cluster/test_ray.py $(ARGS)
 
 check-nodes: $(TOOLS)
 	$(BIN)/python -m pytest -q tests/server/check_nodes.py $(ARGS)

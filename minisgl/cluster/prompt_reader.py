@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from starlette.datastructures import Headers
 
-from minisgl.cluster.proxy import PromptView, is_authorized
+from minisgl.cluster.relay import PromptView, is_authorized
 from minisgl.core import I32, InvalidRequestError
 from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, unpack_ids
 from minisgl.message.kv_events import block_hashes, root_hash

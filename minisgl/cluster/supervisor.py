@@ -202,7 +202,7 @@ class Supervisor:
             while bad < self._limits.health_timeout:
                 await asyncio.sleep(HEALTH_SECONDS)
                 began = time.monotonic()
-                if await _is_healthy(upstream):
+                if await is_healthy(upstream):
                     bad = 0.0
                 else:
                     bad += min(time.monotonic() - began, UNHEALTHY_SECONDS) + HEALTH_SECONDS
@@ -233,7 +233,7 @@ class Supervisor:
         await asyncio.gather(*(process.kill() for process in processes))
 
 
-async def _is_healthy(upstream: Upstream) -> bool:
+async def is_healthy(upstream: Upstream) -> bool:
     with contextlib.suppress(UpstreamError, TimeoutError):
         async with asyncio.timeout(UNHEALTHY_SECONDS):
             response = await upstream.request(b"GET", b"/health", [(b"host", b"replica")], b"")

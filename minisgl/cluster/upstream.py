@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from typing import cast
 
 import httptools
 
@@ -103,8 +104,7 @@ class Connection(asyncio.Protocol):
     # ---- asyncio.Protocol ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are not of this class
 
     def data_received(self, data: bytes) -> None:
         if self._parser is None or self.complete:  # bytes that nothing asked for

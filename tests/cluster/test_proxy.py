@@ -11,9 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from minisgl.cluster import proxy
+from minisgl.cluster import relay
 from minisgl.cluster.http_server import HttpServer
-from minisgl.cluster.proxy import PromptView, Proxy
+from minisgl.cluster.proxy import Proxy
+from minisgl.cluster.relay import PromptView
 from minisgl.cluster.routing import Replica, live_replicas
 from minisgl.cluster.status import ClusterStatus, ReplicaStatus
 from minisgl.cluster.upstream import UpstreamError
@@ -189,7 +190,7 @@ def test_an_idle_connection_that_was_closed(proxied: Callable[..., None]) -> Non
         upstream.answer = close_first
         assert (await cluster.post()).text == "ok"
         assert upstream.connections == 2
-        assert cluster.status.retries == 0
+        assert cluster.proxy.retries == 0
 
     proxied(body, count=1)
 
@@ -232,6 +233,32 @@ def test_a_client_that_disconnects_aborts_its_request(proxied: Callable[..., Non
     proxied(body, count=1)
 
 
+def test_a_request_that_is_cancelled(proxied: Callable[..., None], until: Until) -> None:
+    """An HTTP server may cancel the application at the disconnect, as Ray Serve does. It counts as a disconnect."""
+
+    async def body(cluster: Cluster) -> None:
+        upstream = cluster.upstreams[0]
+        upstream.answer = upstream.wait
+        scope = {"type": "http", "method": "POST", "path": CHAT, "raw_path": CHAT.encode(), "query_string": b""}
+        scope |= {"headers": [], "scheme": "http", "client": None}
+        messages = iter([{"type": "http.request", "body": b"{}", "more_body": False}])
+
+        async def receive() -> Any:
+            return next(messages, None) or await asyncio.Future()
+
+        app = RequestMiddleware(cluster.proxy, "", (cluster.records.append,))
+        request = asyncio.create_task(app(scope, receive, receive))
+        await until(lambda: upstream.requests)
+        request.cancel()
+        await asyncio.wait({request})
+        assert request.cancelled()
+        assert [record.status for record in cluster.records] == [499]
+        await until(lambda: upstream.closed == 1)
+        assert cluster.proxy.replicas[0].requests == 0
+
+    proxied(body, count=1)
+
+
 async def die(writer: asyncio.StreamWriter) -> None:
     raise ConnectionError
 
@@ -248,7 +275,7 @@ def test_a_request_whose_replica_dies_goes_to_another(proxied: Callable[..., Non
         cluster.upstreams[0].answer = answer
         assert (await cluster.post()).text == "ok"
         assert [len(each.requests) for each in cluster.upstreams] == [1, 1]
-        assert cluster.status.retries == 1
+        assert cluster.proxy.retries == 1
         assert [each.requests for each in cluster.proxy.replicas] == [0, 0]
 
     proxied(body)
@@ -330,7 +357,7 @@ def test_an_idle_replica_after_one_that_is_gone_and_a_busy_one(proxied: Callable
         cluster.upstreams[2].answer = busy  # the policy takes it second
         assert (await cluster.post()).text == "ok"
         assert [len(each.requests) for each in cluster.upstreams] == [0, 1, 1]
-        assert cluster.status.retries == 2
+        assert cluster.proxy.retries == 2
         await until(lambda: cluster.records)
         assert [(record.status, record.error) for record in cluster.records] == [(200, "")]
 
@@ -454,7 +481,7 @@ def test_the_bodies_of_all_requests_have_a_bound(
     proxied: Callable[..., None], until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A body counts as it arrives, until its response begins: then the request is not sent again."""
-    monkeypatch.setattr(proxy, "MAX_BUFFERED", 10_000)
+    monkeypatch.setattr(relay, "MAX_BUFFERED", 10_000)
 
     async def body(cluster: Cluster) -> None:
         upstream, buffer = cluster.upstreams[0], cluster.proxy._buffer
