@@ -182,8 +182,8 @@ def layout_problems(browser: Chrome, width: int) -> Iterator[str]:
             ".map(e => 'code wider than its box: ' + e.textContent.trim().slice(0, 60))"
         )
     yield from browser.execute_script(  # a figure shows all of its picture, or scrolls
-        "const pictures = [...document.querySelectorAll('article svg[viewBox]')].filter(s => s.querySelector('text'));"
-        "return pictures.filter(s => {"
+        "return [...document.querySelectorAll('article svg[viewBox]')].filter(s => {"
+        "  if (!s.querySelector('text')) return false;"
         "  const place = s.parentElement, scrolls = ['auto', 'scroll'].includes(getComputedStyle(place).overflowX);"
         "  return s.getBoundingClientRect().width > place.getBoundingClientRect().width + 1 && !scrolls;"
         "}).map(s => 'cropped picture: ' + s.textContent.slice(0, 40))"
