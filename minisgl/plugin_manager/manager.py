@@ -59,6 +59,7 @@ BUILTINS = (
     "minisgl.plugins.scheduler.static",
     "minisgl.plugins.scheduler.prefill_first",
     "minisgl.plugins.scheduler.priority",
+    "minisgl.plugins.scheduler.slo",
     "minisgl.plugins.scheduler.decode_first",
     "minisgl.plugins.scheduler.mixed",
     "minisgl.plugins.moe.torch",

@@ -6,7 +6,7 @@
 ``slots`` is the engine's ``max_running_requests`` and ``chunk`` its ``max_prefill_tokens``. A job is one request. Its
 prompt has ``shared`` tokens of the common prefix number ``stem``, then ``own`` tokens that no other request has. It
 arrives before step ``arrive``, and its answer has ``answer`` tokens. If ``abort`` is given, the request is aborted
-``abort`` steps after its arrival. Knows `minisgl.testing` and no plugin.
+``abort`` steps after its arrival. ``priority`` is the request's priority, 0 if it is not given. Knows `minisgl.testing` and no plugin.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def jobs_of(workload: Mapping[str, Any]) -> list[Job]:
         stem = [(1009 * job["stem"] + 31 * i) % 20_000 for i in range(shared)]
         tail = [20_000 + (1511 * job["id"] + 17 * i) % 30_000 for i in range(own)]
         abort = job["arrive"] + job["abort"] if "abort" in job else None
-        params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
+        priority = job.get("priority", 0)
+        params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True, priority=priority)
         jobs.append(Job(job["id"], stem + tail, params, job["arrive"], abort))
     if len({job.uid for job in jobs}) < len(jobs):
         raise Invalid
@@ -215,5 +216,6 @@ def show(workload: Mapping[str, Any]) -> str:
         shared = f"{job['shared']} tokens of common prefix {job['stem']} and " if job["shared"] else ""
         abort = f", aborted {job['abort']} steps later" if "abort" in job else ""
         prompt = f"a prompt of {shared}{job['own']} own tokens, an answer of {job['answer']}"
+        prompt += f", priority {job['priority']}" if "priority" in job else ""
         lines.append(f"request {job['id']}: arrives at step {job['arrive']}, {prompt}{abort}")
     return "\n".join(lines)

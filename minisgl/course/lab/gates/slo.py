@@ -1,0 +1,678 @@
+"""Gates of lab `slo`: each plan is compared with the rules of the lab, and timed runs with the limits of both classes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from minisgl.bench.loadgen.completion import RequestRecord
+from minisgl.bench.loadgen.metrics import itls
+from minisgl.course.lab.grader.conformance import conformance, greedy
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
+from minisgl.course.lab.grader.search import search
+from minisgl.course.lab.grader.server_gate import facts
+from minisgl.course.lab.grader.simulated_workloads import shipped_cache, show, simulate, translate
+from minisgl.course.lab.grader.timed_runs import TimedJob, TimedRun, serve
+from minisgl.scheduler import Plan, PolicyError, Running, Waiting
+from minisgl.scheduler.budget import AdmissionCost, StepBudget, WaitingView
+from minisgl.testing.drive import make_plugin
+
+Request = Running | Waiting
+MAX_GAP = 0.060
+"""Seconds between two tokens of an interactive request, in the runs of the gate `limits`."""
+LARGE_STEP = 1.0
+"""Seconds that an interactive request may lose to a large step that began before it arrived, and to retractions."""
+UNLIMITED = 10**9
+
+
+def wanted(request: Request) -> int:
+    """Return how many prompt tokens a request has to compute."""
+    if isinstance(request, Waiting):
+        return request.num_tokens - request.num_cached_tokens
+    return request.num_remaining_tokens
+
+
+def urgency(request: Request) -> tuple[int, int]:
+    """Order by priority and then by arrival."""
+    return request.priority, request.arrival
+
+
+class Recorded:
+    """The step's budget, which also records the granted tokens of each request."""
+
+    def __init__(self, budget: StepBudget):
+        self._budget = budget
+        self.granted: dict[int, int] = {}
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens left in the budget."""
+        return self._budget.tokens
+
+    @property
+    def rows(self) -> int:
+        """Number of requests that may still be admitted."""
+        return self._budget.rows
+
+    def grant(self, request: Request, num_tokens: int) -> int:
+        """Ask the budget and record the answer."""
+        got = self._budget.grant(request, num_tokens)
+        self.granted[request.uid] = self.granted.get(request.uid, 0) + got
+        return got
+
+    def retractions(self, order: Sequence[Request]) -> list[int]:
+        """Ask the budget."""
+        return self._budget.retractions(order)
+
+
+class Judge:
+    """A policy that asks the student's policy twice for each step, and a new one once, and checks the plan.
+
+    ``make`` builds the student's policy with the options of ``workload``.
+    """
+
+    uses_priority = True
+
+    def __init__(self, make: Callable[[], Any], workload: dict[str, Any]):
+        self.make, self.policy, self.workload, self.steps = make, make(), workload, 0
+
+    def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: StepBudget) -> Plan:
+        """Return the student's plan. Raise `Broken` if it breaks a rule."""
+        fresh, recorded = budget.copy(), Recorded(budget)
+        given = list(waiting), list(running)
+        plan = self.policy.plan(waiting, running, recorded)
+        if (list(waiting), list(running)) != given:
+            seen = "`plan` changed `waiting` or `running`, which the scheduler still uses."
+            raise self.broken("impure", "`plan` changes none of its arguments.", seen)
+        if not isinstance(plan, Plan):
+            raise self.broken("raises", "`plan` returns a Plan.", f"It returned {plan!r:.60}.")
+        rows = dict(plan.rows)
+        for uid in rows:
+            if sum(uid == other for other, _ in plan.rows) > 1:
+                raise self.broken("twice", "A plan has at most one row for each request.", f"Request {uid} has two.")
+        for policy, what in ((self.policy, "A second call of `plan`"), (self.make(), "A new policy object")):
+            again = policy.plan(waiting, running, Recorded(fresh.copy()))
+            if dict(again.rows) != rows or list(again.retract) != list(plan.retract):
+                seen = f"{what} returned another plan for the same arguments."
+                raise self.broken("impure", "A plan depends only on the arguments of `plan`.", seen)
+        step = _Step(self, rows, list(plan.retract), recorded.granted, *given, fresh)
+        step.check_rows()
+        step.check_room()
+        step.check_tokens()
+        step.check_order()
+        self.steps += 1
+        return plan
+
+    def broken(self, cause: str, promise: str, seen: str, request: int | None = None) -> Broken:
+        """Return a finding at the current step."""
+        return Broken(cause, promise, seen, step=self.steps, request=request)
+
+
+class _Step:
+    """One plan, with the requests and the budget that it was made from. ``fresh`` is the budget before the plan."""
+
+    def __init__(
+        self,
+        judge: Judge,
+        rows: dict[int, int],
+        retract: list[int],
+        granted: dict[int, int],
+        waiting: list[Waiting],
+        running: list[Running],
+        fresh: StepBudget,
+    ):
+        self.broken, self.rows, self.retract, self.granted, self.fresh = judge.broken, rows, retract, granted, fresh
+        options = judge.workload
+        self.interactive, self.step, self.share = options["interactive"], options["step"], options["share"]
+        self.running, self.all_waiting = running, waiting
+        self.waiting = [w for w in waiting if w.same_prefix_req is None]
+        self.views: dict[int, Request] = {r.uid: r for r in [*running, *waiting]}
+        self.decoding = sorted((r for r in running if not r.num_remaining_tokens), key=urgency)
+        self.begun = sorted((r for r in running if r.num_remaining_tokens), key=urgency)
+        left = fresh.copy()
+        decoded = sum(bool(left.grant(r, 1)) for r in self.decoding if r.uid in rows)
+        self.is_open = any(map(self.is_interactive, [*running, *self.waiting]))
+        full = max(self.step - decoded, -(-self.step // 4)) if self.is_open else left.tokens
+        self.limit = min(full, left.tokens)
+        self.undiminished = min(self.step, fresh.tokens) if self.is_open else fresh.tokens
+        urgent, batch = self.split([*self.begun, *self.waiting])
+        self.urgent, self.batch = urgent, batch
+        self.used = [sum(rows.get(r.uid, 0) for r in some) for some in (urgent, batch)]
+        self.stuck = self._stuck()
+
+    def is_interactive(self, request: Request) -> bool:
+        return request.priority <= self.interactive
+
+    def split(self, requests: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return the interactive and the batch requests."""
+        return [r for r in requests if self.is_interactive(r)], [r for r in requests if not self.is_interactive(r)]
+
+    def _stuck(self) -> list[Request]:
+        """Return the waiting interactive requests from the first on that finds no room, however many tokens it had."""
+        probe = self.fresh.copy()
+        for r in self.decoding:
+            probe.grant(r, 1)
+        probe.tokens = UNLIMITED
+        urgent = [r for r in self.urgent if isinstance(r, Waiting)]
+        for i, w in enumerate(urgent):
+            if not probe.grant(w, 1):
+                return list(urgent[i:])
+        return []
+
+    @property
+    def has_room(self) -> bool:
+        """Whether all waiting requests would find pages and rows beside each other."""
+        probe = self.fresh.copy()
+        for r in self.decoding:
+            probe.grant(r, 1)
+        probe.tokens = UNLIMITED
+        return all(probe.grant(w, 1) for w in self.waiting)
+
+    def check_rows(self) -> None:
+        """Check each row: a known request, tokens that were granted, every decode row, no common prefix."""
+        for uid, n in self.rows.items():
+            if uid not in self.views:
+                raise self.broken("raises", "The rows of a plan name open requests.", f"No request has uid {uid}.")
+            if uid in self.retract:
+                raise self.broken("victims", "A retracted request has no row.", f"Request {uid} has one.", uid)
+            if n < 1 or (not self.retract and n > self.granted.get(uid, 0)):
+                seen = f"The row has {n} tokens; `budget.grant` granted {self.granted.get(uid, 0)}."
+                raise self.broken("ignores-grant", "A row has no more tokens than the budget granted.", seen, uid)
+            same = getattr(self.views[uid], "same_prefix_req", None)
+            if same is not None:
+                seen = f"Request {uid} was admitted, although request {same} is about to compute the same page."
+                raise self.broken("same-prefix", "A common prefix is computed once.", seen, uid)
+        if not self.retract:
+            budget = self.fresh.copy()
+            for r in self.decoding:
+                if budget.grant(r, 1) and r.uid not in self.rows:
+                    seen = f"Request {r.uid} decodes, and the page of its next token is free, but it has no row."
+                    raise self.broken("decodes", "Every request that decodes has a row in every step.", seen, r.uid)
+
+    def check_room(self) -> None:
+        """Check what is retracted, and that no batch request takes the room of an interactive one."""
+        named = {r.uid for r in self.running}
+        for uid in self.retract:
+            if uid not in named:
+                promise = "`retract` names running requests."
+                raise self.broken("victims", promise, f"Request {uid} does not run.", uid)
+            if self.is_interactive(self.views[uid]):
+                seen = f"Request {uid} is interactive, and was retracted."
+                raise self.broken("victims", "Only batch requests are retracted.", seen, uid)
+        if not self.stuck:
+            if self.retract:
+                seen = f"Requests {self.retract} were retracted, and every waiting interactive request fits."
+                raise self.broken("needless", "Requests are retracted only for interactive ones without room.", seen)
+            return
+        urgent, batch = self.split(sorted(self.running, key=urgency))
+        expected = self.fresh.retractions([*urgent, *self.stuck, *batch])
+        if not set(self.retract) <= set(expected):
+            seen = f"Requests {self.retract} were retracted; {expected or 'none'} of the least urgent are enough."
+            cause = "needless" if len(self.retract) > len(expected) else "victims"
+            raise self.broken(cause, "As few batch requests as possible are retracted, the least urgent ones.", seen)
+        first = self.stuck[0]
+        before = self.urgent[: self.urgent.index(first)]
+        if any(self.rows.get(r.uid, 0) < wanted(r) for r in before) or self.used[0] >= self.limit - self.kept:
+            return  # the step has no token for the request
+        if expected and not self.retract:
+            seen = f"Request {first.uid} is interactive and finds no room; the batch requests {expected} have it."
+            raise self.broken("waits", "A waiting interactive request gets the room of batch requests.", seen, first.uid)
+        for r in self.batch:
+            if isinstance(r, Waiting) and r.uid in self.rows:
+                seen = f"Request {r.uid} was admitted while the interactive request {first.uid} found no room."
+                promise = "No batch request is admitted while an interactive one waits for room."
+                raise self.broken("takes-room", promise, seen, r.uid)
+
+    @property
+    def kept(self) -> int:
+        """Tokens kept for batch prompts: all that wait and all that have begun."""
+        return min(int(self.share / 100 * self.limit + 1e-9), sum(map(wanted, self.batch)))
+
+    def check_tokens(self) -> None:
+        """Check the step's limit, and what each class gets of it."""
+        total, count = sum(self.used), f"The step has {len(self.rows)} rows"
+        if total > self.limit and not self.retract:
+            seen = f"Prompts got {total} tokens; the step may compute {self.limit} beside its decode rows."
+            late = total <= self.undiminished
+            promise = "While an interactive request is open, decode rows and prompts have `step_tokens` tokens together."
+            if not self.is_open:
+                promise = "A step computes no more tokens than the budget has."
+            raise self.broken("decodes" if late else "limit", promise, seen)
+        if self.retract or not self.has_room:
+            return
+        promise = "A step uses all of its prompt tokens, if prompts want them."
+        sums = [sum(map(wanted, some)) for some in (self.urgent, self.batch)]
+        most = [min(sums[0], self.limit - self.kept), min(sums[1], self.kept)]
+        if self.used[1] < most[1] - (self.used[1] > 0 or self.kept == 0):
+            seen = f"{self.kept} of {self.limit} prompt tokens are kept for batch prompts; these got {self.used[1]}."
+            raise self.broken("share", "Batch prompts get the tokens that are kept for them.", seen)
+        if self.used[0] < most[0]:
+            seen = f"Interactive prompts want {sums[0]} tokens and may have {most[0]}; they got {self.used[0]}."
+            raise self.broken("urgent", "Interactive prompts get all tokens but those that are kept.", seen)
+        if total < min(self.limit, sum(sums)):
+            cause = "small" if not self.is_open else "idle"
+            if self.limit == -(-self.step // 4) and self.is_open and total < self.limit:
+                cause = "quarter"
+            seen = f"{count}; prompts want {sum(sums)} tokens and may have {self.limit}; they got {total}."
+            raise self.broken(cause, promise, seen)
+
+    def check_order(self) -> None:
+        """Check that in each class no prompt is served before a more urgent one is served completely."""
+        if self.retract:
+            return
+        for some in (self.urgent, self.batch):
+            for first, later in pairwise(some):
+                if self.rows.get(first.uid, 0) < wanted(first) and later.uid in self.rows:
+                    seen = f"Request {later.uid} got tokens, and request {first.uid}, which comes before it, "
+                    seen += f"got {self.rows.get(first.uid, 0)} of {wanted(first)}."
+                    promise = "In a class, begun prompts come first, then waiting ones, in order of urgency."
+                    raise self.broken("overtakes", promise, seen, later.uid)
+
+
+# ---- the parts alone -------------------------------------------------------------------------------------
+
+
+def build(student: Student, workload: dict[str, Any]) -> Any:
+    """Return the student's policy with the options ``interactive``, ``step`` and ``share`` (percent)."""
+    step, share = workload["step"], workload["share"]
+    if step < 1 or not 0 <= share <= 100:
+        raise Invalid
+    try:
+        config = student.config(interactive=workload["interactive"], step_tokens=step, batch_share=share / 100)
+    except TypeError as error:
+        promise = "The options are `interactive`, `step_tokens` and `batch_share`."
+        raise Broken("options", promise, f"{error}.") from error
+    policy = student.make(config)
+    if not getattr(policy, "uses_priority", False):
+        raise Broken("options", "The policy has `uses_priority = True`.", "It has not: requests keep no priority.")
+    return policy
+
+
+def options_of(rng: random.Random) -> dict[str, int]:
+    """Return random options; the share is in percent."""
+    step = rng.choice([rng.randint(1, 64), rng.randint(65, 1024), 512])
+    return {"interactive": rng.choice([0, 0, -1, 2]), "step": step, "share": rng.choice([0, 10, 25, 25, 50, 100])}
+
+
+def make_limit(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return random arguments of `prompt_tokens`: also 256 decode rows and budgets of 8,192 tokens."""
+    left = rng.choice([rng.randint(1, 200), 8192, rng.randint(1, 8192)])
+    decode = rng.choice([0, rng.randint(0, 300), 256, rng.randint(0, 8)])
+    return {**options_of(rng), "open": rng.random() < 0.7, "decode": decode, "left": left}
+
+
+def show_limit(workload: dict[str, Any]) -> str:
+    """Describe the arguments."""
+    state = "an interactive request is open" if workload["open"] else "no interactive request is open"
+    return f"step_tokens={workload['step']}, {workload['decode']} decode rows, {workload['left']} tokens left; {state}"
+
+
+def run_limit(student: Student, workload: dict[str, Any]) -> None:
+    """Grade `prompt_tokens` alone. A policy without this method is graded by its plans."""
+    policy = build(student, workload)
+    if workload["left"] < 1:
+        raise Invalid
+    decode, left, step = workload["decode"], workload["left"], workload["step"]
+    if not hasattr(policy, "prompt_tokens"):
+        return
+    budget = StepBudget(left, 8, 100, 0, lambda uid: AdmissionCost(0, 0), 0)
+    got = policy.prompt_tokens(bool(workload["open"]), decode, budget)
+    right = min(max(step - decode, -(-step // 4)), left) if workload["open"] else left
+    if got == right:
+        return
+    promise = "`prompt_tokens` returns how many prompt tokens the step may compute beside its decode rows."
+    cause = "limit" if got > right else "small"
+    if workload["open"] and got == min(max(step, -(-step // 4)), left):
+        cause = "decodes"
+    elif workload["open"] and step - decode < -(-step // 4) and got < right:
+        cause = "quarter"
+    raise Broken(cause, promise, f"It returned {got}; expected {right}.")
+
+
+def make_share(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return random arguments of `kept_tokens`."""
+    prompts = [[rng.choice(["begun", "waits"]), rng.randint(1, 300), rng.randint(0, 3) * 16]
+               for _ in range(rng.randint(0, size))]  # fmt: skip
+    return {**options_of(rng), "tokens": rng.choice([rng.randint(1, 9), rng.randint(1, 600), 8192]), "prompts": prompts}
+
+
+def show_share(workload: dict[str, Any]) -> str:
+    """Describe the arguments."""
+    lines = [f"batch_share={workload['share'] / 100}, {workload['tokens']} prompt tokens in the step"]
+    for kind, want, cached in workload["prompts"]:
+        words = f"waits, {cached} tokens cached," if kind == "waits" else "runs,"
+        lines.append(f"a batch request {words} {want} prompt tokens to compute")
+    return "\n".join(lines)
+
+
+def run_share(student: Student, workload: dict[str, Any]) -> None:
+    """Grade `kept_tokens` alone. A policy without this method is graded by its plans."""
+    policy = build(student, workload)
+    if workload["tokens"] < 1 or any(want < 1 for _, want, _ in workload["prompts"]):
+        raise Invalid
+    if not hasattr(policy, "kept_tokens"):
+        return
+    batch: list[Request] = []
+    for uid, (kind, want, cached) in enumerate(workload["prompts"], 1):
+        if kind == "waits":
+            batch.append(Waiting(uid, uid, want + cached, cached, None, 0, 9))
+        else:
+            batch.append(Running(uid, want, 0, 0, uid, 9, uid))
+    total = sum(map(wanted, batch))
+    share = int(workload["share"] / 100 * workload["tokens"])
+    got, right = policy.kept_tokens(workload["tokens"], batch), min(share, total)
+    if not isinstance(got, int) or abs(got - right) > (right not in (0, total)):
+        cause = "share" if not isinstance(got, int) or got < right else "urgent"
+        promise = "`kept_tokens` is `batch_share` of the tokens, rounded down, and at most what the prompts want."
+        raise Broken(cause, promise, f"It returned {got!r}; expected {right}: the prompts want {total}.")
+
+
+# ---- one step ----------------------------------------------------------------------------------------------
+
+
+def make_step(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return one step with room for all: also 256 decode rows and budgets of 8,192 tokens."""
+    workload = {**options_of(rng), "chunk": rng.choice([64, 512, 8192, 8192, rng.randint(1, 700)]), "pages": 100_000}
+    most = rng.choice([30, 300, 3000])
+    mine = rng.choice([[0, 1], [0, 1], [0], [1, 2], [-3, 0, 1, 5]])
+    entries: list[list[Any]] = [["decode", rng.choice(mine), rng.randint(0, 1), 0] for _ in range(rng.randint(0, size))]
+    if size % 6 == 5:
+        entries += [["decode", rng.choice(mine), rng.randint(0, 1), 0] for _ in range(256)]
+    entries += [["begun", rng.choice(mine), rng.randint(1, most), 0] for _ in range(rng.randint(0, 1 + size // 3))]
+    entries += [["waits", rng.choice(mine), rng.randint(1, most), rng.choice([0, 0, 16, 320])]
+                for _ in range(rng.randint(0, 1 + size // 2))]  # fmt: skip
+    if size % 6 == 4:  # decode rows that find no page
+        workload["pages"] = rng.randint(0, 2)
+    if size % 6 == 3:
+        entries.append(["same", max(mine), rng.randint(1, most), 0])
+    rng.shuffle(entries)
+    return {**workload, "entries": entries}
+
+
+def show_step(workload: dict[str, Any]) -> str:
+    """Describe the step in a line for each request."""
+    lines = [
+        f"interactive={workload['interactive']} step_tokens={workload['step']} batch_share={workload['share'] / 100}; "
+        f"one step of {workload['chunk']} tokens, {workload['pages']} free pages"
+    ]
+    says = {
+        "decode": "decodes, needs {} new pages",
+        "begun": "runs, {} prompt tokens to compute",
+        "waits": "waits, {} prompt tokens to compute, {} cached",
+        "same": "waits, {} prompt tokens to compute, with the same next page as another request",
+    }
+    for uid, (kind, priority, a, b) in enumerate(workload["entries"], 1):
+        lines.append(f"request {uid}, priority {priority}: " + says[kind].format(a, b))
+    return "\n".join(lines)
+
+
+def views_of(workload: dict[str, Any]) -> tuple[list[Waiting], list[Running]]:
+    """Return the views of a step's requests, which arrived in their order in the workload."""
+    waiting, running = [], []
+    for uid, (kind, priority, a, b) in enumerate(workload["entries"], 1):
+        if kind == "decode":
+            running.append(Running(uid, 0, min(a, 1), 0, -uid, priority, uid))
+        elif a < 1:
+            raise Invalid
+        elif kind == "begun":
+            running.append(Running(uid, a, 0, 0, -uid, priority, uid))
+        else:
+            same = UNLIMITED if kind == "same" else None
+            waiting.append(Waiting(uid, uid, a + b, b, same, 0, priority))
+    # In order of admission: a request that was retracted runs again behind later ones.
+    return sorted(waiting, key=urgency), sorted(running, key=lambda r: r.admission_order)
+
+
+def run_step(student: Student, workload: dict[str, Any]) -> None:
+    """Check the plan for one step."""
+    if workload["chunk"] < 1 or workload["pages"] < 0:
+        raise Invalid
+    waiting, running = views_of(workload)
+    if workload["pages"] < 100 and (waiting or any(r.num_remaining_tokens for r in running)):
+        waiting, running = [], [r for r in running if not r.num_remaining_tokens]
+    budget = StepBudget(
+        workload["chunk"], max(len(waiting), 1), workload["pages"], 0, lambda uid: AdmissionCost(1, 0), None, lambda _: []
+    )
+    Judge(lambda: build(student, workload), workload).plan(waiting, running, budget)
+
+
+# ---- runs on the simulated engine ---------------------------------------------------------------------------
+
+
+def make_full(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return a workload in which batch requests fill the rows or the pages before interactive ones arrive."""
+    by_rows = rng.random() < 0.5
+    slots, pages = (rng.randint(1, 4), 400) if by_rows else (12, rng.randint(12, 40))
+    room = pages * 4
+    jobs = []
+    for i in range(1 + slots + rng.randint(0, min(size, 6))):
+        own = rng.randint(1, 30) if by_rows else rng.randint(room // 6, room // 2)
+        jobs.append({"id": i + 1, "stem": 0, "shared": 0, "own": own, "answer": rng.randint(8, 30),
+                     "arrive": rng.randint(0, 2), "priority": rng.choice([1, 1, 4])})  # fmt: skip
+    for i in range(rng.randint(1, 1 + min(size, 8) // 2)):
+        own = rng.randint(1, 60) if by_rows else rng.randint(1, room // 3)
+        jobs.append({"id": 50 + i, "stem": 0, "shared": 0, "own": own, "answer": rng.randint(1, 12),
+                     "arrive": rng.randint(3, 14), "priority": rng.choice([0, 0, -2])})  # fmt: skip
+    return {"interactive": 0, "step": rng.choice([16, 64, 512]), "share": 25, "page_size": 4, "pages": pages,
+            "slots": slots, "chunk": rng.choice([32, 512]), "jobs": jobs}  # fmt: skip
+
+
+def show_full(workload: dict[str, Any]) -> str:
+    """Describe the workload."""
+    return f"step_tokens={workload['step']} batch_share={workload['share'] / 100}; " + show(workload)
+
+
+def run_full(student: Student, workload: dict[str, Any]) -> None:
+    """Check every plan of a run in which interactive requests need the room of batch requests.
+
+    The starvation guard of the scheduler is off.
+    """
+    judge = Judge(lambda: build(student, workload), workload)
+    simulate(workload, shipped_cache("naive", workload["page_size"]), judge, causes=cause_of, overlap=False,
+             starvation_steps=UNLIMITED)  # fmt: skip
+
+
+# ---- the limits of both classes ------------------------------------------------------------------------------
+
+KINDS = ("steady", "burst", "flood", "quiet", "rows")
+
+
+def make_load(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return a load of both classes, whose kind depends on ``size``: times are in milliseconds.
+
+    A burst: many interactive requests at once. A flood: more interactive prompts than the machine computes, for some
+    seconds. Quiet: batch requests alone. Rows: batch requests fill all rows.
+    """
+    kind, grown = KINDS[(size - 1) % len(KINDS)], 1 + (size - 1) // len(KINDS)
+    rows, jobs = 256, []
+
+    def add(count: int, priority: int, at: Callable[[], float], prompt: tuple[int, int], answer: tuple[int, int]) -> None:
+        for _ in range(count):
+            jobs.append({"id": len(jobs) + 1, "at": round(at()), "prompt": rng.randint(*prompt),
+                         "answer": rng.randint(*answer), "priority": priority})  # fmt: skip
+
+    talk = (100, 700), (5, 40)
+    if kind == "flood":
+        add(2, 1, lambda: rng.uniform(150, 300), (500, 1000), (2, 6))
+        add(100 + 40 * grown, 0, lambda: rng.uniform(0, 1700 + 700 * grown), (300, 500), (1, 3))
+    elif kind == "quiet":
+        add(4 + 8 * grown, 1, lambda: rng.uniform(0, 100), (1000, 4000), (2, 30))
+    else:
+        add(6 + 6 * grown, 1, lambda: rng.uniform(0, 300), (1500, 4000), (5, 60))
+        if kind == "rows":
+            rows = 8
+            add(8, 1, lambda: 0, (50, 300), (200, 300))
+        add(5 * grown, 0, lambda: rng.uniform(200, 500 + 500 * grown), *talk)
+        if kind == "burst":
+            start = rng.uniform(200, 900)
+            add(10 + 10 * grown, 0, lambda: start, *talk)
+    return {"interactive": 0, "step": 512, "share": 25, "kind": kind, "rows": rows, "jobs": jobs}
+
+
+def show_load(workload: dict[str, Any]) -> str:
+    """Describe the load in a line for each request."""
+    lines = [f"load `{workload['kind']}`: at most {workload['rows']} running requests, max_prefill_tokens 8192"]
+    for job in sorted(workload["jobs"], key=lambda job: (job["at"], job["id"])):
+        name = "interactive" if job["priority"] <= 0 else "batch"
+        lines.append(f"request {job['id']}, {name}: arrives at {job['at'] / 1000:.2f} s, {job['prompt']} prompt tokens, "
+                     f"{job['answer']} output tokens")  # fmt: skip
+    return "\n".join(lines)
+
+
+def run_load(student: Student, workload: dict[str, Any]) -> None:
+    """Compare what the clients of each class see with what they see where each class has a machine of its own."""
+    jobs = [TimedJob(j["id"], j["at"] / 1000, j["prompt"], j["answer"], j["priority"]) for j in workload["jobs"]]
+    if not jobs or len({job.uid for job in jobs}) < len(jobs) or workload["rows"] < 1:
+        raise Invalid
+    if any(job.at < 0 or job.prompt < 1 or job.answer < 1 for job in jobs):
+        raise Invalid
+    talk, batch = [job for job in jobs if job.priority <= 0], [job for job in jobs if job.priority > 0]
+    run = timed(jobs, build(student, workload), workload["rows"])
+    check_interactive(run, talk)
+    check_batch(run, batch, bool(talk))
+
+
+def timed(jobs: Sequence[TimedJob], policy: Any, rows: int = 256, chunk: int = 8192) -> TimedRun:
+    """Serve the jobs without the scheduler's starvation guard."""
+    try:
+        return serve(jobs, policy, max_running_requests=rows, max_prefill_tokens=chunk, starvation_steps=UNLIMITED,
+                     max_steps=4_000)  # fmt: skip
+    except TimeoutError as error:
+        promise = "Every request ends, without the help of the scheduler's starvation guard."
+        raise Broken("starves", promise, f"{error}.") from error
+    except (PolicyError, AssertionError) as error:
+        raise translate(error, cause_of) from error
+
+
+def alone(jobs: Sequence[TimedJob]) -> TimedRun:
+    """Serve the jobs of one class in the order of arrival, in mixed steps of 512 tokens."""
+    return timed(jobs, make_plugin("scheduler", "mixed"), chunk=512)
+
+
+def check_interactive(run: TimedRun, jobs: Sequence[TimedJob]) -> None:
+    """Check the time to first token and the gaps of interactive requests."""
+    if not jobs:
+        return
+    for job in jobs:
+        gaps = itls(run.records[job.uid])
+        if max(gaps, default=0.0) > MAX_GAP:
+            seen = f"A token of request {job.uid} came {max(gaps) * 1e3:.0f} ms after the one before."
+            raise Broken("gap", f"Gaps of interactive requests are at most {MAX_GAP * 1e3:.0f} ms.", seen,
+                         request=job.uid)  # fmt: skip
+    own = alone(jobs)
+    for job in jobs:
+        ttft, base = run.records[job.uid].ttft, own.records[job.uid].ttft
+        if ttft > 2 * base + LARGE_STEP:
+            seen = f"Request {job.uid} waited {ttft:.2f} s for its first token; without batch requests, {base:.2f} s."
+            promise = f"TTFT is at most twice that without batch requests, and {LARGE_STEP} s more."
+            raise Broken("ttft", promise, seen, request=job.uid)
+
+
+def check_batch(run: TimedRun, jobs: Sequence[TimedJob], has_interactive: bool) -> None:
+    """Check when the batch requests are done."""
+    if not jobs:
+        return
+    ids = [job.uid for job in jobs]
+    done = max(run.records[uid].end for uid in ids)
+    if has_interactive:
+        base = alone(jobs).seconds
+        if done > 4 * base + 1:
+            seen = f"They were done after {done:.2f} s; alone, in steps of 512 tokens, after {base:.2f} s."
+            promise = "Batch requests are done after four times the time that they need alone, and 1 s more."
+            raise Broken("starves", promise, seen, request=max(ids, key=lambda uid: run.records[uid].end))
+    else:
+        base = timed(jobs, make_plugin("scheduler", "mixed")).seconds
+        if done > 1.05 * base + 0.05:
+            seen = f"They were done after {done:.2f} s; in steps of 8,192 tokens after {base:.2f} s."
+            raise Broken("small", "Without interactive requests, batch requests have large steps.", seen)
+
+
+# ---- a long queue --------------------------------------------------------------------------------------------
+
+QUEUE, MOST_READ = 20_000, 1_024
+
+
+def run_queue(student: Student) -> str:
+    """Count how many waiting requests a plan reads, of a long queue, with few and with many free rows."""
+    read = 0
+
+    def entries() -> Iterator[Waiting]:
+        nonlocal read
+        for uid in range(1, QUEUE + 1):
+            read += 1
+            yield Waiting(uid, uid, 400, 0, None, 0, int(uid > 300))
+
+    most = 0
+    policy = build(student, {"interactive": 0, "step": 512, "share": 25})
+    for rows in (0, 1, 256):
+        read = 0
+        budget = StepBudget(8192, rows, 100_000, 0, lambda uid: AdmissionCost(25, 0), None, lambda _: [])
+        policy.plan(WaitingView(QUEUE, entries()), [], budget)
+        most = max(most, read)
+        if read > MOST_READ:
+            seen = f"With {rows} free rows it read {read:,} of {QUEUE:,} waiting requests."
+            raise Broken("scan", "A plan reads only the head of a long queue: an entry takes microseconds.", seen)
+    return f"at most {most} of {QUEUE:,} waiting requests read in a step"
+
+
+def policy_kit() -> type:
+    """Import and return the conformance kit of scheduling policies."""
+    from minisgl.testing.policy import PolicyConformance
+
+    return PolicyConformance
+
+
+def cause_of(text: str) -> str | None:
+    """Return the lab's cause for a message of the conformance kit or of the scheduler."""
+    if "asked twice" in text:
+        return "impure"
+    if "empty plans" in text or "stuck" in text or "expected all requests to finish" in text:
+        return "starves"
+    if "retract" in text:
+        return "victims"
+    return "ignores-grant" if "the plan" in text else None
+
+
+def ends(records: Sequence[RequestRecord]) -> float:
+    """Return when the last of the requests ended."""
+    return max(record.end for record in records)
+
+
+GATES = (
+    Gate(
+        "limit",
+        "`prompt_tokens` is the step's limit",
+        search(make_limit, run_limit, seconds=0.5, show=show_limit),
+        part="slo.limit",
+    ),
+    Gate(
+        "share",
+        "`kept_tokens` is the share of batch prompts",
+        search(make_share, run_share, seconds=0.5, show=show_share),
+        part="slo.share",
+    ),
+    Gate(
+        "rows",
+        "with room for all, each step has the right rows",
+        search(make_step, run_step, tries=300, seconds=1.5, show=show_step),
+        part="slo.rows",
+    ),
+    Gate(
+        "room",
+        "an interactive request gets the room of batch requests, and no more",
+        search(make_full, run_full, tries=60, seconds=2.0, show=show_full),
+        part="slo.room",
+    ),
+    Gate("queue", "a plan reads only the head of a long queue", run_queue),
+    conformance(policy_kit, lambda student: student.make(), causes=cause_of, runs=10, limit=20.0),
+    Gate(
+        "limits",
+        "both classes keep their limits under five kinds of load",
+        search(make_load, run_load, tries=15, seconds=4.0, show=show_load),
+        limit=20.0,
+    ),
+    greedy(["scheduler=prefill_first"], ["max_prefill_tokens=32"]),
+    facts(["plan"]),
+)

@@ -1,0 +1,169 @@
+"""`scheduler=slo`: interactive and batch requests in mixed batches, each class with its own rule.
+
+An SLO (service level objective) is a limit that a server promises, such as a time to first token. Interactive requests
+have a limit on the time to their first token and on the gaps between tokens: while one is open, steps are small, and
+its prompt comes before batch prompts. Batch requests have no such limit, but a share of every step's prompt tokens, so
+that a burst of interactive requests delays them and does not stop them.
+
+It is the course's policy (lab ``slo``), shorter than `scheduler=priority`: a batch request that computes a prefix for
+an interactive one does not inherit its urgency, and tokens that are kept for batch prompts may stay unused in a step
+in which these find no pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from minisgl.hooks import hookimpl
+from minisgl.scheduler import Budget, Plan, Running, Waiting
+from minisgl.scheduler.order import order_waiting
+
+
+@dataclass
+class Slo:
+    """Small steps while an interactive request is open; a share of each step's prompt tokens for batch requests."""
+
+    interactive: int = 0
+    """Requests with this priority or a lower number, which is more urgent, are interactive; others are batch."""
+    step_tokens: int = 512
+    """Most tokens of a step while an interactive request is open: its next token waits for the whole step."""
+    batch_share: float = 0.25
+    """Share of a step's prompt tokens that is kept for batch prompts while interactive prompts want them all."""
+
+    def __post_init__(self) -> None:
+        if self.step_tokens < 1:
+            raise ValueError(f"scheduler.step_tokens={self.step_tokens} must be at least 1.")
+        if not 0 <= self.batch_share <= 1:
+            raise ValueError(f"scheduler.batch_share={self.batch_share} must be a number from 0 to 1.")
+
+
+Request = Waiting | Running
+"""What a policy sees of an open request."""
+AHEAD = 32
+"""How many more waiting requests than free rows a plan reads: those for which it may retract others."""
+
+
+def wanted_tokens(request: Request) -> int:
+    """Return how many prompt tokens a request has to compute."""
+    if isinstance(request, Waiting):
+        return request.num_tokens - request.num_cached_tokens
+    return request.num_remaining_tokens
+
+
+def urgency(request: Request) -> tuple[int, int]:
+    """Order requests by priority and then by arrival."""
+    return request.priority, request.arrival
+
+
+class SloPolicy:
+    """Plans decode rows, then interactive prompts, then batch prompts. Interactive ones may take room of batch ones."""
+
+    uses_priority = True
+
+    def __init__(self, interactive: int, step_tokens: int, batch_share: float):
+        self.interactive, self.step_tokens, self.batch_share = interactive, step_tokens, batch_share
+
+    def is_interactive(self, request: Request) -> bool:
+        """Return whether the request is interactive."""
+        return request.priority <= self.interactive
+
+    # lab: slo.limit
+    def prompt_tokens(self, is_open: bool, decode_rows: int, budget: Budget) -> int:
+        """Return how many prompt tokens a step with ``decode_rows`` decode rows may compute.
+
+        ``is_open`` says whether an interactive request runs or waits.
+        """
+        # 1. Without an open interactive request, large steps are best: all tokens of the budget.
+        if not is_open:
+            return budget.tokens
+        # 2. With one, decode rows and prompts have `step_tokens` tokens together. Prompts get at least a quarter of
+        #    them, rounded up, however many requests decode. The budget may have fewer.
+        return min(max(self.step_tokens - decode_rows, -(-self.step_tokens // 4)), budget.tokens)
+
+    # lab: end
+
+    # lab: slo.share
+    def kept_tokens(self, tokens: int, batch: Sequence[Request]) -> int:
+        """Return how many of the step's ``tokens`` prompt tokens are kept for the prompts of ``batch``."""
+        # 1. `batch_share` of them, rounded down, and never more than these prompts want.
+        return min(int(self.batch_share * tokens), sum(map(wanted_tokens, batch)))
+
+    # lab: end
+
+    # lab: slo.rows
+    def grant(
+        self, prompts: Sequence[Request], tokens: int, budget: Budget, rows: dict[int, int]
+    ) -> tuple[int, Sequence[Request]]:
+        """Add rows for ``prompts``, in order, with at most ``tokens`` tokens in all.
+
+        Return the tokens that were granted, and the prompts from the first on that found no room: no page or no row.
+        """
+        # 1. Ask for no more than is left of `tokens`. A later prompt does not overtake one that found no room.
+        left = tokens
+        for i, request in enumerate(prompts):
+            if left == 0:
+                break
+            granted = budget.grant(request, min(wanted_tokens(request), left))
+            if granted == 0:
+                return tokens - left, prompts[i:]
+            rows[request.uid] = granted
+            left -= granted
+        return tokens - left, []
+
+    def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
+        # 2. All decode rows, the most urgent first. They come before all prompts. Of the waiting requests, read only as
+        #    many as the step can admit, and `AHEAD` more.
+        queue = list(islice(order_waiting(waiting, "fcfs"), budget.rows + AHEAD))
+        running = sorted(running, key=urgency)
+        rows = {r.uid: 1 for r in running if not r.num_remaining_tokens and budget.grant(r, 1)}
+        # 3. The prompts of each class: those that are partly computed come before waiting requests. A waiting batch
+        #    request needs a free row; an interactive one may get the row of a batch request.
+        begun = [r for r in running if r.num_remaining_tokens]
+        urgent = [r for r in [*begun, *queue] if self.is_interactive(r)]
+        batch = [r for r in [*begun, *(queue if budget.rows else [])] if not self.is_interactive(r)]
+        # 4. The interactive prompts get all prompt tokens but those that are kept, the batch prompts what is left.
+        is_open = any(self.is_interactive(r) for r in [*running, *queue])
+        tokens = self.prompt_tokens(is_open, len(rows), budget)
+        used, without_room = self.grant(urgent, tokens - self.kept_tokens(tokens, batch), budget, rows)
+        # 5. While an interactive request waits for room, no batch request is admitted: it would take the room.
+        retract: Sequence[int] = []
+        if without_room:
+            retract = self.make_room(without_room, running, budget)
+            batch = [r for r in batch if isinstance(r, Running) and r.uid not in retract]
+        # 6. If requests are retracted, the scheduler grants all rows again: name rows for those that get the room.
+        for request in without_room if retract else []:
+            rows[request.uid] = min(wanted_tokens(request), tokens - used)
+            used += rows[request.uid]
+        self.grant(batch, tokens - used, budget, rows)
+        return Plan([(uid, n) for uid, n in rows.items() if n and uid not in retract], retract)
+
+    # lab: end
+
+    # lab: slo.room
+    def make_room(self, prompts: Sequence[Request], running: Sequence[Running], budget: Budget) -> Sequence[int]:
+        """Return the uids of the batch requests to retract, so that the waiting interactive ``prompts`` fit.
+
+        ``running`` is in order of urgency. No interactive request is retracted.
+        """
+        # 1. `budget.retractions` retracts the last running requests of the order that it gets, and only those behind a
+        #    waiting one. It needs all running requests.
+        urgent = [r for r in running if self.is_interactive(r)]
+        batch = [r for r in running if not self.is_interactive(r)]
+        return budget.retractions([*urgent, *prompts, *batch])
+
+    # lab: end
+
+
+@hookimpl
+def minisgl_configs() -> Any:
+    yield "scheduler", "slo", Slo
+
+
+@hookimpl
+def minisgl_scheduler(config: Any) -> SloPolicy | None:
+    if not isinstance(config, Slo):
+        return None
+    return SloPolicy(config.interactive, config.step_tokens, config.batch_share)

@@ -1,0 +1,31 @@
+"""Room is made for one interactive request in a step, and the prompts are generators."""
+
+from collections.abc import Iterator
+
+
+class MyPolicy:
+    def kept_tokens(self, tokens, batch):
+        kept = 0
+        for request in batch:
+            kept += wanted_tokens(request)
+            if kept >= int(tokens * self.batch_share):
+                return int(tokens * self.batch_share)
+        return kept
+
+    def grant(self, prompts, tokens, budget, rows):
+        granted = 0
+        for request in prompts:
+            if granted >= tokens:
+                return granted, ()
+            n = budget.grant(request, tokens - granted if wanted_tokens(request) > tokens - granted else wanted_tokens(request))
+            if not n:
+                return granted, (request,)
+            rows[request.uid] = n
+            granted += n
+        return granted, ()
+
+    def make_room(self, prompts, running, budget):
+        classes = [[], []]
+        for r in running:
+            classes[not self.is_interactive(r)].append(r)
+        return budget.retractions(classes[0] + [prompts[0]] + classes[1])

@@ -1,0 +1,25 @@
+# causes: idle
+# gate: rows
+"""What one class leaves belongs to the other: here batch prompts never get more than the share."""
+
+
+class MyPolicy:
+    def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
+        queue = list(islice(order_waiting(waiting, "fcfs"), budget.rows + AHEAD))
+        running = sorted(running, key=urgency)
+        rows = {r.uid: 1 for r in running if not r.num_remaining_tokens and budget.grant(r, 1)}
+        begun = [r for r in running if r.num_remaining_tokens]
+        urgent = [r for r in [*begun, *queue] if self.is_interactive(r)]
+        batch = [r for r in [*begun, *(queue if budget.rows else [])] if not self.is_interactive(r)]
+        is_open = any(self.is_interactive(r) for r in [*running, *queue])
+        tokens = self.prompt_tokens(is_open, len(rows), budget)
+        used, without_room = self.grant(urgent, tokens - self.kept_tokens(tokens, batch), budget, rows)
+        retract: Sequence[int] = []
+        if without_room:
+            retract = self.make_room(without_room, running, budget)
+            batch = [r for r in batch if isinstance(r, Running) and r.uid not in retract]
+        for request in without_room if retract else []:
+            rows[request.uid] = min(wanted_tokens(request), tokens - used)
+            used += rows[request.uid]
+        self.grant(batch, self.kept_tokens(tokens, batch) if is_open else tokens, budget, rows)
+        return Plan([(uid, n) for uid, n in rows.items() if n and uid not in retract], retract)
