@@ -102,17 +102,19 @@ def run(
     first_uid: int = 0,
     arrive: Callable[[int], int] = lambda i: 0,
     on_tokens: Callable[[int], None] = lambda tokens: None,
+    on_first: Callable[[int, int], None] = lambda i, tokens: None,
 ) -> tuple[Result, dict[int, list[int]]]:
     """Serve all requests. Return the measurements, and the output tokens of each request by its index.
 
     ``params(i)`` are the sampling parameters of request i. Request i arrives before the scheduler's turn number
     ``arrive(i)``, or earlier if the scheduler is idle; ``arrive(i)`` must not decrease with i. ``on_tokens`` is called
-    after each turn with the number of new tokens. Raises `ConfigError` if a request is refused, and RuntimeError if one
-    fails.
+    after each turn with the number of new tokens, and ``on_first`` at the end for each request i, with the tokens of all
+    requests that were computed between its arrival and its first token. Raises `ConfigError` if a request is refused,
+    and RuntimeError if one fails.
     """
     before, steps, computed = scheduler.stats(), meter.steps, meter.computed
     turns: list[tuple[float, int, Output]] = []
-    arrived: dict[int, float] = {}  # uid -> time
+    arrived: dict[int, tuple[float, int]] = {}  # uid -> (time, tokens computed)
     turn = 0
     # int32 arrays, as a tokenizer's process sends them
     prompts = [np.asarray(request.prompt_ids, np.int32) for request in requests]
@@ -122,7 +124,7 @@ def run(
             turn = max(turn, arrive(len(arrived)))
         while len(arrived) < len(requests) and arrive(len(arrived)) <= turn:
             i = len(arrived)
-            arrived[first_uid + i] = time.perf_counter()
+            arrived[first_uid + i] = time.perf_counter(), meter.read
             queue(scheduler, first_uid + i, prompts[i], params(i))
         out = scheduler.step()
         turn += 1
@@ -145,7 +147,8 @@ def run(
                 between.append(now - last[uid][0])
                 worst = max(worst, computed_then - last[uid][1])
             else:
-                first.append(now - arrived[uid])
+                first.append(now - arrived[uid][0])
+                on_first(uid - first_uid, computed_then - arrived[uid][1])
             last[uid] = (now, computed_then)
     after = scheduler.stats()
     prompt = sum(len(request.prompt_ids) for request in requests)

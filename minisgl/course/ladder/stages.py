@@ -1,4 +1,4 @@
-"""``python -m minisgl.bench stages``: shows what each stage, from ``stage=1`` to ``stage=8``, gains on one workload.
+"""``python -m minisgl.bench stages``: shows what each stage, from ``stage=1`` to ``stage=9``, gains on one workload.
 
 Each stage is the real scheduler and engine in this process, with one more idea than the stage before. The counts are
 exact and equal on every machine; the seconds are not.
@@ -21,7 +21,7 @@ from minisgl.config import Config, ConfigError
 from minisgl.core import EngineSpec, SamplingParams, Step, StepResult
 from minisgl.course.ladder.picture import draw
 from minisgl.course.ladder.recorded import RecordedEngine, outputs
-from minisgl.course.ladder.workload import Arrival, without_cache, workload
+from minisgl.course.ladder.workload import LONG_TOKENS, Arrival, without_cache, workload
 from minisgl.options.compose import compose, plain_errors
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import RankZeroEngine, build_scheduler
@@ -35,6 +35,7 @@ STAGES = {
     6: "chunks of 128 in mixed batches",
     7: "overlap and graphs",
     8: "speculation (drafts of ngram)",
+    9: "two classes (questions before long prompts)",
 }
 
 
@@ -53,6 +54,11 @@ class Stage:
     """Number of requests in the largest step."""
     worst_gap: int
     """Largest number of tokens, of all requests, computed between two consecutive tokens of one request."""
+    worst_wait: int
+    """Largest number of tokens, of all requests, computed between the arrival of a question and its first token.
+
+    Of the questions that arrive after the first long prompt: those that could wait for a long prompt.
+    """
     waits: int
     """Number of results that were read while no later step was launched: then the device waits for the host."""
     decode_steps: int
@@ -77,6 +83,7 @@ ROWS: tuple[tuple[str, Callable[[Stage], str], tuple[int, ...]], ...] = (
     ("steps", lambda s: f"{s.steps:,}", (2, 3, 4, 8)),
     ("most running", lambda s: f"{s.most_running}", (2, 4)),
     ("worst gap", lambda s: f"{s.worst_gap:,}", (6,)),
+    ("worst wait", lambda s: f"{s.worst_wait:,}", (3, 4, 5, 9)),
     ("waits per step", lambda s: f"{s.waits_per_step:.2f}", (7,)),
     ("launches", lambda s: "" if s.launches is None else f"{s.launches:,}", (7,)),
     ("seconds", lambda s: "" if s.seconds is None else f"{s.seconds:.2f}", ()),
@@ -150,7 +157,8 @@ def count(
 
     ``arrivals`` are the requests of `workload`, by default all tokens of each.
 
-    The counts equal those of `measure`. Those of stage 8 depend on the sampled tokens, which are recorded ones here.
+    The counts equal those of `measure`. Those of stages 8 and 9 depend on the sampled tokens, which are recorded ones
+    here.
     ``launches`` and ``seconds`` are None.
     """
     manager, arrivals = PluginManager.load(light=True), arrivals or workload()
@@ -231,7 +239,7 @@ def _warm_up(config: Config, manager: PluginManager, engine: RankZeroEngine) -> 
 
 
 def compose_stage(manager: PluginManager, number: int, options: Sequence[str] = ()) -> Config:
-    """Return the options of a stage. On a GPU, stages 7 and 8 use CUDA graphs."""
+    """Return the options of a stage. On a GPU, stages 7 to 9 use CUDA graphs."""
     config = compose(manager, [f"stage={number}", *options])
     if number >= 7 and config.device != "cpu" and not any(word.startswith("graph=") for word in options):
         import torch
@@ -246,13 +254,27 @@ def serve(
 ) -> tuple[Stage, list[list[int]]]:
     """Run the workload on the engine of a stage. Return the results, and the output tokens of each request.
 
-    Stage 8 verifies all drafts. A server verifies them only where that is faster, so its counts follow a clock.
+    Stage 8 verifies all drafts. A server verifies them only where that is faster, so its counts follow a clock. With a
+    policy that uses priorities, the long prompts are less urgent than the questions.
     """
     meter = LadderMeter(engine)
     scheduler = build_scheduler(config, manager, meter, adapt_drafts=False)
-    params = [SamplingParams(max_tokens=a.request.output_len, temperature=0.0, ignore_eos=True) for a in arrivals]
     requests = [arrival.request for arrival in arrivals]
-    result, tokens = run(scheduler, meter, requests, params.__getitem__, arrive=lambda i: arrivals[i].step)
+    is_long = [len(request.prompt_ids) >= LONG_TOKENS for request in requests]
+    classes = is_long if scheduler.planner.uses_priority else [False] * len(requests)
+    params = [
+        SamplingParams(max_tokens=request.output_len, temperature=0.0, ignore_eos=True, priority=int(less_urgent))
+        for request, less_urgent in zip(requests, classes, strict=True)
+    ]
+    waits: dict[int, int] = {}
+    result, tokens = run(
+        scheduler,
+        meter,
+        requests,
+        params.__getitem__,
+        arrive=lambda i: arrivals[i].step,
+        on_first=waits.__setitem__,
+    )
     stage = Stage(
         number=number,
         name=STAGES[number],
@@ -261,6 +283,7 @@ def serve(
         steps=result.steps,
         most_running=meter.most_rows,
         worst_gap=result.worst_gap_tokens,
+        worst_wait=max((waits[i] for i, long in enumerate(is_long) if not long and any(is_long[:i])), default=0),
         waits=meter.waits,
         decode_steps=meter.decode_steps,
         launches=None,
@@ -293,7 +316,8 @@ def show(report: dict[str, Any]) -> None:
         console.print(f"  with {' '.join(report['options'])}", highlight=False)
     launches = "; launches: of one decode step" if any(s.launches for s in stages) else ""
     console.print(
-        f"worst gap: in tokens; waits: the device waits for the host{launches}.\n"
+        f"worst gap: in tokens, between two of an answer; worst wait: in tokens, for the first token of a question.\n"
+        f"waits: the device waits for the host{launches}.\n"
         f"Without a KV cache, {report['without_cache']:,} tokens would be computed (calculated, not measured)."
     )
     if "same_answers" in report:

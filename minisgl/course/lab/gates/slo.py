@@ -20,7 +20,7 @@ from minisgl.scheduler.budget import AdmissionCost, StepBudget, WaitingView
 from minisgl.testing.drive import make_plugin
 
 Request = Running | Waiting
-MAX_GAP = 0.060
+MAX_GAP = 0.050
 """Seconds between two tokens of an interactive request, in the runs of the gate `limits`."""
 LARGE_STEP = 1.0
 """Seconds that an interactive request may lose to a large step that began before it arrived, and to retractions."""

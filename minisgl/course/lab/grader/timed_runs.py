@@ -6,6 +6,7 @@ are those of ``bench online``. A run is exact: it has the same result on every m
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,12 +61,14 @@ def serve(
     num_pages: int = 37_500,
     page_size: int = 16,
     starvation_steps: int = 64,
-    max_steps: int = 20_000,
+    clients: int | None = None,
+    max_steps: int = 100_000,
 ) -> TimedRun:
     """Serve ``jobs`` with a policy, and return what their clients see.
 
-    The pool of ``num_pages`` pages has no prefix cache. If the policy uses no priorities, requests have none. Raise
-    TimeoutError if a request is open after ``max_steps`` steps.
+    The pool of ``num_pages`` pages has no prefix cache. If the policy uses no priorities, requests have none. With
+    ``clients``, the load is a closed loop: at most that many requests are open, and the next one of ``jobs`` arrives
+    when one ends, whatever its time ``at``. Raise TimeoutError if a request is open after ``max_steps`` steps.
     """
     longest = max(job.prompt + job.answer for job in jobs)
     spec = EngineSpec(page_size, num_pages, max_running_requests, longest, vocab_size=2**31 - 1)
@@ -80,19 +83,21 @@ def serve(
         clock=lambda: now,
     )
     uses_priority = getattr(policy, "uses_priority", False)
-    arrivals = sorted(jobs, key=lambda job: job.at)
+    arrivals, num_open = deque(sorted(jobs, key=lambda job: job.at)), 0
     for _ in range(max_steps):
         if not scheduler.has_work:
             if not arrivals:
                 return run
-            now = max(now, arrivals[0].at)
-        while arrivals and arrivals[0].at <= now:
-            job = arrivals.pop(0)
+            now = max(now, arrivals[0].at) if clients is None else now
+        while arrivals and (arrivals[0].at <= now if clients is None else num_open < clients):
+            job = arrivals.popleft()
+            num_open += 1
             params = SamplingParams(
                 max_tokens=job.answer, temperature=0.0, ignore_eos=True, priority=job.priority if uses_priority else 0
             )
             scheduler.add_request(job.uid, np.full(job.prompt, job.uid, np.int32), params)
-            run.records[job.uid] = RequestRecord(job.uid, job.answer, job.prompt, due=job.at, start=job.at)
+            start = job.at if clients is None else now
+            run.records[job.uid] = RequestRecord(job.uid, job.answer, job.prompt, start=start)
         engine.last = None
         output = scheduler.step()
         if engine.last is not None:
@@ -104,5 +109,6 @@ def serve(
         for end in output.finished:
             run.records[end.uid].end = run.seconds = now
             run.records[end.uid].output_len = end.output_tokens
+            num_open -= 1
     left = sorted(uid for uid, record in run.records.items() if not record.end)
     raise TimeoutError(f"{len(left)} requests are open after {max_steps:,} steps, the first one is request {left[0]}")
