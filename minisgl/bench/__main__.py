@@ -9,7 +9,7 @@ BENCHMARKS = {
     "offline": "throughput and latency of a list of requests, without a server",
     "online": "throughput and latency of an OpenAI-compatible server: Poisson, bursts, closed loop, sweeps",
     "replay": "the same for a trace of real requests, played in its own time or faster",
-    "stages": "the eight stages of the course on one workload: what each stage gains",
+    "stages": "the nine stages of the course on one workload: what each stage gains",
     "ttft": "time to the first token on an idle engine, by the length of the prompt",
     "profile": "GPU timeline while many requests decode: idle time, kernels, host time of a step",
     "suite": "six workloads on named model shapes with random weights, in one table",

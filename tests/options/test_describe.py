@@ -63,7 +63,7 @@ def test_reference_pages_are_current() -> None:
         ("pag", ["page_size="]),
         ("cache=", ["cache=naive", "cache=radix"]),
         ("cache=r", ["cache=radix"]),
-        ("stage=", [f"stage={n}" for n in range(1, 9)]),
+        ("stage=", [f"stage={n}" for n in range(1, 10)]),
         ("dtype=fl", ["dtype=float32", "dtype=float16"]),
         ("overlap=", ["overlap=true", "overlap=false"]),
         ("scheduler.p", ["scheduler.preempt=", "scheduler.patience="]),

@@ -1,7 +1,7 @@
 """The stages of the course: golden counts, and the gains that the course promises.
 
-With ``ignore_eos``, the counts of stages 1 to 7 do not depend on the sampled tokens, and those of stage 8 are counted
-with recorded ones. So an engine without a model gives the same counts as the real engine; a test compares the two for
+With ``ignore_eos``, the counts of stages 1 to 7 do not depend on the sampled tokens, and those of stages 8 and 9 are
+counted with recorded ones. So an engine without a model gives the same counts as the real engine; a test compares the two for
 three stages.
 """
 
@@ -37,7 +37,9 @@ GOLDEN = {
     6: (5_058, 4_166, 142, 16, 128, 142, 103),
     7: (5_058, 4_166, 144, 16, 128, 1, 104),
     8: (5_523, 4_166, 84, 16, 154, 57, 10),
+    9: (5_549, 4_182, 82, 16, 299, 58, 6),
 }
+WORST_WAITS = {1: 17_996, 2: 16_647, 3: 14_162, 4: 5_678, 5: 302, 6: 412, 7: 562, 8: 594, 9: 551}
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +91,7 @@ def test_workload(arrivals: list[Arrival]) -> None:
 @pytest.mark.parametrize("number", STAGES)
 def test_golden_counts(found: dict[int, Stage], number: int) -> None:
     assert counts(found[number]) == GOLDEN[number]
+    assert found[number].worst_wait == WORST_WAITS[number]
 
 
 def test_gains_that_the_course_promises(found: dict[int, Stage], arrivals: list[Arrival]) -> None:
@@ -116,6 +119,8 @@ def test_gains_that_the_course_promises(found: dict[int, Stage], arrivals: list[
     assert s[7].worst_gap <= 128
     assert s[8].steps < 0.6 * s[7].steps  # stage 8: drafts, in answers that go on after their end
     assert s[8].computed > s[7].computed and s[8].waits > 50  # its price
+    assert s[9].worst_wait < s[8].worst_wait  # stage 9: questions before long prompts
+    assert s[5].worst_wait < s[6].worst_wait < s[7].worst_wait < s[8].worst_wait  # the price of stages 6 to 8
     ended = [Stage(**stage) for stage in bench.count(numbers=[7, 8], arrivals=recorded.ended(arrivals))["stages"]]
     assert ended[1].steps > 0.9 * ended[0].steps  # answers that end: nothing gained
 
@@ -160,7 +165,7 @@ def test_command_line(
     bars = [node for node in root.iter() if node.tag.endswith("rect")]
     assert sum("data-stage" in bar.attrib for bar in bars) == len(CHARTS) * len(STAGES)
     described = next(node.text or "" for node in root.iter() if node.tag.endswith("desc"))
-    assert "Worst gap: 1, 4, 1,604, 5,196, 1,211, 128, 128, 154." in described
+    assert "Worst gap: 1, 4, 1,604, 5,196, 1,211, 128, 128, 154, 299." in described
 
 
 def test_plugin_in_one_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
