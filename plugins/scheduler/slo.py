@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from minisgl.hooks import hookimpl
@@ -116,16 +116,16 @@ class SloPolicy:
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         # 2. All decode rows, the most urgent first. They come before all prompts. Of the waiting requests, read only as
         #    many as the step can admit, and `AHEAD` more.
-        queue = list(islice(order_waiting(waiting, "fcfs"), budget.rows + AHEAD))
+        queue: list[Request] = list(islice(order_waiting(waiting, "fcfs"), budget.rows + AHEAD))
         running = sorted(running, key=urgency)
         rows = {r.uid: 1 for r in running if not r.num_remaining_tokens and budget.grant(r, 1)}
         # 3. The prompts of each class: those that are partly computed come before waiting requests. A waiting batch
         #    request needs a free row; an interactive one may get the row of a batch request.
-        begun = [r for r in running if r.num_remaining_tokens]
-        urgent = [r for r in [*begun, *queue] if self.is_interactive(r)]
-        batch = [r for r in [*begun, *(queue if budget.rows else [])] if not self.is_interactive(r)]
+        begun: list[Request] = [r for r in running if r.num_remaining_tokens]
+        urgent = [r for r in begun + queue if self.is_interactive(r)]
+        batch = [r for r in (begun + queue if budget.rows else begun) if not self.is_interactive(r)]
         # 4. The interactive prompts get all prompt tokens but those that are kept, the batch prompts what is left.
-        is_open = any(self.is_interactive(r) for r in [*running, *queue])
+        is_open = any(map(self.is_interactive, chain(running, queue)))
         tokens = self.prompt_tokens(is_open, len(rows), budget)
         used, without_room = self.grant(urgent, tokens - self.kept_tokens(tokens, batch), budget, rows)
         # 5. While an interactive request waits for room, no batch request is admitted: it would take the room.

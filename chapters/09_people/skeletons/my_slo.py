@@ -4,13 +4,13 @@ Grade it:  python -m minisgl.lab test slo     (`hint slo` for a hint)
 Serve it:  python -m minisgl plugins=my_slo.py scheduler=mine
 """
 
-# minisgl lab slo, skeleton d199de6f3d (minisgl 0.2.0)
+# minisgl lab slo, skeleton 86e7d173f1 (minisgl 0.2.0)
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from minisgl.hooks import hookimpl

@@ -1,8 +1,8 @@
 """The stages of the course: golden counts, and the gains that the course promises.
 
 With ``ignore_eos``, the counts of stages 1 to 7 do not depend on the sampled tokens, and those of stages 8 and 9 are
-counted with recorded ones. So an engine without a model gives the same counts as the real engine; a test compares the two for
-three stages.
+counted with recorded ones. So an engine without a model gives the same counts as the real engine; a test compares the
+two for three stages.
 """
 
 from __future__ import annotations

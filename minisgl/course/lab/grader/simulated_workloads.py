@@ -6,7 +6,8 @@
 ``slots`` is the engine's ``max_running_requests`` and ``chunk`` its ``max_prefill_tokens``. A job is one request. Its
 prompt has ``shared`` tokens of the common prefix number ``stem``, then ``own`` tokens that no other request has. It
 arrives before step ``arrive``, and its answer has ``answer`` tokens. If ``abort`` is given, the request is aborted
-``abort`` steps after its arrival. ``priority`` is the request's priority, 0 if it is not given. Knows `minisgl.testing` and no plugin.
+``abort`` steps after its arrival. ``priority`` is the request's priority, 0 if it is not given. Knows
+`minisgl.testing` and no plugin.
 """
 
 from __future__ import annotations

@@ -37,8 +37,10 @@ class MyPolicy:
         if any(person.values()):
             left = min(left, max(self.config.step_tokens - len(plan), math.ceil(self.config.step_tokens / 4)))
         prompts = sorted((r for r in running if r.num_remaining_tokens), key=lambda r: (r.priority, r.arrival)) + queue
-        want = {r.uid: r.num_tokens - r.num_cached_tokens if isinstance(r, Waiting) else r.num_remaining_tokens
-                for r in prompts}
+        want = {
+            r.uid: r.num_tokens - r.num_cached_tokens if isinstance(r, Waiting) else r.num_remaining_tokens
+            for r in prompts
+        }
         rest = sum(want[r.uid] for r in prompts if not person[r.uid] and (budget.rows or not isinstance(r, Waiting)))
         kept = min(math.floor(left * self.config.batch_share), rest)
         for r in sorted(prompts, key=lambda r: not person[r.uid]):  # a stable sort: the interactive prompts come first

@@ -1,7 +1,5 @@
 """Room is made for one interactive request in a step, and the prompts are generators."""
 
-from collections.abc import Iterator
-
 
 class MyPolicy:
     def kept_tokens(self, tokens, batch):
@@ -17,7 +15,9 @@ class MyPolicy:
         for request in prompts:
             if granted >= tokens:
                 return granted, ()
-            n = budget.grant(request, tokens - granted if wanted_tokens(request) > tokens - granted else wanted_tokens(request))
+            n = budget.grant(
+                request, tokens - granted if wanted_tokens(request) > tokens - granted else wanted_tokens(request)
+            )
             if not n:
                 return granted, (request,)
             rows[request.uid] = n

@@ -8,7 +8,7 @@ class MyPolicy:
         self, prompts: Sequence[Request], tokens: int, budget: Budget, rows: dict[int, int]
     ) -> tuple[int, Sequence[Request]]:
         left = tokens
-        for i, request in enumerate(prompts):
+        for request in prompts:
             if left == 0:
                 break
             granted = budget.grant(request, min(wanted_tokens(request), left))

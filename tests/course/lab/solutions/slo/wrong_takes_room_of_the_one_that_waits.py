@@ -5,13 +5,13 @@
 
 class MyPolicy:
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
-        queue = list(islice(order_waiting(waiting, "fcfs"), budget.rows + AHEAD))
+        queue: list[Request] = list(islice(order_waiting(waiting, "fcfs"), budget.rows + AHEAD))
         running = sorted(running, key=urgency)
         rows = {r.uid: 1 for r in running if not r.num_remaining_tokens and budget.grant(r, 1)}
-        begun = [r for r in running if r.num_remaining_tokens]
-        urgent = [r for r in [*begun, *queue] if self.is_interactive(r)]
-        batch = [r for r in [*begun, *(queue if budget.rows else [])] if not self.is_interactive(r)]
-        is_open = any(self.is_interactive(r) for r in [*running, *queue])
+        begun: list[Request] = [r for r in running if r.num_remaining_tokens]
+        urgent = [r for r in begun + queue if self.is_interactive(r)]
+        batch = [r for r in (begun + queue if budget.rows else begun) if not self.is_interactive(r)]
+        is_open = any(map(self.is_interactive, chain(running, queue)))
         tokens = self.prompt_tokens(is_open, len(rows), budget)
         used, without_room = self.grant(urgent, tokens - self.kept_tokens(tokens, batch), budget, rows)
         retract: Sequence[int] = []

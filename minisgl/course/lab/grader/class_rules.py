@@ -1,0 +1,270 @@
+"""The rules of lab `slo`: every plan of a policy is compared with them, step by step.
+
+Knows no option's default and no reference: the rules are those that the lab's page states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from minisgl.course.lab.grader.gate import Broken
+from minisgl.scheduler import Plan, Running, Waiting
+from minisgl.scheduler.budget import StepBudget
+
+__all__ = ["UNLIMITED", "Judge", "Request", "urgency", "wanted"]
+
+Request = Running | Waiting
+UNLIMITED = 10**9
+
+
+def wanted(request: Request) -> int:
+    """Return how many prompt tokens a request has to compute."""
+    if isinstance(request, Waiting):
+        return request.num_tokens - request.num_cached_tokens
+    return request.num_remaining_tokens
+
+
+def urgency(request: Request) -> tuple[int, int]:
+    """Order by priority and then by arrival."""
+    return request.priority, request.arrival
+
+
+class Recorded:
+    """The step's budget, which also records the granted tokens of each request."""
+
+    def __init__(self, budget: StepBudget):
+        self._budget = budget
+        self.granted: dict[int, int] = {}
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens left in the budget."""
+        return self._budget.tokens
+
+    @property
+    def rows(self) -> int:
+        """Number of requests that may still be admitted."""
+        return self._budget.rows
+
+    def grant(self, request: Request, num_tokens: int) -> int:
+        """Ask the budget and record the answer."""
+        got = self._budget.grant(request, num_tokens)
+        self.granted[request.uid] = self.granted.get(request.uid, 0) + got
+        return got
+
+    def retractions(self, order: Sequence[Request]) -> list[int]:
+        """Ask the budget."""
+        return self._budget.retractions(order)
+
+
+class Judge:
+    """A policy that asks the student's policy twice for each step, and a new one once, and checks the plan.
+
+    ``make`` builds the student's policy with the options of ``workload``.
+    """
+
+    uses_priority = True
+
+    def __init__(self, make: Callable[[], Any], workload: dict[str, Any]):
+        self.make, self.policy, self.workload, self.steps = make, make(), workload, 0
+
+    def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: StepBudget) -> Plan:
+        """Return the student's plan. Raise `Broken` if it breaks a rule."""
+        fresh, recorded = budget.copy(), Recorded(budget)
+        given = list(waiting), list(running)
+        plan = self.policy.plan(waiting, running, recorded)
+        if (list(waiting), list(running)) != given:
+            seen = "`plan` changed `waiting` or `running`, which the scheduler still uses."
+            raise self.broken("impure", "`plan` changes none of its arguments.", seen)
+        if not isinstance(plan, Plan):
+            raise self.broken("raises", "`plan` returns a Plan.", f"It returned {plan!r:.60}.")
+        rows = dict(plan.rows)
+        for uid in rows:
+            if sum(uid == other for other, _ in plan.rows) > 1:
+                raise self.broken("twice", "A plan has at most one row for each request.", f"Request {uid} has two.")
+        for policy, what in ((self.policy, "A second call of `plan`"), (self.make(), "A new policy object")):
+            again = policy.plan(waiting, running, Recorded(fresh.copy()))
+            if dict(again.rows) != rows or list(again.retract) != list(plan.retract):
+                seen = f"{what} returned another plan for the same arguments."
+                raise self.broken("impure", "A plan depends only on the arguments of `plan`.", seen)
+        step = _Step(self, rows, list(plan.retract), recorded.granted, *given, fresh)
+        step.check_rows()
+        step.check_room()
+        step.check_tokens()
+        step.check_order()
+        self.steps += 1
+        return plan
+
+    def broken(self, cause: str, promise: str, seen: str, request: int | None = None) -> Broken:
+        """Return a finding at the current step."""
+        return Broken(cause, promise, seen, step=self.steps, request=request)
+
+
+class _Step:
+    """One plan, with the requests and the budget that it was made from. ``fresh`` is the budget before the plan."""
+
+    def __init__(
+        self,
+        judge: Judge,
+        rows: dict[int, int],
+        retract: list[int],
+        granted: dict[int, int],
+        waiting: list[Waiting],
+        running: list[Running],
+        fresh: StepBudget,
+    ):
+        self.broken, self.rows, self.retract, self.granted, self.fresh = judge.broken, rows, retract, granted, fresh
+        options = judge.workload
+        self.interactive: int = options["interactive"]
+        self.step: int = options["step"]
+        self.share: int = options["share"]
+        self.running, self.all_waiting = running, waiting
+        self.waiting = [w for w in waiting if w.same_prefix_req is None]
+        requests: list[Request] = [*running, *waiting]
+        self.views = {r.uid: r for r in requests}
+        self.decoding = sorted((r for r in running if not r.num_remaining_tokens), key=urgency)
+        self.begun = sorted((r for r in running if r.num_remaining_tokens), key=urgency)
+        left = fresh.copy()
+        decoded = sum(bool(left.grant(r, 1)) for r in self.decoding if r.uid in rows)
+        self.is_open = any(self.is_interactive(r) for r in requests if getattr(r, "same_prefix_req", None) is None)
+        full = max(self.step - decoded, -(-self.step // 4)) if self.is_open else left.tokens
+        self.limit = min(full, left.tokens)
+        self.undiminished = min(self.step, fresh.tokens) if self.is_open else fresh.tokens
+        urgent, batch = self.split([*self.begun, *self.waiting])
+        self.urgent, self.batch = urgent, batch
+        self.used = [sum(rows.get(r.uid, 0) for r in some) for some in (urgent, batch)]
+        self.stuck = self._stuck()
+
+    def is_interactive(self, request: Request) -> bool:
+        return request.priority <= self.interactive
+
+    def split(self, requests: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return the interactive and the batch requests."""
+        return [r for r in requests if self.is_interactive(r)], [r for r in requests if not self.is_interactive(r)]
+
+    def _stuck(self) -> list[Request]:
+        """Return the waiting interactive requests from the first on that finds no room, however many tokens it had."""
+        probe = self.fresh.copy()
+        for r in self.decoding:
+            probe.grant(r, 1)
+        probe.tokens = UNLIMITED
+        urgent = [r for r in self.urgent if isinstance(r, Waiting)]
+        for i, w in enumerate(urgent):
+            if not probe.grant(w, 1):
+                return list(urgent[i:])
+        return []
+
+    @property
+    def has_room(self) -> bool:
+        """Whether all waiting requests would find pages and rows beside each other."""
+        probe = self.fresh.copy()
+        for r in self.decoding:
+            probe.grant(r, 1)
+        probe.tokens = UNLIMITED
+        return all(probe.grant(w, 1) for w in self.waiting)
+
+    def check_rows(self) -> None:
+        """Check each row: a known request, tokens that were granted, every decode row, no common prefix."""
+        for uid, n in self.rows.items():
+            if uid not in self.views:
+                raise self.broken("raises", "The rows of a plan name open requests.", f"No request has uid {uid}.")
+            if uid in self.retract:
+                raise self.broken("victims", "A retracted request has no row.", f"Request {uid} has one.", uid)
+            if n < 1 or (not self.retract and n > self.granted.get(uid, 0)):
+                seen = f"The row has {n} tokens; `budget.grant` granted {self.granted.get(uid, 0)}."
+                raise self.broken("ignores-grant", "A row has no more tokens than the budget granted.", seen, uid)
+            same = getattr(self.views[uid], "same_prefix_req", None)
+            if same is not None:
+                seen = f"Request {uid} was admitted, although request {same} is about to compute the same page."
+                raise self.broken("same-prefix", "A common prefix is computed once.", seen, uid)
+        if not self.retract:
+            budget = self.fresh.copy()
+            for r in self.decoding:
+                if budget.grant(r, 1) and r.uid not in self.rows:
+                    seen = f"Request {r.uid} decodes, and the page of its next token is free, but it has no row."
+                    raise self.broken("decodes", "Every request that decodes has a row in every step.", seen, r.uid)
+
+    def check_room(self) -> None:
+        """Check what is retracted, and that no batch request takes the room of an interactive one."""
+        named = {r.uid for r in self.running}
+        for uid in self.retract:
+            if uid not in named:
+                promise = "`retract` names running requests."
+                raise self.broken("victims", promise, f"Request {uid} does not run.", uid)
+            if self.is_interactive(self.views[uid]):
+                seen = f"Request {uid} is interactive, and was retracted."
+                raise self.broken("victims", "Only batch requests are retracted.", seen, uid)
+        if not self.stuck:
+            if self.retract:
+                seen = f"Requests {self.retract} were retracted, and every waiting interactive request fits."
+                raise self.broken("needless", "Requests are retracted only for interactive ones without room.", seen)
+            return
+        urgent, batch = self.split(sorted(self.running, key=urgency))
+        expected = self.fresh.retractions([*urgent, *self.stuck, *batch])
+        if not set(self.retract) <= set(expected):
+            seen = f"Requests {self.retract} were retracted; {expected or 'none'} of the least urgent are enough."
+            cause = "needless" if len(self.retract) > len(expected) else "victims"
+            raise self.broken(cause, "As few batch requests as possible are retracted, the least urgent ones.", seen)
+        first = self.stuck[0]
+        before = self.urgent[: self.urgent.index(first)]
+        if any(self.rows.get(r.uid, 0) < wanted(r) for r in before) or self.used[0] >= self.limit - self.kept:
+            return  # the step has no token for the request
+        if expected and not self.retract:
+            seen = f"Request {first.uid} is interactive and finds no room; the batch requests {expected} have it."
+            raise self.broken(
+                "waits", "A waiting interactive request gets the room of batch requests.", seen, first.uid
+            )
+        for r in self.batch:
+            if isinstance(r, Waiting) and r.uid in self.rows:
+                seen = f"Request {r.uid} was admitted while the interactive request {first.uid} found no room."
+                promise = "No batch request is admitted while an interactive one waits for room."
+                raise self.broken("takes-room", promise, seen, r.uid)
+
+    @property
+    def kept(self) -> int:
+        """Tokens kept for batch prompts: all that wait and all that have begun."""
+        return min(int(self.share / 100 * self.limit + 1e-9), sum(map(wanted, self.batch)))
+
+    def check_tokens(self) -> None:
+        """Check the step's limit, and what each class gets of it."""
+        total, count = sum(self.used), f"The step has {len(self.rows)} rows"
+        if total > self.limit and not self.retract:
+            seen = f"Prompts got {total} tokens; the step may compute {self.limit} beside its decode rows."
+            late = total <= self.undiminished
+            promise = (
+                "While an interactive request is open, decode rows and prompts have `step_tokens` tokens together."
+            )
+            if not self.is_open:
+                promise = "A step computes no more tokens than the budget has."
+            raise self.broken("decodes" if late else "limit", promise, seen)
+        if self.retract or not self.has_room:
+            return
+        promise = "A step uses all of its prompt tokens, if prompts want them."
+        sums = [sum(map(wanted, some)) for some in (self.urgent, self.batch)]
+        most = [min(sums[0], self.limit - self.kept), min(sums[1], self.kept)]
+        if self.used[1] < most[1] - (self.used[1] > 0 or self.kept == 0):
+            seen = f"{self.kept} of {self.limit} prompt tokens are kept for batch prompts; these got {self.used[1]}."
+            raise self.broken("share", "Batch prompts get the tokens that are kept for them.", seen)
+        if self.used[0] < most[0]:
+            seen = f"Interactive prompts want {sums[0]} tokens and may have {most[0]}; they got {self.used[0]}."
+            raise self.broken("urgent", "Interactive prompts get all tokens but those that are kept.", seen)
+        if total < min(self.limit, sum(sums)):
+            cause = "small" if not self.is_open else "idle"
+            if self.limit == -(-self.step // 4) and self.is_open and total < self.limit:
+                cause = "quarter"
+            seen = f"{count}; prompts want {sum(sums)} tokens and may have {self.limit}; they got {total}."
+            raise self.broken(cause, promise, seen)
+
+    def check_order(self) -> None:
+        """Check that in each class no prompt is served before a more urgent one is served completely."""
+        if self.retract:
+            return
+        for some in (self.urgent, self.batch):
+            for first, later in pairwise(some):
+                if self.rows.get(first.uid, 0) < wanted(first) and later.uid in self.rows:
+                    seen = f"Request {later.uid} got tokens, and request {first.uid}, which comes before it, "
+                    seen += f"got {self.rows.get(first.uid, 0)} of {wanted(first)}."
+                    promise = "In a class, begun prompts come first, then waiting ones, in order of urgency."
+                    raise self.broken("overtakes", promise, seen, later.uid)
