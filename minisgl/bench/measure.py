@@ -109,8 +109,8 @@ def run(
     ``params(i)`` are the sampling parameters of request i. Request i arrives before the scheduler's turn number
     ``arrive(i)``, or earlier if the scheduler is idle; ``arrive(i)`` must not decrease with i. ``on_tokens`` is called
     after each turn with the number of new tokens, and ``on_first`` at the end for each request i, with the tokens of
-    all requests that were computed between its arrival and its first token. Raises `ConfigError` if a request is refused,
-    and RuntimeError if one fails.
+    all requests that were computed between its arrival and its first token. Raises `ConfigError` if a request is
+    refused, and RuntimeError if one fails.
     """
     before, steps, computed = scheduler.stats(), meter.steps, meter.computed
     turns: list[tuple[float, int, Output]] = []

@@ -33,14 +33,14 @@ class MixedPolicy:
 
     # lab: policy.plan
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
-        # 1. Decode rows first: the next token of a running request must not wait for another request's prompt.
+        # 1. The next token of a running request does not wait for another request's prompt.
         rows = [(r.uid, 1) for r in running if not r.num_remaining_tokens and budget.grant(r, 1)]
-        # 2. Then prompts that are partly computed: such a request already owns KV pages.
+        # 2. A request that already owns KV pages gets on before another one gets pages.
         rows += [
             (r.uid, n) for r in running if r.num_remaining_tokens and (n := budget.grant(r, r.num_remaining_tokens))
         ]
         for w in order_waiting(waiting, self.order):
-            # 3. Stop at the first request that does not fit: smaller requests that overtake it could starve it.
+            # 3. No request waits forever, whatever arrives after it: smaller ones that overtake it could starve it.
             if not (n := budget.grant(w, w.num_tokens - w.num_cached_tokens)):
                 break
             rows.append((w.uid, n))

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test policy     (`hint policy` for a hint)
 Serve it:  python -m minisgl plugins=my_policy.py scheduler=mine
 """
 
-# minisgl lab policy, skeleton 76f2f45c76 (minisgl 0.2.0)
+# minisgl lab policy, skeleton 1649f87e27 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class MyPolicy:
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         # TODO policy.plan
-        # 1. Decode rows first: the next token of a running request must not wait for another request's prompt.
-        # 2. Then prompts that are partly computed: such a request already owns KV pages.
-        # 3. Stop at the first request that does not fit: smaller requests that overtake it could starve it.
+        # 1. The next token of a running request does not wait for another request's prompt.
+        # 2. A request that already owns KV pages gets on before another one gets pages.
+        # 3. No request waits forever, whatever arrives after it: smaller ones that overtake it could starve it.
         raise NotImplementedError
 
 

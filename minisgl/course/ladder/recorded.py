@@ -1,8 +1,8 @@
 """An engine that samples recorded outputs, so that the stages can be counted without a model.
 
 The counts of the stages 1 to 7 do not depend on the sampled tokens. Those of stages 8 and 9 do: which drafts are
-accepted follows from the text. ``outputs.json`` has the output tokens of `tutor` for each request of the workload, greedy, in
-float32 on a CPU. ``python -m minisgl.course.ladder.record`` writes it again.
+accepted follows from the text. ``outputs.json`` has the output tokens of `tutor` for each request of the workload,
+greedy, in float32 on a CPU. ``python -m minisgl.course.ladder.record`` writes it again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# causes: urgent, overtakes
+# causes: urgent, overtakes, share
 # gate: rows
 """Interactive prompts come first: here all prompts are served in the order of arrival."""
 
