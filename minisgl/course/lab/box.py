@@ -29,4 +29,6 @@ def box(name: str) -> str:
     lines.append(f"| time | about {lab.minutes} minutes (an estimate) |")
     gates = "; ".join(f"*{gate.name}*: {gate.says}" for gate in lab.gates)
     lines.append(f"| the gates check | {gates} |")
+    if lab.stretch:
+        lines.append(f"| a number to beat | {lab.stretch.says} It is not graded. |")
     return "\n".join(lines)

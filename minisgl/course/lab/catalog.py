@@ -15,7 +15,7 @@ from minisgl.config import GROUPS, ConfigError
 from minisgl.plugin_manager.discovery import near
 
 if TYPE_CHECKING:
-    from minisgl.course.lab.grader.gate import Gate
+    from minisgl.course.lab.grader.gate import Gate, Stretch
 
 CAUSES = {
     "loads": "minisgl can't load the file, or finds no plugin for this lab's hook in it.",
@@ -95,6 +95,12 @@ class Lab:
         """The lab's own gates. The grader runs the gate ``loads`` before them."""
         gates: Sequence[Gate] = self.module.GATES
         return gates
+
+    @property
+    def stretch(self) -> Stretch | None:
+        """The task beyond the lab, with a number to beat, if the lab has one."""
+        stretch: Stretch | None = getattr(self.module, "STRETCH", None)
+        return stretch
 
     @property
     def num_gates(self) -> int:

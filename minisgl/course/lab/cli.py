@@ -21,7 +21,7 @@ from typing import Any
 from minisgl.config import ConfigError
 from minisgl.course.lab.catalog import Lab, find, labs
 from minisgl.course.lab.folder import Folder
-from minisgl.course.lab.grader.grade import fingerprint, grade
+from minisgl.course.lab.grader.grade import ForkServer, fingerprint, grade
 from minisgl.course.lab.grader.retired_names import upgrade_note
 from minisgl.course.lab.skeletons import HEADER, solution
 from minisgl.course.lab.verdicts import Verdict
@@ -151,7 +151,17 @@ def _test(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
     print(
         f"{green} of {len(report.verdicts)} gates green" + (": the lab is done." if report.passed and not only else ".")
     )
+    if report.passed and not only and lab.stretch:
+        print(f"A number to beat, not graded: {lab.stretch.says}\n  {_stretch(lab, path, seed)}")
     return 0 if report.passed else 1
+
+
+def _stretch(lab: Lab, path: Path, seed: int) -> str:
+    """Measure the task beyond the lab, and return the result in a line."""
+    assert lab.stretch is not None
+    with ForkServer(lab.torch) as server:
+        verdict = server.run(lab, path.resolve(), lab.stretch.gate, seed)
+    return f"Yours: {verdict.note}." if verdict.green else f"Not measured: {verdict.seen or verdict.note}"
 
 
 def _watch(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:

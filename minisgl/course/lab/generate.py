@@ -52,6 +52,8 @@ def _section(lab: Lab) -> list[str]:
     lines += [f"- `{part.name}`: {part.says} ({len(part.hints)} hints)" for part in lab.parts]
     lines += ["\n| gate | what it checks |", "| --- | --- |"]
     lines += [f"| {gate.name} | {gate.says} |" for gate in gates]
+    if lab.stretch:
+        lines.append(f"\nA number to beat, which is not graded: {lab.stretch.says}")
     if lab.causes:
         lines += ["\nCauses of a red gate:\n", *(f"- `{cause}`: {text}" for cause, text in lab.causes.items())]
     return lines

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from minisgl.course.lab.grader.conformance import conformance, greedy
-from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
 from minisgl.course.lab.grader.simulated_workloads import (
@@ -322,11 +322,8 @@ def run_gap(student: Student, workload: dict[str, Any]) -> None:
 
 def count_gap(student: Student) -> str:
     """Measure the worst gap in tokens when a prompt of 1,200 tokens arrives while fifteen requests decode."""
-    rng, chunk = student.random, 128
-    jobs = [{"id": i + 1, "stem": 0, "shared": 0, "own": rng.randint(4, 40), "answer": rng.randint(40, 80), "arrive": i}
-            for i in range(15)]  # fmt: skip
-    jobs.append({"id": 99, "stem": 0, "shared": 0, "own": 1200, "answer": 8, "arrive": 20})
-    workload = {"page_size": 16, "pages": 400, "slots": 16, "chunk": chunk, "jobs": jobs}
+    workload = late_prompt(student.random)
+    chunk = workload["chunk"]
     gaps = {}
     for name, policy in (("prefill_first", make_plugin("scheduler", "prefill_first")), ("yours", student.make())):
         meter = Gaps()
@@ -394,4 +391,32 @@ GATES = (
     Gate("counts", "the worst gap is one chunk, and no common prefix is computed twice", count),
     greedy(["scheduler=prefill_first"], ["max_prefill_tokens=32"]),
     facts(["plan"]),
+)
+
+
+def late_prompt(rng: random.Random) -> dict[str, Any]:
+    """Return the workload of the count of gaps: a prompt of 1,200 tokens arrives while fifteen requests decode."""
+    jobs = [{"id": i + 1, "stem": 0, "shared": 0, "own": rng.randint(4, 40), "answer": rng.randint(40, 80), "arrive": i}
+            for i in range(15)]  # fmt: skip
+    jobs.append({"id": 99, "stem": 0, "shared": 0, "own": 1200, "answer": 8, "arrive": 20})
+    return {"page_size": 16, "pages": 400, "slots": 16, "chunk": 128, "jobs": jobs}
+
+
+MIXED_GAP, MIXED_STEPS = 128, 93
+"""Worst gap in tokens, and steps, of `scheduler=mixed` on `late_prompt` with the seed 0."""
+
+
+def measure_stretch(student: Student) -> tuple[str, bool]:
+    """Count the worst gap and the steps of the student's policy on `late_prompt`."""
+    gaps = Gaps()
+    run = simulate(late_prompt(random.Random(0)), shipped_cache("naive", 16), student.make(), overlap=False,
+                   observers=gaps.relay)  # fmt: skip
+    steps = run.counts.steps
+    return f"worst gap {gaps.worst} tokens in {steps} steps", gaps.worst < MIXED_GAP and steps <= MIXED_STEPS
+
+
+STRETCH = Stretch(
+    f"A prompt of 1,200 tokens arrives while fifteen requests decode: `mixed` has a worst gap of {MIXED_GAP} tokens in "
+    f"{MIXED_STEPS} steps. Have a smaller gap in no more steps.",
+    measure_stretch,
 )

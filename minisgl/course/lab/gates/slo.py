@@ -6,10 +6,13 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
+from minisgl.bench.loadgen.arrivals import arrival_times
 from minisgl.bench.loadgen.metrics import itls
 from minisgl.course.lab.grader.class_rules import UNLIMITED, Judge, Request, urgency, wanted
 from minisgl.course.lab.grader.conformance import conformance, greedy
-from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
 from minisgl.course.lab.grader.simulated_workloads import shipped_cache, show, simulate, translate
@@ -470,4 +473,37 @@ GATES = (
     ),
     greedy(["scheduler=prefill_first"], ["max_prefill_tokens=32"]),
     facts(["plan"]),
+)
+
+
+def two_classes() -> tuple[list[TimedJob], list[TimedJob]]:
+    """Return the load of the chapter: interactive requests with a flood from 3 s to 5 s, and 40 documents."""
+    rng = random.Random(4)
+    times = [*(1 + arrival_times(60, rate=10)), *(3 + arrival_times(80, rate=40))]
+    talk = [TimedJob(i, float(at), rng.randint(100, 700), rng.randint(20, 120)) for i, at in enumerate(times)]
+    docs = [TimedJob(1000 + i, 0.0, rng.randint(2000, 4000), rng.randint(50, 150), priority=1) for i in range(40)]
+    return talk, docs
+
+
+SLO_TTFT, SLO_FLOOD, SLO_DONE = 1577, 3, 11.7
+"""TTFT p99 in milliseconds, documents whose prompt ends in the flood, and the end of all, of `scheduler=slo`."""
+
+
+def measure_stretch(student: Student) -> tuple[str, bool]:
+    """Measure the student's policy, with the file's own defaults, on the load of the chapter."""
+    talk, docs = two_classes()
+    run = serve([*talk, *docs], student.make())
+    people, batch = [run.records[job.uid] for job in talk], [run.records[job.uid] for job in docs]
+    ttft = float(np.percentile([r.ttft for r in people], 99)) * 1e3
+    gap = max(max(itls(r), default=0.0) for r in people)
+    flood, done = sum(3 <= r.times[0] < 5 for r in batch), max(r.end for r in batch)
+    beaten = round(ttft) < SLO_TTFT and gap <= MAX_GAP and flood >= SLO_FLOOD and round(done, 1) <= SLO_DONE
+    counted = f"TTFT p99 {ttft:,.0f} ms, longest gap {1e3 * gap:.0f} ms, {flood} documents in the flood, all done after"
+    return f"{counted} {done:.1f} s", beaten
+
+
+STRETCH = Stretch(
+    f"On the load of the chapter, `slo` has a TTFT p99 of {SLO_TTFT:,} ms. Have less, with no gap above 50 ms, "
+    f"{SLO_FLOOD} documents in the flood, and all of them done within {SLO_DONE} s.",
+    measure_stretch,
 )

@@ -15,7 +15,7 @@ from typing import Any
 from minisgl.course.lab.catalog import Lab
 from minisgl.plugin_manager.manager import Plugin, PluginManager
 
-__all__ = ["Broken", "Gate", "Invalid", "Missing", "Student", "TimedOut", "apart"]
+__all__ = ["Broken", "Gate", "Invalid", "Missing", "Stretch", "Student", "TimedOut", "apart"]
 
 UNIT_SECONDS = 10.0
 """Seconds that a gate may run before its process is killed, on a machine with an idle core."""
@@ -136,3 +136,25 @@ class Gate:
     part: str | None = None
     limit: float = UNIT_SECONDS
     served: bool = False
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A task beyond a lab, with a number to beat. It is measured after all gates are green, and never graded.
+
+    ``says`` is the task in one sentence, with the number. ``measure`` returns what it counted, in a few words, and
+    whether the number is beaten.
+    """
+
+    says: str
+    measure: Callable[[Student], tuple[str, bool]]
+
+    @property
+    def gate(self) -> Gate:
+        """The measurement as a gate, whose note is the result."""
+
+        def run(student: Student) -> str:
+            counted, beaten = self.measure(student)
+            return f"{counted}: {'beaten' if beaten else 'not beaten yet'}"
+
+        return Gate("stretch", self.says, run, limit=2 * UNIT_SECONDS)

@@ -124,7 +124,8 @@ def _run_child(request: dict[str, Any], answers: IO[str]) -> None:
         answers.flush()
 
     lab = find(request["lab"])
-    gate = next(gate for gate in (LOADS, *lab.gates) if gate.name == request["gate"])
+    extra = [lab.stretch.gate] if lab.stretch else []
+    gate = next(gate for gate in (LOADS, *lab.gates, *extra) if gate.name == request["gate"])
     send({"verdict": run_gate(lab, gate, request, send).encode()})
 
 
