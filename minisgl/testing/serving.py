@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -40,6 +40,7 @@ class Server:
     - ``wait``: wait until the server is ready. If it is not ready within ``timeout`` seconds, raise RuntimeError.
     - ``env``: environment variables of the server, in addition to this process's.
     - ``attached``: the server also ends when this process ends, even if this process is killed.
+    - ``python``: the words that start the Python interpreter; None: this process's.
     """
 
     def __init__(
@@ -49,11 +50,12 @@ class Server:
         timeout: float = 90.0,
         env: Mapping[str, str] | None = None,
         attached: bool = False,
+        python: Sequence[str] | None = None,
     ):
         self.folder = Path(tempfile.mkdtemp(prefix="minisgl-test-"))  # the server's folder for temporary files
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close()
         module = "minisgl.server.attached" if attached else "minisgl"
-        command = [sys.executable, "-m", module, "device=cpu", "server.port=0", *options]
+        command = [*(python or [sys.executable]), "-m", module, "device=cpu", "server.port=0", *options]
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             # A shell starts background processes with SIGINT ignored, and the server would inherit this. Restore the
             # handler, so that the tests can stop the server with SIGINT.

@@ -26,6 +26,7 @@ CAUSES = {
     "hangs": "The code does not return: it has a loop without end, or it waits for an event that never happens.",
     "memory": "The code needs more memory than a gate may use.",
     "dies": "The process that ran the code ended at once, without an error message.",
+    "transcript": "The grader could not read what the process of the code returned. Only `lab grade` reports this.",
     "promise": "The code breaks a promise of the engine; docs/architecture.md lists the promises.",
     "never-called": "The server ran and never called the code.",
 }
@@ -49,7 +50,9 @@ class Lab:
     module of the reference solution, a shipped plugin; None: the gates' module has ``skeleton() -> dict[str, str]``.
     ``choice`` is the reference's name in its group, and ``name`` the student's (``scheduler=mine``). ``blocked`` lists
     more modules that the student's file may not import, because they solve the lab. ``minutes`` estimates how long a
-    student needs.
+    student needs. ``data``: what the student's code returns is data, so `lab grade` runs every gate in the grader's own
+    process. ``kept`` lists the modules of ``blocked`` that stay in the clean installation of `lab grade`, because the
+    lab's gates need them there.
     """
 
     lab: str
@@ -65,6 +68,8 @@ class Lab:
     torch: bool = False  # the unit gates compute with torch
     renames: dict[str, str] = field(default_factory=dict)
     blocked: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    data: bool = False
     parts: tuple[Part, ...] = ()
     causes: dict[str, str] = field(default_factory=dict)
 
@@ -134,9 +139,9 @@ def read(file: Traversable, chapter: str) -> Lab:
     name = file.name.removesuffix(".toml")
     values: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
     parts = tuple(Part(part["name"], part["says"], tuple(part["hints"])) for part in values.pop("parts", ()))
-    blocked = tuple(values.pop("blocked", ()))
+    modules = {key: tuple(values.pop(key, ())) for key in ("blocked", "kept")}
     try:
-        lab = Lab(name, chapter, parts=parts, blocked=blocked, **values)
+        lab = Lab(name, chapter, parts=parts, **modules, **values)
     except TypeError as error:
         raise ValueError(f"{file}: {error}") from error
     if set(lab.causes) & set(CAUSES):

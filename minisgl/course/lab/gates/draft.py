@@ -7,7 +7,6 @@ draft with a search through the whole text of the request.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,8 +14,10 @@ from minisgl.core import EngineSpec, Req, SamplingParams
 from minisgl.course.lab.grader.conformance import conformance
 from minisgl.course.lab.grader.draft_texts import steps_of
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student
+from minisgl.course.lab.grader.held import cpu_clock, traced
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
+from minisgl.course.lab.grader.tutor_runs import chat
 from minisgl.testing.proposer import ProposerConformance, running_request
 
 
@@ -448,14 +449,14 @@ def run_cost(student: Student) -> str:
         req = _Counted(1, [rng.randrange(60_000) for _ in range(length)], SamplingParams(max_tokens=100), 1)
         req.req_pool_idx = 0
         proposer.admitted(req)
-        req.copied, best = 0, float("inf")
+        req.copied, best, clock = 0, float("inf"), cpu_clock(proposer)
         for turn in range(20):
             token = int(req.prompt_ids[1_000 + turn])
             req.output_ids.append(token)
-            started = time.thread_time()
+            most, started = proposer.max_drafts, clock()
             proposer.advanced([req], [[token]])
-            (drafts,) = proposer.propose([req], [len(req)], [proposer.max_drafts])
-            best = min(best, time.thread_time() - started)
+            (drafts,) = proposer.propose([req], [len(req)], [most])
+            best = min(best, clock() - started)
         follows = req.prompt_ids[1_020 : 1_020 + proposer.max_drafts].tolist()
         if list(drafts) != follows:
             seen = (
@@ -486,21 +487,10 @@ _CHATS = (
 
 def run_engine(student: Student) -> str:
     """Compare `tutor`'s answers with and without the student's drafts, greedy and sampled."""
-    from minisgl.llm import LLM
-
     params = [SamplingParams(max_tokens=40, temperature=t, seed=7) for t in (0.0, 0.9)]
-    chats = [[{"role": "user", "content": text}] for text in _CHATS]
-    common = ["device=cpu", "num_pages=128"]
-
-    def answers(words: Sequence[str]) -> tuple[list[list[int]], dict[str, Any]]:
-        with LLM("tutor", overrides=[*common, *words]) as llm:
-            if llm.scheduler.speculation is not None:
-                llm.scheduler.speculation.adapt = False  # the clock would decide how many drafts are verified
-            found = [o.token_ids for p in params for o in llm.chat(chats, p, progress=False)]
-            return found, llm.scheduler.stats()
-
-    expected, _ = answers(["speculation=none"])
-    got, stats = answers([f"plugins={student.path}", *student.lab.words])
+    expected, _ = chat(["num_pages=128", "speculation=none"], _CHATS, params)
+    mine = ["num_pages=128", f"plugins={student.path}", *student.lab.words]
+    got, stats = student.run(chat, mine, _CHATS, params)
     promise = "The tokens are those of decoding without drafts, greedy and sampled."
     for i, (answer, right) in enumerate(zip(got, expected, strict=True)):
         if answer != right:
@@ -512,6 +502,12 @@ def run_engine(student: Student) -> str:
         seen = f"Of {drafts} drafts in {stats['steps']} steps, the model accepted none."
         raise Broken("acceptance", "Drafts for answers that repeat the prompt are accepted.", seen)
     return f"{len(got)} answers are equal; {accepted} of {drafts} drafts were accepted"
+
+
+class _Kit(ProposerConformance):
+    """The public kit. The memory that it measures is that of the process in which the proposer is."""
+
+    traced = staticmethod(traced)
 
 
 def causes(message: str) -> str | None:
@@ -552,7 +548,7 @@ GATES = (
     Gate("acceptance", "enough drafts are right on given texts", run_acceptance),
     Gate("cost", "a turn costs the same after 2,000 and after 300,000 tokens", run_cost),
     conformance(
-        lambda: ProposerConformance,
+        lambda: _Kit,
         lambda student, spec: student.make(student.config(), spec=spec),
         causes=causes,
         limit=20.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import accumulate, pairwise
@@ -13,7 +13,8 @@ import numpy as np
 
 from minisgl.core import Output, Req, SamplingParams, Step, StepResult
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student, apart
-from minisgl.course.lab.grader.observer_runs import observer, run, watch
+from minisgl.course.lab.grader.held import container_sizes
+from minisgl.course.lab.grader.observer_runs import call_hooks, observer, run, watch
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import Served, facts
 from minisgl.course.lab.grader.simulated_workloads import random_workload, show
@@ -223,9 +224,7 @@ def run_clock(student: Student, workload: dict[str, Any]) -> None:
 
 def kept(meter: Any) -> Counter[str]:
     """Return the number of elements in each container of the meter, except ``ended`` and deques with a ``maxlen``."""
-    held = {n: value for n, value in vars(meter).items() if n != "ended" and getattr(value, "maxlen", None) is None}
-    kinds = (dict, list, set, tuple, deque, np.ndarray)
-    return Counter({name: len(value) for name, value in held.items() if isinstance(value, kinds)})
+    return Counter({name: size for name, size in container_sizes(meter).items() if name != "ended"})
 
 
 def run_kept(student: Student, workload: dict[str, Any]) -> None:
@@ -243,14 +242,20 @@ def run_kept(student: Student, workload: dict[str, Any]) -> None:
 def run_long(student: Student) -> None:
     """Check that `ended` drops timings over 12,000 requests of one output token. No engine runs, only hooks."""
     meter, manager = observer(student, "ended")
-    hook, zero, one, many = manager.hook, np.zeros(1, np.int32), np.ones(1, np.int32), 12_000
+    zero, one, many, calls = np.zeros(1, np.int32), np.ones(1, np.int32), 12_000, []
     for uid in range(many):
         req = Req(uid, zero, SamplingParams(max_tokens=1), uid)
         step = Step(uid, zero, zero, one, one, 0, 0, zero, (zero, zero, zero))
-        hook.minisgl_request_added(req=req, now=float(uid))
-        hook.minisgl_batch_scheduled(step=step, reqs=[req], now=float(uid))
-        hook.minisgl_step_finished(result=StepResult(uid, zero[None], one), reqs=[req], now=float(uid))
-        hook.minisgl_request_finished(req=req, now=float(uid))
+        result, now = StepResult(uid, zero[None], one), float(uid)
+        calls += [
+            ("minisgl_request_added", {"req": req, "now": now}),
+            ("minisgl_batch_scheduled", {"step": step, "reqs": [req], "now": now}),
+            ("minisgl_step_finished", {"result": result, "reqs": [req], "now": now}),
+            ("minisgl_request_finished", {"req": req, "now": now}),
+        ]
+        if len(calls) >= 400:
+            call_hooks(manager, calls)
+            calls.clear()
     if len(meter.ended) >= many:
         seen = f"{many} requests have ended, and `ended` holds all their timings. The limit is the constant KEPT."
         raise Broken("keeps", "`ended` holds at most KEPT timings: the oldest are dropped.", seen)

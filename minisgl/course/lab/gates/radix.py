@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -110,8 +109,7 @@ def _no_split(size: int) -> list[list[Any]]:
 
 def make_cache(student: Student, page_size: int) -> Any:
     """Return the student's cache. An option ``compare``, which the reference has, is set so that no C++ is needed."""
-    schema = student.plugin_manager.schema("cache", student.lab.name)
-    options = {"compare": "numpy"} if "compare" in [f.name for f in fields(schema)] else {}
+    options = {"compare": "numpy"} if "compare" in student.options() else {}
     return student.make(student.config(**options), page_size=page_size)
 
 

@@ -9,8 +9,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from minisgl.core import SamplingParams
 from minisgl.course.lab.grader.gate import UNIT_SECONDS, Broken, Gate, Student
 from minisgl.course.lab.grader.simulated_workloads import translate
+from minisgl.course.lab.grader.tutor_runs import generate
 from minisgl.scheduler.planner import PolicyError
 
 __all__ = ["conformance", "greedy"]
@@ -70,19 +72,14 @@ def greedy(reference: Sequence[str], words: Sequence[str] = (), limit: float = 9
     """
 
     def run(student: Student) -> str:
-        from minisgl.core import SamplingParams
-        from minisgl.llm import LLM
-
-        common = ["device=cpu", "num_pages=256", *words]
+        common = ["num_pages=256", *words]
         params = SamplingParams(max_tokens=24, temperature=0.0)
-
-        def generate(options: Sequence[str], times: int) -> list[list[list[int]]]:
-            with LLM("tutor", overrides=[*common, *options]) as llm:
-                return [[o.token_ids for o in llm.generate(_PROMPTS, params, progress=False)] for _ in range(times)]
-
-        (expected,) = generate(reference, 1)
-        mine = [f"plugins={student.path}", *student.lab.words]
-        for turn, answers in enumerate(generate(mine, 2)):
+        (expected,) = generate([*common, *reference], _PROMPTS, params, 1)
+        mine = [*common, f"plugins={student.path}", *student.lab.words]
+        turns = student.run(generate, mine, _PROMPTS, params, 2)
+        if len(turns) != 2:
+            raise Broken("transcript", "Both turns are answered.", f"{len(turns)} turns came back.")
+        for turn, answers in enumerate(turns):
             for prompt, answer, right in zip(_PROMPTS, answers, expected, strict=True):
                 if answer == right:
                     continue
@@ -94,7 +91,7 @@ def greedy(reference: Sequence[str], words: Sequence[str] = (), limit: float = 9
                 raise Broken("promise", "Greedy answers do not depend on the plugin.", seen)
         return f"{2 * len(_PROMPTS)} answers equal those with {' '.join(reference)}"
 
-    return Gate("engine", "tutor's greedy answers do not change with the plugin", run, limit=limit)
+    return Gate("engine", "tutor's greedy answers do not change with the plugin", run, limit=limit, transcript=True)
 
 
 def _short(text: str) -> str:

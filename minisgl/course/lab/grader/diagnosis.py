@@ -6,7 +6,7 @@ import linecache
 import traceback
 
 from minisgl.config import ConfigError
-from minisgl.course.lab.grader.gate import Broken, Student, TimedOut
+from minisgl.course.lab.grader.gate import Broken, Student, StudentError, TimedOut
 from minisgl.course.lab.grader.retired_names import causes_of, renamed_in
 
 
@@ -18,6 +18,8 @@ def diagnose(student: Student, error: BaseException) -> Broken:
     """Return the finding that an exception of a gate is for the student: its cause, its promise and its line."""
     if isinstance(error, Broken):
         return error
+    if isinstance(error, StudentError):  # another process has diagnosed it
+        return error.broken
     imported = _chain(error, ReferenceImported)
     if imported is not None:
         return Broken("reference", "The file is your own work.", str(imported))

@@ -8,14 +8,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from minisgl.course.lab.catalog import Lab
 from minisgl.plugin_manager.manager import Plugin, PluginManager
 
-__all__ = ["Broken", "Gate", "Invalid", "Missing", "Stretch", "Student", "TimedOut", "apart"]
+__all__ = ["Broken", "Gate", "Invalid", "Missing", "Stretch", "Student", "StudentError", "TimedOut", "apart"]
 
 UNIT_SECONDS = 10.0
 """Seconds that a gate may run before its process is killed, on a machine with an idle core."""
@@ -45,6 +45,18 @@ class Broken(Exception):  # noqa: N818 - a verdict
         self.cause, self.promise, self.seen = cause, promise, seen
         self.step, self.request, self.page = step, request, page
         self.workload, self.show = workload, show
+
+
+class StudentError(Exception):
+    """The student's code raised an exception in another process, as under ``lab grade``.
+
+    Its instances are also instances of the built-in type that the code raised, if gates handle that type. ``broken`` is
+    the finding.
+    """
+
+    def __init__(self, message: str, broken: Broken):
+        super().__init__(message)
+        self.broken = broken
 
 
 class Invalid(Exception):  # noqa: N818
@@ -80,6 +92,8 @@ class Student:
     """The workload to run instead of searching for one."""
     deadline: float = field(default_factory=lambda: time.monotonic() + UNIT_SECONDS)
     """The time of `time.monotonic` at which the watchdog kills the gate."""
+    slower: float = 1.0
+    """How many times as long as here a workload takes where the student's code is."""
     on_workload: Callable[[Any, str], None] = lambda workload, show: None
     """Called with each workload, and its description, before it runs: the verdict of a killed gate names it."""
 
@@ -109,6 +123,16 @@ class Student:
         assert self.lab.hook is not None
         return self.plugin_manager.build(self.lab.hook, self.config() if config is None else config, **kwargs)
 
+    def options(self) -> set[str]:
+        """Return the names of the plugin's options."""
+        assert self.lab.hook is not None
+        schema: Any = self.plugin_manager.schema(self.lab.hook, self.lab.name)
+        return {f.name for f in fields(schema)}
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function of `minisgl.course.lab.grader.tutor_runs`, which runs an engine with the student's plugin."""
+        return function(*args, **kwargs)
+
     @property
     def random(self) -> random.Random:
         """A new random generator, whose numbers depend only on the seed and on the gate's name."""
@@ -127,7 +151,8 @@ class Gate:
     ``run`` raises `Broken`, or another exception, if the check fails. It may return a few words about what it counted.
     ``part`` names the part that this gate grades alone: the gate is red before that part is written, and green after.
     A gate with ``served`` runs in the grader's own process against a running server, and gets a `Served` instead of a
-    `Student`. ``limit`` is in seconds.
+    `Student`. ``limit`` is in seconds. ``points`` is what `lab grade` gives for it. A gate with ``transcript`` compares
+    only data, and `lab grade` runs it in the grader's process, even if the lab's other gates run in the student's.
     """
 
     name: str
@@ -136,6 +161,8 @@ class Gate:
     part: str | None = None
     limit: float = UNIT_SECONDS
     served: bool = False
+    points: float = 1.0
+    transcript: bool = False
 
 
 @dataclass(frozen=True)

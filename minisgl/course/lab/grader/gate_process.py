@@ -84,7 +84,6 @@ LOADS = Gate("loads", "the file loads, and minisgl finds the plugin in it", load
 
 def run_gate(lab: Lab, gate: Gate, request: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> Verdict:
     """Run one gate in this process and return its verdict. ``send`` reports each workload before it runs."""
-    verdict = Verdict(gate.name, gate.says, gate.part)
     student = Student(
         lab,
         Path(request["path"]),
@@ -96,12 +95,20 @@ def run_gate(lab: Lab, gate: Gate, request: dict[str, Any], send: Callable[[dict
     )
     if lab.forbidden:
         sys.meta_path.insert(0, ImportGuard(student.path, lab.forbidden))
+    return judge(student, gate)
+
+
+def judge(student: Student, gate: Gate, passed_on: tuple[type[BaseException], ...] = ()) -> Verdict:
+    """Run one gate on a student's file and return its verdict. Exceptions of the types ``passed_on`` are raised."""
+    verdict = Verdict(gate.name, gate.says, gate.part)
     try:
-        if lab.plugin:
+        if student.lab.plugin:
             student.load()
         verdict.note = gate.run(student) or ""
     except Missing as error:
         verdict.tried, verdict.note = False, str(error)
+    except passed_on:
+        raise
     except BaseException as error:  # includes SystemExit: sys.exit() in a student's file fails this gate only
         verdict.fail(diagnose(student, error))
     return verdict

@@ -141,6 +141,8 @@ def grade(
     serve: bool = True,
     stop: bool = False,
     fork_server: ForkServer | None = None,
+    extra: Sequence[Gate] = (),
+    start_server: Callable[..., Any] | None = None,
     on_verdict: Callable[[Verdict], None] = lambda verdict: None,
 ) -> Report:
     """Grade a file and return the report.
@@ -148,12 +150,14 @@ def grade(
     ``only`` names the gates to run (empty: all). ``replay`` is a workload for these gates. Each verdict is passed to
     ``on_verdict``. A red gate of a part stops only the later gates that grade no part; any other red gate stops all
     later gates. With ``stop``, any red gate stops all later gates. Without ``serve``, the gates that use the server do
-    not run, so the report can't pass. Raise ValueError if ``only`` names an unknown gate.
+    not run, so the report can't pass. ``extra`` gates run after the lab's own that use no server. ``start_server``
+    replaces the class `Server`, to start the server elsewhere. Raise ValueError if ``only`` names an unknown gate.
     """
     path = path.resolve()
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     report = Report(lab, str(path), fingerprint(path), seed)
-    gates = [*([LOADS] if lab.plugin else []), *lab.gates]
+    gates = [*([LOADS] if lab.plugin else []), *(gate for gate in lab.gates if not gate.served), *extra]
+    gates += [gate for gate in lab.gates if gate.served]
     if not lab.gates:
         raise RuntimeError(f"lab {lab.lab} has no gates, so nothing can be graded")
     unknown = [name for name in only if name not in [gate.name for gate in gates]]
@@ -176,7 +180,9 @@ def grade(
                     from minisgl.course.lab.grader.server_gate import Served
 
                     server_class = getattr(lab.module, "SERVED", Served)
-                    served = stack.enter_context(server_class(lab, path, report.sha256))
+                    served = server_class(lab, path, report.sha256)
+                    served.start = start_server or served.start
+                    stack.enter_context(served)
                 verdict = _run_served(gate, served, lab, path, started)
             else:
                 verdict = fork_server.run(lab, path, gate, seed, replay)

@@ -1,54 +1,21 @@
 """Runs of a student's observer on the simulated engine: a new observer for each workload, checked after each step.
 
-For labs whose plugin is an observer. A part can be graded before later parts are written: hooks of later parts may
-raise NotImplementedError, which is then ignored.
+For labs whose plugin is an observer; `minisgl.course.lab.grader.observers` makes the observer.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from minisgl.core import Output
-from minisgl.course.lab.grader.gate import Broken, Invalid, Student
+from minisgl.course.lab.grader.gate import Invalid
+from minisgl.course.lab.grader.observers import call_hooks, observer
 from minisgl.course.lab.grader.simulated_workloads import jobs_of, shipped_cache, spec_of
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.drive import Drive, make_plugin
 
-__all__ = ["WatchedDrive", "observer", "run", "watch"]
-
-
-def observer(student: Student, attribute: str, ready: Collection[str] | None = None) -> tuple[Any, PluginManager]:
-    """Return a new object of the student's class with hooks, and the plugin manager that calls its hooks.
-
-    ``attribute`` is the attribute in which the lab finds the observer's results. ``ready`` names the hooks that must be
-    written by now (None: all). Raise `Broken` if no class has the attribute.
-    """
-    manager = PluginManager()
-    plugin = manager.add(str(student.path))
-    made = [part for part in manager._manager.get_plugins() if type(part).__module__ == plugin.name]
-    found = next((part for part in made if hasattr(part, attribute)), None)
-    if found is None:
-        seen = f"No class with hooks has this attribute. Classes with hooks: {[type(part).__name__ for part in made]}."
-        raise Broken("loads", f"The observer keeps its results in the attribute `{attribute}`.", seen)
-    if ready is not None:
-        for caller in manager._manager.get_hookcallers(found) or ():
-            for implementation in caller.get_hookimpls():
-                if caller.name not in ready:
-                    implementation.function = _unless_unfinished(implementation.function)  # type: ignore[misc]
-    return found, manager
-
-
-def _unless_unfinished(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except NotImplementedError:
-            return None
-
-    return call
+__all__ = ["WatchedDrive", "call_hooks", "observer", "run", "watch"]
 
 
 class WatchedDrive(Drive):

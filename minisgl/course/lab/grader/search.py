@@ -48,7 +48,8 @@ def search(
             shown = show(workload)
         student.on_workload(workload, shown)
         try:
-            with alarm(TRY_SECONDS, max(min(WAIT_SECONDS, student.seconds_left - 1.0), 0.1)):
+            waiting = min(WAIT_SECONDS * student.slower, student.seconds_left - 1.0)
+            with alarm(TRY_SECONDS * student.slower, max(waiting, 0.1)):
                 run(student, workload)
         except Broken as broken:
             return broken
@@ -68,7 +69,7 @@ def search(
         tried_at, tried = started, 0
         while student.replay is None and found is None and tried < tries:
             # In processor time: a busy machine tries as many workloads as an idle one, if the watchdog's limit is far.
-            if tried and (time.process_time() - computed > seconds or student.seconds_left < UNIT_SECONDS / 2):
+            if tried and (time.process_time() - computed > seconds * student.slower or student.seconds_left < UNIT_SECONDS / 2):
                 break
             tried += 1
             workload, tried_at = make(rng, tried), time.monotonic()
@@ -79,7 +80,7 @@ def search(
         if cause == "unfinished":  # every workload shows it: nothing to shrink
             raise broken
         # Code that waits until WAIT_SECONDS would do so for every smaller workload too: shrinking takes too long.
-        waits = cause == "hangs" and time.monotonic() - tried_at > WAIT_SECONDS / 2
+        waits = cause == "hangs" and time.monotonic() - tried_at > WAIT_SECONDS * student.slower / 2
         if student.replay is None and not waits:
 
             def still(smaller: Any) -> Broken | None:

@@ -56,13 +56,14 @@ class Served:
     def __init__(self, lab: Lab, path: Path, sha256: str):
         self.lab, self.path, self.sha256 = lab, path, sha256
         self.server: Server | None = None
+        self.start: Callable[..., Server] = Server
         self._failure: Broken | Missing | None = None
 
     def __enter__(self) -> Served:
         words = ["model=tutor", "num_pages=512", f"plugins={self.path}", *self.lab.words]
         words += getattr(self.lab.module, "SERVER", [])
         try:
-            self.server = Server(*words, timeout=scaled_timeout(START_SECONDS), attached=True)
+            self.server = self.start(*words, timeout=scaled_timeout(START_SECONDS), attached=True)
         except RuntimeError as error:
             log = [line for line in str(error).splitlines()[1:] if line.strip()]
             command = "python -m minisgl " + " ".join(words[2:])

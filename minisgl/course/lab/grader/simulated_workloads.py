@@ -21,7 +21,7 @@ import pluggy
 
 from minisgl import hooks
 from minisgl.core import EngineSpec, Req, SamplingParams, Step
-from minisgl.course.lab.grader.gate import Broken, Invalid
+from minisgl.course.lab.grader.gate import Broken, Invalid, StudentError
 from minisgl.kvcache import PrefixCache
 from minisgl.scheduler.planner import PolicyError
 from minisgl.testing.drive import Drive, Job, Report, make_plugin
@@ -128,6 +128,8 @@ def translate(error: Exception, causes: Callable[[str], str | None] | None, step
 
         return Broken(cause, RULES[error.rule], error.text, step=error.step, request=error.uid, page=error.page)
     text = " ".join(str(error).split())
+    if isinstance(error, StudentError):
+        return error
     if isinstance(error, AssertionError) and not _raised_by_minisgl(error):
         return error
     cause = (causes and causes(text)) or "promise"
