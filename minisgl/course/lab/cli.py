@@ -23,17 +23,24 @@ from minisgl.course.lab.catalog import Lab, find, labs
 from minisgl.course.lab.folder import Folder
 from minisgl.course.lab.grader.grade import ForkServer, fingerprint, grade
 from minisgl.course.lab.grader.retired_names import upgrade_note
+from minisgl.course.lab.grading.command import add_options, grade_folder
 from minisgl.course.lab.skeletons import HEADER, solution
 from minisgl.course.lab.verdicts import Verdict
 from minisgl.course.lab.watch import watch
 from minisgl.options.compose import plain_errors
+from minisgl.utils.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Return the exit status: 0, 1 if a gate is red, 2 if the command line is invalid."""
+    """Run one command. Return the exit status: 0, 1 if a gate is red, 2 if the command line is invalid.
+
+    The command ``grade`` returns 3 if the grader itself has failed.
+    """
     options = _parser().parse_args(argv)
     with plain_errors("minisgl.lab"):
         folder = Folder(Path(options.dir))
+        if options.command == "grade":
+            return grade_folder(options)
         if options.command in ("list", "status"):
             return _list(folder, options.command == "status")
         return COMMANDS[options.command](find(options.name), folder, options)
@@ -64,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     watch.add_argument("path", nargs="?", help="the file to grade (default: my_NAME.py in your folder)")
     hint = add("hint", "print one more hint")
     hint.add_argument("part", nargs="?", help="the part (default: the first part whose gate is not green)")
+    add_options(add("grade", "for instructors: grade all files of a folder, in isolated processes", lab=False))
     diff = add("diff", "compare your file with the reference solution")
     diff.add_argument("path", nargs="?", help="the file to compare (default: my_NAME.py in your folder)")
     return parser
@@ -138,7 +146,8 @@ def _test(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
         if verdict.tried and not verdict.green:
             print("\n".join(verdict.explain(lab, _again(lab, folder, options, verdict, seed))), flush=True)
 
-    print(f"lab {lab.lab}: {path.resolve()}, sha256 {fingerprint(path)[:12]}, seed {seed}", flush=True)
+    print(f"lab {lab.lab}: {path.resolve()}, sha256 {fingerprint(path)[:12]}, seed {seed}, minisgl {__version__}",
+          flush=True)  # fmt: skip
     for line in upgrade_note(lab, path):
         print(line, flush=True)
     try:

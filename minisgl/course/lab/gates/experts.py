@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,6 +19,7 @@ from minisgl.course.lab.grader.conformance import conformance
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student, apart
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
+from minisgl.course.lab.grader.tutor_runs import moe_logits
 from minisgl.testing.moe import MoeCase, MoeConformance, Problem, count, problem
 
 CPU = torch.device("cpu")
@@ -304,17 +306,8 @@ def counts(student: Student) -> str:
 
 def engine(student: Student) -> str:
     """Compare the logits of `tutor-moe` with the student's backend and with the shipped reference backend."""
-    from minisgl.models.resolve import resolve_model
-    from minisgl.testing.paged import PagedModel
-
-    path, ids = resolve_model("tutor-moe"), torch.arange(100, 148)
-
-    def drive(moe: Any = None) -> Tensor:
-        model = PagedModel(path, moe=moe, max_seq_len=64, max_running_requests=1)
-        rows = [model.run([(0, 0, ids[:40])]), *(model.run([(0, i, ids[i : i + 1])]) for i in range(40, 48))]
-        return torch.cat([row for (row,) in rows])
-
-    off = float((drive(student.make(device=CPU)) - drive()).abs().max())
+    got = student.run(moe_logits, student.lab.lab, str(student.path))
+    off = float(np.abs(got - moe_logits()).max())
     if not off < 1e-3:
         promise = "`tutor-moe` computes the same logits with this backend as with the shipped one."
         raise Broken("promise", promise, f"The largest difference of a logit is {off:.3g}.")
@@ -331,6 +324,6 @@ GATES = (
     Gate("whole", "any routing gives the result of the definition", search(make, run_whole, show=show)),
     Gate("counts", "only the weights of chosen experts are read, each once", counts),
     conformance(lambda: MoeConformance, lambda student: student.make(device=CPU)),
-    Gate("engine", "tutor-moe computes the same logits with it", engine),
+    Gate("engine", "tutor-moe computes the same logits with it", engine, transcript=True),
     facts(["forward"]),
 )  # fmt: skip

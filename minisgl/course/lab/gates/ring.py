@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,8 +14,8 @@ from minisgl.course.lab.grader.conformance import conformance
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
+from minisgl.course.lab.grader.tutor_runs import linked_logits
 from minisgl.testing.communicator import CommunicatorConformance
-from minisgl.testing.ranks import run_ranks
 from minisgl.testing.wire import RULES, Wire, WireViolation
 
 CPU = torch.device("cpu")
@@ -308,21 +308,12 @@ def cause_of(message: str) -> str | None:
 
 def engine(student: Student) -> str:
     """Compare the logits of `tutor` over two ranks, linked by the student's communicator, with those of one rank."""
-    from minisgl.models.resolve import resolve_model
-    from minisgl.plugin_manager.manager import PluginManager
-    from minisgl.testing.paged import PagedModel
-
-    manager, ids = PluginManager.load(), torch.arange(100, 124)
-    path, ranks = resolve_model("tutor"), 2
-
-    def drive(comm: Any = None) -> Tensor:
-        model = PagedModel(path, comm=comm, max_seq_len=32, max_running_requests=1, manager=manager)
-        rows = [model.run([(0, 0, ids[:20])]), *(model.run([(0, i, ids[i : i + 1])]) for i in range(20, 24))]
-        return torch.cat([row for (row,) in rows])
-
-    want = drive()
-    for rank, got in enumerate(run_ranks(ranks, drive, make=partial(link, student), limit=8.0)):
-        off = float((got - want).abs().max())
+    ranks, want = 2, linked_logits(1)[0]
+    answers = student.run(linked_logits, ranks, student.lab.lab, str(student.path))
+    if len(answers) != ranks:
+        raise Broken("transcript", "Each rank computes logits.", f"{len(answers)} ranks answered.")
+    for rank, got in enumerate(answers):
+        off = float(np.abs(got - want).max())
         if not off < 1e-3:
             seen = f"The logits of `tutor` on rank {rank} of {ranks} are off by {off:.3g}."
             raise Broken("promise", "A model computes the same logits over any number of ranks.", seen)
@@ -343,6 +334,6 @@ GATES = (
     Gate("bytes", "no rank sends more bytes than necessary", count_bytes),
     # The kit links ranks 16 times; each link takes 5 s or more if no name server answers. Its deadlock limit is 10 s.
     conformance(lambda: CommunicatorConformance, link, causes=cause_of, limit=120.0),
-    Gate("engine", "tutor computes the same logits over two ranks", engine, limit=30.0),
+    Gate("engine", "tutor computes the same logits over two ranks", engine, limit=30.0, transcript=True),
     facts(["all_reduce"]),
 )  # fmt: skip

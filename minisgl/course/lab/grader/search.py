@@ -69,7 +69,9 @@ def search(
         tried_at, tried = started, 0
         while student.replay is None and found is None and tried < tries:
             # In processor time: a busy machine tries as many workloads as an idle one, if the watchdog's limit is far.
-            if tried and (time.process_time() - computed > seconds * student.slower or student.seconds_left < UNIT_SECONDS / 2):
+            if tried and (
+                time.process_time() - computed > seconds * student.slower or student.seconds_left < UNIT_SECONDS / 2
+            ):
                 break
             tried += 1
             workload, tried_at = make(rng, tried), time.monotonic()

@@ -1,6 +1,6 @@
 """Runs a command in a confined process: a file tree of its own, no other processes in sight, another user, limits.
 
-``python -I confine.py SPEC -- COMMAND…`` reads the JSON file SPEC (`minisgl.course.lab.grading.isolation.Spec`). It uses
+``python -I confine.py SPEC -- COMMAND…`` reads the JSON file SPEC, which `isolation` writes. It uses
 Linux namespaces by their system calls, and the standard library only. Every step that SPEC asks for must succeed: the
 caller tries beforehand which steps the machine allows. The command sees a root folder that holds the system's folders,
 the folders in ``expose`` (read-only) and ``work`` (writable), and nothing else of the machine's files.

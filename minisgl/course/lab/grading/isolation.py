@@ -69,7 +69,9 @@ class Isolation:
         return found.pw_uid, found.pw_gid
 
     @contextlib.contextmanager
-    def box(self, expose: list[str], hide: list[str], files: list[Path]) -> Iterator[tuple[list[str], Path, list[Path]]]:
+    def box(
+        self, expose: list[str], hide: list[str], files: list[Path]
+    ) -> Iterator[tuple[list[str], Path, list[Path]]]:
         """Make a folder for one submission. Yield the words before a confined command, the folder, and copied files.
 
         ``files`` (files or folders) are copied into the folder ``submission``, which the command can only read.
@@ -137,7 +139,9 @@ def _problem(found: Isolation, expose: list[str], hide: list[str], python: Path)
     try:
         with found.box(expose, hide, []) as (words, _, _):
             command = [*words, str(python), "-c", "import minisgl, os; print(minisgl.__file__, os.getuid())"]
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, check=False)
+            ran = subprocess.run(
+                command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, check=False
+            )
     except (OSError, KeyError, subprocess.TimeoutExpired) as error:
         return f"{error}"
     if ran.returncode:

@@ -20,7 +20,9 @@ __all__ = ["private_gates"]
 
 def private_gates(path: Path) -> dict[str, list[Gate]]:
     """Import the file and return its gates by lab. Raise `ConfigError` if it is not such a file."""
-    spec = importlib.util.spec_from_file_location(f"minisgl_private_gates_{re.sub(r'[^0-9a-zA-Z_]', '_', path.stem)}", path)
+    spec = importlib.util.spec_from_file_location(
+        f"minisgl_private_gates_{re.sub(r'[^0-9a-zA-Z_]', '_', path.stem)}", path
+    )
     if spec is None or spec.loader is None or not path.is_file():
         raise ConfigError(f"--gates {path}: there is no such Python file.")
     module = importlib.util.module_from_spec(spec)

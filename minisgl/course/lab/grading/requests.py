@@ -28,7 +28,9 @@ class MirroredReq(Req):
     __slots__ = ("copied", "number", "sent")
 
     def __init__(self, number: int, uid: int, prompt_ids: bytes, params: Any, state: list[Any]):
-        super().__init__(uid, np.frombuffer(prompt_ids, np.int32), msgspec.convert(params, SamplingParams, strict=False), 0)
+        super().__init__(
+            uid, np.frombuffer(prompt_ids, np.int32), msgspec.convert(params, SamplingParams, strict=False), 0
+        )
         self.number, self.copied = number, 0
         update(self, state)
         self.sent = state_of(self)

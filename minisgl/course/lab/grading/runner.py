@@ -20,7 +20,7 @@ from typing import Any
 
 from minisgl.course.lab.catalog import CAUSES, Lab, find
 from minisgl.course.lab.grader.gate import Broken, Gate
-from minisgl.course.lab.grader.gate_process import judge
+from minisgl.course.lab.grader.gate_process import LOADS, judge
 from minisgl.course.lab.grader.grade import WATCHDOG_SECONDS, grade
 from minisgl.course.lab.grading.clean_tree import CleanTree
 from minisgl.course.lab.grading.isolation import isolate, own_network
@@ -98,7 +98,9 @@ class Gates:
 
 
 def _unreadable(why: str) -> Broken:
-    return Broken("transcript", "The code's process sends a verdict of the gate.", f"It sent something else: {why:.200}")
+    return Broken(
+        "transcript", "The code's process sends a verdict of the gate.", f"It sent something else: {why:.200}"
+    )
 
 
 def checked(lab: Lab, verdict: Verdict, data: Any) -> Verdict:
@@ -140,6 +142,7 @@ def run(request: dict[str, Any], tell: Any) -> None:
     tell({"isolation": isolation.encode()})
     private = Path(request["gates"]) if request["gates"] else None
     extra = private_gates(private).get(lab.lab, []) if private else []
+    known = {gate.name for gate in (LOADS, *lab.gates, *extra)}
     given = [source, *([private] if extra and private and not lab.data else [])]
     with isolation.box(tree.expose, tree.hide, given) as (words, work, (path, *others)):
         sandbox = Sandbox(words, tree.python, modules_of(lab), work.parent / "student.log")
@@ -149,7 +152,7 @@ def run(request: dict[str, Any], tell: Any) -> None:
                 lab,
                 path,
                 seed=request["seed"],
-                only=request["only"],
+                only=[name for name in request["only"] if name in known],
                 serve=request["serve"],
                 fork_server=Gates(sandbox, others[0] if others else None),  # type: ignore[arg-type]
                 extra=extra,

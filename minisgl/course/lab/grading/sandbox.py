@@ -23,7 +23,7 @@ START_SECONDS = 120.0
 """Seconds that the student's process has to start, before it has seen the student's file."""
 
 
-class SandboxFailed(RuntimeError):
+class SandboxFailed(RuntimeError):  # noqa: N818
     """The student's process can't be started. This is a failure of the grader, not of the submission."""
 
 

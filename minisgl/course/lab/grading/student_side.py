@@ -1,7 +1,7 @@
 """The process in which a student's code runs under ``lab grade``: it answers calls, and judges nothing.
 
-``python -m minisgl.course.lab.grading.student_side FD MODULE…`` imports the modules and waits at the socket FD. For each
-session it gets one end of a new channel, and forks a child for it. The child loads the student's file. Then it either
+``python -m minisgl.course.lab.grading.student_side FD MODULE…`` imports the modules and waits at the socket FD. For
+each session it gets one end of a new channel, and forks a child for it. The child loads the student's file. Then it either
 answers the grader's calls (`Session`), or runs one whole gate and sends the verdict, for the gates whose objects can't
 be sent. The program runs in a clean installation, as another user, and everything that it sends is only an answer.
 """
