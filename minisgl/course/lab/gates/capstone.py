@@ -10,10 +10,11 @@ from typing import Any
 from minisgl.course.lab.catalog import Lab
 from minisgl.course.lab.folder import STATE_FOLDER
 from minisgl.course.lab.grader.clean_environment import BuildFailed, CleanEnvironment, clean_environment
-from minisgl.course.lab.grader.gate import Broken, Gate, Missing, Student
+from minisgl.course.lab.grader.gate import Broken, Gate, Missing, Student, StudentError
 from minisgl.course.lab.grader.installed_package import KITS
 from minisgl.course.lab.grader.server_gate import START_SECONDS, Served, facts
-from minisgl.testing.serving import Server, scaled_timeout
+from minisgl.course.lab.grader.tutor_runs import installed_plugin
+from minisgl.testing.serving import scaled_timeout
 
 PYPROJECT = """\
 [build-system]
@@ -165,6 +166,12 @@ def plugins(env: CleanEnvironment) -> list[dict[str, Any]]:
     return found
 
 
+def installed(path: Path) -> dict[str, Any]:
+    """Build and install the package, and return its first plugin, with the folder ``site`` that contains it."""
+    env = environment(path)
+    return {**plugins(env)[0], "site": str(env.site)}
+
+
 def package(student: Student) -> str:
     """Build the package and install it."""
     env = environment(student.path)
@@ -250,16 +257,17 @@ class Installed(Served):
     def __enter__(self) -> Served:
         words = ["model=tutor", "num_pages=512"]
         try:
-            env = environment(self.path)
-            plugin = plugins(env)[0]
+            plugin = self.run_there(installed_plugin, self.lab.lab, str(self.path))
             self.path, self.sha256 = Path(plugin["path"]), plugin["sha256"]
             for group, name in plugin["options"][:1]:
                 more, self.method = SERVE.get(group, ([], ""))
                 words += [f"{group}={name}", *more]
-            variables = {"PYTHONPATH": str(env.site)}
-            self.server = Server(*words, timeout=scaled_timeout(START_SECONDS), attached=True, env=variables)
+            variables = {"PYTHONPATH": plugin["site"]}
+            self.server = self.start(*words, timeout=scaled_timeout(START_SECONDS), attached=True, env=variables)
         except (Broken, Missing) as why:
             self._failure = why
+        except StudentError as error:
+            self._failure = error.broken
         except RuntimeError as error:
             log = [line for line in str(error).splitlines()[1:] if line.strip()]
             command = f"python -m minisgl {' '.join(words[2:])}"

@@ -142,7 +142,7 @@ def grade(
     stop: bool = False,
     fork_server: ForkServer | None = None,
     extra: Sequence[Gate] = (),
-    start_server: Callable[..., Any] | None = None,
+    prepare_served: Callable[[Any], None] = lambda served: None,
     on_verdict: Callable[[Verdict], None] = lambda verdict: None,
 ) -> Report:
     """Grade a file and return the report.
@@ -150,8 +150,8 @@ def grade(
     ``only`` names the gates to run (empty: all). ``replay`` is a workload for these gates. Each verdict is passed to
     ``on_verdict``. A red gate of a part stops only the later gates that grade no part; any other red gate stops all
     later gates. With ``stop``, any red gate stops all later gates. Without ``serve``, the gates that use the server do
-    not run, so the report can't pass. ``extra`` gates run after the lab's own that use no server. ``start_server``
-    replaces the class `Server`, to start the server elsewhere. Raise ValueError if ``only`` names an unknown gate.
+    not run, so the report can't pass. ``extra`` gates run after the lab's own that use no server. ``prepare_served``
+    is called with the `Served` before its server starts. Raise ValueError if ``only`` names an unknown gate.
     """
     path = path.resolve()
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
@@ -181,7 +181,7 @@ def grade(
 
                     server_class = getattr(lab.module, "SERVED", Served)
                     served = server_class(lab, path, report.sha256)
-                    served.start = start_server or served.start
+                    prepare_served(served)
                     stack.enter_context(served)
                 verdict = _run_served(gate, served, lab, path, started)
             else:

@@ -57,6 +57,8 @@ class Served:
         self.lab, self.path, self.sha256 = lab, path, sha256
         self.server: Server | None = None
         self.start: Callable[..., Server] = Server
+        self.run_there: Callable[..., Any] = lambda function, *args: function(*args)
+        """Calls a function of `minisgl.course.lab.grader.tutor_runs` in the process that may run the student's code."""
         self._failure: Broken | Missing | None = None
 
     def __enter__(self) -> Served:

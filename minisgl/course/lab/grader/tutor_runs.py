@@ -1,4 +1,4 @@
-"""Runs of the model `tutor` in one process, for gates that compare answers. They return data, and judge nothing.
+"""Functions that run a student's plugin in an engine, for gates that compare answers. They judge nothing.
 
 Under ``lab grade`` the functions in ``__all__`` run in the student's process, and the grader compares what they return.
 """
@@ -18,7 +18,7 @@ from minisgl.course.lab.grader.gate import Student
 
 F32 = npt.NDArray[np.float32]
 
-__all__ = ["chat", "generate", "linked_logits", "moe_logits"]
+__all__ = ["chat", "generate", "installed_plugin", "linked_logits", "moe_logits"]
 
 
 def generate(
@@ -57,6 +57,12 @@ def _loaded(lab: str, path: str) -> Student:
     student = Student(find(lab), Path(path))
     student.load()
     return student
+
+
+def installed_plugin(lab: str, path: str) -> dict[str, Any]:
+    """Build and install a student's package, and return the plugin that minisgl finds in it."""
+    found: dict[str, Any] = find(lab).module.installed(Path(path))
+    return found
 
 
 def moe_logits(lab: str = "", path: str = "") -> F32:

@@ -24,7 +24,7 @@ NEW_MOUNTS, NEW_PIDS, NEW_IPC, NEW_USER, NEW_NET = 0x20000, 0x20000000, 0x080000
 _READ_ONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/sys/devices/system", "/opt")
 DEVICES = ("null", "zero", "full", "random", "urandom")
-KEPT = ("LANG", "LC_ALL", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "PYTHONUNBUFFERED")
+KEPT = ("LANG", "LC_ALL", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "PYTHONPATH")
 """Environment variables that the command gets. The others of the instructor's shell stay outside."""
 
 

@@ -68,6 +68,17 @@ class Isolation:
         found = pwd.getpwnam(self.user)
         return found.pw_uid, found.pw_gid
 
+    def writable(self, path: Path, work: Path) -> Path:
+        """Return a copy of a submitted folder in ``work`` that the student's processes can write: they build it."""
+        copy = Path(shutil.copytree(path, work / path.name))
+        uid, gid = self.ids()
+        for folder, _, files in os.walk(copy):
+            for each in [Path(folder), *(Path(folder, file) for file in files)]:
+                each.chmod(0o755 if each.is_dir() else 0o644)
+                if uid is not None and gid is not None:
+                    os.chown(each, uid, gid)
+        return copy
+
     @contextlib.contextmanager
     def box(
         self, expose: list[str], hide: list[str], files: list[Path]

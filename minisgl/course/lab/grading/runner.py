@@ -146,7 +146,14 @@ def run(request: dict[str, Any], tell: Any) -> None:
     given = [source, *([private] if extra and private and not lab.data else [])]
     with isolation.box(tree.expose, tree.hide, given) as (words, work, (path, *others)):
         sandbox = Sandbox(words, tree.python, modules_of(lab), work.parent / "student.log")
-        server = functools.partial(Server, python=[*words, str(tree.python)])
+        if not lab.plugin:
+            path = isolation.writable(path, work)
+        student = RemoteStudent(lab, path, deadline=time.monotonic() + 3600.0, sessions=sandbox)
+
+        def prepare_served(served: Any) -> None:
+            served.start = functools.partial(Server, python=[*words, str(tree.python)])
+            served.run_there = student.run
+
         try:
             grade(
                 lab,
@@ -156,16 +163,18 @@ def run(request: dict[str, Any], tell: Any) -> None:
                 serve=request["serve"],
                 fork_server=Gates(sandbox, others[0] if others else None),  # type: ignore[arg-type]
                 extra=extra,
-                start_server=server,
+                prepare_served=prepare_served,
                 on_verdict=lambda verdict: tell({"verdict": dataclasses.asdict(verdict)}),
             )
         finally:
+            student.close()
             sandbox.close()
     tell({"end": True})
 
 
 def main() -> None:
     """Answer the request on standard input."""
+    os.environ.pop("PYTHONPATH", None)  # only the words of a server's start may set it for the student's processes
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a gate prints goes to standard error
 

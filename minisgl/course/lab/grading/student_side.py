@@ -1,9 +1,9 @@
 """The process in which a student's code runs under ``lab grade``: it answers calls, and judges nothing.
 
 ``python -m minisgl.course.lab.grading.student_side FD MODULE…`` imports the modules and waits at the socket FD. For
-each session it gets one end of a new channel, and forks a child for it. The child loads the student's file. Then it either
-answers the grader's calls (`Session`), or runs one whole gate and sends the verdict, for the gates whose objects can't
-be sent. The program runs in a clean installation, as another user, and everything that it sends is only an answer.
+each session it gets one end of a new channel, and forks a child for it. The child loads the student's file. Then it
+either answers the grader's calls (`Session`), or runs one whole gate and sends the verdict, for the gates whose objects
+can't be sent. The program runs in a clean installation, as another user. What it sends is an answer, never a command.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ def _run_session(request: dict[str, Any], channel: Channel) -> None:
         Session(channel, student).serve()
         return
     send = functools.partial(_send_json, channel)
-    gates = [LOADS, *lab.gates]
+    gates = [LOADS, *(lab.gates if request["gate"] != LOADS.name else ())]
     if request.get("gates"):
         from minisgl.course.lab.grading.private import private_gates
 

@@ -1,8 +1,8 @@
 """The messages between the grader and the process in which a student's code runs: bounded, MessagePack, no pickle.
 
 Both sides use this module. A message is 4 bytes of length and a MessagePack value. Values are plain data: numbers,
-text, lists, tuples, dicts, numpy arrays, and the records in `RECORDS`. Any other object stays in its own process, and the
-message carries its number, a `Reference`. The receiver builds nothing but these types, so a message can't run code.
+text, lists, tuples, dicts, numpy arrays, and the records in `RECORDS`. Any other object stays in its own process, and
+the message carries its number, a `Reference`. The receiver builds nothing but these types, so a message can't run code.
 """
 
 from __future__ import annotations
