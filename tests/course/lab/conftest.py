@@ -1,5 +1,5 @@
-"""Keep pytest from collecting the seeded solutions: some of them are packages with tests of their own."""
+"""Keep pytest from collecting the cheats and the seeded solutions, some of which are packages with their own tests."""
 
 from __future__ import annotations
 
-collect_ignore_glob = ["solutions/*"]
+collect_ignore_glob = ["solutions/*", "cheats/*"]

@@ -1,0 +1,7 @@
+"""Build the shipped plugin with a helper for tests."""
+
+
+def make_policy():
+    from minisgl.testing.drive import make_plugin
+
+    return make_plugin("scheduler", "mixed")

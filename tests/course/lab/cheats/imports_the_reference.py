@@ -1,0 +1,7 @@
+"""Import the reference."""
+
+
+def plan(self, waiting, running, budget):
+    from minisgl.plugins.scheduler.mixed import MixedPolicy
+
+    return MixedPolicy("fcfs").plan(waiting, running, budget)
