@@ -4,6 +4,7 @@
 # make check      linter, type checker and the core tests: less than 90 seconds once mypy has a cache
 # make test-labs  the tests of the labs
 # make check-labs  each wrong solution of the labs against all gates, not only the one that must catch it; takes minutes
+# make grade-references  grade every lab's reference solution as an instructor does (ARGS="--lab policy"); takes minutes
 # make check-cluster  the tests with the router smg and on Ray Serve, which it installs first (102 MB, 489 MB)
 # make check-nodes  servers whose ranks torchrun starts: killed ranks, cut links, wrong secrets; takes minutes
 # make soak       10,000 random schedules on the simulated engine
@@ -29,8 +30,8 @@ TYPES := build/types
 PYTEST_2 := $(BIN)/python -m pytest -n 2 --dist loadgroup
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo serve test check check-cluster check-labs check-nodes test-labs soak lint docs pages bench reference format \
-  clean
+.PHONY: demo serve test check check-cluster check-labs check-nodes test-labs grade-references soak lint docs pages bench \
+  reference format clean
 .DELETE_ON_ERROR:
 
 demo: $(BASE)
@@ -57,6 +58,9 @@ test-labs: $(TOOLS)
 
 check-labs: $(TOOLS)
 	MINISGL_LAB_GATES=all $(PYTEST_2) -q tests/course/lab/test_solutions.py -k test_wrong_solution $(ARGS)
+
+grade-references: $(TOOLS)
+	$(BIN)/python -m minisgl.course.lab.grading.references $(ARGS)
 
 check-cluster: $(TOOLS)
 	@$(BIN)/python -c "import ray.serve, smg" 2> /dev/null || $(PIP) -e '.[cluster,ray]'

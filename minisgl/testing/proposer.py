@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -124,17 +124,12 @@ class ProposerConformance:
         raise NotImplementedError("make(self, spec) must return a new object of the proposer to test")
 
     @staticmethod
-    @contextmanager
-    def traced(proposer: DraftProposer) -> Iterator[Callable[[], int]]:
+    def traced(proposer: DraftProposer) -> AbstractContextManager[Callable[[], int]]:
         """Trace memory allocations, and yield a function that returns the number of bytes that are allocated now.
 
         A subclass whose proposer is in another process replaces it.
         """
-        tracemalloc.start()
-        try:
-            yield lambda: tracemalloc.get_traced_memory()[0]
-        finally:
-            tracemalloc.stop()
+        return _traced()
 
     def drive(
         self, jobs: Sequence[Job], spec: EngineSpec, cache: str = "radix", retract: bool = False, **options: Any
@@ -272,6 +267,15 @@ class ProposerConformance:
                 f"{req} with cache_salt={req.params.cache_salt!r} got the drafts {list(run)}; {leaked} are tokens of a "
                 f"request with cache_salt={theirs!r}"
             )
+
+
+@contextmanager
+def _traced() -> Iterator[Callable[[], int]]:
+    tracemalloc.start()
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
 
 
 _SPEC = EngineSpec(page_size=4, num_pages=40, max_running_requests=4, max_seq_len=160, vocab_size=50)

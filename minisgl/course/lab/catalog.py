@@ -139,9 +139,9 @@ def read(file: Traversable, chapter: str) -> Lab:
     name = file.name.removesuffix(".toml")
     values: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
     parts = tuple(Part(part["name"], part["says"], tuple(part["hints"])) for part in values.pop("parts", ()))
-    modules = {key: tuple(values.pop(key, ())) for key in ("blocked", "kept")}
+    blocked, kept = tuple(values.pop("blocked", ())), tuple(values.pop("kept", ()))
     try:
-        lab = Lab(name, chapter, parts=parts, **modules, **values)
+        lab = Lab(name, chapter, parts=parts, blocked=blocked, kept=kept, **values)
     except TypeError as error:
         raise ValueError(f"{file}: {error}") from error
     if set(lab.causes) & set(CAUSES):

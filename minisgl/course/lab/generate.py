@@ -50,6 +50,7 @@ def _section(lab: Lab) -> list[str]:
         words = " ".join([f"plugins={lab.file}", *lab.words])
         lines.append(f"The reference solution is `{lab.plugin}`; `{words}` selects your plugin.\n")
     lines += [f"- `{part.name}`: {part.says} ({len(part.hints)} hints)" for part in lab.parts]
+    lines += _graded(lab)
     lines += ["\n| gate | what it checks |", "| --- | --- |"]
     lines += [f"| {gate.name} | {gate.says} |" for gate in gates]
     if lab.stretch:
@@ -57,6 +58,16 @@ def _section(lab: Lab) -> list[str]:
     if lab.causes:
         lines += ["\nCauses of a red gate:\n", *(f"- `{cause}`: {text}" for cause, text in lab.causes.items())]
     return lines
+
+
+def _graded(lab: Lab) -> list[str]:
+    """Return which plugins the clean installation of ``lab grade`` lacks, and which stay although they help."""
+    gone = [f"`{module}`" for module in lab.forbidden if module not in lab.kept]
+    stay = [f"`{module}`" for module in lab.kept]
+    where = "The grader's process judges every gate" if lab.data else "Some gates are judged in the student's process"
+    text = f"Absent under `lab grade`: {', '.join(gone) or 'no plugin'}. "
+    text += f"{', '.join(stay)} stays, because the gates compare with it. " if stay else ""
+    return [f"\n{text}{where} ([Teach](../teach.md#what-a-grade-proves))."]
 
 
 def main(root: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from minisgl.kvcache import MatchResult
 from minisgl.scheduler import Plan, Waiting
 
 ROOT = Path(__file__).parents[3]
+linux = pytest.mark.skipif(sys.platform != "linux", reason="`lab grade` needs Linux, and says so")
 POLICY = find("policy")
 PLAN = Gate("plan", "each step has the right rows", search(make, run_plan, tries=8))
 """The lab's gate of this name, with fewer workloads."""
@@ -117,6 +120,7 @@ def graded(policies: Room, name: str) -> Verdict:
     return policies.gates.run(POLICY, policies.files[name], PLAN, seed=3)
 
 
+@linux
 @pytest.mark.parametrize("name", CHEATS)
 def test_cheat(policies: Room, name: str) -> None:
     """Each cheat is red, whatever it prints, forges, or finds."""
@@ -127,6 +131,7 @@ def test_cheat(policies: Room, name: str) -> None:
     assert verdict.note != "forged"
 
 
+@linux
 def test_reference_after_the_cheats(policies: Room) -> None:
     """The reference is green in the same environment, after every cheat; the skeleton is not."""
     verdict = graded(policies, "reference")
@@ -134,6 +139,7 @@ def test_reference_after_the_cheats(policies: Room) -> None:
     assert graded(policies, "skeleton").cause == "unfinished"
 
 
+@linux
 def test_student_sees_no_other_files(policies: Room) -> None:
     """The student's process sees neither the checkout nor the other user's processes, and is another user."""
     if not policies.isolation.complete and not policies.isolation.files:
@@ -153,6 +159,7 @@ def test_student_sees_no_other_files(policies: Room) -> None:
         assert int(uid) != 0
 
 
+@linux
 @pytest.mark.xfail(
     reason="not prevented: this gate is judged in the student's process; docs/teach.md says so", strict=True
 )
@@ -313,23 +320,7 @@ def test_similarity(tmp_path: Path) -> None:
     assert similarity(POLICY, path) is None
 
 
-GATES = """
-from minisgl.course.lab.grader.gate import Broken, Gate
-from minisgl.scheduler import Plan, Running
-from minisgl.scheduler.budget import AdmissionCost, StepBudget
-
-
-def run_decode(student):
-    policy = student.make(student.config(order="fcfs"))
-    budget = StepBudget(8, 0, 4, 0, lambda uid: AdmissionCost(0, 0))
-    plan = policy.plan([], [Running(7, 0, 0, 0, 0)], budget)
-    if not isinstance(plan, Plan) or dict(plan.rows) != {7: 1}:
-        raise Broken("decodes-late", "A lone request that decodes has a row.", f"The plan is {plan!r:.80}.")
-    return "one row"
-
-
-GATES = {"policy": [Gate("alone", "a lone request decodes", run_decode, points=2.5)]}
-"""
+GATES = (ROOT / "docs/examples/grading/gates.py").read_text("utf-8")
 
 
 def test_private_gates(tmp_path: Path) -> None:
@@ -434,6 +425,7 @@ def test_report(tmp_path: Path) -> None:
         assert all("ada" in next(report.lines(r)) for r in results)
 
 
+@linux
 def test_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The command grades each student's file by its own gates and the private ones, and prints a valid report."""
     for student, text in (("ada", solution(POLICY)), ("bob", skeleton(POLICY))):
@@ -455,13 +447,14 @@ def test_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     done = json.loads(capfd.readouterr().out)
     check_schema(done, schema(), schema())
     ada, bob = done["submissions"]
-    assert (ada["student"], ada["status"], ada["points"]) == ("ada", "passed", 2.5)
+    assert (ada["student"], ada["status"], ada["points"]) == ("ada", "passed", 2.0)
     assert (bob["student"], bob["status"], bob["points"]) == ("bob", "failed", 0)
     assert bob["gates"][0]["cause"] == "unfinished" and bob["gates"][0]["private"]
     assert done["seed"] == 7 and done["private_gates"]["file"] == "gates.py" and done["exit_status"] == 1
     assert done["isolation"]["limits"]["CPU"] > 0
 
 
+@linux
 def test_command_errors(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A folder without submissions, an unknown lab and an unknown gate are errors of the command line."""
     (tmp_path / POLICY.file).write_text(skeleton(POLICY))
@@ -470,3 +463,45 @@ def test_command_errors(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
             main(["grade", *words])
         assert stopped.value.code == 2
     assert "no lab of these submissions has this gate" in capfd.readouterr().err
+
+
+def gradescope() -> Any:
+    """Return the example module that converts a report for Gradescope."""
+    path = ROOT / "docs/examples/grading/gradescope.py"
+    spec = importlib.util.spec_from_file_location("gradescope_example", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_gradescope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example converts a report; it hides private gates, and writes nothing if the grader failed."""
+    path = tmp_path / "ada" / POLICY.file
+    path.parent.mkdir()
+    path.write_text(skeleton(POLICY))
+    names = [LOADS.name, *(gate.name for gate in POLICY.gates), "alone"]
+    verdicts = [Verdict(name, "says", seconds=1.0, note="fine").encode() for name in names]
+    verdicts[1] |= {"cause": "skips", "seen": "request 3 was passed over"}
+    verdicts[-1] |= {"cause": "skips", "seen": "a secret"}
+    private = [Gate("alone", "", lambda student: None, points=2.0)]
+
+    def done(failed: str | None = None) -> dict[str, Any]:
+        result = report.result_of(
+            Submission("ada", POLICY, path), private, verdicts, seconds=3.0, cpu_seconds=1.0, failed=failed
+        )
+        return report.document([result], seed=1, started="", seconds=3.0, isolation=None, gates=None)
+
+    module = gradescope()
+    results = module.convert(done())
+    assert results["score"] == len(names) - 2
+    tests = {test["name"]: test for test in results["tests"]}
+    red, hidden = tests["policy: plan"], tests["policy: alone"]
+    assert (red["status"], red["score"], red["max_score"], red["visibility"]) == ("failed", 0, 1, "visible")
+    assert "request 3 was passed over" in red["output"] and POLICY.causes["skips"] in red["output"]
+    assert (hidden["output"], hidden["visibility"], hidden["max_score"]) == ("", "after_published", 2)
+    for bad in (done("no server"), {**done(), "version": 2}, {**done(), "submissions": []}):
+        (tmp_path / "report.json").write_text(json.dumps(bad))
+        target = tmp_path / "results.json"
+        monkeypatch.setattr(sys, "argv", ["gradescope.py", str(tmp_path / "report.json"), str(target)])
+        assert module.main() == 3 and not target.exists()

@@ -7,7 +7,8 @@ draft with a search through the whole text of the request.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from minisgl.core import EngineSpec, Req, SamplingParams
@@ -18,6 +19,7 @@ from minisgl.course.lab.grader.held import cpu_clock, traced
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
 from minisgl.course.lab.grader.tutor_runs import chat
+from minisgl.scheduler.base import DraftProposer
 from minisgl.testing.proposer import ProposerConformance, running_request
 
 
@@ -507,7 +509,10 @@ def run_engine(student: Student) -> str:
 class _Kit(ProposerConformance):
     """The public kit. The memory that it measures is that of the process in which the proposer is."""
 
-    traced = staticmethod(traced)
+    @staticmethod
+    def traced(proposer: DraftProposer) -> AbstractContextManager[Callable[[], int]]:
+        """Trace the allocations of the proposer's process."""
+        return traced(proposer)
 
 
 def causes(message: str) -> str | None:

@@ -28,10 +28,7 @@ def generate(
     from minisgl.llm import LLM
 
     with LLM("tutor", overrides=["device=cpu", *overrides]) as llm:
-        return [
-            [o.token_ids for o in llm.generate(list(prompts), params, progress=False)]  # type: ignore[arg-type]
-            for _ in range(times)
-        ]
+        return [[o.token_ids for o in llm.generate(list(prompts), params, progress=False)] for _ in range(times)]
 
 
 def chat(

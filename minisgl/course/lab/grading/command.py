@@ -46,6 +46,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def grade_folder(options: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
+    if sys.platform != "linux":
+        raise ConfigError("`lab grade` needs Linux: it isolates the students' processes with namespaces and limits.")
     labs = [find(name).lab for name in options.lab]
     given = submissions(Path(options.folder), labs)
     gates = None if options.gates is None else Path(options.gates).resolve()

@@ -146,7 +146,8 @@ class Session:
 
     def _raised(self, kind: str, text: str, cause: str, promise: str, seen: str) -> StudentError:
         broken = Broken(str(cause), str(promise), str(seen))
-        return _RAISED.get(kind, StudentError)(str(text), broken)
+        raised: StudentError = _RAISED.get(kind, StudentError)(str(text), broken)
+        return raised
 
     def _lost(self, error: Exception) -> StudentError:
         """Return the finding for a process that ended, or that sent no answer that can be read."""

@@ -31,7 +31,7 @@ MOST_BYTES = 32 * 2**20
 DEPTH = 40
 """The largest depth of nested lists, tuples and dicts in a message."""
 
-RECORDS: dict[str, type] = {
+RECORDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         Waiting, Running, Plan, Key, MatchResult, InsertResult, Step, StepResult, Admission, PromptRange, EngineSpec,
@@ -114,17 +114,15 @@ def _plain(value: Any, refer: Refer, depth: int) -> Any:
 
 def _exact(value: Any) -> Any:
     """Return the value without its subclass, which could define comparisons of its own."""
-    for kind in (bool, float, str, bytes):
-        if isinstance(value, kind):
-            return kind(value)
-    return None
+    kinds: tuple[Any, ...] = (bool, float, str, bytes)
+    return next((kind(value) for kind in kinds if isinstance(value, kind)), None)
 
 
 def _composed(value: Any, refer: Refer, depth: int) -> Any:
     def parts(values: Any) -> list[Any]:
         return [_plain(part, refer, depth) for part in values]
 
-    name = type(value).__name__
+    name: str = type(value).__name__
     if RECORDS.get(name) is type(value):
         given = list(value) if isinstance(value, tuple) else [getattr(value, f.name) for f in fields(value)]
         if name in ("MatchResult", "InsertResult"):  # a handle keeps its identity, whatever its type
