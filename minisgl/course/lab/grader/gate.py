@@ -94,6 +94,8 @@ class Student:
     """The time of `time.monotonic` at which the watchdog kills the gate."""
     slower: float = 1.0
     """How many times as long as here a workload takes where the student's code is."""
+    patience: float = 1.0
+    """How many times its usual limit one workload may take before it counts as hanging."""
     on_workload: Callable[[Any, str], None] = lambda workload, show: None
     """Called with each workload, and its description, before it runs: the verdict of a killed gate names it."""
 

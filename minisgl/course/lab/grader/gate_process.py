@@ -90,6 +90,7 @@ def run_gate(lab: Lab, gate: Gate, request: dict[str, Any], send: Callable[[dict
         seed=request["seed"],
         gate=gate.name,
         replay=request.get("replay"),
+        patience=request.get("patience", 1.0),
         deadline=time.monotonic() + request["limit"],
         on_workload=lambda workload, show: send({"workload": workload, "show": show}),
     )

@@ -48,8 +48,8 @@ def search(
             shown = show(workload)
         student.on_workload(workload, shown)
         try:
-            waiting = min(WAIT_SECONDS * student.slower, student.seconds_left - 1.0)
-            with alarm(TRY_SECONDS * student.slower, max(waiting, 0.1)):
+            waiting = min(WAIT_SECONDS * student.patience, student.seconds_left - 1.0)
+            with alarm(TRY_SECONDS * student.patience, max(waiting, 0.1)):
                 run(student, workload)
         except Broken as broken:
             return broken
@@ -82,7 +82,7 @@ def search(
         if cause == "unfinished":  # every workload shows it: nothing to shrink
             raise broken
         # Code that waits until WAIT_SECONDS would do so for every smaller workload too: shrinking takes too long.
-        waits = cause == "hangs" and time.monotonic() - tried_at > WAIT_SECONDS * student.slower / 2
+        waits = cause == "hangs" and time.monotonic() - tried_at > WAIT_SECONDS * student.patience / 2
         if student.replay is None and not waits:
 
             def still(smaller: Any) -> Broken | None:

@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lab", action="append", default=[], help="grade only this lab (may be repeated)")
     parser.add_argument("--gate", action="append", default=[], help="run only this gate (may be repeated)")
     parser.add_argument("--gates", metavar="FILE", help="a Python file with private gates")
-    parser.add_argument("--user", help="run the students' code as this user (default: nobody, if you are root)")
+    parser.add_argument("--user", help="run the students' code as this user (default: the user 65534, if you are root)")
     parser.add_argument("--seed", type=int, help="repeat the random workloads of an earlier run")
 
 

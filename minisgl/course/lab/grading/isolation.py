@@ -26,6 +26,8 @@ from minisgl.course.lab.grading import confine
 
 __all__ = ["LIMITS", "Isolation", "isolate", "own_network"]
 
+UNPRIVILEGED = 65534
+"""The number of the user that Linux has for processes without rights."""
 LIMITS = {
     "CPU": 900,  # seconds of processor time of one process
     "DATA": 6 * 2**30,  # bytes
@@ -106,7 +108,7 @@ class Isolation:
 
 
 def _copied(source: Path, target: Path) -> Path:
-    """Copy a file or a folder, readable for everyone and writable for nobody else. Links are not followed."""
+    """Copy a file or a folder, readable for everyone and writable only for its owner. Links are not followed."""
     if source.is_dir() and not source.is_symlink():
         target.mkdir()
         for part in sorted(source.iterdir()):
@@ -120,7 +122,9 @@ def _copied(source: Path, target: Path) -> Path:
 
 
 def isolate(user: str | None, expose: list[str], hide: list[str], python: Path) -> Isolation:
-    """Return the strongest isolation that works here. ``user`` None: `nobody` if this process may choose a user.
+    """Return the strongest isolation that works here.
+
+    ``user`` None: the user with the number `UNPRIVILEGED`, if this process may choose a user.
 
     ``expose``, ``hide`` and ``python`` are those of a clean installation. Call it in the process that will run the
     submissions, after `own_network`.
@@ -128,7 +132,7 @@ def isolate(user: str | None, expose: list[str], hide: list[str], python: Path) 
     notes: list[str] = []
     root = os.geteuid() == 0
     inside = _is_user_namespace()
-    name = user or "nobody"
+    name = user or pwd.getpwuid(UNPRIVILEGED).pw_name
     if not root:
         notes.append("not run as root, and the machine allows no user namespace")
     elif inside:

@@ -286,6 +286,7 @@ class RemoteStudent(Student):
 
     sessions: Any = None
     slower: float = SLOWER
+    patience: float = SLOWER
     _session: Session | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
