@@ -6,6 +6,7 @@ This module knows ASGI and the dispatcher. `minisgl.server.responses` builds the
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
@@ -23,6 +24,10 @@ from minisgl.server.responses import Choice, ResponseBuilder
 T = TypeVar("T")
 CLIENT_CLOSED_REQUEST = 499
 """The HTTP status of a response whose client has disconnected. No client receives it; only ``/metrics`` counts it."""
+
+MAX_SILENCE = 0.05
+"""Seconds after which tokens without text are sent as a chunk with an empty text, so that a client sees that the server
+computes its request. Special tokens have no text, and the beginning of a stop string is held back."""
 
 
 class Json(Response):
@@ -81,6 +86,7 @@ class EventStream(Response):
         self.background = None
         self.init_headers({"cache-control": "no-cache"})
         self._dispatcher, self._stream, self._builder = dispatcher, stream, builder
+        self._sent = [0.0] * len(stream.uids)  # the time of each choice's last chunk
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -94,6 +100,7 @@ class EventStream(Response):
         choices = [Choice(index) for index in range(len(stream.uids))]  # the output since the last chunk of each choice
         ends: list[Finished | None] = [None] * len(choices)
         body = _encode([builder.first_chunk(choice.index) for choice in choices])
+        self._sent = [time.monotonic()] * len(choices)
         try:
             while not stream.done:
                 if body:
@@ -110,17 +117,20 @@ class EventStream(Response):
         """Add the deltas to their choices. Return the chunks that are due, and replace their choices by empty ones.
 
         A choice may have new tokens but no new text: an incomplete character, or the beginning of a stop string. Such a
-        choice gets a chunk only if the client asked for token ids. Raise `ApiError` if a choice failed.
+        choice gets a chunk only if the client asked for token ids, or `MAX_SILENCE` after its last chunk. Raise
+        `ApiError` if a choice failed.
         """
         for index, delta in deltas:
             _check(delta, self._builder)
             choices[index].add(delta)
             ends[index] = delta.finish
-        with_ids = self._builder.token_ids
+        with_ids, now = self._builder.token_ids, time.monotonic()
         chunks = []
         for index in dict.fromkeys(index for index, _ in deltas):
             choice = choices[index]
-            if choice.text or choice.logprobs or choice.finish or (with_ids and choice.tokens):
+            due = with_ids or now - self._sent[index] > MAX_SILENCE
+            if choice.text or choice.logprobs or choice.finish or (due and choice.tokens):
+                self._sent[index] = now
                 chunks.append(self._builder.chunk(choice))
                 choices[index] = choice.next_chunk()
         return _encode(chunks)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from minisgl.core import Finished
 from minisgl.message import Delta, PromptLogprob, TokenLogprob
@@ -82,6 +85,25 @@ def test_promise_1_slow_client_gets_all_output() -> None:
     assert events[-3]["choices"][0]["finish_reason"] == "stop"
     assert stream.done
     assert len(events) < 10  # deltas that arrive while the client is busy share one event
+
+
+def test_tokens_without_text_do_not_look_like_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk with an empty text is sent when tokens have had no text for longer than MAX_SILENCE, and not before."""
+    now = 100.0
+    monkeypatch.setattr("minisgl.server.generate.time", SimpleNamespace(monotonic=lambda: now))
+
+    async def feed(stream: Stream, client: Client) -> None:
+        nonlocal now
+        await asyncio.sleep(0.01)
+        for text, seconds in (("a", 0.0), ("", 0.04), ("", 0.02), ("", 0.04), ("b", 0.0), ("", 0.04), ("", 0.02)):
+            now += seconds
+            stream.put(0, Delta(0, text, tokens=[7]))
+            await asyncio.sleep(0.01)
+        stream.put(0, Delta(0, finish=Finished(0, "stop", 3, 0, 8)))
+
+    client, _, _ = play(0.0, feed)
+    events = client.events()
+    assert [event["choices"][0]["delta"].get("content") for event in events[:-2]] == ["", "a", "", "b", "", None]
 
 
 def test_choices_finish_separately() -> None:
