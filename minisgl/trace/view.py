@@ -57,7 +57,7 @@ def page(runs: Sequence[Trace], text: Text | None = None, title: str = "") -> st
 def frame(html: str, height: int = 720) -> str:
     """Return an ``<iframe>`` of ``height`` pixels that contains the page ``html``, to embed it in another page."""
     look = f"width:100%;height:{height}px;border:1px solid var(--md-default-fg-color--lightest,#ccc);border-radius:8px"
-    return f'<iframe title="A run, step by step" loading="lazy" style="{look}" srcdoc="{escape(html)}"></iframe>'
+    return f'<iframe title="A run, step by step" style="{look}" srcdoc="{escape(html)}"></iframe>'
 
 
 def embed(data: Any) -> str:
