@@ -92,7 +92,7 @@ def test_heat_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = [int(node.text or "") for node in picture.iter() if node.get("class") == "value"]
     exact = [100 * float(cell["data-share"]) for cell in cells]
     assert values == pytest.approx(exact, abs=0.51), "each cell shows its number"
-    colours = re.findall(r"fill:([^;}]+)[;}]", heatmap.STYLE)
+    colours = re.findall(r"(?<=[{;])fill:([^;}]+)", heatmap.STYLE)
     assert len(colours) == 2
     assert all(colour.startswith("var(") for colour in colours), "a colour ignores the theme"
 
