@@ -52,7 +52,10 @@ from minisgl import hookimpl
 class Mine:
     order: str = "fcfs"
 
-Policy = type("Policy", (), {"plan": globals().get("plan")})
+class Policy:
+    plan = globals().get("plan")
+    def __init__(self, order):
+        self.order = order
 
 @hookimpl
 def minisgl_configs():
@@ -60,9 +63,9 @@ def minisgl_configs():
 
 @hookimpl
 def minisgl_scheduler(config):
-    return globals().get("make_policy", Policy)() if isinstance(config, Mine) else None
+    return globals().get("make_policy", Policy)(config.order) if isinstance(config, Mine) else None
 """
-"""What makes a plugin of a function ``plan``, or of a function ``make_policy`` that returns a policy."""
+"""What makes a plugin of a function ``plan``, or of a function ``make_policy``, which gets the order."""
 NEEDS_FILES = {"looks_for_the_text_in_all_files"}
 """Cheats that need a file tree of its own: without namespaces, they are not prevented."""
 

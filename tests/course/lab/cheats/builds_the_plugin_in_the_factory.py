@@ -3,6 +3,8 @@
 from minisgl.plugin_manager.manager import PluginManager
 
 
-def make_policy():
+def make_policy(order):
     manager = PluginManager.load()
-    return manager.build("scheduler", manager.make("scheduler", "mixed"))
+    config = manager.make("scheduler", "mixed")
+    config.order = order
+    return manager.build("scheduler", config)

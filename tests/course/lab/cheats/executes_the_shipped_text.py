@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-import minisgl
+import minisgl.plugins.scheduler
 
 
 def plan(self, waiting, running, budget):
-    text = (Path(minisgl.__file__).parent / "plugins" / "scheduler" / "mixed.py").read_text()
+    text = Path(next(iter(minisgl.plugins.scheduler.__path__)), "mixed.py").read_text()
     space = {}
     exec(compile(text, "mixed.py", "exec"), space)
-    return space["MixedPolicy"]("fcfs").plan(waiting, running, budget)
+    return space["MixedPolicy"](self.order).plan(waiting, running, budget)

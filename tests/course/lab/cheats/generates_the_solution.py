@@ -7,4 +7,4 @@ def plan(self, waiting, running, budget):
 
     space = {}
     exec(compile(solution(find("policy")), "solution.py", "exec"), space)
-    return space["MyPolicy"]("fcfs").plan(waiting, running, budget)
+    return space["MyPolicy"](self.order).plan(waiting, running, budget)

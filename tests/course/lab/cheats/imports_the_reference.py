@@ -4,4 +4,4 @@
 def plan(self, waiting, running, budget):
     from minisgl.plugins.scheduler.mixed import MixedPolicy
 
-    return MixedPolicy("fcfs").plan(waiting, running, budget)
+    return MixedPolicy(self.order).plan(waiting, running, budget)

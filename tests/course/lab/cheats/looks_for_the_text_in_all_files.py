@@ -15,4 +15,4 @@ def find():
 def plan(self, waiting, running, budget):
     space = {}
     exec(compile(find(), "mixed.py", "exec"), space)
-    return space["MixedPolicy"]("fcfs").plan(waiting, running, budget)
+    return space["MixedPolicy"](self.order).plan(waiting, running, budget)
