@@ -31,6 +31,7 @@ NOTES = {
     6: "answers go on while a prompt is computed in chunks",
     7: "the host plans a step while the device computes one",
     8: "a step checks guessed tokens; some guesses are wrong",
+    9: "questions come first; long prompts may wait",
 }
 """What happens in a stage, for the line below its name."""
 
