@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHARTS", "compare", "draw"]
 
-LEFT, COLUMN, BAR, ROW, THICK = 316, 124, 58, 36, 14
+LEFT, COLUMN, BAR, ROW, THICK = 342, 124, 58, 36, 14
 """Width of the names, of a column, and of its longest bar; height of a line, and of a bar. In pixels."""
 SAME = 0.02
 """Counts that differ by at most this share are the same: a step more or less is not the point of a stage."""
