@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -189,6 +190,18 @@ def test_absent(name: str) -> None:
     if lab.data:
         assert "student" not in {judged_by(lab, gate) for gate in lab.gates}
         assert "minisgl.course.lab.gates" in gone
+
+
+@pytest.mark.parametrize("name", [lab.lab for lab in labs() if not lab.data])
+def test_gates_have_their_modules(name: str) -> None:
+    """Gates that run in the student's process import no module that is absent there."""
+    lab = find(name)
+    source = ROOT / "minisgl" / "course" / "lab" / "gates" / f"{name}.py"
+    needed = {
+        node.module for node in ast.walk(ast.parse(source.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)
+    }
+    gone = absent(lab)
+    assert not [one for one in needed for module in gone if one and f"{one}.".startswith(f"{module}.")]
 
 
 def test_clean_tree(tmp_path: Path) -> None:

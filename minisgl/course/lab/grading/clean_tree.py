@@ -23,7 +23,7 @@ from minisgl.course.lab.catalog import Lab, labs
 __all__ = ["CleanTree", "absent", "kept"]
 
 _ALWAYS = (
-    "minisgl.course.ladder", "minisgl.course.site", "minisgl.course.tutor", "minisgl.demo", "minisgl.bench",
+    "minisgl.course.ladder", "minisgl.course.site", "minisgl.course.tutor", "minisgl.demo",
     "minisgl.course.lab.generate", "minisgl.course.lab.box", "minisgl.course.lab.cli", "minisgl.course.lab.watch",
 )  # fmt: skip
 """Modules that are absent for every lab: they contain or print solutions, or have no use there."""
