@@ -1,7 +1,8 @@
 """Gates of lab `ledger`: the student's auditor observes healthy runs and runs with a bug planted into the scheduler.
 
 The auditor must be silent over healthy runs. Each planted bug records the page or the request that it affects, and the
-auditor must name that page or request.
+auditor must name that page or request. Histories of hook calls without an engine compare each finding
+(`minisgl.course.lab.grader.page_histories`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,15 @@ import numpy as np
 from minisgl.core import Output, Req
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
 from minisgl.course.lab.grader.observer_runs import WatchedDrive, observer, run, watch
+from minisgl.course.lab.grader.page_histories import (
+    FAILED,
+    Expected,
+    Rules,
+    all_changes,
+    large_history,
+    make_history,
+    show_history,
+)
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import Served, facts
 from minisgl.course.lab.grader.simulated_workloads import random_workload, show
@@ -272,19 +282,20 @@ class Audit:
     def false_alarm(self, finding: Any, cause: str = "") -> Broken:
         """Return the verdict for a finding on a healthy run, with the cause that fits its page or request."""
         page, uid = getattr(finding, "page", None), getattr(finding, "uid", None)
-        owner = self.drive.scheduler.cache_manager.allocator.pages.owner
+        scheduler = self.drive.scheduler
+        owners, req = scheduler.cache_manager.allocator.pages.owner, scheduler.requests.get(uid)
+        owner = int(owners[page]) if page is not None and 0 <= page < len(owners) else None
+        table = None
+        if req is not None and req.req_pool_idx >= 0:
+            rows, row = scheduler.cache_manager.request_table, req.req_pool_idx
+            table = set(rows.page_table[row, : rows.num_pages[row]].tolist())
         aborted = {job["id"] for job in self.workload["jobs"] if "abort" in job}
-        if not cause and page is not None and 0 <= page < len(owner) and owner[page] == CACHE:
-            cause = "shared"
-        elif not cause and uid in self.retracted:
-            cause = "retraction"
-        elif not cause and page in self.evicted:
-            cause = "evicted"
-        elif not cause and uid in aborted:
+        cause = cause or alarm_cause(finding, owner, table, self.evicted, self.retracted, False)
+        if cause == "false-alarm" and uid in aborted and getattr(finding, "rule", "") in ("reply", "leak"):
             cause = "hang-up"
         seen = f"The run was healthy, and the auditor reported: {getattr(finding, 'text', finding)!s:.160}"
         return Broken(
-            cause or "false-alarm",
+            cause,
             "The auditor reports nothing over a healthy run.",
             seen,
             step=self.drive.scheduler.next_step_id - 1,
@@ -353,8 +364,153 @@ _SAYS = {
 }
 
 
+# ---- histories of hook calls -------------------------------------------------------------------------------
+
+
+def run_history(student: Student, workload: dict[str, Any], ready: set[str] | None) -> None:
+    """Compare the findings of one auditor, or of two that know nothing of each other, after each hook call."""
+    try:
+        play_history(student, workload, ready)
+    except Broken as wrong:
+        if workload["auditors"] > 1:
+            try:
+                play_history(student, {**workload, "auditors": 1}, ready)
+            except Exception:
+                raise wrong from None
+            seen = f"The same hook calls were right for an auditor alone. {wrong.seen}"
+            raise Broken("one-for-all", "Each server has its own auditor.", seen) from wrong
+        raise
+
+
+def play_history(student: Student, workload: dict[str, Any], ready: set[str] | None) -> None:
+    """Apply the events to each auditor. The second auditor is three events behind, and its requests are others."""
+    stages = []
+    for i in range(workload["auditors"]):
+        auditor, manager = observer(student, "findings", ready)
+        stages.append(Stage(auditor, Rules(manager.hook, workload["first"] + 7 * i, workload["shift"])))
+    events = workload["events"]
+    for number in range(len(events) + 3 * (len(stages) - 1)):
+        for i, stage in enumerate(stages):
+            at = number - 3 * i
+            if 0 <= at < len(events):
+                try:
+                    stage.apply(events[at], check_open=ready is None)
+                except Broken as wrong:
+                    wrong.show = show_history({**workload, "events": events[: max(at, number) + 1]})
+                    raise
+
+
+class Stage:
+    """One auditor, and the rules that say what it must report."""
+
+    def __init__(self, auditor: Any, rules: Rules):
+        self.auditor, self.rules = auditor, rules
+        self.counted = 0  # findings so far
+        self.evicted: set[int] = set()
+        self.retracted: set[int] = set()
+
+    def apply(self, event: list[Any], check_open: bool) -> None:
+        """Apply one event. Raise `Broken` if the auditor reports something else than it must."""
+        missed = list(self.rules.apply(event))
+        if event[0] == "evict":
+            self.evicted.update(page + self.rules.shift for page in event[1])
+        elif event[0] == "retract":
+            self.retracted.add(event[1] + self.rules.first)
+        findings = list(self.auditor.findings)[self.counted :]
+        self.counted += len(findings)
+        extra, right = [], []
+        for finding in findings:
+            same = next((each for each in missed if each.allows(finding)), None)
+            if same is None:
+                extra.append(finding)
+            else:
+                missed.remove(same)
+                right.append((finding, same))
+        if missed or extra:
+            raise self.wrong(event, missed, extra, [finding for finding, _ in right])
+        for finding, same in right:
+            if finding.step not in same.steps:
+                last = f"step {same.steps[-1]} was launched last"
+                seen = f"{self.said(event)} The finding says step {finding.step}; {last}."
+                raise Broken("place", "A finding names the last launched step.", seen, step=same.steps[-1])
+        if self.rules.changed:
+            promise = "An observer reads the arguments of its hooks, and changes none."
+            raise Broken("changes", promise, f"{self.said(event)} The auditor changed `{self.rules.changed}`.")
+        opened = sorted(uid + self.rules.first for uid in self.rules.open)
+        if check_open and hasattr(self.auditor, "open") and sorted(self.auditor.open) != opened:
+            seen = f"{self.said(event)} `open` is {sorted(self.auditor.open)[:6]}, and should be {opened[:6]}."
+            raise Broken("open", "`open` holds the uids of the requests without a final reply.", seen)
+
+    def said(self, event: list[Any]) -> str:
+        """Describe the event in a sentence."""
+        shown = show_history({"events": [event], "first": self.rules.first, "shift": self.rules.shift, "auditors": 1})
+        if event[0] in ("launch", "read"):
+            number = self.rules.launched if event[0] == "launch" else self.rules.read_step
+            shown = f"step {number} is {'launched' if event[0] == 'launch' else 'read'}"
+        return f"The last event: {shown:.200}."
+
+    def wrong(self, event: list[Any], missed: list[Expected], extra: list[Any], right: list[Any]) -> Broken:
+        """Return the verdict for findings that are missing or too many."""
+        where: dict[str, Any] = {}
+        if missed:
+            first = missed[0]
+            page = "" if first.page is None else f", page {first.page}"
+            must = f"rule {first.rule!r}, request {first.uids[0]}{page}"
+            where = {"request": first.uids[0], "page": first.page, "step": first.steps[-1]}
+            if extra:
+                seen = f"{self.said(event)} The auditor must report {must}; it reported {_shown(extra[0])}."
+                promise = "A finding names the broken rule, the affected request and, if there is one, the page."
+                return Broken("place", promise, seen, **where)
+            also = f", in addition to {_shown(right[0])}" if right else ""
+            only = "nothing else" if also else "nothing"
+            seen = f"{self.said(event)} The auditor must report {must}{also}; it reported {only}."
+            return Broken(f"misses-{first.rule}", "The auditor finds every broken rule.", seen, **where)
+        finding = extra[0]
+        where = {"request": finding.uid, "page": finding.page, "step": self.rules.launched}
+        if any((f.rule, f.uid, f.page) == (finding.rule, finding.uid, finding.page) for f in (*right, *extra[1:])):
+            seen = f"{self.said(event)} The auditor reported twice: {_shown(finding)}."
+            return Broken("again", "Each error is reported once.", seen, **where)
+        table = self.rules.table_of(finding.uid)
+        failed = event[0] == "finish" and event[2] == FAILED
+        owner = self.rules.owner_of(finding.page)
+        cause = alarm_cause(finding, owner, table, self.evicted, self.retracted, failed)
+        seen = f"{self.said(event)} No rule is broken; the auditor reported {_shown(finding)}: {finding.text!s:.100}"
+        return Broken(cause, "The auditor reports no error where there is none.", seen, **where)
+
+
+def alarm_cause(
+    finding: Any, owner: int | None, table: set[int] | None, evicted: set[int], retracted: set[int], failed: bool
+) -> str:
+    """Return the cause of a false alarm.
+
+    ``owner`` is the true owner of the finding's page, and ``table`` the pages in the request's row of the page table
+    (None: it has no row). ``failed``: the engine has just failed.
+    """
+    rule, uid, page = (getattr(finding, name, None) for name in ("rule", "uid", "page"))
+    if rule == "leak" and failed:
+        return "engine-died"
+    if rule == "in-flight":
+        return "evicted" if page in evicted else "unread"
+    if rule == "table" and table is not None and page not in table:
+        return "stale-row"
+    if page is not None and owner == CACHE:
+        return "shared"
+    if rule in ("reply", "leak") and uid in retracted:
+        return "retraction"
+    if rule in ("table", "owner") and owner is not None and owner == uid:
+        return "owners"
+    return "false-alarm"
+
+
+def _shown(finding: Any) -> str:
+    page = "" if finding.page is None else f", page {finding.page}"
+    return f"rule {finding.rule!r}, request {finding.uid}{page}"
+
+
 def draw(workload: dict[str, Any]) -> str:
-    """Describe the workload: its options, its planted bug, and its requests."""
+    """Describe the workload: its options, its planted bug, and its requests; or the events of a history."""
+    if "events" in workload:
+        return show_history(workload)
     bug = f", planted bug: {workload['bug']}" if workload["bug"] else ""
     dies = f", the engine dies in step {workload['dies']}" if workload["dies"] else ""
     how = f"cache {workload['cache']}, overlap {'on' if workload['overlap'] else 'off'}{dies}{bug}"
@@ -383,19 +539,28 @@ def any_run(rng: random.Random, size: int) -> dict[str, Any]:
 def gate_of(part: str, says: str, bugs: Sequence[str], ready: set[str] | None) -> Gate:
     """Return the gate of one part: its ``bugs`` are found, and nothing is reported without them."""
 
+    fixed = [lambda bug=bug: {**TRIGGERS[bug](), "bug": bug} for bug in bugs]
+    fixed += [lambda run=run: {**run(), "bug": ""} for run in HEALTHY]
+    fixed += [lambda: {**late_workload(), "bug": "twice"}] * ("twice" in bugs)
+
     def make(rng: random.Random, size: int) -> dict[str, Any]:
-        if size <= len(bugs):
-            return {**TRIGGERS[bugs[size - 1]](), "bug": bugs[size - 1]}
-        if size <= len(bugs) + len(HEALTHY):
-            return {**HEALTHY[size - len(bugs) - 1](), "bug": ""}
-        if size == len(bugs) + len(HEALTHY) + 1 and "twice" in bugs:
-            return {**late_workload(), "bug": "twice"}
+        if size <= len(fixed):
+            return fixed[size - 1]()
+        if size <= len(fixed) + 2:
+            return all_changes(rng, part)
+        if size == len(fixed) + 12:
+            return large_history(part)
+        if size % 4:
+            return make_history(rng, size, part)
         bug = rng.choice(["", *bugs])
         workload = any_run(rng, size)
         return {**workload, "bug": bug, "dies": 0 if bug else workload["dies"]}
 
     def check(student: Student, workload: dict[str, Any]) -> None:
-        audit(student, workload, ready)
+        if "events" in workload:
+            run_history(student, workload, ready)
+        else:
+            audit(student, workload, ready)
 
     return Gate(part, says, search(make, check, seconds=SECONDS, show=draw), part=f"ledger.{part}")
 

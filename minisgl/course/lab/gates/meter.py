@@ -1,4 +1,8 @@
-"""Gates of lab `meter`: each timing is compared with exact times of a simulated clock, on workloads with aborts."""
+"""Gates of lab `meter`: each timing is compared with exact times of a simulated clock.
+
+The meter observes the simulated engine, on workloads with aborts, and histories of hook calls without an engine
+(`minisgl.course.lab.grader.timing_histories`).
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,18 @@ from minisgl.course.lab.grader.observer_runs import call_hooks, observer, run, w
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import Served, facts
 from minisgl.course.lab.grader.simulated_workloads import random_workload, show
+from minisgl.course.lab.grader.timing_histories import (
+    START,
+    Record,
+    Stage,
+    large_histories,
+    make_history,
+    show_history,
+)
 from minisgl.testing.small import no_lookahead
 
-START = float(1 << 30)
-"""The time of step 0. A server's clock has run for years, so a meter with times of 32 bits loses seconds."""
+KEPT = 10_000
+"""The number of timings that `ended` holds: the constant of the skeleton."""
 POLICIES = ("mixed", "prefill_first", "decode_first", "static")
 
 
@@ -32,7 +44,7 @@ class Truth:
     """
 
     def __init__(self, meter: Any, host: Any, workload: dict[str, Any]):
-        self.meter = meter
+        self.meter, self.asks = meter, hasattr(meter, "timing")
         self.drive = drive = watch(workload, host)
         scheduler = drive.scheduler
         scheduler.clock = self.now
@@ -92,7 +104,7 @@ class Truth:
         """
         for uid in output.uids if output is not None else ():
             self.tokens.setdefault(uid, []).append(self.time(self.drive.report.steps - 1))
-        if hasattr(self.meter, "timing"):
+        if self.asks:
             for uid in self.drive.scheduler.requests:
                 self.ask(uid)
 
@@ -109,53 +121,60 @@ class Truth:
             seen = "A second call of `timing` right after the first returned something else."
             raise Broken("asking", promise, seen, request=uid)
 
-    def timing(self, uid: int) -> tuple[float | None, list[float]]:
-        """Return the right time to first token (None: no token yet) and the right gaps, in seconds."""
-        times = self.tokens.get(uid, [])
-        return (times[0] - self.arrived[uid] if times else None, _gaps(times))
-
     def judge(self, uid: int, ttft: float | None, gaps: list[float]) -> None:
         """Raise `Broken` if ``ttft`` and ``gaps`` are not the right timing, with the cause that explains them."""
-        first, right = self.timing(uid)
-        if ttft == first and gaps == right:
-            return
-        times, rows, chunks, discarded = (x.get(uid, []) for x in (self.tokens, self.rows, self.chunks, self.discarded))
-        reported = list(accumulate(gaps, initial=self.arrived[uid] + (ttft or 0.0)))
-        extra = set(reported) - set(times)
-        if ttft != first:
-            cause, promise = (
-                "first-token",
-                "The time to first token runs from the request's arrival to its first token.",
-            )
-            right_ttft, wrong_ttft = _short([first]), _short([ttft])
-            if first is not None and ttft is not None:
-                right_ttft, wrong_ttft = apart(first, ttft)
-            seen = f"The right time to first token is {right_ttft} s; the meter says {wrong_ttft}."
-            extra &= {reported[0]} if ttft is not None else set()
-        else:
-            cause, promise = "gaps", "A gap is the time between two consecutive tokens of one request."
-            at = next((i for i, pair in enumerate(zip(gaps, right, strict=False)) if pair[0] != pair[1]), len(right))
-            seen = f"From gap {at} on, the right gaps are {_short(right[at:])}; the meter says {_short(gaps[at:])}."
-            if at < min(len(right), len(gaps)):
-                shown = apart(right[at], gaps[at])
-                seen = f"Gap {at} is {shown[0]} s; the meter says {shown[1]}. {seen}"
-        if extra & {*chunks}:
-            cause = "chunk"
-        elif extra & {*discarded}:
-            cause = "discarded"
-        elif ttft != first and rows and times and ttft == times[0] - rows[0]:
-            cause = "starts-late"
-        elif extra & {*rows}:
-            cause = "chunk"
-        elif uid in self.retracted and (ttft != first or len(gaps) < len(right)):
-            cause = "retraction"
-        elif ttft == first and len(gaps) == len(right):
-            cause = "average"
-        raise Broken(cause, promise, seen, request=uid)
+        times = (x.get(uid, []) for x in (self.tokens, self.rows, self.chunks, self.discarded))
+        judge(uid, Record(self.arrived[uid], *times, uid in self.retracted), ttft, gaps)
+
+
+def judge(uid: int, record: Record, ttft: float | None, gaps: list[float]) -> None:
+    """Raise `Broken` if ``ttft`` and ``gaps`` are not the timing of a request, with the cause that explains them."""
+    times, rows = record.tokens, record.rows
+    first, right = times[0] - record.arrived if times else None, _gaps(times)
+    if ttft == first and gaps == right:
+        return
+    reported = list(accumulate(gaps, initial=record.arrived + (ttft or 0.0)))
+    extra = set(reported) - set(times)
+    if ttft != first:
+        cause, promise = "first-token", "The time to first token runs from the request's arrival to its first token."
+        right_ttft, wrong_ttft = _short([first]), _short([ttft])
+        if first is not None and ttft is not None:
+            right_ttft, wrong_ttft = apart(first, ttft)
+        seen = f"The right time to first token is {_unit(right_ttft)}; the meter says {wrong_ttft}."
+        extra &= {reported[0]} if ttft is not None else set()
+    else:
+        cause, promise = "gaps", "A gap is the time between two consecutive tokens of one request."
+        at = next((i for i, pair in enumerate(zip(gaps, right, strict=False)) if pair[0] != pair[1]), len(right))
+        seen = f"The answer has {len(right)} gaps; the meter has {len(gaps)}." if len(gaps) != len(right) else ""
+        if at < min(len(right), len(gaps)):
+            shown = apart(right[at], gaps[at])
+            seen = f"Gap {at} is {shown[0]} s; the meter says {shown[1]}. {seen}"
+        elif at < max(len(right), len(gaps)):
+            what = "The meter lacks" if at < len(right) else "The meter has too many:"
+            seen = f"{seen} {what} gap {at}, {_short((right if at < len(right) else gaps)[at : at + 1])} s."
+    if extra & {*record.chunks}:
+        cause = "chunk"
+    elif extra & {*record.discarded}:
+        cause = "discarded"
+    elif ttft != first and rows and times and ttft == times[0] - rows[0]:
+        cause = "starts-late"
+    elif extra & {*rows}:
+        cause = "chunk"
+    elif record.retracted and (ttft != first or len(gaps) < len(right)):
+        cause = "retraction"
+    elif ttft == first and len(gaps) == len(right):
+        cause = "average"
+    elif len(gaps) < len(right) or (ttft is None and len(times) > 1):
+        cause = "misses"
+    raise Broken(cause, promise, seen, request=uid)
 
 
 def _gaps(times: Sequence[float]) -> list[float]:
     return [b - a for a, b in pairwise(times)]
+
+
+def _unit(seconds: str) -> str:
+    return f"{seconds} s" if seconds != "none" else seconds
 
 
 def _short(values: Sequence[float | None]) -> str:
@@ -190,14 +209,25 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
     """Return workload number ``size`` of `FIRST`, or a random workload if ``size`` is greater than their number."""
     if size <= len(FIRST):
         return FIRST[size - 1]()
+    large = large_histories()
+    if size <= len(FIRST) + len(large):
+        return large[size - len(FIRST) - 1]
+    if size % 2:
+        return make_history(rng, size)
+    return random_run(rng, size)
+
+
+def random_run(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return a random workload of the simulated engine."""
     more = {"policy": rng.choice(POLICIES), "cache": rng.choice(["naive", "radix"])}
     return {**random_workload(rng, size), **more, "overlap": rng.randint(0, 1), "tight": rng.randint(0, 1)}
 
 
-def serve(student: Student, workload: dict[str, Any]) -> tuple[Any, Truth]:
+def serve(student: Student, workload: dict[str, Any], ask: bool = True) -> tuple[Any, Truth]:
     """Run the workload with the student's meter. Return the meter and the right timings."""
     meter, manager = observer(student, "ended")
     truth = Truth(meter, manager, workload)
+    truth.asks = ask and hasattr(meter, "timing")
     before = len(meter.ended)
     with no_lookahead() if workload["tight"] else nullcontext():
         run(truth.drive, workload)
@@ -208,18 +238,82 @@ def serve(student: Student, workload: dict[str, Any]) -> tuple[Any, Truth]:
 
 
 def run_clock(student: Student, workload: dict[str, Any]) -> None:
-    """Compare the timings of all ended requests with the right ones."""
-    meter, truth = serve(student, workload)
+    """Compare the timings of all requests with the right ones, also while they are open."""
+    check = run_history if "events" in workload else run_served
+    try:
+        check(student, workload, True)
+    except Broken as wrong:
+        if wrong.cause == "misses":
+            try:
+                check(student, workload, False)
+            except Exception:
+                raise wrong from None
+            wrong.cause, wrong.seen = "asking", f"{wrong.seen} Without calls of `timing` before, it is right."
+        raise
+
+
+def run_served(student: Student, workload: dict[str, Any], ask: bool) -> None:
+    """Serve a workload, and compare the timings. ``ask``: also those of open requests, after each step."""
+    meter, truth = serve(student, workload, ask)
     timings = {timing.uid: timing for timing in meter.ended}
     for uid in truth.arrived:
         if uid not in timings:
-            aborted = truth.timing(uid)[0] is None
+            aborted = not truth.tokens.get(uid)
             seen = f"The request ended{' without a token, because it was aborted,' * aborted} and has no timing."
             raise Broken("lost", "Every request that ends has a timing in `ended`.", seen, request=uid)
         truth.judge(uid, timings[uid].ttft, list(timings[uid].gaps))
     if len(meter.ended) != len(truth.arrived):
         seen = f"{len(truth.arrived)} requests ended, and `ended` holds {len(meter.ended)} timings."
         raise Broken("lost", "Every request that ends has one timing in `ended`.", seen)
+
+
+def run_history(student: Student, workload: dict[str, Any], ask: bool) -> None:
+    """Call the hooks of one meter, or of two that know nothing of each other, and compare all timings."""
+    workload = {**workload, "ask": ask and workload["ask"]}
+    try:
+        play_history(student, workload)
+    except (Broken, LookupError) as wrong:
+        if workload["meters"] > 1:
+            try:
+                play_history(student, {**workload, "meters": 1})
+            except Exception:
+                raise wrong from None
+            seen = f"The same hook calls were right for a meter alone. {getattr(wrong, 'seen', repr(wrong))}"
+            raise Broken("shared", "Each server has its own meter.", seen) from wrong
+        raise
+
+
+def play_history(student: Student, workload: dict[str, Any]) -> None:
+    """Apply the events of a history to its meters, in turns, and compare the timings with the right ones."""
+    made = [observer(student, "ended") for _ in range(workload["meters"])]
+    stages = [(meter, Stage(manager.hook, 1 + i)) for i, (meter, manager) in enumerate(made)]
+    for event in workload["events"]:
+        for _, stage in stages:
+            stage.apply(event)
+        for meter, stage in stages:
+            for uid in stage.open if workload["ask"] and hasattr(meter, "timing") else ():
+                for _ in range(2):  # asking changes nothing
+                    timing = meter.timing(uid)
+                    judge(uid, stage.open[uid], timing.ttft, list(timing.gaps))
+    for meter, stage in stages:
+        for uid in stage.open if hasattr(meter, "timing") else ():
+            timing = meter.timing(uid)
+            judge(uid, stage.open[uid], timing.ttft, list(timing.gaps))
+        ended, right = list(meter.ended), [uid for uid, _ in stage.ended]
+        if [timing.uid for timing in ended] != right[-KEPT:]:
+            seen = f"The requests {_named(right)} ended, in this order; `ended` holds {_named([t.uid for t in ended])}."
+            raise Broken("lost", "`ended` holds one timing of each request, in the order of their ends.", seen)
+        for timing, (uid, record) in zip(ended, stage.ended, strict=True):
+            judge(uid, record, timing.ttft, list(timing.gaps))
+
+
+def _named(uids: Sequence[int]) -> str:
+    return ", ".join(map(str, uids[:8])) + (", …" if len(uids) > 8 else "") if uids else "none"
+
+
+def draw(workload: dict[str, Any]) -> str:
+    """Describe a workload, or a history of hook calls."""
+    return show_history(workload) if "events" in workload else show(workload)
 
 
 def kept(meter: Any) -> Counter[str]:
@@ -256,9 +350,16 @@ def run_long(student: Student) -> None:
         if len(calls) >= 400:
             call_hooks(manager, calls)
             calls.clear()
-    if len(meter.ended) >= many:
-        seen = f"{many} requests have ended, and `ended` holds all their timings. The limit is the constant KEPT."
-        raise Broken("keeps", "`ended` holds at most KEPT timings: the oldest are dropped.", seen)
+    uids = [timing.uid for timing in meter.ended]
+    promise = f"`ended` holds the timings of the last KEPT = {KEPT:,} requests: the oldest are dropped."
+    if len(uids) >= many:
+        raise Broken("keeps", promise, f"{many} requests have ended, and `ended` holds all their timings.")
+    if uids != list(range(many - KEPT, many)):
+        seen = (
+            f"The requests 0 to {many - 1} have ended, in this order. `ended` holds {len(uids):,} timings, of the "
+            f"requests {_named(uids[:3])} at the beginning and {_named(uids[-3:])} at the end."
+        )
+        raise Broken("lost" if len(uids) < KEPT else "newest", promise, seen)
 
 
 def try_kept(student: Student) -> str:
@@ -271,7 +372,7 @@ def try_kept(student: Student) -> str:
 
 def make_kept(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a random workload. In half of them every request is aborted at once, without a token."""
-    workload = make(rng, size + len(FIRST))
+    workload = random_run(rng, size)
     if rng.random() < 0.5:
         for job in workload["jobs"]:
             job["abort"] = 0
@@ -323,7 +424,7 @@ GATES = (
     Gate(
         "clock",
         "each timing is exact on a simulated clock",
-        search(make, run_clock, seconds=1.0, show=show),
+        search(make, run_clock, seconds=1.0, show=draw),
         part="meter.clock",
     ),
     Gate("kept", "the meter keeps nothing of ended requests except their timings", try_kept),

@@ -35,7 +35,8 @@ class Inspector:
     def _change(self, number, before, after, uid=None):
         page = self._pages[number]
         if (page.state, page.by) != before:
-            self._complain("owner", before[1], number, f"page {number} is {page.state}, its owner is {page.by}")
+            actor = uid if before[1] is None else before[1]
+            self._complain("owner", actor, number, f"page {number} is {page.state}, its owner is {page.by}")
             return page
         page.state, page.by = after, uid
         return page

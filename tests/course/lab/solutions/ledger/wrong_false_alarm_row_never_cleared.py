@@ -1,4 +1,4 @@
-# causes: false-alarm, hang-up, retraction, evicted, shared
+# causes: stale-row, false-alarm, retraction
 # gate: pages
 """This auditor does not clear the page table of a request-pool row when another request is admitted to the row.
 

@@ -16,7 +16,7 @@ class Record:
 
 class Stopwatch:
     def __init__(self):
-        self.ended = deque(maxlen=1000)
+        self.ended = deque(maxlen=10_000)
         self._open = {}
 
     @hookimpl

@@ -1,0 +1,494 @@
+"""Histories of hook calls for the gates of lab `ledger`: no engine runs, and any event may break a rule.
+
+An event is a list: ``["add", uid]``, ``["allocate", uids, pages]``, ``["cache", uid, pages]``, ``["evict", pages]``,
+``["retire", uid, pages]``, ``["launch", admissions, rows, updates]`` (``[row, uid]`` of each admission and of each row
+of the step, ``[row, column, page]`` of each page-table update), ``["read"]``, ``["retract", uid]`` and ``["finish",
+uid, reason]`` with an index of `REASONS`.
+
+`Rules` says what an auditor must report. It raises `Invalid` where the lab's text leaves open what follows, for example
+when an event concerns a page that was the subject of an earlier finding. Knows the hooks, and no auditor.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minisgl.core import Admission, Req, SamplingParams, Step, StepResult
+from minisgl.course.lab.grader.gate import Invalid
+
+__all__ = ["Expected", "Rules", "all_changes", "large_history", "make_history", "show_history"]
+
+CACHE = -1
+REASONS = ("stop", "length", "abort", "error")
+FAILED = 3
+"""The index of the reason of requests that an engine failure ended."""
+LENGTHS = {"add": 2, "allocate": 3, "cache": 3, "evict": 2, "retire": 3, "launch": 4, "read": 1, "retract": 2}
+LENGTHS |= {"finish": 3}
+SHOWN = 6
+"""The number of events that a verdict shows: the last ones."""
+Pages = Sequence[int]
+
+
+class Expected(NamedTuple):
+    """A finding that an auditor must report. ``steps`` and ``uids`` are the allowed values; the text names one."""
+
+    rule: str
+    uids: tuple[int | None, ...]
+    page: int | None
+    steps: tuple[int, ...]
+
+    def allows(self, finding: Any) -> bool:
+        """Return whether this is the finding, apart from its step."""
+        return finding.rule == self.rule and finding.uid in self.uids and finding.page == self.page
+
+
+class Rules:
+    """The owners, the page tables and the open requests after a history's events, and the hooks that tell of them.
+
+    ``hook`` None: no auditor listens. ``first`` is added to the numbers of requests, and ``shift`` to those of pages.
+    """
+
+    def __init__(self, hook: Any = None, first: int = 0, shift: int = 0):
+        self.hook, self.first, self.shift = hook, first, shift
+        self.owner: dict[int, int] = {}
+        self.until: dict[int, int] = {}
+        self.table: dict[int, dict[int, int]] = {}
+        self.reqs: dict[int, Req] = {}
+        self.open: set[int] = set()
+        self.holder: dict[int, int] = {}  # request-pool row -> the request that has it
+        self.blamed: set[int] = set()  # pages that were the subject of a finding
+        self.unclear: set[int] = set()  # requests that may own a page or not, after a finding about it
+        self.failed = False
+        self.launched = self.read_step = -1
+        self.found: list[Expected] = []
+        self.changed = ""  # the argument of a hook that the auditor has changed
+
+    def apply(self, event: Sequence[Any]) -> list[Expected]:
+        """Call the hooks of one event and return the findings that it must cause."""
+        if not event or len(event) != LENGTHS.get(event[0]):
+            raise Invalid  # an event that was shrunk
+        kind, *args = event
+        if self.failed and (kind != "finish" or args[1] != FAILED):
+            raise Invalid  # after an engine failure, all requests end
+        self.found = []
+        getattr(self, kind)(*args)
+        self.blamed |= {e.page - self.shift for e in self.found if e.page is not None}
+        return self.found
+
+    def tell(self, name: str, arrays: Sequence[str] = (), **arguments: Any) -> None:
+        """Call a hook. ``arrays`` names the arguments that must not change."""
+        if self.hook is None:
+            return
+        before = {each: list(arguments[each]) for each in arrays}
+        getattr(self.hook, name)(**arguments)
+        self.changed = next((each for each in arrays if list(arguments[each]) != before[each]), self.changed)
+
+    def expect(self, rule: str, uid: int | None, page: int | None = None, *uids: int | None) -> None:
+        """Record that the auditor must report a finding in this event."""
+        shown = tuple(u if u is None or u == CACHE else u + self.first for u in (uid, *uids))
+        self.found.append(Expected(rule, shown, None if page is None else page + self.shift, (self.launched,)))
+
+    def numbers(self, pages: Pages) -> Any:
+        """Return the numbers of pages as an array. Raise `Invalid` if a page can't be the subject of another event."""
+        if len(set(pages)) < len(pages) or not all(type(p) is int and p >= 0 for p in pages):
+            raise Invalid
+        if set(pages) & self.blamed:
+            raise Invalid
+        return np.array(pages, np.int32) + np.int32(self.shift)
+
+    def req(self, uid: int) -> Req:
+        """Return an added request. Raise `Invalid` if there is none."""
+        if uid not in self.reqs:
+            raise Invalid
+        return self.reqs[uid]
+
+    def owner_of(self, number: int | None) -> int | None:
+        """Return the owner of the page with this number: the number of a request, or CACHE, or None."""
+        owner = None if number is None else self.owner.get(number - self.shift)
+        return owner if owner is None or owner == CACHE else owner + self.first
+
+    def table_of(self, number: int | None) -> set[int] | None:
+        """Return the numbers of the pages in the row of the request with this number, or None if it has no row."""
+        row = next((row for row, uid in self.holder.items() if uid + self.first == number), None)
+        return None if row is None else {page + self.shift for page in self.table[row].values()}
+
+    # ---- requests -----------------------------------------------------------------------------------------
+
+    def add(self, uid: int) -> None:
+        """Add a request."""
+        if uid in self.reqs or type(uid) is not int or uid < 0:
+            raise Invalid
+        number = uid + self.first
+        self.reqs[uid] = Req(number, np.zeros(1, np.int32), SamplingParams(max_tokens=1), number)
+        self.open.add(uid)
+        self.tell("minisgl_request_added", req=self.reqs[uid], now=0.0)
+
+    def retract(self, uid: int) -> None:
+        """Retract a request: each page that it still owns is a leak."""
+        if uid not in self.open:
+            raise Invalid
+        self.holder = {row: who for row, who in self.holder.items() if who != uid}
+        self.leave(uid)
+        self.tell("minisgl_request_retracted", req=self.req(uid), step=self.launched + 1)
+
+    def finish(self, uid: int, reason: int) -> None:
+        """End a request: a second end is an error, and so is each page that it still owns, unless the engine failed."""
+        req = self.req(uid)
+        if not 0 <= reason < len(REASONS):
+            raise Invalid
+        req.finish_reason = REASONS[reason]  # type: ignore[assignment]
+        self.failed = self.failed or reason == FAILED
+        self.holder = {row: who for row, who in self.holder.items() if who != uid}
+        if uid not in self.open:
+            self.expect("reply", uid)
+        self.open.discard(uid)
+        if reason != FAILED:
+            self.leave(uid)
+        self.tell("minisgl_request_finished", req=req, now=0.0)
+
+    def leave(self, uid: int) -> None:
+        """Expect a leak for each page that the request still owns, and that no earlier finding was about."""
+        mine = [page for page, owner in self.owner.items() if owner == uid]
+        if set(mine) & self.blamed or uid in self.unclear:
+            raise Invalid
+        for page in mine:
+            self.expect("leak", uid, page)
+            del self.owner[page]
+            self.unclear.add(uid)  # a leak at a retraction may be reported again when the request ends
+
+    # ---- pages --------------------------------------------------------------------------------------------
+
+    def allocate(self, uids: Sequence[int], pages: Pages) -> None:
+        """Allocate pages, each to a request."""
+        numbers = self.numbers(pages)
+        if len(uids) != len(pages) or not set(uids) <= self.open:
+            raise Invalid
+        for uid, page in zip(uids, pages, strict=True):
+            unread = self.until.get(page, -1) > self.read_step
+            if page in self.owner and unread:
+                raise Invalid  # two rules are broken at once
+            if page in self.owner:
+                # The text names the request that gets the page; an auditor that names the page's owner passes too.
+                self.expect("owner", uid, page, self.owner[page])
+                self.unclear |= {uid, self.owner[page]}
+            elif unread:
+                self.expect("in-flight", uid, page)
+                self.unclear.add(uid)
+            self.owner[page] = uid
+        owners = np.array(uids, np.int32) + np.int32(self.first)
+        self.tell("minisgl_pages_allocated", ["owners", "pages"], step=self.launched + 1, owners=owners, pages=numbers)
+
+    def cache(self, uid: int, pages: Pages) -> None:
+        """Transfer pages of a request to the cache."""
+        numbers = self.numbers(pages)
+        req = self.req(uid)
+        self.move(uid, pages, CACHE)
+        more = {"step": self.launched, "start": 0, "cached_pages": numbers.copy()}
+        self.tell("minisgl_pages_cached", ["pages"], req=req, pages=numbers, **more)
+
+    def evict(self, pages: Pages) -> None:
+        """Evict pages from the cache."""
+        numbers = self.numbers(pages)
+        self.move(CACHE, pages, None)
+        self.tell("minisgl_pages_evicted", ["pages"], step=self.launched + 1, pages=numbers)
+
+    def retire(self, uid: int, pages: Pages) -> None:
+        """Retire pages of a request."""
+        numbers = self.numbers(pages)
+        self.req(uid)
+        self.move(uid, pages, None)
+        for page in pages:
+            if page not in self.owner:
+                self.until[page] = self.launched
+        owner = uid + self.first
+        self.tell("minisgl_pages_freed", ["pages"], step=self.launched, owner=owner, pages=numbers)
+
+    def move(self, old: int, pages: Pages, new: int | None) -> None:
+        for page in pages:
+            if self.owner.get(page) != old:
+                self.expect("owner", old, page, *((None,) if old == CACHE else ()))
+                self.unclear |= {old, self.owner.get(page, old)}
+            elif new is None:
+                del self.owner[page]
+            else:
+                self.owner[page] = new
+
+    # ---- steps --------------------------------------------------------------------------------------------
+
+    def launch(self, admissions: Any, rows: Any, updates: Any) -> None:
+        """Launch a step: apply its admissions and its updates, and check every page that its rows read."""
+        lengths = [len(each) for each in (*admissions, *rows)]
+        if set(lengths) - {2} or {len(update) for update in updates} - {3} or not rows:
+            raise Invalid
+        flat = [number for each in (*admissions, *rows, *updates) for number in each]
+        if any(type(number) is not int or number < 0 for number in flat):
+            raise Invalid
+        if len({row for row, _ in rows}) < len(rows) or len({uid for _, uid in rows}) < len(rows):
+            raise Invalid
+        if not {uid for _, uid in rows} <= self.open or not {tuple(a) for a in admissions} <= {tuple(r) for r in rows}:
+            raise Invalid
+        for row, uid in admissions:
+            if row in self.holder or uid in self.holder.values():
+                raise Invalid
+            self.table[row], self.holder[row] = {}, uid
+        if any(self.holder.get(row) != uid for row, uid in rows):
+            raise Invalid
+        for row, column, page in updates:
+            if row not in self.holder:
+                raise Invalid
+            self.table[row][column] = page
+        self.launched += 1
+        for row, uid in rows:
+            pages = list(self.table.get(row, {}).values())
+            if not pages or len(set(pages)) < len(pages) or set(pages) & self.blamed:
+                raise Invalid
+            for page in pages:
+                if self.owner.get(page) not in (uid, CACHE):
+                    self.expect("table", uid, page)
+        self.found = [each._replace(steps=(self.launched - 1, self.launched)) for each in self.found]
+        self._tell_launch(admissions, rows, updates)
+
+    def _tell_launch(self, admissions: Any, rows: Any, updates: Any) -> None:
+        n = len(rows)
+        ones, indices = np.ones(n, np.int32), np.array([row for row, _ in rows], np.int32)
+        places = np.array(updates, np.int32).reshape(-1, 3).T.copy()
+        places[2] += self.shift
+        admitted = tuple(Admission(row, uid + self.first, SamplingParams(max_tokens=1), 0) for row, uid in admissions)
+        step = Step(self.launched, indices, ones * 0, ones, ones, n, 0, ones, tuple(places), admitted)
+        reqs = [self.reqs[uid] for _, uid in rows]
+        self.tell("minisgl_batch_scheduled", ["reqs"], step=step, reqs=reqs, now=0.0)
+
+    def read(self) -> None:
+        """Read the result of the oldest unread step."""
+        if self.read_step >= self.launched:
+            raise Invalid
+        self.read_step += 1
+        result = StepResult(self.read_step, np.zeros((1, 1), np.int32), np.ones(1, np.int32))
+        self.tell("minisgl_step_finished", result=result, reqs=[None], now=0.0)
+
+
+# ---- random histories ----------------------------------------------------------------------------------------
+
+
+class _Maker:
+    """Makes a random history that a scheduler could cause, with an error now and then."""
+
+    def __init__(self, rng: random.Random, kinds: Sequence[str], errors: float):
+        self.rng, self.kinds, self.errors = rng, kinds, errors
+        self.rules, self.events = Rules(), [["add", uid] for uid in range(3)]
+        self.rows: dict[int, int] = {}  # uid -> row of a running request
+        self.wanted: list[list[int]] = []  # updates of the next step
+        for event in self.events:
+            self.rules.apply(event)
+
+    def pages(self, owner: int | None) -> list[int]:
+        """Return the pages of an owner (None: free pages) that no finding was about."""
+        held = self.rules.owner
+        if owner is None:
+            unread = {p for p, step in self.rules.until.items() if step > self.rules.read_step}
+            free = [p for p in range(24) if p not in held and p not in unread]
+        else:
+            free = [p for p, who in held.items() if who == owner]
+        return [p for p in free if p not in self.rules.blamed]
+
+    def some(self, pages: list[int], most: int = 3) -> list[int]:
+        """Return a few of the pages; rarely, one of them is another page."""
+        some = self.rng.sample(pages, min(len(pages), self.rng.randint(1, most)))
+        if self.rng.random() < self.errors:
+            unread = [p for p, step in self.rules.until.items() if step > self.rules.read_step]
+            other = unread if unread and self.rng.random() < 0.6 else list(range(24))
+            other = [p for p in other if p not in some and p not in self.rules.blamed]
+            some = [*some[1:], *self.rng.sample(other, min(1, len(other)))]
+            self.rng.shuffle(some)
+        return some
+
+    def run(self, length: int) -> list[list[Any]]:
+        """Return a history of about ``length`` events."""
+        for _ in range(length):
+            for event in self.turn(self.rng.choice(self.kinds)):
+                try:
+                    self.rules.apply(event)
+                except Invalid:
+                    self.rules = Rules()
+                    for earlier in self.events:
+                        self.rules.apply(earlier)
+                    break
+                self.events.append(event)
+        return self.events
+
+    def turn(self, kind: str) -> list[list[Any]]:
+        """Return the events of one turn."""
+        rng, opened = self.rng, sorted(self.rules.open)
+        if kind == "add" or not opened:
+            return [["add", len(self.rules.reqs)]]
+        uid = rng.choice(opened)
+        if kind == "allocate":
+            pages = self.some(self.pages(None))
+            uids = [rng.choice(opened) for _ in pages]
+            return [["allocate", uids, pages]] if pages else []
+        if kind in ("cache", "retire"):
+            pages = self.some(self.pages(uid))
+            return [[kind, uid, pages]] if pages else []
+        if kind == "evict":
+            pages = self.some(self.pages(CACHE))
+            return [["evict", pages]] if pages else []
+        if kind == "launch":
+            return self.launch(uid, opened)
+        if kind == "read":
+            return [["read"]]
+        mine = [page for page, owner in self.rules.owner.items() if owner == uid]
+        if mine and rng.random() > self.errors:
+            kept = [page for page in mine if rng.random() < 0.5]
+            rest = [page for page in mine if page not in kept]
+            give = [["cache", uid, kept]] * bool(kept) + [["retire", uid, rest]] * bool(rest)
+        else:
+            give = []
+        if kind == "retract":
+            return [*give, ["retract", uid]]
+        end = ["finish", uid, rng.randrange(3)]
+        if rng.random() < 0.1:  # the engine fails: all requests end
+            ends = [["finish", each, FAILED] for each in opened]
+            return ends + [rng.choice(ends)] * (rng.random() < self.errors)
+        return [*give, end, end] if rng.random() < self.errors else [*give, end]
+
+    def launch(self, uid: int, opened: list[int]) -> list[list[Any]]:
+        """Return the launch of a step: it admits a request, or a running request gets a page more, or none changes."""
+        rng, admissions, updates = self.rng, [], []
+        self.rows = {who: row for row, who in self.rules.holder.items()}
+        if uid not in self.rows:
+            row = rng.choice([r for r in range(8) if r not in self.rows.values()] or [8 + uid])
+            self.rows[uid] = row
+            admissions = [[row, uid]]
+        row = self.rows[uid]
+        table = {} if admissions else dict(self.rules.table.get(row, {}))
+        mine = [p for p in (*self.pages(uid), *self.pages(CACHE)) if p not in table.values()]
+        columns = rng.sample(range(6), rng.randint(0 if table else 1, 3))
+        updates += [[row, column, mine.pop(rng.randrange(len(mine)))] for column in columns[: len(mine)]]
+        if updates and rng.random() < 0.3 and mine:  # a column is written twice: the last one counts
+            updates.append([row, updates[0][1], mine.pop()])
+        if updates and rng.random() < self.errors:
+            other = [p for p in range(24) if p not in self.rules.blamed and p not in table.values()]
+            updates[-1][2] = rng.choice(other or [0])
+        more = [[r, u] for u, r in self.rows.items() if u != uid and u in opened and rng.random() < 0.7]
+        return [["launch", admissions, [[row, uid], *more], updates]]
+
+
+KINDS = {
+    "pages": ("allocate", "allocate", "cache", "evict", "retire", "add"),
+    "steps": ("allocate", "allocate", "allocate", "cache", "evict", "retire", "launch", "launch", "launch", "read"),
+}
+KINDS["requests"] = (*KINDS["steps"], "read", "add", "retract", "finish", "finish")
+
+
+def make_history(rng: random.Random, size: int, part: str) -> dict[str, Any]:
+    """Return a random history with the events of a part of the lab and of the parts before it.
+
+    ``auditors`` is the number of auditors that get it; the second gets each event later, for other requests.
+    """
+    errors = rng.choice([0.0, 0.1, 0.4])
+    events = _Maker(rng, KINDS[part], errors).run(10 + min(size, 30))
+    first, shift = rng.choice([0, 0, 1, 2**24]), rng.choice([0, 0, 2**20])
+    return {"events": events, "first": first, "shift": shift, "auditors": rng.randint(1, 2)}
+
+
+def all_changes(rng: random.Random, part: str) -> dict[str, Any]:
+    """Return a history that tries every change of owner, by every request and by the cache, on pages of every state.
+
+    Each change concerns a page of its own. With the part ``steps``, a step also reads pages of every state.
+    """
+    states: list[list[list[Any]]] = [
+        [],
+        *([["allocate", [uid], [0]]] for uid in (0, 1, 2)),
+        [["allocate", [1], [0]], ["cache", 1, [0]]],
+        [["allocate", [1], [0]], ["cache", 1, [0]], ["evict", [0]]],
+        [["allocate", [1], [0]], ["retire", 1, [0]]],
+    ]
+    changes = [["evict", [0]], *(["allocate", [uid], [0]] for uid in (0, 1))]
+    changes += [[kind, uid, [0]] for kind in ("cache", "retire") for uid in (0, 1)]
+    events: list[list[Any]] = [["add", 0], ["add", 1], ["add", 2]]
+    pairs = [(state, change) for state in states for change in changes]
+    rng.shuffle(pairs)
+    for page, (state, change) in enumerate(pairs):
+        events += [[*event[:-1], [page]] for event in (*state, change)]
+    if part == "pages":
+        return {"events": events, "first": 0, "shift": 0, "auditors": 1}
+    for number, state in enumerate(states):  # a new request reads a page of its own, and one of this state
+        page, reader = 100 + number, 3 + number
+        events += [[*event[:-1], [page]] for event in state]
+        events += [["add", reader], ["allocate", [reader], [200 + number]]]
+        updates = [[number, 5, page], [number, 2, 200 + number]]
+        events += [["launch", [[number, reader]], [[number, reader]], updates], ["read"]]
+    if part == "requests":
+        events += _ends(20, rng)
+    return {"events": events, "first": 0, "shift": 0, "auditors": 1}
+
+
+def _ends(first: int, rng: random.Random) -> list[list[Any]]:
+    """Return the events in which requests end for every reason, with and without pages, once or twice."""
+    cases = [(reason, pages, times) for reason in range(3) for pages in range(3) for times in (1, 2)]
+    rng.shuffle(cases)
+    events: list[list[Any]] = []
+    for uid, (reason, pages, times) in enumerate(cases, first):
+        mine = [1000 + 10 * uid + i for i in range(3 + pages)]  # the cache gets three of them
+        events += [["add", uid], ["allocate", [uid] * len(mine), mine], ["cache", uid, mine[:3]]]
+        events += [["finish", uid, reason]] * (1 if pages else times)
+    more = first + len(cases)
+    events += [["add", more], ["add", more + 1], ["allocate", [more, more], [900, 901]], ["retract", more + 1]]
+    return [*events, *(["finish", uid, FAILED] for uid in (more, more + 1, more))]
+
+
+def large_history(part: str) -> dict[str, Any]:
+    """Return a history of 400 requests with 4 pages each, of which the last one breaks a rule of the part."""
+    uids = list(range(400))
+    pages = [[4 * uid + i for i in range(4)] for uid in uids]
+    events: list[list[Any]] = [["add", uid] for uid in uids]
+    events.append(["allocate", [uid for uid in uids for _ in range(4)], [page for mine in pages for page in mine]])
+    if part != "pages":
+        rows, updates = [[uid, uid] for uid in uids], [[uid, i, pages[uid][i]] for uid in uids for i in range(4)]
+        events += [["launch", rows, rows, updates], ["launch", [], rows, []], ["read"], ["read"]]
+        events += [["cache", 399, pages[399][:3]], ["retire", 399, pages[399][3:]], ["launch", [], rows, []]]
+    if part == "requests":
+        events.append(["finish", 398, 0])
+    return {"events": [*events, ["retire", 397, pages[396]]], "first": 0, "shift": 0, "auditors": 1}
+
+
+def show_history(workload: dict[str, Any]) -> str:
+    """Describe a history in a line per event."""
+    first, shift = workload["first"], workload["shift"]
+    lines = ["two auditors; the second gets each event three events later, for other requests"]
+    lines = lines if workload["auditors"] > 1 else []
+    step = read = -1
+    for kind, *args in (event for event in workload["events"] if event and len(event) == LENGTHS.get(event[0])):
+        if kind == "launch":
+            step += 1
+            admitted = "".join(f" admits request {uid + first} into row {row}," for row, uid in _of(args[0], 2))
+            updates = ", ".join(f"({row}, {column}, {page + shift})" for row, column, page in _of(args[2], 3)) or "none"
+            rows = ", ".join(f"{row} of request {uid + first}" for row, uid in _of(args[1], 2))
+            lines.append(f"step {step}{admitted} has the rows {rows}; page-table updates {updates}")
+        elif kind == "read":
+            read += 1
+            lines.append(f"the result of step {read} is read")
+        elif kind == "evict":
+            lines.append(f"the cache evicts pages {_numbers(args[0], shift)}")
+        elif kind == "allocate":
+            lines.append(f"pages {_numbers(args[1], shift)} are allocated to requests {_numbers(args[0], first)}")
+        else:
+            what = {"add": "is added", "retract": "is retracted", "cache": "gives the cache pages", "retire": "retires"}
+            how = f"ends ({REASONS[args[1]]})" if kind == "finish" else what[kind]
+            pages = f" {_numbers(args[1], shift)}" if kind in ("cache", "retire") else ""
+            lines.append(f"request {args[0] + first} {how}{pages}")
+    if len(lines) > SHOWN:
+        lines = [f"… {len(lines) - SHOWN + 1} events before", *lines[1 - SHOWN :]]
+    return "\n".join(lines)
+
+
+def _of(parts: Sequence[Any], length: int) -> list[Any]:
+    return [part for part in parts if len(part) == length]
+
+
+def _numbers(numbers: Sequence[int], shift: int) -> str:
+    return "[" + ", ".join(str(number + shift) for number in numbers[:12]) + (", …" * (len(numbers) > 12)) + "]"

@@ -1,0 +1,188 @@
+"""Histories of hook calls for the gates of lab `meter`: no engine runs, so a history may have any order and any size.
+
+A history is a list of events. Times are in units of 1/256 s, and each event comes ``wait`` units after the one before:
+``["add", wait, uid]``, ``["step", wait, rows]`` (``rows`` are ``[uid, what]`` with an index of `WHAT`),
+``["many", wait, uid, n]`` (n steps, each with a token of this request), ``["retract", wait, uid]``, and
+``["finish", wait, uid, reason]`` with an index of `REASONS`. Knows the hooks, and no meter.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from minisgl.core import Req, SamplingParams, Step, StepResult
+from minisgl.course.lab.grader.gate import Broken, Invalid
+
+__all__ = ["START", "Record", "Stage", "large_histories", "make_history", "show_history"]
+
+START = float(1 << 30)
+"""The time of step 0. A server's clock has run for years, so a meter with times of 32 bits loses seconds."""
+WHAT = ("gains a token", "computes a chunk of its prompt", "computes a token that is discarded")
+REASONS = ("stop", "length", "abort", "error")
+LENGTHS = {"add": 3, "step": 3, "many": 4, "retract": 3, "finish": 4}
+"""The number of entries of each event."""
+
+
+@dataclass
+class Record:
+    """The right times of one request: of its arrival and its tokens, and times that mistakes use instead.
+
+    ``rows`` are the times at which steps with a row of the request were scheduled, ``chunks`` those at which results of
+    its rows without a sampled token were read, and ``discarded`` those of its discarded tokens.
+    """
+
+    arrived: float
+    tokens: list[float] = field(default_factory=list)
+    rows: list[float] = field(default_factory=list)
+    chunks: list[float] = field(default_factory=list)
+    discarded: list[float] = field(default_factory=list)
+    retracted: bool = False
+
+
+class Stage:
+    """One meter's hooks, and the records of the requests that they tell of. ``stretch`` scales all waits."""
+
+    def __init__(self, hook: Any, stretch: int = 1):
+        self.hook, self.stretch = hook, stretch
+        self.time, self.steps = 0, 0
+        self.reqs: dict[int, Req] = {}
+        self.open: dict[int, Record] = {}
+        self.ended: list[tuple[int, Record]] = []
+
+    @property
+    def now(self) -> float:
+        """The time, in seconds."""
+        return START + self.time / 256
+
+    def apply(self, event: Sequence[Any]) -> None:
+        """Call the hooks of one event. Raise `Invalid` if it can't happen."""
+        if len(event) != (LENGTHS.get(event[0]) if event else None):
+            raise Invalid  # an event that was shrunk
+        kind, wait, *args = event
+        if wait < 0:
+            raise Invalid
+        self.time += wait * self.stretch
+        getattr(self, kind)(*args)
+
+    def add(self, uid: int) -> None:
+        """Add a request."""
+        if uid in self.reqs or uid < 0:
+            raise Invalid
+        self.reqs[uid] = Req(uid, np.zeros(1, np.int32), SamplingParams(max_tokens=1), uid)
+        self.open[uid] = Record(self.now)
+        self.hook.minisgl_request_added(req=self.reqs[uid], now=self.now)
+
+    def step(self, rows: Sequence[Sequence[int]]) -> None:
+        """Launch a step and read its result, one unit later."""
+        if not rows or any(len(row) != 2 for row in rows):
+            raise Invalid
+        uids = [uid for uid, _ in rows]
+        if len(set(uids)) < len(uids) or not set(uids) <= set(self.reqs):
+            raise Invalid
+        if any((uid in self.open) < (what < 2) or not 0 <= what <= 2 for uid, what in rows):
+            raise Invalid
+        n, number = len(rows), self.steps
+        zeros, samples = np.zeros(n, np.int32), np.array([int(what != 1) for _, what in rows], np.int32)
+        step = Step(number, zeros, zeros, np.ones(n, np.int32), samples, 0, 0, zeros, (zeros[:0],) * 3)
+        reqs = [self.reqs[uid] for uid in uids]
+        for uid in self.open.keys() & set(uids):
+            self.open[uid].rows.append(self.now)
+        self.hook.minisgl_batch_scheduled(step=step, reqs=reqs, now=self.now)
+        self.time += self.stretch
+        gained = [self.reqs[uid] if not what else None for uid, what in rows]
+        for uid, what in rows:
+            if uid in self.open:
+                record = self.open[uid]
+                (record.tokens, record.chunks, record.discarded)[what].append(self.now)
+        given = list(gained)
+        self.hook.minisgl_step_finished(result=StepResult(number, zeros[:, None], samples), reqs=given, now=self.now)
+        if given != gained:
+            seen = "`reqs` of `minisgl_step_finished` was another list after the call."
+            raise Broken("changes", "An observer reads the arguments of its hooks, and changes none.", seen)
+        self.steps += 1
+
+    def many(self, uid: int, n: int) -> None:
+        """Run n steps with a token of one request."""
+        if n < 1:
+            raise Invalid
+        for i in range(n):
+            self.time += i * 40503 % 256 * self.stretch
+            self.step([[uid, 0]])
+
+    def retract(self, uid: int) -> None:
+        """Retract a request."""
+        if uid not in self.open:
+            raise Invalid
+        self.open[uid].retracted = True
+        self.hook.minisgl_request_retracted(req=self.reqs[uid], step=self.steps)
+
+    def finish(self, uid: int, reason: int) -> None:
+        """End a request."""
+        if uid not in self.open or not 0 <= reason < len(REASONS):
+            raise Invalid
+        self.reqs[uid].finish_reason = REASONS[reason]  # type: ignore[assignment]
+        self.ended.append((uid, self.open.pop(uid)))
+        self.hook.minisgl_request_finished(req=self.reqs[uid], now=self.now)
+
+
+def make_history(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return a random history of a few requests, whose uids begin at ``first``.
+
+    ``meters`` is the number of meters that get it, each with its own clock. ``ask``: open timings are read after each
+    event.
+    """
+    first, most = rng.choice([0, 0, 1, 2**33]), rng.randint(1, 4)
+    events: list[list[Any]] = []
+    known: list[int] = []
+    running: list[int] = []
+    for _ in range(3 + min(size, 30)):
+        wait, kind = rng.choice([0, 0, 1, 3, 256, 1000]), rng.random()
+        if not running or (kind < 0.2 and len(running) < most):
+            known.append(first + len(known))
+            running.append(known[-1])
+            events.append(["add", wait, known[-1]])
+        elif kind < 0.3:
+            events.append(["finish", wait, running.pop(rng.randrange(len(running))), rng.randrange(len(REASONS))])
+        elif kind < 0.37:
+            events.append(["retract", wait, rng.choice(running)])
+        else:
+            some = rng.sample(known, rng.randint(1, min(len(known), 4)))
+            rows = [[uid, rng.choice([0, 0, 0, 1, 2]) if uid in running else 2] for uid in some]
+            events.append(["step", wait, rows])
+    return {"events": events, "meters": rng.randint(1, 2), "ask": rng.randint(0, 1)}
+
+
+def large_histories() -> list[dict[str, Any]]:
+    """Return histories of sizes that random ones do not reach: an answer of 5,000 tokens, and 600 requests at once."""
+    uids = range(600)
+    batch = [["step", 5, [[uid, int((uid + turn) % 5 == 0)] for uid in uids]] for turn in range(4)]
+    ends = [["finish", 1, uid, 0] for uid in (*range(0, 600, 2), *range(1, 600, 2))]
+    return [
+        {"events": [["add", 0, 1], ["many", 9, 1, 5_000], ["finish", 1, 1, 0]], "meters": 1, "ask": 0},
+        {"events": [*(["add", 1, uid] for uid in uids), *batch, *ends], "meters": 1, "ask": 0},
+    ]
+
+
+def show_history(workload: dict[str, Any]) -> str:
+    """Describe a history in a line per event, with the time in seconds from its beginning."""
+    time, lines = 0, ["hook calls for two meters, each with its own clock"] if workload["meters"] > 1 else []
+    for kind, wait, *args in (event for event in workload["events"] if event and len(event) == LENGTHS.get(event[0])):
+        time += wait
+        at = f"{time / 256:.4g} s: "
+        if kind == "step":
+            rows = ", ".join(f"request {uid} {WHAT[what]}" for uid, what in filter(lambda row: len(row) == 2, args[0]))
+            time += 1
+            lines.append(f"{at}a step is launched; {time / 256:.4g} s: its result is read: {rows}")
+        elif kind == "many":
+            time += sum(1 + i * 40503 % 256 for i in range(args[1]))
+            lines.append(f"{at}request {args[0]} gains {args[1]} tokens, until {time / 256:.4g} s")
+        elif kind == "finish":
+            lines.append(f"{at}request {args[0]} ends ({REASONS[args[1]]})")
+        else:
+            lines.append(f"{at}request {args[0]} is {'added' if kind == 'add' else 'retracted'}")
+    return "\n".join(lines)
