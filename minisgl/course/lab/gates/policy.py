@@ -55,11 +55,13 @@ class Recorded:
 class Judge:
     """A policy that asks the student's policy twice for each step, and a new one once, and checks the plan.
 
-    ``make`` builds the student's policy.
+    ``make`` builds the student's policy with an order. A process may have several policies: one with the other order is
+    built after the judged one.
     """
 
-    def __init__(self, make: Callable[[], Any], order: str):
-        self.policy, self.make, self.order = make(), make, order
+    def __init__(self, make: Callable[[str], Any], order: str):
+        self.policy, self.make, self.order = make(order), make, order
+        self.other = make(ORDERS[1 - ORDERS.index(order)])
         self.steps = 0
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: StepBudget) -> Plan:
@@ -80,8 +82,11 @@ class Judge:
         if dict(self.policy.plan(waiting, running, again).rows) != rows:
             seen = "A second call of `plan` with the same arguments returned another plan."
             raise self._broken("impure", "A plan depends only on the arguments of `plan`.", seen)
-        if dict(self.make().plan(waiting, running, Recorded(fresh.copy())).rows) != rows:
-            seen = "A new policy object returned another plan for the same arguments: this one remembers earlier steps."
+        if dict(self.make(self.order).plan(waiting, running, Recorded(fresh.copy())).rows) != rows:
+            seen = (
+                "A new policy object returned another plan for the same arguments: the first one remembers earlier "
+                "steps, or shares data with another policy of the process."
+            )
             raise self._broken("impure", "A plan depends only on the arguments of `plan`.", seen)
         step = _Step(self, rows, recorded.asked, list(waiting), list(running), fresh)
         step.check_rows()
@@ -107,6 +112,7 @@ class _Step:
         fresh: StepBudget,
     ):
         self.judge, self.rows, self.asked, self.running, self.fresh = judge, rows, asked, running, fresh
+        self.waiting = waiting
         queue = sorted(waiting, key=lambda w: -w.num_cached_tokens) if judge.order == "lpm" else waiting
         self.queue = [w for w in queue if w.same_prefix_req is None]
         self.views: dict[int, Running | Waiting] = {r.uid: r for r in running}
@@ -185,6 +191,11 @@ class _Step:
 
     def check_waiting(self) -> None:
         """Check that requests are admitted in order, and that every waiting request that fits is admitted."""
+        for w in self.waiting:
+            if w.uid in self.rows and w.same_prefix_req is not None:
+                seen = f"Request {w.uid} was admitted; request {w.same_prefix_req} is computing the same next page."
+                promise = "A waiting request with a `same_prefix_req` is left out."
+                raise self.broken("same-prefix", promise, seen, w.uid)
         left_out: Waiting | None = None
         for w in self.queue:
             if w.uid not in self.rows:
@@ -235,11 +246,11 @@ def _uncached(w: Waiting) -> int:
 def make(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a random workload, or one step that random workloads rarely reach.
 
-    There are three kinds of such steps. In the first, one request can be admitted, and the two orders disagree about
+    There are four kinds of such steps. In the first, one request can be admitted, and the two orders disagree about
     which (``waiting``: cached tokens and tokens to compute of each waiting request). In the second, more requests
     decode than the step has tokens, because the scheduler may add rows to a policy's plan, or some find no free page
-    for their next token (``answers``: the pages that each decoding request needs). The third is large: 61 requests and
-    8,192 tokens.
+    for their next token (``answers``: the pages that each decoding request needs). The third are large, up to 900 rows
+    and 60,000 tokens. The others are random, see `random_step`.
     """
     order = rng.choice(ORDERS)
     if 2 <= size <= 3:
@@ -251,32 +262,84 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
         waiting = [[rng.randint(0, 90), rng.randint(100, 700)] for _ in range(20)]
         step = {"answers": [0] * 40, "begun": 900, "waiting": waiting, "slots": 20, "pages": 0, "chunk": 8192}
         return {**step, "order": ORDERS[size % 2]}
+    if size == 10:
+        waiting = [[rng.randint(0, 900), rng.randint(1, 9), -1] for _ in range(100)]
+        step = {"answers": [0] * 600, "begun": 10_000, "waiting": waiting, "slots": 256, "pages": 0, "chunk": 60_000}
+        return {**step, "order": order}
+    if size == 11:
+        step = {"answers": [0], "begun": 0, "waiting": [[0, 20_000], [16, 30_000]], "slots": 2, "pages": 0}
+        return {**step, "chunk": 60_000, "order": order}
     if 4 <= size <= 7:
         answers = rng.sample([0, 0, 0, 1, 1, 1], 6)
         step = {"answers": answers, "begun": 5, "waiting": [], "slots": 0}
         return {**step, "pages": size % 2, "chunk": rng.randint(1, 3), "order": order}
+    if size % 3:
+        return {**random_step(rng, size), "order": order}
     return {**random_workload(rng, size), "order": order, "cache": rng.choice(["naive", "radix"])}
+
+
+def random_step(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return a random step of a few requests, whose uids begin at ``first``.
+
+    The third number of a waiting request is the place in ``waiting`` of its ``same_prefix_req``, or -1. With
+    ``priced``, a waiting request needs a page for 16 tokens.
+    """
+    chunk = rng.choice([3, 16, 50, 125, 128, 1000, 8192])
+    most = rng.choice([chunk, 2 * chunk, max(chunk // 4, 1)])
+    waiting = [
+        [rng.choice([0, 0, 16, 32, 160]), rng.randint(1, most), rng.randrange(i) if i and rng.random() < 0.25 else -1]
+        for i in range(rng.randint(0, 1 + min(size // 4, 12)))
+    ]
+    return {
+        "answers": [rng.choice([0, 0, 0, 1]) for _ in range(rng.randint(0, 1 + min(size // 4, 20)))],
+        "begun": rng.choice([0, 1, rng.randint(1, most), rng.randint(1, most)]),
+        "waiting": waiting,
+        "slots": rng.randint(0, 6),
+        "pages": rng.randint(0, 40),
+        "chunk": chunk,
+        "first": rng.choice([0, 0, 1, 2**40]),
+        "priced": rng.randint(0, 1),
+    }
 
 
 def run_plan(student: Student, workload: dict[str, Any]) -> None:
     """Check every plan of the student's policy in a workload, or its plan for one step."""
-    judge = Judge(lambda: student.make(student.config(order=workload["order"])), workload["order"])
+    judge = Judge(lambda order: student.make(student.config(order=order)), workload["order"])
     if "answers" in workload:
         return run_step(judge, workload)
     simulate(workload, shipped_cache(workload["cache"], workload["page_size"]), judge, causes=cause_of)
 
 
+def requests_of(workload: dict[str, Any]) -> tuple[list[Running], list[Waiting]]:
+    """Return the running and the waiting requests of one step. With ``first`` 0, request 0 is a waiting one."""
+    first, queue = workload.get("first", 1), workload["waiting"]
+    ahead = len(queue) if first == 0 else 0  # the number of waiting requests that are older than the running ones
+    numbers = [first + ahead + i for i in range(len(workload["answers"]) + bool(workload["begun"]))]
+    running = [Running(uid, 0, need, 0, uid) for uid, need in zip(numbers, workload["answers"], strict=False)]
+    if workload["begun"]:
+        running.append(Running(numbers[-1], workload["begun"], 0, 0, numbers[-1]))
+    start = 0 if ahead else first + len(running)
+    waiting: list[Waiting] = []
+    for place, (cached, left, *same) in enumerate(queue):
+        if same and same[0] >= place:
+            raise Invalid
+        other = start + same[0] if same and same[0] >= 0 else None
+        waiting.append(Waiting(start + place, start + place, cached + left, cached, other, 0))
+    return running, waiting
+
+
 def run_step(judge: Judge, workload: dict[str, Any]) -> None:
     """Check the plan for one step. Raise `Invalid` if the step is meaningless."""
-    if workload["chunk"] < 1 or any(len(sizes) != 2 or not sizes[1] for sizes in workload["waiting"]):
+    if workload["chunk"] < 1 or any(len(sizes) not in (2, 3) or not sizes[1] for sizes in workload["waiting"]):
         raise Invalid
-    running = [Running(uid, 0, need, 0, uid) for uid, need in enumerate(workload["answers"], 1)]
-    if workload["begun"]:
-        running.append(Running(len(running) + 1, workload["begun"], 0, 0, len(running) + 1))
-    waiting = [Waiting(uid, uid, cached + left, cached, None, 0)
-               for uid, (cached, left) in enumerate(workload["waiting"], len(running) + 1)]  # fmt: skip
+    running, waiting = requests_of(workload)
+    left = {w.uid: w.num_tokens - w.num_cached_tokens for w in waiting}
+
+    def cost(uid: int) -> AdmissionCost:
+        return AdmissionCost(-(-left[uid] // 16) if workload.get("priced") else 0, 0)
+
     # The scheduler's own rows have used the share of prompts already, so decode rows may use all tokens that are left.
-    free = StepBudget(workload["chunk"], workload["slots"], workload["pages"], 0, lambda uid: AdmissionCost(0, 0), 0)
+    free = StepBudget(workload["chunk"], workload["slots"], workload["pages"], 0, cost, 0)
     judge.plan(waiting, running, free)
 
 
@@ -287,11 +350,16 @@ def show_plan(workload: dict[str, Any]) -> str:
         return order + show(workload)
     free = f"free pages: {workload['pages']}, requests that can be admitted: {workload['slots']}"
     lines = [f"{order}one step of {workload['chunk']} tokens, {free}"]
-    lines += [f"request {i}: decodes, needs {need} new pages" for i, need in enumerate(workload["answers"], 1)]
-    if workload["begun"]:
-        lines.append(f"request {len(lines)}: runs, {workload['begun']} prompt tokens to compute")
-    for cached, left in workload["waiting"]:
-        lines.append(f"request {len(lines)}: waits, {cached} prompt tokens cached, {left} to compute")
+    running, waiting = requests_of(workload)
+    for r in running:
+        what = f"runs, {r.num_remaining_tokens} prompt tokens to compute"
+        lines.append(
+            f"request {r.uid}: {what if r.num_remaining_tokens else f'decodes, needs {r.num_new_pages} new pages'}"
+        )
+    for w in waiting:
+        same = "" if w.same_prefix_req is None else f", same_prefix_req={w.same_prefix_req}"
+        todo = w.num_tokens - w.num_cached_tokens
+        lines.append(f"request {w.uid}: waits, {w.num_cached_tokens} prompt tokens cached, {todo} to compute{same}")
     return "\n".join(lines)
 
 
