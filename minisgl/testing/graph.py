@@ -67,6 +67,7 @@ class GraphRig:
         self.seq_lens = np.zeros(max_rows, np.int32)
         self.steps = self.padded_rows = self.replays = self.forwards = 0
         self.inputs: dict[GraphKey, tuple[StaticInputs, AttnBatch]] = {}
+        self.computed: list[int] = []  # for each call of the forward pass, the number of rows of its bucket
         self._first_packed: dict[GraphKey, Tensor] = {}  # bucket -> its token buffer when it was built
         self._first_batch: dict[GraphKey, AttnBatch] = {}
         self._position = torch.arange(page_size * columns, device=self.device)
@@ -130,6 +131,7 @@ class GraphRig:
             raise GraphFault(
                 "capture", f"the forward pass got a {type(inputs).__name__} that build(key) did not return"
             )
+        self.computed.append(inputs.tokens.packed.shape[1])
         ids, positions, out_cache_loc, req_pool_indices = inputs.tokens.packed[:4].long().unbind()
         self.pool.index_copy_(0, out_cache_loc, (ids * 31 + positions * 7 + 1).double())
         size = self.spec.page_size

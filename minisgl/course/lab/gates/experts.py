@@ -44,13 +44,16 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
     if size == 4:  # as many experts and choices as real models have
         return {"experts": 40, "first": 0, "here": 40, "block": 4,
                 "tokens": [rng.sample(range(40), 8) for _ in range(40)]}  # fmt: skip
+    if size == 5:  # more experts than a byte can count
+        tokens = [rng.sample(range(300), 2) for _ in range(20)]
+        return {"experts": 300, "first": 0, "here": 300, "block": 1, "tokens": [*tokens, [299, 7]]}
     experts = rng.randint(1, min(2 + size // 2, 9))
     top_k = rng.randint(1, min(3, experts))
     among = rng.sample(range(experts), rng.randint(top_k, experts))  # no token chooses any of the other experts
     tokens = [rng.sample(among, top_k) for _ in range(rng.randint(1, 1 + size))]
     first = rng.randint(0, experts - 1) if rng.random() < 0.25 else 0
     here = rng.randint(1, experts - first) if first or rng.random() < 0.25 else experts
-    return {"experts": experts, "first": first, "here": here, "block": rng.choice([1, 2, 4]), "tokens": tokens}
+    return {"experts": experts, "first": first, "here": here, "block": rng.choice([1, 2, 3, 4, 12]), "tokens": tokens}
 
 
 def show(workload: dict[str, Any]) -> str:

@@ -12,11 +12,12 @@ from dataclasses import fields
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from minisgl.attention import GraphKey
-from minisgl.core import Step
+from minisgl.core import PENDING, EngineSpec, Step
 from minisgl.course.lab.grader.conformance import conformance, greedy
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
 from minisgl.course.lab.grader.search import search
@@ -130,6 +131,32 @@ def run_buffers(student: Student, workload: dict[str, Any]) -> None:
         raise Broken("capture", "The runner builds its own input buffers.", seen)
     plain.input_buffers = runner.input_buffers  # type: ignore[attr-defined]
     play(plain, workload)
+    check_large_numbers(runner)
+
+
+def check_large_numbers(runner: Any) -> None:
+    """Check that the buffers of a bucket of 4 rows hold numbers of any size, and tokens that are still on the device.
+
+    The numbers are above 2^24, the largest that every 32-bit floating-point number below it holds exactly.
+    """
+    spec = EngineSpec(16, 2**22, 8, 2**26, 1000)
+    table = torch.full((9, 2), spec.num_pages, dtype=torch.int32)
+    buffers = runner.input_buffers(GraphKey(4), spec, table, CPU)
+    rows = np.array([[PENDING, 7, 999], [2**24 + 1, 0, 3], [2**25 + 3, 2**24 + 5, 1], [7, 0, 3], [2**24 + 2, 1, 4]],
+                    np.int32)  # fmt: skip
+    given = rows.copy()
+    buffers.fill(given)
+    if not np.array_equal(given, rows):
+        promise = "`fill` reads the rows of the step, and changes none of the caller's arrays."
+        raise Broken("changes", promise, "The array of the step's rows was another one after `fill`.")
+    padding = np.array([[0], [0], [spec.num_pages * spec.page_size], [spec.max_running_requests], [1]], np.int32)
+    names = ("token id", "position", "KV location", "request-pool index", "sequence length")
+    for name, line, mine, fill in zip(names, buffers.tokens.packed.tolist(), rows.tolist(), padding, strict=True):
+        for row, (got, want) in enumerate(zip(line, [*mine, int(fill[0])], strict=True)):
+            if got != want and (name, row) != ("token id", 3):  # a padding row may have any token
+                kind = f"row {row}" if row < 3 else "the padding row"
+                seen = f"The {name} of {kind} is {want}{' (PENDING)' * (want == PENDING)}; the buffer holds {got}."
+                raise Broken("numbers", "The buffers hold the step's rows as they are, in int32.", seen)
 
 
 def run_buckets(student: Student, workload: dict[str, Any]) -> None:
@@ -194,7 +221,17 @@ def make_buckets(rng: random.Random, size: int) -> dict[str, Any]:
 
 def run_all(student: Student, workload: dict[str, Any]) -> None:
     """Grade the whole runner."""
-    play(runner_of(student), workload)
+    runner = runner_of(student)
+    rig = play(runner, workload)
+    recorded = list(dict.fromkeys(rig.computed))
+    if recorded != sorted(recorded, reverse=True):
+        seen = f"The buckets were recorded in the order {recorded} (rows)."
+        raise Broken("largest-first", "The largest bucket is recorded first: the others reuse its memory.", seen)
+    if rig.keys:
+        first, second = runner.run(rig.keys[0]), runner.run(rig.keys[0])
+        if first.data_ptr() != second.data_ptr():
+            seen = f"Two calls of `run` for the bucket of {rig.keys[0].rows} rows returned tensors at two addresses."
+            raise Broken("output", "The result of a replay is always the same output tensor.", seen)
 
 
 # ---- in the engine --------------------------------------------------------------------------------------------

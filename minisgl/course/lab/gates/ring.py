@@ -114,9 +114,9 @@ def run_reduce_scatter(student: Student, workload: dict[str, Any]) -> None:
     for parts in (votes(n, sum(lengths)), randoms(n, sum(lengths))):
 
         def work(comm: Any, parts: Sequence[Tensor] = parts) -> list[Tensor]:
-            chunks = list(parts[comm.rank].clone().split(lengths))
-            comm.reduce_scatter(chunks)
-            return chunks
+            chunks = parts[comm.rank].clone().split(lengths)
+            comm.reduce_scatter(list(chunks))
+            return list(chunks)
 
         got, _ = on_wire(student, n, work)
         want = torch.stack(list(parts)).sum(0).split(lengths)
@@ -129,6 +129,10 @@ def wrong_chunk(rank: int, got: Sequence[list[Tensor]], want: Sequence[Tensor], 
     """Return the finding for a rank whose own chunk is not the sum."""
     promise, n = "After `reduce_scatter`, chunk r on rank r is the sum of all ranks' chunks r.", len(want)
     chunks = got[rank]
+    if all(torch.equal(chunks[i], parts[r].split([len(w) for w in want])[i]) for r, chunks in enumerate(got)
+           for i in range(n)):  # fmt: skip
+        seen = f"After `reduce_scatter` on {n} ranks, the tensors of `chunks` hold what they held before."
+        return Broken("in-place", "`reduce_scatter` sums the chunks in place.", seen)
     for other in range(n):
         for i in range(n):
             if i != other and len(want[i]) and torch.equal(got[other][i], want[i]):
@@ -164,7 +168,7 @@ def run_circulate(student: Student, workload: dict[str, Any]) -> None:
 
     def work(comm: Any) -> list[Tensor]:
         chunks = [torch.full((length,), 8 * i if i == comm.rank else -1) for i, length in enumerate(lengths)]
-        comm.circulate(chunks)
+        comm.circulate(list(chunks))
         return chunks
 
     got, _ = on_wire(student, n, work)
@@ -174,6 +178,10 @@ def run_circulate(student: Student, workload: dict[str, Any]) -> None:
                 continue
             promise = "After `circulate`, each rank has every rank's finished chunk."
             found = int(chunk[0])
+            others = [c for r, cs in enumerate(got) for c in cs[:r] + cs[r + 1 :]]
+            if all(bool((c == -1).all()) for c in others):
+                seen = f"After `circulate` on {n} ranks, the tensors of `chunks` hold what they held before."
+                raise Broken("in-place", "`circulate` copies the finished chunks into the tensors of `chunks`.", seen)
             if found == 8 * i - 1:
                 seen = f"On rank {rank} of {n}, chunk {i} was added to the old contents instead of replacing them."
                 raise Broken("twice", promise, seen)
@@ -214,8 +222,11 @@ def all_reduce(student: Student, n: int, length: int, transposed: bool = False) 
         def work(comm: Any, parts: Sequence[Tensor] = parts, before: int = before) -> Tensor:
             x = parts[comm.rank].clone()
             if before:  # an earlier step, with a tensor of the same size: the sum must not depend on it
-                comm.all_reduce(torch.full_like(x, 3.0))
+                earlier = comm.all_reduce(torch.full_like(x, 3.0))
             got = comm.all_reduce(x.view(2, -1).t() if transposed else x)
+            if before and not bool((earlier == 3.0 * n).all()):
+                seen = "A later all-reduce of a tensor of the same size has changed the result of an earlier one."
+                raise Broken("kept", "The result of an all-reduce stays as it is.", seen)
             if not isinstance(got, Tensor):
                 raise Broken("raises", promise, f"`all_reduce` returned {got!r:.40}, which is not a tensor.")
             shape = (length // 2, 2) if transposed else (length,)
@@ -273,27 +284,35 @@ def make_bits(rng: random.Random, size: int) -> dict[str, Any]:
 
 
 def count_bytes(student: Student) -> str:
-    """Count the bytes that each of n = 2, 3, 5 ranks sends: 2(n - 1)/n of the tensor, the same on each rank."""
+    """Count the bytes that each of n = 2, 3, 5 ranks sends: 2(n - 1)/n of the tensor, the same on each rank.
+
+    If n does not divide the number of elements, the largest chunk may have one element more. Tensors have one
+    dimension or two, as in a decode step with one row.
+    """
     shares = []
     for n in (2, 3, 5):
-        length = 240 * n
-
-        def work(comm: Any, length: int = length) -> Any:
-            return comm.all_reduce(torch.ones(length))
-
-        _, wire = on_wire(student, n, work)
-        sent = [sum(nbytes for _, nbytes in messages) for messages in wire.sent]
-        least = 2 * (n - 1) * length // n * 4
-        promise = f"Each of {n} ranks sends 2(n - 1)/n of the tensor: {least} of its {length * 4} bytes."
-        if sum(sent) < n * least:
-            seen = f"The ranks sent {sent} bytes with `self.send`: the sum used another way of communication."
-            raise Broken("group", promise, seen)
-        if max(sent) != min(sent):
-            raise Broken("centre", promise, f"The ranks sent {sent} bytes: some ranks more than others.")
-        if max(sent) > least:
-            raise Broken("bytes", promise, f"Each rank sent {sent[0]} bytes.")
-        shares.append(f"{sent[0] / length / 4:.3g}")
+        for shape in ((240 * n,), (1, 64), (3, 5), (7,)):
+            sent = sent_bytes(student, n, shape)
+            elements = torch.Size(shape).numel()
+            least = 2 * (n - 1) * elements // n * 4
+            most = 2 * (n - 1) * -(-elements // n) * 4
+            promise = f"Each of {n} ranks sends 2(n - 1)/n of the tensor: about {least} of its {elements * 4} bytes."
+            what = f"For a tensor of the shape {list(shape)}, the ranks"
+            if sum(sent) < 2 * (n - 1) * elements * 4:
+                seen = f"{what} sent {sent} bytes with `self.send`: the sum used another way of communication."
+                raise Broken("group", promise, seen)
+            if max(sent) > most and max(sent) - min(sent) > most - least:
+                raise Broken("centre", promise, f"{what} sent {sent} bytes: some ranks more than others.")
+            if max(sent) > most:
+                raise Broken("bytes", promise, f"{what} sent {sent} bytes, where {most} are enough for each.")
+        shares.append(f"{2 * (n - 1) / n:.3g}")
     return f"each of 2, 3, 5 ranks sends {', '.join(shares)} times the tensor's bytes"
+
+
+def sent_bytes(student: Student, n: int, shape: tuple[int, ...]) -> list[int]:
+    """Return the number of bytes that each rank sends in one all-reduce."""
+    _, wire = on_wire(student, n, lambda comm: comm.all_reduce(torch.ones(shape)))
+    return [sum(nbytes for _, nbytes in messages) for messages in wire.sent]
 
 
 def link(student: Student, rank: int, size: int, address: str) -> Any:

@@ -341,7 +341,8 @@ def check_exchanges(collectives: list[Collective], sums: int, gathers: int, nbyt
 
 def drive(kind: Any, shape: Shape, comm: Any) -> Tensor:
     """Run a model on a prompt in two chunks and return the logits of each position."""
-    options: dict[str, Any] = {"source": RandomWeights(), "page_size": 4, "max_seq_len": 64, "max_running_requests": 1}
+    options: dict[str, Any] = {"source": RandomWeights(), "page_size": 4, "max_running_requests": 1}
+    options["max_seq_len"] = 64 if shape.tokens < 60 else shape.tokens + 8
     model = PagedModel(shape.config, comm=comm, model=kind, manager=shipped(), **options)
     ids = torch.arange(7, 7 + shape.tokens + 2) % shape.config.vocab_size
     (a,), (b,) = model.run([(0, 0, ids[: shape.tokens])]), model.run([(0, shape.tokens, ids[shape.tokens :])])
