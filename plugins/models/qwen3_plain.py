@@ -44,7 +44,8 @@ class Attention(nn.Module):
         # 3. q_norm and k_norm normalise one head at a time. Every rank has whole heads and all weights of both norms.
         self.q_norm = RMSNorm(dim, config.rms_norm_eps, ctx)
         self.k_norm = RMSNorm(dim, config.rms_norm_eps, ctx)
-        # 4. The KV pool and the attention backend count the heads of this rank, not those of the whole model.
+        # 4. The KV pool and the attention backend count the heads of this rank, not those of the whole model. The scale
+        #    is head_dim ** -0.5, and the sliding window of the layer is `config.window(index)`.
         self.spec = LayerSpec(
             index=index,
             q_heads=self.qkv_proj.q_heads,

@@ -165,7 +165,7 @@ def make_lock(rng: random.Random, size: int, evict: bool = False) -> dict[str, A
         elif kind == "grow":
             events.append([kind, rng.choice(locked), _ids(rng, 3 * page)])
         elif kind == "evict":
-            events.append([kind, rng.randint(1, 5)])
+            events.append([kind, rng.choice([0, 1, 1, 2, 2, 3, 3, 4, 5])])
         else:
             events.append([kind, _ids(rng, 4 * page)])
     return {"page_size": page, "events": events}
@@ -219,6 +219,7 @@ def count_prefill(student: Student) -> str:
         report = simulate(workload, cache, make_plugin("scheduler", "mixed", order="lpm"), causes=cause_of)
         prefilled[name] = report.counts.prompt_tokens
     long_path(student)
+    many_namespaces(student)
     if prefilled["yours"] > 1.02 * least:
         promise = f"The engine prefills at most 1.02 times the smallest possible number of tokens, {least}."
         seen = f"{prefilled['yours']} tokens were prefilled; {prefilled['none']} without a cache."
@@ -240,6 +241,25 @@ def long_path(student: Student, pages: int = 1200) -> None:
         promise = f"A prefix of {pages} pages, inserted page by page, is found, locked and evicted as a whole."
         seen = f"`match` found {found} pages; {locked} were evictable while locked; {evicted} were evicted at the end."
         raise Broken("counts", promise, seen)
+
+
+def many_namespaces(student: Student, number: int = 500) -> None:
+    """Check that the cache keeps nothing of namespaces whose last page was evicted."""
+    cache = make_cache(student, 1)
+    before = _kept(cache)
+    for i in range(number):
+        cache.insert(None, Key(f"space {i}", np.zeros(1, np.int32)), 0, np.array([i], np.int32))
+    evicted = len(cache.evict(number))
+    left = {name: n - before.get(name, 0) for name, n in _kept(cache).items() if n - before.get(name, 0) >= number // 2}
+    if evicted == number and left:
+        where = ", ".join(f"{n} in self.{name}" for name, n in left.items())
+        seen = f"{number} namespaces had a page each, and all were evicted. The cache still keeps entries: {where}."
+        raise Broken("namespace-stays", "The cache keeps nothing of a namespace without pages.", seen)
+
+
+def _kept(cache: Any) -> dict[str, int]:
+    """Return the number of elements in each dictionary, list and set of a cache."""
+    return {name: len(value) for name, value in vars(cache).items() if isinstance(value, (dict, list, set))}
 
 
 def cache_kit() -> type:

@@ -87,6 +87,7 @@ class History:
         path = [self.model.pages[part] for part in self.model.path(expected)]
         found, right = self.cache.match(key), [page.number for page in path]
         pages = list(found.pages)
+        self.check_dtype("match", found.pages)
         if pages != right:
             promise = "`match` finds the longest cached prefix, in whole pages."
             seen = (
@@ -100,6 +101,13 @@ class History:
             seen = f"{unlocked} of the {len(right)} matched pages have no user; `unlocked` is {found.unlocked}."
             raise self.broken(self.cause("match") if self.locked else "unlocked", promise, seen)
         return found.handle, expected
+
+    def check_dtype(self, method: str, pages: Any) -> None:
+        """Check that an array of pages is one of int32: the scheduler copies it into its page table."""
+        dtype = getattr(pages, "dtype", None)
+        if dtype is not None and dtype != np.int32:
+            promise = f"`{method}` returns the pages as an array of int32, also if there are none."
+            raise self.broken("dtype", promise, f"It returned {len(pages)} pages as an array of {dtype}.")
 
     def match_other(self, ids: list[int]) -> None:
         """Match the same tokens in another namespace, in which nothing is cached."""
@@ -188,11 +196,13 @@ class History:
 
     def evict(self, count: int) -> None:
         """Evict ``count`` pages."""
-        if count < 1:
+        if count < 0:
             raise Invalid
         before, evictable = dict(self.model.pages), self.model.evictable_pages
         numbers = {page.number: prefix for prefix, page in before.items()}
-        gone = [int(page) for page in self.cache.evict(count)]
+        evicted = self.cache.evict(count)
+        gone = [int(page) for page in evicted]
+        self.check_dtype("evict", evicted)
         for page in gone:
             if page not in numbers or gone.count(page) > 1:
                 seen = f"`evict` returned pages {gone}; page {page} is not the cache's, or is in the list twice."
@@ -200,7 +210,7 @@ class History:
             if before[numbers[page]].users:
                 seen = f"Page {page} was evicted, and {before[numbers[page]].users} locks still hold it."
                 raise self.broken("evict-locked", "Locked pages are not evicted.", seen, page)
-        if len(gone) > count + SLIGHTLY:
+        if len(gone) > (count + SLIGHTLY if count else 0):
             seen = f"{count} pages were asked for; {len(gone)} were evicted."
             raise self.broken("evict-many", "`evict` evicts about as many pages as asked for.", seen)
         if len(gone) < min(count, evictable):

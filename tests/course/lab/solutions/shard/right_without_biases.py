@@ -9,4 +9,6 @@ class Attention(nn.Module):
         self.qkv_proj = LinearQKVMerged(config.hidden_size, heads, kv_heads, dim, ctx)
         self.o_proj = LinearRowParallel(heads * dim, config.hidden_size, ctx)
         self.q_norm, self.k_norm = (RMSNorm(dim, config.rms_norm_eps, ctx) for _ in range(2))
-        self.spec = LayerSpec(index, self.qkv_proj.q_heads, self.qkv_proj.kv_heads, dim, dim**-0.5)
+        self.spec = LayerSpec(
+            index, self.qkv_proj.q_heads, self.qkv_proj.kv_heads, dim, dim**-0.5, window=config.window(index)
+        )

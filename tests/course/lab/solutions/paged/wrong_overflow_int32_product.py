@@ -1,0 +1,32 @@
+# causes: overflow
+# gate: gather
+"""Page · page_size is computed in int32 and converted to int64 afterwards."""
+
+"Lab paged: Scattered pages, the same answer.\n\nGrade it:  python -m minisgl.lab test paged     (`hint paged` for a hint)\nServe it:  python -m minisgl plugins=my_paged.py attention=mine\n"
+
+
+class MyAttention:
+    def kv_locations(self, pages: torch.Tensor, length: int) -> torch.Tensor:
+        positions = torch.arange(length, dtype=torch.int32, device=pages.device)
+        size = self.pool.page_size
+        return (pages[positions // size] * size + positions % size).long()
+
+    def attention_mask(self, queries: int, length: int, window: int, device: torch.device) -> torch.Tensor:
+        key = torch.arange(length, device=device)
+        query = torch.arange(length - queries, length, device=device)[:, None]
+        mask = key <= query
+        if window >= 0:
+            mask &= key > query - window
+        return mask
+
+    def attend(self, layer: LayerSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        group = layer.q_heads // layer.kv_heads
+        queries = q.float()
+        keys = k.float().repeat_interleave(group, dim=1)
+        values = v.float().repeat_interleave(group, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", queries, keys) * layer.scale
+        if layer.soft_cap:
+            scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+        mask = self.attention_mask(len(q), len(k), layer.window, q.device)
+        weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)

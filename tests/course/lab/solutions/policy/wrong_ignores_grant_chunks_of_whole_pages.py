@@ -1,0 +1,20 @@
+# causes: ignores-grant
+# gate: plan
+"""."""
+
+"Lab policy: Who computes what in the next step.\n\nGrade it:  python -m minisgl.lab test policy     (`hint policy` for a hint)\nServe it:  python -m minisgl plugins=my_policy.py scheduler=mine\n"
+
+
+class MyPolicy:
+    def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
+        rows = [(r.uid, 1) for r in running if not r.num_remaining_tokens and budget.grant(r, 1)]
+        for r in running:
+            if r.num_remaining_tokens and (n := budget.grant(r, r.num_remaining_tokens)):
+                whole = n if n == r.num_remaining_tokens or n < 16 else n - n % 16
+                rows.append((r.uid, whole))
+        for w in order_waiting(waiting, self.order):
+            n = budget.grant(w, w.num_tokens - w.num_cached_tokens)
+            if not n:
+                break
+            rows.append((w.uid, n))
+        return Plan(rows)
