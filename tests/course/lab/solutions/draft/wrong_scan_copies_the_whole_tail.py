@@ -2,8 +2,6 @@
 # gate: cost
 """."""
 
-"Lab draft: Guess the next tokens, for nothing.\n\nGrade it:  python -m minisgl.lab test draft     (`hint draft` for a hint)\nServe it:  python -m minisgl plugins=my_draft.py speculation=mine\n"
-
 
 class Text:
     def append(self, tokens: Iterable[int]) -> None:

@@ -2,8 +2,6 @@
 # gate: sort
 """The expert numbers are converted to int8 before the sort."""
 
-"Lab experts: Experts, each read once.\n\nGrade it:  python -m minisgl.lab test experts     (`hint experts` for a hint)\nServe it:  python -m minisgl plugins=my_experts.py moe=mine\n"
-
 
 def gated(act: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     y = act(x)

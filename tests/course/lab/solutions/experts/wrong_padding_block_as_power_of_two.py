@@ -2,8 +2,6 @@
 # gate: sort
 """Counts are rounded up with a bit mask, which needs a power of two."""
 
-"Lab experts: Experts, each read once.\n\nGrade it:  python -m minisgl.lab test experts     (`hint experts` for a hint)\nServe it:  python -m minisgl plugins=my_experts.py moe=mine\n"
-
 
 def gated(act: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     y = act(x)

@@ -2,9 +2,6 @@
 # gate: requests
 """."""
 
-"Lab ledger: Who owns this page.\n\nGrade it:  python -m minisgl.lab test ledger     (`hint ledger` for a hint)\nServe it:  python -m minisgl plugins=my_ledger.py\n"
-
-
 CACHE = -1
 
 

@@ -2,8 +2,6 @@
 # gate: clock
 """."""
 
-"Lab meter: How long does each request wait.\n\nGrade it:  python -m minisgl.lab test meter     (`hint meter` for a hint)\nServe it:  python -m minisgl plugins=my_meter.py\n"
-
 
 class MyMeter:
     def __init__(self) -> None:

@@ -2,8 +2,6 @@
 # gate: attend
 """Scores and softmax are float32, but the weights are rounded to the pool's dtype before the product with V."""
 
-"Lab paged: Scattered pages, the same answer.\n\nGrade it:  python -m minisgl.lab test paged     (`hint paged` for a hint)\nServe it:  python -m minisgl plugins=my_paged.py attention=mine\n"
-
 
 class MyAttention:
     def kv_locations(self, pages: torch.Tensor, length: int) -> torch.Tensor:

@@ -2,8 +2,6 @@
 # gate: attend
 """Gathered keys and values are kept under (layer, locations) and used again in later steps."""
 
-"Lab paged: Scattered pages, the same answer.\n\nGrade it:  python -m minisgl.lab test paged     (`hint paged` for a hint)\nServe it:  python -m minisgl plugins=my_paged.py attention=mine\n"
-
 
 class MyAttention:
     def __init__(self) -> None:

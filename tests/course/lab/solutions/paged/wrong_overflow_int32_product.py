@@ -2,8 +2,6 @@
 # gate: gather
 """Page · page_size is computed in int32 and converted to int64 afterwards."""
 
-"Lab paged: Scattered pages, the same answer.\n\nGrade it:  python -m minisgl.lab test paged     (`hint paged` for a hint)\nServe it:  python -m minisgl plugins=my_paged.py attention=mine\n"
-
 
 class MyAttention:
     def kv_locations(self, pages: torch.Tensor, length: int) -> torch.Tensor:

@@ -2,8 +2,6 @@
 # gate: plan
 """."""
 
-"Lab policy: Who computes what in the next step.\n\nGrade it:  python -m minisgl.lab test policy     (`hint policy` for a hint)\nServe it:  python -m minisgl plugins=my_policy.py scheduler=mine\n"
-
 
 class MyPolicy:
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:

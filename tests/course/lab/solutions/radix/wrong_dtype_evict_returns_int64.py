@@ -2,8 +2,6 @@
 # gate: evict
 """."""
 
-"Lab radix: A prefix cache.\n\nGrade it:  python -m minisgl.lab test radix     (`hint radix` for a hint)\nServe it:  python -m minisgl plugins=my_radix.py cache=mine\n"
-
 
 class MyCache:
     def match(self, key: Key) -> MatchResult:

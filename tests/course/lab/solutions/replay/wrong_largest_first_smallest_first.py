@@ -2,8 +2,6 @@
 # gate: capture
 """The buckets are recorded in the order of `keys`, the smallest first."""
 
-"Lab replay: Hundreds of launches become one.\n\nGrade it:  python -m minisgl.lab test replay     (`hint replay` for a hint)\nServe it:  python -m minisgl plugins=my_replay.py graph=mine\n"
-
 
 class Buffers:
     def padding(self) -> I32:

@@ -2,8 +2,6 @@
 # gate: buffers
 """Torch.Tensor(columns) is float32, so KV locations above 2^24 are rounded."""
 
-"Lab replay: Hundreds of launches become one.\n\nGrade it:  python -m minisgl.lab test replay     (`hint replay` for a hint)\nServe it:  python -m minisgl plugins=my_replay.py graph=mine\n"
-
 
 class Buffers:
     def padding(self) -> I32:

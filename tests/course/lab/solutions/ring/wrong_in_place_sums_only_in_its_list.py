@@ -2,8 +2,6 @@
 # gate: scatter
 """Reduce_scatter makes new sums in a list of its own, or of the caller's, instead of adding in place."""
 
-"Lab ring: An all-reduce without a centre.\n\nGrade it:  python -m minisgl.lab test ring     (`hint ring` for a hint)\nServe it:  python -m minisgl plugins=my_ring.py communicator=mine\n"
-
 
 class MyCommunicator(GroupCommunicator):
     def swap(self, outgoing: Tensor, incoming: Tensor) -> None:
