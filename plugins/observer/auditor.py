@@ -27,7 +27,12 @@ RULES = {
 
 
 class Finding(NamedTuple):
-    """A broken rule: a key of `RULES`, the last launched step, and the request and the page concerned."""
+    """A broken rule: a key of `RULES`, the last launched step, and the request and the page concerned.
+
+    ``step`` is -1 before the first step; in ``minisgl_batch_scheduled`` it is the step before, or the step itself.
+    ``uid`` is the request that gets, transfers, retires, reads or keeps the page, or that gets the reply; None if the
+    cache evicts the page. ``page`` is None for a reply.
+    """
 
     rule: str
     step: int
@@ -64,9 +69,11 @@ class Auditor:
         """Record that pages change from owner ``old`` to owner ``new`` (None: no owner)."""
         for page in pages.tolist():
             # 1. Only the owner may transfer a page. A count of pages would not show a transfer by another request.
+            #    A transfer by another is one finding, and changes nothing: the page keeps its owner.
             if self.owner.get(page) != old:
                 giver = "the cache" if old == CACHE else f"request {old}"
-                self.find("owner", f"{giver} transfers or frees page {page}, which is {self.whose(page)}", old, page)
+                uid = None if old == CACHE else old
+                self.find("owner", f"{giver} transfers or frees page {page}, which is {self.whose(page)}", uid, page)
             elif new is not None:
                 self.owner[page] = new
             else:
@@ -79,7 +86,8 @@ class Auditor:
     def minisgl_pages_allocated(self, owners: I32, pages: I32) -> None:
         """Check that the allocated pages were free, and record their owners."""
         for uid, page in zip(owners.tolist(), pages.tolist(), strict=True):
-            # 3. A page is free if it has no owner and no unread step can touch it.
+            # 3. A page is free if it has no owner and no unread step can touch it. A page that has an owner breaks the
+            #    rule `owner` alone. In every case the request owns the page from now on.
             if page in self.owner:
                 self.find("owner", f"request {uid} gets page {page}, which is {self.whose(page)}", uid, page)
             elif self.until.get(page, -1) > self.read:
@@ -116,7 +124,7 @@ class Auditor:
         for row, column, page in zip(*(part.tolist() for part in step.page_table_updates), strict=True):
             self.table.setdefault(row, {})[column] = page
         for req, row in zip(reqs, step.req_pool_indices.tolist(), strict=True):
-            # 2. A request reads every page in its row. The owner must be the request itself or the cache.
+            # 2. A request reads every page in its row, in every step. The owner must be the request or the cache.
             for page in self.table.get(row, {}).values():
                 if self.owner.get(page) not in (req.uid, CACHE):
                     self.find(
@@ -141,7 +149,8 @@ class Auditor:
     @hookimpl
     def minisgl_request_retracted(self, req: Req) -> None:
         """Check that a retracted request owns no page."""
-        # 2. A retraction is not an end: the request stays open. But it must own no pages now.
+        # 2. A retraction is not an end: the request stays open. But it must own no pages now. Each page that it still
+        #    owns is one finding; afterwards the page has no owner, so that no leak is reported twice.
         self.leave(req)
 
     @hookimpl
@@ -151,7 +160,8 @@ class Auditor:
         if req.uid not in self.open:
             self.find("reply", f"request {req.uid} gets a second final reply", req.uid)
         self.open.discard(req.uid)
-        # 4. After an engine failure, the scheduler does not retire the pages of the failed requests.
+        # 4. After an engine failure, the scheduler does not retire the pages of the failed requests, whose
+        #    `finish_reason` is "error". Their replies count as all others.
         if req.finish_reason != "error":
             self.leave(req)
 

@@ -26,7 +26,10 @@ class Timing(NamedTuple):
 
 
 class Meter:
-    """Records the timing of every request. ``ended`` holds those of finished requests, in the order of their ends."""
+    """Records the timing of every request. ``ended`` holds those of finished requests, in the order of their ends.
+
+    ``ended`` and `timing` are read by others; ``arrived`` and ``tokens`` may be replaced.
+    """
 
     def __init__(self) -> None:
         self.arrived: dict[int, float] = {}  # uid of an open request -> its arrival time
@@ -45,6 +48,7 @@ class Meter:
     def minisgl_step_finished(self, reqs: Sequence[Req | None], now: float) -> None:
         """Record the time of each token that a step sampled."""
         # 2. Count only rows that gained a token. `reqs` has None for the others, such as a chunk that ends no prompt.
+        #    A row that gained several tokens at once, with speculative decoding, counts as one time.
         for req in reqs:
             if req is not None:
                 self.tokens[req.uid].append(now)

@@ -102,7 +102,10 @@ class LookupProposer(DraftProposer):
         del self.texts[req.uid]
 
     def propose(self, reqs: Sequence[Req], positions: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
-        """Return the drafts of each request: guesses for ``positions[i]`` and after it, at most ``limits[i]``."""
+        """Return the drafts of each request: guesses for ``positions[i]`` and after it, ``limits[i]`` of them, or none.
+
+        ``limits[i]`` is at most ``max_drafts``, and may be 0.
+        """
         # 4. `positions[i]` is the length of the request's text, or one more: then the token before it is sampled, but
         #    unread. The first guess is for that token, and is no draft.
         drafts = []

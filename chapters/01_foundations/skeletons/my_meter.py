@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test meter     (`hint meter` for a hint)
 Serve it:  python -m minisgl plugins=my_meter.py
 """
 
-# minisgl lab meter, skeleton bcdb9a2b9c (minisgl 0.2.0)
+# minisgl lab meter, skeleton e645ccf8cb (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class Timing(NamedTuple):
 
 
 class MyMeter:
-    """Records the timing of every request. ``ended`` holds those of finished requests, in the order of their ends."""
+    """Records the timing of every request. ``ended`` holds those of finished requests, in the order of their ends.
+
+    ``ended`` and `timing` are read by others; ``arrived`` and ``tokens`` may be replaced.
+    """
 
     def __init__(self) -> None:
         self.arrived: dict[int, float] = {}  # uid of an open request -> its arrival time
@@ -47,6 +50,7 @@ class MyMeter:
         """Record the time of each token that a step sampled."""
         # TODO meter.clock
         # 2. Count only rows that gained a token. `reqs` has None for the others, such as a chunk that ends no prompt.
+        #    A row that gained several tokens at once, with speculative decoding, counts as one time.
         raise NotImplementedError
 
     @hookimpl

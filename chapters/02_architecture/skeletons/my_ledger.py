@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test ledger     (`hint ledger` for a hint)
 Serve it:  python -m minisgl plugins=my_ledger.py
 """
 
-# minisgl lab ledger, skeleton 0b6b25d9e3 (minisgl 0.2.0)
+# minisgl lab ledger, skeleton 1996c9234d (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -28,7 +28,12 @@ RULES = {
 
 
 class Finding(NamedTuple):
-    """A broken rule: a key of `RULES`, the last launched step, and the request and the page concerned."""
+    """A broken rule: a key of `RULES`, the last launched step, and the request and the page concerned.
+
+    ``step`` is -1 before the first step; in ``minisgl_batch_scheduled`` it is the step before, or the step itself.
+    ``uid`` is the request that gets, transfers, retires, reads or keeps the page, or that gets the reply; None if the
+    cache evicts the page. ``page`` is None for a reply.
+    """
 
     rule: str
     step: int
@@ -64,6 +69,7 @@ class MyAuditor:
         """Record that pages change from owner ``old`` to owner ``new`` (None: no owner)."""
         # TODO ledger.pages
         # 1. Only the owner may transfer a page. A count of pages would not show a transfer by another request.
+        #    A transfer by another is one finding, and changes nothing: the page keeps its owner.
         # 2. A launched step may still write to a page that a request has retired.
         raise NotImplementedError
 
@@ -71,7 +77,8 @@ class MyAuditor:
     def minisgl_pages_allocated(self, owners: I32, pages: I32) -> None:
         """Check that the allocated pages were free, and record their owners."""
         # TODO ledger.pages
-        # 3. A page is free if it has no owner and no unread step can touch it.
+        # 3. A page is free if it has no owner and no unread step can touch it. A page that has an owner breaks the
+        #    rule `owner` alone. In every case the request owns the page from now on.
         raise NotImplementedError
 
     @hookimpl
@@ -98,7 +105,7 @@ class MyAuditor:
         """Apply the step's page-table updates, and check every page that its rows read."""
         # TODO ledger.steps
         # 1. An admitted request starts with an empty page-table row. Then the updates take effect, in order.
-        # 2. A request reads every page in its row. The owner must be the request itself or the cache.
+        # 2. A request reads every page in its row, in every step. The owner must be the request or the cache.
         raise NotImplementedError
 
     @hookimpl
@@ -118,7 +125,8 @@ class MyAuditor:
     def minisgl_request_retracted(self, req: Req) -> None:
         """Check that a retracted request owns no page."""
         # TODO ledger.requests
-        # 2. A retraction is not an end: the request stays open. But it must own no pages now.
+        # 2. A retraction is not an end: the request stays open. But it must own no pages now. Each page that it still
+        #    owns is one finding; afterwards the page has no owner, so that no leak is reported twice.
         raise NotImplementedError
 
     @hookimpl
@@ -126,7 +134,8 @@ class MyAuditor:
         """Record a final reply, and check that the request owns no page."""
         # TODO ledger.requests
         # 3. A client may hang up while its request waits, runs, or was retracted. Each request gets exactly one reply.
-        # 4. After an engine failure, the scheduler does not retire the pages of the failed requests.
+        # 4. After an engine failure, the scheduler does not retire the pages of the failed requests, whose
+        #    `finish_reason` is "error". Their replies count as all others.
         raise NotImplementedError
 
     def leave(self, req: Req) -> None:

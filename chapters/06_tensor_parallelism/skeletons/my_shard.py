@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test shard     (`hint shard` for a hint)
 Serve it:  python -m minisgl plugins=my_shard.py architecture=Mine
 """
 
-# minisgl lab shard, skeleton f79731f4ed (minisgl 0.2.0)
+# minisgl lab shard, skeleton 4d4f486d37 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Attention(nn.Module):
         # 1. A rank gets whole heads, with their queries, keys and values, so attention needs no communication.
         # 2. Split by its inputs, which are this rank's heads: every rank computes a partial sum.
         # 3. q_norm and k_norm normalise one head at a time. Every rank has whole heads and all weights of both norms.
-        # 4. The KV pool and the attention backend count the heads of this rank, not those of the whole model.
+        # 4. The KV pool and the attention backend count the heads of this rank, not those of the whole model. The scale
+        #    is head_dim ** -0.5, and the sliding window of the layer is `config.window(index)`.
         raise NotImplementedError
 
     def forward(self, x: Tensor, cos_sin: Tensor, out_cache_loc: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test draft     (`hint draft` for a hint)
 Serve it:  python -m minisgl plugins=my_draft.py speculation=mine
 """
 
-# minisgl lab draft, skeleton 7a8f432a88 (minisgl 0.2.0)
+# minisgl lab draft, skeleton ff7a419a07 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -92,7 +92,10 @@ class MyProposer(DraftProposer):
         raise NotImplementedError
 
     def propose(self, reqs: Sequence[Req], positions: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
-        """Return the drafts of each request: guesses for ``positions[i]`` and after it, at most ``limits[i]``."""
+        """Return the drafts of each request: guesses for ``positions[i]`` and after it, ``limits[i]`` of them, or none.
+
+        ``limits[i]`` is at most ``max_drafts``, and may be 0.
+        """
         # TODO draft.turn
         # 4. `positions[i]` is the length of the request's text, or one more: then the token before it is sampled, but
         #    unread. The first guess is for that token, and is no draft.
