@@ -283,7 +283,7 @@ class Audit:
         """Return the verdict for a finding on a healthy run, with the cause that fits its page or request."""
         page, uid = getattr(finding, "page", None), getattr(finding, "uid", None)
         scheduler = self.drive.scheduler
-        owners, req = scheduler.cache_manager.allocator.pages.owner, scheduler.requests.get(uid)
+        owners, req = scheduler.cache_manager.allocator.pages.owner, scheduler.requests.get(-1 if uid is None else uid)
         owner = int(owners[page]) if page is not None and 0 <= page < len(owners) else None
         table = None
         if req is not None and req.req_pool_idx >= 0:
@@ -538,14 +538,13 @@ def any_run(rng: random.Random, size: int) -> dict[str, Any]:
 
 def gate_of(part: str, says: str, bugs: Sequence[str], ready: set[str] | None) -> Gate:
     """Return the gate of one part: its ``bugs`` are found, and nothing is reported without them."""
-
-    fixed = [lambda bug=bug: {**TRIGGERS[bug](), "bug": bug} for bug in bugs]
-    fixed += [lambda run=run: {**run(), "bug": ""} for run in HEALTHY]
-    fixed += [lambda: {**late_workload(), "bug": "twice"}] * ("twice" in bugs)
+    fixed = [{**TRIGGERS[bug](), "bug": bug} for bug in bugs]
+    fixed += [{**run(), "bug": ""} for run in HEALTHY]
+    fixed += [{**late_workload(), "bug": "twice"}] * ("twice" in bugs)
 
     def make(rng: random.Random, size: int) -> dict[str, Any]:
         if size <= len(fixed):
-            return fixed[size - 1]()
+            return fixed[size - 1]
         if size <= len(fixed) + 2:
             return all_changes(rng, part)
         if size == len(fixed) + 12:

@@ -123,8 +123,11 @@ class Truth:
 
     def judge(self, uid: int, ttft: float | None, gaps: list[float]) -> None:
         """Raise `Broken` if ``ttft`` and ``gaps`` are not the right timing, with the cause that explains them."""
-        times = (x.get(uid, []) for x in (self.tokens, self.rows, self.chunks, self.discarded))
-        judge(uid, Record(self.arrived[uid], *times, uid in self.retracted), ttft, gaps)
+        tokens, rows, chunks, discarded = (
+            x.get(uid, []) for x in (self.tokens, self.rows, self.chunks, self.discarded)
+        )
+        record = Record(self.arrived[uid], tokens, rows, chunks, discarded, uid in self.retracted)
+        judge(uid, record, ttft, gaps)
 
 
 def judge(uid: int, record: Record, ttft: float | None, gaps: list[float]) -> None:

@@ -258,7 +258,9 @@ class Rules:
         places = np.array(updates, np.int32).reshape(-1, 3).T.copy()
         places[2] += self.shift
         admitted = tuple(Admission(row, uid + self.first, SamplingParams(max_tokens=1), 0) for row, uid in admissions)
-        step = Step(self.launched, indices, ones * 0, ones, ones, n, 0, ones, tuple(places), admitted)
+        step = Step(
+            self.launched, indices, ones * 0, ones, ones, n, 0, ones, (places[0], places[1], places[2]), admitted
+        )
         reqs = [self.reqs[uid] for _, uid in rows]
         self.tell("minisgl_batch_scheduled", ["reqs"], step=step, reqs=reqs, now=0.0)
 
@@ -407,7 +409,7 @@ def all_changes(rng: random.Random, part: str) -> dict[str, Any]:
         [["allocate", [1], [0]], ["cache", 1, [0]], ["evict", [0]]],
         [["allocate", [1], [0]], ["retire", 1, [0]]],
     ]
-    changes = [["evict", [0]], *(["allocate", [uid], [0]] for uid in (0, 1))]
+    changes: list[list[Any]] = [["evict", [0]], *(["allocate", [uid], [0]] for uid in (0, 1))]
     changes += [[kind, uid, [0]] for kind in ("cache", "retire") for uid in (0, 1)]
     events: list[list[Any]] = [["add", 0], ["add", 1], ["add", 2]]
     pairs = [(state, change) for state in states for change in changes]
