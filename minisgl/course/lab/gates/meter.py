@@ -289,7 +289,7 @@ def run_history(student: Student, workload: dict[str, Any], ask: bool) -> None:
 def play_history(student: Student, workload: dict[str, Any]) -> None:
     """Apply the events of a history to its meters, in turns, and compare the timings with the right ones."""
     made = [observer(student, "ended") for _ in range(workload["meters"])]
-    stages = [(meter, Stage(manager.hook, 1 + i)) for i, (meter, manager) in enumerate(made)]
+    stages = [(meter, Stage(manager, 1 + i)) for i, (meter, manager) in enumerate(made)]
     for event in workload["events"]:
         for _, stage in stages:
             stage.apply(event)

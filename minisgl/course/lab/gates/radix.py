@@ -16,6 +16,7 @@ import numpy as np
 from minisgl.course.lab.grader.cache_histories import History, show_history
 from minisgl.course.lab.grader.conformance import conformance, greedy
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
+from minisgl.course.lab.grader.held import container_sizes
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
 from minisgl.course.lab.grader.simulated_workloads import (
@@ -246,20 +247,19 @@ def long_path(student: Student, pages: int = 1200) -> None:
 def many_namespaces(student: Student, number: int = 500) -> None:
     """Check that the cache keeps nothing of namespaces whose last page was evicted."""
     cache = make_cache(student, 1)
-    before = _kept(cache)
+    before = container_sizes(cache)
     for i in range(number):
         cache.insert(None, Key(f"space {i}", np.zeros(1, np.int32)), 0, np.array([i], np.int32))
     evicted = len(cache.evict(number))
-    left = {name: n - before.get(name, 0) for name, n in _kept(cache).items() if n - before.get(name, 0) >= number // 2}
+    left = {
+        name: n - before.get(name, 0)
+        for name, n in container_sizes(cache).items()
+        if n - before.get(name, 0) >= number // 2
+    }
     if evicted == number and left:
         where = ", ".join(f"{n} in self.{name}" for name, n in left.items())
         seen = f"{number} namespaces had a page each, and all were evicted. The cache still keeps entries: {where}."
         raise Broken("namespace-stays", "The cache keeps nothing of a namespace without pages.", seen)
-
-
-def _kept(cache: Any) -> dict[str, int]:
-    """Return the number of elements in each dictionary, list and set of a cache."""
-    return {name: len(value) for name, value in vars(cache).items() if isinstance(value, (dict, list, set))}
 
 
 def cache_kit() -> type:

@@ -17,6 +17,8 @@ import numpy as np
 
 from minisgl.core import Req, SamplingParams, Step, StepResult
 from minisgl.course.lab.grader.gate import Broken, Invalid
+from minisgl.course.lab.grader.observers import call_hooks
+from minisgl.plugin_manager.manager import PluginManager
 
 __all__ = ["START", "Record", "Stage", "large_histories", "make_history", "show_history"]
 
@@ -45,10 +47,11 @@ class Record:
 
 
 class Stage:
-    """One meter's hooks, and the records of the requests that they tell of. ``stretch`` scales all waits."""
+    """One meter's plugin manager, and the records of the requests of its hooks. ``stretch`` scales all waits."""
 
-    def __init__(self, hook: Any, stretch: int = 1):
-        self.hook, self.stretch = hook, stretch
+    def __init__(self, manager: PluginManager, stretch: int = 1):
+        self.manager, self.stretch = manager, stretch
+        self.calls: list[tuple[str, dict[str, Any]]] = []  # calls of hooks that were not made yet
         self.time, self.steps = 0, 0
         self.reqs: dict[int, Req] = {}
         self.open: dict[int, Record] = {}
@@ -68,6 +71,22 @@ class Stage:
             raise Invalid
         self.time += wait * self.stretch
         getattr(self, kind)(*args)
+        self.flush()
+
+    def tell(self, name: str, **arguments: Any) -> None:
+        """Call a hook, at the latest when the event ends."""
+        self.calls.append((name, arguments))
+        if len(self.calls) >= 400:
+            self.flush()
+
+    def flush(self) -> None:
+        """Call the hooks. Raise `Broken` if the meter changes a list of requests."""
+        gained = [list(arguments["reqs"]) for _, arguments in self.calls if "reqs" in arguments]
+        call_hooks(self.manager, self.calls)
+        if gained != [list(arguments["reqs"]) for _, arguments in self.calls if "reqs" in arguments]:
+            seen = "The list `reqs` of a hook was another one after the call."
+            raise Broken("changes", "An observer reads the arguments of its hooks, and changes none.", seen)
+        self.calls.clear()
 
     def add(self, uid: int) -> None:
         """Add a request."""
@@ -75,7 +94,7 @@ class Stage:
             raise Invalid
         self.reqs[uid] = Req(uid, np.zeros(1, np.int32), SamplingParams(max_tokens=1), uid)
         self.open[uid] = Record(self.now)
-        self.hook.minisgl_request_added(req=self.reqs[uid], now=self.now)
+        self.tell("minisgl_request_added", req=self.reqs[uid], now=self.now)
 
     def step(self, rows: Sequence[Sequence[int]]) -> None:
         """Launch a step and read its result, one unit later."""
@@ -92,18 +111,15 @@ class Stage:
         reqs = [self.reqs[uid] for uid in uids]
         for uid in self.open.keys() & set(uids):
             self.open[uid].rows.append(self.now)
-        self.hook.minisgl_batch_scheduled(step=step, reqs=reqs, now=self.now)
+        self.tell("minisgl_batch_scheduled", step=step, reqs=reqs, now=self.now)
         self.time += self.stretch
         gained = [self.reqs[uid] if not what else None for uid, what in rows]
         for uid, what in rows:
             if uid in self.open:
                 record = self.open[uid]
                 (record.tokens, record.chunks, record.discarded)[what].append(self.now)
-        given = list(gained)
-        self.hook.minisgl_step_finished(result=StepResult(number, zeros[:, None], samples), reqs=given, now=self.now)
-        if given != gained:
-            seen = "`reqs` of `minisgl_step_finished` was another list after the call."
-            raise Broken("changes", "An observer reads the arguments of its hooks, and changes none.", seen)
+        result = StepResult(number, zeros[:, None], samples)
+        self.tell("minisgl_step_finished", result=result, reqs=gained, now=self.now)
         self.steps += 1
 
     def many(self, uid: int, n: int) -> None:
@@ -119,7 +135,7 @@ class Stage:
         if uid not in self.open:
             raise Invalid
         self.open[uid].retracted = True
-        self.hook.minisgl_request_retracted(req=self.reqs[uid], step=self.steps)
+        self.tell("minisgl_request_retracted", req=self.reqs[uid], step=self.steps)
 
     def finish(self, uid: int, reason: int) -> None:
         """End a request."""
@@ -127,7 +143,7 @@ class Stage:
             raise Invalid
         self.reqs[uid].finish_reason = REASONS[reason]  # type: ignore[assignment]
         self.ended.append((uid, self.open.pop(uid)))
-        self.hook.minisgl_request_finished(req=self.reqs[uid], now=self.now)
+        self.tell("minisgl_request_finished", req=self.reqs[uid], now=self.now)
 
 
 def make_history(rng: random.Random, size: int) -> dict[str, Any]:
