@@ -43,7 +43,7 @@ class Longest(DraftProposer):
         starts = [table.get(tuple(text[-size:])) for size, table in zip(self.sizes, tables, strict=True)]
         found = [start for start in starts if start is not None]
         if found:
-            copied = list(text[found[-1] :][: position - len(text) + limit])
+            copied = text[found[-1] : found[-1] + position - len(text) + limit]
             while len(copied) < position - len(text) + limit:
                 copied.append(copied[len(copied) - (len(text) - found[-1])])
             yield from copied[position - len(text) :]
