@@ -135,7 +135,7 @@ def test_real_engine_has_the_same_counts(report: dict[str, Any]) -> None:
     six, seven, eight = (Stage(**stage) for stage in report["stages"])
     assert counts(six) == GOLDEN[6]
     assert counts(seven) == GOLDEN[7]
-    assert six.launches is not None and six.launches > 100
+    assert six.launches is not None and six.launches > 50
     assert seven.launches == eight.launches == 1
     assert abs(eight.steps - GOLDEN[8][2]) <= 6  # an answer that differs in its last bits has other drafts
     assert report["requests"] == 44
@@ -195,7 +195,17 @@ def test_loss_is_drawn_as_a_price(found: dict[int, Stage]) -> None:
     for bar in ET.fromstring(svg).iter():
         if bar.get("data-count") == "worst gap":
             kinds[int(bar.attrib["data-stage"])] = bar.attrib["data-kind"]
-    assert kinds == {1: "even", 2: "price", 3: "price", 4: "price", 5: "gain", 6: "gain", 7: "even", 8: "price"}
+    assert kinds == {
+        1: "even",
+        2: "price",
+        3: "price",
+        4: "price",
+        5: "gain",
+        6: "gain",
+        7: "even",
+        8: "price",
+        9: "price",
+    }
 
 
 def test_more_requests_at_a_time_are_better() -> None:

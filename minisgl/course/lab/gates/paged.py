@@ -248,7 +248,7 @@ def run_agree(student: Student, workload: dict[str, Any]) -> None:
     wrong = explain(prepared, got)
     if wrong is not None:
         raise wrong
-    run_next_step(backend, prepared)
+    run_next_step(student, backend, prepared)
 
 
 def shuffled(prepared: PreparedCase) -> PreparedCase:
@@ -267,8 +267,11 @@ def shuffled(prepared: PreparedCase) -> PreparedCase:
     return replace(prepared, batch=moved, q=prepared.q[tokens], expected=prepared.expected[tokens])
 
 
-def run_next_step(backend: Any, prepared: PreparedCase) -> None:
-    """Check a second step of the same backend, in which the first layer is computed too, and the caller's tensors."""
+def run_next_step(student: Student, backend: Any, prepared: PreparedCase) -> None:
+    """Check a second and a third step of the same backend: the first layer is computed too, other requests have pages.
+
+    Also check the caller's tensors. An answer that a new backend does not get right either is wrong for another reason.
+    """
     after = shuffled(prepared)
     backend.plan(after.batch)
     given = after.q.clone(), after.batch.page_table.clone(), after.batch.seq_lens.clone()
@@ -281,7 +284,7 @@ def run_next_step(backend: Any, prepared: PreparedCase) -> None:
     if wrong is not None:
         promise = "Each step and each layer is computed from its own batch and its own keys and values."
         seen = f"The first step was right. In the second, its requests have changed places. {wrong.seen}"
-        raise Broken("kept", promise, seen)
+        raise alone(student, after) or Broken("kept", promise, seen)
     later = reallocated(prepared)
     backend.plan(later.batch)
     wrong = explain(later, backend.forward(later.layers[1], later.q, torch.full_like(later.q, UNWRITTEN)).double())
@@ -291,7 +294,15 @@ def run_next_step(backend: Any, prepared: PreparedCase) -> None:
             "Two steps were right. In the third, other requests have the pages: behind the first page of each row come "
             f"others, and all keys and values are new. {wrong.seen}"
         )
-        raise Broken("kept", promise, seen)
+        raise alone(student, later) or Broken("kept", promise, seen)
+
+
+def alone(student: Student, prepared: PreparedCase) -> Broken | None:
+    """Return the finding for a step that is the first one of a new backend; None if its answer is right."""
+    backend = bound(student, prepared)
+    backend.plan(prepared.batch)
+    got = backend.forward(prepared.layers[1], prepared.q, torch.full_like(prepared.q, UNWRITTEN))
+    return explain(prepared, got.double())
 
 
 def reallocated(prepared: PreparedCase) -> PreparedCase:

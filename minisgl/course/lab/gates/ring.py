@@ -118,18 +118,20 @@ def run_reduce_scatter(student: Student, workload: dict[str, Any]) -> None:
             comm.reduce_scatter(list(chunks))
             return list(chunks)
 
-        got, _ = on_wire(student, n, work)
+        got, wire = on_wire(student, n, work)
         want = torch.stack(list(parts)).sum(0).split(lengths)
         for rank, chunks in enumerate(got):
             if not torch.equal(chunks[rank], want[rank]):
-                raise wrong_chunk(rank, got, want, parts)
+                raise wrong_chunk(rank, got, want, parts, any(wire.sent))
 
 
-def wrong_chunk(rank: int, got: Sequence[list[Tensor]], want: Sequence[Tensor], parts: Sequence[Tensor]) -> Broken:
-    """Return the finding for a rank whose own chunk is not the sum."""
+def wrong_chunk(
+    rank: int, got: Sequence[list[Tensor]], want: Sequence[Tensor], parts: Sequence[Tensor], sent: bool
+) -> Broken:
+    """Return the finding for a rank whose own chunk is not the sum. ``sent`` says whether any rank sent anything."""
     promise, n = "After `reduce_scatter`, chunk r on rank r is the sum of all ranks' chunks r.", len(want)
     chunks = got[rank]
-    if all(torch.equal(chunks[i], parts[r].split([len(w) for w in want])[i]) for r, chunks in enumerate(got)
+    if sent and all(torch.equal(chunks[i], parts[r].split([len(w) for w in want])[i]) for r, chunks in enumerate(got)
            for i in range(n)):  # fmt: skip
         seen = f"After `reduce_scatter` on {n} ranks, the tensors of `chunks` hold what they held before."
         return Broken("in-place", "`reduce_scatter` sums the chunks in place.", seen)
@@ -295,7 +297,7 @@ def count_bytes(student: Student) -> str:
             sent = sent_bytes(student, n, shape)
             elements = torch.Size(shape).numel()
             least = 2 * (n - 1) * elements // n * 4
-            most = 2 * (n - 1) * -(-elements // n) * 4
+            most = 2 * (n - 1) * (elements // n + 1) * 4 + 8  # two rings, one in each direction, round twice
             promise = f"Each of {n} ranks sends 2(n - 1)/n of the tensor: about {least} of its {elements * 4} bytes."
             what = f"For a tensor of the shape {list(shape)}, the ranks"
             if sum(sent) < 2 * (n - 1) * elements * 4:
