@@ -23,7 +23,7 @@ class FakeCudaGraph:
     capturing: FakeCudaGraph | None = None
     calls: list[str]
 
-    def capture_begin(self, pool: Any) -> None:
+    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
         assert FakeCudaGraph.capturing is None
         FakeCudaGraph.capturing, self.invalid, self.launches = self, False, []
 
