@@ -70,7 +70,7 @@ def test_in_the_engine(overlap: str) -> None:
     assert (graph.replays, graph.padded_rows) == (8, 8)
     assert "minisgl_graph_replays_total 8\n" in "".join(metrics)
     assert len(operations) == 1
-    assert min(operations) > 200
+    assert min(operations) > 100  # more where norms and activations are several operations of PyTorch
 
 
 def test_buckets() -> None:
