@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from minisgl.course.lab.grader.asked_policy import Recorded, well_formed_plan
 from minisgl.course.lab.grader.conformance import conformance, greedy
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student
 from minisgl.course.lab.grader.search import search
@@ -27,31 +28,6 @@ from minisgl.testing.drive import make_plugin
 ORDERS = ("fcfs", "lpm")
 
 
-class Recorded:
-    """The step's budget, which also records the requested and granted tokens: uid → (wanted, granted)."""
-
-    def __init__(self, budget: StepBudget):
-        self._budget = budget
-        self.asked: dict[int, tuple[int, int]] = {}
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens left in the budget."""
-        return self._budget.tokens
-
-    @property
-    def rows(self) -> int:
-        """Number of requests that may still be admitted."""
-        return self._budget.rows
-
-    def grant(self, request: Waiting | Running, num_tokens: int) -> int:
-        """Ask the budget and record the answer."""
-        got = self._budget.grant(request, num_tokens)
-        wanted, granted = self.asked.get(request.uid, (0, 0))
-        self.asked[request.uid] = (wanted + num_tokens, granted + got)
-        return got
-
-
 class Judge:
     """A policy that asks the student's policy twice for each step, and a new one once, and checks the plan.
 
@@ -67,18 +43,9 @@ class Judge:
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: StepBudget) -> Plan:
         """Return the student's plan. Raise `Broken` if it is wrong."""
         fresh, again = budget.copy(), Recorded(budget.copy())
-        recorded, given = Recorded(budget), (list(waiting), list(running))
-        plan = self.policy.plan(waiting, running, recorded)
-        if (list(waiting), list(running)) != given:
-            seen = "`plan` changed `waiting` or `running`, which the scheduler still uses."
-            raise self._broken("impure", "`plan` changes none of its arguments.", seen)
-        if not isinstance(plan, Plan):
-            raise self._broken("raises", "`plan` returns a Plan.", f"It returned {plan!r:.60}.")
+        recorded = Recorded(budget)
+        plan = well_formed_plan(self.policy, waiting, running, recorded, self._broken)
         rows = dict(plan.rows)
-        for uid in rows:
-            if sum(uid == other for other, _ in plan.rows) > 1:
-                promise = "A plan has at most one row for each request."
-                raise self._broken("twice", promise, f"Request {uid} has several rows.", uid)
         if dict(self.policy.plan(waiting, running, again).rows) != rows:
             seen = "A second call of `plan` with the same arguments returned another plan."
             raise self._broken("impure", "A plan depends only on the arguments of `plan`.", seen)

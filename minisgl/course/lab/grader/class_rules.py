@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from minisgl.course.lab.grader.asked_policy import Recorded, well_formed_plan
 from minisgl.course.lab.grader.gate import Broken
 from minisgl.scheduler import Plan, Running, Waiting
 from minisgl.scheduler.budget import StepBudget
@@ -31,28 +32,8 @@ def urgency(request: Request) -> tuple[int, int]:
     return request.priority, request.arrival
 
 
-class Recorded:
-    """The step's budget, which also records the granted tokens of each request."""
-
-    def __init__(self, budget: StepBudget):
-        self._budget = budget
-        self.granted: dict[int, int] = {}
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens left in the budget."""
-        return self._budget.tokens
-
-    @property
-    def rows(self) -> int:
-        """Number of requests that may still be admitted."""
-        return self._budget.rows
-
-    def grant(self, request: Request, num_tokens: int) -> int:
-        """Ask the budget and record the answer."""
-        got = self._budget.grant(request, num_tokens)
-        self.granted[request.uid] = self.granted.get(request.uid, 0) + got
-        return got
+class RecordedWithRetractions(Recorded):
+    """The recorded budget, which a policy may also ask whom to retract."""
 
     def retractions(self, order: Sequence[Request]) -> list[int]:
         """Ask the budget."""
@@ -72,27 +53,19 @@ class Judge:
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: StepBudget) -> Plan:
         """Return the student's plan. Raise `Broken` if it breaks a rule."""
-        fresh, recorded = budget.copy(), Recorded(budget)
+        fresh, recorded = budget.copy(), RecordedWithRetractions(budget)
         given = list(waiting), list(running)
-        plan = self.policy.plan(waiting, running, recorded)
-        if (list(waiting), list(running)) != given:
-            seen = "`plan` changed `waiting` or `running`, which the scheduler still uses."
-            raise self.broken("impure", "`plan` changes none of its arguments.", seen)
-        if not isinstance(plan, Plan):
-            raise self.broken("raises", "`plan` returns a Plan.", f"It returned {plan!r:.60}.")
+        plan = well_formed_plan(self.policy, waiting, running, recorded, self.broken)
         rows = dict(plan.rows)
-        for uid in rows:
-            if sum(uid == other for other, _ in plan.rows) > 1:
-                raise self.broken("twice", "A plan has at most one row for each request.", f"Request {uid} has two.")
         others = [(self.policy, "A second call of `plan`")]
         if self.steps % 4 == 0:
             others.append((self.make(), "A new policy object"))
         for policy, what in others:
-            again = policy.plan(waiting, running, Recorded(fresh.copy()))
+            again = policy.plan(waiting, running, RecordedWithRetractions(fresh.copy()))
             if dict(again.rows) != rows or list(again.retract) != list(plan.retract):
                 seen = f"{what} returned another plan for the same arguments."
                 raise self.broken("impure", "A plan depends only on the arguments of `plan`.", seen)
-        step = _Step(self, rows, list(plan.retract), recorded.granted, *given, fresh)
+        step = _Step(self, rows, list(plan.retract), recorded.asked, *given, fresh)
         step.check_rows()
         step.check_room()
         step.check_tokens()
@@ -113,12 +86,12 @@ class _Step:
         judge: Judge,
         rows: dict[int, int],
         retract: list[int],
-        granted: dict[int, int],
+        asked: dict[int, tuple[int, int]],
         waiting: list[Waiting],
         running: list[Running],
         fresh: StepBudget,
     ):
-        self.broken, self.rows, self.retract, self.granted, self.fresh = judge.broken, rows, retract, granted, fresh
+        self.broken, self.rows, self.retract, self.asked, self.fresh = judge.broken, rows, retract, asked, fresh
         options = judge.workload
         self.interactive: int = options["interactive"]
         self.step: int = options["step"]
@@ -175,8 +148,9 @@ class _Step:
                 raise self.broken("raises", "The rows of a plan name open requests.", f"No request has uid {uid}.")
             if uid in self.retract:
                 raise self.broken("victims", "A retracted request has no row.", f"Request {uid} has one.", uid)
-            if n < 1 or (not self.retract and n > self.granted.get(uid, 0)):
-                seen = f"The row has {n} tokens; `budget.grant` granted {self.granted.get(uid, 0)}."
+            _, granted = self.asked.get(uid, (0, 0))
+            if n < 1 or (not self.retract and n > granted):
+                seen = f"The row has {n} tokens; `budget.grant` granted {granted}."
                 raise self.broken("ignores-grant", "A row has no more tokens than the budget granted.", seen, uid)
             same = getattr(self.views[uid], "same_prefix_req", None)
             if same is not None:

@@ -1,0 +1,61 @@
+"""A student's scheduling policy, asked for one plan: what it asked of the budget, and the form of its plan.
+
+The gates of labs `policy` and `slo` compare the plan with the rules of their lab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minisgl.course.lab.grader.gate import Broken
+from minisgl.scheduler import Plan, Running, Waiting
+from minisgl.scheduler.budget import StepBudget
+
+__all__ = ["Recorded", "well_formed_plan"]
+
+
+class Recorded:
+    """The step's budget, which also records the requested and granted tokens: uid → (wanted, granted)."""
+
+    def __init__(self, budget: StepBudget):
+        self._budget = budget
+        self.asked: dict[int, tuple[int, int]] = {}
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens left in the budget."""
+        return self._budget.tokens
+
+    @property
+    def rows(self) -> int:
+        """Number of requests that may still be admitted."""
+        return self._budget.rows
+
+    def grant(self, request: Waiting | Running, num_tokens: int) -> int:
+        """Ask the budget and record the answer."""
+        got = self._budget.grant(request, num_tokens)
+        wanted, granted = self.asked.get(request.uid, (0, 0))
+        self.asked[request.uid] = (wanted + num_tokens, granted + got)
+        return got
+
+
+def well_formed_plan(
+    policy: Any, waiting: Sequence[Waiting], running: Sequence[Running], budget: Any, broken: Callable[..., Broken]
+) -> Plan:
+    """Return the plan of ``policy``: a Plan with at most one row a request, made without changing the requests' lists.
+
+    If it is not, raise the result of ``broken(cause, promise, seen, uid=None)``.
+    """
+    given = list(waiting), list(running)
+    plan = policy.plan(waiting, running, budget)
+    if (list(waiting), list(running)) != given:
+        seen = "`plan` changed `waiting` or `running`, which the scheduler still uses."
+        raise broken("impure", "`plan` changes none of its arguments.", seen)
+    if not isinstance(plan, Plan):
+        raise broken("raises", "`plan` returns a Plan.", f"It returned {plan!r:.60}.")
+    for uid, _ in plan.rows:
+        if sum(uid == other for other, _ in plan.rows) > 1:
+            promise = "A plan has at most one row for each request."
+            raise broken("twice", promise, f"Request {uid} has several rows.", uid)
+    return plan
