@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
-from minisgl.course.site import blocks, quotes, rendered, run, terms
+from minisgl.course.site import blocks, links, quotes, rendered, run, terms
 from minisgl.course.site.__main__ import course
 
 log = logging.getLogger("mkdocs.plugins.minisgl")  # a warning of this logger fails a strict build
@@ -104,7 +104,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             log.warning(f"{page.file.src_uri}, line {block.line}: {error}")
             return block.raw
 
-    markdown, pictures = rendered.for_site(markdown)
+    markdown, pictures = rendered.for_site(links.for_site(markdown, page.file.src_uri))
     page.meta["pictures"] = {mark: _read(page, paths) for mark, paths in pictures.items()}
     markdown = blocks.map_text(markdown, blocks.plain_pipes)
     markdown = blocks.map_blocks(blocks.map_blocks(markdown, fill), blocks.show_skip_reason)

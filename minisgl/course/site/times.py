@@ -21,7 +21,7 @@ SECONDS_PER_LINE = 3
 """Reading time of a line of code or output."""
 _TITLE = re.compile(r"\A(?P<title># [^\n]+\n)\n(?:\*About [^\n]*\*\n\n)?")
 _ROW = re.compile(
-    r"^\| \[[^\]]+\]\((?P<page>chapters/[^)#]+)\) \|(?P<cells>(?: [^|\n]* \|){3})(?: [^|\n]* \|)?$", re.MULTILINE
+    r"^\| \[[^\]]+\]\((?P<page>\.\./chapters/[^)#]+)\) \|(?P<cells>(?: [^|\n]* \|){3})(?: [^|\n]* \|)?$", re.MULTILINE
 )
 _SUM = re.compile(r"about [\d.]+ hours of reading and [\d.]+ hours of labs")
 
@@ -55,13 +55,13 @@ def head(markdown: str) -> str:
 def course_table(markdown: str, docs: Path) -> str:
     """Return docs/course.md with the times of each chapter in the last column, and with their sums.
 
-    ``docs`` is the folder of the page; the links of the table are relative to the site, in which chapters are a folder.
+    ``docs`` is the folder of the page.
     """
     reading = labs = 0
 
     def row(match: re.Match[str]) -> str:
         nonlocal reading, labs
-        text = (docs.parent / match["page"]).read_text(encoding="utf-8")
+        text = (docs / match["page"]).read_text(encoding="utf-8")
         minutes, extra = reading_minutes(_TITLE.sub("", text)), sum(find(name).minutes for name in labs_of(text))
         reading, labs = reading + minutes, labs + extra
         cell = f"{minutes} + {extra}" if extra else str(minutes)

@@ -33,5 +33,5 @@ def test_table_of_the_course_has_the_times() -> None:
     docs = ROOT / "docs"
     text = (docs / "course.md").read_text(encoding="utf-8")
     assert course_table(text, docs) == text, "run make pages"
-    row = "| [1 · Foundations](chapters/01_foundations/index.md) | a | b | c |"
+    row = "| [1 · Foundations](../chapters/01_foundations/index.md) | a | b | c |"
     assert course_table(row, docs).count("|") == 6
