@@ -27,8 +27,11 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.minisgl-base
 TOOLS := $(VENV)/.minisgl-tools
 TYPES := build/types
-PYTEST_2 := $(BIN)/python -m pytest -n 2 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# The processes that tests start then load compiled modules.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo serve test check check-cluster check-labs check-nodes test-labs grade-references soak lint docs pages bench \
   reference format clean
@@ -44,20 +47,20 @@ bench: $(TOOLS)
 	$(BIN)/python -m minisgl.bench offline $(ARGS)
 
 test: lint
-	$(PYTEST_2) $(ARGS)
+	$(PYTEST) $(ARGS)
 
 # Tests of the parts that most changes touch: structure, options, plugins, the scheduler and its promises, messages, caches.
 CORE_TESTS := tests/test_house.py tests/test_names.py tests/test_repository.py tests/utils tests/message tests/kvcache \
   tests/options/test_describe.py tests/plugin_manager/test_call_counts.py tests/scheduler tests/trace/test_state.py
 
 check: lint
-	$(PYTEST_2) -q $(CORE_TESTS) $(ARGS)
+	$(PYTEST) -q $(CORE_TESTS) $(ARGS)
 
 test-labs: $(TOOLS)
-	$(PYTEST_2) tests/course/lab $(ARGS)
+	$(PYTEST) tests/course/lab $(ARGS)
 
 check-labs: $(TOOLS)
-	MINISGL_LAB_GATES=all $(PYTEST_2) -q tests/course/lab/test_solutions.py -k test_wrong_solution $(ARGS)
+	MINISGL_LAB_GATES=all $(PYTEST) -q tests/course/lab/test_solutions.py -k test_wrong_solution $(ARGS)
 
 grade-references: $(TOOLS)
 	$(BIN)/python -m minisgl.course.lab.grading.references $(ARGS)

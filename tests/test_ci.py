@@ -47,3 +47,10 @@ def test_with_browser(tmp_path: Path) -> None:
 def test_failure(tmp_path: Path) -> None:
     ran = run(tmp_path, make='[ "$1" != demo ] || exit 3', chromium="", chromedriver="")
     assert ran.returncode == 3
+
+
+@pytest.mark.xdist_group("groups")
+def test_groups_run_in_one_process(request: pytest.FixtureRequest) -> None:
+    """pytest 9.2 and pytest-xdist 3.8 ignore the mark, and each process then starts the servers of a group again."""
+    expected = getattr(request.config.option, "loadgroup", False)
+    assert request.node.nodeid.endswith("@groups") == expected, "install the versions of constraints.txt"

@@ -228,7 +228,7 @@ sys.meta_path.insert(0, NoCourse())
 def run_installed(installed: Path, code: str) -> None:
     """Run code in a process that sees the unpacked wheel and not the checkout."""
     lines = "\n".join(line[8:] for line in code.splitlines())
-    environment = os.environ | {"PYTHONPATH": str(installed)}
+    environment = os.environ | {"PYTHONPATH": str(installed), "CXX": "none"}  # nothing is compiled for this folder
     subprocess.run([sys.executable, "-c", lines, str(installed)], check=True, cwd=installed.parent, env=environment)
 
 

@@ -24,6 +24,7 @@ from minisgl.plugins.speculation.ngram import NgramProposer
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.tokenizer.detokenizer import Detokenizer
 
+pytestmark = pytest.mark.xdist_group("test_llm")  # one process: the engines are built once
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 OPTIONS = ["device=cpu", "num_pages=512", "page_size=4"]
 

@@ -42,8 +42,8 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server("model=tutor", "num_pages=4096", "log_level=warning") as server:
-        warm_up(server.url)
+    with Server("model=tutor", "num_pages=1024", "log_level=warning") as server:
+        warm_up(server.url, answers=64, tokens=240)
         yield server
 
 

@@ -35,6 +35,7 @@ from minisgl.testing.serving import Server
 from . import raw_client
 from .fake_openai import MAX_MODEL_LEN, FakeServer
 
+pytestmark = pytest.mark.xdist_group("test_online")  # one process: the server starts once
 VLLM_FIELDS = {
     "date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate",
     "burstiness", "max_concurrency", "duration", "completed", "failed", "total_input_tokens", "total_output_tokens",

@@ -95,9 +95,9 @@ class _Client(threading.Thread):
         self.join()
 
 
-def warm_up(url: str) -> None:
-    """Let the server generate 128 answers of 480 tokens at once, so that its memory has reached its level."""
-    body = {"prompt": "The tutor", "n": 128, "max_tokens": 480, "ignore_eos": True, "temperature": 1}
+def warm_up(url: str, answers: int = 128, tokens: int = 480) -> None:
+    """Let the server generate ``answers`` of ``tokens`` each at once, so that its memory has reached its level."""
+    body = {"prompt": "The tutor", "n": answers, "max_tokens": tokens, "ignore_eos": True, "temperature": 1}
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
     urllib.request.urlopen(request, timeout=600).close()

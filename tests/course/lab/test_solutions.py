@@ -122,8 +122,12 @@ def seeded(kind: str) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def fork_server() -> Iterator[ForkServer]:
-    """Start a fork server for all labs. It has imported torch; the command does so only for labs that need torch."""
-    with ForkServer(torch=True) as server:
+    """Start a fork server for all labs. It has imported torch; the command does so only for labs that need torch.
+
+    It shrinks a failing workload for a short time: the cause does not change, and tests/course/lab/test_grader.py
+    tests the shrinking.
+    """
+    with ForkServer(torch=True, shrink_seconds=0.2) as server:
         yield server
 
 

@@ -19,6 +19,8 @@ __all__ = ["Broken", "Gate", "Invalid", "Missing", "Stretch", "Student", "Studen
 
 UNIT_SECONDS = 10.0
 """Seconds that a gate may run before its process is killed, on a machine with an idle core."""
+SHRINK_SECONDS = 2.0
+"""Seconds that a search spends on shrinking a failing workload."""
 
 
 class Broken(Exception):  # noqa: N818 - a verdict
@@ -96,6 +98,8 @@ class Student:
     """How many times as long as here a workload takes where the student's code is."""
     patience: float = 1.0
     """How many times its usual limit one workload may take before it counts as hanging."""
+    shrink_seconds: float = SHRINK_SECONDS
+    """For how long a search shrinks a failing workload."""
     on_workload: Callable[[Any, str], None] = lambda workload, show: None
     """Called with each workload, and its description, before it runs: the verdict of a killed gate names it."""
 

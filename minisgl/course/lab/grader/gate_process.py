@@ -29,7 +29,7 @@ import psutil
 from minisgl.config import GROUPS
 from minisgl.course.lab.catalog import Lab, find
 from minisgl.course.lab.grader.diagnosis import ReferenceImported, diagnose
-from minisgl.course.lab.grader.gate import Broken, Gate, Missing, Student
+from minisgl.course.lab.grader.gate import SHRINK_SECONDS, Broken, Gate, Missing, Student
 from minisgl.course.lab.verdicts import Verdict
 from minisgl.plugin_manager.manager import HOOK_OF
 
@@ -91,6 +91,7 @@ def run_gate(lab: Lab, gate: Gate, request: dict[str, Any], send: Callable[[dict
         gate=gate.name,
         replay=request.get("replay"),
         patience=request.get("patience", 1.0),
+        shrink_seconds=request.get("shrink_seconds", SHRINK_SECONDS),
         deadline=time.monotonic() + request["limit"],
         on_workload=lambda workload, show: send({"workload": workload, "show": show}),
     )

@@ -21,7 +21,7 @@ from typing import Any
 
 from minisgl.course.lab.catalog import Lab
 from minisgl.course.lab.grader.diagnosis import diagnose
-from minisgl.course.lab.grader.gate import Broken, Gate, Missing, Student
+from minisgl.course.lab.grader.gate import SHRINK_SECONDS, Broken, Gate, Missing, Student
 from minisgl.course.lab.grader.gate_process import LOADS
 from minisgl.course.lab.verdicts import Report, Verdict
 from minisgl.testing.serving import scaled_timeout
@@ -33,9 +33,13 @@ WATCHDOG_SECONDS = 10.0
 
 
 class ForkServer:
-    """A process that forks a child for each gate. A context manager. ``torch``: the process imports torch first."""
+    """A process that forks a child for each gate. A context manager.
 
-    def __init__(self, torch: bool = False):
+    ``torch``: the process imports torch first. ``shrink_seconds``: for how long a gate shrinks a failing workload.
+    """
+
+    def __init__(self, torch: bool = False, shrink_seconds: float = SHRINK_SECONDS):
+        self._shrink_seconds = shrink_seconds
         modules = [
             "numpy",
             "minisgl.testing.drive",
@@ -76,7 +80,7 @@ class ForkServer:
         """Run one gate on the file at ``path`` and return its verdict."""
         limit = scaled_timeout(gate.limit)
         request = {"lab": lab.lab, "path": str(path), "gate": gate.name, "seed": seed, "limit": limit}
-        request |= {"replay": replay, "loud": replay is not None}
+        request |= {"replay": replay, "loud": replay is not None, "shrink_seconds": self._shrink_seconds}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()

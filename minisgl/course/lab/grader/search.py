@@ -13,8 +13,6 @@ from minisgl.course.lab.grader.diagnosis import diagnose
 from minisgl.course.lab.grader.gate import UNIT_SECONDS, Broken, Invalid, Student, TimedOut
 from minisgl.course.lab.grader.shrink import smallest
 
-SHRINK_SECONDS = 2.0
-"""Seconds that a search spends on shrinking a failing workload."""
 TRY_SECONDS = 1.0
 """Seconds of processor time after which one workload counts as hanging."""
 WAIT_SECONDS = 5.0
@@ -89,7 +87,7 @@ def search(
                 again = attempt(student, smaller)
                 return again if again is not None and again.cause == cause else None
 
-            until = min(student.deadline - 2.5, time.monotonic() + SHRINK_SECONDS)
+            until = min(student.deadline - 2.5, time.monotonic() + student.shrink_seconds)
             workload, broken = smallest(workload, broken, still, until)
         broken.workload, broken.show = workload, broken.show or show(workload)
         raise broken
