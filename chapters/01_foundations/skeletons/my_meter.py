@@ -1,10 +1,10 @@
-"""Lab meter: How long does each request wait.
+"""Lab meter: How long each request waits.
 
 Grade it:  python -m minisgl.lab test meter     (`hint meter` for a hint)
 Serve it:  python -m minisgl plugins=my_meter.py
 """
 
-# minisgl lab meter, skeleton e645ccf8cb (minisgl 0.2.0)
+# minisgl lab meter, skeleton 644db1c76d (minisgl 0.2.0)
 
 from __future__ import annotations
 
