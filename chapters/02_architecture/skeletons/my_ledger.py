@@ -1,10 +1,10 @@
-"""Lab ledger: Who owns this page.
+"""Lab ledger: The owner of every page.
 
 Grade it:  python -m minisgl.lab test ledger     (`hint ledger` for a hint)
 Serve it:  python -m minisgl plugins=my_ledger.py
 """
 
-# minisgl lab ledger, skeleton 1996c9234d (minisgl 0.2.0)
+# minisgl lab ledger, skeleton 3f31aa001b (minisgl 0.2.0)
 
 from __future__ import annotations
 
