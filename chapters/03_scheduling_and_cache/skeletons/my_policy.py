@@ -1,10 +1,10 @@
-"""Lab policy: Who computes what in the next step.
+"""Lab policy: A scheduling policy.
 
 Grade it:  python -m minisgl.lab test policy     (`hint policy` for a hint)
 Serve it:  python -m minisgl plugins=my_policy.py scheduler=mine
 """
 
-# minisgl lab policy, skeleton 1649f87e27 (minisgl 0.2.0)
+# minisgl lab policy, skeleton 656ddeec1d (minisgl 0.2.0)
 
 from __future__ import annotations
 
