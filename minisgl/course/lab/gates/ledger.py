@@ -615,8 +615,8 @@ def metrics(served: Served) -> str:
 GATES = (
     gate_of("pages", "a page has one owner, and only its owner retires it", ["twice"], PAGES),
     gate_of("steps", "pages that launched steps may still touch are not reused", ["in-flight", "table"], PAGES | STEPS),
-    gate_of("requests", "each request gets one final reply and leaves no page behind", ["leak", "reply"], None),
-    Gate("silent", "no false alarm over healthy runs", silent),
+    gate_of("requests", "each request gets one final reply and owns no page after its end", ["leak", "reply"], None),
+    Gate("silent", "the auditor reports no error in healthy runs", silent),
     Gate("five", "each of the five planted bugs is found", five),
     facts(["minisgl_pages_allocated", "minisgl_batch_scheduled", "minisgl_request_finished"]),
     Gate("metrics", "/metrics shows the auditor's findings", metrics, served=True),

@@ -431,7 +431,7 @@ GATES = (
         part="meter.clock",
     ),
     Gate("kept", "the meter keeps nothing of ended requests except their timings", try_kept),
-    Gate("queue", "queueing raises the time to first token, and no gap", queue),
+    Gate("queue", "queueing increases the time to first token, but no gap", queue),
     facts(HOOKS[:2]),
     Gate("metrics", "/metrics shows the timings", metrics, served=True),
 )

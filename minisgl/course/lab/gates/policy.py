@@ -451,7 +451,7 @@ def measure_stretch(student: Student) -> tuple[str, bool]:
 
 
 STRETCH = Stretch(
-    f"A prompt of 1,200 tokens arrives while fifteen requests decode: `mixed` has a worst gap of {MIXED_GAP} tokens in "
-    f"{MIXED_STEPS} steps. Have a smaller gap in no more steps.",
+    f"A prompt of 1,200 tokens arrives while fifteen requests decode. The policy `mixed` has a worst gap of "
+    f"{MIXED_GAP} tokens and needs {MIXED_STEPS} steps. Reach a smaller gap with no more steps.",
     measure_stretch,
 )
