@@ -49,8 +49,9 @@ def pages(trace: Trace, step: int, tables: bool = False, title: str = "") -> str
     if words := unused(trace):
         pic.text(0, y + 14, words, "soft")
     pic.desc = (
-        f"After step {step}, of {state.spec.num_pages} pages {free} are free, {int((state.owner >= 0).sum())} are "
-        f"owned by requests, {cached} by the cache, of which {used} are in use, and {retiring} are retiring."
+        f"After step {step} the pool of {state.spec.num_pages} pages has {free} free pages, "
+        f"{int((state.owner >= 0).sum())} pages of requests, {cached} pages of the cache, and {retiring} retiring "
+        f"pages. Requests use {used} pages of the cache."
     )
     return pic.render()
 

@@ -161,7 +161,7 @@ def _description(name: str, seen: list[Turn]) -> str:
     prefill = sum(row.count for turn in seen for row in turn.rows if not row.decode)
     decode = sum(row.count for turn in seen for row in turn.rows if row.decode)
     return (
-        f"{name + ': ' if name else ''}{requests} requests in {len(seen)} steps, at most {most} rows in one; "
-        f"{prefill:,} tokens prefilled, {decode:,} decoded; the largest step computes "
-        f"{max((turn.num_tokens for turn in seen), default=0):,} tokens."
+        f"{name + ': ' if name else ''}{requests} requests run in {len(seen)} steps. A step has at most {most} rows "
+        f"and {max((turn.num_tokens for turn in seen), default=0):,} tokens. "
+        f"{prefill:,} tokens are prefilled, and {decode:,} are decoded."
     )

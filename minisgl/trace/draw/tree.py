@@ -138,9 +138,14 @@ def _description(nodes: list[Node], step: int, page_size: int) -> str:
     if not nodes:
         return f"After step {step} the tree is empty."
     used = [node for node in nodes if node.users]
-    held = sum(len(node.pages) for node in nodes)
+    held, in_use = (sum(len(node.pages) for node in some) for some in (nodes, used))
     deepest = max(node.depth + len(node.pages) for node in nodes)
     return (
-        f"After step {step} the tree has {len(nodes)} nodes with {held} pages of {page_size} tokens; {len(used)} nodes "
-        f"with {sum(len(node.pages) for node in used)} pages are in use. The longest prefix has {deepest} pages."
+        f"After step {step} the tree has {_count(len(nodes), 'node')} with {_count(held, 'page')} of {page_size} "
+        f"tokens. Requests use {_count(len(used), 'node')} with {_count(in_use, 'page')}. "
+        f"The longest prefix has {_count(deepest, 'page')}."
     )
+
+
+def _count(n: int, word: str) -> str:
+    return f"{n} {word}" if n == 1 else f"{n} {word}s"
