@@ -73,7 +73,7 @@ Prompt: TypeAlias = TextPrompt | TokensPrompt | ChatPrompt
 
 
 class Submit(Message):
-    """A new prompt, to be tokenized and scheduled. ``uids`` has one request for each of the prompt's ``n`` choices.
+    """A new prompt, to be tokenized and scheduled. ``uids`` has a number for each of the prompt's ``n`` choices.
 
     ``max_tokens_from_context`` is true where the client set no ``max_tokens``: the tokenizer then sets ``max_tokens``
     to the number of tokens that the context has left after the prompt. ``request_id`` names the HTTP request in logs.
@@ -130,7 +130,7 @@ class DetokenizeRequest(Message):
 
 
 class Schedule(Message):
-    """A tokenized prompt for the scheduler. ``uids`` has one request for each of the prompt's ``n`` choices.
+    """A tokenized prompt for the scheduler. ``uids`` has a number for each of the prompt's ``n`` choices.
 
     ``prompt_ids`` are the prompt's token ids, packed by `pack_ids`. They are sent once, and the choices share them.
     ``params`` are the first choice's: see `SamplingParams.of_choice`.
