@@ -23,11 +23,11 @@ def box(name: str) -> str:
     lab = find(name)
     lines = [f"| Lab `{lab.lab}` | {lab.title} |", "| --- | --- |"]
     if lab.parts:
-        parts = "; ".join(f"`{part.name.partition('.')[2]}`: {part.says}" for part in lab.parts)
+        parts = "<br>".join(f"`{part.name.partition('.')[2]}`: {part.says}" for part in lab.parts)
         lines.append(f"| you write | {parts} |")
         lines.append(f"| size | the reference has {answer_lines(lab)} lines of code in these parts |")
     lines.append(f"| time | about {lab.minutes} minutes (an estimate) |")
-    gates = "; ".join(f"*{gate.name}*: {gate.says}" for gate in lab.gates)
+    gates = "<br>".join(f"*{gate.name}*: {gate.says}" for gate in lab.gates)
     lines.append(f"| the gates check | {gates} |")
     if lab.stretch:
         lines.append(f"| a number to beat | {lab.stretch.says} It is not graded. |")

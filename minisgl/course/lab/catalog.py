@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 CAUSES = {
     "loads": "minisgl can't load the file, or finds no plugin for this lab's hook in it.",
     "unfinished": "A part of the lab is not written yet.",
-    "reference": "The file imports the lab's own solution. Write the code yourself; the command `hint` prints a hint.",
+    "reference": "The file imports the lab's own solution. Write the code yourself. The command `hint` prints a hint.",
     "renamed": "The file uses a name that a newer minisgl has renamed. Write the new name.",
     "raises": "The code stops with an exception of its own.",
-    "hangs": "The code does not return: it has a loop without end, or it waits for an event that never happens.",
+    "hangs": "The code does not return. It has a loop without end, or it waits for an event that never happens.",
     "memory": "The code needs more memory than a gate may use.",
-    "dies": "The process that ran the code ended at once, without an error message.",
+    "dies": "The process that ran the code ended suddenly, without an error message.",
     "transcript": "The grader could not read what the process of the code returned. Only `lab grade` reports this.",
-    "promise": "The code breaks a promise of the engine; docs/architecture.md lists the promises.",
+    "promise": "The code breaks a promise of the engine. docs/architecture.md lists the promises.",
     "never-called": "The server ran and never called the code.",
 }
 """Causes that any lab can report, in addition to the causes in its own description: name → explanation."""

@@ -28,9 +28,12 @@ def listing() -> str:
     lines = [
         "# Labs\n",
         "<!-- Written by `make reference`. -->\n",
-        "`python -m minisgl.lab start NAME` writes a lab's skeleton into your folder. `test NAME` grades your file, "
-        "`hint NAME` prints one more hint each time, `diff NAME` compares your file with the reference solution, and "
-        "`status` shows your results. Each lab replaces one plugin of the real server.\n",
+        "Each lab replaces one plugin of the real server. `python -m minisgl.lab` has these commands:\n",
+        "- `start NAME` writes the lab's skeleton into your folder.",
+        "- `test NAME` grades your file.",
+        "- `hint NAME` prints one more hint each time.",
+        "- `diff NAME` compares your file with the reference solution.",
+        "- `status` shows your results.\n",
         "| lab | chapter | hook | title |",
         "| --- | --- | --- | --- |",
     ]
@@ -45,10 +48,10 @@ def listing() -> str:
 
 def _section(lab: Lab) -> list[str]:
     gates = [*([LOADS] if lab.plugin else []), *lab.gates]
-    lines = [f"## {lab.lab}\n", f"{lab.title}. {lab.says}\n"]
+    lines = [f"## {lab.lab}\n", f"**{lab.title}.** {lab.says}\n"]
     if lab.plugin:
         words = " ".join([f"plugins={lab.file}", *lab.words])
-        lines.append(f"The reference solution is `{lab.plugin}`; `{words}` selects your plugin.\n")
+        lines.append(f"The reference solution is `{lab.plugin}`. `{words}` selects your plugin.\n")
     lines += [f"- `{part.name}`: {part.says} ({len(part.hints)} hints)" for part in lab.parts]
     lines += _graded(lab)
     lines += ["\n| gate | what it checks |", "| --- | --- |"]
@@ -65,7 +68,7 @@ def _graded(lab: Lab) -> list[str]:
     gone = [f"`{module}`" for module in lab.forbidden if module not in lab.kept]
     stay = [f"`{module}`" for module in lab.kept]
     where = "The grader's process judges every gate" if lab.data else "Some gates are judged in the student's process"
-    text = f"Absent under `lab grade`: {', '.join(gone) or 'no plugin'}. "
+    text = f"`lab grade` runs without these plugins: {', '.join(gone)}. " if gone else ""
     text += f"{', '.join(stay)} stays, because the gates compare with it. " if stay else ""
     return [f"\n{text}{where} ([Teach](../teach.md#what-a-grade-proves))."]
 

@@ -19,7 +19,7 @@ WORDS_PER_MINUTE = 100
 """Reading speed for text that has to be understood."""
 SECONDS_PER_LINE = 3
 """Reading time of a line of code or output."""
-_TITLE = re.compile(r"\A(?P<title># [^\n]+\n)\n(?:\*About [^\n]*\*\n\n)?")
+_TITLE = re.compile(r"\A(?P<title># [^\n]+\n)\n(?:\*(?:About|This page takes about) [^\n]*\*\n\n)?")
 _ROW = re.compile(
     r"^\| \[[^\]]+\]\((?P<page>\.\./chapters/[^)#]+)\) \|(?P<cells>(?: [^|\n]* \|){3})(?: [^|\n]* \|)?$", re.MULTILINE
 )
@@ -47,8 +47,8 @@ def head(markdown: str) -> str:
     if match is None:
         return markdown
     rest = markdown[match.end() :]
-    labs = "; ".join(f"the lab `{name}` takes about {find(name).minutes}" for name in labs_of(rest))
-    words = f"*About {reading_minutes(rest)} minutes to read{'; ' + labs if labs else ''}.*"
+    labs = "".join(f" The lab `{name}` takes about {find(name).minutes} minutes." for name in labs_of(rest))
+    words = f"*This page takes about {reading_minutes(rest)} minutes to read.{labs}*"
     return f"{match['title']}\n{words}\n\n{rest}"
 
 

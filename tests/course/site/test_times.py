@@ -14,7 +14,8 @@ PAGE = '# Title\n\nSome text.\n\n```python exec="on"\nprint(box("policy"))\n```\
 
 def test_head_has_reading_and_lab_times() -> None:
     page = head(PAGE)
-    assert page.startswith("# Title\n\n*About 5 minutes to read; the lab `policy` takes about 45.*\n\nSome text.")
+    line = "*This page takes about 5 minutes to read. The lab `policy` takes about 45 minutes.*"
+    assert page.startswith(f"# Title\n\n{line}\n\nSome text.")
     assert head(page) == page
     assert "lab" not in head("# Title\n\nSome text.\n").splitlines()[2]
 

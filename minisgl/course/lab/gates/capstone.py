@@ -286,8 +286,8 @@ def serves(served: Installed) -> str | None:
 
 GATES = (
     Gate("package", "the package can be built and installed into a clean environment", package, limit=90.0),
-    Gate("found", "minisgl finds the plugin there by its entry point", found, limit=90.0),
-    Gate("tests", "the package's own tests pass there", tests, limit=150.0),
+    Gate("found", "minisgl finds the plugin in this environment by its entry point", found, limit=90.0),
+    Gate("tests", "the package's own tests pass in this environment", tests, limit=150.0),
     Gate("conformance", "the installed plugin passes the public conformance kit", conformance, limit=90.0),
     Gate("server", "the real server gives right answers and calls the plugin", serves, served=True),
 )

@@ -314,7 +314,7 @@ def engine(student: Student) -> str:
     if not off < 1e-3:
         promise = "`tutor-moe` computes the same logits with this backend as with the shipped one."
         raise Broken("promise", promise, f"The largest difference of a logit is {off:.3g}.")
-    return "tutor-moe computes the same logits with it"
+    return "tutor-moe computes the same logits with the plugin"
 
 
 GATES = (
@@ -324,9 +324,9 @@ GATES = (
          search(make, run_multiply, show=show), part="experts.multiply"),
     Gate("scatter", "each token gets the weighted sum of its rows",
          search(make, run_scatter, show=show), part="experts.scatter"),
-    Gate("whole", "any routing gives the result of the definition", search(make, run_whole, show=show)),
-    Gate("counts", "only the weights of chosen experts are read, each once", counts),
+    Gate("whole", "every routing gives the result that the definition gives", search(make, run_whole, show=show)),
+    Gate("counts", "the backend reads only the weights of chosen experts, and reads them once", counts),
     conformance(lambda: MoeConformance, lambda student: student.make(device=CPU)),
-    Gate("engine", "tutor-moe computes the same logits with it", engine, transcript=True),
+    Gate("engine", "tutor-moe computes the same logits with the plugin", engine, transcript=True),
     facts(["forward"]),
 )  # fmt: skip

@@ -484,7 +484,7 @@ def _part(name: str, says: str, run: Callable[[Student, dict[str, Any]], None]) 
 GATES: Sequence[Gate] = (
     _part("gather", "each row gets its own keys and values from scattered pages", run_gather),
     _part("mask", "each query sees the right positions", run_mask),
-    _part("attend", "the answer is that of dense attention", run_agree),
+    _part("attend", "the answer equals the answer of dense attention", run_agree),
     conformance(attention_kit, backend_of, causes=lambda text: "answer" if "off by" in text else None),
     Gate("count", "the number of KV positions read is the sum of the lengths", count),
     greedy(["attention=torch"], ["max_prefill_tokens=32"]),

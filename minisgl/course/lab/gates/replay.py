@@ -307,11 +307,11 @@ def _part(name: str, says: str, make: Callable[[random.Random, int], Any], run: 
 
 
 GATES: Sequence[Gate] = (
-    _part("buffers", "the input buffers are static, and rows of padding are harmless", make, run_buffers),
-    _part("buckets", "there are few buckets, and a step gets the smallest that holds it", make_buckets, run_buckets),
+    _part("buffers", "the input buffers are static, and padding rows change no data of a request", make, run_buffers),
+    _part("buckets", "there are few buckets, and a step gets the smallest bucket that fits", make_buckets, run_buckets),
     _part("capture", "each bucket is recorded once and replayed in any order", make, run_all),
     conformance(graph_kit, runner_of, causes=causes),
-    Gate("count", "a decode step is one replay", count, limit=30.0),
+    Gate("count", "a decode step needs a single replay", count, limit=30.0),
     greedy(["graph=none"], SERVER),
     facts(["pick", "run"]),
 )

@@ -355,6 +355,6 @@ GATES = (
     Gate("bytes", "no rank sends more bytes than necessary", count_bytes),
     # The kit links ranks 16 times; each link takes 5 s or more if no name server answers. Its deadlock limit is 10 s.
     conformance(lambda: CommunicatorConformance, link, causes=cause_of, limit=120.0),
-    Gate("engine", "tutor computes the same logits over two ranks", engine, limit=30.0, transcript=True),
+    Gate("engine", "tutor computes the same logits with one rank and with two", engine, limit=30.0, transcript=True),
     facts(["all_reduce"]),
 )  # fmt: skip

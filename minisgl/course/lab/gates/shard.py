@@ -405,11 +405,11 @@ class OnTutor(ModelConformance):
 GATES = (
     Gate("attention", "each rank computes attention with its own heads",
          search(make, half_gate(ATTENTION), show=show, tries=24), part="shard.attention"),
-    Gate("mlp", "the feed-forward is cut along its inner dimension",
+    Gate("mlp", "the feed-forward network is cut along its inner dimension",
          search(make, half_gate(MLP), show=show, tries=24), part="shard.mlp"),
     Gate("block", "the residual stream is added once, and the ranks exchange two sums",
          search(make, run_block, show=show, tries=24), part="shard.block"),
-    Gate("model", "a model of any shape equals Qwen3 on any number of ranks",
+    Gate("model", "a model of any shape gives Qwen3's results on any number of ranks",
          search(make, run_model, show=show, tries=16)),
     Gate("counts", "each layer needs two all-reduces and no other collective", counts),
     conformance(lambda: OnTutor, model_class, limit=30.0),
