@@ -133,11 +133,12 @@ def block() -> str:
     """Return the diagram of a decoder layer on two ranks: the residual stream, the split matrices, the all-reduces."""
     pic = Picture("block", "A decoder layer on two ranks")
     pic.desc = (
-        "A line through the whole layer is the residual stream, which both ranks have in full. Two branches leave it. "
-        "The first branch: each rank computes the norm, its half of the query, key and value heads, their attention, "
-        "and the output projection of its half of the inputs; an all-reduce sums the ranks, and the sum is added to "
-        "the residual stream. The second branch: norm, each rank's half of gate and up, down of its half of the "
-        "inputs, an all-reduce, and again the sum is added to the stream."
+        "A line through the whole layer is the residual stream. Each rank holds the whole residual stream. Two "
+        "branches leave it. In the first branch, each rank computes the norm, its half of the query, key and value heads, the "
+        "attention of these heads, and its partial sums of the output projection. An all-reduce adds the partial sums, "
+        "and the result is added to the residual stream. In the second branch, each rank computes the norm, its half "
+        "of gate and up, and its partial sums of down. Again an all-reduce adds the partial sums, and the result is "
+        "added to the residual stream."
     )
     branches = (
         [("norm", "well", 56), ("q k v", "q0", 58), ("attention", "q2", 80), ("o", "q1", 40)],
