@@ -134,11 +134,11 @@ def block() -> str:
     pic = Picture("block", "A decoder layer on two ranks")
     pic.desc = (
         "A line through the whole layer is the residual stream. Each rank holds the whole residual stream. Two "
-        "branches leave it. In the first branch, each rank computes the norm, its half of the query, key and value heads, "
-        "the attention of these heads, and its partial sums of the output projection. An all-reduce adds the partial "
-        "sums, and the result is added to the residual stream. In the second branch, each rank computes the norm, its "
-        "half of gate and up, and its partial sums of down. Again an all-reduce adds the partial sums, and the result is "
-        "added to the residual stream."
+        "branches leave it. In the first branch, each rank computes the norm, its half of the query, key and value "
+        "heads, the attention of these heads, and its partial sums of the output projection. An all-reduce adds the"
+        " partial sums, and the result is added to the residual stream. In the second branch, each rank computes "
+        "the norm, its half of gate and up, and its partial sums of down. Again an all-reduce adds the partial "
+        "sums, and the result is added to the residual stream."
     )
     branches = (
         [("norm", "well", 56), ("q k v", "q0", 58), ("attention", "q2", 80), ("o", "q1", 40)],
