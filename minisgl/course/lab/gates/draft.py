@@ -573,7 +573,7 @@ GATES = (
     facts(["admitted", "advanced", "propose"]),
 )
 STRETCH = Stretch(
-    "With three equal tokens, a step gives 1.63 tokens on the four texts, from 267 drafts. Reach 1.85 with at most 320 "
-    "drafts, with defaults of your own.",
+    "With `match_tokens=3`, a step gives 1.63 tokens on the four texts, and the proposer drafts 267 tokens. Reach 1.85 "
+    "tokens a step with at most 320 drafts, with defaults of your own.",
     measure_stretch,
 )
