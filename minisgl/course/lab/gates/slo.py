@@ -503,7 +503,7 @@ def measure_stretch(student: Student) -> tuple[str, bool]:
 
 
 STRETCH = Stretch(
-    f"On the load of the chapter, `slo` has a TTFT p99 of {SLO_TTFT:,} ms. Reach a lower one, with no gap above 50 ms, "
+    f"On the load of the chapter, `slo` has a TTFT p99 of {SLO_TTFT:,} ms. Reach a lower p99, with no gap above 50 ms, "
     f"at least {SLO_FLOOD} documents completed in the flood, and all documents done within {SLO_DONE} s.",
     measure_stretch,
 )
