@@ -33,43 +33,46 @@ class LoadOptions:
     endpoint: str = "completions"
     """``completions`` sends to /v1/completions, ``chat`` to /v1/chat/completions."""
     model: str | None = None
-    """Name of the model in every request. Default: the first model that /v1/models lists."""
+    """Name of the model in every request. The default is the first model that /v1/models lists."""
     api_key: str | None = None
-    """Key for the header ``Authorization: Bearer``. Default: the environment variable OPENAI_API_KEY."""
+    """Key for the header ``Authorization: Bearer``. The default is the value of the environment variable
+    OPENAI_API_KEY."""
     requests: int | None = None
-    """Number of requests. Default: 64, or all of a trace. With ``duration`` in a closed loop: no limit."""
+    """Number of requests. The default is 64, or all requests of a trace. In a closed loop with ``duration``, the
+    default is no limit."""
     duration: float | None = None
-    """Seconds during which requests are sent. Requests in flight at that time are completed."""
+    """Seconds during which requests are sent. Requests in flight at the end of this time are completed."""
     warmup: int = 1
     """Number of requests that are sent before the measurement and not counted. Their prompts are not used again."""
     prompts: str = "auto"
-    """``ids`` sends prompts as token ids, ``text`` as text. ``auto`` sends ids to completions and text to chat."""
+    """``ids`` sends prompts as token ids. ``text`` sends prompts as text. ``auto`` is ``ids`` for
+    ``endpoint=completions`` and ``text`` for ``endpoint=chat``."""
     tokenizer: str | None = None
-    """Directory with the model's tokenizer.json, or the name of a shipped model. Default: the model's name, if minisgl
-    ships that model or it is a directory."""
+    """Directory with the model's tokenizer.json, or the name of a model that minisgl ships. The default is the model's
+    name, if minisgl ships that model or if the name is a directory."""
     vocab_size: int | None = None
-    """Without a tokenizer: random token ids are below this number."""
+    """If there is no tokenizer, random token ids are below this number."""
     max_len: int | None = None
-    """Requests of a trace with more tokens, prompt and output together, are left out. Default: the length that
-    /v1/models gives, if any."""
+    """Largest number of tokens of a request of a trace, prompt and output together. Longer requests are left out. The
+    default is the length that /v1/models gives. If it gives none, all requests are sent."""
     temperature: float = 0.0
-    """Sampling temperature; 0 is greedy."""
+    """Sampling temperature. 0 is greedy sampling."""
     ignore_eos: bool = True
     """Whether every output has its full length. With ``false``, an output may end earlier."""
     seed: int = 0
     """Random seed of lengths, prompts and arrival times."""
     new_prompts: bool = True
-    """Whether random prompts differ from those of every earlier run, so that a server that is measured twice has none
-    of them in its cache. With ``false``, they depend on ``seed`` only. Lengths and arrival times always do."""
+    """Whether every run has new random prompts, so that the server has none of them in its cache. With ``false``, the
+    prompts depend only on ``seed``. Lengths and arrival times always depend only on ``seed``."""
     goodput: str = ""
-    """Limits in milliseconds that a request must keep to count as good, such as ``ttft:200,tpot:50``. Metrics: ttft,
-    tpot, e2el."""
+    """Limits in milliseconds that a request must keep to count as good, such as ``ttft:200,tpot:50``. The metrics
+    are ttft, tpot and e2el."""
     processes: int | None = None
-    """Number of client processes. Default: one for every four CPU cores, at least 1 and at most 8."""
+    """Number of client processes. The default is one for every four CPU cores, at least 1 and at most 8."""
     timeout: float = 600.0
     """Seconds after which a request counts as failed."""
     detailed: bool = False
-    """Whether the JSON file has the times and the text of every single request."""
+    """Whether the JSON file has the times and the text of every request."""
 
     @property
     def chat(self) -> bool:
@@ -121,24 +124,25 @@ class OnlineOptions(LoadOptions):
     """The options of ``bench online``."""
 
     workload: str | None = None
-    """Name of a workload, which sets ``input``, ``output``, ``rate``, ``clients`` and ``requests``. Other words change
-    these values."""
+    """Name of a workload. It sets ``input``, ``output``, ``rate``, ``clients`` and ``requests``. You can change these
+    values with further options."""
     input: str = "512"
     """Prompt length in tokens, or a range ``LOW:HIGH`` from which lengths are drawn uniformly."""
     output: str = "128"
-    """Output length in tokens, or a range ``LOW:HIGH``. For a ShareGPT file without a tokenizer: the output length."""
+    """Output length in tokens, or a range ``LOW:HIGH``. For a ShareGPT file it is used if there is no
+    tokenizer."""
     shared: int = 0
-    """Tokens of a prefix that all prompts have in common, in addition to ``input``."""
+    """Length in tokens of a prefix that all prompts share. It is added to ``input``."""
     trace: str | None = None
-    """A trace file, which gives lengths and prefixes in place of ``input``, ``output`` and ``shared``."""
+    """A trace file. It gives lengths and prefixes in place of ``input``, ``output`` and ``shared``."""
     rate: str | None = None
-    """Requests per second, at random times (a Poisson process, see ``burstiness``). ``inf`` sends all requests at once.
-    A list such as ``1,2,4`` measures one rate after another."""
+    """Requests per second, at random times. The times are a Poisson process, unless ``burstiness`` is given. ``inf``
+    sends all requests at once. A list such as ``1,2,4`` measures one rate after another."""
     burstiness: float = 1.0
-    """Shape of the gamma distribution of the times between requests: 1 is a Poisson process, less gives bursts, more
-    gives even spacing, and ``inf`` equal times."""
+    """Shape of the gamma distribution of the times between requests. 1 is a Poisson process. Smaller values give
+    bursts. Larger values give more even times, and ``inf`` gives equal times."""
     clients: str | None = None
-    """Number of clients of a closed loop, each of which sends its next request when its last one is complete. A list
+    """Number of clients of a closed loop. Each client sends its next request when its last request is complete. A list
     such as ``1,8,64`` measures one number after another."""
 
     @property
