@@ -122,7 +122,7 @@ class Block(nn.Module):
 
 
 class Qwen3Plain(Decoder):
-    """Dense Qwen3. Its checkpoints name Qwen3ForCausalLM; ``architecture=Qwen3Plain`` selects this class instead."""
+    """Dense Qwen3. Its checkpoints name Qwen3ForCausalLM; the option ``architecture`` selects this class instead."""
 
     def block(self, index: int) -> nn.Module:
         """Build layer ``index``."""

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test shard     (`hint shard` for a hint)
 Serve it:  python -m minisgl plugins=my_shard.py architecture=Mine
 """
 
-# minisgl lab shard, skeleton 4d4f486d37 (minisgl 0.2.0)
+# minisgl lab shard, skeleton 501c214341 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Block(nn.Module):
 
 
 class Mine(Decoder):
-    """Dense Qwen3. Its checkpoints name Qwen3ForCausalLM; ``architecture=Qwen3Plain`` selects this class instead."""
+    """Dense Qwen3. Its checkpoints name Qwen3ForCausalLM; the option ``architecture`` selects this class instead."""
 
     def block(self, index: int) -> nn.Module:
         """Build layer ``index``."""
