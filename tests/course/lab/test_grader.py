@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ from minisgl.course.lab.grader.diagnosis import diagnose
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Missing, Student
 from minisgl.course.lab.grader.gate_process import LOADS
 from minisgl.course.lab.grader.grade import ForkServer, grade
+from minisgl.course.lab.grader.held import container_sizes
+from minisgl.course.lab.grader.page_histories import Rules, large_history, special_histories
 from minisgl.course.lab.grader.retired_names import causes_of, upgrade_note
 from minisgl.course.lab.grader.search import alarm, search
 from minisgl.course.lab.grader.server_gate import Served, _check_called
@@ -428,6 +431,57 @@ def test_search() -> None:
         search(lambda rng, size: {"n": 5 + size}, run)(student())
     assert (caught.value.cause, caught.value.workload, caught.value.step) == ("large", {"n": 8}, 8)
     assert search(lambda rng, size: {"n": 6}, run, tries=9)(student()) == "9 workloads"
+
+
+def test_search_at_least() -> None:
+    """The first workloads run however little time there is."""
+    run = search(lambda rng, size: size, lambda student, workload: None, tries=9, seconds=-1.0, at_least=7)
+    assert run(student()) == "7 workloads"
+
+
+def test_search_shows_what_it_found() -> None:
+    """Shrinking keeps a workload that can be described: a part behind the failure may be meaningless otherwise."""
+
+    def run(student: Any, workload: Any) -> None:
+        if not workload["pairs"]:
+            raise Invalid
+        raise Broken("skips", "It holds.", "It does not.")
+
+    def show(workload: Any) -> str:
+        return " ".join(f"{a}-{b}" for a, b in workload["pairs"])
+
+    with pytest.raises(Broken) as found:
+        search(lambda rng, size: {"pairs": [[1, 2], [3, 4]]}, run, show=show)(student())
+    assert found.value.workload == {"pairs": [[0, 0]]} and found.value.show == "0-0"
+
+
+@pytest.mark.parametrize("part", ["pages", "steps", "requests"])
+def test_special_histories_have_an_error(part: str) -> None:
+    """Each special history of lab `ledger` can happen, and an auditor must report something."""
+    for workload in [*special_histories(part), large_history(part)]:
+        rules = Rules()
+        assert [found for event in workload["events"] for found in rules.apply(event)], workload
+
+
+def test_container_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers in containers, of the class, and of the module count, and a deque with a maxlen does not."""
+
+    class Inner:
+        def __init__(self) -> None:
+            self.values = [1, 2, 3]
+
+    class Owner:
+        of_the_class: dict[int, int] = {1: 1}
+
+        def __init__(self) -> None:
+            self.nested = {"a": [1, 2], "b": {3}}
+            self.inner = Inner()
+            self.last = deque([1], maxlen=4)
+
+    monkeypatch.setattr(sys.modules[__name__], "OF_THE_MODULE", {1, 2}, raising=False)
+    sizes = container_sizes(Owner())
+    assert (sizes["nested"], sizes["inner"], sizes["Owner.of_the_class"], sizes["OF_THE_MODULE"]) == (5, 3, 1, 2)
+    assert "last" not in sizes
 
 
 def test_search_seed() -> None:

@@ -15,7 +15,7 @@ from minisgl.core import EngineSpec, Req, SamplingParams
 from minisgl.course.lab.grader.conformance import conformance
 from minisgl.course.lab.grader.draft_texts import steps_of
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student
-from minisgl.course.lab.grader.held import cpu_clock, traced
+from minisgl.course.lab.grader.held import container_sizes, cpu_clock, traced
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
 from minisgl.course.lab.grader.tutor_runs import chat
@@ -60,7 +60,8 @@ def make_text(rng: random.Random, size: int) -> dict[str, Any]:
     runs = [
         [rng.choice(letters) for _ in range(rng.randint(1, 1 + size))] for _ in range(rng.randint(1, 1 + size // 4))
     ]
-    return {"match": rng.randint(1, 4), "drafts": rng.randint(1, 9), "runs": runs}
+    match, drafts = rng.choice([1, 2, 3, 4, 10]), rng.choice([rng.randint(1, 9), rng.randint(1, 9), 130])
+    return {"match": match, "drafts": drafts, "runs": runs}
 
 
 def show_text(workload: dict[str, Any]) -> str:
@@ -177,8 +178,10 @@ class Request:
 
 def make_turns(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a random history of requests, in ``rows`` rows: they come, gain tokens, leave, and run again."""
-    letters, most, rows = rng.choice(ALPHABETS), rng.randint(1, rng.choice([8, 20])), rng.choice([2, 4, 20])
-    first = rng.choice([0, 0, 2**40])  # the smallest uid
+    if size == CROWD:
+        return crowd(rng)
+    letters, most, rows = rng.choice(ALPHABETS), rng.randint(1, rng.choice([8, 20, 130])), rng.choice([2, 4, 20])
+    first, apart, long = rng.choice([0, 0, 2**40]), rng.choice([1, 1, 2**10, 2**32]), rng.choice([10, 10, 60])
     events: list[dict[str, Any]] = []
     running: list[int] = []
     left: list[int] = []
@@ -190,7 +193,7 @@ def make_turns(rng: random.Random, size: int) -> dict[str, Any]:
                 uid = left.pop(rng.randrange(len(left)))
                 event = {"admit": uid, "tokens": []}
             else:
-                uid = first + k
+                uid = first + k * apart  # `first` is the smallest uid
                 event = {"admit": uid, "tokens": [rng.choice(letters) for _ in range(rng.randint(1, 4 + size // 2))]}
             running.append(uid)
         elif kind < 0.35:
@@ -199,11 +202,26 @@ def make_turns(rng: random.Random, size: int) -> dict[str, Any]:
             event = {"remove": uid}
         else:
             some = rng.sample(running, rng.randint(1, len(running)))
-            event = {"gain": [[uid, [rng.choice(letters) for _ in range(rng.randint(1, 10))]] for uid in some]}
+            event = {"gain": [[uid, [rng.choice(letters) for _ in range(rng.randint(1, long))]] for uid in some]}
         some = rng.sample(running, rng.randint(0, len(running)))
         event["ask"] = [[uid, rng.randint(0, 1), rng.randint(0, most)] for uid in some]
         events.append(event)
-    return {"match": rng.randint(1, 5), "drafts": most, "rows": rows, "events": events}
+    return {"match": rng.choice([1, 2, 3, 4, 5, 9]), "drafts": most, "rows": rows, "events": events}
+
+
+CROWD = 12
+"""The number of the workload with many requests."""
+
+
+def crowd(rng: random.Random) -> dict[str, Any]:
+    """Return a history in which 300 requests run at once, all gain tokens in one turn, and all are asked about."""
+    uids = list(range(300))
+    texts = {uid: [rng.randrange(uid, uid + 3) for _ in range(6)] for uid in uids}
+    gain = [[uid, [uid, uid + 1, uid]] for uid in uids]
+    ask = [[uid, uid % 2, 4] for uid in reversed(uids)]
+    events: list[dict[str, Any]] = [{"admit": uid, "tokens": texts[uid], "ask": []} for uid in uids]
+    events += [{"gain": gain, "ask": ask}, {"remove": 7, "ask": []}, {"gain": gain[8:], "ask": ask[:200]}]
+    return {"match": 2, "drafts": 4, "rows": 300, "events": events}
 
 
 def show_turns(workload: dict[str, Any]) -> str:
@@ -233,6 +251,35 @@ def run_turns(student: Student, workload: dict[str, Any]) -> None:
         promise = "Two proposers know nothing of each other: a process may have several engines."
         what = error.seen if isinstance(error, Broken) else f"{type(error).__name__}: {error}."
         raise Broken("shared", promise, f"With two proposers in a process: {what}") from error
+
+
+def try_turns(student: Student) -> str:
+    """Search for wrong drafts, then check that nothing stays of removed requests, whatever the reason was."""
+    note = search(make_turns, run_turns, tries=80, at_least=CROWD, show=show_turns)(student)
+    if student.replay is None:
+        for reason in (None, "stop", "length", "abort", "error"):
+            run_removed(student, reason)
+    return note
+
+
+def run_removed(student: Student, reason: Any, number: int = 40) -> None:
+    """Check that the proposer keeps nothing of requests that ran one after another. ``reason`` None: a retraction."""
+    proposer = build(student, {"match": 2, "drafts": 4})
+    before = container_sizes(proposer)
+    for uid in range(number):
+        req = running_request(uid, [1, 2, 3, 1, 2], 0)
+        proposer.admitted(req)
+        proposer.propose([req], [len(req)], [2])
+        req.output_ids.append(3)
+        proposer.advanced([req], [[3]])
+        req.finish_reason = reason
+        proposer.removed(req)
+    grown = {name: size - before.get(name, 0) for name, size in container_sizes(proposer).items()}
+    if grown and max(grown.values()) >= number:
+        name = max(grown, key=grown.__getitem__)
+        why = f"ended ({reason})" if reason else "were retracted"
+        seen = f"{number} requests {why} and were removed. There are {grown[name]} entries more in {name}."
+        raise Broken("leak", "Nothing of a removed request stays.", seen)
 
 
 def _serve(proposer: Any, workload: dict[str, Any], decoy: Any) -> None:
@@ -557,7 +604,7 @@ GATES = (
     Gate(
         "turn",
         "requests come, gain tokens, leave and run again, and get the right drafts",
-        search(make_turns, run_turns, tries=80, show=show_turns),
+        try_turns,
         part="draft.turn",
     ),
     Gate("acceptance", "enough drafts are right on given texts", run_acceptance),

@@ -27,6 +27,7 @@ from minisgl.course.lab.grader.page_histories import (
     large_history,
     make_history,
     show_history,
+    special_histories,
 )
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import Served, facts
@@ -41,7 +42,7 @@ PAGES = {f"minisgl_pages_{what}" for what in ("allocated", "cached", "evicted", 
 STEPS = {"minisgl_batch_scheduled", "minisgl_step_finished"}
 Owned = Sequence[tuple[int, Any]]  # (request, its pages)
 SECONDS = 0.5
-"""Seconds of random runs in a gate. The fixed workloads of the gate run before them, however long they take."""
+"""Seconds of processor time in a gate. The fixed workloads of the gate run however long they take."""
 
 
 @dataclass
@@ -541,13 +542,17 @@ def gate_of(part: str, says: str, bugs: Sequence[str], ready: set[str] | None) -
     fixed = [{**TRIGGERS[bug](), "bug": bug} for bug in bugs]
     fixed += [{**run(), "bug": ""} for run in HEALTHY]
     fixed += [{**late_workload(), "bug": "twice"}] * ("twice" in bugs)
+    special = special_histories(part)
+    first = len(fixed) + 2 + len(special) + 1  # the number of workloads before the random ones
 
     def make(rng: random.Random, size: int) -> dict[str, Any]:
         if size <= len(fixed):
             return fixed[size - 1]
         if size <= len(fixed) + 2:
             return all_changes(rng, part)
-        if size == len(fixed) + 12:
+        if size <= len(fixed) + 2 + len(special):
+            return special[size - len(fixed) - 3]
+        if size == first:
             return large_history(part)
         if size % 4:
             return make_history(rng, size, part)
@@ -561,7 +566,7 @@ def gate_of(part: str, says: str, bugs: Sequence[str], ready: set[str] | None) -
         else:
             audit(student, workload, ready)
 
-    return Gate(part, says, search(make, check, seconds=SECONDS, show=draw), part=f"ledger.{part}")
+    return Gate(part, says, search(make, check, seconds=SECONDS, at_least=first, show=draw), part=f"ledger.{part}")
 
 
 def silent(student: Student) -> str:

@@ -216,8 +216,8 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
     There are four kinds of such steps. In the first, one request can be admitted, and the two orders disagree about
     which (``waiting``: cached tokens and tokens to compute of each waiting request). In the second, more requests
     decode than the step has tokens, because the scheduler may add rows to a policy's plan, or some find no free page
-    for their next token (``answers``: the pages that each decoding request needs). The third are large, up to 900 rows
-    and 60,000 tokens. The others are random, see `random_step`.
+    for their next token (``answers``: the pages that each decoding request needs). The third are large, up to 1,100
+    rows and 300,000 tokens. The others are random, see `random_step`.
     """
     order = rng.choice(ORDERS)
     if 2 <= size <= 3:
@@ -231,11 +231,16 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
         return {**step, "order": ORDERS[size % 2]}
     if size == 10:
         waiting = [[rng.randint(0, 900), rng.randint(1, 9), -1] for _ in range(100)]
-        step = {"answers": [0] * 600, "begun": 10_000, "waiting": waiting, "slots": 256, "pages": 0, "chunk": 60_000}
+        step = {"answers": [0] * 1_100, "begun": 10_000, "waiting": waiting, "slots": 256, "pages": 0, "chunk": 60_000}
         return {**step, "order": order}
     if size == 11:
-        step = {"answers": [0], "begun": 0, "waiting": [[0, 20_000], [16, 30_000]], "slots": 2, "pages": 0}
-        return {**step, "chunk": 60_000, "order": order}
+        step = {"answers": [0], "begun": [70_000], "waiting": [[0, 80_000], [16, 130_000]], "slots": 2, "pages": 0}
+        return {**step, "chunk": 300_000, "order": order}
+    if 12 <= size <= 15:  # request 0 is about to compute the same page: it waits, or runs, or the policy can't see it
+        waiting = [[0, 20, (-1, -2, -3, 0)[size - 12]], [0, 30, -1], [0, 9, -1]]
+        waiting = [waiting[1], waiting[0], waiting[2]] if size == 15 else waiting
+        step = {"answers": [], "begun": [40, 10], "waiting": waiting, "slots": 4, "pages": 40, "chunk": 256}
+        return {**step, "first": 0, "late": int(size != 15), "order": order}
     if 4 <= size <= 7:
         answers = rng.sample([0, 0, 0, 1, 1, 1], 6)
         step = {"answers": answers, "begun": 5, "waiting": [], "slots": 0}
@@ -248,8 +253,10 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
 def random_step(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a random step of a few requests, whose uids begin at ``first``.
 
-    The third number of a waiting request is the place in ``waiting`` of its ``same_prefix_req``, or -1. With
-    ``priced``, a waiting request needs a page for 16 tokens.
+    ``begun`` are the tokens left of each prompt that is partly computed. With ``turned``, the numbers of waiting
+    requests fall in the order of arrival, and the last one to arrive has been skipped most often. The third number of
+    a waiting request is the place in ``waiting`` of its ``same_prefix_req``, or -1: none, -2: the first running
+    request, -3: a request that the policy does not see. With ``priced``, a waiting request needs a page for 16 tokens.
     """
     chunk = rng.choice([3, 16, 50, 125, 128, 1000, 8192])
     most = rng.choice([chunk, 2 * chunk, max(chunk // 4, 1)])
@@ -259,7 +266,8 @@ def random_step(rng: random.Random, size: int) -> dict[str, Any]:
     ]
     return {
         "answers": [rng.choice([0, 0, 0, 1]) for _ in range(rng.randint(0, 1 + min(size // 4, 20)))],
-        "begun": rng.choice([0, 1, rng.randint(1, most), rng.randint(1, most)]),
+        "begun": [rng.choice([1, rng.randint(1, most)]) for _ in range(rng.choice([0, 1, 1, 2, 3, 12]))],
+        "turned": rng.randint(0, 1),
         "waiting": waiting,
         "slots": rng.randint(0, 6),
         "pages": rng.randint(0, 40),
@@ -278,20 +286,30 @@ def run_plan(student: Student, workload: dict[str, Any]) -> None:
 
 
 def requests_of(workload: dict[str, Any]) -> tuple[list[Running], list[Waiting]]:
-    """Return the running and the waiting requests of one step. With ``first`` 0, request 0 is a waiting one."""
-    first, queue = workload.get("first", 1), workload["waiting"]
-    ahead = len(queue) if first == 0 else 0  # the number of waiting requests that are older than the running ones
-    numbers = [first + ahead + i for i in range(len(workload["answers"]) + bool(workload["begun"]))]
+    """Return the running and the waiting requests of one step.
+
+    With ``first`` 0, request 0 is a waiting one, or, with ``late``, a running one.
+    """
+    first, queue, turned = workload.get("first", 1), workload["waiting"], workload.get("turned", 0)
+    begun = workload["begun"] if isinstance(workload["begun"], list) else [workload["begun"]] * bool(workload["begun"])
+    if 0 in begun:
+        raise Invalid
+    ahead = (
+        len(queue) if first == 0 and not workload.get("late") else 0
+    )  # the number of waiting requests that are older than the running ones
+    numbers = [first + ahead + i for i in range(len(workload["answers"]) + len(begun))]
     running = [Running(uid, 0, need, 0, uid) for uid, need in zip(numbers, workload["answers"], strict=False)]
-    if workload["begun"]:
-        running.append(Running(numbers[-1], workload["begun"], 0, 0, numbers[-1]))
+    running += [Running(uid, left, 0, 0, uid) for uid, left in zip(numbers[len(running) :], begun, strict=True)]
     start = 0 if ahead else first + len(running)
     waiting: list[Waiting] = []
+    uids = [start + (len(queue) - 1 - place if turned else place) for place in range(len(queue))]
     for place, (cached, left, *same) in enumerate(queue):
         if same and same[0] >= place:
             raise Invalid
-        other = start + same[0] if same and same[0] >= 0 else None
-        waiting.append(Waiting(start + place, start + place, cached + left, cached, other, 0))
+        other = uids[same[0]] if same and same[0] >= 0 else None
+        if same and same[0] < -1:
+            other = numbers[0] if same[0] == -2 and numbers else first + 10**6
+        waiting.append(Waiting(uids[place], start + place, cached + left, cached, other, 30 * place * turned))
     return running, waiting
 
 
@@ -414,7 +432,7 @@ GATES = (
     Gate(
         "plan",
         "each step has the right rows",
-        search(make, run_plan, seconds=1.0, show=show_plan),
+        search(make, run_plan, seconds=1.0, at_least=15, show=show_plan),
         part="policy.plan",
     ),
     conformance(policy_kit, lambda student: student.make(), causes=cause_of, runs=12),

@@ -125,6 +125,12 @@ def run_share(student: Student, workload: dict[str, Any]) -> None:
         raise Broken(cause, promise, f"It returned {got!r}; expected {right}: the prompts want {total}.")
 
 
+def judge_of(student: Student, workload: dict[str, Any]) -> Judge:
+    """Return the judge of the student's policy with the options of a workload."""
+    other = {"interactive": workload["interactive"] + 1, "step": workload["step"] + 7, "share": 100 - workload["share"]}
+    return Judge(lambda: build(student, workload), workload, lambda: build(student, other))
+
+
 # ---- one step ----------------------------------------------------------------------------------------------
 
 
@@ -197,7 +203,7 @@ def run_step(student: Student, workload: dict[str, Any]) -> None:
         None,
         lambda _: [],
     )
-    Judge(lambda: build(student, workload), workload).plan(waiting, running, budget)
+    judge_of(student, workload).plan(waiting, running, budget)
 
 
 # ---- runs on the simulated engine ---------------------------------------------------------------------------
@@ -252,7 +258,7 @@ def run_tight(student: Student, workload: dict[str, Any]) -> None:
 
     cost = {uid: AdmissionCost(count, 0) for uid, count in pages.items()}
     budget = StepBudget(workload["chunk"], 8, workload["pages"], 0, cost.__getitem__, None, retractions)
-    Judge(lambda: build(student, workload), workload).plan(waiting, running, budget)
+    judge_of(student, workload).plan(waiting, running, budget)
 
 
 def show_full(workload: dict[str, Any]) -> str:
@@ -269,7 +275,7 @@ def run_full(student: Student, workload: dict[str, Any]) -> None:
     """
     if "entries" in workload:
         return run_tight(student, workload)
-    judge = Judge(lambda: build(student, workload), workload)
+    judge = judge_of(student, workload)
     simulate(workload, shipped_cache("naive", workload["page_size"]), judge, causes=cause_of, overlap=False,
              starvation_steps=UNLIMITED)  # fmt: skip
 

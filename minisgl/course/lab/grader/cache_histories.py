@@ -3,12 +3,14 @@
 The dictionary is `minisgl.testing.cache.CacheModel`. A history calls only the methods of a cache that the scheduler
 calls.
 
-The namespace of a history is one of `SPACES`. All token ids are counted from ``base``, because caches with other number
-types than int32 round large ids.
+The namespace of a history is one of `SPACES`; an event may name another one of them with a number after its token ids,
+which is added to the index of the history's namespace. All token ids are counted from ``base``, because caches with
+other number types than int32 round large ids, and the numbers of pages from the lower 20 bits of ``base``.
 
-The events: ``["insert", ids]``, ``["match", ids]``, ``["lock", name, ids]``, ``["grow", name, ids]`` (the prefix that a
-lock holds becomes longer), ``["unlock", name]``, ``["evict", pages]``, ``["match_other", ids]`` (a match in another
-namespace). ``name`` is a number that identifies a lock.
+The events: ``["insert", ids]``, ``["match", ids]``, ``["lock", name, ids]``, ``["again", name, other]`` (one more lock
+through the handle of another lock), ``["grow", name, ids]`` (the prefix that a lock holds becomes longer), ``["unlock",
+name]``, ``["evict", pages]``, ``["match_other", ids]`` (a match in another namespace). ``name`` is a number that
+identifies a lock.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ class History:
 
     def __init__(self, cache: Any, page_size: int, part: str, space: int = 0, base: int = 0):
         self.cache, self.model, self.page_size, self.part = cache, CacheModel(page_size), page_size, part
-        self.space, self.base = SPACES[space % len(SPACES)], base
+        self.space_index, self.space, self.base = space, _space(space), base
         self.held: dict[int, tuple[Any, Prefix]] = {}  # name of a lock -> (handle, locked prefix)
-        self.free = list(range(POOL))
+        self.free = list(range(base & 0xFFFFF, (base & 0xFFFFF) + POOL))
         self.event = 0
         self.locked = False  # whether any lock has happened
         self.gained = 0  # number of pages that the most recent lock gave their first user
@@ -75,17 +77,22 @@ class History:
 
     # ---- events ------------------------------------------------------------------------------------------
 
-    def key(self, ids: list[int]) -> tuple[Key, Prefix]:
+    def key(self, ids: list[int], space: int = 0) -> tuple[Key, Prefix]:
         """Return the cache's key for token ids, and the dictionary's key for their whole pages."""
         whole = len(ids) // self.page_size * self.page_size
-        return Key(self.space, np.asarray(ids, np.int32) + np.int32(self.base)), Prefix(None, tuple(ids[:whole]))
+        named = _space(self.space_index + space)
+        return Key(named, np.asarray(ids, np.int32) + np.int32(self.base)), Prefix(space, tuple(ids[:whole]))
 
-    def match(self, ids: list[int]) -> tuple[Any, Prefix]:
+    def match(self, ids: list[int], space: int = 0) -> tuple[Any, Prefix]:
         """Match a prefix and return its handle and the matched prefix."""
-        key, prefix = self.key(ids)
+        key, prefix = self.key(ids, space)
         expected = self.model.match(prefix)
         path = [self.model.pages[part] for part in self.model.path(expected)]
+        nodes = getattr(self.cache, "_nodes", None)
         found, right = self.cache.match(key), [page.number for page in path]
+        if getattr(self.cache, "_nodes", None) != nodes:
+            seen = f"The tree had {nodes} nodes before a match, and has {self.cache._nodes} after it."
+            raise self.broken("match-writes", "A match changes neither the tree nor the order of eviction.", seen)
         pages = list(found.pages)
         self.check_dtype("match", found.pages)
         if pages != right:
@@ -126,18 +133,18 @@ class History:
             return "match-long"
         return "whole-prompt" if not pages and len(right) * self.page_size < len(prefix.ids) else "match-short"
 
-    def insert(self, ids: list[int]) -> None:
+    def insert(self, ids: list[int], space: int = 0) -> None:
         """Insert a prefix from the root."""
-        handle, prefix = self.store(None, ids)
+        handle, prefix = self.store(None, ids, space)
         if self.part == "evict":  # a lock and an unlock: the whole prefix counts as used now in every implementation
             self.cache.lock(handle)
             self.cache.unlock(handle)
             self.model.lock(prefix)
             self.model.lock(prefix, -1)
 
-    def store(self, base: tuple[Any, Prefix] | None, ids: list[int]) -> tuple[Any, Prefix]:
+    def store(self, base: tuple[Any, Prefix] | None, ids: list[int], space: int = 0) -> tuple[Any, Prefix]:
         """Insert the pages of ``ids`` below ``base`` and return the handle and the prefix."""
-        key, prefix = self.key(ids)
+        key, prefix = self.key(ids, space)
         start = len(base[1].ids) // self.page_size if base else 0
         want = len(prefix.ids) // self.page_size - start
         if want > len(self.free):
@@ -148,6 +155,7 @@ class History:
         if offered.tolist() != mine or not np.array_equal(key.ids, tokens):
             seen = "`insert` changed the array of the offered pages or of the token ids."
             raise self.broken("changes", "The cache does not change the arrays that it is given.", seen)
+        key.ids[:], offered[:] = 0, 0  # the caller may write to its arrays, and uses them again
         held = self.model.insert(prefix, start, mine)
         if list(inserted.pages) != held:
             promise = "`insert` returns the pages that the cache holds for the prefix from now on."
@@ -158,11 +166,21 @@ class History:
         self.free += sorted(set(mine) - set(held))
         return inserted.handle, prefix
 
-    def lock(self, name: int, ids: list[int]) -> None:
+    def again(self, name: int, other: int) -> None:
+        """Lock the prefix of another lock once more, through the same handle."""
+        if name in self.held or other not in self.held:
+            raise Invalid
+        handle, prefix = self.held[other]
+        self.gained = 0
+        self.cache.lock(handle)
+        self.model.lock(prefix)
+        self.held[name] = handle, prefix
+
+    def lock(self, name: int, ids: list[int], space: int = 0) -> None:
         """Match a prefix and lock it."""
         if name in self.held:
             raise Invalid
-        handle, prefix = self.match(ids)
+        handle, prefix = self.match(ids, space)
         self.gained = sum(self.model.pages[part].users == 0 for part in self.model.path(prefix))
         self.locked = True
         self.cache.lock(handle)
@@ -175,7 +193,8 @@ class History:
         The scheduler does the same after a prompt was computed.
         """
         base = self.pop_lock(name)
-        longer = self.store(base, [*base[1].ids, *more])
+        space: Any = base[1].namespace
+        longer = self.store(base, [*base[1].ids, *more], space)
         self.cache.lock(longer[0])
         self.model.lock(longer[1])
         self.cache.unlock(base[0])
@@ -247,6 +266,10 @@ SLIGHTLY = 4
 """How many pages more than asked for `evict` may evict: a cache may evict only whole edges, and these are short."""
 
 
+def _space(index: int) -> Hashable:
+    return SPACES[index % len(SPACES)]
+
+
 def _tokens(ids: list[int], page_size: int) -> str:
     pages = [" ".join(map(str, ids[i : i + page_size])) for i in range(0, len(ids), page_size)]
     return f"[{' | '.join(pages)}]"
@@ -255,11 +278,13 @@ def _tokens(ids: list[int], page_size: int) -> str:
 def show_history(workload: dict[str, Any]) -> str:
     """Describe a history in one line per event, with the token ids grouped by pages."""
     size = workload["page_size"]
-    space, base = SPACES[workload.get("space", 0) % len(SPACES)], workload.get("base", 0)
+    space, base = _space(workload.get("space", 0)), workload.get("base", 0)
     more = f", namespace {space!r}" * (space is not None) + f", token ids counted from {base}" * bool(base)
     lines = [f"a new cache, pages of {size} token{'s' * (size > 1)}{more}"]
     for number, (kind, *args) in enumerate(workload["events"], 1):
-        shown = [_tokens(arg, size) if isinstance(arg, list) else str(arg) for arg in args]
-        named = "match in another namespace" if kind == "match_other" else kind
+        names = {"insert": 1, "match": 1, "lock": 2}.get(kind, len(args))
+        where = [f"in the namespace {_space(workload.get('space', 0) + space)!r}" for space in args[names:]]
+        shown = [_tokens(arg, size) if isinstance(arg, list) else str(arg) for arg in args[:names]] + where
+        named = {"match_other": "match in another namespace", "again": "lock again"}.get(kind, kind)
         lines.append(f"{number}. {named} {' '.join(shown)}")
     return "\n".join(lines)

@@ -43,12 +43,14 @@ class RecordedWithRetractions(Recorded):
 class Judge:
     """A policy that asks the student's policy twice for each step, and a new one once, and checks the plan.
 
-    ``make`` builds the student's policy with the options of ``workload``.
+    ``make`` builds the student's policy with the options of ``workload``, and ``decoy`` another one with other options:
+    a process may have both.
     """
 
     uses_priority = True
 
-    def __init__(self, make: Callable[[], Any], workload: dict[str, Any]):
+    def __init__(self, make: Callable[[], Any], workload: dict[str, Any], decoy: Callable[[], Any] = lambda: None):
+        self.decoy = decoy
         self.make, self.policy, self.workload, self.steps = make, make(), workload, 0
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: StepBudget) -> Plan:
@@ -59,7 +61,9 @@ class Judge:
         rows = dict(plan.rows)
         others = [(self.policy, "A second call of `plan`")]
         if self.steps % 4 == 0:
+            others[0] = self.policy, "A second call of `plan`, after a policy with other options was made,"
             others.append((self.make(), "A new policy object"))
+            self.decoy()
         for policy, what in others:
             again = policy.plan(waiting, running, RecordedWithRetractions(fresh.copy()))
             if dict(again.rows) != rows or list(again.retract) != list(plan.retract):

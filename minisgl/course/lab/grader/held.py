@@ -6,10 +6,11 @@ An object of another process, as under ``lab grade``, has the methods ``__contai
 
 from __future__ import annotations
 
+import sys
 import time
 import tracemalloc
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,14 +20,48 @@ __all__ = ["container_sizes", "cpu_clock", "traced"]
 
 
 def container_sizes(owner: Any) -> dict[str, int]:
-    """Return the number of elements in each container of an object, except deques with a ``maxlen``: name → number."""
+    """Return the number of elements in each container of an object, of its class and of its module: name → number.
+
+    Elements of containers in a container, or in an object of the same module, are counted with it. A deque with a
+    ``maxlen`` can't grow and is not counted; a function with a cache counts as its entries.
+    """
     remote = getattr(type(owner), "__container_sizes__", None)
     if remote is not None:
         sizes: dict[str, int] = remote(owner)
         return sizes
-    kinds = (dict, list, set, tuple, deque, np.ndarray)
-    held = {name: value for name, value in vars(owner).items() if getattr(value, "maxlen", None) is None}
-    return {name: len(value) for name, value in held.items() if isinstance(value, kinds)}
+    cls = type(owner)
+    places = {f"{cls.__name__}.{name}": value for name, value in vars(cls).items() if not name.startswith("__")}
+    places |= {name: value for name, value in vars(sys.modules.get(cls.__module__, owner)).items() if name[:2] != "__"}
+    places |= _attributes(owner)
+    counted = ((name, _elements(value, cls.__module__, DEPTH, {id(owner)})) for name, value in places.items())
+    return {name: size for name, size in counted if size is not None}
+
+
+DEPTH = 4
+"""How many containers in one another are counted."""
+
+
+def _attributes(owner: Any) -> dict[str, Any]:
+    """Return the attributes of an object, also those in slots."""
+    slots = [name for cls in type(owner).__mro__ for name in getattr(cls, "__slots__", ())]
+    return {name: getattr(owner, name, None) for name in slots} | getattr(owner, "__dict__", {})
+
+
+def _elements(value: Any, module: str, depth: int, seen: set[int]) -> int | None:
+    """Return the number of elements in a container and in the containers inside it, or None if it is no container."""
+    if hasattr(value, "cache_info"):
+        return int(value.cache_info().currsize) if value.cache_info().maxsize is None else None
+    own = type(value).__module__ == module  # an object of the student's own class
+    if isinstance(value, type) or id(value) in seen or getattr(value, "maxlen", None) is not None:
+        return None
+    if not own and not isinstance(value, (dict, list, set, tuple, deque, np.ndarray)):
+        return None
+    seen.add(id(value))
+    if isinstance(value, np.ndarray):
+        return len(value) if value.ndim else None
+    inside = value.values() if isinstance(value, Mapping) else _attributes(value).values() if own else value
+    counted = 0 if own and not isinstance(value, tuple) else len(value)
+    return counted + sum(_elements(each, module, depth - 1, seen) or 0 for each in list(inside)) if depth else counted
 
 
 def cpu_clock(owner: Any) -> Callable[[], float]:

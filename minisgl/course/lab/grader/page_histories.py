@@ -5,8 +5,8 @@ An event is a list: ``["add", uid]``, ``["allocate", uids, pages]``, ``["cache",
 of the step, ``[row, column, page]`` of each page-table update), ``["read"]``, ``["retract", uid]`` and ``["finish",
 uid, reason]`` with an index of `REASONS`.
 
-`Rules` says what an auditor must report. It raises `Invalid` where the lab's text leaves open what follows, for example
-when an event concerns a page that was the subject of an earlier finding. Knows the hooks, and no auditor.
+`Rules` says what an auditor must report. It raises `Invalid` where earlier texts of the lab left open what follows:
+when an event concerns a page that another than its owner has moved, or that leaked. Knows the hooks, and no auditor.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Rules:
         self.reqs: dict[int, Req] = {}
         self.open: set[int] = set()
         self.holder: dict[int, int] = {}  # request-pool row -> the request that has it
-        self.blamed: set[int] = set()  # pages that were the subject of a finding
+        self.blamed: set[int] = set()  # pages whose owner is not clear any more, after a finding
         self.unclear: set[int] = set()  # requests that may own a page or not, after a finding about it
         self.failed = False
         self.launched = self.read_step = -1
@@ -76,7 +76,6 @@ class Rules:
             raise Invalid  # after an engine failure, all requests end
         self.found = []
         getattr(self, kind)(*args)
-        self.blamed |= {e.page - self.shift for e in self.found if e.page is not None}
         return self.found
 
     def tell(self, name: str, arrays: Sequence[str] = (), **arguments: Any) -> None:
@@ -94,7 +93,7 @@ class Rules:
 
     def numbers(self, pages: Pages) -> Any:
         """Return the numbers of pages as an array. Raise `Invalid` if a page can't be the subject of another event."""
-        if len(set(pages)) < len(pages) or not all(type(p) is int and p >= 0 for p in pages):
+        if not all(type(p) is int and p >= 0 for p in pages):
             raise Invalid
         if set(pages) & self.blamed:
             raise Invalid
@@ -157,6 +156,7 @@ class Rules:
             raise Invalid
         for page in mine:
             self.expect("leak", uid, page)
+            self.blamed.add(page)
             del self.owner[page]
             self.unclear.add(uid)  # a leak at a retraction may be reported again when the request ends
 
@@ -167,17 +167,15 @@ class Rules:
         numbers = self.numbers(pages)
         if len(uids) != len(pages) or not set(uids) <= self.open:
             raise Invalid
-        for uid, page in zip(uids, pages, strict=True):
+        for i, (uid, page) in enumerate(zip(uids, pages, strict=True)):
+            if pages[:i].count(page) > 1:
+                raise Invalid  # the third time in one call
             unread = self.until.get(page, -1) > self.read_step
-            if page in self.owner and unread:
-                raise Invalid  # two rules are broken at once
             if page in self.owner:
                 # The text names the request that gets the page; an auditor that names the page's owner passes too.
                 self.expect("owner", uid, page, self.owner[page])
-                self.unclear |= {uid, self.owner[page]}
             elif unread:
                 self.expect("in-flight", uid, page)
-                self.unclear.add(uid)
             self.owner[page] = uid
         owners = np.array(uids, np.int32) + np.int32(self.first)
         self.tell("minisgl_pages_allocated", ["owners", "pages"], step=self.launched + 1, owners=owners, pages=numbers)
@@ -209,7 +207,10 @@ class Rules:
 
     def move(self, old: int, pages: Pages, new: int | None) -> None:
         for page in pages:
+            if page in self.blamed:
+                raise Invalid  # a second finding about the page in one call
             if self.owner.get(page) != old:
+                self.blamed.add(page)
                 self.expect("owner", old, page, *((None,) if old == CACHE else ()))
                 self.unclear |= {old, self.owner.get(page, old)}
             elif new is None:
@@ -305,6 +306,7 @@ class _Maker:
             other = unread if unread and self.rng.random() < 0.6 else list(range(24))
             other = [p for p in other if p not in some and p not in self.rules.blamed]
             some = [*some[1:], *self.rng.sample(other, min(1, len(other)))]
+            some += some[:1] * (self.rng.random() < 0.2)  # the same page twice in one call
             self.rng.shuffle(some)
         return some
 
@@ -376,6 +378,11 @@ class _Maker:
             other = [p for p in range(24) if p not in self.rules.blamed and p not in table.values()]
             updates[-1][2] = rng.choice(other or [0])
         more = [[r, u] for u, r in self.rows.items() if u != uid and u in opened and rng.random() < 0.7]
+        for other_row in {r for u, r in self.rows.items() if u != uid} & self.rules.table.keys():
+            if rng.random() < 0.3 and mine and [other_row] not in [each[:1] for each in more]:
+                # A request that has no row in this step gets a page in its table, for example a cached one.
+                columns = sorted(self.rules.table[other_row]) or [0]
+                updates.append([other_row, rng.choice(columns), mine.pop()])
         return [["launch", admissions, [[row, uid], *more], updates]]
 
 
@@ -443,8 +450,66 @@ def _ends(first: int, rng: random.Random) -> list[list[Any]]:
     return [*events, *(["finish", uid, FAILED] for uid in (more, more + 1, more))]
 
 
+def special_histories(part: str) -> list[dict[str, Any]]:
+    """Return short histories of a part that random ones rarely reach, each with one error."""
+    two: list[list[Any]] = [["add", 0], ["add", 1], ["allocate", [0, 1], [3, 4]]]
+    found = {
+        "pages": [
+            [*two, ["allocate", [0, 1], [5, 5]]],  # one page for two requests in one call
+            [*two, ["allocate", [], []], ["cache", 0, []], ["retire", 0, []], ["evict", []], ["allocate", [0], [4]]],
+            [*two, ["retire", 0, [3, 3]]],
+            [*two, ["cache", 0, [3, 3]]],
+        ]
+    }
+    # The row of each request has the number of the other request.
+    running = [*two, ["launch", [[1, 0], [0, 1]], [[1, 0], [0, 1]], [[1, 0, 3], [0, 0, 4]]]]
+    both: list[Any] = ["launch", [], [[1, 0], [0, 1]], []]
+    one: list[Any] = ["launch", [], [[1, 0]], []]
+    deep = [*running, *[both] * 6, ["retire", 0, [3]], ["read"]]
+    found["steps"] = [
+        [*deep, ["allocate", [1], [3]]],  # the step that retired the page is the seventh unread one
+        [*deep, *[["read"]] * 5, ["allocate", [1], [3]]],
+        # Request 1 has no row in the step that brings its update.
+        [*running, ["allocate", [1], [5]], ["cache", 0, [3]], ["launch", [], [[1, 0]], [[0, 0, 5]]],
+         ["retire", 1, [4]], both, ["retire", 1, [5]], both],
+        [*running, ["retire", 0, [3]], one, one, one],  # each step that reads the page is an error
+        [["add", 0], ["allocate", [0] * 100, list(range(10, 110))],
+         ["launch", [[0, 0]], [[0, 0]], [[0, i, 10 + i] for i in range(100)]],
+         ["retire", 0, [12]], ["launch", [], [[0, 0]], []]],
+        # The page was retired, and no step was read since: the second request gets a page that has an owner.
+        [*running, ["retire", 0, [3]], ["allocate", [1, 0], [3, 3]]],
+    ]  # fmt: skip
+    some, later = list(range(20)), list(range(20, 40))
+    rows, again = [[i, i] for i in some], [[i, i + 20] for i in some]
+    found["requests"] = [
+        # Twenty requests get the rows of twenty others at once, with pages in another column.
+        [
+            *(["add", uid] for uid in (*some, *later)),
+            ["allocate", some, some],
+            ["launch", rows, rows, [[i, 0, i] for i in some]],
+            ["read"],
+            *(event for i in some for event in (["retire", i, [i]], ["finish", i, 0])),
+            ["allocate", later, later],
+            ["launch", again, again, [[i, 1, i + 20] for i in some]],
+            ["retire", 20, [20]],
+            ["launch", [], again, []],
+        ],
+        # Request 1 ends; the row of request 0, which has its number, still names a page that is retired.
+        [*running, ["read"], ["retire", 1, [4]], ["finish", 1, 0], ["retire", 0, [3]], one],
+        [*running, ["read"], ["retire", 1, [4]], ["retract", 1], ["retire", 0, [3]], one],
+        [*two, ["allocate", [0] * 40, list(range(10, 50))], ["finish", 0, 0]],  # many leaks
+        [*two, ["retract", 0]],
+        [*running, ["read"], ["retract", 1]],
+        [*running, ["read"], ["cache", 0, [3]], ["finish", 0, 2], ["finish", 0, 2], ["finish", 1, 2]],
+    ]
+    return [{"events": events, "first": 0, "shift": 0, "auditors": 1} for events in found[part]]
+
+
 def large_history(part: str) -> dict[str, Any]:
-    """Return a history of 400 requests with 4 pages each, of which the last one breaks a rule of the part."""
+    """Return a history of 400 requests with 4 pages each, of which the last one breaks a rule of the part.
+
+    With the part ``steps``, request 0 has also retired 1,200 pages before a step was read, and gets the first of them.
+    """
     uids = list(range(400))
     pages = [[4 * uid + i for i in range(4)] for uid in uids]
     events: list[list[Any]] = [["add", uid] for uid in uids]
@@ -452,6 +517,9 @@ def large_history(part: str) -> dict[str, Any]:
     if part != "pages":
         rows, updates = [[uid, uid] for uid in uids], [[uid, i, pages[uid][i]] for uid in uids for i in range(4)]
         events += [["launch", rows, rows, updates], ["launch", [], rows, []], ["read"], ["read"]]
+        more = list(range(2_000, 3_200))
+        events += [["allocate", [0] * len(more), more], ["launch", [], rows, []], ["retire", 0, more]]
+        events += [["allocate", [0], more[:1]], ["read"]]
         events += [["cache", 399, pages[399][:3]], ["retire", 399, pages[399][3:]], ["launch", [], rows, []]]
     if part == "requests":
         events.append(["finish", 398, 0])

@@ -28,12 +28,14 @@ def search(
     *,
     tries: int = 100,
     seconds: float = 1.5,
+    at_least: int = 1,
     show: Callable[[Any], str] = repr,
 ) -> Callable[[Student], str]:
     """Return a gate's ``run`` that searches for a failing workload.
 
     The search calls ``make(rng, size)`` for the sizes 1, 2, 3, … and ``run(student, workload)`` with each workload. It
-    ends after ``tries`` workloads or ``seconds`` of processor time, whichever comes first.
+    ends after ``tries`` workloads or ``seconds`` of processor time, whichever comes first. The first ``at_least``
+    workloads run even if they take more processor time, for example those that ``make`` does not draw at random.
 
     A workload is JSON: dicts, lists, integers, strings. The first workload that fails is shrunk: elements of its lists
     are removed and its integers are lowered as long as ``run`` raises `Broken` with the same cause. So ``run`` must
@@ -67,9 +69,9 @@ def search(
         tried_at, tried = started, 0
         while student.replay is None and found is None and tried < tries:
             # In processor time: a busy machine tries as many workloads as an idle one, if the watchdog's limit is far.
-            if tried and (
-                time.process_time() - computed > seconds * student.slower or student.seconds_left < UNIT_SECONDS / 2
-            ):
+            enough = tried >= max(at_least, 1)
+            spent = time.process_time() - computed > seconds * student.slower
+            if tried and ((enough and spent) or student.seconds_left < UNIT_SECONDS * (0.5 if enough else 0.35)):
                 break
             tried += 1
             workload, tried_at = make(rng, tried), time.monotonic()
@@ -84,6 +86,10 @@ def search(
         if student.replay is None and not waits:
 
             def still(smaller: Any) -> Broken | None:
+                try:
+                    show(smaller)
+                except Exception:  # a part behind the failure is meaningless now
+                    return None
                 again = attempt(student, smaller)
                 return again if again is not None and again.cause == cause else None
 

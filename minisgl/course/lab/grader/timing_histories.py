@@ -2,7 +2,8 @@
 
 A history is a list of events. Times are in units of 1/256 s, and each event comes ``wait`` units after the one before:
 ``["add", wait, uid]``, ``["step", wait, rows]`` (``rows`` are ``[uid, what]`` with an index of `WHAT`),
-``["many", wait, uid, n]`` (n steps, each with a token of this request), ``["retract", wait, uid]``, and
+``["many", wait, uid, n]`` (n steps, each with a token of this request), ``["same", wait, uid, n]`` (n such steps whose
+results are read at one reading of the clock), ``["retract", wait, uid]``, and
 ``["finish", wait, uid, reason]`` with an index of `REASONS`. Knows the hooks, and no meter.
 """
 
@@ -26,7 +27,7 @@ START = float(1 << 30)
 """The time of step 0. A server's clock has run for years, so a meter with times of 32 bits loses seconds."""
 WHAT = ("gains a token", "computes a chunk of its prompt", "computes a token that is discarded")
 REASONS = ("stop", "length", "abort", "error")
-LENGTHS = {"add": 3, "step": 3, "many": 4, "retract": 3, "finish": 4}
+LENGTHS = {"add": 3, "step": 3, "many": 4, "same": 4, "retract": 3, "finish": 4}
 """The number of entries of each event."""
 
 
@@ -96,8 +97,8 @@ class Stage:
         self.open[uid] = Record(self.now)
         self.tell("minisgl_request_added", req=self.reqs[uid], now=self.now)
 
-    def step(self, rows: Sequence[Sequence[int]]) -> None:
-        """Launch a step and read its result, one unit later."""
+    def step(self, rows: Sequence[Sequence[int]], takes: int = 1) -> None:
+        """Launch a step and read its result, ``takes`` units later."""
         if not rows or any(len(row) != 2 for row in rows):
             raise Invalid
         uids = [uid for uid, _ in rows]
@@ -112,7 +113,7 @@ class Stage:
         for uid in self.open.keys() & set(uids):
             self.open[uid].rows.append(self.now)
         self.tell("minisgl_batch_scheduled", step=step, reqs=reqs, now=self.now)
-        self.time += self.stretch
+        self.time += takes * self.stretch
         gained = [self.reqs[uid] if not what else None for uid, what in rows]
         for uid, what in rows:
             if uid in self.open:
@@ -129,6 +130,13 @@ class Stage:
         for i in range(n):
             self.time += i * 40503 % 256 * self.stretch
             self.step([[uid, 0]])
+
+    def same(self, uid: int, n: int) -> None:
+        """Run n steps with a token of one request, whose results are read at the same time: a clock is coarse."""
+        if n < 1:
+            raise Invalid
+        for i in range(n):
+            self.step([[uid, 0]], takes=int(i == 0))
 
     def retract(self, uid: int) -> None:
         """Retract a request."""
@@ -152,20 +160,22 @@ def make_history(rng: random.Random, size: int) -> dict[str, Any]:
     ``meters`` is the number of meters that get it, each with its own clock. ``ask``: open timings are read after each
     event.
     """
-    first, most = rng.choice([0, 0, 1, 2**33]), rng.randint(1, 4)
+    first, most, apart = rng.choice([0, 0, 1, 2**33]), rng.randint(1, 4), rng.choice([1, 1, 2**32])
     events: list[list[Any]] = []
     known: list[int] = []
     running: list[int] = []
     for _ in range(3 + min(size, 30)):
         wait, kind = rng.choice([0, 0, 1, 3, 256, 1000]), rng.random()
         if not running or (kind < 0.2 and len(running) < most):
-            known.append(first + len(known))
+            known.append(first + len(known) * apart)
             running.append(known[-1])
             events.append(["add", wait, known[-1]])
         elif kind < 0.3:
             events.append(["finish", wait, running.pop(rng.randrange(len(running))), rng.randrange(len(REASONS))])
         elif kind < 0.37:
             events.append(["retract", wait, rng.choice(running)])
+        elif kind < 0.42:
+            events.append(["same", wait, rng.choice(running), rng.randint(2, 3)])
         else:
             some = rng.sample(known, rng.randint(1, min(len(known), 4)))
             rows = [[uid, rng.choice([0, 0, 0, 1, 2]) if uid in running else 2] for uid in some]
@@ -174,12 +184,14 @@ def make_history(rng: random.Random, size: int) -> dict[str, Any]:
 
 
 def large_histories() -> list[dict[str, Any]]:
-    """Return histories of sizes that random ones do not reach: an answer of 5,000 tokens, and 600 requests at once."""
-    uids = range(600)
+    """Return histories that random ones seldom reach: one clock time, 5,000 and 10,500 tokens, 1,100 requests."""
+    uids = range(1_100)
     batch = [["step", 5, [[uid, int((uid + turn) % 5 == 0)] for uid in uids]] for turn in range(4)]
-    ends = [["finish", 1, uid, 0] for uid in (*range(0, 600, 2), *range(1, 600, 2))]
+    ends = [["finish", 1, uid, 0] for uid in (*range(0, 1_100, 2), *range(1, 1_100, 2))]
     return [
         {"events": [["add", 0, 1], ["many", 9, 1, 5_000], ["finish", 1, 1, 0]], "meters": 1, "ask": 0},
+        {"events": [["add", 0, 1], ["same", 9, 1, 3], ["finish", 1, 1, 0]], "meters": 1, "ask": 1},
+        {"events": [["add", 0, 1], ["many", 9, 1, 10_500], ["finish", 1, 1, 0]], "meters": 1, "ask": 0},
         {"events": [*(["add", 1, uid] for uid in uids), *batch, *ends], "meters": 1, "ask": 0},
     ]
 
@@ -197,6 +209,11 @@ def show_history(workload: dict[str, Any]) -> str:
         elif kind == "many":
             time += sum(1 + i * 40503 % 256 for i in range(args[1]))
             lines.append(f"{at}request {args[0]} gains {args[1]} tokens, until {time / 256:.4g} s")
+        elif kind == "same":
+            time += 1
+            lines.append(
+                f"{(time - 1) / 256:.4g} s: request {args[0]} gains {args[1]} tokens, all at {time / 256:.4g} s"
+            )
         elif kind == "finish":
             lines.append(f"{at}request {args[0]} ends ({REASONS[args[1]]})")
         else:

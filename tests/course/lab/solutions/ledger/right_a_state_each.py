@@ -48,8 +48,10 @@ class Inspector:
     @hookimpl
     def minisgl_pages_allocated(self, owners, pages):
         for uid, number in zip(owners, pages, strict=True):
+            was_free = self._pages[int(number)].state == FREE
             page = self._change(int(number), (FREE, None), HELD, int(uid))
-            if page.busy >= self._oldest_unread and page.busy >= 0:
+            page.state, page.by = HELD, int(uid)
+            if was_free and page.busy >= self._oldest_unread and page.busy >= 0:
                 self._complain("in-flight", int(uid), int(number), f"step {page.busy} may still write to page {number}")
 
     @hookimpl
