@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,19 +10,55 @@ import pytest
 from minisgl.course.lab.box import box
 from minisgl.course.lab.catalog import find, labs
 from minisgl.course.lab.generate import listing
-from minisgl.course.lab.grader.gate import Student
+from minisgl.course.lab.grader.gate import Broken, Student
 from minisgl.course.lab.grader.grade import ForkServer
 from minisgl.course.lab.skeletons import solution
 
 COUNTED = {
+    "meter": "33 bytes a token",
+    "ledger": "4,110 lines",
     "policy": "worst gap 128 tokens in 93 steps",
+    "radix": "9,104 of 39,470 prompt tokens are found",
+    "paged": "336 operations",
     "draft": "1.63 tokens a step with your file's own defaults, and 267 drafts",
     "slo": "TTFT p99 1,577 ms, longest gap 33 ms, 3 documents in the flood, all done after 11.7 s",
 }
 BETTER = {
-    "policy": ("budget.grant(r, r.num_remaining_tokens)", "budget.grant(r, min(r.num_remaining_tokens, 48))"),
-    "slo": ("step_tokens: int = 512", "step_tokens: int = 768"),
+    "policy": [
+        ("budget.grant(r, r.num_remaining_tokens)", "budget.grant(r, min(r.num_remaining_tokens, 48))"),
+        ("w.num_tokens - w.num_cached_tokens)", "min(w.num_tokens - w.num_cached_tokens, 48))"),  # the first chunk too
+    ],
+    "slo": [("step_tokens: int = 512", "step_tokens: int = 768")],
+    # Pages that a second request used are evicted as if their last use were 1,000 uses later.
+    "radix": [
+        ('least recently used."""\n', 'least recently used."""\n\n    eviction: str = "lru"\n'),
+        ('"stamp", "users")', '"stamp", "users", "uses")'),
+        (
+            "        self.users = 0 ",
+            "        self.uses = 0  # how often the node got its first user\n        self.users = 0 ",
+        ),
+        (
+            "self.evictable_pages -= len(node.pages)\n",
+            "self.evictable_pages -= len(node.pages)\n                node.uses += 1\n",
+        ),
+        (
+            "            node.stamp = self._clock\n",
+            "            node.stamp = self._clock + self.credit * (node.uses > 1)\n",
+        ),
+        (
+            "upper.users, upper.stamp = node.users, node.stamp",
+            "upper.users, upper.stamp, upper.uses = node.users, node.stamp, node.uses",
+        ),
+        ("        self._clock = 0\n", "        self._clock = self.credit = 0\n"),
+        (
+            "cache = MyCache(page_size)\n",
+            'cache = MyCache(page_size)\n    cache.credit = 1000 * (config.eviction == "own")\n',
+        ),
+    ],
 }
+"""What a better plugin has instead of the reference's code."""
+WHOLE = {file.stem: file for file in (Path(__file__).parent / "better").glob("*.py")}
+"""Better plugins of another structure."""
 
 
 def measure(name: str, text: str, folder: Path) -> tuple[str, bool]:
@@ -38,17 +75,30 @@ def test_labs_with_a_number_to_beat() -> None:
 
 
 @pytest.mark.parametrize("name", COUNTED)
+def test_task_names_the_number_of_the_reference(name: str) -> None:
+    stretch, number = find(name).stretch, re.search(r"\d[\d.,]*", COUNTED[name])
+    assert stretch is not None and number is not None
+    assert number[0] in stretch.says
+
+
+@pytest.mark.parametrize("name", COUNTED)
 def test_reference_has_the_number_and_does_not_beat_it(name: str, tmp_path: Path) -> None:
     assert measure(name, solution(find(name)), tmp_path) == (COUNTED[name], False)
 
 
-@pytest.mark.parametrize("name", BETTER)
+def better(name: str) -> str:
+    if name in WHOLE:
+        return WHOLE[name].read_text("utf-8")
+    text = solution(find(name))
+    for old, new in BETTER[name]:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+@pytest.mark.parametrize("name", [*BETTER, *WHOLE])
 def test_better_plugin_beats_it(name: str, tmp_path: Path) -> None:
-    text, (old, new) = solution(find(name)), BETTER[name]
-    assert old in text
-    if name == "policy":  # also the first chunk
-        text = text.replace("w.num_tokens - w.num_cached_tokens)", "min(w.num_tokens - w.num_cached_tokens, 48))")
-    counted, beaten = measure(name, text.replace(old, new), tmp_path)
+    counted, beaten = measure(name, better(name), tmp_path)
     assert beaten, counted
 
 
@@ -65,3 +115,22 @@ def test_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
     with ForkServer(lab.torch) as server:
         verdict = server.run(lab, tmp_path / lab.file, lab.stretch.gate, 0)
     assert verdict.note == COUNTED["policy"] + ": not beaten yet"
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "seen"),
+    [
+        ("meter", "self.ended.append(self.timing(req.uid))", "pass", "some timings are wrong"),
+        ("ledger", "not in (req.uid, CACHE)", "is req", "its findings are wrong"),
+        ("paged", "out[row.first : row.last] =", "_ =", "decode rows was wrong"),
+        ("radix", "del parent.children[self._page(node.ids, 0)]", "self.check = lambda: None", "page"),
+    ],
+)
+def test_work_left_out_does_not_win(name: str, old: str, new: str, seen: str, tmp_path: Path) -> None:
+    text = solution(find(name))
+    assert text.count(old) == 1
+    try:
+        counted, beaten = measure(name, text.replace(old, new), tmp_path)
+    except Broken as broken:
+        counted, beaten = broken.seen, False
+    assert not beaten and seen in counted, counted

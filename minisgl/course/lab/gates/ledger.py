@@ -17,7 +17,8 @@ from unittest.mock import patch
 import numpy as np
 
 from minisgl.core import Output, Req
-from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
+from minisgl.course.lab.grader.executed_lines import REQUESTS, lines_of_a_decode_step
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student
 from minisgl.course.lab.grader.observer_runs import WatchedDrive, observer, run, watch
 from minisgl.course.lab.grader.page_histories import (
     FAILED,
@@ -625,4 +626,21 @@ GATES = (
     Gate("five", "each of the five planted bugs is found", five),
     facts(["minisgl_pages_allocated", "minisgl_batch_scheduled", "minisgl_request_finished"]),
     Gate("metrics", "/metrics shows the auditor's findings", metrics, served=True),
+)
+
+
+MOST_LINES = 100
+
+
+def measure_stretch(student: Student) -> tuple[str, bool]:
+    """Count the lines that the student's auditor executes in a decode step."""
+    lines, right = lines_of_a_decode_step(student)
+    counted = f"{lines:,} lines" + ("" if right else ", but its findings are wrong")
+    return counted, right and lines <= MOST_LINES
+
+
+STRETCH = Stretch(
+    f"In a decode step of {REQUESTS} requests with 2,000 tokens each, Python executes 4,110 lines of `auditor`. Find "
+    f"the same errors with at most {MOST_LINES} lines.",
+    measure_stretch,
 )

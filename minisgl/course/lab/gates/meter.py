@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from minisgl.core import Output, Req, SamplingParams, Step, StepResult
-from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student, apart
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student, apart
 from minisgl.course.lab.grader.held import container_sizes
+from minisgl.course.lab.grader.meter_memory import ROWS, measure_memory
 from minisgl.course.lab.grader.observer_runs import call_hooks, observer, run, watch
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import Served, facts
@@ -488,4 +489,21 @@ GATES = (
     Gate("queue", "queueing increases the time to first token, but no gap", queue),
     facts(HOOKS[:2]),
     Gate("metrics", "/metrics shows the timings", metrics, served=True),
+)
+
+
+MOST_BYTES = 4
+
+
+def measure_stretch(student: Student) -> tuple[str, bool]:
+    """Measure the memory that the student's meter keeps for each token."""
+    kept, right = measure_memory(student)
+    counted = f"{kept} bytes a token" + ("" if right else ", but some timings are wrong")
+    return counted, right and kept <= MOST_BYTES
+
+
+STRETCH = Stretch(
+    f"While {ROWS} requests run at a time, `meter` keeps 33 bytes for each token. Keep at most {MOST_BYTES}, and all "
+    "timings as exact as before.",
+    measure_stretch,
 )

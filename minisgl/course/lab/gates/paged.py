@@ -18,9 +18,10 @@ from torch.overrides import TorchFunctionMode
 
 from minisgl.attention import AttnBatch, LayerSpec
 from minisgl.course.lab.grader.conformance import conformance, greedy
-from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
+from minisgl.course.lab.grader.torch_operations import ROWS, operations_of_a_decode_step
 from minisgl.testing.attention import AttentionCase, PreparedCase, prepare_case
 
 HEADS = ((2, 2, 8), (4, 2, 16), (4, 1, 8), (6, 3, 16))
@@ -489,4 +490,21 @@ GATES: Sequence[Gate] = (
     Gate("count", "the number of KV positions read is the sum of the lengths", count),
     greedy(["attention=torch"], ["max_prefill_tokens=32"]),
     facts(["plan", "forward"]),
+)
+
+
+MOST_OPERATIONS = 32
+
+
+def measure_stretch(student: Student) -> tuple[str, bool]:
+    """Count the torch operations of the student's attention in a decode step."""
+    operations, left = operations_of_a_decode_step(student)
+    counted = f"{operations} operations" + (f", but `{left}` leaves torch" if left else "")
+    return counted, operations <= MOST_OPERATIONS and not left
+
+
+STRETCH = Stretch(
+    f"For a decode step of {ROWS} rows, `plan` and one layer of `paged` take 336 torch operations, views not counted. "
+    f"Take at most {MOST_OPERATIONS}.",
+    measure_stretch,
 )

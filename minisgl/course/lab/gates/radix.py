@@ -15,7 +15,8 @@ import numpy as np
 
 from minisgl.course.lab.grader.cache_histories import History, show_history
 from minisgl.course.lab.grader.conformance import conformance, greedy
-from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
+from minisgl.course.lab.grader.eviction_trace import OPTION, OWN, cached_tokens
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student
 from minisgl.course.lab.grader.held import container_sizes
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
@@ -365,4 +366,20 @@ GATES = (
     Gate("counts", "no handbook is computed twice", count_prefill),
     greedy(["cache=naive"], ["page_size=16", "max_prefill_tokens=64"]),
     facts(["match", "lock", "unlock", "insert"]),
+)
+
+
+ENOUGH_TOKENS = 12_000
+
+
+def measure_stretch(student: Student) -> tuple[str, bool]:
+    """Count the prompt tokens that the student's cache finds on a trace with long prompts that never recur."""
+    cached, total = cached_tokens(student)
+    return f"{cached:,} of {total:,} prompt tokens are found", cached >= ENOUGH_TOKENS
+
+
+STRETCH = Stretch(
+    f"On a trace with long prompts that never recur, LRU finds 9,104 of 39,470 prompt tokens in the cache. Find "
+    f"{ENOUGH_TOKENS:,} with another order of eviction, which an option `{OPTION}={OWN}` of your cache selects.",
+    measure_stretch,
 )

@@ -1,0 +1,70 @@
+"""Counts the torch operations of a student's attention in a decode step. On a GPU, each is at least one kernel launch.
+
+Views are not counted: they compute nothing. `HostAccess` tells whether the code left torch, where nothing is counted.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from minisgl.course.lab.grader.gate import Broken, Student
+from minisgl.testing.attention import AttentionCase, prepare_case
+
+__all__ = ["ROWS", "HostAccess", "Operations", "operations_of_a_decode_step"]
+
+ROWS = 16
+_LEAVES_TORCH = ("numpy", "__array__", "tolist", "__dlpack__")
+
+
+class Operations(TorchDispatchMode):
+    """A dispatch mode that counts in ``number`` the operations that compute or copy something."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.number = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the base class would import torch's compiler, which takes a second and is not needed
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = [each.alias_info for each in function._schema.returns]
+        self.number += not any(alias is not None and not alias.is_write for alias in returned)
+        return function(*args, **(kwargs or {}))
+
+
+class HostAccess(TorchFunctionMode):
+    """A torch function mode that records in ``name`` a method through which Python or numpy reads a whole tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = ""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__name__", "") in _LEAVES_TORCH:
+            self.name = function.__name__
+        return function(*args, **(kwargs or {}))
+
+
+def operations_of_a_decode_step(student: Student) -> tuple[int, str]:
+    """Return the number of operations of ``plan`` and one layer, and the method through which the code left torch.
+
+    The step has `ROWS` rows of different lengths. Raise `Broken` if the answer is wrong.
+    """
+    rng = random.Random(0)
+    rows = tuple((rng.randint(20, 400), 1) for _ in range(ROWS))
+    prepared = prepare_case(AttentionCase(rows, head_dim=16), seed=0)
+    backend = student.make(device=torch.device("cpu"))
+    backend.bind(prepared.pool, prepared.layers, [])
+    out = torch.full_like(prepared.q, torch.nan)
+    with HostAccess() as host, Operations() as operations:
+        backend.plan(prepared.batch)
+        got = backend.forward(prepared.layers[1], prepared.q, out)
+    if not torch.allclose(got.double(), prepared.expected, atol=1e-4, rtol=1e-4):
+        raise Broken("answer", "The answer is that of dense attention.", f"A step of {ROWS} decode rows was wrong.")
+    return operations.number, host.name
