@@ -27,7 +27,7 @@ from minisgl.course.site.blocks import Block, blocks, map_text
 from minisgl.trace.draw.svg import figure
 
 BEGIN, END = "<!-- output -->", "<!-- /output -->"
-LIVE = "*This figure moves on the site (`make docs`).*"
+LIVE = "*This figure is interactive. It is part of the site, which `make docs` builds.*"
 """Output of a block that prints a figure with a script, which GitHub does not show."""
 
 _UNIT = re.compile(
