@@ -28,7 +28,8 @@ class Timing(NamedTuple):
 class Meter:
     """Records the timing of every request. ``ended`` holds those of finished requests, in the order of their ends.
 
-    ``ended`` and `timing` are read by others; ``arrived`` and ``tokens`` may be replaced.
+    ``ended`` and `timing` are read by others; ``arrived`` and ``tokens`` may be replaced. No two requests have the same
+    uid. Several hook calls may have the same ``now``.
     """
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test meter     (`hint meter` for a hint)
 Serve it:  python -m minisgl plugins=my_meter.py
 """
 
-# minisgl lab meter, skeleton 644db1c76d (minisgl 0.2.0)
+# minisgl lab meter, skeleton c84cb1f4fc (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Timing(NamedTuple):
 class MyMeter:
     """Records the timing of every request. ``ended`` holds those of finished requests, in the order of their ends.
 
-    ``ended`` and `timing` are read by others; ``arrived`` and ``tokens`` may be replaced.
+    ``ended`` and `timing` are read by others; ``arrived`` and ``tokens`` may be replaced. No two requests have the same
+    uid. Several hook calls may have the same ``now``.
     """
 
     def __init__(self) -> None:
