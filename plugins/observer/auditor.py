@@ -124,7 +124,8 @@ class Auditor:
         for row, column, page in zip(*(part.tolist() for part in step.page_table_updates), strict=True):
             self.table.setdefault(row, {})[column] = page
         for req, row in zip(reqs, step.req_pool_indices.tolist(), strict=True):
-            # 2. A request reads every page in its row, in every step. The owner must be the request or the cache.
+            # 2. A request reads every page in its row, in every step. The owner must be the request or the cache. A row
+            #    names each page at most once.
             for page in self.table.get(row, {}).values():
                 if self.owner.get(page) not in (req.uid, CACHE):
                     self.find(
