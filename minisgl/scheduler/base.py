@@ -20,7 +20,7 @@ class Waiting(NamedTuple):
     uid: int
     arrival: int  # arrival number, not a time
     num_tokens: int  # prompt tokens, and output tokens kept over a retraction
-    num_cached_tokens: int  # tokens of the longest cached prefix, in whole pages
+    num_cached_tokens: int  # tokens of the longest cached prefix, in whole pages; less than num_tokens
     same_prefix_req: int | None  # uid of an earlier request that will compute the same next page, if any
     skipped_steps: int  # steps launched since the request was added or last retracted
     priority: int = 0  # lower is more urgent
@@ -48,7 +48,8 @@ class Budget(Protocol):
         """Return how many of ``num_tokens`` tokens of ``request`` fit into the step; 0 if none do.
 
         A waiting request gets tokens only if the pages of all its tokens (prompt and kept output) fit. The pages of
-        its cached prefix count as locked first, so they are no longer evictable for its other pages.
+        its cached prefix count as locked first, so they are no longer evictable for its other pages. Call it once for
+        a waiting request: a second call would subtract its pages again.
         """
 
     def retractions(self, order: Sequence[Waiting | Running]) -> list[int]:
@@ -56,7 +57,8 @@ class Budget(Protocol):
 
         ``order`` has the most important request first. A waiting request counts if it fits beside the requests before
         it; after the first that does not fit, no further one counts. The victims are the last running requests of
-        ``order``, the last of all first, and as few as possible. The budget stays as it is.
+        ``order``, the last of all first, and as few as possible. The budget stays as it is. Earlier grants of this
+        step do not change the result.
         """
 
 

@@ -35,12 +35,14 @@ class MixedPolicy:
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         # 1. The next token of a running request does not wait for another request's prompt.
         rows = [(r.uid, 1) for r in running if not r.num_remaining_tokens and budget.grant(r, 1)]
-        # 2. A request that already owns KV pages gets on before another one gets pages.
+        # 2. A request that already owns KV pages gets on before another one gets pages. The order of such requests is
+        #    free.
         rows += [
             (r.uid, n) for r in running if r.num_remaining_tokens and (n := budget.grant(r, r.num_remaining_tokens))
         ]
         for w in order_waiting(waiting, self.order):
             # 3. No request waits forever, whatever arrives after it: smaller ones that overtake it could starve it.
+            #    This holds in both orders.
             if not (n := budget.grant(w, w.num_tokens - w.num_cached_tokens)):
                 break
             rows.append((w.uid, n))

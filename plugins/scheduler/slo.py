@@ -100,6 +100,7 @@ class SloPolicy:
         """Add rows for ``prompts``, in order, with at most ``tokens`` tokens in all.
 
         Return the tokens that were granted, and the prompts from the first on that found no room: no page or no row.
+        A prompt that gets nothing because ``tokens`` are used up is not one of them.
         """
         # 1. Ask for no more than is left of `tokens`. A later prompt does not overtake one that found no room.
         left = tokens
@@ -133,7 +134,8 @@ class SloPolicy:
         if without_room:
             retract = self.make_room(without_room, running, budget)
             batch = [r for r in batch if isinstance(r, Running) and r.uid not in retract]
-        # 6. If requests are retracted, the scheduler grants all rows again: name rows for those that get the room.
+        # 6. If requests are retracted, the scheduler grants all rows again: name rows for those that get the room. The
+        #    tokens of retracted decode rows may stay unused.
         for request in without_room if retract else []:
             rows[request.uid] = min(wanted_tokens(request), tokens - used)
             used += rows[request.uid]

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test policy     (`hint policy` for a hint)
 Serve it:  python -m minisgl plugins=my_policy.py scheduler=mine
 """
 
-# minisgl lab policy, skeleton 656ddeec1d (minisgl 0.2.0)
+# minisgl lab policy, skeleton 1b099d6115 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ class MyPolicy:
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
         # TODO policy.plan
         # 1. The next token of a running request does not wait for another request's prompt.
-        # 2. A request that already owns KV pages gets on before another one gets pages.
+        # 2. A request that already owns KV pages gets on before another one gets pages. The order of such requests is
+        #    free.
         # 3. No request waits forever, whatever arrives after it: smaller ones that overtake it could starve it.
+        #    This holds in both orders.
         raise NotImplementedError
 
 

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test slo     (`hint slo` for a hint)
 Serve it:  python -m minisgl plugins=my_slo.py scheduler=mine
 """
 
-# minisgl lab slo, skeleton 86e7d173f1 (minisgl 0.2.0)
+# minisgl lab slo, skeleton 8294c984e0 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -89,6 +89,7 @@ class MyPolicy:
         """Add rows for ``prompts``, in order, with at most ``tokens`` tokens in all.
 
         Return the tokens that were granted, and the prompts from the first on that found no room: no page or no row.
+        A prompt that gets nothing because ``tokens`` are used up is not one of them.
         """
         # TODO slo.rows
         # 1. Ask for no more than is left of `tokens`. A later prompt does not overtake one that found no room.
@@ -102,7 +103,8 @@ class MyPolicy:
         #    request needs a free row; an interactive one may get the row of a batch request.
         # 4. The interactive prompts get all prompt tokens but those that are kept, the batch prompts what is left.
         # 5. While an interactive request waits for room, no batch request is admitted: it would take the room.
-        # 6. If requests are retracted, the scheduler grants all rows again: name rows for those that get the room.
+        # 6. If requests are retracted, the scheduler grants all rows again: name rows for those that get the room. The
+        #    tokens of retracted decode rows may stay unused.
         raise NotImplementedError
 
     def make_room(self, prompts: Sequence[Request], running: Sequence[Running], budget: Budget) -> Sequence[int]:
