@@ -50,7 +50,7 @@ class Node:
         self.pages = pages
         self.children: dict[bytes, Node] = {}
         self.users = 0  # locks on this node or below
-        self.stamp = 0  # time of the last use, on the clock of the cache
+        self.stamp = 0  # time of the last use, on the cache's clock: its insert, or a later lock or unlock
 
     @property
     def is_leaf(self) -> bool:
@@ -69,7 +69,10 @@ class Root(Node):
 
 
 class Handle:
-    """A prefix: the path from the root to ``node``, with only the first ``used`` pages of the node's own edge."""
+    """A prefix: the path from the root to ``node``, with only the first ``used`` pages of the node's own edge.
+
+    A handle from `match` is valid until the cache changes. After `lock`, it is valid until its `unlock`.
+    """
 
     __slots__ = ("node", "used")
 
@@ -210,7 +213,10 @@ class RadixCache:
 
     # lab: radix.lock
     def lock(self, handle: Handle) -> None:
-        """Count one user on every node of the prefix. A node with users is never evicted."""
+        """Count one user on every node of the prefix, the root included. A node with users is never evicted.
+
+        The same ``handle`` is later passed to `unlock`.
+        """
         # 1. If the prefix ends inside an edge, split the edge there first.
         if handle.used < len(handle.node.pages):
             handle.node = self._split(handle.node, handle.used)
@@ -301,7 +307,10 @@ class RadixCache:
 
     # lab: radix.evict
     def evict(self, pages: int) -> I32:
-        """Evict and return up to ``pages`` pages without users: least recently used first, from the ends of paths."""
+        """Evict and return up to ``pages`` pages without users: least recently used first, from the ends of paths.
+
+        The order of the returned pages is free.
+        """
         evicted: list[I32] = []
         missing = pages
         while missing > 0 and (oldest := self._leaves.pop()) is not None:
@@ -361,7 +370,10 @@ class RadixCache:
         return ids[index * self.page_size : (index + 1) * self.page_size].tobytes()
 
     def _common(self, a: I32, b: I32) -> int:
-        """Return how many whole pages at the start of ``a`` and ``b`` are equal."""
+        """Return how many whole pages at the start of ``a`` and ``b`` are equal.
+
+        An incomplete last page does not count.
+        """
         return self.common_pages(a, b, self.page_size)
 
     def nodes(self) -> Iterator[Node]:
