@@ -95,7 +95,8 @@ class PagedAttention:
     def attention_mask(self, queries: int, length: int, window: int, device: torch.device) -> torch.Tensor:
         """Return which of ``length`` positions each of ``queries`` queries attends to, bool [queries, length].
 
-        ``window`` is the number of positions that a query attends to, its own included; -1: all earlier positions.
+        ``window`` is the number of positions that a query attends to, its own included, at least 1. With -1, a query
+        attends to its own and to all earlier positions.
         """
         key = torch.arange(length, device=device)
         # 1. The queries are the last positions of the row, so the causal triangle ends in the bottom right corner.
@@ -112,7 +113,8 @@ class PagedAttention:
     def attend(self, layer: LayerSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Compute attention of q [queries, q_heads, head_dim] over k, v [length, kv_heads, head_dim].
 
-        The result has the shape of q.
+        The result has the shape of q and any floating-point dtype. The arguments must not change. A score is q·k times
+        the scale of the layer. The layer's soft cap applies to the scores before the mask.
         """
         # 1. Consecutive query heads share a KV head. With groups of 2, query heads 0 and 1 use KV head 0, and so on.
         group = layer.q_heads // layer.kv_heads

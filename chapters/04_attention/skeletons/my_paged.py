@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test paged     (`hint paged` for a hint)
 Serve it:  python -m minisgl plugins=my_paged.py attention=mine
 """
 
-# minisgl lab paged, skeleton 6e31599ee9 (minisgl 0.2.0)
+# minisgl lab paged, skeleton f9b2bcbaa9 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ class MyAttention:
     def attention_mask(self, queries: int, length: int, window: int, device: torch.device) -> torch.Tensor:
         """Return which of ``length`` positions each of ``queries`` queries attends to, bool [queries, length].
 
-        ``window`` is the number of positions that a query attends to, its own included; -1: all earlier positions.
+        ``window`` is the number of positions that a query attends to, its own included, at least 1. With -1, a query
+        attends to its own and to all earlier positions.
         """
         # TODO paged.mask
         # 1. The queries are the last positions of the row, so the causal triangle ends in the bottom right corner.
@@ -101,7 +102,8 @@ class MyAttention:
     def attend(self, layer: LayerSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Compute attention of q [queries, q_heads, head_dim] over k, v [length, kv_heads, head_dim].
 
-        The result has the shape of q.
+        The result has the shape of q and any floating-point dtype. The arguments must not change. A score is q·k times
+        the scale of the layer. The layer's soft cap applies to the scores before the mask.
         """
         # TODO paged.attend
         # 1. Consecutive query heads share a KV head. With groups of 2, query heads 0 and 1 use KV head 0, and so on.
