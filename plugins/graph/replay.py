@@ -60,13 +60,16 @@ class Buffers:
     def fill(self, packed: I32 | None) -> AttnBatch:
         """Copy the rows of a step, int32 [5, n], into the buffers and make the remaining rows padding.
 
-        n is at most the number of rows of the bucket. None: all rows are padding. Returns the batch for attention.
+        n is at most the number of rows of the bucket. None: all rows are padding. Returns the batch for attention: all
+        rows of the bucket, also those of padding, are decode rows. The batch's tensors are views of ``packed``, or
+        other tensors of this object. ``seq_lens_cpu`` may be a new array in each call.
         """
         # 3. Write every row each time: after a larger step, the rows behind a smaller step would still hold its data.
         host = np.repeat(self.padding()[:, None], self.key.rows, axis=1)
         if packed is not None:
             host[:, : packed.shape[1]] = packed
-        # 4. Copy into the buffer that was recorded: a replay would never read a new tensor.
+        # 4. Copy into the buffer that was recorded: a replay would never read a new tensor. The host must not wait for
+        #    the device.
         self.packed.copy_(torch.from_numpy(host), non_blocking=True)
         req_pool_indices, seq_lens = self.packed[3], self.packed[4]
         cu_seqlens_q_cpu, cu_seqlens_q = self.cu_seqlens_q_cpu, self.cu_seqlens_q
@@ -113,12 +116,16 @@ class ReplayRunner:
     # lab: replay.buckets
     def sizes(self, max_rows: int) -> list[int]:
         """Return the number of rows of each bucket, in increasing order."""
-        # 1. Each recording costs memory and start-up time: use few sizes, each at most twice the size before.
+        # 1. Each recording costs memory and start-up time: use few sizes, each at most twice the size before. The gates
+        #    accept 8 sizes, or half of ``max_rows`` if that is more.
         # 2. The largest step must fit too.
         return [*(1 << i for i in range((max_rows - 1).bit_length())), max_rows]
 
     def bucket(self, rows: int) -> GraphKey | None:
-        """Return the smallest recorded bucket that holds ``rows`` rows, or None if there is none."""
+        """Return the smallest recorded bucket that holds ``rows`` rows, or None if there is none.
+
+        Before `capture` and after `close`, there is none.
+        """
         # 3. A padding row costs as much time as any other row.
         return min((key for key in self.recordings if key.rows >= rows), default=None)
 
@@ -141,7 +148,10 @@ class ReplayRunner:
             self.recordings[key] = recorder.record(forward, build(key))
 
     def run(self, key: GraphKey) -> torch.Tensor:
-        """Replay a bucket, whose buffers hold the step's rows, and return the logits."""
+        """Replay a bucket, whose buffers hold the step's rows, and return the logits.
+
+        Add 1 to ``replays``, which /metrics shows.
+        """
         # 2. A replay is one launch, however many launches were recorded. The result is always the same output tensor.
         self.replays += 1
         return self.recordings[key].replay()

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test replay     (`hint replay` for a hint)
 Serve it:  python -m minisgl plugins=my_replay.py graph=mine
 """
 
-# minisgl lab replay, skeleton 3c8c3bec6d (minisgl 0.2.0)
+# minisgl lab replay, skeleton 1b5040bab7 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -60,11 +60,14 @@ class Buffers:
     def fill(self, packed: I32 | None) -> AttnBatch:
         """Copy the rows of a step, int32 [5, n], into the buffers and make the remaining rows padding.
 
-        n is at most the number of rows of the bucket. None: all rows are padding. Returns the batch for attention.
+        n is at most the number of rows of the bucket. None: all rows are padding. Returns the batch for attention: all
+        rows of the bucket, also those of padding, are decode rows. The batch's tensors are views of ``packed``, or
+        other tensors of this object. ``seq_lens_cpu`` may be a new array in each call.
         """
         # TODO replay.buffers
         # 3. Write every row each time: after a larger step, the rows behind a smaller step would still hold its data.
-        # 4. Copy into the buffer that was recorded: a replay would never read a new tensor.
+        # 4. Copy into the buffer that was recorded: a replay would never read a new tensor. The host must not wait for
+        #    the device.
         raise NotImplementedError
 
 
@@ -97,12 +100,16 @@ class MyRunner:
     def sizes(self, max_rows: int) -> list[int]:
         """Return the number of rows of each bucket, in increasing order."""
         # TODO replay.buckets
-        # 1. Each recording costs memory and start-up time: use few sizes, each at most twice the size before.
+        # 1. Each recording costs memory and start-up time: use few sizes, each at most twice the size before. The gates
+        #    accept 8 sizes, or half of ``max_rows`` if that is more.
         # 2. The largest step must fit too.
         raise NotImplementedError
 
     def bucket(self, rows: int) -> GraphKey | None:
-        """Return the smallest recorded bucket that holds ``rows`` rows, or None if there is none."""
+        """Return the smallest recorded bucket that holds ``rows`` rows, or None if there is none.
+
+        Before `capture` and after `close`, there is none.
+        """
         # TODO replay.buckets
         # 3. A padding row costs as much time as any other row.
         raise NotImplementedError
@@ -120,7 +127,10 @@ class MyRunner:
         raise NotImplementedError
 
     def run(self, key: GraphKey) -> torch.Tensor:
-        """Replay a bucket, whose buffers hold the step's rows, and return the logits."""
+        """Replay a bucket, whose buffers hold the step's rows, and return the logits.
+
+        Add 1 to ``replays``, which /metrics shows.
+        """
         # TODO replay.capture
         # 2. A replay is one launch, however many launches were recorded. The result is always the same output tensor.
         raise NotImplementedError
