@@ -61,7 +61,8 @@ class RingCommunicator(GroupCommunicator):
     def reduce_scatter(self, chunks: Sequence[Tensor]) -> None:
         """Sum the chunks in place: afterwards ``chunks[r]`` on rank r is the sum of all ranks' ``chunks[r]``.
 
-        The other chunks of rank r then hold partial sums, which are not used any more.
+        The other chunks of rank r then hold partial sums, which are not used any more. Chunks have one dimension and
+        are contiguous.
         """
         # 1. Chunk r starts on rank r + 1 and moves one rank to the right per step, so n - 1 steps bring it to rank r.
         for step in range(1, self.size):
@@ -94,7 +95,10 @@ class RingCommunicator(GroupCommunicator):
     # lab: ring.all_reduce
     @one_launch
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum of x over all ranks, bit-identical on every rank; x may be overwritten."""
+        """Return the sum of x over all ranks, bit-identical on every rank; x may be overwritten.
+
+        x may have any shape, dtype and strides. The result has the shape and the dtype of x.
+        """
         # 1. With one rank there is nothing to sum.
         if self.size == 1:
             return x

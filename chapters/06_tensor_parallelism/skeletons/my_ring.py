@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test ring     (`hint ring` for a hint)
 Serve it:  python -m minisgl plugins=my_ring.py communicator=mine
 """
 
-# minisgl lab ring, skeleton 87b4183092 (minisgl 0.2.0)
+# minisgl lab ring, skeleton 7e4a918c89 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class MyCommunicator(GroupCommunicator):
     def reduce_scatter(self, chunks: Sequence[Tensor]) -> None:
         """Sum the chunks in place: afterwards ``chunks[r]`` on rank r is the sum of all ranks' ``chunks[r]``.
 
-        The other chunks of rank r then hold partial sums, which are not used any more.
+        The other chunks of rank r then hold partial sums, which are not used any more. Chunks have one dimension and
+        are contiguous.
         """
         # TODO ring.reduce_scatter
         # 1. Chunk r starts on rank r + 1 and moves one rank to the right per step, so n - 1 steps bring it to rank r.
@@ -76,7 +77,10 @@ class MyCommunicator(GroupCommunicator):
 
     @one_launch
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum of x over all ranks, bit-identical on every rank; x may be overwritten."""
+        """Return the sum of x over all ranks, bit-identical on every rank; x may be overwritten.
+
+        x may have any shape, dtype and strides. The result has the shape and the dtype of x.
+        """
         # TODO ring.all_reduce
         # 1. With one rank there is nothing to sum.
         # 2. Split x into one chunk per rank. tensor_split keeps all elements if their number is not divisible by n.
