@@ -73,7 +73,7 @@ class GroupedMoe:
 
         ``expert`` [pairs] is the expert that each pair chose, counted from this rank's first expert; this rank has
         ``experts`` experts. Returns the sorted pair numbers, in which padding entries are ``len(expert)``, and the
-        number of entries of each expert, padding included.
+        number of entries of each expert, padding included. The order of an expert's entries is free.
         """
         # 1. The sorted order is a permutation of the pairs. Keep it: it leads from a sorted row back to its token.
         order = expert.argsort(stable=True)
@@ -111,6 +111,8 @@ class GroupedMoe:
         """Write to out [tokens, hidden] the sum of each token's rows, weighted by scale [tokens, top_k]; return out.
 
         ``rows`` [entries, hidden] are the outputs of `multiply`, and ``pairs`` [entries] the pair numbers of `sort`.
+        ``rows`` and ``out`` have the dtype of the model, and ``scale`` is float32. Before they are written, the sums
+        may have either dtype.
         """
         # 1. Drop the rows that belong to padding.
         real = pairs < scale.numel()

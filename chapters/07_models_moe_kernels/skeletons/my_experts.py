@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test experts     (`hint experts` for a hint)
 Serve it:  python -m minisgl plugins=my_experts.py moe=mine
 """
 
-# minisgl lab experts, skeleton 3631f7e7a6 (minisgl 0.2.0)
+# minisgl lab experts, skeleton 367a31593e (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class MyMoe:
 
         ``expert`` [pairs] is the expert that each pair chose, counted from this rank's first expert; this rank has
         ``experts`` experts. Returns the sorted pair numbers, in which padding entries are ``len(expert)``, and the
-        number of entries of each expert, padding included.
+        number of entries of each expert, padding included. The order of an expert's entries is free.
         """
         # TODO experts.sort
         # 1. The sorted order is a permutation of the pairs. Keep it: it leads from a sorted row back to its token.
@@ -90,6 +90,8 @@ class MyMoe:
         """Write to out [tokens, hidden] the sum of each token's rows, weighted by scale [tokens, top_k]; return out.
 
         ``rows`` [entries, hidden] are the outputs of `multiply`, and ``pairs`` [entries] the pair numbers of `sort`.
+        ``rows`` and ``out`` have the dtype of the model, and ``scale`` is float32. Before they are written, the sums
+        may have either dtype.
         """
         # TODO experts.scatter
         # 1. Drop the rows that belong to padding.
