@@ -7,7 +7,7 @@ instead of arrays for all of them. It is the simplest proposer that needs no sca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ class Text:
         self.after: dict[tuple[int, ...], int] = {}
 
     # lab: draft.index
-    def append(self, tokens: Iterable[int]) -> None:
+    def append(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text, and index every group that has a token after it now."""
         # 1. Before a token is appended, the last `match_tokens` tokens are a group, and the token will follow it. A
         #    text with fewer tokens has no group.
@@ -97,14 +97,14 @@ class LookupProposer(DraftProposer):
             self.texts[req.uid].append(run)
 
     def removed(self, req: Req) -> None:
-        """Note a request that does not run any more."""
+        """Note a request that does not run any more. It was admitted before."""
         # 3. Nothing of the request may stay.
         del self.texts[req.uid]
 
     def propose(self, reqs: Sequence[Req], positions: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
         """Return the drafts of each request: guesses for ``positions[i]`` and after it, ``limits[i]`` of them, or none.
 
-        ``limits[i]`` is at most ``max_drafts``, and may be 0.
+        ``limits[i]`` is at most ``max_drafts``, and may be 0. Both arguments are lists. They must not change.
         """
         # 4. `positions[i]` is the length of the request's text, or one more: then the token before it is sampled, but
         #    unread. The first guess is for that token, and is no draft.

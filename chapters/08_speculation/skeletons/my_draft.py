@@ -4,11 +4,11 @@ Grade it:  python -m minisgl.lab test draft     (`hint draft` for a hint)
 Serve it:  python -m minisgl plugins=my_draft.py speculation=mine
 """
 
-# minisgl lab draft, skeleton ff7a419a07 (minisgl 0.2.0)
+# minisgl lab draft, skeleton 0f2ada4410 (minisgl 0.2.0)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ class Text:
         self.tokens: list[int] = []
         self.after: dict[tuple[int, ...], int] = {}
 
-    def append(self, tokens: Iterable[int]) -> None:
+    def append(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text, and index every group that has a token after it now."""
         # TODO draft.index
         # 1. Before a token is appended, the last `match_tokens` tokens are a group, and the token will follow it. A
@@ -86,7 +86,7 @@ class MyProposer(DraftProposer):
         raise NotImplementedError
 
     def removed(self, req: Req) -> None:
-        """Note a request that does not run any more."""
+        """Note a request that does not run any more. It was admitted before."""
         # TODO draft.turn
         # 3. Nothing of the request may stay.
         raise NotImplementedError
@@ -94,7 +94,7 @@ class MyProposer(DraftProposer):
     def propose(self, reqs: Sequence[Req], positions: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
         """Return the drafts of each request: guesses for ``positions[i]`` and after it, ``limits[i]`` of them, or none.
 
-        ``limits[i]`` is at most ``max_drafts``, and may be 0.
+        ``limits[i]`` is at most ``max_drafts``, and may be 0. Both arguments are lists. They must not change.
         """
         # TODO draft.turn
         # 4. `positions[i]` is the length of the request's text, or one more: then the token before it is sampled, but
