@@ -20,6 +20,10 @@ COUNTED = {
     "policy": "worst gap 128 tokens in 93 steps",
     "radix": "9,104 of 39,470 prompt tokens are found",
     "paged": "336 operations",
+    "replay": "23,083 rows of padding, 7 graphs",
+    "shard": "66 launches",
+    "ring": "77.3 µs",
+    "experts": "204 operations",
     "draft": "1.63 tokens a step with your file's own defaults, and 267 drafts",
     "slo": "TTFT p99 1,577 ms, longest gap 33 ms, 3 documents in the flood, all done after 11.7 s",
 }
@@ -55,9 +59,16 @@ BETTER = {
             'cache = MyCache(page_size)\n    cache.credit = 1000 * (config.eviction == "own")\n',
         ),
     ],
+    "replay": [
+        (
+            "*(1 << i for i in range((max_rows - 1).bit_length()))",
+            "*(n for n in (2, 6, 13, 26, 41, 49, 64, 130) if n < max_rows)",
+        )
+    ],
 }
 """What a better plugin has instead of the reference's code."""
 WHOLE = {file.stem: file for file in (Path(__file__).parent / "better").glob("*.py")}
+WHOLE["shard"] = Path(__file__).parent / "solutions" / "shard" / "right_leaves_sums_to_the_norms.py"
 """Better plugins of another structure."""
 
 
@@ -124,6 +135,10 @@ def test_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
         ("ledger", "not in (req.uid, CACHE)", "is req", "its findings are wrong"),
         ("paged", "out[row.first : row.last] =", "_ =", "decode rows was wrong"),
         ("radix", "del parent.children[self._page(node.ids, 0)]", "self.check = lambda: None", "page"),
+        ("replay", "min((key for key in self.recordings if key.rows >= rows), default=None)", "None", "without one"),
+        ("shard", "x + self.mlp(self.post_attention_layernorm(x))", "x", "logits on rank 0 are wrong"),
+        ("ring", "self.circulate(chunks)", "pass", "sum on rank 0 is wrong"),
+        ("experts", "done.append(linear(inner, weights.down[expert]))", "done.append(expert_rows)", "A token is wrong"),
     ],
 )
 def test_work_left_out_does_not_win(name: str, old: str, new: str, seen: str, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.course.lab.grader.conformance import conformance
-from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student, apart
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student, apart
+from minisgl.course.lab.grader.launches import EXPERTS, TOKENS, TOP_K, launches_of_experts
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
 from minisgl.course.lab.grader.tutor_runs import moe_logits
@@ -330,3 +331,19 @@ GATES = (
     Gate("engine", "tutor-moe computes the same logits with the plugin", engine, transcript=True),
     facts(["forward"]),
 )  # fmt: skip
+
+
+MOST_OPERATIONS = 32
+
+
+def measure_stretch(student: Student) -> tuple[str, bool]:
+    """Count the torch operations of the student's experts in a decode step."""
+    operations = launches_of_experts(student)
+    return f"{operations} operations", operations <= MOST_OPERATIONS
+
+
+STRETCH = Stretch(
+    f"For a decode step of {TOKENS} tokens that choose {TOP_K} of {EXPERTS} experts each, `grouped` takes 204 torch "
+    f"operations, views not counted. Take at most {MOST_OPERATIONS}.",
+    measure_stretch,
+)

@@ -19,7 +19,8 @@ from torch import Tensor
 from minisgl.attention import GraphKey
 from minisgl.core import PENDING, EngineSpec, Step
 from minisgl.course.lab.grader.conformance import conformance, greedy
-from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
+from minisgl.course.lab.grader.decode_sizes import BUSY, MOST_ROWS, QUIET, padding
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
 from minisgl.engine.graph import StaticInputs
@@ -314,4 +315,22 @@ GATES: Sequence[Gate] = (
     Gate("count", "a decode step needs a single replay", count, limit=30.0),
     greedy(["graph=none"], SERVER),
     facts(["pick", "run"]),
+)
+
+
+MOST_PADDING, MOST_GRAPHS = 12_000, 7
+
+
+def measure_stretch(student: Student) -> tuple[str, bool]:
+    """Count the rows of padding of the student's buckets for a server that is quiet half the time."""
+    padded, graphs, eager = padding(student)
+    counted = f"{padded:,} rows of padding, {graphs} graphs" + (f", {eager:,} steps without one" if eager else "")
+    return counted, padded <= MOST_PADDING and graphs <= MOST_GRAPHS and not eager
+
+
+STRETCH = Stretch(
+    f"A server with at most {MOST_ROWS} rows has about {QUIET} half the time and about {BUSY} the other half: in 2,000 "
+    f"decode steps, the {MOST_GRAPHS} graphs of `replay` compute 23,083 rows of padding. Have at most "
+    f"{MOST_PADDING:,}, with no more graphs.",
+    measure_stretch,
 )

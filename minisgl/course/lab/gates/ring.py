@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from minisgl.course.lab.grader.conformance import conformance
-from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Student
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
+from minisgl.course.lab.grader.timed_wire import DELAY_US, RANKS, all_reduce_us
 from minisgl.course.lab.grader.tutor_runs import linked_logits
 from minisgl.testing.communicator import CommunicatorConformance
 from minisgl.testing.wire import RULES, Wire, WireViolation
@@ -358,3 +359,19 @@ GATES = (
     Gate("engine", "tutor computes the same logits with one rank and with two", engine, limit=30.0, transcript=True),
     facts(["all_reduce"]),
 )  # fmt: skip
+
+
+MOST_US = 40
+
+
+def measure_stretch(student: Student) -> tuple[str, bool]:
+    """Calculate the time of the student's all-reduce of a small tensor over many ranks."""
+    us = all_reduce_us(student)
+    return f"{us:.1f} µs", us <= MOST_US
+
+
+STRETCH = Stretch(
+    f"If each message takes {DELAY_US:g} µs to arrive, the ring needs 77.3 µs to sum 4 KiB over {RANKS} ranks, as "
+    f"calculated. Need at most {MOST_US} µs, and send as few bytes as the ring.",
+    measure_stretch,
+)

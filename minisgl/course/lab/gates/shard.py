@@ -20,7 +20,8 @@ from torch import Tensor
 
 from minisgl.config import ConfigError
 from minisgl.course.lab.grader.conformance import conformance
-from minisgl.course.lab.grader.gate import Broken, Gate, Student
+from minisgl.course.lab.grader.gate import Broken, Gate, Stretch, Student
+from minisgl.course.lab.grader.model_launches import LAYERS, launches_of_a_model
 from minisgl.course.lab.grader.model_parts import (
     PartRunner,
     RandomWeights,
@@ -415,3 +416,19 @@ GATES = (
     conformance(lambda: OnTutor, model_class, limit=30.0),
     facts(["forward"]),
 )  # fmt: skip
+
+
+MOST_LAUNCHES = 50
+
+
+def measure_stretch(student: Student) -> tuple[str, bool]:
+    """Count the launches of a step of the student's model over two ranks."""
+    launches = launches_of_a_model(model_class(student))
+    return f"{launches} launches", launches <= MOST_LAUNCHES
+
+
+STRETCH = Stretch(
+    f"Between GPUs, a communicator can sum, add and normalise in one launch. With such a communicator, a model of "
+    f"{LAYERS} layers over two ranks takes 66 launches for a step with `Qwen3Plain`. Take at most {MOST_LAUNCHES}.",
+    measure_stretch,
+)
