@@ -42,6 +42,8 @@ def backend(student: Student, block: int = 4) -> Any:
 
 def make(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a random routing: the experts that each token chose, and the experts of this rank."""
+    if size == 6:  # more pairs than 16 bits can count, and more of one expert than a buffer of a fixed size may hold
+        return {"experts": 300, "first": 0, "here": 300, "block": 16, "tokens": [], "many": 40_000}
     if size == 4:  # as many experts and choices as real models have
         return {"experts": 40, "first": 0, "here": 40, "block": 4,
                 "tokens": [rng.sample(range(40), 8) for _ in range(40)]}  # fmt: skip
@@ -62,6 +64,8 @@ def show(workload: dict[str, Any]) -> str:
     first, here, experts = workload["first"], workload["here"], workload["experts"]
     local = "" if here == experts else f", of which {first} to {first + here - 1} are on this rank"
     lines = [f"{experts} experts{local}, blocks of {workload['block']} rows"]
+    if workload.get("many"):
+        lines.append(f"{workload['many']} tokens chose 2 experts each")
     lines += [f"token {t} chose {' and '.join(map(str, chosen))}" for t, chosen in enumerate(workload["tokens"])]
     return "\n".join(lines)
 
@@ -69,6 +73,14 @@ def show(workload: dict[str, Any]) -> str:
 def ids_of(workload: dict[str, Any]) -> Tensor:
     """Return the chosen experts, [tokens, top_k] int32. Raise `Invalid` if no router would choose them."""
     tokens, experts, first, here = (workload[key] for key in ("tokens", "experts", "first", "here"))
+    if workload.get("many"):
+        if experts < 2 or here != experts or workload["block"] < 1:
+            raise Invalid
+        generator, n = torch.Generator().manual_seed(4), workload["many"]
+        common = torch.rand(n, generator=generator) < 0.5  # half of the tokens choose expert 0
+        first_choice = torch.randint(experts, (n,), generator=generator).masked_fill(common, 0)
+        step = torch.randint(1, experts, (n,), generator=generator)
+        return torch.stack((first_choice, (first_choice + step) % experts), 1).int()
     if not tokens or len({len(chosen) for chosen in tokens}) != 1 or not tokens[0] or workload["block"] < 1:
         raise Invalid
     if any(len(set(chosen)) < len(chosen) or max(chosen) >= experts for chosen in tokens):
@@ -95,15 +107,35 @@ def run_sort(student: Student, workload: dict[str, Any]) -> None:
     if not hasattr(moe, "sort"):
         return run_whole(student, workload)
     flat, here, block = ids.flatten() - workload["first"], workload["here"], workload["block"]
+    expert = flat.clone()
+    wrong = wrong_order(moe.sort(expert, here), flat, here, block)
+    if wrong is not None:
+        raise wrong
+    if not torch.equal(expert, flat):
+        seen = "After `sort`, the tensor `expert` was another one than before."
+        raise Broken("changes", "A backend changes no tensor of its caller but `out`.", seen)
+    backend(student, block + 1)  # another layer's or another engine's, with other blocks
+    other = torch.where((flat >= 0) & (flat < here), (flat + 1) % here, flat).flip(0)
+    expert.copy_(other)
+    wrong = wrong_order(moe.sort(expert, here), other, here, block)
+    if wrong is not None:
+        again = wrong_order(backend(student, block).sort(expert, here), other, here, block)
+        seen = f"The first call of `sort` was right. In the second, the tensor has other numbers. {wrong.seen}"
+        raise again or Broken(
+            "kept", "Each step is computed from its own routing, with the blocks of its backend.", seen
+        )
+
+
+def wrong_order(got: Any, flat: Tensor, here: int, block: int) -> Broken | None:
+    """Return the finding for the result of `sort` of the experts ``flat``, or None."""
     promise = "`sort` returns the pairs of each expert, one expert after another, each padded to whole blocks."
-    pairs, counts = moe.sort(flat.clone(), here)
-    pairs, counts = torch.as_tensor(pairs).tolist(), [int(n) for n in counts]
-    want = [(flat == e).nonzero().flatten().tolist() for e in range(here)]
+    pairs, counts = torch.as_tensor(got[0]).tolist(), [int(n) for n in got[1]]
+    want = [set((flat == e).nonzero().flatten().tolist()) for e in range(here)]
     if len(counts) != here or sum(counts) != len(pairs):
         seen = (
             f"For {here} experts it returned {len(counts)} counts with the sum {sum(counts)}, and {len(pairs)} pairs."
         )
-        raise Broken("empty" if len(counts) < here else "padding", promise, seen)
+        return Broken("empty" if len(counts) < here else "padding", promise, seen)
     begin = 0
     for e, n in enumerate(counts):
         mine, begin = pairs[begin : begin + n], begin + n
@@ -111,16 +143,17 @@ def run_sort(student: Student, workload: dict[str, Any]) -> None:
         wrong = [pair for pair in real if pair not in want[e]]
         if wrong:
             seen = f"The rows of expert {e} contain pair {wrong[0]}, which {_choice_of(wrong[0], flat, here)}."
-            raise Broken("mixed", promise, seen)
-        lost = [pair for pair in want[e] if pair not in real]
+            return Broken("mixed", promise, seen)
+        lost = sorted(want[e] - set(real))
         if lost or len(real) != len(set(real)):
             missing = f"Pair {lost[0]} chose expert {e}, but is not in that expert's rows." if lost else ""
-            raise Broken("lost", promise, missing or f"The rows of expert {e} contain a pair twice.")
+            return Broken("lost", promise, missing or f"The rows of expert {e} contain a pair twice.")
         if n != -(-len(real) // block) * block:
             seen = (
                 f"Expert {e} has {len(real)} pairs in {n} rows, which are not the fewest whole blocks of {block} rows."
             )
-            raise Broken("padding", promise, seen)
+            return Broken("padding", promise, seen)
+    return None
 
 
 def _choice_of(pair: int, flat: Tensor, here: int) -> str:
@@ -139,20 +172,32 @@ def run_multiply(student: Student, workload: dict[str, Any]) -> None:
     counts = [chosen[e] for e in range(workload["here"])]
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(sum(counts), HIDDEN, generator=generator)
-    got = moe.multiply(moe.load(given.gate_up, given.down, given.local_experts, "silu"), rows.clone(), counts)
+    weights, mine = moe.load(given.gate_up, given.down, given.local_experts, "silu"), rows.clone()
+    before = given.gate_up.clone(), given.down.clone()
+    got = moe.multiply(weights, mine, counts).clone()
     promise = "`multiply` multiplies the rows of expert e with expert e's matrices, and keeps the order of the rows."
     if tuple(got.shape) != tuple(rows.shape):
         seen = f"The input has {len(rows)} rows and the result has the shape {list(got.shape)}; counts: {counts}."
         raise Broken("lost", promise, seen)
     begin = 0
     for e, n in enumerate(counts):
-        mine, out = rows[begin : begin + n], got[begin : begin + n]
+        part, out = rows[begin : begin + n], got[begin : begin + n]
         begin += n
-        if n and not torch.allclose(out, _expert(given, e, mine), atol=1e-4):
-            used = [i for i in range(workload["here"]) if torch.allclose(out, _expert(given, i, mine), atol=1e-4)]
+        if n and not torch.allclose(out, _expert(given, e, part), atol=1e-4):
+            used = [i for i in range(workload["here"]) if torch.allclose(out, _expert(given, i, part), atol=1e-4)]
             what = f"the matrices of expert {used[0]}" if used else "no expert's matrices"
             seen = f"The rows of expert {e} were multiplied with {what}; rows of each expert: {counts}."
             raise Broken("empty" if used and 0 in counts[:e] else "expert", promise, seen)
+    if not torch.equal(mine, rows) or not all(map(torch.equal, before, (given.gate_up, given.down))):
+        seen = "After `multiply`, the rows that it was given, or the experts' weights, were others than before."
+        raise Broken("changes", "A backend changes no tensor of its caller but `out`.", seen)
+    mine.neg_()
+    again = moe.multiply(weights, mine, counts)
+    fresh = backend(student, workload["block"])
+    want = fresh.multiply(fresh.load(given.gate_up, given.down, given.local_experts, "silu"), mine.clone(), counts)
+    if not torch.allclose(again, want, atol=1e-4):
+        seen = "The first call of `multiply` was right. In the second, the same tensor has other numbers."
+        raise Broken("kept", "`multiply` multiplies the rows that it is given now.", seen)
 
 
 def _expert(given: Problem, e: int, rows: Tensor) -> Tensor:
@@ -169,16 +214,20 @@ def run_scatter(student: Student, workload: dict[str, Any]) -> None:
     moe, ids = backend(student, workload["block"]), ids_of(workload)
     if not hasattr(moe, "scatter"):
         return run_whole(student, workload)
+    if workload.get("many"):
+        return run_large_scatter(moe, ids)
     tokens, top_k = ids.shape
     generator = torch.Generator().manual_seed(2)
     scale = torch.rand(tokens, top_k, generator=generator) + 0.5
     flat, n = ids.flatten() - workload["first"], ids.numel()
-    ours = [p for e in range(workload["here"]) for p in [*(flat == e).nonzero().flatten().tolist(), n]]
+    padding = [n] if workload["block"] > 1 else []
+    ours = [p for e in range(workload["here"]) for p in [*(flat == e).nonzero().flatten().tolist(), *padding]]
     pairs = torch.tensor(ours)
     rows = torch.zeros(len(ours), n + 1)
     rows[torch.arange(len(ours)), pairs] = 1.0
     out = torch.full((tokens, n + 1), 7.0)
-    got = moe.scatter(rows, pairs, scale.clone(), out)
+    given = rows.clone(), pairs.clone(), scale.clone()
+    got = moe.scatter(*given, out)
     if not isinstance(got, Tensor) or got.data_ptr() != out.data_ptr():
         promise = "`scatter` writes the sums into `out` and returns `out`."
         raise Broken("stale", promise, f"It returned {got!r:.40}, which is not `out`.")
@@ -196,6 +245,31 @@ def run_scatter(student: Student, workload: dict[str, Any]) -> None:
             want = float(scale[token, pair % top_k]) if pair in ours else 0.0
             if abs(float(line[pair]) - want) > 1e-5:
                 raise _wrong_weight(token, pair, float(line[pair]), want, line, ours, top_k)
+    for name, before, after in zip(("rows", "pairs", "scale"), (rows, pairs, scale), given, strict=True):
+        if not torch.equal(before, after):
+            seen = f"After `scatter`, the tensor `{name}` was another one than before."
+            raise Broken("changes", "`scatter` writes `out`, and changes no other tensor of its caller.", seen)
+
+
+def run_large_scatter(moe: Any, ids: Tensor) -> None:
+    """Grade `scatter` with many pairs, in random order, and some rows of padding."""
+    generator = torch.Generator().manual_seed(5)
+    tokens, top_k = ids.shape
+    n = ids.numel()
+    order = torch.cat((torch.randperm(n, generator=generator), torch.full((7,), n)))
+    pairs = order[torch.randperm(n + 7, generator=generator)]
+    rows = torch.randn(n + 7, 3, generator=generator)
+    scale = torch.rand(tokens, top_k, generator=generator) + 0.5
+    got = moe.scatter(rows.clone(), pairs.clone(), scale.clone(), torch.full((tokens, 3), 7.0))
+    real = pairs < n
+    weighted = rows[real].double() * scale.flatten()[pairs[real]].double()[:, None]
+    want = torch.zeros(tokens, 3).double().index_add_(0, pairs[real] // top_k, weighted)
+    wrong = (~torch.isclose(got.double(), want, atol=1e-4)).any(1).nonzero().flatten().tolist()
+    if wrong:
+        seen = (
+            f"With {n} pairs of {tokens} tokens, the results of {len(wrong)} tokens are wrong; the first is {wrong[0]}."
+        )
+        raise Broken("large", PROMISE, seen)
 
 
 def _wrong_weight(token: int, pair: int, got: float, want: float, line: Tensor, ours: list[int], top_k: int) -> Broken:
@@ -227,20 +301,39 @@ def run_whole(student: Student, workload: dict[str, Any]) -> None:
     wrong = first_wrong(given, got)
     if wrong is not None:
         raise wrong
-    other = given._replace(ids=given.ids.flip(0), scale=given.scale * 0.5)
-    wrong = first_wrong(other, other.solve(moe).double())
-    if wrong is not None:
-        seen = f"The first step was right. The second has another routing of as many tokens. {wrong.seen}"
-        raise Broken("kept", "Each step is computed from its own routing.", seen)
+    # Two layers: both are loaded before either is computed. In the second step, the same tensors have other numbers.
+    weights = moe.load(given.gate_up, given.down, given.local_experts, "silu")
+    moe.load(-given.gate_up, 2 * given.down, range(len(given.down)), "gelu")
+    x, ids, scale = given.x.clone(), given.ids.clone(), given.scale.clone()
+    for what in ("Another layer was loaded after this one.", "The second step has another routing of as many tokens."):
+        now = given._replace(x=x, ids=ids, scale=scale)
+        wrong = first_wrong(now, moe.forward(weights, x, ids, scale, torch.full_like(x, torch.nan)).double())
+        if wrong is not None:
+            raise Broken("kept", "Each step is computed from its layer and its own routing.", f"{what} {wrong.seen}")
+        ids.copy_(given.ids.flip(0))
+        scale.mul_(0.5)
 
 
 def first_wrong(given: Problem, got: Tensor) -> Broken | None:
     """Return the finding for the first wrong token of a result, or None."""
-    want = given.answer()
-    for token in range(len(want)):
-        if not torch.allclose(got[token], want[token], atol=1e-4):
-            return diagnose(given, got, want, token)
-    return None
+    want = answer(given)
+    wrong = (~torch.isclose(got, want, atol=1e-4)).any(1).nonzero().flatten().tolist()
+    if wrong and len(want) > 1000:
+        seen = f"Of {len(want)} tokens, the results of {len(wrong)} are wrong; the first is token {wrong[0]}."
+        return Broken("large", PROMISE, seen)
+    return diagnose(given, got, want, wrong[0]) if wrong else None
+
+
+def answer(given: Problem) -> Tensor:
+    """Return the right result, [tokens, hidden] in float64."""
+    want = torch.zeros(given.x.shape).double()
+    precise = given._replace(gate_up=given.gate_up.double(), down=given.down.double(), x=given.x.double())
+    for e in given.local_experts:
+        token, choice = (given.ids == e).nonzero(as_tuple=True)
+        if len(token):
+            rows = _expert(precise, e - given.local_experts.start, precise.x[token])
+            want.index_add_(0, token, rows * given.scale[token, choice].double()[:, None])
+    return want
 
 
 def diagnose(given: Problem, got: Tensor, want: Tensor, token: int) -> Broken:
@@ -287,7 +380,7 @@ def _scale(given: Problem, token: int, expert: int) -> float:
 def counts(student: Student) -> str:
     """Count the experts whose weights are read and the rows that are multiplied, for any structure of the code."""
     notes = []
-    for tokens, experts in ((1, 64), (8, 64), (200, 8)):
+    for tokens, experts in ((1, 64), (8, 64), (200, 8), (9000, 2)):
         given = problem(MoeCase(tokens, experts=experts))
         load = Counter(given.ids.flatten().tolist())
         block = 16
@@ -296,7 +389,9 @@ def counts(student: Student) -> str:
         promise = f"{tokens} tokens chose {len(load)} of {experts} experts: only their weights are read, each once."
         if found.experts > len(load) + 1e-9:
             busy = problem(MoeCase(200, experts=8))  # every expert is chosen: more reads than experts are second reads
-            cause = "again" if count(backend(student, block), busy).experts > 8 + 1e-9 else "reads"
+            all_chosen = len(load) == experts
+            again = all_chosen or count(backend(student, block), busy).experts > 8 + 1e-9
+            cause = "again" if again else "reads"
             seen = f"The weights read are those of {found.experts:g} experts (an expert read twice counts twice)."
             raise Broken(cause, promise, seen)
         if found.gemms == 0:

@@ -17,18 +17,23 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from minisgl.attention import AttnBatch, LayerSpec
+from minisgl.course.lab.grader.attention_steps import AttentionSteps, make_steps, show_steps
 from minisgl.course.lab.grader.conformance import conformance, greedy
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
 from minisgl.course.lab.grader.torch_operations import ROWS, operations_of_a_decode_step
+from minisgl.kvcache.pool import KVPool
 from minisgl.testing.attention import AttentionCase, PreparedCase, prepare_case
 
 HEADS = ((2, 2, 8), (4, 2, 16), (4, 1, 8), (6, 3, 16))
 TOLERANCE = 1e-4  # float32 against float64
 TOLERANCE_BF16 = 2e-2  # bfloat16 has 8 bits: the rounding of the answer alone is 4e-3
 SCALE_UP = 8.0  # factor of the scores in half precision: rounding a score then changes the answer visibly
-SCALES = (0.0, 0.3, 12.0)  # 0: head_dim ** -0.5. With the last, scores are so large that no finite mask is low enough.
+SCALES = (0.0, 0.3, 12.0, 1.0)  # 0: head_dim ** -0.5
+LOW = 2e18  # a query of this size times a key of half this size is a score below every finite mask but the lowest
+LENGTHS = (1, 4100, 8200, 16_500, 40_000, 70_000)
+BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)
 UNWRITTEN = 12288.0  # initial value of `out`; exact in bfloat16
 
 
@@ -39,15 +44,31 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
         [rng.randint(0, most), 1 if rng.random() < 0.5 else rng.randint(2, most)]
         for _ in range(rng.randint(1, 1 + size // 3))
     ]
-    more = {"page_size": rng.choice([1, 2, 4, 16]), "heads": rng.randrange(len(HEADS)), "seed": rng.randrange(1000)}
-    window = rng.choice([0, 0, 0, 1, 3, 10]) if size > 6 else 0
-    cap, half = int(size > 6 and rng.random() < 0.3) * rng.randint(1, 3), int(size > 8 and rng.random() < 0.2)
+    more = {"page_size": rng.choice([1, 2, 4, 12, 16]), "heads": rng.randrange(len(HEADS)), "seed": rng.randrange(1000)}
+    window = rng.choice([0, 0, 0, 1, 3, 10, 70]) if size > 9 else 0
+    cap, half = int(size > 9 and rng.random() < 0.3) * rng.randint(1, 12), int(size > 10 and rng.random() < 0.2)
     if size == 5:  # values that nearly cancel: the rounding of a weight then changes the answer visibly
         rows, half, window, cap = [[7, 1], [3, 1], [14, 2], [31, 1]], 2, 0, 0
         more["page_size"] = 4
     if size == 4:  # more rows and more positions than a constant in the code may allow
         rows = [[rng.randint(0, 40), 1] for _ in range(20)] + [[990, 40]]
+    if size == 2:
+        rows, more = [[8300, 1], [16_500, 2]], {**more, "page_size": 16, "heads": 0}
+    if size == 6:  # a window behind which thousands of positions are masked
+        rows, window, more = [[2990, 1], [40_100, 1], [2500, 3]], 60, {**more, "page_size": 16, "heads": 0}
     return {"rows": rows, **more, "window": window, "cap": cap, "half": half, "scale": rng.randrange(len(SCALES))}
+
+
+def make_attend(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return a random step, or a history of steps, or a step beyond the sizes and numbers of the others."""
+    workload = make(rng, size)
+    if size == 3:
+        return {**workload, "rows": [[9, 1], [30, 3], [0, 4]], "page_size": 4, "half": 3}
+    if size == 7:
+        return {**workload, "rows": [[0, 1]] * 150 + [[1, 1]] * 150, "page_size": 2, "heads": 0}
+    if size == 8:
+        return {"chunk": 4500, "before": rng.randint(0, 90), "window": rng.choice([0, 100])}
+    return make_steps(rng, size) if size % 3 == 2 and size != 5 else workload
 
 
 def case_of(workload: dict[str, Any]) -> AttentionCase:
@@ -57,19 +78,26 @@ def case_of(workload: dict[str, Any]) -> AttentionCase:
         raise Invalid
     rows.sort(key=lambda row: row[1] != 1)  # rows of one token come first
     q, kv, dim = HEADS[workload["heads"]]
-    window, cap = workload["window"] or -1, 2.0 * workload["cap"]
-    dtype = torch.bfloat16 if workload["half"] else torch.float32
+    window, cap = workload["window"] or -1, 0.5 * workload["cap"]
+    dtype = torch.bfloat16 if workload["half"] in (1, 2) else torch.float32
     return AttentionCase(tuple(rows), workload["page_size"], q, kv, dim, window=window, soft_cap=cap, dtype=dtype)
 
 
 def draw(workload: dict[str, Any]) -> str:
     """Describe the workload: one line for the sizes, then one line for each row."""
+    if "chunk" in workload:
+        window = f", window {workload['window']}" * bool(workload["window"])
+        return f"a row that computes {workload['chunk']} positions after {workload['before']} cached ones{window}"
+    if "steps" in workload:
+        return show_steps(workload)
     q, kv, dim = HEADS[workload["heads"]]
     more = f", window {workload['window']}" * bool(
         workload["window"]
-    ) + f", scores capped at {2 * workload['cap']}" * bool(workload["cap"])
+    ) + f", scores capped at {workload['cap'] / 2}" * bool(workload["cap"])
     more += f", scale {SCALES[workload.get('scale', 0) % len(SCALES)]}" * bool(workload.get("scale"))
-    more += ", in bfloat16" * bool(workload["half"]) + ", values that nearly cancel" * (workload["half"] == 2)
+    more += ("", ", in bfloat16", ", in bfloat16, values that nearly cancel", ", all scores -2e36")[
+        workload["half"] % 4
+    ]
     lines = [f"pages of {workload['page_size']} tokens, {q} query and {kv} key-value heads of {dim}{more}"]
     for before, count in sorted(workload["rows"], key=lambda row: row[1] != 1):
         lines.append(f"a row that computes {count} position{'s' * (count > 1)} after {before} cached ones")
@@ -123,6 +151,11 @@ class Row:
         seen = key < at if strict else key <= at
         return seen & (key > at - window) if window >= 0 else seen
 
+    def in_blocks(self, block: int) -> Tensor:
+        """Return the answer if each block of queries is taken for the last positions of the row."""
+        parts = [replace(self, q=part).dense() for part in self.q.split(block)]
+        return torch.cat(parts)
+
     def mistakes(self) -> Iterator[tuple[str, Tensor]]:
         """Yield (cause, answer) for each known mistake."""
         queries, whole, spec = len(self.q), len(self.k), self.layer
@@ -139,8 +172,11 @@ class Row:
         yield "scale", self.dense(scale=1.0)
         yield "scale", self.dense(scale=spec.head_dim**-1.0)
         yield "scale", self.dense(scale=spec.head_dim**-0.5)
+        for block in BLOCKS:
+            if queries > block:
+                yield "blocks", self.in_blocks(block)
         yield "zeroed", self.dense(zeroed=True)
-        for finite in (-10.0, -20.0, -30.0, -50.0, -100.0):
+        for finite in (-10.0, -20.0, -30.0, -50.0, -100.0, -1e30):
             yield "finite", self.dense(finite=finite)
         if before or queries > 1:
             yield "self", self.dense(seen=self.mask(window, strict=True))
@@ -150,14 +186,14 @@ class Row:
         if spec.soft_cap:
             yield "cap", self.dense(cap=0.0)
             yield "cap", self.dense(late=True)
-            for cap in (2.0, 4.0):
+            for cap in (1.0, 2.0, 4.0, 30.0, 50.0):
                 yield "cap", self.dense(cap=cap)
 
 
 def rows_of(prepared: PreparedCase) -> Iterator[tuple[int, int, Row]]:
     """Yield (first token, end of its tokens, row) for each row of the step."""
     batch, layer = prepared.batch, prepared.layers[1]
-    keys, values = prepared.pool.layer(1)
+    keys, values = prepared.pool.layer(layer.index)
     ends, size = batch.cu_seqlens_q_cpu.tolist(), prepared.pool.page_size
     for r, length in enumerate(batch.seq_lens_cpu.tolist()):
         pages = batch.page_table[batch.req_pool_indices[r], : -(-length // size)].long()
@@ -201,6 +237,8 @@ def prepared_case(workload: dict[str, Any]) -> PreparedCase:
         return prepared
     if workload["half"] == 2:
         return _cancelling(prepared)
+    if workload["half"] == 3:
+        return _low(prepared)
     scale = SCALE_UP * prepared.layers[1].scale if workload["half"] else SCALES[workload["scale"] % len(SCALES)]
     scaled = replace(prepared.layers[1], scale=scale)
     prepared = replace(prepared, layers=(prepared.layers[0], scaled))
@@ -222,7 +260,52 @@ def _cancelling(prepared: PreparedCase) -> PreparedCase:
     return replace(prepared, expected=torch.cat([row.dense() for _, _, row in rows_of(prepared)]))
 
 
+def _low(prepared: PreparedCase) -> PreparedCase:
+    """Return the step with the score -2e36 everywhere: each query sees all of its positions with equal weights."""
+    keys, _ = prepared.pool.layer(1)
+    keys.masked_fill_(~keys.isnan(), 0.0)
+    keys[..., 0].masked_fill_(~keys[..., 0].isnan(), -LOW / 2)
+    q = torch.zeros_like(prepared.q)
+    q[..., 0] = LOW
+    layer = replace(prepared.layers[1], scale=1.0, soft_cap=0.0)
+    prepared = replace(prepared, q=q, layers=(prepared.layers[0], layer))
+    return replace(prepared, expected=torch.cat([row.dense() for _, _, row in rows_of(prepared)]))
+
+
 # ---- gates -------------------------------------------------------------------------------------------------
+
+
+class Untouched:
+    """The caller's tensors as they were before a call, and the check that they are the same after it."""
+
+    def __init__(self, prepared: PreparedCase):
+        self.prepared, self.before = prepared, [x.copy() for x in self._all(prepared)]
+
+    @staticmethod
+    def _all(prepared: PreparedCase) -> list[np.ndarray[Any, Any]]:
+        batch, pool = prepared.batch, prepared.pool.layer(prepared.layers[1].index)
+        given = (prepared.q, batch.page_table, batch.seq_lens, batch.cu_seqlens_q, batch.req_pool_indices, *pool)
+        arrays = [(x if x.dtype != torch.bfloat16 else x.view(torch.int16)).numpy() for x in given]
+        return [*arrays, batch.seq_lens_cpu, batch.cu_seqlens_q_cpu]
+
+    def check(self) -> None:
+        """Raise `Broken` if one of the tensors has changed."""
+        names = ["queries", "page table", "lengths", "ends of the rows", "request-pool indices", "keys in the pool"]
+        names += ["values in the pool", "lengths on the CPU", "ends of the rows on the CPU"]
+        for name, before, after in zip(names, self.before, self._all(self.prepared), strict=True):
+            if not np.array_equal(before, after, equal_nan=before.dtype.kind == "f"):
+                seen = f"After `plan` and `forward`, the {name} were others than before."
+                raise Broken("changes", "The backend writes `out`, and changes no other tensor of the caller.", seen)
+
+
+def forward(backend: Any, prepared: PreparedCase, layer: LayerSpec) -> Tensor:
+    """Return the backend's answer for a layer of a planned step, in float64. Raise `Broken` if it is not in `out`."""
+    out = torch.full_like(prepared.q, UNWRITTEN)
+    got = backend.forward(layer, prepared.q, out)
+    if not isinstance(got, Tensor) or (got.shape == out.shape and not torch.equal(got.nan_to_num(), out.nan_to_num())):
+        seen = "The result that `forward` returned is not in the tensor `out`."
+        raise Broken("unwritten", "`forward` writes `out`, and returns it.", seen)
+    return got.double()
 
 
 def bound(student: Student, prepared: PreparedCase) -> Any:
@@ -234,11 +317,15 @@ def bound(student: Student, prepared: PreparedCase) -> Any:
 
 def run_agree(student: Student, workload: dict[str, Any]) -> None:
     """Grade the whole backend on one step."""
+    if "chunk" in workload:
+        return run_long_chunk(student, workload)
+    if "steps" in workload:
+        return run_steps(student, workload)
     prepared = prepared_case(workload)
     backend = bound(student, prepared)
+    untouched = Untouched(prepared)
     backend.plan(prepared.batch)
-    out = torch.full_like(prepared.q, UNWRITTEN)
-    got = backend.forward(prepared.layers[1], prepared.q, out).double()
+    got = forward(backend, prepared, prepared.layers[1])
     if got.shape != prepared.expected.shape:
         seen = f"The result has the shape {list(got.shape)}, the queries {list(prepared.expected.shape)}."
         raise Broken("answer", "The result has the shape of the queries.", seen)
@@ -248,8 +335,10 @@ def run_agree(student: Student, workload: dict[str, Any]) -> None:
             raise Broken("unwritten", "Decode rows and prefill rows of `out` are all written.", seen)
     wrong = explain(prepared, got)
     if wrong is not None:
-        raise wrong
-    run_next_step(student, backend, prepared)
+        raise not_a_number(student, prepared) or wrong if wrong.cause == "pages" else wrong
+    untouched.check()
+    if len(workload["rows"]) < 100:
+        run_next_step(student, backend, prepared)
 
 
 def shuffled(prepared: PreparedCase) -> PreparedCase:
@@ -271,16 +360,12 @@ def shuffled(prepared: PreparedCase) -> PreparedCase:
 def run_next_step(student: Student, backend: Any, prepared: PreparedCase) -> None:
     """Check a second and a third step of the same backend: the first layer is computed too, other requests have pages.
 
-    Also check the caller's tensors. An answer that a new backend does not get right either is wrong for another reason.
+    An answer that a new backend does not get right either is wrong for another reason.
     """
     after = shuffled(prepared)
     backend.plan(after.batch)
-    given = after.q.clone(), after.batch.page_table.clone(), after.batch.seq_lens.clone()
     backend.forward(after.layers[0], after.q.clone(), torch.empty_like(after.q))
-    got = backend.forward(after.layers[1], after.q, torch.full_like(after.q, UNWRITTEN)).double()
-    if not all(map(torch.equal, given, (after.q, after.batch.page_table, after.batch.seq_lens))):
-        seen = "After `forward`, the queries, the page table or the lengths were others than before."
-        raise Broken("changes", "The backend writes `out`, and changes no other tensor of the caller.", seen)
+    got = forward(backend, after, after.layers[1])
     wrong = explain(after, got)
     if wrong is not None:
         promise = "Each step and each layer is computed from its own batch and its own keys and values."
@@ -288,7 +373,7 @@ def run_next_step(student: Student, backend: Any, prepared: PreparedCase) -> Non
         raise alone(student, after) or Broken("kept", promise, seen)
     later = reallocated(prepared)
     backend.plan(later.batch)
-    wrong = explain(later, backend.forward(later.layers[1], later.q, torch.full_like(later.q, UNWRITTEN)).double())
+    wrong = explain(later, forward(backend, later, later.layers[1]))
     if wrong is not None:
         promise = "Each step and each layer is computed from its own batch and its own keys and values."
         seen = (
@@ -298,12 +383,109 @@ def run_next_step(student: Student, backend: Any, prepared: PreparedCase) -> Non
         raise alone(student, later) or Broken("kept", promise, seen)
 
 
+def not_a_number(student: Student, prepared: PreparedCase) -> Broken | None:
+    """Return the finding for an answer that is not a number even if all pages of the pool hold numbers."""
+    for buffer in prepared.pool.layer(1):
+        buffer.nan_to_num_()
+    backend = bound(student, prepared)
+    backend.plan(prepared.batch)
+    if not forward(backend, prepared, prepared.layers[1]).isnan().any():
+        return None
+    promise = "Attention over scattered pages gives the answer of dense attention."
+    return Broken("nan", promise, "An answer is not a number, although all keys and values are numbers.")
+
+
 def alone(student: Student, prepared: PreparedCase) -> Broken | None:
     """Return the finding for a step that is the first one of a new backend; None if its answer is right."""
     backend = bound(student, prepared)
     backend.plan(prepared.batch)
-    got = backend.forward(prepared.layers[1], prepared.q, torch.full_like(prepared.q, UNWRITTEN))
-    return explain(prepared, got.double())
+    return explain(prepared, forward(backend, prepared, prepared.layers[1]))
+
+
+def run_steps(student: Student, workload: dict[str, Any]) -> None:
+    """Grade a history of steps of two engines with three layers each. Both plan a step before either computes it."""
+    engines = [AttentionSteps(workload, HEADS[3], other) for other in range(2)]
+    backends = []
+    for engine in engines:
+        backends.append(student.make(device=torch.device("cpu")))
+        backends[-1].bind(engine.pool, engine.layers, [])
+    for number, rows in enumerate(workload["steps"]):
+        batches = [engine.step(rows) for engine in engines]
+        planned = []
+        for engine, backend, batch in zip(engines, backends, batches, strict=True):
+            if batch is not None:
+                q = engine.queries(engine.layers[0], batch)
+                empty = PreparedCase(engine.pool, (engine.layers[0], engine.layers[0]), batch, q, torch.empty(0))
+                untouched = Untouched(empty)
+                backend.plan(batch)
+                planned.append((engine, backend, batch, untouched))
+        for engine, backend, batch, untouched in planned:
+            for layer in engine.layers:
+                check_layer(student, engine, backend, batch, layer, number)
+            untouched.check()
+
+
+def check_layer(
+    student: Student, engine: AttentionSteps, backend: Any, batch: AttnBatch, layer: LayerSpec, number: int
+) -> None:
+    """Check the answer of one layer in step ``number`` of a history. Raise `Broken` if it is wrong."""
+    layers: Any = (*engine.layers[: layer.index], *engine.layers[layer.index + 1 :], layer)
+    step = PreparedCase(engine.pool, (layers[0], layer), batch, engine.queries(layer, batch), torch.empty(0))
+    step = replace(step, expected=torch.cat([row.dense() for _, _, row in rows_of(step)]))
+    wrong = explain(step, forward(backend, step, layer))
+    if wrong is None:
+        return
+    fresh = student.make(device=torch.device("cpu"))
+    fresh.bind(engine.pool, engine.layers, [])
+    fresh.plan(batch)
+    again = explain(step, forward(fresh, step, layer))
+    promise = "Each step and each layer is computed from its own batch and its own keys and values."
+    seen = f"In layer {layer.index} of step {number}: {wrong.seen} A new backend computes the right answer."
+    raise again or Broken("kept", promise, seen, step=number)
+
+
+def run_long_chunk(student: Student, workload: dict[str, Any]) -> None:
+    """Grade a long chunk of a prompt, whose queries are 0: each gives the mean of the values that it attends to."""
+    chunk, before, window, size = workload["chunk"], workload["before"], workload["window"], 16
+    if chunk < 1 or before < 0:
+        raise Invalid
+    length, device = before + chunk, torch.device("cpu")
+    pages = -(-length // size)
+    layers = tuple(LayerSpec(i, 1, 1, 2, 1.0, window=window or -1) for i in range(2))
+    pool = KVPool(2, pages + 1, size, 1, 2, torch.float32, device)
+    keys, values = pool.layer(1)
+    values.copy_(torch.rand(values.shape, generator=torch.Generator().manual_seed(chunk)))
+    keys.fill_(1.0)
+    table = torch.arange(pages - 1, -1, -1, dtype=torch.int32).repeat(2, 1)
+    ends, lengths = np.array([0, chunk], np.int32), np.array([length], np.int32)
+    on_device = torch.tensor(ends), torch.tensor(lengths)
+    batch = AttnBatch(int(chunk == 1), ends, lengths, *on_device, torch.zeros(1, dtype=torch.int32), table)
+    step = PreparedCase(pool, (layers[0], layers[1]), batch, torch.zeros(chunk, 1, 2), torch.empty(0))
+    backend = bound(student, step)
+    backend.plan(batch)
+    got = forward(backend, step, layers[1])
+    v = values[table[0].long()].reshape(-1, 2)[:length].double()
+    sums = torch.cat((torch.zeros(1, 2).double(), v.cumsum(0)))
+
+    def means(last: Tensor) -> Tensor:
+        first = (last + 1 - window).clamp(min=0) if window else torch.zeros_like(last)
+        return ((sums[last + 1] - sums[first]) / (last + 1 - first)[:, None])[:, None]
+
+    query = torch.arange(chunk)
+    want = means(before + query)
+    if got.shape == want.shape and close(got, want, TOLERANCE):
+        return
+    promise = "Attention over scattered pages gives the answer of dense attention."
+    if got.shape != want.shape:
+        raise Broken("answer", promise, f"The result has the shape {list(got.shape)}, not {list(want.shape)}.")
+    first = int((~torch.isclose(got, want, atol=TOLERANCE, rtol=TOLERANCE)).flatten(1).any(1).nonzero()[0])
+    seen = f"In a chunk of {chunk} positions after {before} cached ones, the answer of query {first} is wrong."
+    for block in BLOCKS:
+        end = ((query // block + 1) * block).clamp(max=chunk)
+        if close(got, means(length - end + query), TOLERANCE):
+            text = f"{seen} Each block of {block} queries was taken for the row's last positions."
+            raise Broken("blocks", promise, text)
+    raise Broken("answer", promise, seen)
 
 
 def reallocated(prepared: PreparedCase) -> PreparedCase:
@@ -357,6 +539,7 @@ def run_gather(student: Student, workload: dict[str, Any]) -> None:
             if not torch.equal(mine, right[: row.length]):
                 text = f"The {name} of row {r} are not those that layer {layer.index} has at the row's KV locations."
                 raise Broken("pages", promise, text)
+    check_many_positions(backend, size)
 
 
 def check_large_pages(backend: Any, size: int) -> None:
@@ -368,6 +551,25 @@ def check_large_pages(backend: Any, size: int) -> None:
     if got != list(range(page * size, (page + 1) * size)):
         seen = f"Page {page} has the KV locations from {page * size} on, with pages of {size} tokens; got {got[0]}."
         raise Broken("overflow", "A KV location is page · page_size + offset, in 64 bits.", seen, page=page)
+
+
+def check_many_positions(backend: Any, size: int) -> None:
+    """Check `kv_locations` of long rows, and that the locations are on the device of the page table."""
+    promise = "`kv_locations` returns the KV location of each of the row's positions, in order."
+    for length in LENGTHS:
+        pages = torch.arange(-(-length // size), dtype=torch.int32).flip(0) + 1
+        got = torch.as_tensor(backend.kv_locations(pages, length))
+        position = torch.arange(length)
+        want = pages[position // size].long() * size + position % size
+        if got.shape != want.shape:
+            raise Broken("long", promise, f"A row of {length} positions got {len(got)} KV locations.")
+        if not torch.equal(got.long(), want):
+            at = int((got.long() != want).nonzero()[0])
+            seen = (
+                f"In a row of {length} positions, position {at} is at KV location {int(want[at])}; got {int(got[at])}."
+            )
+            in_a_row = torch.equal(got.long(), int(pages[0]) * size + position)
+            raise Broken("pages" if in_a_row else "long", promise, seen)
 
 
 def _check_length(got: int, length: int, queries: int, size: int, promise: str, what: str) -> None:
@@ -387,6 +589,9 @@ def run_mask(student: Student, workload: dict[str, Any]) -> None:
     if not hasattr(backend, "attention_mask"):
         run_agree(student, workload)
         return
+    check_device(backend)
+    if len(workload["rows"]) > 20:
+        check_long_masks(backend)
     for a, b, row in rows_of(prepared):
         mine = backend.attention_mask(b - a, row.length, case.window, torch.device("cpu"))
         want = row.mask(case.window)
@@ -405,6 +610,47 @@ def run_mask(student: Student, workload: dict[str, Any]) -> None:
         seen = f"The mask of {b - a} queries over {row.length} positions is {picture}; it should be {right}."
         promise = "The queries are the row's last positions, and each sees its own and all earlier positions."
         raise Broken(cause, promise, seen)
+    check_kept_masks(student, prepared, backend)
+
+
+def check_device(backend: Any) -> None:
+    """Check that `attention_mask` makes its tensors on the device that is asked for.
+
+    Nothing can be made on the device "vulkan" here: code that uses the argument raises an error.
+    """
+    try:
+        mask = backend.attention_mask(2, 5, -1, torch.device("vulkan"))
+    except Exception:
+        return
+    seen = f"Asked for a mask on another device, `attention_mask` returned one on the device {mask.device}."
+    raise Broken("device", "Tensors that a backend makes are on the device of its inputs.", seen)
+
+
+def check_long_masks(backend: Any) -> None:
+    """Check masks of long rows and of long chunks."""
+    promise = "The queries are the row's last positions, and each sees its own and all earlier positions."
+    for queries, length, window in ((1, 40_000, 64), (2, 9000, -1), (3, 70_000, 5000), (2600, 2700, 1100)):
+        mine = backend.attention_mask(queries, length, window, torch.device("cpu"))
+        key = torch.arange(length)
+        query = key[length - queries :, None]
+        want = (key <= query) & (key > query - window) if window >= 0 else key <= query
+        if mine.shape != want.shape or not torch.equal(mine.bool(), want):
+            given = f", with a window of {window}" if window >= 0 else ""
+            raise Broken("long", promise, f"The mask of {queries} queries over {length} positions{given} is wrong.")
+
+
+def check_kept_masks(student: Student, prepared: PreparedCase, backend: Any) -> None:
+    """Check masks of the same sizes with other windows, as layers with other windows ask for them."""
+    promise = "A mask depends on its arguments alone: layers may have other windows."
+    for a, b, row in [*rows_of(prepared)][:3]:
+        for window in (-1, 2, 5, 1, -1):
+            given, want = (b - a, row.length, window, torch.device("cpu")), row.mask(window)
+            if torch.equal(backend.attention_mask(*given).bool(), want):
+                continue
+            seen = f"The mask of {b - a} queries over {row.length} positions with window {window} is wrong"
+            if torch.equal(bound(student, prepared).attention_mask(*given).bool(), want):
+                raise Broken("kept", promise, f"{seen} after calls with other windows.")
+            raise Broken("window", promise, f"{seen}.")
 
 
 # ---- counting reads -------------------------------------------------------------------------------------------
@@ -478,14 +724,15 @@ def backend_of(student: Student) -> Any:
     return student.make(device=torch.device("cpu"))
 
 
-def _part(name: str, says: str, run: Callable[[Student, dict[str, Any]], None]) -> Gate:
-    return Gate(name, says, search(make, run, seconds=0.5, show=draw), part=f"paged.{name}")
+def _part(name: str, says: str, run: Callable[[Student, dict[str, Any]], None], seconds: float = 0.5) -> Gate:
+    workloads = make_attend if run is run_agree else make
+    return Gate(name, says, search(workloads, run, seconds=seconds, show=draw), part=f"paged.{name}")
 
 
 GATES: Sequence[Gate] = (
     _part("gather", "each row gets its own keys and values from scattered pages", run_gather),
     _part("mask", "each query sees the right positions", run_mask),
-    _part("attend", "the answer equals the answer of dense attention", run_agree),
+    _part("attend", "the answer equals the answer of dense attention", run_agree, seconds=1.2),
     conformance(attention_kit, backend_of, causes=lambda text: "answer" if "off by" in text else None),
     Gate("count", "the number of KV positions read is the sum of the lengths", count),
     greedy(["attention=torch"], ["max_prefill_tokens=32"]),

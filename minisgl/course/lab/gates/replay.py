@@ -133,29 +133,83 @@ def run_buffers(student: Student, workload: dict[str, Any]) -> None:
     plain.input_buffers = runner.input_buffers  # type: ignore[attr-defined]
     play(plain, workload)
     check_large_numbers(runner)
+    check_many_rows(runner)
+
+
+def fill(buffers: Any, key: GraphKey, spec: EngineSpec, table: Tensor, rows: np.ndarray[Any, Any] | None) -> None:
+    """Fill buffers with the rows of a step, and check each number of all rows. Raise `Broken` for a wrong one."""
+    given = None if rows is None else rows.copy()
+    batch = buffers.fill(given)
+    n = 0 if rows is None else rows.shape[1]
+    if given is not None and rows is not None and not np.array_equal(given, rows):
+        promise = "`fill` reads the rows of the step, and changes none of the caller's arrays."
+        raise Broken("changes", promise, "The array of the step's rows was another one after `fill`.")
+    where = f"A bucket of {key.rows} rows was filled with {'None' if rows is None else f'a step of {n} rows'}."
+    want = np.empty((5, key.rows), np.int64)
+    want[:] = np.array([0, 0, spec.num_pages * spec.page_size, spec.max_running_requests, 1])[:, None]
+    if rows is not None:
+        want[:, :n] = rows
+    packed = buffers.tokens.packed.cpu().numpy()
+    names = ("token id", "position", "KV location", "request-pool index", "sequence length")
+    for line, name in enumerate(names):
+        for row in np.flatnonzero(packed[line] != want[line])[:1].tolist():
+            if row >= n and line == 0:
+                continue  # the token id of a row of padding may be any
+            right, got = int(want[line, row]), int(packed[line, row])
+            pending = " (PENDING)" * (right == PENDING)
+            seen = f"{where} The {name} of row {row} is {right}{pending}; the buffer holds {got}."
+            if row >= n and rows is not None and packed[2, row] != want[2, row]:
+                raise Broken("padding-page", RULES["padding-page"], seen)
+            if row >= n:
+                raise Broken("stale", "All rows behind the rows of the step are padding, in each call of `fill`.", seen)
+            raise Broken("numbers", "The buffers hold the step's rows as they are, in int32.", seen)
+    if given is not None:
+        given[:] = 77
+    if not np.array_equal(batch.seq_lens_cpu, want[4]):
+        seen = f"{where} `seq_lens_cpu` is {batch.seq_lens_cpu.tolist()[:8]}; it should be {want[4].tolist()[:8]}."
+        if given is not None and bool((batch.seq_lens_cpu[:n] == 77).all()):
+            seen = "After the caller had written other numbers into its array, `seq_lens_cpu` had them too."
+            raise Broken(
+                "changes", "`fill` copies the rows of the step, and keeps no view of the caller's array.", seen
+            )
+        raise Broken("stale", "All rows behind the rows of the step are padding, in each call of `fill`.", seen)
+    if batch.page_table.data_ptr() != table.data_ptr():
+        seen = "The batch has a copy of the page table: it does not get the pages that are allocated later."
+        raise Broken("rebound", RULES["rebound"], seen)
+    if batch.graph_key != key:
+        seen = f"{where} `graph_key` of its batch is {batch.graph_key}; it should be {key}."
+        raise Broken("key", "The batch names the bucket whose buffers its tensors are.", seen)
 
 
 def check_large_numbers(runner: Any) -> None:
     """Check that the buffers of a bucket of 4 rows hold numbers of any size, and tokens that are still on the device.
 
-    The numbers are above 2^24, the largest that every 32-bit floating-point number below it holds exactly.
+    The numbers are above 2^24, the largest that every 32-bit floating-point number below it holds exactly. After the
+    step, all rows become padding again.
     """
-    spec = EngineSpec(16, 2**22, 8, 2**26, 1000)
+    spec = EngineSpec(3, 2**24 + 1, 8, 2**26, 1000)
     table = torch.full((9, 2), spec.num_pages, dtype=torch.int32)
-    buffers = runner.input_buffers(GraphKey(4), spec, table, CPU)
-    rows = np.array([[PENDING, 7, 999], [2**24 + 1, 0, 3], [2**25 + 3, 2**24 + 5, 1], [7, 0, 3], [2**24 + 2, 1, 4]],
-                    np.int32)  # fmt: skip
-    given = rows.copy()
-    buffers.fill(given)
-    if not np.array_equal(given, rows):
-        promise = "`fill` reads the rows of the step, and changes none of the caller's arrays."
-        raise Broken("changes", promise, "The array of the step's rows was another one after `fill`.")
-    names = ("token id", "position", "KV location", "request-pool index", "sequence length")
-    for name, line, mine in zip(names, buffers.tokens.packed.tolist(), rows.tolist(), strict=True):
-        for row, (got, want) in enumerate(zip(line, mine, strict=False)):  # other gates look at the padding row
-            if got != want:
-                seen = f"The {name} of row {row} is {want}{' (PENDING)' * (want == PENDING)}; the buffer holds {got}."
-                raise Broken("numbers", "The buffers hold the step's rows as they are, in int32.", seen)
+    key = GraphKey(4)
+    buffers = runner.input_buffers(key, spec, table, CPU)
+    rows = np.array([[PENDING, 7, 999, 0], [2**24 + 1, 0, 3, 0], [2**25 + 3, 2**24 + 5, 1, 0], [7, 0, 3, 5],
+                     [2**24 + 2, 1, 4, 1]], np.int32)  # fmt: skip
+    for step in (rows[:, :3], None, rows, rows[:, :0], rows[:, ::-1], rows[:, 3:], None):
+        fill(buffers, key, spec, table, step)
+    first = buffers.fill(rows.copy())
+    runner.input_buffers(key, spec, table, CPU).fill(None)
+    if not np.array_equal(first.seq_lens_cpu, rows[4]):
+        seen = "Other buffers of as many rows were filled, and `seq_lens_cpu` of the first batch changed."
+        raise Broken("shared", "Each engine has its own runner, with its own buffers and recordings.", seen)
+
+
+def check_many_rows(runner: Any) -> None:
+    """Check a bucket with more rows than a constant in the code may allow."""
+    spec, key = EngineSpec(3, 5000, 700, 600, 1000), GraphKey(600)
+    table = torch.full((701, 200), spec.num_pages, dtype=torch.int32)
+    buffers = runner.input_buffers(key, spec, table, CPU)
+    rows = np.arange(1, 3001, dtype=np.int32).reshape(5, 600)
+    for n in (600, 1, 300, 599, 600):
+        fill(buffers, key, spec, table, rows[:, :n])
 
 
 def run_buckets(student: Student, workload: dict[str, Any]) -> None:
@@ -168,6 +222,8 @@ def run_buckets(student: Student, workload: dict[str, Any]) -> None:
     if hasattr(runner, "recordings"):
 
         def capture(keys: Sequence[GraphKey], build: Any, forward: Any) -> None:
+            for rows in range(1, slots + 1):
+                runner.pick(rows, 1, True)  # nothing is recorded yet
             Plain.capture(plain, keys, build, forward)
             runner.recordings.update(plain.recordings)
 
@@ -184,17 +240,28 @@ def run_buckets(student: Student, workload: dict[str, Any]) -> None:
         if key.rows > 2 * rows:
             seen = f"A step of {rows} rows is padded to {key.rows}."
             raise Broken("wasteful", "A step is padded to at most twice its rows.", seen)
+    check_closed(runner, slots)
     if len(rig.keys) > max(8, slots // 2):
         seen = f"For {slots} rows there are {len(rig.keys)} buckets; at most {max(8, slots // 2)} are allowed."
         promise = "The number of buckets is small: recording one takes time, and each keeps its memory."
         raise Broken("too-many", promise, seen)
 
 
+def check_closed(runner: Any, slots: int) -> None:
+    """Close a runner and check that it finds no bucket any more."""
+    runner.close()
+    for rows in range(1, slots + 1):
+        key = runner.pick(rows, 1, True)
+        if key is not None:
+            seen = f"After `close`, `pick({rows}, 1, True)` returned the bucket of {key.rows} rows."
+            raise Broken("pick", "A runner finds the buckets that are recorded now, and no others.", seen)
+
+
 def check_sizes(student: Student) -> None:
     """Check the buckets of large servers, and that they obey the option ``max_rows``, without recording them."""
     if "max_rows" not in {f.name for f in fields(student.config())}:
         return
-    for slots, limit in ((48, 48), (100, 100), (256, 256), (64, 5)):
+    for slots, limit in ((48, 48), (100, 100), (256, 256), (64, 5), (5, 64), (700, 700), (2500, 2500), (64, 1)):
         runner = student.make(student.config(max_rows=limit), device=CPU)
         sizes = sorted(key.rows for key in runner.buckets(slots))
         where = f"With max_running_requests {slots} and graph.max_rows {limit} the buckets are {sizes}"
@@ -210,6 +277,14 @@ def check_sizes(student: Student) -> None:
             bucket = next(size for size in sizes if size >= rows)
             if bucket > 2 * rows:
                 raise Broken("wasteful", "A step is padded to at most twice its rows.", f"{where[:200]}.")
+        if hasattr(runner, "recordings"):
+            runner.recordings.update({GraphKey(size): None for size in reversed(sizes)})
+            for rows in {1, 2, 3, sizes[-1] // 2 + 1, max(1, sizes[-1] - 1), sizes[-1], sizes[-1] + 1}:
+                key, want = runner.pick(rows, 1, True), next((size for size in sizes if size >= rows), None)
+                if want != (key.rows if key is not None else None):
+                    got = "no bucket" if key is None else f"the bucket of {key.rows} rows"
+                    seen = f"{where[:200]}. A step of {rows} rows got {got}."
+                    raise Broken("pick", RULES["pick"], seen)
 
 
 def make_buckets(rng: random.Random, size: int) -> dict[str, Any]:
@@ -221,16 +296,60 @@ def make_buckets(rng: random.Random, size: int) -> dict[str, Any]:
 def run_all(student: Student, workload: dict[str, Any]) -> None:
     """Grade the whole runner."""
     runner = runner_of(student)
-    rig = play(runner, workload)
+    made: list[Recorder] = []
+    recorded_keys: list[int] = []
+    begin, real = Recorder.__init__, Recorder.record
+
+    def counted_begin(self: Recorder, device: torch.device) -> None:
+        made.append(self)
+        begin(self, device)
+
+    def counted_record(self: Recorder, forward: Any, inputs: Any, **more: Any) -> Recording:
+        recorded_keys.append(inputs.tokens.packed.shape[1])
+        return real(self, forward, inputs, **more)
+
+    for rows in range(1, max(1, workload["slots"]) + 1):
+        runner.pick(rows, 1, True)  # nothing is recorded yet
+    with patch.object(Recorder, "__init__", counted_begin), patch.object(Recorder, "record", counted_record):
+        rig = play(runner, workload)
     recorded = list(dict.fromkeys(rig.computed))
     if recorded != sorted(recorded, reverse=True):
         seen = f"The buckets were recorded in the order {recorded} (rows)."
         raise Broken("largest-first", "The largest bucket is recorded first: the others reuse its memory.", seen)
-    if rig.keys:
-        first, second = runner.run(rig.keys[0]), runner.run(rig.keys[0])
+    if len(recorded_keys) > len(rig.keys):
+        seen = f"There are {len(rig.keys)} buckets; `record` was called for the rows {recorded_keys}."
+        raise Broken("capture", RULES["capture"], seen)
+    if len(made) > 1 and len(rig.keys) > 1:
+        seen = f"For {len(rig.keys)} buckets, {len(made)} objects of the class `Recorder` were made."
+        raise Broken("recorders", "One `Recorder` records all buckets, so that they share their memory.", seen)
+    if isinstance(getattr(runner, "replays", None), int) and runner.replays != rig.replays:
+        seen = f"`run` was called {rig.replays} times, and `replays` is {runner.replays}."
+        raise Broken("counted", "`replays` counts the replays.", seen)
+    for key in rig.keys:
+        first, second = runner.run(key), runner.run(key)
         if first.data_ptr() != second.data_ptr():
-            seen = f"Two calls of `run` for the bucket of {rig.keys[0].rows} rows returned tensors at two addresses."
+            seen = f"Two calls of `run` for the bucket of {key.rows} rows returned tensors at two addresses."
             raise Broken("output", "The result of a replay is always the same output tensor.", seen)
+        if len(first) != key.rows:
+            seen = f"The result for the bucket of {key.rows} rows has {len(first)} rows."
+            raise Broken("output", "The result of a replay is the recording's output tensor.", seen)
+    check_two_runners(student, workload)
+    check_closed(runner, workload["slots"])
+
+
+def check_two_runners(student: Student, workload: dict[str, Any]) -> None:
+    """Check two runners of one process, which record one after the other and then replay in turns."""
+    slots = workload["slots"]
+    try:
+        rigs = [GraphRig(runner_of(student), slots) for _ in range(2)]
+        rigs[0].run(workload["steps"][:1])
+        for rows in workload["steps"][:4]:
+            for rig in reversed(rigs):
+                rig.run([rows])
+    except GraphFault as fault:
+        promise = "Each engine has its own runner, with its own buffers and recordings."
+        seen = f"Two engines of one process replayed in turns; one engine alone was right. Here {fault.text}."
+        raise Broken("shared", promise, seen) from fault
 
 
 # ---- in the engine --------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from minisgl.testing.wire import RULES, Wire, WireViolation
 CPU = torch.device("cpu")
 SERVER = ["tp=2"]
 MOST = 5
-"""The largest number of ranks that a workload has."""
+"""The largest number of ranks that most workloads have."""
 
 Work = Callable[[Any], Any]
 
@@ -32,7 +32,7 @@ def on_wire(student: Student, ranks: int, work: Work) -> tuple[list[Any], Wire]:
 
     Return the results and the simulated network, which has the messages. Raise `Broken` for a wrong exchange.
     """
-    if not 2 <= ranks <= MOST:
+    if not 2 <= ranks <= 2 * MOST:
         raise Invalid
     wire = Wire(ranks)
     try:
@@ -199,22 +199,95 @@ def make_whole(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a random workload: the ranks, the number of elements, and whether the tensor is transposed."""
     if size == 3:  # more than any buffer of a fixed size
         return {"ranks": 3, "length": 300_000, "transposed": 0}
+    if size == 5:
+        return {"ranks": 8, "length": 21, "transposed": 0}
+    if size % 4 == 2 and size > 2:
+        return {"ranks": 2 + size // 4 % 3, "length": 0, "transposed": 0, "kinds": rng.sample(range(len(KINDS)), 9)}
     most = min(2 + size // 4, MOST)
     return {"ranks": rng.randint(2, most), "length": rng.randint(0, 2 + size), "transposed": rng.randint(0, 1)}
 
 
 def show_whole(workload: dict[str, Any]) -> str:
     """Describe the workload in one line."""
+    if "kinds" in workload:
+        kinds = (f"{list(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in kinds_of(workload))
+        return f"{workload['ranks']} ranks, one all-reduce after another: {', '.join(kinds)}"
     layout = ", a transposed tensor with two columns" if workload.get("transposed") else ""
     return f"{workload['ranks']} ranks, {workload['length']} elements{layout}"
 
 
 def run_whole(student: Student, workload: dict[str, Any]) -> None:
     """Grade one all-reduce of the workload."""
+    if "kinds" in workload:
+        return run_kinds(student, workload)
+    check_one_rank(student)
     length = workload["length"]
     if workload["transposed"]:
         length += length % 2
     all_reduce(student, workload["ranks"], length, bool(workload["transposed"]))
+
+
+KINDS: tuple[tuple[tuple[int, ...], torch.dtype], ...] = (
+    ((8,), torch.float32), ((8,), torch.int64), ((8,), torch.float64), ((), torch.float32), ((3,), torch.float32),
+    ((2, 3, 4), torch.bfloat16), ((5,), torch.int32), ((0, 3), torch.float32), ((4, 2), torch.float32),
+    ((6,), torch.float16), ((2, 4), torch.float64), ((100,), torch.float32),
+)  # fmt: skip
+"""Shapes and dtypes of the tensors that one communicator sums, one after another."""
+
+
+def kinds_of(workload: dict[str, Any]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Return the shapes and dtypes of a workload. Raise `Invalid` if there are none."""
+    if not workload["kinds"] or not all(0 <= kind < len(KINDS) for kind in workload["kinds"]):
+        raise Invalid
+    return [KINDS[kind] for kind in workload["kinds"]]
+
+
+def run_kinds(student: Student, workload: dict[str, Any]) -> None:
+    """Grade several all-reduces of one communicator, of other shapes and dtypes. The results are read at the end.
+
+    The numbers are exact in the dtype of the tensor, and in no smaller one.
+    """
+    n, kinds = workload["ranks"], kinds_of(workload)
+    large = {torch.float64: 2**40 + 1, torch.int64: 2**60 + 1, torch.int32: 2**26 + 1, torch.float32: 2**12 + 1}
+
+    def part(i: int, rank: int) -> Tensor:
+        shape, dtype = kinds[i]
+        numbers = torch.arange(torch.Size(shape).numel()) % 8 + 3 * rank + i
+        x = (numbers + large.get(dtype, 0)).to(dtype).view(shape)
+        return torch.cat((x, x), 1)[:, : shape[1]] if shape == (4, 2) else x  # the first columns of a wider tensor
+
+    def run(which: Sequence[int]) -> list[list[Tensor]]:
+        return on_wire(student, n, lambda comm: [comm.all_reduce(part(i, comm.rank)) for i in which])[0]
+
+    for rank, results in enumerate(run(range(len(kinds)))):
+        for i, got in enumerate(results):
+            shape, dtype = kinds[i]
+            want = torch.stack([part(i, r) for r in range(n)]).sum(0, dtype=dtype)
+            what = f"of a tensor of the shape {list(shape)} and the dtype {str(dtype).removeprefix('torch.')}"
+            if not isinstance(got, Tensor) or got.dtype != dtype:
+                seen = f"The sum {what} has the dtype {getattr(got, 'dtype', None)}."
+                raise Broken("digits", "The result has the dtype of the input.", seen)
+            if tuple(got.shape) != shape:
+                raise Broken("shape", "The result has the shape of the input.", f"The sum {what} is {list(got.shape)}.")
+            if torch.equal(got, want):
+                continue
+            seen = f"On rank {rank} of {n}, the sum {what} is {got.flatten()[:4].tolist()}; "
+            seen += f"it should be {want.flatten()[:4].tolist()}."
+            if torch.equal(run([i])[rank][0], want):
+                text = f"{seen} It is right if no other tensor was summed before."
+                raise Broken("kept", "The result of an all-reduce does not depend on others.", text)
+            if dtype == torch.float32:
+                raise Broken("missing", "The sum has the part of every rank.", seen)
+            raise Broken("digits", "The sum is computed in the dtype of the input.", seen)
+
+
+def check_one_rank(student: Student) -> None:
+    """Check that with one rank the sum is the tensor itself."""
+    x = torch.tensor([2**40 + 1, 3])
+    got = student.make(rank=0, size=1, address="", device=CPU).all_reduce(x.clone())
+    if not isinstance(got, Tensor) or got.dtype != x.dtype or not torch.equal(got, x):
+        seen = f"With one rank, the sum of {x.tolist()} is {got!r:.60}."
+        raise Broken("alone", "With one rank, there is nothing to sum.", seen)
 
 
 def all_reduce(student: Student, n: int, length: int, transposed: bool = False) -> None:
@@ -283,7 +356,8 @@ def run_bits(student: Student, workload: dict[str, Any]) -> None:
 
 def make_bits(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a random workload for `run_bits`."""
-    return {"ranks": rng.randint(2, MOST), "length": 4 + size, "seed": rng.randint(0, 9999)}
+    length = 20_000 if size == 2 else 4 + size
+    return {"ranks": 3 if size == 2 else rng.randint(2, MOST), "length": length, "seed": rng.randint(0, 9999)}
 
 
 def count_bytes(student: Student) -> str:
@@ -294,7 +368,7 @@ def count_bytes(student: Student) -> str:
     """
     shares = []
     for n in (2, 3, 5):
-        for shape in ((240 * n,), (1, 64), (3, 5), (7,)):
+        for shape in ((240 * n,), (1, 64), (3, 5), (7,), (30_001,)):
             sent = sent_bytes(student, n, shape)
             elements = torch.Size(shape).numel()
             least = 2 * (n - 1) * elements // n * 4

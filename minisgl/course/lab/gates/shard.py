@@ -119,6 +119,15 @@ def check_spec(shape: Shape, module: Any) -> None:
     if spec is None:
         seen = "The attention module has no attribute `spec`."
         raise Broken("attribute", "The engine finds the parts of a layer by the names of their attributes.", seen)
+    index = shape.layers - 1
+    if (spec.index, spec.window) != (index, shape.config.window(index)):
+        seen = f"Layer {index} has the window {shape.config.window(index)}; `spec` says layer {spec.index} and window "
+        raise Broken(
+            "spec", "`self_attn.spec` has the index and the sliding window of its layer.", f"{seen}{spec.window}."
+        )
+    if abs(spec.scale - shape.head_dim**-0.5) > 1e-6:
+        seen = f"Heads have the size {shape.head_dim}; `spec.scale` is {spec.scale:g}."
+        raise Broken("spec", "The scale of the scores is head_dim ** -0.5.", seen)
     want = shape.q_heads // shape.ranks, max(1, shape.kv_heads // shape.ranks), shape.head_dim
     if (spec.q_heads, spec.kv_heads, spec.head_dim) != want:
         says = f"`spec` says {spec.q_heads} and {spec.kv_heads}, of size {spec.head_dim}"
@@ -153,13 +162,13 @@ class Half:
 
     def build(self, kind: Any, shape: Shape, runner: PartRunner) -> Any:
         """Build the student's class for one rank."""
-        first = (0,) if self.name == "self_attn" else ()
+        first = (shape.layers - 1,) if self.name == "self_attn" else ()
         return kind(*first, shape.config, runner.ctx)
 
     def call(self, module: Any, runner: PartRunner) -> Tensor:
         """Run the half on the workload's prompt."""
         more = (runner.cos_sin, runner.out_cache_loc) if self.name == "self_attn" else ()
-        out: Tensor = module(x_of(runner.shape), *more)
+        out: Tensor = module(runner.x, *more)
         return out
 
     def cut(self, shape: Shape) -> dict[str, int]:
@@ -184,8 +193,10 @@ def half_gate(half: Half) -> Callable[[Student, dict[str, Any]], None]:
         shape, kind = Shape.of(workload), part(student, half.kind)
         if kind is None:
             return run_model(student, workload)
+        if half is MLP and shape.tokens > 1000:
+            shape = replace(shape, tokens=4 * shape.tokens)
 
-        def on(ranks: int) -> tuple[list[Tensor], list[Collective]]:
+        def on(ranks: int, steps: int = 1) -> tuple[list[Tensor], list[Collective]]:
             cut = replace(shape, ranks=ranks)
 
             def work(comm: Any) -> Tensor:
@@ -196,21 +207,27 @@ def half_gate(half: Half) -> Callable[[Student, dict[str, Any]], None]:
                 if half is ATTENTION:
                     check_spec(cut, made)
                     runner.prepare(made.spec)
-                return half.call(made, runner)
+                return run_steps(half, made, runner, steps)
 
             return run_ranks(ranks, work)
 
-        def alone(comm: Any) -> Tensor:
+        def alone(comm: Any, steps: int = 1) -> Tensor:
             runner = PartRunner(shape, comm)
-            made = getattr(qwen3()(shape.config, runner.ctx).layers[0], half.name)
+            made = getattr(qwen3()(shape.config, runner.ctx).layers[shape.layers - 1], half.name)
             RandomWeights().load(made, f"{LAYER}{half.name}.")
             if half is ATTENTION:
                 runner.prepare(made.spec)
-            return half.call(made, runner)
+            return run_steps(half, made, runner, steps)
 
         (want,), _ = run_ranks(1, alone)
         outs, collectives = on(shape.ranks)
         wrong = check_half(half, shape, outs, want, collectives)
+        if wrong is None and shape.tokens < 60:
+            (want,), _ = run_ranks(1, lambda comm: alone(comm, 2))
+            outs, _ = on(shape.ranks, 2)
+            if not all(near(out, want) for out in outs) and not near(torch.stack(outs).sum(0), want):
+                seen = f"In the second step, with new numbers in the same tensors, the result is {far(outs, want)}."
+                raise Broken("kept", f"Each step of {half.what.lower()} is computed from its own inputs.", seen)
         if wrong is None:
             return
         first, _ = on(1)
@@ -220,6 +237,20 @@ def half_gate(half: Half) -> Callable[[Student, dict[str, Any]], None]:
         raise wrong
 
     return run
+
+
+def run_steps(half: Half, module: Any, runner: PartRunner, steps: int) -> Tensor:
+    """Return the result of the last of ``steps`` steps. All steps get the same tensors with other contents."""
+    out = half.call(module, runner)
+    before = out.clone()
+    for _ in range(1, steps):
+        runner.next_step()
+        new = half.call(module, runner)
+        if not torch.equal(out, before):
+            seen = f"{half.what} of a second step changed the result of the first."
+            raise Broken("kept", "Each step has a result of its own.", seen)
+        out, before = new, new.clone()
+    return out
 
 
 def check_half(
@@ -267,7 +298,7 @@ def run_block(student: Student, workload: dict[str, Any]) -> None:
 
         def work(comm: Any) -> Tensor:
             runner = PartRunner(cut, comm)
-            made = kind(0, cut.config, runner.ctx)
+            made = kind(cut.layers - 1, cut.config, runner.ctx)
             lacks = [name for name in ("self_attn", "mlp") if not hasattr(made, name)]
             if lacks:
                 seen = f"The block has no attribute `{lacks[0]}`."
@@ -284,7 +315,7 @@ def run_block(student: Student, workload: dict[str, Any]) -> None:
 
     def alone(comm: Any) -> tuple[Tensor, Tensor]:
         runner = PartRunner(shape, comm)
-        made = qwen3()(shape.config, runner.ctx).layers[0]
+        made = qwen3()(shape.config, runner.ctx).layers[shape.layers - 1]
         RandomWeights().load(made, LAYER)
         runner.prepare(made.self_attn.spec)
         x = x_of(shape)

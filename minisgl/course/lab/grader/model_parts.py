@@ -86,6 +86,8 @@ class Shape:
     tokens: int
     layers: int = 2
     bias: bool = False
+    window: int = 0
+    full: int = 0
 
     @staticmethod
     def of(workload: dict[str, Any]) -> Shape:
@@ -106,9 +108,11 @@ class Shape:
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The configuration of a Qwen3 of this shape."""
+        """The configuration of a Qwen3 of this shape. With a window, all layers but the first ``full`` have it."""
+        sliding = {"sliding_window": self.window, "use_sliding_window": True, "max_window_layers": self.full}
         return ModelConfig.from_dict(
             {
+                **(sliding if self.window else {}),
                 "architectures": ["Qwen3ForCausalLM"],
                 "vocab_size": 40,
                 "hidden_size": self.hidden,
@@ -117,7 +121,7 @@ class Shape:
                 "num_attention_heads": self.q_heads,
                 "num_key_value_heads": self.kv_heads,
                 "head_dim": self.head_dim,
-                "max_position_embeddings": 2048,
+                "max_position_embeddings": 8192,
                 "attention_bias": self.bias,
                 "rms_norm_eps": 0.05,
                 "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -127,16 +131,21 @@ class Shape:
     def __str__(self) -> str:
         heads = f"{self.q_heads} query and {self.kv_heads} kv heads of {self.head_dim}"
         more = f", {self.layers} layers" + ", biases" * self.bias
+        if self.window:
+            more += f", from layer {self.full} on with a sliding window of {self.window}"
         return f"{self.ranks} ranks, {heads}, inner size {self.inner}{more}, {self.tokens} tokens"
 
 
 def make(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a random workload: a model's shape and a number of ranks that divides the shape."""
     if size == 3:  # more tokens than a buffer of a fixed size may hold
-        return {"ranks": 2, "q_heads": 4, "kv_heads": 2, "head_dim": 6, "inner": 4, "tokens": 1030, "layers": 1,
-                "bias": False}  # fmt: skip
-    ranks = rng.choice([1, 2, 2, 4])
-    kv_heads = rng.choice([1, 2, 4])
+        return {"ranks": 2, "q_heads": 2, "kv_heads": 2, "head_dim": 6, "inner": 4, "tokens": 2100, "layers": 1,
+                "bias": False, "window": 0, "full": 0}  # fmt: skip
+    if size in (4, 5):  # a sliding window, which the last layer has, or no layer but those behind it
+        return {"ranks": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 4, "inner": 3, "tokens": 9, "layers": 2,
+                "bias": False, "window": 4, "full": size - 3}  # fmt: skip
+    ranks = rng.choice([1, 2, 2, 3, 4])
+    kv_heads = rng.choice([1, 3] if ranks == 3 else [1, 2, 4])
     q_heads = max(ranks, kv_heads) * rng.randint(1, 2)
     return {
         "ranks": ranks,
@@ -147,6 +156,8 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
         "tokens": rng.randint(1, 2 + size // 4),
         "layers": rng.randint(1, 2),
         "bias": False,  # Qwen3 has no biases, and the lab's text does not ask for them
+        "window": 0,
+        "full": 0,
     }
 
 
@@ -163,20 +174,37 @@ class PartRunner:
         attention = shipped().build("attention", shipped().make("attention", "torch"), device=CPU)
         self.ctx = Context(comm, attention, None, CPU, torch.float32)
         self.kv_heads = kv_heads or max(1, shape.kv_heads // comm.size)
-        self.cos_sin = RoPE(shape.config.rope, shape.head_dim, max(64, shape.tokens), CPU)(torch.arange(shape.tokens))
+        self.rope = RoPE(shape.config.rope, shape.head_dim, max(64, shape.tokens) + 8, CPU)
+        self.cos_sin = self.rope(torch.arange(shape.tokens))
         self.out_cache_loc = torch.arange(shape.tokens)
+        self.x = x_of(shape)
 
     def prepare(self, spec: Any) -> None:
         """Create the KV pool and plan attention for one prompt. ``spec`` is the layer's `LayerSpec`."""
         n = self.shape.tokens
-        self.ctx.pool = KVPool(1, n + 1, 1, self.kv_heads, self.shape.head_dim, torch.float32, CPU)
+        self.spec = spec
+        self.ctx.pool = KVPool(self.shape.layers, n + 1, 1, self.kv_heads, self.shape.head_dim, torch.float32, CPU)
         self.ctx.attention.bind(self.ctx.pool, [spec], [])
+        self._plan()
+
+    def _plan(self) -> None:
+        n = self.shape.tokens
         cu_seqlens_q, seq_lens = np.array([0, n], np.int32), np.array([n], np.int32)
-        page_table = torch.arange(n, dtype=torch.int32).unsqueeze(0)
+        page_table = self.out_cache_loc.int().unsqueeze(0)  # pages of one token
         on_device = torch.from_numpy(cu_seqlens_q), torch.from_numpy(seq_lens)
         req_pool_indices = torch.zeros(1, dtype=torch.int32)
         batch = AttnBatch(int(n == 1), cu_seqlens_q, seq_lens, *on_device, req_pool_indices, page_table)
         self.ctx.attention.plan(batch)
+
+    def next_step(self) -> None:
+        """Write the inputs of another step into the same tensors: other positions, KV locations and hidden states."""
+        self.cos_sin.copy_(self.rope(torch.arange(5, 5 + self.shape.tokens)))
+        self.out_cache_loc.copy_(self.out_cache_loc.flip(0) + 1)
+        self.x.copy_(0.5 - self.x.flip(0))
+        if self.ctx.pool is not None:
+            for buffer in self.ctx.pool.layer(self.spec.index):
+                buffer.zero_()
+            self._plan()
 
 
 def run_ranks(ranks: int, work: Callable[[Any], Any]) -> tuple[list[Any], list[Collective]]:

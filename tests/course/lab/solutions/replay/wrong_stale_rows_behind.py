@@ -1,4 +1,4 @@
-# causes: stale
+# causes: stale, padding-page
 # gate: buffers
 """This graph runner writes only the step's rows. The rows behind them still hold the data of a larger, earlier step."""
 

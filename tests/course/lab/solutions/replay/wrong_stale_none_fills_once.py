@@ -1,0 +1,22 @@
+# causes: stale
+# gate: buffers
+"""Without rows, the buffers are filled with padding at the first call only."""
+
+import numpy as np
+import torch
+
+from minisgl.attention import AttnBatch
+
+
+class Buffers:
+    def fill(self, packed):
+        host = np.repeat(self.padding()[:, None], self.key.rows, axis=1)
+        if packed is None and self.__dict__.get("filled"):
+            host = self.packed.numpy().copy()
+        elif packed is not None:
+            host[:, : packed.shape[1]] = packed
+        self.filled = True
+        self.packed.copy_(torch.from_numpy(host))
+        cpu, device = self.cu_seqlens_q_cpu, self.cu_seqlens_q
+        rows, lengths = self.packed[3], self.packed[4]
+        return AttnBatch(self.key.rows, cpu, host[4], device, lengths, rows, self.page_table, self.key)
