@@ -222,7 +222,7 @@ def run_scatter(student: Student, workload: dict[str, Any]) -> None:
     flat, n = ids.flatten() - workload["first"], ids.numel()
     padding = [n] if workload["block"] > 1 else []
     ours = [p for e in range(workload["here"]) for p in [*(flat == e).nonzero().flatten().tolist(), *padding]]
-    pairs = torch.tensor(ours)
+    pairs = torch.tensor(ours, dtype=torch.long)
     rows = torch.zeros(len(ours), n + 1)
     rows[torch.arange(len(ours)), pairs] = 1.0
     out = torch.full((tokens, n + 1), 7.0)

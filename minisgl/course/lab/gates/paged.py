@@ -53,9 +53,9 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
     if size == 4:  # more rows and more positions than a constant in the code may allow
         rows = [[rng.randint(0, 40), 1] for _ in range(20)] + [[990, 40]]
     if size == 2:
-        rows, more = [[8300, 1], [16_500, 2]], {**more, "page_size": 16, "heads": 0}
+        rows, more = [[8300, 1], [16_500, 2]], {**more, "page_size": 256, "heads": 0}
     if size == 6:  # a window behind which thousands of positions are masked
-        rows, window, more = [[2990, 1], [40_100, 1], [2500, 3]], 60, {**more, "page_size": 16, "heads": 0}
+        rows, window, more = [[2990, 1], [40_100, 1], [2500, 3]], 60, {**more, "page_size": 256, "heads": 0}
     return {"rows": rows, **more, "window": window, "cap": cap, "half": half, "scale": rng.randrange(len(SCALES))}
 
 
@@ -446,7 +446,7 @@ def check_layer(
 
 def run_long_chunk(student: Student, workload: dict[str, Any]) -> None:
     """Grade a long chunk of a prompt, whose queries are 0: each gives the mean of the values that it attends to."""
-    chunk, before, window, size = workload["chunk"], workload["before"], workload["window"], 16
+    chunk, before, window, size = workload["chunk"], workload["before"], workload["window"], 256
     if chunk < 1 or before < 0:
         raise Invalid
     length, device = before + chunk, torch.device("cpu")
