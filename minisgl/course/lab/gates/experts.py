@@ -43,7 +43,7 @@ def backend(student: Student, block: int = 4) -> Any:
 def make(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a random routing: the experts that each token chose, and the experts of this rank."""
     if size == 6:  # more pairs than 16 bits can count, and more of one expert than a buffer of a fixed size may hold
-        return {"experts": 300, "first": 0, "here": 300, "block": 16, "tokens": [], "many": 40_000}
+        return {"experts": 130, "first": 0, "here": 130, "block": 16, "tokens": [], "many": 17_000}
     if size == 4:  # as many experts and choices as real models have
         return {"experts": 40, "first": 0, "here": 40, "block": 4,
                 "tokens": [rng.sample(range(40), 8) for _ in range(40)]}  # fmt: skip
@@ -191,6 +191,8 @@ def run_multiply(student: Student, workload: dict[str, Any]) -> None:
     if not torch.equal(mine, rows) or not all(map(torch.equal, before, (given.gate_up, given.down))):
         seen = "After `multiply`, the rows that it was given, or the experts' weights, were others than before."
         raise Broken("changes", "A backend changes no tensor of its caller but `out`.", seen)
+    if workload.get("many"):
+        return
     mine.neg_()
     again = moe.multiply(weights, mine, counts)
     fresh = backend(student, workload["block"])
@@ -301,6 +303,8 @@ def run_whole(student: Student, workload: dict[str, Any]) -> None:
     wrong = first_wrong(given, got)
     if wrong is not None:
         raise wrong
+    if workload.get("many"):
+        return
     # Two layers: both are loaded before either is computed. In the second step, the same tensors have other numbers.
     weights = moe.load(given.gate_up, given.down, given.local_experts, "silu")
     moe.load(-given.gate_up, 2 * given.down, range(len(given.down)), "gelu")
