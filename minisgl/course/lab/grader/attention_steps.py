@@ -25,8 +25,9 @@ CAPS = (0.0, 0.5, 3.0)
 
 def make_steps(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a random history."""
-    # A request ends, and the next one has its request-pool row, and as many positions in other pages.
-    steps = [[[0, 9, 0]], [[0, 0, 0]], [[0, 9, 0]], [[0, 1, 0], [1, 3, 1]]]
+    # A request ends, and the next one has its request-pool row, and as many positions in other pages. Then another one
+    # shares its prefix, and has as many positions.
+    steps = [[[0, 9, 0]], [[0, 0, 0]], [[0, 9, 0]], [[0, 1, 0], [1, 2, 1]]]
     for _ in range(3 + min(size, 9)):
         rows = [[slot, rng.choice([0, 1, 1, 1, 2, 5, 9]), rng.randint(0, SLOTS)] for slot in range(SLOTS)]
         steps.append(rng.sample(rows, rng.randint(1, SLOTS)))
