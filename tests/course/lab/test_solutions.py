@@ -6,7 +6,8 @@ turns its own gate green, and each seeded wrong solution is caught with the righ
 Seeded solutions are ``solutions/<lab>/right_*.py`` and ``wrong_<cause>_*.py``. A file that imports hookimpl is a whole
 solution. Another file holds only the functions and methods that differ from the reference under the student's names;
 they replace those of the same name, and new ones are added. A wrong solution begins with ``# causes: a, b`` and
-``# gate: name``, the gate that must catch it. No other gate grades it here; ``make check-labs`` runs all of them.
+``# gate: name``, the gate that must catch it. A line ``# seen: text`` is a part of the finding. No other gate grades it
+here; ``make check-labs`` runs all of them.
 """
 
 from __future__ import annotations
@@ -209,6 +210,8 @@ def test_wrong_solution(name: str, file: str, tmp_path: Path, fork_server: ForkS
     assert not any(verdict.green for verdict in report.verdicts if verdict.gate == gate), text_of(report)
     for verdict in red:
         check_diagnosis(lab, verdict)
+    if told := None if wrong.is_dir() else re.search(r"^# seen: (.+)$", wrong.read_text("utf-8"), re.MULTILINE):
+        assert told[1] in red[0].seen, text_of(report)
 
 
 def check_diagnosis(lab: Lab, red: Verdict) -> None:

@@ -28,9 +28,16 @@ COUNTED = {
     "slo": "TTFT p99 1,577 ms, longest gap 33 ms, 3 documents in the flood, all done after 11.7 s",
 }
 BETTER = {
+    # Prompts in chunks of at most 48 tokens, if the option says so.
     "policy": [
-        ("budget.grant(r, r.num_remaining_tokens)", "budget.grant(r, min(r.num_remaining_tokens, 48))"),
-        ("w.num_tokens - w.num_cached_tokens)", "min(w.num_tokens - w.num_cached_tokens, 48))"),  # the first chunk too
+        ('longest cached prefix first."""\n', 'longest cached prefix first."""\n    pacing: str = "all"\n'),
+        (
+            "(self, order: str):\n",
+            "(self, order: str, pacing: str):\n        self.most = 48 if pacing == 'own' else 9**9\n",
+        ),
+        ("MyPolicy(config.order)", "MyPolicy(config.order, config.pacing)"),
+        ("budget.grant(r, r.num_remaining_tokens)", "budget.grant(r, min(r.num_remaining_tokens, self.most))"),
+        ("w.num_tokens - w.num_cached_tokens)", "min(w.num_tokens - w.num_cached_tokens, self.most))"),
     ],
     "slo": [("step_tokens: int = 512", "step_tokens: int = 768")],
     # Pages that a second request used are evicted as if their last use were 1,000 uses later.
@@ -111,6 +118,16 @@ def better(name: str) -> str:
 def test_better_plugin_beats_it(name: str, tmp_path: Path) -> None:
     counted, beaten = measure(name, better(name), tmp_path)
     assert beaten, counted
+
+
+def test_better_policy_passes_the_gates(tmp_path: Path) -> None:
+    """A student measures the number only after all gates are green."""
+    lab = find("policy")
+    path = tmp_path / lab.file
+    path.write_text(better("policy"))
+    with ForkServer(lab.torch) as server:
+        verdicts = [server.run(lab, path, gate, 0) for gate in lab.gates if gate.name in ("plan", "promises", "counts")]
+    assert len(verdicts) == 3 and all(verdict.green for verdict in verdicts), verdicts
 
 
 def test_box_and_reference_page_show_the_task() -> None:

@@ -106,7 +106,10 @@ class _Step:
                 raise self.broken("raises", promise, f"No request has the uid {uid}.", uid)
             wanted, granted = self.asked.get(uid, (0, 0))
             if n != granted:
-                seen = f"The row has {n} tokens; `budget.grant` was asked for {wanted} and granted {granted}."
+                asked = (
+                    f"was asked for {wanted} and granted {granted}" if uid in self.asked else "was never asked for it"
+                )
+                seen = f"The row of request {uid} has {n} tokens; `budget.grant` {asked}."
                 raise self.broken("ignores-grant", "A row has as many tokens as the budget granted.", seen, uid)
         if not self.rows:
             could: list[Running | Waiting] = [*self.running]
@@ -457,19 +460,27 @@ def late_prompt(rng: random.Random) -> dict[str, Any]:
 
 MIXED_GAP, MIXED_STEPS = 128, 93
 """Worst gap in tokens, and steps, of `scheduler=mixed` on `late_prompt` with the seed 0."""
+OPTION, OWN = "pacing", "own"
+"""The option with which the number to beat is measured, if the student's policy has it."""
 
 
 def measure_stretch(student: Student) -> tuple[str, bool]:
-    """Count the worst gap and the steps of the student's policy on `late_prompt`."""
+    """Count the worst gap and the steps of the student's policy on `late_prompt`.
+
+    The policy has the option ``pacing=own`` if it has an option of this name. The gates never set the option, because
+    they demand that the policy asks for all tokens of a prompt.
+    """
+    options = {OPTION: OWN} if OPTION in student.options() else {}
     gaps = Gaps()
-    run = simulate(late_prompt(random.Random(0)), shipped_cache("naive", 16), student.make(), overlap=False,
-                   observers=gaps.relay)  # fmt: skip
+    run = simulate(late_prompt(random.Random(0)), shipped_cache("naive", 16), student.make(student.config(**options)),
+                   overlap=False, observers=gaps.relay)  # fmt: skip
     steps = run.counts.steps
     return f"worst gap {gaps.worst} tokens in {steps} steps", gaps.worst < MIXED_GAP and steps <= MIXED_STEPS
 
 
 STRETCH = Stretch(
     f"A prompt of 1,200 tokens arrives while fifteen requests decode. The policy `mixed` has a worst gap of "
-    f"{MIXED_GAP} tokens and needs {MIXED_STEPS} steps. Reach a smaller gap with no more steps.",
+    f"{MIXED_GAP} tokens and needs {MIXED_STEPS} steps. Reach a smaller gap with no more steps, with a way to divide "
+    f"the prompt that an option `{OPTION}={OWN}` of your policy selects.",
     measure_stretch,
 )
