@@ -29,9 +29,9 @@ RULES = {
 class Finding(NamedTuple):
     """A broken rule: a key of `RULES`, the last launched step, and the request and the page concerned.
 
-    ``step`` is -1 before the first step; in ``minisgl_batch_scheduled`` it is the step before, or the step itself.
-    ``uid`` is the request that gets, transfers, retires, reads or keeps the page, or that gets the reply; None if the
-    cache evicts the page. ``page`` is None for a reply.
+    ``step`` is -1 before the first step. In ``minisgl_batch_scheduled``, the step before and the step itself are both
+    right. ``uid`` is the request that gets, transfers, retires, reads or keeps the page, or that gets the reply. If the
+    cache evicts the page, ``uid`` is None or `CACHE`. ``page`` is None for a reply.
     """
 
     rule: str

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test ledger     (`hint ledger` for a hint)
 Serve it:  python -m minisgl plugins=my_ledger.py
 """
 
-# minisgl lab ledger, skeleton a31c03d85a (minisgl 0.2.0)
+# minisgl lab ledger, skeleton b2762dc870 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ RULES = {
 class Finding(NamedTuple):
     """A broken rule: a key of `RULES`, the last launched step, and the request and the page concerned.
 
-    ``step`` is -1 before the first step; in ``minisgl_batch_scheduled`` it is the step before, or the step itself.
-    ``uid`` is the request that gets, transfers, retires, reads or keeps the page, or that gets the reply; None if the
-    cache evicts the page. ``page`` is None for a reply.
+    ``step`` is -1 before the first step. In ``minisgl_batch_scheduled``, the step before and the step itself are both
+    right. ``uid`` is the request that gets, transfers, retires, reads or keeps the page, or that gets the reply. If the
+    cache evicts the page, ``uid`` is None or `CACHE`. ``page`` is None for a reply.
     """
 
     rule: str
@@ -105,8 +105,7 @@ class MyAuditor:
         """Apply the step's page-table updates, and check every page that its rows read."""
         # TODO ledger.steps
         # 1. An admitted request starts with an empty page-table row. Then the updates take effect, in order.
-        # 2. A request reads every page in its row, in every step. The owner must be the request or the cache. A row
-        #    names each page at most once.
+        # 2. A request reads every page in its row, in every step. The owner must be the request or the cache.
         raise NotImplementedError
 
     @hookimpl

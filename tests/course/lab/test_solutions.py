@@ -214,6 +214,21 @@ def test_wrong_solution(name: str, file: str, tmp_path: Path, fork_server: ForkS
         assert told[1] in red[0].seen, text_of(report)
 
 
+@pytest.mark.parametrize(
+    ("file", "green"),
+    [
+        ("wrong_retraction_is_an_end", ["pages", "steps"]),
+        ("wrong_engine_died_and_leaked", ["pages", "steps"]),
+        ("wrong_misses_table_only_new_entries", ["pages"]),
+    ],
+)
+def test_mistake_in_a_later_part(file: str, green: list[str], tmp_path: Path, fork_server: ForkServer) -> None:
+    """The gates of the earlier parts are green, although the later parts are written and wrong."""
+    lab = LABS["ledger"]
+    report = grade(lab, write(lab, seed("ledger", file), tmp_path), only=green, fork_server=fork_server, seed=SEED)
+    assert all(verdict.green for verdict in report.verdicts), text_of(report)
+
+
 def check_diagnosis(lab: Lab, red: Verdict) -> None:
     """Check that a verdict fits on a screen and says what should hold, what was seen, and why."""
     lines = red.explain(lab, "again")

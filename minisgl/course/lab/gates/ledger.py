@@ -19,7 +19,7 @@ import numpy as np
 from minisgl.core import Output, Req
 from minisgl.course.lab.grader.executed_lines import REQUESTS, lines_of_a_decode_step
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student
-from minisgl.course.lab.grader.observer_runs import WatchedDrive, observer, run, watch
+from minisgl.course.lab.grader.observer_runs import WatchedDrive, observer, run, silence_others, watch
 from minisgl.course.lab.grader.page_histories import (
     FAILED,
     Expected,
@@ -33,6 +33,7 @@ from minisgl.course.lab.grader.page_histories import (
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import Served, facts
 from minisgl.course.lab.grader.simulated_workloads import random_workload, show
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.page_allocator import CACHE, PageAllocator
 from minisgl.scheduler.scheduler import Scheduler
@@ -233,11 +234,22 @@ def late_workload() -> dict[str, Any]:
     return _few(_client(1, 9, 3), _client(2, 9, 3, arrive=6), pages=4, slots=1, cache="naive", late=1)
 
 
-class Audit:
-    """One run with the student's auditor as observer. ``ready``: the hooks that must be written (None: all)."""
+def make_auditor(student: Student, ready: set[str] | None, alone: bool) -> tuple[Any, PluginManager]:
+    """Return a new auditor, and the plugin manager that calls its hooks.
 
-    def __init__(self, student: Student, workload: dict[str, Any], ready: set[str] | None):
-        self.auditor, manager = observer(student, "findings", ready)
+    ``ready``: the hooks that must be written (None: all). ``alone``: the other hooks are not called.
+    """
+    auditor, manager = observer(student, "findings", ready)
+    if alone and ready is not None:
+        silence_others(manager, ready)
+    return auditor, manager
+
+
+class Audit:
+    """One run with the student's auditor as observer. ``ready`` and ``alone``: see `make_auditor`."""
+
+    def __init__(self, student: Student, workload: dict[str, Any], ready: set[str] | None, alone: bool):
+        self.auditor, manager = make_auditor(student, ready, alone)
         policy = workload["policy"]
         self.drive: WatchedDrive = watch({**workload, "policy": "mixed" if policy == "hasty" else policy}, manager)
         if policy == "hasty":
@@ -273,7 +285,7 @@ class Audit:
         for finding in self.findings[self.looked :]:
             if finding.step not in (launched - 1, launched):
                 seen = f"Step {launched} was launched last, and the finding says step {finding.step}."
-                raise Broken("place", "A finding names the last launched step.", seen, step=launched)
+                raise Broken("last-step", "A finding names the last launched step.", seen, step=launched)
         self.looked = len(self.findings)
         if self.workload["dies"] and self.drive.report.steps >= self.workload["dies"]:
             self.drive.fail("the device is gone")
@@ -311,7 +323,7 @@ class Audit:
         return any(finding.rule == rule and (finding.uid, finding.page) in places for finding in self.findings)
 
 
-def audit(student: Student, workload: dict[str, Any], ready: set[str] | None = None) -> Audit:
+def audit(student: Student, workload: dict[str, Any], ready: set[str] | None = None, alone: bool = False) -> Audit:
     """Run the workload with its bug and check the auditor's findings.
 
     Raise `Broken` for a false alarm or a missed bug, and `Invalid` if the bug does no damage in this workload.
@@ -319,7 +331,7 @@ def audit(student: Student, workload: dict[str, Any], ready: set[str] | None = N
     bug = workload["bug"]
     if bug and workload["dies"]:
         raise Invalid
-    done = Audit(student, workload, ready)
+    done = Audit(student, workload, ready, alone)
     with ExitStack() as stack:
         stack.enter_context(no_lookahead() if workload["tight"] else nullcontext())
         late = {"late": True} if bug == "twice" and workload["late"] else {}
@@ -369,14 +381,14 @@ _SAYS = {
 # ---- histories of hook calls -------------------------------------------------------------------------------
 
 
-def run_history(student: Student, workload: dict[str, Any], ready: set[str] | None) -> None:
+def run_history(student: Student, workload: dict[str, Any], ready: set[str] | None, alone: bool = False) -> None:
     """Compare the findings of one auditor, or of two that know nothing of each other, after each hook call."""
     try:
-        play_history(student, workload, ready)
+        play_history(student, workload, ready, alone)
     except Broken as wrong:
         if workload["auditors"] > 1:
             try:
-                play_history(student, {**workload, "auditors": 1}, ready)
+                play_history(student, {**workload, "auditors": 1}, ready, alone)
             except Exception:
                 raise wrong from None
             seen = f"The same hook calls were right for an auditor alone. {wrong.seen}"
@@ -384,11 +396,11 @@ def run_history(student: Student, workload: dict[str, Any], ready: set[str] | No
         raise
 
 
-def play_history(student: Student, workload: dict[str, Any], ready: set[str] | None) -> None:
+def play_history(student: Student, workload: dict[str, Any], ready: set[str] | None, alone: bool) -> None:
     """Apply the events to each auditor. The second auditor is three events behind, and its requests are others."""
     stages = []
     for i in range(workload["auditors"]):
-        auditor, manager = observer(student, "findings", ready)
+        auditor, manager = make_auditor(student, ready, alone)
         stages.append(Stage(auditor, Rules(manager.hook, workload["first"] + 7 * i, workload["shift"])))
     events = workload["events"]
     for number in range(len(events) + 3 * (len(stages) - 1)):
@@ -434,7 +446,7 @@ class Stage:
             if finding.step not in same.steps:
                 last = f"step {same.steps[-1]} was launched last"
                 seen = f"{self.said(event)} The finding says step {finding.step}; {last}."
-                raise Broken("place", "A finding names the last launched step.", seen, step=same.steps[-1])
+                raise Broken("last-step", "A finding names the last launched step.", seen, step=same.steps[-1])
         if self.rules.changed:
             promise = "An observer reads the arguments of its hooks, and changes none."
             raise Broken("changes", promise, f"{self.said(event)} The auditor changed `{self.rules.changed}`.")
@@ -468,8 +480,11 @@ class Stage:
             seen = f"{self.said(event)} The auditor must report {must}{also}; it reported {only}."
             return Broken(f"misses-{first.rule}", "The auditor finds every broken rule.", seen, **where)
         finding = extra[0]
+        before = list(self.auditor.findings)[: self.counted - len(extra) - len(right)]
         where = {"request": finding.uid, "page": finding.page, "step": self.rules.launched}
-        if any((f.rule, f.uid, f.page) == (finding.rule, finding.uid, finding.page) for f in (*right, *extra[1:])):
+        if any(
+            (f.rule, f.uid, f.page) == (finding.rule, finding.uid, finding.page) for f in (*before, *right, *extra[1:])
+        ):
             seen = f"{self.said(event)} The auditor reported twice: {_shown(finding)}."
             return Broken("again", "Each error is reported once.", seen, **where)
         table = self.rules.table_of(finding.uid)
@@ -561,13 +576,26 @@ def gate_of(part: str, says: str, bugs: Sequence[str], ready: set[str] | None) -
         workload = any_run(rng, size)
         return {**workload, "bug": bug, "dies": 0 if bug else workload["dies"]}
 
-    def check(student: Student, workload: dict[str, Any]) -> None:
-        if "events" in workload:
-            run_history(student, workload, ready)
-        else:
-            audit(student, workload, ready)
+    def searched(alone: bool) -> Callable[[Student], str]:
+        def check(student: Student, workload: dict[str, Any]) -> None:
+            play: Callable[..., Any] = run_history if "events" in workload else audit
+            play(student, workload, ready, alone)
 
-    return Gate(part, says, search(make, check, seconds=SECONDS, at_least=first, show=draw), part=f"ledger.{part}")
+        return search(make, check, seconds=SECONDS, at_least=first, show=draw)
+
+    def run_gate(student: Student) -> str:
+        """Search with all hooks. If that fails, search without the hooks of later parts: one of them may be wrong."""
+        try:
+            return searched(alone=False)(student)
+        except Exception as wrong:
+            if ready is None or student.replay is not None:
+                raise
+            try:
+                return searched(alone=True)(student)
+            except Exception:
+                raise wrong from None
+
+    return Gate(part, says, run_gate, part=f"ledger.{part}")
 
 
 def silent(student: Student) -> str:

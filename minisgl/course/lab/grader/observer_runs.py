@@ -10,12 +10,12 @@ from typing import Any
 
 from minisgl.core import Output
 from minisgl.course.lab.grader.gate import Invalid
-from minisgl.course.lab.grader.observers import call_hooks, observer
+from minisgl.course.lab.grader.observers import call_hooks, observer, silence_others
 from minisgl.course.lab.grader.simulated_workloads import jobs_of, shipped_cache, spec_of
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.drive import Drive, make_plugin
 
-__all__ = ["WatchedDrive", "call_hooks", "observer", "run", "watch"]
+__all__ = ["WatchedDrive", "call_hooks", "observer", "run", "silence_others", "watch"]
 
 
 class WatchedDrive(Drive):

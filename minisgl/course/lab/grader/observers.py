@@ -13,7 +13,7 @@ from typing import Any
 from minisgl.course.lab.grader.gate import Broken, Student
 from minisgl.plugin_manager.manager import PluginManager
 
-__all__ = ["call_hooks", "observer"]
+__all__ = ["call_hooks", "observer", "silence_others"]
 
 
 def observer(student: Student, attribute: str, ready: Collection[str] | None = None) -> tuple[Any, PluginManager]:
@@ -39,6 +39,15 @@ def observer(student: Student, attribute: str, ready: Collection[str] | None = N
                 if caller.name not in ready:
                     implementation.function = _unless_unfinished(implementation.function)  # type: ignore[misc]
     return found, manager
+
+
+def silence_others(manager: PluginManager, ready: Collection[str]) -> None:
+    """Let all hooks of the observer do nothing, except those in ``ready``: as if later parts were not written yet."""
+    for plugin in manager._manager.get_plugins():
+        for caller in manager._manager.get_hookcallers(plugin) or ():
+            for implementation in caller.get_hookimpls():
+                if caller.name not in ready:
+                    implementation.function = lambda *_: None  # type: ignore[misc]
 
 
 def _unless_unfinished(function: Callable[..., Any]) -> Callable[..., Any]:

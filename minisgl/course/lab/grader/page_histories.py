@@ -158,7 +158,6 @@ class Rules:
             self.expect("leak", uid, page)
             self.blamed.add(page)
             del self.owner[page]
-            self.unclear.add(uid)  # a leak at a retraction may be reported again when the request ends
 
     # ---- pages --------------------------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
 # causes: engine-died
-# gate: pages
+# gate: requests
 """This auditor reports leaked pages at the end of every request, also when the engine has died and retires no pages."""
 
 

@@ -1,5 +1,5 @@
 # causes: evicted
-# gate: pages
+# gate: steps
 """This auditor expects evicted pages to stay unused until the launched steps are read.
 
 Only pages that a request retired must wait. No launched step reads an evicted page, so it is free at once.

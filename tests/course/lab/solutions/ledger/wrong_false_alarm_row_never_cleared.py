@@ -1,5 +1,5 @@
 # causes: stale-row, false-alarm, retraction
-# gate: pages
+# gate: steps
 """This auditor does not clear the page table of a request-pool row when another request is admitted to the row.
 
 The new request then seems to read the pages of the row's previous request.

@@ -1,5 +1,5 @@
 # causes: hang-up
-# gate: pages
+# gate: requests
 """This auditor reports an error when a request ends without output. A client may disconnect before the first token."""
 
 

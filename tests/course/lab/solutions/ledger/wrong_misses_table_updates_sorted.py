@@ -1,4 +1,4 @@
-# causes: misses-table
+# causes: misses-table, stale-row
 # gate: steps
 """."""
 

@@ -1,4 +1,4 @@
-# causes: place
+# causes: last-step
 # gate: steps
 """This auditor reports step 0 for every bug."""
 

@@ -1,5 +1,5 @@
 # causes: retraction
-# gate: pages
+# gate: requests
 """This auditor closes a retracted request, so the request's real end looks like a second final reply."""
 
 

@@ -1,5 +1,5 @@
 # causes: shared
-# gate: pages
+# gate: requests
 """This auditor makes the last request that matched a cached page the page's owner, although the cache owns the page."""
 
 
