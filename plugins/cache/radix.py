@@ -215,9 +215,9 @@ class RadixCache:
     def lock(self, handle: Handle) -> None:
         """Count one user on every node of the prefix, the root included. A node with users is never evicted.
 
-        The same ``handle`` is later passed to `unlock`.
+        The same ``handle`` is later passed to `insert` and `unlock`.
         """
-        # 1. If the prefix ends inside an edge, split the edge there first.
+        # 1. If the prefix ends inside an edge, split the edge there first. Set the handle's node to the upper part.
         if handle.used < len(handle.node.pages):
             handle.node = self._split(handle.node, handle.used)
         # 2. Count the user on every ancestor too. The pages of a node with its first user are no longer evictable.
@@ -307,9 +307,9 @@ class RadixCache:
 
     # lab: radix.evict
     def evict(self, pages: int) -> I32:
-        """Evict and return up to ``pages`` pages without users: least recently used first, from the ends of paths.
+        """Evict and return ``pages`` pages without users, or all if there are fewer: least recently used first.
 
-        The order of the returned pages is free.
+        Pages are evicted from the ends of paths. The order of the returned pages is free.
         """
         evicted: list[I32] = []
         missing = pages

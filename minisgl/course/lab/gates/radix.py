@@ -85,6 +85,12 @@ def run_history(part: str, make: Make) -> Callable[[Student, dict[str, Any]], No
             first: list[list[Any]] = [*begin, ["lock", 2, path], ["lock", 1, other], *ends]
             return _passes(play, apart) and _passes(play, first) and not _passes(play, again)
 
+        def handle_stays() -> bool:
+            """Return whether only the unlock of a prefix whose lock split an edge fails."""
+            split: list[list[Any]] = [["insert", [*old, *new]], ["lock", 0, old]]
+            whole: list[list[Any]] = [["insert", old], ["lock", 0, old], ["unlock", 0]]
+            return _passes(play, whole) and _passes(play, split) and not _passes(play, [*split, ["unlock", 0]])
+
         try:
             play(workload["events"])
         except Broken as broken:
@@ -99,6 +105,8 @@ def run_history(part: str, make: Make) -> Callable[[Student, dict[str, Any]], No
                 broken.cause = "users-flag"  # one lock of a prefix passes, two locks of it fail
             if broken.cause in (*GENERAL, "split-users") and second_lock_of_a_handle():
                 broken.cause = "lock-again"
+            if broken.cause in (*GENERAL, "split-users", "lock-too-much", "not-offered") and handle_stays():
+                broken.cause = "handle"
             if size > 1 and broken.cause in GENERAL and passes_with_small_pages(student):
                 broken.cause = "page-size"
             raise

@@ -26,6 +26,16 @@ from minisgl.testing.cache import CacheModel, Prefix
 
 __all__ = ["History", "show_history"]
 
+CHECKED = {
+    "eviction can't find": "not-offered",
+    "nodes, ": "nodes",
+    "more users than its root": "lock-path",
+    "does not lead to the node": "split-links",
+    "wrong parent or key": "split-links",
+    "a page is in the tree twice": "split-links",
+    "total_pages is": "counts",
+}
+"""Words of an assertion of the skeleton's `check` → the cause."""
 SPACES: tuple[Hashable, ...] = (None, "", 0, "0", 1, "1", "None", "another")
 """Namespaces. Some are falsy, and some print alike; all are different."""
 POOL = 400
@@ -44,7 +54,6 @@ class History:
         self.held: dict[int, tuple[Any, Prefix]] = {}  # name of a lock -> (handle, locked prefix)
         self.free = list(range(base & 0xFFFFF, (base & 0xFFFFF) + POOL))
         self.event = 0
-        self.locked = False  # whether any lock has happened
         self.gained = 0  # number of pages that the most recent lock gave their first user
 
     def broken(self, cause: str, promise: str, seen: str, page: int | None = None) -> Broken:
@@ -65,13 +74,19 @@ class History:
             try:
                 self.cache.check()
             except AssertionError as error:
-                promise = "The cache's own check (`check`) finds no error."
-                cause = "not-offered" if "eviction can't find" in str(error) else self.cause(kind)
-                raise self.broken(cause, promise, f"After `{kind}`: {error}.") from error
+                raise self.inconsistent(kind, error) from error
+
+    def inconsistent(self, kind: str, error: AssertionError) -> Broken:
+        """Return the finding for an error of the cache's own check after an event. Its text tells the cause."""
+        cause = next((cause for words, cause in CHECKED.items() if words in str(error)), self.cause(kind))
+        if kind == "match":
+            cause = "match-writes"
+        promise = "The cache's own check (`check`) finds no error."
+        return self.broken(cause, promise, f"After `{kind}`: {error or 'an assertion failed'}.")
 
     def cause(self, kind: str) -> str:
         """Return the cause for a failed event if no better one is known."""
-        if self.part == "lock":
+        if self.part == "lock" or kind in ("lock", "unlock", "grow", "again"):
             return "lock-path"
         return "split-links" if self.part == "split" else "counts"
 
@@ -93,6 +108,10 @@ class History:
         if getattr(self.cache, "_nodes", None) != nodes:
             seen = f"The tree had {nodes} nodes before a match, and has {self.cache._nodes} after it."
             raise self.broken("match-writes", "A match changes neither the tree nor the order of eviction.", seen)
+        try:
+            self.cache.check()
+        except AssertionError as error:
+            raise self.inconsistent("match", error) from error
         pages = list(found.pages)
         self.check_dtype("match", found.pages)
         if pages != right:
@@ -106,7 +125,7 @@ class History:
         if found.unlocked != unlocked:
             promise = "`MatchResult.unlocked` is the number of matched pages that have no user."
             seen = f"{unlocked} of the {len(right)} matched pages have no user; `unlocked` is {found.unlocked}."
-            raise self.broken(self.cause("match") if self.locked else "unlocked", promise, seen)
+            raise self.broken("unlocked", promise, seen)
         return found.handle, expected
 
     def check_dtype(self, method: str, pages: Any) -> None:
@@ -161,8 +180,10 @@ class History:
             promise = "`insert` returns the pages that the cache holds for the prefix from now on."
             returned = [int(page) for page in inserted.pages]
             seen = f"Pages {mine} were offered. The cache must hold {held}; `insert` returned {returned}."
-            # Inserts from the root passed in the earlier parts. Below a lock, the lock's handle must be wrong.
-            raise self.broken("lock-too-much" if base and self.part == "lock" else "frees-before-remap", promise, seen)
+            cause = {"split": "split-links"}.get(self.part, "frees-before-remap")
+            if base and self.part == "lock":  # inserts from the root passed earlier: the lock's handle must be wrong
+                cause = "lock-too-much"
+            raise self.broken(cause, promise, seen)
         self.free += sorted(set(mine) - set(held))
         return inserted.handle, prefix
 
@@ -182,7 +203,6 @@ class History:
             raise Invalid
         handle, prefix = self.match(ids, space)
         self.gained = sum(self.model.pages[part].users == 0 for part in self.model.path(prefix))
-        self.locked = True
         self.cache.lock(handle)
         self.model.lock(prefix)
         self.held[name] = handle, prefix

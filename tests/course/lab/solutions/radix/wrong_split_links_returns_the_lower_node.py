@@ -1,0 +1,15 @@
+# causes: split-links
+# gate: split
+"""This cache returns the lower node from `_split`."""
+
+
+class MyCache:
+    def _split(self, node, at):
+        cut = at * self.page_size
+        upper = Node(node.parent, node.ids[:cut], node.pages[:at])
+        node.parent.children[self._page(node.ids, 0)] = upper
+        node.ids, node.pages, node.parent = node.ids[cut:], node.pages[at:], upper
+        upper.children[self._page(node.ids, 0)] = node
+        upper.users, upper.stamp = node.users, node.stamp
+        self._nodes += 1
+        return node
