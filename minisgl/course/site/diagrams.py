@@ -39,7 +39,7 @@ def processes() -> str:
     pic.desc = (
         "A client sends HTTP requests to the API server. The API server sends Submit to a tokenizer, which sends "
         "Schedule to the process of rank 0, with the scheduler and an engine. Rank 0 sends each Step to rank 1, and "
-        "Outputs to the detokenizer, which sends Replies to the API server. The launcher monitors all processes."
+        "Outputs to the detokenizer, which sends Replies to the API server."
     )
     _box(pic, 0, 70, 64, "client")
     _box(pic, 120, 62, 108, "API server", ["no torch"], "q0")
@@ -73,7 +73,7 @@ def page_states() -> str:
     _arrow(pic, [(420, 18), (645, 18), (645, 60)], "insert: other requests can use the page", 0)
     _arrow(pic, [(345, 38), (345, 122)])
     pic.text(352, 104, "retire", "small soft")
-    _arrow(pic, [(270, 148), (60, 148), (60, 98)], "that step was read", 0)
+    _arrow(pic, [(270, 148), (60, 148), (60, 98)], "the launched step was read", 0)
     _arrow(pic, [(570, 78), (120, 78)])
     pic.text(430, 72, "evict: no users", "small soft")
     return figure(pic.render())
