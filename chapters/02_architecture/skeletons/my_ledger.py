@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test ledger     (`hint ledger` for a hint)
 Serve it:  python -m minisgl plugins=my_ledger.py
 """
 
-# minisgl lab ledger, skeleton b2762dc870 (minisgl 0.2.0)
+# minisgl lab ledger, skeleton cf3a23c243 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -105,7 +105,8 @@ class MyAuditor:
         """Apply the step's page-table updates, and check every page that its rows read."""
         # TODO ledger.steps
         # 1. An admitted request starts with an empty page-table row. Then the updates take effect, in order.
-        # 2. A request reads every page in its row, in every step. The owner must be the request or the cache.
+        # 2. A request reads every page in its row, in every step. The owner must be the request or the cache. A row
+        #    names each page at most once.
         raise NotImplementedError
 
     @hookimpl

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test radix     (`hint radix` for a hint)
 Serve it:  python -m minisgl plugins=my_radix.py cache=mine
 """
 
-# minisgl lab radix, skeleton 703934dc4e (minisgl 0.2.0)
+# minisgl lab radix, skeleton ebd064135c (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Node:
         self.pages = pages
         self.children: dict[bytes, Node] = {}
         self.users = 0  # locks on this node or below
-        self.stamp = 0  # time of the last use, on the clock of the cache
+        self.stamp = 0  # time of the last use, on the cache's clock: its insert, or a later lock or unlock
 
     @property
     def is_leaf(self) -> bool:
@@ -63,7 +63,10 @@ class Root(Node):
 
 
 class Handle:
-    """A prefix: the path from the root to ``node``, with only the first ``used`` pages of the node's own edge."""
+    """A prefix: the path from the root to ``node``, with only the first ``used`` pages of the node's own edge.
+
+    A handle from `match` is valid until the cache changes. After `lock`, it is valid until its `unlock`.
+    """
 
     __slots__ = ("node", "used")
 
@@ -148,10 +151,12 @@ class MyCache:
         raise NotImplementedError
 
     def lock(self, handle: Handle) -> None:
-        """Count one user on every node of the prefix. A node with users is never evicted."""
+        """Count one user on every node of the prefix, the root included. A node with users is never evicted.
+
+        The same ``handle`` is later passed to `insert` and `unlock`.
+        """
         # TODO radix.lock
-        # 1. If the prefix ends inside an edge, split the edge there first. Set the handle's node to the upper part: the
-        #    caller uses the same handle for `insert` and `unlock`.
+        # 1. If the prefix ends inside an edge, split the edge there first. Set the handle's node to the upper part.
         # 2. Count the user on every ancestor too. The pages of a node with its first user are no longer evictable.
         raise NotImplementedError
 
@@ -213,7 +218,7 @@ class MyCache:
     def evict(self, pages: int) -> I32:
         """Evict and return ``pages`` pages without users, or all if there are fewer: least recently used first.
 
-        Pages are evicted from the ends of paths.
+        Pages are evicted from the ends of paths. The order of the returned pages is free.
         """
         # TODO radix.evict
         # 1. Take the oldest leaf without users. Skip an entry if its node was since used, extended or removed.
@@ -251,7 +256,10 @@ class MyCache:
         return ids[index * self.page_size : (index + 1) * self.page_size].tobytes()
 
     def _common(self, a: I32, b: I32) -> int:
-        """Return how many whole pages at the start of ``a`` and ``b`` are equal."""
+        """Return how many whole pages at the start of ``a`` and ``b`` are equal.
+
+        An incomplete last page does not count.
+        """
         return self.common_pages(a, b, self.page_size)
 
     def nodes(self) -> Iterator[Node]:

@@ -404,10 +404,10 @@ def count_prefill(student: Student) -> str:
     least = least_prefill(jobs_of(workload), 16)
     prefilled = simulate(workload, shipped_cache("radix", 16), student.make(), causes=cause_of).counts.prompt_tokens
     if prefilled > 1.02 * least:
-        promise = f"With a cache, the engine prefills at most 1.02 times the smallest possible number, {least} tokens."
+        promise = f"The engine prefills at most 1.02 times the least possible in whole pages, {least}."
         seen = f"{prefilled} tokens were prefilled."
         raise Broken("same-prefix", promise, seen, workload=workload, show=show(workload))
-    return f"prefilled {prefilled} tokens, smallest possible number {least}"
+    return f"prefilled {prefilled} tokens, least possible in whole pages {least}"
 
 
 def count(student: Student) -> str:

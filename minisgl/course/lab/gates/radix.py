@@ -253,10 +253,11 @@ def count_prefill(student: Student) -> str:
         report = simulate(workload, cache, make_plugin("scheduler", "mixed", order="lpm"), causes=cause_of)
         prefilled[name] = report.counts.prompt_tokens
     if prefilled["yours"] > 1.02 * least:
-        promise = f"The engine prefills at most 1.02 times the smallest possible number of tokens, {least}."
+        promise = f"The engine prefills at most 1.02 times the least possible number of tokens in whole pages, {least}."
         seen = f"{prefilled['yours']} tokens were prefilled; {prefilled['none']} without a cache."
         raise Broken("recomputes", promise, seen, workload=workload, show=show(workload))
-    return f"prefilled {prefilled['yours']} tokens, smallest possible {least}, without a cache {prefilled['none']}"
+    yours, none = prefilled["yours"], prefilled["none"]
+    return f"prefilled {yours} tokens, least possible in whole pages {least}, without a cache {none}"
 
 
 def long_path(student: Student, pages: int = 1200) -> None:
@@ -314,6 +315,24 @@ def same_times(student: Student) -> None:
         raise Broken("split-stamp", promise, seen)
 
 
+def unlocked_pages(student: Student) -> None:
+    """Check that `match` does not count the pages of a node with users as unlocked.
+
+    A cache whose nodes have no ``users`` is graded by gate *lock*.
+    """
+    cache, ids = make_cache(student, 1), np.arange(3, dtype=np.int32)
+    node: Any = getattr(cache.insert(None, Key(None, ids[:2]), 0, ids[:2].copy()).handle, "node", None)
+    if not isinstance(getattr(node, "users", None), int):
+        return
+    cache.insert(None, Key(None, ids), 0, ids.copy())
+    node.users = 1
+    unlocked = cache.match(Key(None, ids)).unlocked
+    if unlocked != 1:
+        promise = "`MatchResult.unlocked` is the number of matched pages that have no user."
+        seen = f"Two of three matched pages belong to a node with `users` 1, and one to a node with 0: {unlocked=}."
+        raise Broken("unlocked", promise, seen)
+
+
 def many_namespaces(student: Student, number: int = 500) -> None:
     """Check that the cache keeps nothing of namespaces whose last page was evicted, or that were only asked for."""
     cache = make_cache(student, 1)
@@ -353,6 +372,8 @@ def part_gate(part: str, says: str, make: Make) -> Gate:
 
     def check(student: Student) -> str:
         note = searched(student)
+        if part == "match" and student.replay is None:
+            unlocked_pages(student)
         if part == "split" and student.replay is None:
             same_times(student)
         return note

@@ -192,7 +192,7 @@ def shipped_cache(name: str, page_size: int) -> PrefixCache:
 
 
 def least_prefill(jobs: list[Job], page_size: int) -> int:
-    """Return the smallest possible number of prompt tokens to compute, in order of arrival.
+    """Return the least possible number of prompt tokens to compute, in order of arrival.
 
     Each page of a common prefix is computed once. Of each prompt at least the last token is computed.
     """

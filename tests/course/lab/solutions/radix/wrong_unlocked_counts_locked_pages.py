@@ -1,5 +1,5 @@
 # causes: unlocked
-# gate: lock
+# gate: match
 """This cache counts all matched pages as unlocked."""
 
 
