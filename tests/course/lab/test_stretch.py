@@ -120,13 +120,14 @@ def test_better_plugin_beats_it(name: str, tmp_path: Path) -> None:
     assert beaten, counted
 
 
-def test_better_policy_passes_the_gates(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "gates"), [("policy", "plan promises counts"), ("ledger", "pages steps requests")])
+def test_better_plugin_passes_the_gates(name: str, gates: str, tmp_path: Path) -> None:
     """A student measures the number only after all gates are green."""
-    lab = find("policy")
+    lab = find(name)
     path = tmp_path / lab.file
-    path.write_text(better("policy"))
+    path.write_text(better(name))
     with ForkServer(lab.torch) as server:
-        verdicts = [server.run(lab, path, gate, 0) for gate in lab.gates if gate.name in ("plan", "promises", "counts")]
+        verdicts = [server.run(lab, path, gate, 0) for gate in lab.gates if gate.name in gates.split()]
     assert len(verdicts) == 3 and all(verdict.green for verdict in verdicts), verdicts
 
 
