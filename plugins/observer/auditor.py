@@ -79,8 +79,7 @@ class Auditor:
             else:
                 del self.owner[page]
                 # 2. A launched step may still write to a page that a request has retired.
-                if old != CACHE:
-                    self.until[page] = self.launched
+                self.until[page] = -1 if old == CACHE else self.launched
 
     @hookimpl
     def minisgl_pages_allocated(self, owners: I32, pages: I32) -> None:

@@ -422,6 +422,7 @@ class Stage:
         self.counted = 0  # findings so far
         self.evicted: set[int] = set()
         self.retracted: set[int] = set()
+        self.told: set[int] = set()  # pages that right findings were about
 
     def apply(self, event: list[Any], check_open: bool) -> None:
         """Apply one event. Raise `Broken` if the auditor reports something else than it must."""
@@ -440,8 +441,10 @@ class Stage:
             else:
                 missed.remove(same)
                 right.append((finding, same))
+        earlier = set(self.told)
+        self.told.update(finding.page for finding, _ in right if finding.page is not None)
         if missed or extra:
-            raise self.wrong(event, missed, extra, [finding for finding, _ in right])
+            raise self.wrong(event, missed, extra, [finding for finding, _ in right], earlier)
         for finding, same in right:
             if finding.step not in same.steps:
                 last = f"step {same.steps[-1]} was launched last"
@@ -463,14 +466,16 @@ class Stage:
             shown = f"step {number} is {'launched' if event[0] == 'launch' else 'read'}"
         return f"The last event: {shown:.200}."
 
-    def wrong(self, event: list[Any], missed: list[Expected], extra: list[Any], right: list[Any]) -> Broken:
-        """Return the verdict for findings that are missing or too many."""
+    def wrong(
+        self, event: list[Any], missed: list[Expected], extra: list[Any], right: list[Any], told: set[int]
+    ) -> Broken:
+        """Return the verdict for findings that are missing or too many. ``told``: pages of earlier right findings."""
         where: dict[str, Any] = {}
         if missed:
             first = missed[0]
             page = "" if first.page is None else f", page {first.page}"
-            must = f"rule {first.rule!r}, request {first.uids[0]}{page}"
-            where = {"request": first.uids[0], "page": first.page, "step": first.steps[-1]}
+            must = f"rule {first.rule!r}, request {first.uid}{page}"
+            where = {"request": first.uid, "page": first.page, "step": first.steps[-1]}
             if extra:
                 seen = f"{self.said(event)} The auditor must report {must}; it reported {_shown(extra[0])}."
                 promise = "A finding names the broken rule, the affected request and, if there is one, the page."
@@ -491,6 +496,8 @@ class Stage:
         failed = event[0] == "finish" and event[2] == FAILED
         owner = self.rules.owner_of(finding.page)
         cause = alarm_cause(finding, owner, table, self.evicted, self.retracted, failed)
+        if finding.page in told and cause in ("false-alarm", "owners", "shared", "retraction"):
+            cause = "after-finding"
         seen = f"{self.said(event)} No rule is broken; the auditor reported {_shown(finding)}: {finding.text!s:.100}"
         return Broken(cause, "The auditor reports no error where there is none.", seen, **where)
 
@@ -581,7 +588,7 @@ def gate_of(part: str, says: str, bugs: Sequence[str], ready: set[str] | None) -
             play: Callable[..., Any] = run_history if "events" in workload else audit
             play(student, workload, ready, alone)
 
-        return search(make, check, seconds=SECONDS, at_least=first, show=draw)
+        return search(make, check, tries=400, seconds=SECONDS, at_least=first, show=draw)
 
     def run_gate(student: Student) -> str:
         """Search with all hooks. If that fails, search without the hooks of later parts: one of them may be wrong."""

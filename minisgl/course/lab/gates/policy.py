@@ -23,6 +23,7 @@ from minisgl.course.lab.grader.simulated_workloads import (
 )
 from minisgl.scheduler import Plan, Running, Waiting
 from minisgl.scheduler.budget import AdmissionCost, StepBudget
+from minisgl.scheduler.order import LPM_WINDOW, order_waiting
 from minisgl.testing.drive import make_plugin
 
 ORDERS = ("fcfs", "lpm")
@@ -59,6 +60,10 @@ class Judge:
         step.check_rows()
         step.check_running()
         step.check_waiting()
+        step.check_admissions()
+        if plan.retract:
+            seen = f"The plan retracts the requests {list(plan.retract)[:6]}."
+            raise self._broken("forgets", "A request that owns KV pages gets on: this policy retracts none.", seen)
         self.steps += 1
         return plan
 
@@ -207,6 +212,32 @@ class _Step:
                         raise self.broken("same-prefix" if same else "idle", promise, seen, w.uid)
                 return
 
+    def check_admissions(self) -> None:
+        """Compare the admissions with those of a policy that grants in the right order, from the rows of this plan.
+
+        Which decode rows get the last pages and which begun prompts get the last tokens is the student's choice: the
+        text names no order. The queue of more than `LPM_WINDOW` requests with lpm is not compared for the same reason.
+        """
+        if self.judge.order == "lpm" and len(self.waiting) > LPM_WINDOW:
+            return
+        budget, right = self.fresh.copy(), dict[int, int]()
+        for r in (*self.decoding, *self.begun):
+            if r.uid in self.rows:
+                budget.grant(r, self.rows[r.uid])
+        for w in order_waiting(self.waiting, self.judge.order):
+            got = budget.grant(w, _uncached(w))
+            if not got:
+                break
+            right[w.uid] = got
+        for w in self.waiting:
+            got, must = self.rows.get(w.uid, 0), right.get(w.uid, 0)
+            if got == must:
+                continue
+            seen = f"Request {w.uid} waits. It must get {must} tokens of the step, and got {got}."
+            promise = "Waiting requests are admitted in order, until the first one that does not fit."
+            cause = "skips" if not must else "idle" if not got else "tokens-for-pages"
+            raise self.broken(cause, promise, seen, w.uid)
+
 
 def _uncached(w: Waiting) -> int:
     """Return the number of prompt tokens that a waiting request has to compute."""
@@ -259,7 +290,10 @@ def random_step(rng: random.Random, size: int) -> dict[str, Any]:
     ``begun`` are the tokens left of each prompt that is partly computed. With ``turned``, the numbers of waiting
     requests fall in the order of arrival, and the last one to arrive has been skipped most often. The third number of
     a waiting request is the place in ``waiting`` of its ``same_prefix_req``, or -1: none, -2: the first running
-    request, -3: a request that the policy does not see. With ``priced``, a waiting request needs a page for 16 tokens.
+    request, -3: a request that the policy does not see. With ``priced``, a waiting request needs a page for 16 tokens,
+    and ``growth`` pages later. ``mixed``: the seed of the order of the running requests, whose prompts and decode rows
+    are in any order (0: decode rows first). ``skipped``: for how many steps each running request had no row.
+    ``prefill``: how many tokens decode rows leave to prompts. ``reserved``: pages kept for running requests.
     """
     chunk = rng.choice([3, 16, 50, 125, 128, 1000, 8192])
     most = rng.choice([chunk, 2 * chunk, max(chunk // 4, 1)])
@@ -277,6 +311,11 @@ def random_step(rng: random.Random, size: int) -> dict[str, Any]:
         "chunk": chunk,
         "first": rng.choice([0, 0, 1, 2**40]),
         "priced": rng.randint(0, 1),
+        "growth": rng.choice([0, 0, 1, 2]),
+        "mixed": rng.choice([0, rng.randint(1, 10**6)]),
+        "skipped": rng.choice([0, 0, 1, 1000]),
+        "prefill": rng.choice([0, 0, -(-chunk // 4)]),
+        "reserved": rng.choice([0, 0, rng.randint(0, 10)]),
     }
 
 
@@ -303,6 +342,10 @@ def requests_of(workload: dict[str, Any]) -> tuple[list[Running], list[Waiting]]
     numbers = [first + ahead + i for i in range(len(workload["answers"]) + len(begun))]
     running = [Running(uid, 0, need, 0, uid) for uid, need in zip(numbers, workload["answers"], strict=False)]
     running += [Running(uid, left, 0, 0, uid) for uid, left in zip(numbers[len(running) :], begun, strict=True)]
+    if workload.get("mixed"):
+        random.Random(workload["mixed"]).shuffle(running)
+    skipped = workload.get("skipped", 0)
+    running = [r._replace(admission_order=i, skipped_steps=skipped * (i % 2)) for i, r in enumerate(running)]
     start = 0 if ahead else first + len(running)
     waiting: list[Waiting] = []
     uids = [start + (len(queue) - 1 - place if turned else place) for place in range(len(queue))]
@@ -324,10 +367,11 @@ def run_step(judge: Judge, workload: dict[str, Any]) -> None:
     left = {w.uid: w.num_tokens - w.num_cached_tokens for w in waiting}
 
     def cost(uid: int) -> AdmissionCost:
-        return AdmissionCost(-(-left[uid] // 16) if workload.get("priced") else 0, 0)
+        return AdmissionCost(-(-left[uid] // 16) if workload.get("priced") else 0, workload.get("growth", 0))
 
     # The scheduler's own rows have used the share of prompts already, so decode rows may use all tokens that are left.
-    free = StepBudget(workload["chunk"], workload["slots"], workload["pages"], 0, cost, 0)
+    more = workload.get("prefill", 0), workload.get("reserved", 0)
+    free = StepBudget(workload["chunk"], workload["slots"], workload["pages"], more[1], cost, more[0])
     judge.plan(waiting, running, free)
 
 

@@ -5,8 +5,9 @@ An event is a list: ``["add", uid]``, ``["allocate", uids, pages]``, ``["cache",
 of the step, ``[row, column, page]`` of each page-table update), ``["read"]``, ``["retract", uid]`` and ``["finish",
 uid, reason]`` with an index of `REASONS`.
 
-`Rules` says what an auditor must report. It raises `Invalid` where earlier texts of the lab left open what follows:
-when an event concerns a page that another than its owner has moved, or that leaked. Knows the hooks, and no auditor.
+`Rules` says what an auditor must report after every event, also after findings. It raises `Invalid` for events that no
+hook can tell of, and where the text of the lab leaves open what follows; `Open` lists these. Knows the hooks, and no
+auditor.
 """
 
 from __future__ import annotations
@@ -31,19 +32,34 @@ LENGTHS |= {"finish": 3}
 SHOWN = 6
 """The number of events that a verdict shows: the last ones."""
 Pages = Sequence[int]
+COLUMNS = (1, 1, 1, 64, 256, 512, 1000, 1024, 2048, 4096)
+"""Distances of the page-table columns of a history: with some of them, requests have thousands of columns."""
+
+
+class Open(Invalid):
+    """The text of the lab leaves open what an auditor reports.
+
+    It does so in these histories only:
+
+    - another than its owner moves the same page twice in one call (one finding or two), or one call allocates the same
+      page three times;
+    - a row names the same page in two columns;
+    - a leaked page is allocated while a step is unread that was launched before the leak (`in-flight`, or free);
+    - the engine has failed, and anything but final replies follows.
+    """
 
 
 class Expected(NamedTuple):
-    """A finding that an auditor must report. ``steps`` and ``uids`` are the allowed values; the text names one."""
+    """A finding that an auditor must report. ``steps`` are the allowed values."""
 
     rule: str
-    uids: tuple[int | None, ...]
+    uid: int | None
     page: int | None
     steps: tuple[int, ...]
 
     def allows(self, finding: Any) -> bool:
         """Return whether this is the finding, apart from its step."""
-        return finding.rule == self.rule and finding.uid in self.uids and finding.page == self.page
+        return finding.rule == self.rule and finding.uid == self.uid and finding.page == self.page
 
 
 class Rules:
@@ -60,8 +76,7 @@ class Rules:
         self.reqs: dict[int, Req] = {}
         self.open: set[int] = set()
         self.holder: dict[int, int] = {}  # request-pool row -> the request that has it
-        self.blamed: set[int] = set()  # pages whose owner is not clear any more, after a finding
-        self.unclear: set[int] = set()  # requests that may own a page or not, after a finding about it
+        self.leaked: dict[int, int] = {}  # leaked page -> the last step launched before the leak
         self.failed = False
         self.launched = self.read_step = -1
         self.found: list[Expected] = []
@@ -73,7 +88,7 @@ class Rules:
             raise Invalid  # an event that was shrunk
         kind, *args = event
         if self.failed and (kind != "finish" or args[1] != FAILED):
-            raise Invalid  # after an engine failure, all requests end
+            raise Open  # after an engine failure, all requests end
         self.found = []
         getattr(self, kind)(*args)
         return self.found
@@ -86,16 +101,14 @@ class Rules:
         getattr(self.hook, name)(**arguments)
         self.changed = next((each for each in arrays if list(arguments[each]) != before[each]), self.changed)
 
-    def expect(self, rule: str, uid: int | None, page: int | None = None, *uids: int | None) -> None:
+    def expect(self, rule: str, uid: int | None, page: int | None = None) -> None:
         """Record that the auditor must report a finding in this event."""
-        shown = tuple(u if u is None or u == CACHE else u + self.first for u in (uid, *uids))
+        shown = None if uid is None else uid + self.first
         self.found.append(Expected(rule, shown, None if page is None else page + self.shift, (self.launched,)))
 
     def numbers(self, pages: Pages) -> Any:
-        """Return the numbers of pages as an array. Raise `Invalid` if a page can't be the subject of another event."""
+        """Return the numbers of pages as an array."""
         if not all(type(p) is int and p >= 0 for p in pages):
-            raise Invalid
-        if set(pages) & self.blamed:
             raise Invalid
         return np.array(pages, np.int32) + np.int32(self.shift)
 
@@ -150,13 +163,10 @@ class Rules:
         self.tell("minisgl_request_finished", req=req, now=0.0)
 
     def leave(self, uid: int) -> None:
-        """Expect a leak for each page that the request still owns, and that no earlier finding was about."""
-        mine = [page for page, owner in self.owner.items() if owner == uid]
-        if set(mine) & self.blamed or uid in self.unclear:
-            raise Invalid
-        for page in mine:
+        """Expect a leak for each page that the request still owns. The page has no owner from then on."""
+        for page in [page for page, owner in self.owner.items() if owner == uid]:
             self.expect("leak", uid, page)
-            self.blamed.add(page)
+            self.leaked[page] = self.launched
             del self.owner[page]
 
     # ---- pages --------------------------------------------------------------------------------------------
@@ -168,13 +178,15 @@ class Rules:
             raise Invalid
         for i, (uid, page) in enumerate(zip(uids, pages, strict=True)):
             if pages[:i].count(page) > 1:
-                raise Invalid  # the third time in one call
-            unread = self.until.get(page, -1) > self.read_step
+                raise Open  # the third time in one call
             if page in self.owner:
-                # The text names the request that gets the page; an auditor that names the page's owner passes too.
-                self.expect("owner", uid, page, self.owner[page])
-            elif unread:
+                self.expect("owner", uid, page)
+            elif self.leaked.get(page, -1) > self.read_step:
+                raise Open
+            elif self.until.get(page, -1) > self.read_step:
                 self.expect("in-flight", uid, page)
+            self.leaked.pop(page, None)
+            self.until.pop(page, None)
             self.owner[page] = uid
         owners = np.array(uids, np.int32) + np.int32(self.first)
         self.tell("minisgl_pages_allocated", ["owners", "pages"], step=self.launched + 1, owners=owners, pages=numbers)
@@ -197,25 +209,25 @@ class Rules:
         """Retire pages of a request."""
         numbers = self.numbers(pages)
         self.req(uid)
-        self.move(uid, pages, None)
-        for page in pages:
-            if page not in self.owner:
-                self.until[page] = self.launched
+        for page in self.move(uid, pages, None):
+            self.until[page] = self.launched
         owner = uid + self.first
         self.tell("minisgl_pages_freed", ["pages"], step=self.launched, owner=owner, pages=numbers)
 
-    def move(self, old: int, pages: Pages, new: int | None) -> None:
+    def move(self, old: int, pages: Pages, new: int | None) -> list[int]:
+        """Change the owner of the pages whose owner is ``old``, and return them. For another page, expect a finding."""
+        moved: list[int] = []
         for page in pages:
-            if page in self.blamed:
-                raise Invalid  # a second finding about the page in one call
-            if self.owner.get(page) != old:
-                self.blamed.add(page)
-                self.expect("owner", old, page, *((None,) if old == CACHE else ()))
-                self.unclear |= {old, self.owner.get(page, old)}
-            elif new is None:
+            if self.owner.get(page) == old:
+                moved.append(page)
                 del self.owner[page]
+                if new is not None:
+                    self.owner[page] = new
+            elif pages.count(page) - (page in moved) > 1:
+                raise Open
             else:
-                self.owner[page] = new
+                self.expect("owner", None if old == CACHE else old, page)
+        return moved
 
     # ---- steps --------------------------------------------------------------------------------------------
 
@@ -244,8 +256,8 @@ class Rules:
         self.launched += 1
         for row, uid in rows:
             pages = list(self.table.get(row, {}).values())
-            if not pages or len(set(pages)) < len(pages) or set(pages) & self.blamed:
-                raise Invalid
+            if len(set(pages)) < len(pages):
+                raise Open
             for page in pages:
                 if self.owner.get(page) not in (uid, CACHE):
                     self.expect("table", uid, page)
@@ -283,27 +295,26 @@ class _Maker:
         self.rng, self.kinds, self.errors = rng, kinds, errors
         self.rules, self.events = Rules(), [["add", uid] for uid in range(3)]
         self.rows: dict[int, int] = {}  # uid -> row of a running request
-        self.wanted: list[list[int]] = []  # updates of the next step
+        self.most = rng.choice([4, 8, 24])  # number of pages
+        self.column = rng.choice(COLUMNS)  # every column of the page table is a multiple of this number
         for event in self.events:
             self.rules.apply(event)
 
     def pages(self, owner: int | None) -> list[int]:
-        """Return the pages of an owner (None: free pages) that no finding was about."""
+        """Return the pages of an owner (None: free pages)."""
         held = self.rules.owner
         if owner is None:
             unread = {p for p, step in self.rules.until.items() if step > self.rules.read_step}
-            free = [p for p in range(24) if p not in held and p not in unread]
-        else:
-            free = [p for p, who in held.items() if who == owner]
-        return [p for p in free if p not in self.rules.blamed]
+            return [p for p in range(self.most) if p not in held and p not in unread]
+        return [p for p, who in held.items() if who == owner]
 
     def some(self, pages: list[int], most: int = 3) -> list[int]:
         """Return a few of the pages; rarely, one of them is another page."""
         some = self.rng.sample(pages, min(len(pages), self.rng.randint(1, most)))
         if self.rng.random() < self.errors:
             unread = [p for p, step in self.rules.until.items() if step > self.rules.read_step]
-            other = unread if unread and self.rng.random() < 0.6 else list(range(24))
-            other = [p for p in other if p not in some and p not in self.rules.blamed]
+            other = unread if unread and self.rng.random() < 0.6 else list(range(self.most))
+            other = [p for p in other if p not in some]
             some = [*some[1:], *self.rng.sample(other, min(1, len(other)))]
             some += some[:1] * (self.rng.random() < 0.2)  # the same page twice in one call
             self.rng.shuffle(some)
@@ -343,6 +354,11 @@ class _Maker:
             return self.launch(uid, opened)
         if kind == "read":
             return [["read"]]
+        if kind == "walk":
+            return self.walk(opened)
+        if kind == "again":  # a request that has ended gets another final reply
+            ended = sorted(self.rules.reqs.keys() - self.rules.open)
+            return [["finish", rng.choice(ended), rng.randrange(3)]] if ended and rng.random() < self.errors else []
         mine = [page for page, owner in self.rules.owner.items() if owner == uid]
         if mine and rng.random() > self.errors:
             kept = [page for page in mine if rng.random() < 0.5]
@@ -355,8 +371,26 @@ class _Maker:
         end = ["finish", uid, rng.randrange(3)]
         if rng.random() < 0.1:  # the engine fails: all requests end
             ends = [["finish", each, FAILED] for each in opened]
-            return ends + [rng.choice(ends)] * (rng.random() < self.errors)
+            late = [["finish", each, FAILED] for each in self.rules.reqs]
+            return ends + [rng.choice(late)] * (rng.random() < self.errors)
         return [*give, end, end] if rng.random() < self.errors else [*give, end]
+
+    def walk(self, opened: list[int]) -> list[list[Any]]:
+        """Return the events in which one page changes its owner several times, not always by its owner."""
+        rng, page, events = self.rng, self.rng.randrange(self.most), list[list[Any]]()
+        owner = self.rules.owner.get(page)
+        for _ in range(rng.randint(2, 6)):
+            actor = owner
+            if rng.random() < self.errors:
+                actor = rng.choice([None, CACHE, *opened])
+            if actor is None:
+                owner = rng.choice(opened)
+                events.append(["allocate", [owner], [page]])
+                continue
+            to = None if actor == CACHE else rng.choice([None, CACHE])
+            events.append(["evict", [page]] if actor == CACHE else ["retire" if to is None else "cache", actor, [page]])
+            owner = to if actor == owner else owner
+        return events
 
     def launch(self, uid: int, opened: list[int]) -> list[list[Any]]:
         """Return the launch of a step: it admits a request, or a running request gets a page more, or none changes."""
@@ -369,12 +403,12 @@ class _Maker:
         row = self.rows[uid]
         table = {} if admissions else dict(self.rules.table.get(row, {}))
         mine = [p for p in (*self.pages(uid), *self.pages(CACHE)) if p not in table.values()]
-        columns = rng.sample(range(6), rng.randint(0 if table else 1, 3))
+        columns = [self.column * i for i in rng.sample(range(6), rng.randint(0 if table else 1, 3))]
         updates += [[row, column, mine.pop(rng.randrange(len(mine)))] for column in columns[: len(mine)]]
         if updates and rng.random() < 0.3 and mine:  # a column is written twice: the last one counts
             updates.append([row, updates[0][1], mine.pop()])
         if updates and rng.random() < self.errors:
-            other = [p for p in range(24) if p not in self.rules.blamed and p not in table.values()]
+            other = [p for p in range(self.most) if p not in table.values()]
             updates[-1][2] = rng.choice(other or [0])
         more = [[r, u] for u, r in self.rows.items() if u != uid and u in opened and rng.random() < 0.7]
         for other_row in {r for u, r in self.rows.items() if u != uid} & self.rules.table.keys():
@@ -386,10 +420,10 @@ class _Maker:
 
 
 KINDS = {
-    "pages": ("allocate", "allocate", "cache", "evict", "retire", "add"),
-    "steps": ("allocate", "allocate", "allocate", "cache", "evict", "retire", "launch", "launch", "launch", "read"),
+    "pages": ("allocate", "allocate", "cache", "evict", "retire", "add", "walk"),
+    "steps": (*("allocate",) * 3, "cache", "evict", "retire", *("launch",) * 3, "read", "walk", "walk"),
 }
-KINDS["requests"] = (*KINDS["steps"], "read", "add", "retract", "finish", "finish")
+KINDS["requests"] = (*KINDS["steps"], "read", "add", "retract", "finish", "finish", "again")
 
 
 def make_history(rng: random.Random, size: int, part: str) -> dict[str, Any]:

@@ -37,9 +37,8 @@ class Inspector:
         if (page.state, page.by) != before:
             actor = uid if before[1] is None else before[1]
             self._complain("owner", actor, number, f"page {number} is {page.state}, its owner is {page.by}")
-            return page
-        page.state, page.by = after, uid
-        return page
+            return
+        page.state, page.by, page.busy = after, uid, -1 if before[1] is None else self._newest
 
     @hookimpl
     def minisgl_request_added(self, req):
@@ -48,11 +47,12 @@ class Inspector:
     @hookimpl
     def minisgl_pages_allocated(self, owners, pages):
         for uid, number in zip(owners, pages, strict=True):
-            was_free = self._pages[int(number)].state == FREE
-            page = self._change(int(number), (FREE, None), HELD, int(uid))
-            page.state, page.by = HELD, int(uid)
-            if was_free and page.busy >= self._oldest_unread and page.busy >= 0:
+            page = self._pages[int(number)]
+            if page.state != FREE:
+                self._complain("owner", int(uid), int(number), f"page {number} is {page.state}")
+            elif page.busy >= self._oldest_unread and page.busy >= 0:
                 self._complain("in-flight", int(uid), int(number), f"step {page.busy} may still write to page {number}")
+            page.state, page.by = HELD, int(uid)
 
     @hookimpl
     def minisgl_pages_cached(self, req, pages):
@@ -67,7 +67,7 @@ class Inspector:
     @hookimpl
     def minisgl_pages_freed(self, owner, pages):
         for number in pages:
-            self._change(int(number), (HELD, owner), FREE).busy = self._newest
+            self._change(int(number), (HELD, owner), FREE)
 
     @hookimpl
     def minisgl_batch_scheduled(self, step, reqs):

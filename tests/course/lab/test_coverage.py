@@ -1,0 +1,89 @@
+"""What the random workloads of the gates contain: each kind of event and each rule occurs in 300 of them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+from minisgl.course.lab.gates import policy
+from minisgl.course.lab.grader.page_histories import CACHE, FAILED, LENGTHS, Rules, make_history
+
+WORKLOADS = 300
+
+
+def pages_of(event: list[Any]) -> list[int]:
+    """Return the pages whose owner an event of lab `ledger` changes."""
+    return list(event[-1]) if event[0] in ("allocate", "cache", "evict", "retire") else []
+
+
+def count_ledger(events: list[list[Any]], seen: Counter[str]) -> None:
+    """Count the events and the findings of a history, and its unusual states."""
+    rules, told, rows = Rules(), set[int](), dict[int, int]()
+    for event in events:
+        kind, pages = event[0], pages_of(event)
+        unread = {page for page, step in rules.until.items() if step > rules.read_step}
+        held = {page for page, owner in rules.owner.items() if owner != CACHE}
+        found = rules.apply(event)
+        seen[kind] += 1
+        seen.update(f"{kind}: {each.rule}" for each in found)
+        seen["a page twice"] += len(set(pages)) < len(pages)
+        seen["a later finding about a page"] += bool(told & {each.page for each in found})
+        seen["an event after a finding about its page"] += bool(told & set(pages)) and not found
+        seen["evicted page of a request"] += kind == "evict" and bool(held & set(pages))
+        seen["allocated in flight, and given away"] += kind in ("cache", "retire") and bool(told & unread & set(pages))
+        seen["the engine failed"] += kind == "finish" and event[2] == FAILED
+        told |= {each.page for each in found if each.page is not None}
+        if kind == "launch":
+            places = [tuple(update[:2]) for update in event[3]]
+            seen["a column twice"] += len(set(places)) < len(places)
+            seen["thousands of columns"] += any(column > 2_000 for _, column in places)
+            seen["an update of a row that the step has not"] += not {r for r, _ in places} <= {r for r, _ in event[2]}
+            seen["a row again"] += any(rows.get(row, uid) != uid for row, uid in event[1])
+            rows.update(event[1])
+            seen["two unread steps"] += rules.launched > rules.read_step + 1
+
+
+def test_ledger() -> None:
+    """Histories of lab `ledger` have each event, each finding where it can occur, and the states after findings."""
+    rng, seen = random.Random(1), Counter[str]()
+    for size in range(WORKLOADS):
+        count_ledger(make_history(rng, size, "requests")["events"], seen)
+    expected = [*LENGTHS, "allocate: owner", "allocate: in-flight", "cache: owner", "evict: owner", "retire: owner"]
+    expected += ["launch: table", "retract: leak", "finish: leak", "finish: reply", "a page twice"]
+    expected += ["a later finding about a page", "an event after a finding about its page", "evicted page of a request"]
+    expected += ["allocated in flight, and given away", "the engine failed", "a column twice", "thousands of columns"]
+    expected += ["an update of a row that the step has not", "a row again", "two unread steps"]
+    assert not [name for name in expected if not seen[name]], seen
+
+
+def test_policy() -> None:
+    """Steps of lab `policy` have every kind of request, in mixed orders, and budgets that run out of each resource."""
+    rng, seen = random.Random(1), Counter[str]()
+    for size in range(16, 16 + WORKLOADS):
+        step = policy.make(rng, size)
+        if "answers" not in step:
+            seen["run"] += 1
+            continue
+        running, waiting = policy.requests_of(step)
+        kinds = [bool(r.num_remaining_tokens) for r in running]
+        seen["a prompt before a decode row"] += kinds != sorted(kinds)
+        seen["two begun prompts"] += sum(kinds) > 1
+        seen["a decode row needs a page"] += any(r.num_new_pages for r in running)
+        seen["no page"] += step["pages"] == 0 and any(r.num_new_pages for r in running)
+        seen["no row"] += step["slots"] == 0 and bool(waiting)
+        seen["decode rows have the tokens"] += kinds.count(False) >= step["chunk"]
+        seen["prompts keep tokens"] += step["prefill"] > 0 and kinds.count(False) > step["chunk"] - step["prefill"]
+        seen["reserved pages"] += bool(step["reserved"] and step["priced"] and waiting)
+        seen["growth"] += bool(step["growth"] and len(waiting) > 1)
+        seen["skipped"] += bool(step["skipped"] and running)
+        for other in {r.uid for r in running}, {w.uid for w in waiting}:
+            seen["same prefix as a " + ("waiting" if other & {w.uid for w in waiting} else "running")] += any(
+                w.same_prefix_req in other for w in waiting
+            )
+        seen["uid 0"] += 0 in {r.uid for r in (*running, *waiting)}
+        seen["equally cached"] += len({w.num_cached_tokens for w in waiting}) < len(waiting)
+    expected = ["run", "a prompt before a decode row", "two begun prompts", "a decode row needs a page", "no page"]
+    expected += ["no row", "decode rows have the tokens", "prompts keep tokens", "reserved pages", "growth", "skipped"]
+    expected += ["same prefix as a waiting", "uid 0", "equally cached"]
+    assert not [name for name in expected if not seen[name]], seen
