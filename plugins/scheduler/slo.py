@@ -126,7 +126,7 @@ class SloPolicy:
         urgent = [r for r in begun + queue if self.is_interactive(r)]
         batch = [r for r in (begun + queue if budget.rows else begun) if not self.is_interactive(r)]
         # 4. The interactive prompts get all prompt tokens but those that are kept, the batch prompts what is left.
-        is_open = any(map(self.is_interactive, chain(running, queue)))
+        is_open = any(map(self.is_interactive, chain(running, queue, islice(waiting, budget.rows + AHEAD))))
         tokens = self.prompt_tokens(is_open, len(rows), budget)
         used, without_room = self.grant(urgent, tokens - self.kept_tokens(tokens, batch), budget, rows)
         # 5. While an interactive request waits for room, no batch request is admitted: it would take the room.

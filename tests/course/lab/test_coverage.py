@@ -6,7 +6,8 @@ import random
 from collections import Counter
 from typing import Any
 
-from minisgl.course.lab.gates import policy
+from minisgl.course.lab.gates import draft, policy, slo
+from minisgl.course.lab.grader import timing_histories
 from minisgl.course.lab.grader.page_histories import CACHE, FAILED, LENGTHS, Rules, make_history
 
 WORKLOADS = 300
@@ -86,4 +87,94 @@ def test_policy() -> None:
     expected = ["run", "a prompt before a decode row", "two begun prompts", "a decode row needs a page", "no page"]
     expected += ["no row", "decode rows have the tokens", "prompts keep tokens", "reserved pages", "growth", "skipped"]
     expected += ["same prefix as a waiting", "uid 0", "equally cached"]
+    assert not [name for name in expected if not seen[name]], seen
+
+
+def test_slo() -> None:
+    """Steps of lab `slo` have both classes in every state, and budgets that run out of tokens, pages and rows."""
+    rng, seen = random.Random(1), Counter[str]()
+    for size in range(1, WORKLOADS + 1):
+        step = slo.make_tight(rng, 1 + size % 30) if size % 2 else slo.make_step(rng, 1 + size % 60)
+        waiting, running = slo.views_of(step)
+        classes = {True: "interactive", False: "batch"}
+        for r in (*waiting, *running):
+            kind = "begun" if getattr(r, "num_remaining_tokens", 0) else "decodes" if r in running else "waits"
+            kind = "left out" if getattr(r, "same_prefix_req", None) is not None else kind
+            seen[f"{classes[r.priority <= step['interactive']]} {kind}"] += 1
+        shown = [
+            r.priority <= step["interactive"] for r in (*running, *waiting) if not getattr(r, "same_prefix_req", 0)
+        ]
+        left_out = any(w.same_prefix_req and w.priority <= step["interactive"] for w in waiting)
+        seen["only a left out request is interactive"] += left_out and not any(shown)
+        seen["no row"] += step["rows"] == 0 and bool(waiting)
+        seen["too few rows"] += 0 < step["rows"] < len(waiting)
+        seen["more decode rows than step_tokens"] += sum(r.num_remaining_tokens == 0 for r in running) > step["step"]
+        orders = [r.arrival for r in sorted(running, key=lambda r: r.admission_order)]
+        seen["admitted in another order than arrived"] += orders != sorted(orders)
+        seen["no share"] += step["share"] == 0
+        seen["all is shared"] += step["share"] == 100
+        seen["negative priority"] += any(r.priority < 0 for r in (*waiting, *running))
+    states = ("begun", "decodes", "waits", "left out")
+    expected = [f"{name} {state}" for name in ("interactive", "batch") for state in states]
+    expected += ["only a left out request is interactive", "no row", "too few rows", "negative priority", "no share"]
+    expected += ["more decode rows than step_tokens", "admitted in another order than arrived", "all is shared"]
+    assert not [name for name in expected if not seen[name]], seen
+
+
+def test_meter() -> None:
+    """Histories of lab `meter` have each event, each kind of row, equal times, late rows of ended requests, any end."""
+    rng, seen = random.Random(1), Counter[str]()
+    for size in range(1, WORKLOADS + 1):
+        history = timing_histories.make_history(rng, size)
+        time = sampled = -1
+        open_, gained = set[int](), set[int]()
+        seen["two meters"] += history["meters"] == 2
+        for kind, wait, *args in history["events"]:
+            time += wait
+            seen[kind] += 1
+            seen["add" + ": uid 0" * (args == [0])] += 1
+            if kind == "add":
+                open_.add(args[0])
+            elif kind == "finish":
+                open_.discard(args[0])
+                seen["finish: " + timing_histories.REASONS[args[1]]] += 1
+                seen["an end without a token"] += args[0] not in gained
+            elif kind == "retract":
+                seen["a retraction with tokens"] += args[0] in gained
+            for uid, what in args[0] if kind == "step" else ():
+                seen[timing_histories.WHAT[what]] += 1
+                seen["a row of an ended request"] += uid not in open_
+                if what in (0, 3, 4):
+                    gained.add(uid)
+            seen["no wait between steps"] += kind == "step" and time == sampled
+            sampled = time if kind == "step" else sampled
+    expected = ["add", "step", "same", "retract", "finish", *timing_histories.WHAT, "two meters", "add: uid 0"]
+    expected += ["finish: " + reason for reason in timing_histories.REASONS]
+    expected += ["an end without a token", "a retraction with tokens", "a row of an ended request"]
+    expected += ["no wait between steps"]
+    assert not [name for name in expected if not seen[name]], seen
+
+
+def test_draft() -> None:
+    """Histories of lab `draft` have each event and each kind of question, and texts in which groups occur again."""
+    rng, seen = random.Random(1), Counter[str]()
+    for size in range(1, WORKLOADS + 1):
+        turns = draft.make_turns(rng, 1 + size % 80)
+        before: set[int] = set()
+        for event in turns["events"]:
+            kind = next(iter(event))
+            seen[kind] += 1
+            if kind == "admit":
+                seen["uid 0"] += event["admit"] == 0
+                seen["a request runs again"] += event["admit"] in before
+                before.add(event["admit"])
+            seen["several requests gain"] += kind == "gain" and len(event["gain"]) > 1
+            seen["a request gains one token"] += kind == "gain" and any(len(run) == 1 for _, run in event["gain"])
+            for _, unread, limit in event["ask"]:
+                seen[f"unread {unread}"] += 1
+                seen["limit 0"] += limit == 0
+                seen["limit max_drafts"] += limit == turns["drafts"]
+        seen["the group is one token"] += turns["match"] == 1
+    expected = ["admit", "gain", "remove", "uid 0", "a request runs again", "several requests gain", "unread 0"]
+    expected += ["unread 1", "limit 0", "limit max_drafts", "a request gains one token", "the group is one token"]
     assert not [name for name in expected if not seen[name]], seen

@@ -158,6 +158,8 @@ def judge(uid: int, record: Record, ttft: float | None, gaps: list[float]) -> No
             seen = f"{seen} {what} gap {at}, {_short((right if at < len(right) else gaps)[at : at + 1])} s."
     if ttft == first and len(gaps) < len(right) and gaps == [gap for gap in right if gap]:
         cause, promise = "zero-gaps", "A gap may be 0: the results of two steps may be read at one time of the clock."
+    elif ttft == first and len(gaps) > len(right) and list(filter(None, gaps)) == list(filter(None, right)):
+        cause, promise = "at-once", "Tokens that a row gained at once count as one time."
     elif not times and ttft == 0.0:
         pass  # no row was counted: 0 stands for None
     elif extra & {*record.chunks}:
@@ -209,7 +211,8 @@ def _few(*jobs: dict[str, int], **more: Any) -> dict[str, Any]:
 
 FIRST = (
     lambda: _few(_client(0, 3, 2)),  # 0 is a uid like any other
-    lambda: _few(_client(1, 20, 3), chunk=8),  # a prompt in three chunks
+    # A prompt in three chunks, the first one long after the arrival.
+    lambda: _few(_client(1, 4, 3), _client(2, 20, 3), chunk=8, slots=1),
     lambda: _few(_client(1, 4, 5), _client(2, 4, 2, arrive=1), slots=1),  # request 2 waits until request 1 has ended
     lambda: _few(_client(1, 4, 9, abort=4), _client(2, 4, 9, abort=5), overlap=1),  # aborted while a step is in flight
     lambda: _few(_client(1, 4, 5), _client(2, 4, 5, abort=1), slots=1),  # aborted before its first token

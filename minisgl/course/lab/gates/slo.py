@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -147,17 +148,21 @@ def make_step(rng: random.Random, size: int) -> dict[str, Any]:
                 for _ in range(rng.randint(0, 1 + size // 2))]  # fmt: skip
     if size % 6 == 4:  # decode rows that find no page
         workload["pages"] = rng.randint(0, 2)
-    if size % 6 == 3:
-        entries.append(["same", max(mine), rng.randint(1, most), 0])
+    if size % 3 == 0:
+        entries.append(["same", rng.choice(mine), rng.randint(1, most), 0])
+    if size % 9 == 6:  # only a request that is left out for its prefix is interactive
+        workload["interactive"] = min(mine) - 1
+        entries += [["same", min(mine) - 1, rng.randint(1, most), 0], ["begun", max(mine), rng.randint(1, 9_000), 0]]
     rng.shuffle(entries)
-    return {**workload, "entries": entries}
+    return {**workload, "rows": 1_000, "entries": entries}
 
 
 def show_step(workload: dict[str, Any]) -> str:
     """Describe the step in a line for each request."""
     lines = [
         f"interactive={workload['interactive']} step_tokens={workload['step']} batch_share={workload['share'] / 100}; "
-        f"one step of {workload['chunk']} tokens, {workload['pages']} free pages"
+        f"one step of {workload['chunk']} tokens, {workload['pages']} free pages, {workload['rows']} free rows; "
+        "the requests in order of arrival:"
     ]
     says = {
         "decode": "decodes, needs {} new pages",
@@ -165,24 +170,32 @@ def show_step(workload: dict[str, Any]) -> str:
         "waits": "waits, {} prompt tokens to compute, {} cached",
         "same": "waits, {} prompt tokens to compute, with the same next page as another request",
     }
-    for uid, (kind, priority, a, b) in enumerate(workload["entries"], 1):
+    for uid, _, (kind, priority, a, b) in _numbered(workload):
         lines.append(f"request {uid}, priority {priority}: " + says[kind].format(a, b))
     return "\n".join(lines)
+
+
+def _numbered(workload: dict[str, Any]) -> Iterator[tuple[int, int, list[Any]]]:
+    """Yield the uid, the arrival and the entry of each request: later requests have lower uids."""
+    entries = workload["entries"]
+    for arrival, entry in enumerate(entries, 1):
+        yield len(entries) - arrival, arrival, entry
 
 
 def views_of(workload: dict[str, Any]) -> tuple[list[Waiting], list[Running]]:
     """Return the views of a step's requests, which arrived in their order in the workload."""
     waiting, running = [], []
-    for uid, (kind, priority, a, b) in enumerate(workload["entries"], 1):
+    for uid, arrival, (kind, priority, a, b) in _numbered(workload):
+        order = arrival * 7919 % 1009
         if kind == "decode":
-            running.append(Running(uid, 0, min(a, 1), 0, -uid, priority, uid))
+            running.append(Running(uid, 0, min(a, 1), 0, order, priority, arrival))
         elif a < 1:
             raise Invalid
         elif kind == "begun":
-            running.append(Running(uid, a, 0, 0, -uid, priority, uid))
+            running.append(Running(uid, a, 0, 0, order, priority, arrival))
         else:
             same = UNLIMITED if kind == "same" else None
-            waiting.append(Waiting(uid, uid, a + b, b, same, 0, priority))
+            waiting.append(Waiting(uid, arrival, a + b, b, same, 0, priority))
     # In order of admission: a request that was retracted runs again behind later ones.
     return sorted(waiting, key=urgency), sorted(running, key=lambda r: r.admission_order)
 
@@ -196,7 +209,7 @@ def run_step(student: Student, workload: dict[str, Any]) -> None:
         waiting, running = [], [r for r in running if not r.num_remaining_tokens]
     budget = StepBudget(
         workload["chunk"],
-        max(len(waiting), 1),
+        min(workload["rows"], max(len(waiting), 1)),
         workload["pages"],
         0,
         lambda uid: AdmissionCost(1, 0),
@@ -237,28 +250,49 @@ def make_full(rng: random.Random, size: int) -> dict[str, Any]:
 
 
 def make_tight(rng: random.Random, size: int) -> dict[str, Any]:
-    """Return one step in which an interactive request finds too few pages, and batch requests wait behind it."""
-    entries: list[list[Any]] = [["decode", rng.choice([0, 1]), 0, 0] for _ in range(rng.randint(1, 1 + size))]
-    entries += [["waits", 0, rng.randint(1, 400), 0] for _ in range(rng.randint(1, 3))]
-    entries += [["waits", 1, rng.randint(1, 60), 0] for _ in range(rng.randint(1, 3))]
-    return {**options_of(rng), "interactive": 0, "chunk": 8192, "pages": rng.randint(1, 20), "entries": entries}
+    """Return one step in which interactive requests find too few pages or rows, and batch requests wait too."""
+    mine = rng.choice([[0, 1], [0, 1], [0, 1, 1, 5], [-2, 0, 1]])
+    entries: list[list[Any]] = [["decode", rng.choice(mine), 0, 0] for _ in range(rng.randint(0, 1 + size // 2))]
+    entries += [["begun", rng.choice(mine), rng.randint(1, 300), 0] for _ in range(rng.randint(0, 3))]
+    entries += [["waits", rng.choice(mine[:2]), rng.randint(1, 400), 0] for _ in range(rng.randint(1, 4))]
+    entries += [["waits", max(mine), rng.randint(1, 60), 0] for _ in range(rng.randint(0, 3))]
+    entries += [["same", rng.choice(mine), rng.randint(1, 60), 0]] * (rng.random() < 0.2)
+    rng.shuffle(entries)
+    rows, pages = rng.choice([(0, 100), (rng.randint(0, 2), 100), (8, rng.randint(1, 20)), (2, 20)])
+    more = {"interactive": 0, "chunk": rng.choice([8192, 8192, 64]), "rows": rows, "pages": pages}
+    return {**options_of(rng), **more, "entries": entries}
 
 
 def run_tight(student: Student, workload: dict[str, Any]) -> None:
-    """Check the plan for one step with few pages. The last running batch request has the pages that are needed."""
+    """Check the plan for one step with few pages or rows. A running request has a row and some pages."""
     if workload["chunk"] < 1 or workload["pages"] < 1:
         raise Invalid
     waiting, running = views_of(workload)
     pages = {w.uid: -(-w.num_tokens // 16) for w in waiting}
 
     def retractions(order: Sequence[int]) -> list[int]:
-        first = next((i for i, uid in enumerate(order) if uid in pages), len(order))
-        behind = [uid for uid in order[first:] if uid not in pages]
-        return behind[-1:]
+        rows, free, victims = workload["rows"], workload["pages"], list[int]()
+        for i, uid in enumerate(order):
+            if uid not in pages:
+                continue
+            behind = [other for other in order[i:] if other not in pages and other not in victims]
+            freed: list[int] = []
+            while rows + len(freed) < 1 or free + sum(_owned(v) for v in freed) < pages[uid]:
+                if not behind:
+                    return victims
+                freed.append(behind.pop())
+            rows, free = rows + len(freed) - 1, free + sum(_owned(v) for v in freed) - pages[uid]
+            victims += freed
+        return victims
 
     cost = {uid: AdmissionCost(count, 0) for uid, count in pages.items()}
-    budget = StepBudget(workload["chunk"], 8, workload["pages"], 0, cost.__getitem__, None, retractions)
+    budget = StepBudget(workload["chunk"], workload["rows"], workload["pages"], 0, cost.__getitem__, None, retractions)
     judge_of(student, workload).plan(waiting, running, budget)
+
+
+def _owned(uid: int) -> int:
+    """Return how many pages a running request of one step owns."""
+    return 2 + uid * 5 % 11
 
 
 def show_full(workload: dict[str, Any]) -> str:
@@ -400,27 +434,29 @@ def check_batch(run: TimedRun, jobs: Sequence[TimedJob], has_interactive: bool) 
 
 # ---- a long queue --------------------------------------------------------------------------------------------
 
-QUEUE, MOST_READ = 20_000, 1_024
+QUEUE, AHEAD = 20_000, 64
+"""Waiting requests, and how many more than free rows a plan may read; the text says 32."""
 
 
 def run_queue(student: Student) -> str:
     """Count how many waiting requests a plan reads, of a long queue, with few and with many free rows."""
     read = 0
 
-    def entries() -> Iterator[Waiting]:
+    def entries(urgent: int) -> Iterator[Waiting]:
         nonlocal read
         for uid in range(1, QUEUE + 1):
             read += 1
-            yield Waiting(uid, uid, 400, 0, None, 0, int(uid > 300))
+            yield Waiting(uid, uid, 400, 0, None, 0, int(uid > urgent))
 
     most = 0
+    running = [Running(QUEUE + i, 300 * (i % 2), 0, 0, i, i // 2, QUEUE + i) for i in range(1, 5)]
     policy = build(student, {"interactive": 0, "step": 512, "share": 25})
-    for rows in (0, 1, 256):
+    for rows, urgent in product((0, 1, 8, 256), (0, 1, 300, QUEUE)):
         read = 0
         budget = StepBudget(8192, rows, 100_000, 0, lambda uid: AdmissionCost(25, 0), None, lambda _: [])
-        policy.plan(WaitingView(QUEUE, entries()), [], budget)
+        policy.plan(WaitingView(QUEUE, entries(urgent)), running if rows == 8 else [], budget)
         most = max(most, read)
-        if read > MOST_READ:
+        if read > rows + AHEAD:
             seen = f"With {rows} free rows it read {read:,} of {QUEUE:,} waiting requests."
             raise Broken("scan", "A plan reads only the head of a long queue: an entry takes microseconds.", seen)
     return f"at most {most} of {QUEUE:,} waiting requests read in a step"

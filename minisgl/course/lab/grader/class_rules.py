@@ -1,5 +1,10 @@
 """The rules of lab `slo`: every plan of a policy is compared with them, step by step.
 
+The text leaves a choice in these cases, which are not compared: whether requests are retracted for all interactive
+requests without room or only for those that the step has tokens for; whether the tokens of retracted decode rows, and
+the tokens kept for batch prompts in such a step, go to other prompts; and how the tokens of batch prompts that find no
+room are used.
+
 Knows no option's default and no reference: the rules are those that the lab's page states.
 """
 
@@ -108,9 +113,13 @@ class _Step:
         self.begun = sorted((r for r in running if r.num_remaining_tokens), key=urgency)
         left = fresh.copy()
         decoded = sum(bool(left.grant(r, 1)) for r in self.decoding if r.uid in rows)
-        self.is_open = any(self.is_interactive(r) for r in requests if getattr(r, "same_prefix_req", None) is None)
+        self.is_open = any(map(self.is_interactive, requests))  # also those that are left out for their prefix
         full = max(self.step - decoded, -(-self.step // 4)) if self.is_open else left.tokens
         self.limit = min(full, left.tokens)
+        before = fresh.copy()
+        decoding = sum(bool(before.grant(r, 1)) for r in self.decoding)  # decode rows, if nothing is retracted
+        least = max(self.step - decoding, -(-self.step // 4)) if self.is_open else before.tokens
+        self.least = min(least, before.tokens, self.limit)  # prompt tokens, if nothing is retracted
         self.undiminished = min(self.step, fresh.tokens) if self.is_open else fresh.tokens
         urgent, batch = self.split([*self.begun, *self.waiting])
         self.urgent, self.batch = urgent, batch
@@ -153,8 +162,11 @@ class _Step:
             if uid in self.retract:
                 raise self.broken("victims", "A retracted request has no row.", f"Request {uid} has one.", uid)
             _, granted = self.asked.get(uid, (0, 0))
-            if n < 1 or (not self.retract and n > granted):
+            most = max(wanted(self.views[uid]), 1) if self.retract else granted
+            if n < 1 or n > most:
                 seen = f"The row has {n} tokens; `budget.grant` granted {granted}."
+                if self.retract:
+                    seen = f"The row has {n} tokens; the request has {most} to compute."
                 raise self.broken("ignores-grant", "A row has no more tokens than the budget granted.", seen, uid)
             same = getattr(self.views[uid], "same_prefix_req", None)
             if same is not None:
@@ -184,14 +196,18 @@ class _Step:
             return
         urgent, batch = self.split(sorted(self.running, key=urgency))
         expected = self.fresh.retractions([*urgent, *self.stuck, *batch])
-        if not set(self.retract) <= set(expected):
+        if set(self.retract) != set(expected[: len(self.retract)]) or len(set(self.retract)) < len(self.retract):
             seen = f"Requests {self.retract} were retracted; the right ones are {expected or 'none'}."
             cause = "needless" if len(self.retract) > len(expected) else "victims"
             raise self.broken(cause, "As few batch requests as possible are retracted, the least urgent ones.", seen)
         first = self.stuck[0]
         before = self.urgent[: self.urgent.index(first)]
-        if any(self.rows.get(r.uid, 0) < wanted(r) for r in before) or self.used[0] >= self.limit - self.kept:
+        full = self.used[0] >= self.least - self.kept and first.uid not in self.rows
+        if full or any(self.rows.get(r.uid, 0) < wanted(r) for r in before):
             return  # the step has no token for the request
+        if self.retract and first.uid not in self.rows:
+            seen = f"Requests {self.retract} were retracted for the interactive request {first.uid}, which has no row."
+            raise self.broken("waits", "The request that gets the room has a row.", seen, first.uid)
         if expected and not self.retract:
             seen = f"Request {first.uid} is interactive and finds no room; the batch requests {expected} have it."
             raise self.broken(
@@ -211,7 +227,7 @@ class _Step:
     def check_tokens(self) -> None:
         """Check the step's limit, and what each class gets of it."""
         total, count = sum(self.used), f"The step has {len(self.rows)} rows"
-        if total > self.limit and not self.retract:
+        if total > self.limit:
             seen = f"Prompts got {total} tokens; the step may compute {self.limit} beside its decode rows."
             late = total <= self.undiminished
             promise = (
@@ -220,11 +236,14 @@ class _Step:
             if not self.is_open:
                 promise = "A step computes no more tokens than the budget has."
             raise self.broken("decodes" if late else "limit", promise, seen)
-        if self.retract or not self.has_room:
-            return
         promise = "A step uses all of its prompt tokens, if prompts want them."
         sums = [sum(map(wanted, some)) for some in (self.urgent, self.batch)]
         most = [min(sums[0], self.limit - self.kept), min(sums[1], self.kept)]
+        if self.retract or not self.has_room:
+            if not self.stuck and not self.retract and self.used[0] < most[0]:
+                seen = f"Interactive prompts want {sums[0]} tokens and may have {most[0]}; they got {self.used[0]}."
+                raise self.broken("urgent", "Interactive prompts get all tokens but those that are kept.", seen)
+            return
         if self.used[1] < most[1] - (self.used[1] > 0 or self.kept == 0):
             seen = f"{self.kept} of {self.limit} prompt tokens are kept for batch prompts; these got {self.used[1]}."
             raise self.broken("share", "Batch prompts get the tokens that are kept for them.", seen)
@@ -240,9 +259,8 @@ class _Step:
 
     def check_order(self) -> None:
         """Check that in each class no prompt is served before a more urgent one is served completely."""
-        if self.retract:
-            return
-        for some in (self.urgent, self.batch):
+        for requests in (self.urgent, self.batch):
+            some = [r for r in requests if r.uid not in self.retract]
             for first, later in pairwise(some):
                 if self.rows.get(first.uid, 0) < wanted(first) and later.uid in self.rows:
                     seen = f"Request {later.uid} got tokens, and request {first.uid}, which comes before it, "

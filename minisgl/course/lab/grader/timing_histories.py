@@ -25,7 +25,10 @@ __all__ = ["START", "Record", "Stage", "large_histories", "make_history", "show_
 
 START = float(1 << 30)
 """The time of step 0. A server's clock has run for years, so a meter with times of 32 bits loses seconds."""
-WHAT = ("gains a token", "computes a chunk of its prompt", "computes a token that is discarded")
+WHAT = ("gains a token", "computes a chunk of its prompt", "computes a token that is discarded",
+        "gains 2 tokens at once", "gains 5 tokens at once")  # fmt: skip
+TOKENS = (1, 0, 1, 2, 5)
+"""The number of tokens that a row of each kind has sampled."""
 REASONS = ("stop", "length", "abort", "error")
 LENGTHS = {"add": 3, "step": 3, "many": 4, "same": 4, "retract": 3, "finish": 4}
 """The number of entries of each event."""
@@ -104,22 +107,26 @@ class Stage:
         uids = [uid for uid, _ in rows]
         if len(set(uids)) < len(uids) or not set(uids) <= set(self.reqs):
             raise Invalid
-        if any((uid in self.open) < (what < 2) or not 0 <= what <= 2 for uid, what in rows):
+        if any((uid in self.open) < (what != 2) or not 0 <= what < len(WHAT) for uid, what in rows):
             raise Invalid
         n, number = len(rows), self.steps
         zeros, samples = np.zeros(n, np.int32), np.array([int(what != 1) for _, what in rows], np.int32)
+        accepted = np.array([TOKENS[what] for _, what in rows], np.int32)
         step = Step(number, zeros, zeros, np.ones(n, np.int32), samples, 0, 0, zeros, (zeros[:0],) * 3)
         reqs = [self.reqs[uid] for uid in uids]
         for uid in self.open.keys() & set(uids):
             self.open[uid].rows.append(self.now)
         self.tell("minisgl_batch_scheduled", step=step, reqs=reqs, now=self.now)
         self.time += takes * self.stretch
-        gained = [self.reqs[uid] if not what else None for uid, what in rows]
+        gained = [self.reqs[uid] if what not in (1, 2) else None for uid, what in rows]
         for uid, what in rows:
             if uid in self.open:
                 record = self.open[uid]
-                (record.tokens, record.chunks, record.discarded)[what].append(self.now)
-        result = StepResult(number, zeros[:, None], samples)
+                # Tokens that a row gained at once count as one time.
+                (record.chunks if what == 1 else record.discarded if what == 2 else record.tokens).append(self.now)
+                if what not in (1, 2):
+                    self.reqs[uid].output_ids.extend([0] * TOKENS[what])
+        result = StepResult(number, np.zeros((n, max(*accepted.tolist(), 1)), np.int32), accepted)
         self.tell("minisgl_step_finished", result=result, reqs=gained, now=self.now)
         self.steps += 1
 
@@ -178,7 +185,7 @@ def make_history(rng: random.Random, size: int) -> dict[str, Any]:
             events.append(["same", wait, rng.choice(running), rng.randint(2, 3)])
         else:
             some = rng.sample(known, rng.randint(1, min(len(known), 4)))
-            rows = [[uid, rng.choice([0, 0, 0, 1, 2]) if uid in running else 2] for uid in some]
+            rows = [[uid, rng.choice([0, 0, 0, 1, 2, 3, 4]) if uid in running else 2] for uid in some]
             events.append(["step", wait, rows])
     return {"events": events, "meters": rng.randint(1, 2), "ask": rng.randint(0, 1)}
 

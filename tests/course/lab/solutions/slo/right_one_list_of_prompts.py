@@ -32,7 +32,7 @@ class MyPolicy:
                 queue.append(w)
             if len(queue) > budget.rows + 8 or len(queue) > 300:
                 break
-        person = {r.uid: r.priority <= self.config.interactive for r in [*running, *queue]}
+        person = {r.uid: r.priority <= self.config.interactive for r in [*running, *queue, *waiting[:1]]}
         left = budget.tokens
         if any(person.values()):
             left = min(left, max(self.config.step_tokens - len(plan), math.ceil(self.config.step_tokens / 4)))

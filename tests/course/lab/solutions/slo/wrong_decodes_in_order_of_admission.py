@@ -11,7 +11,7 @@ class MyPolicy:
         begun: list[Request] = [r for r in running if r.num_remaining_tokens]
         urgent = [r for r in begun + queue if self.is_interactive(r)]
         batch = [r for r in (begun + queue if budget.rows else begun) if not self.is_interactive(r)]
-        is_open = any(map(self.is_interactive, chain(running, queue)))
+        is_open = any(map(self.is_interactive, chain(running, queue, waiting[:1])))
         tokens = self.prompt_tokens(is_open, len(rows), budget)
         used, without_room = self.grant(urgent, tokens - self.kept_tokens(tokens, batch), budget, rows)
         retract: Sequence[int] = []
