@@ -23,6 +23,7 @@ CAUSES = {
     "reference": "The file imports the lab's own solution. Write the code yourself. The command `hint` prints a hint.",
     "renamed": "The file uses a name that a newer minisgl has renamed. Write the new name.",
     "raises": "The code stops with an exception of its own.",
+    "returns": "The code returned a value of another kind than the promise names.",
     "hangs": "The code does not return. It has a loop without end, or it waits for an event that never happens.",
     "memory": "The code needs more memory than a gate may use.",
     "dies": "The process that ran the code ended suddenly, without an error message.",

@@ -5,7 +5,7 @@ The gates of labs `policy` and `slo` compare the plan with the rules of their la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from minisgl.course.lab.grader.gate import Broken
@@ -53,7 +53,10 @@ def well_formed_plan(
         seen = "`plan` changed `waiting` or `running`, which the scheduler still uses."
         raise broken("impure", "`plan` changes none of its arguments.", seen)
     if not isinstance(plan, Plan):
-        raise broken("raises", "`plan` returns a Plan.", f"It returned {plan!r:.60}.")
+        raise broken("returns", "`plan` returns a Plan.", f"It returned {plan!r:.60}.")
+    if isinstance(plan.rows, Mapping) or not all(isinstance(row, Sequence) and len(row) == 2 for row in plan.rows):
+        seen = f"`rows` is {plan.rows!r:.60}."
+        raise broken("returns", "`Plan.rows` has (uid, tokens) pairs, such as [(7, 1), (9, 64)].", seen)
     for uid, _ in plan.rows:
         if sum(uid == other for other, _ in plan.rows) > 1:
             promise = "A plan has at most one row for each request."

@@ -159,6 +159,8 @@ class Gate:
     A gate with ``served`` runs in the grader's own process against a running server, and gets a `Served` instead of a
     `Student`. ``limit`` is in seconds. ``points`` is what `lab grade` gives for it. A gate with ``transcript`` compares
     only data, and `lab grade` runs it in the grader's process, even if the lab's other gates run in the student's.
+    ``needs`` names gates whose parts this gate's part calls: while one of these gates is red, this gate does not run,
+    because its findings would blame code that may be right.
     """
 
     name: str
@@ -169,6 +171,7 @@ class Gate:
     served: bool = False
     points: float = 1.0
     transcript: bool = False
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -152,10 +152,11 @@ def grade(
     """Grade a file and return the report.
 
     ``only`` names the gates to run (empty: all). ``replay`` is a workload for these gates. Each verdict is passed to
-    ``on_verdict``. A red gate of a part stops only the later gates that grade no part; any other red gate stops all
-    later gates. With ``stop``, any red gate stops all later gates. Without ``serve``, the gates that use the server do
-    not run, so the report can't pass. ``extra`` gates run after the lab's own that use no server. ``prepare_served``
-    is called with the `Served` before its server starts. Raise ValueError if ``only`` names an unknown gate.
+    ``on_verdict``. A red gate of a part stops only the later gates that grade no part, and those that need it; any
+    other red gate stops all later gates. With ``stop``, any red gate stops all later gates. Without ``serve``, the
+    gates that use the server do not run, so the report can't pass. ``extra`` gates run after the lab's own that use no
+    server. ``prepare_served`` is called with the `Served` before its server starts. Raise ValueError if ``only`` names
+    an unknown gate.
     """
     path = path.resolve()
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
@@ -174,10 +175,11 @@ def grade(
         for gate in gates:
             if only and gate.name not in only:
                 continue
-            stopped = any(stop or red.part is None or gate.part is None for red in report.red)
+            stopped_by = next((red for red in report.red if stop or _stops(red, gate)), None)
+            stopped = stopped_by is not None
             verdict = Verdict(gate.name, gate.says, gate.part, tried=not stopped and (serve or not gate.served))
             if not verdict.tried:
-                verdict.note = f"{gate.says}: blocked by {next(report.red).gate}" if stopped else ""
+                verdict.note = f"{gate.says}: blocked by {stopped_by.gate}" if stopped_by else ""
             elif gate.served:
                 started = time.monotonic()
                 if served is None:
@@ -193,6 +195,11 @@ def grade(
             report.verdicts.append(verdict)
             on_verdict(verdict)
     return report
+
+
+def _stops(red: Verdict, gate: Gate) -> bool:
+    """Return whether a red gate stops a later gate. A part that is not written yet stops no other part."""
+    return red.part is None or gate.part is None or (red.gate in gate.needs and red.cause != "unfinished")
 
 
 def _run_served(gate: Gate, served: Any, lab: Lab, path: Path, started: float) -> Verdict:

@@ -152,7 +152,7 @@ def facts(calls: Sequence[str], process: str = "scheduler-0") -> Gate:
         _ask_all(served, client)
         _check_idle(served)
         counted = _check_called(served, calls, process)
-        return ", ".join(f"{name} {int(counted[name])}×" for name in calls) + f" in {process}, as /metrics counts"
+        return ", ".join(f"{name} {int(counted[name])}×" for name in calls) + f" in {process} (/metrics lags)"
 
     return Gate("server", "the real server gives right answers and calls the plugin", run, served=True)
 
