@@ -713,3 +713,20 @@ def test_circle_of_causes_ends(tmp_path: Path) -> None:
     first.__cause__, second.__cause__ = second, first
     assert diagnose(student, first).cause == "promise"
     assert list(causes_of(first)) == [first, second]
+
+
+def test_needed_gate_stops_the_gate_that_needs_it(tmp_path: Path) -> None:
+    """A wrong index makes right copies wrong: they are not blamed. An index to be written stops nothing."""
+    lab = find("draft")
+    right = solution(lab)
+    wrong = right.replace("= len(self.tokens)\n", "= len(self.tokens) - 1\n")
+    unwritten = right.replace(
+        "    def append(", "    def append(self, tokens):\n        raise NotImplementedError\n\n    def old("
+    )
+    assert wrong != right != unwritten
+    tried = []
+    for text in (wrong, unwritten):
+        (tmp_path / lab.file).write_text(text)
+        report = grade(lab, tmp_path / lab.file, seed=1, serve=False)
+        tried.append([verdict.gate for verdict in report.verdicts if verdict.tried])
+    assert tried == [["loads", "index"], ["loads", "index", "copy", "turn"]]

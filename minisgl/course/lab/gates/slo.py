@@ -299,7 +299,13 @@ def show_full(workload: dict[str, Any]) -> str:
     """Describe the workload, or the one step."""
     if "entries" in workload:
         return show_step(workload)
-    return f"step_tokens={workload['step']} batch_share={workload['share'] / 100}; " + show(workload)
+    return f"step_tokens={workload['step']} batch_share={workload['share'] / 100}; " + show(_from_step_0(workload))
+
+
+def _from_step_0(workload: dict[str, Any]) -> dict[str, Any]:
+    """Return the workload with its first arrival at step 0: a finding counts the steps from the first plan on."""
+    first = min((job["arrive"] for job in workload["jobs"]), default=0)
+    return {**workload, "jobs": [{**job, "arrive": job["arrive"] - first} for job in workload["jobs"]]}
 
 
 def run_full(student: Student, workload: dict[str, Any]) -> None:
@@ -309,7 +315,7 @@ def run_full(student: Student, workload: dict[str, Any]) -> None:
     """
     if "entries" in workload:
         return run_tight(student, workload)
-    judge = judge_of(student, workload)
+    judge, workload = judge_of(student, workload), _from_step_0(workload)
     simulate(workload, shipped_cache("naive", workload["page_size"]), judge, causes=cause_of, overlap=False,
              starvation_steps=UNLIMITED)  # fmt: skip
 
@@ -498,6 +504,7 @@ GATES = (
         "with room for all, each step has the right rows",
         search(make_step, run_step, tries=200, seconds=1.0, show=show_step),
         part="slo.rows",
+        needs=("limit",),
     ),
     Gate(
         "room",

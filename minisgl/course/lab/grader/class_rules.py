@@ -160,7 +160,7 @@ class _Step:
             if uid not in self.views:
                 raise self.broken("raises", "The rows of a plan name open requests.", f"No request has uid {uid}.")
             if uid in self.retract:
-                raise self.broken("victims", "A retracted request has no row.", f"Request {uid} has one.", uid)
+                raise self.broken("keeps-row", "A retracted request has no row.", f"Request {uid} has one.", uid)
             _, granted = self.asked.get(uid, (0, 0))
             most = max(wanted(self.views[uid]), 1) if self.retract else granted
             if n < 1 or n > most:
@@ -248,8 +248,10 @@ class _Step:
             seen = f"{self.kept} of {self.limit} prompt tokens are kept for batch prompts; these got {self.used[1]}."
             raise self.broken("share", "Batch prompts get the tokens that are kept for them.", seen)
         if self.used[0] < most[0]:
-            seen = f"Interactive prompts want {sums[0]} tokens and may have {most[0]}; they got {self.used[0]}."
-            raise self.broken("urgent", "Interactive prompts get all tokens but those that are kept.", seen)
+            seen = f"Interactive prompts want {sums[0]} tokens and may have {most[0]}; they got {self.used[0]}. "
+            seen += f"The step may compute {self.limit} prompt tokens beside its decode rows."
+            cause = "urgent" if self.used[1] > self.kept else "few"
+            raise self.broken(cause, "Interactive prompts get all tokens but those that are kept.", seen)
         if total < min(self.limit, sum(sums)):
             cause = "small" if not self.is_open else "idle"
             if self.limit == -(-self.step // 4) and self.is_open and total < self.limit:
