@@ -39,7 +39,24 @@ BETTER = {
         ("budget.grant(r, r.num_remaining_tokens)", "budget.grant(r, min(r.num_remaining_tokens, self.most))"),
         ("w.num_tokens - w.num_cached_tokens)", "min(w.num_tokens - w.num_cached_tokens, self.most))"),
     ],
-    "slo": [("step_tokens: int = 512", "step_tokens: int = 768")],
+    # Large steps, and a share for documents that depends on the interactive prompt tokens that wait.
+    "slo": [
+        ("    batch_share: float = 0.25\n", '    sharing: str = "rules"\n    batch_share: float = 0.25\n'),
+        (
+            "config.step_tokens, config.batch_share)",
+            '852 if config.sharing == "own" else config.step_tokens, config.batch_share, config.sharing)',
+        ),
+        (
+            "step_tokens: int, batch_share: float):\n",
+            "step_tokens: int, batch_share: float, sharing: str):\n        self.sharing = sharing\n",
+        ),
+        (
+            "        used, without_room = ",
+            '        if self.sharing == "own":\n'
+            "            self.batch_share = 0.5 if sum(map(wanted_tokens, urgent)) < 5000 else 0.05\n"
+            "        used, without_room = ",
+        ),
+    ],
     # Pages that a second request used are evicted as if their last use were 1,000 uses later.
     "radix": [
         ('least recently used."""\n', 'least recently used."""\n\n    eviction: str = "lru"\n'),
@@ -120,7 +137,10 @@ def test_better_plugin_beats_it(name: str, tmp_path: Path) -> None:
     assert beaten, counted
 
 
-@pytest.mark.parametrize(("name", "gates"), [("policy", "plan promises counts"), ("ledger", "pages steps requests")])
+@pytest.mark.parametrize(
+    ("name", "gates"),
+    [("policy", "plan promises counts"), ("ledger", "pages steps requests"), ("slo", "share rows room")],
+)
 def test_better_plugin_passes_the_gates(name: str, gates: str, tmp_path: Path) -> None:
     """A student measures the number only after all gates are green."""
     lab = find(name)
@@ -129,6 +149,13 @@ def test_better_plugin_passes_the_gates(name: str, gates: str, tmp_path: Path) -
     with ForkServer(lab.torch) as server:
         verdicts = [server.run(lab, path, gate, 0) for gate in lab.gates if gate.name in gates.split()]
     assert len(verdicts) == 3 and all(verdict.green for verdict in verdicts), verdicts
+
+
+@pytest.mark.parametrize(("step", "share"), [(768, 0.25), (852, 0.175), (852, 0.15)])
+def test_other_constants_do_not_beat_slo(step: int, share: float, tmp_path: Path) -> None:
+    text = solution(find("slo")).replace("step_tokens: int = 512", f"step_tokens: int = {step}")
+    counted, beaten = measure("slo", text.replace("share: float = 0.25", f"share: float = {share}"), tmp_path)
+    assert not beaten and "1,577" not in counted, counted
 
 
 def test_box_and_reference_page_show_the_task() -> None:

@@ -536,23 +536,27 @@ def two_classes() -> tuple[list[TimedJob], list[TimedJob]]:
 
 SLO_TTFT, SLO_FLOOD, SLO_DONE = 1577, 3, 11.7
 """TTFT p99 in milliseconds, documents whose prompt ends in the flood, and the end of all, of `scheduler=slo`."""
+STRETCH_TTFT = 930
+"""Milliseconds. The best constants found for `slo` (steps of 852 tokens, a share of 0.175) reach 961."""
 
 
 def measure_stretch(student: Student) -> tuple[str, bool]:
-    """Measure the student's policy, with the file's own defaults, on the load of the chapter."""
+    """Measure the student's policy on the load of the chapter, with `sharing=own` if it has this option."""
     talk, docs = two_classes()
-    run = serve([*talk, *docs], student.make())
+    own = {"sharing": "own"} if "sharing" in student.options() else {}
+    run = serve([*talk, *docs], student.make(student.config(**own)))
     people, batch = [run.records[job.uid] for job in talk], [run.records[job.uid] for job in docs]
     ttft = float(np.percentile([r.ttft for r in people], 99)) * 1e3
     gap = max(max(itls(r), default=0.0) for r in people)
     flood, done = sum(3 <= r.times[0] < 5 for r in batch), max(r.end for r in batch)
-    beaten = round(ttft) < SLO_TTFT and gap <= MAX_GAP and flood >= SLO_FLOOD and round(done, 1) <= SLO_DONE
+    beaten = round(ttft) <= STRETCH_TTFT and gap <= MAX_GAP and flood >= SLO_FLOOD and round(done, 1) <= SLO_DONE
     counted = f"TTFT p99 {ttft:,.0f} ms, longest gap {1e3 * gap:.0f} ms, {flood} documents in the flood, all done after"
     return f"{counted} {done:.1f} s", beaten
 
 
 STRETCH = Stretch(
-    f"On the load of the chapter, `slo` has a TTFT p99 of {SLO_TTFT:,} ms. Reach a lower p99, with no gap above 50 ms, "
-    f"at least {SLO_FLOOD} documents completed in the flood, and all documents done within {SLO_DONE} s.",
+    f"On the load of the chapter, `slo` has a TTFT p99 of {SLO_TTFT:,} ms. Reach {STRETCH_TTFT} ms, with no gap above "
+    f"50 ms, at least {SLO_FLOOD} documents completed in the flood, and all documents done within {SLO_DONE} s, with "
+    "rules of your own that an option `sharing=own` of your policy selects.",
     measure_stretch,
 )
