@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test ledger     (`hint ledger` for a hint)
 Serve it:  python -m minisgl plugins=my_ledger.py
 """
 
-# minisgl lab ledger, skeleton cf3a23c243 (minisgl 0.2.0)
+# minisgl lab ledger, skeleton 21fe4b6ed8 (minisgl 0.2.0)
 
 from __future__ import annotations
 
