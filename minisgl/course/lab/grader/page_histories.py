@@ -59,7 +59,7 @@ class Expected(NamedTuple):
 
     def allows(self, finding: Any) -> bool:
         """Return whether this is the finding, apart from its step."""
-        return finding.rule == self.rule and finding.uid == self.uid and finding.page == self.page
+        return bool(finding.rule == self.rule and finding.uid == self.uid and finding.page == self.page)
 
 
 class Rules:
