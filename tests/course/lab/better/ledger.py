@@ -54,8 +54,8 @@ class MyAuditor:
             uid = None if old == CACHE else old
             self.find("owner", uid, page, f"{uid} transfers or frees page {page} of {self.owner[page]}")
         self.owner[pages[right]] = new
-        if new == FREE and old != CACHE:
-            self.until[pages[right]] = self.launched
+        if new == FREE:  # no request reads a page that the cache evicts
+            self.until[pages[right]] = -1 if old == CACHE else self.launched
 
     @hookimpl
     def minisgl_pages_allocated(self, owners, pages):
