@@ -198,7 +198,7 @@ class _Step:
         expected = self.fresh.retractions([*urgent, *self.stuck, *batch])
         if set(self.retract) != set(expected[: len(self.retract)]) or len(set(self.retract)) < len(self.retract):
             seen = f"Requests {self.retract} were retracted; the right ones are {expected or 'none'}."
-            cause = "needless" if len(self.retract) > len(expected) else "victims"
+            cause = "needless" if set(self.retract) > set(expected) else "victims"
             raise self.broken(cause, "As few batch requests as possible are retracted, the least urgent ones.", seen)
         first = self.stuck[0]
         before = self.urgent[: self.urgent.index(first)]
