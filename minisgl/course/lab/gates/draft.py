@@ -211,6 +211,9 @@ def make_turns(rng: random.Random, size: int) -> dict[str, Any]:
         some = rng.sample(running, rng.randint(0, len(running)))
         event["ask"] = [[uid, rng.randint(0, 1), rng.randint(0, most)] for uid in some]
         events.append(event)
+        unread = [[uid, 0, limit] for uid, pending, limit in event["ask"] if pending]
+        if unread and rng.random() < 0.5:  # the unread token was another one; the same positions and limits again
+            events.append({"gain": [[uid, [rng.choice(letters)]] for uid, _, _ in unread], "ask": unread})
     return {"match": rng.choice([1, 2, 3, 4, 5, 9]), "drafts": most, "rows": rows, "events": events}
 
 
