@@ -7,7 +7,7 @@ from pathlib import Path
 
 from minisgl.course.lab.box import answer_lines
 from minisgl.course.lab.catalog import labs
-from minisgl.course.site.diagrams import mask
+from minisgl.course.site.diagrams import mask, ring
 from minisgl.server.worker_process import PLUGIN_CALLS_INTERVAL_SECONDS
 from minisgl.trace.events import VERSION
 
@@ -36,3 +36,11 @@ def test_size_of_the_labs() -> None:
 def test_version_of_the_trace_format() -> None:
     text = " ".join((ROOT / "docs/trace.md").read_text().split())
     assert f"the format's version ({VERSION})" in text
+
+
+def test_ring_has_the_numbers_of_its_lab() -> None:
+    """In the picture of the ring, as in lab `ring`, part r is finished on rank r, after starting on rank r + 1."""
+    cells = re.findall(r'data-round="(\d+)" data-rank="(\d+)" data-part="(\d+)" data-ranks="([^"]+)"', ring(3))
+    summed = {(int(turn), int(rank), int(part)): words for turn, rank, part, words in cells}
+    assert [rank for rank in range(3) if summed[2, rank, rank] == "0+1+2"] == [0, 1, 2]
+    assert all(summed[1, (part + 2) % 3, part].count("+") == 1 for part in range(3)), "added on rank r + 2 first"

@@ -193,11 +193,15 @@ def mask(queries: int = 3, keys: int = 8) -> str:
 
 
 def ring(size: int = 3) -> str:
-    """Return the diagram of a ring all-reduce: per round, the ranks whose numbers each part of a vector contains."""
+    """Return the diagram of a ring all-reduce: per round, the ranks whose numbers each part of a vector contains.
+
+    The parts have the numbers of the lab `ring`: part r starts on rank r + 1 and is finished on rank r.
+    """
     pic = Picture("ring", f"A ring all-reduce over {size} ranks")
     pic.desc = (
-        f"In {size - 1} rounds, each rank sends one part to its right neighbour, which adds it. In {size - 1} more "
-        "rounds, each rank sends a finished part to its right neighbour, which copies it."
+        f"In {size - 1} rounds, each rank sends one part to its right neighbour, which adds it. Part r starts on rank "
+        f"r + 1 and is finished on rank r. In {size - 1} more rounds, each rank sends a finished part to its right "
+        "neighbour, which copies it."
     )
     summed = [[{rank} for _ in range(size)] for rank in range(size)]
     y = 16.0
@@ -206,7 +210,7 @@ def ring(size: int = 3) -> str:
         sent: dict[tuple[int, int], set[int]] = {}
         if turn:
             for rank in range(size):
-                part = (rank - turn + 1) % size if adding else (rank + 1 - (turn - size)) % size
+                part = (rank - turn) % size if adding else (rank - (turn - size)) % size
                 sent[(rank + 1) % size, part] = summed[rank][part]
             for (rank, part), ranks in sent.items():
                 summed[rank][part] = summed[rank][part] | ranks if adding else set(ranks)
