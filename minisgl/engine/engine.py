@@ -108,7 +108,7 @@ class TorchEngine:
             address=address,
             device=self.device,
         )
-        moe = manager.build("moe", config.moe, device=self.device) if model_config.num_experts else None
+        moe = setup.build_moe(config, manager, model_config, self.device)
         self.graph = manager.build("graph", config.graph, device=self.device)
         piecewise = getattr(self.graph, "piecewise", lambda max_tokens: ())(setup.max_step_tokens(config, max_seq_len))
         self._piecewise = PiecewiseAttention(self.attention) if piecewise else None

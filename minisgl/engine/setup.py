@@ -6,6 +6,7 @@ as a `ConfigError` that says what to change.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,7 +27,10 @@ from minisgl.models.weights import Checkpoint, Dummy
 from minisgl.plugin_manager.discovery import near
 
 if TYPE_CHECKING:
+    from minisgl.moe import MoeBackend
     from minisgl.plugin_manager.manager import PluginManager
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -138,6 +142,17 @@ def build_fp8(config: Config, manager: PluginManager, model: ModelConfig, device
     if model.num_experts:
         raise ConfigError(f"quantize=fp8 is for dense models, but {config.model} has experts: leave quantize out.")
     return Fp8(manager.build("fp8_gemm", config.fp8_gemm, device=device), stored=model.fp8)
+
+
+def build_moe(config: Config, manager: PluginManager, model: ModelConfig, device: torch.device) -> MoeBackend | None:
+    """Build the MoE backend. None: the model has no experts. Logs a warning if ``moe`` selects a backend for it."""
+    if model.num_experts:
+        backend: MoeBackend = manager.build("moe", config.moe, device=device)
+        return backend
+    name = manager.name_of("moe", config.moe)
+    if name != "auto":
+        log.warning("moe=%s is not used: %s has no experts", name, config.model)
+    return None
 
 
 def build_model(config: Config, manager: PluginManager, path: Path, model: ModelConfig, ctx: Context) -> Model:

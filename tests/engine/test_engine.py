@@ -21,6 +21,7 @@ from minisgl.core import Admission, EngineDeadError, InvalidRequestError, Step
 from minisgl.engine import kv_sizing, setup
 from minisgl.engine.build import LeaderEngine, build_engine, follow
 from minisgl.engine.engine import TorchEngine
+from minisgl.models.config import ModelConfig
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.attention.torch import TorchAttention
@@ -57,6 +58,19 @@ def i32(*values: int) -> Any:
 
 
 # ---- errors at construction ---------------------------------------------------------------------
+
+
+def test_moe_without_experts(manager: PluginManager, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A MoE backend that is selected for a dense model is not used, and the log says so."""
+    config = compose(manager, [f"model={path}", "device=cpu", "moe=grouped"])
+    model = ModelConfig.from_dir(path)
+    assert setup.build_moe(config, manager, model, torch.device("cpu")) is None
+    assert "moe=grouped is not used" in caplog.text
+    caplog.clear()
+    assert (
+        setup.build_moe(replace(config, moe=manager.make("moe", "auto")), manager, model, torch.device("cpu")) is None
+    )
+    assert not caplog.text
 
 
 @pytest.mark.parametrize(

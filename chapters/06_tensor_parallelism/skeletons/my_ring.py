@@ -1,7 +1,7 @@
 """Lab ring: An all-reduce without a centre.
 
 Grade it:  python -m minisgl.lab test ring     (`hint ring` for a hint)
-Serve it:  python -m minisgl plugins=my_ring.py communicator=mine
+Serve it:  python -m minisgl tp=2 plugins=my_ring.py communicator=mine
 """
 
 # minisgl lab ring, skeleton 7e4a918c89 (minisgl 0.2.0)

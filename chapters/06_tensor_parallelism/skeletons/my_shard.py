@@ -1,7 +1,7 @@
 """Lab shard: A decoder block over ranks.
 
 Grade it:  python -m minisgl.lab test shard     (`hint shard` for a hint)
-Serve it:  python -m minisgl plugins=my_shard.py architecture=Mine
+Serve it:  python -m minisgl tp=2 plugins=my_shard.py architecture=Mine
 """
 
 # minisgl lab shard, skeleton 501c214341 (minisgl 0.2.0)

@@ -1,7 +1,7 @@
 """Lab experts: Experts, each read once.
 
 Grade it:  python -m minisgl.lab test experts     (`hint experts` for a hint)
-Serve it:  python -m minisgl plugins=my_experts.py moe=mine
+Serve it:  python -m minisgl model=tutor-moe plugins=my_experts.py moe=mine
 """
 
 # minisgl lab experts, skeleton 367a31593e (minisgl 0.2.0)

@@ -27,6 +27,8 @@ def box(name: str) -> str:
         lines.append(f"| you write | {parts} |")
         lines.append(f"| size | the reference has {answer_lines(lab)} lines of code in these parts |")
     lines.append(f"| time | about {lab.minutes} minutes (an estimate) |")
+    if lab.plugin:
+        lines.append(f"| serve your file | `{lab.command}` |")
     gates = "<br>".join(f"*{gate.name}*: {gate.says}" for gate in lab.gates)
     lines.append(f"| the gates check | {gates} |")
     if lab.stretch:

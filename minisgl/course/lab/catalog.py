@@ -53,7 +53,7 @@ class Lab:
     more modules that the student's file may not import, because they solve the lab. ``minutes`` estimates how long a
     student needs. ``data``: what the student's code returns is data, so `lab grade` runs every gate in the grader's own
     process. ``kept`` lists the modules of ``blocked`` that stay in the clean installation of `lab grade`, because the
-    lab's gates need them there.
+    lab's gates need them there. ``serve`` lists the options without which a server does not call the plugin.
     """
 
     lab: str
@@ -71,6 +71,7 @@ class Lab:
     blocked: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     data: bool = False
+    serve: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
     causes: dict[str, str] = field(default_factory=dict)
 
@@ -85,6 +86,11 @@ class Lab:
         if self.hook == "models":
             return [f"architecture={self.name}"]
         return [f"{self.hook}={self.name}"] if self.hook in GROUPS else []
+
+    @property
+    def command(self) -> str:
+        """The command that serves with the student's plugin, in the student's folder."""
+        return " ".join(["python -m minisgl", *self.serve, f"plugins={self.file}", *self.words])
 
     @property
     def forbidden(self) -> tuple[str, ...]:
@@ -140,9 +146,9 @@ def read(file: Traversable, chapter: str) -> Lab:
     name = file.name.removesuffix(".toml")
     values: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
     parts = tuple(Part(part["name"], part["says"], tuple(part["hints"])) for part in values.pop("parts", ()))
-    blocked, kept = tuple(values.pop("blocked", ())), tuple(values.pop("kept", ()))
+    lists = {key: tuple(values.pop(key, ())) for key in ("blocked", "kept", "serve")}
     try:
-        lab = Lab(name, chapter, parts=parts, blocked=blocked, kept=kept, **values)
+        lab = Lab(name, chapter, parts=parts, **lists, **values)
     except TypeError as error:
         raise ValueError(f"{file}: {error}") from error
     if set(lab.causes) & set(CAUSES):

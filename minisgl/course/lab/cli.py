@@ -160,6 +160,8 @@ def _test(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
     print(
         f"{green} of {len(report.verdicts)} gates green" + (": the lab is done." if report.passed and not only else ".")
     )
+    if report.passed and not only and lab.plugin:
+        print(f"Serve it: {lab.command}")
     if report.passed and not only and lab.stretch:
         print(f"A number to beat, not graded: {lab.stretch.says}\n  {_stretch(lab, path, seed)}")
     return 0 if report.passed else 1
@@ -223,6 +225,10 @@ def _hint(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
     )
     if options.part and part is None:
         raise ConfigError(f"Lab {lab.lab} has no part {options.part!r}. Parts: {', '.join(p.name for p in lab.parts)}.")
+    if part is None and {gate.name for gate in lab.gates} <= set(known.get("green", ())):
+        names = ", ".join(part.name for part in lab.parts)
+        print(f"All gates of lab {lab.lab} are green. To see the hints of a part, name the part: {names}.")
+        return 0
     if part is None:
         done = {gate.part for gate in lab.gates if gate.name in known.get("green", ())}
         part = next((part for part in lab.parts if part.name not in done), lab.parts[-1])

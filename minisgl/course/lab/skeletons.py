@@ -126,11 +126,10 @@ def _digest(lab: Lab, text: str) -> str:
 
 
 def _head(lab: Lab, text: str) -> str:
-    words = " ".join([f"plugins={lab.file}", *lab.words])
     return (
         f'"""Lab {lab.lab}: {lab.title}.\n\n'
         f"Grade it:  python -m minisgl.lab test {lab.lab}     (`hint {lab.lab}` for a hint)\n"
-        f'Serve it:  python -m minisgl {words}\n"""\n\n'
+        f'Serve it:  {lab.command}\n"""\n\n'
         f"# minisgl lab {lab.lab}, skeleton {_digest(lab, text)} (minisgl {__version__})\n"
     )
 

@@ -19,6 +19,7 @@ import pytest
 from minisgl.course.lab import cli
 from minisgl.course.lab.catalog import Lab, find, labs, read
 from minisgl.course.lab.cli import main
+from minisgl.course.lab.folder import Folder
 from minisgl.course.lab.gates.policy import show_plan
 from minisgl.course.lab.grader import grade as grader
 from minisgl.course.lab.grader.diagnosis import diagnose
@@ -571,6 +572,10 @@ def test_command(lab: Callable[..., Result], tmp_path: Path) -> None:
     assert lab("diff", "radix").out == ""
     green = lab("test", "radix", *gates)
     assert green.status == 0 and "3 of 3 gates green" in green.out and "done" not in green.out
+
+    Folder(tmp_path).remember(find("radix"), green=[gate.name for gate in find("radix").gates], gates=[])
+    assert lab("hint", "radix").out.startswith("All gates of lab radix are green.")
+    assert lab("hint", "radix", "match").out.startswith("radix.match, hint 1")
 
 
 def test_replay_command(lab: Callable[..., Result], tmp_path: Path) -> None:
