@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import psutil
 import pytest
@@ -20,6 +20,7 @@ from minisgl.course.lab import cli
 from minisgl.course.lab.catalog import Lab, find, labs, read
 from minisgl.course.lab.cli import main
 from minisgl.course.lab.folder import Folder
+from minisgl.course.lab.gates.capstone import Installed, called_hooks
 from minisgl.course.lab.gates.policy import show_plan
 from minisgl.course.lab.grader import grade as grader
 from minisgl.course.lab.grader.diagnosis import diagnose
@@ -299,6 +300,27 @@ def test_file_never_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(Broken) as caught:
             _check_called(one, ["plan"], "scheduler-0")
         assert caught.value.cause == "never-called"
+
+
+def test_package_never_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server gate of the capstone fails for an observer whose hooks are never called, and names called hooks."""
+    monkeypatch.setattr("minisgl.course.lab.gates.capstone.scaled_timeout", lambda seconds: 0.0)
+
+    class Fake(Installed):
+        calls_of: ClassVar[dict[str, dict[str, float]]] = {}
+
+        def calls(self) -> dict[str, dict[str, float]]:
+            return self.calls_of
+
+    one = Fake(find("capstone"), tmp_path / "mine.py", "")
+    one.hooks = ["minisgl_observer"]
+    for calls in ({}, {"scheduler-0": {"minisgl_observer": 1.0, "minisgl_request_retracted": 0.0}}):
+        one.calls_of = calls  # type: ignore[misc]
+        with pytest.raises(Broken) as caught:
+            called_hooks(one)
+        assert caught.value.cause == "never-called" and "minisgl_observer" in caught.value.seen
+    one.calls_of = {"scheduler-0": {"minisgl_step_planned": 4.0}}  # type: ignore[misc]
+    assert called_hooks(one) == "minisgl_step_planned 4× in scheduler-0, as /metrics counts"
 
 
 # ---- files of an older minisgl ---------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from minisgl.course.lab.folder import STATE_FOLDER
 from minisgl.course.lab.grader.clean_environment import BuildFailed, CleanEnvironment, clean_environment
 from minisgl.course.lab.grader.gate import Broken, Gate, Missing, Student, StudentError
 from minisgl.course.lab.grader.installed_package import KITS
-from minisgl.course.lab.grader.server_gate import START_SECONDS, Served, facts
+from minisgl.course.lab.grader.server_gate import QUESTIONS, START_SECONDS, Served, facts
 from minisgl.course.lab.grader.tutor_runs import installed_plugin
 from minisgl.testing.serving import scaled_timeout
 
@@ -253,12 +254,13 @@ class Installed(Served):
     def __init__(self, lab: Lab, path: Path, sha256: str):
         super().__init__(lab, path, sha256)
         self.method = ""
+        self.hooks: list[str] = []
 
     def __enter__(self) -> Served:
         words = ["model=tutor", "num_pages=512"]
         try:
             plugin = self.run_there(installed_plugin, self.lab.lab, str(self.path))
-            self.path, self.sha256 = Path(plugin["path"]), plugin["sha256"]
+            self.path, self.sha256, self.hooks = Path(plugin["path"]), plugin["sha256"], plugin["hooks"]
             for group, name in plugin["options"][:1]:
                 more, self.method = SERVE.get(group, ([], ""))
                 words += [f"{group}={name}", *more]
@@ -277,11 +279,39 @@ class Installed(Served):
 
 
 SERVED = Installed
+REGISTERING = ("minisgl_configs", "minisgl_models", "minisgl_observer")
+"""Hooks that minisgl calls at the start, whether or not it uses the plugin."""
 
 
 def serves(served: Installed) -> str | None:
     """Run the gate that every lab has for the server. The method that must be called depends on the plugin's hook."""
-    return facts([served.method] if served.method else []).run(served)
+    if served.method:
+        return facts([served.method]).run(served)
+    facts([]).run(served)
+    return called_hooks(served)
+
+
+def called_hooks(served: Installed) -> str:
+    """Return the hooks and methods of the package that the server has called. Raise `Broken` if there are none.
+
+    The calls that register options and make an observer do not count: they happen in a server without requests too.
+    """
+    until = time.monotonic() + scaled_timeout(3.0)
+    while True:
+        found = {
+            process: {call: n for call, n in calls.items() if n and call not in REGISTERING}
+            for process, calls in served.calls().items()
+        }
+        texts = [f"{call} {int(n)}× in {process}" for process, calls in found.items() for call, n in calls.items()]
+        if texts:
+            return ", ".join(texts) + ", as /metrics counts"
+        if time.monotonic() > until:
+            seen = (
+                f"The server answered {len(QUESTIONS)} questions and called no hook of {served.path.name}. The hooks "
+                f"are {', '.join(served.hooks)}. Implement a hook that the server calls for these questions."
+            )
+            raise Broken("never-called", "The server calls the plugin of the package.", seen)
+        time.sleep(0.1)
 
 
 GATES = (
