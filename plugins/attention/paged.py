@@ -119,13 +119,14 @@ class PagedAttention:
         # 1. Consecutive query heads share a KV head. With groups of 2, query heads 0 and 1 use KV head 0, and so on.
         group = layer.q_heads // layer.kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        # 2. Multiply the scores by the scale of the layer, then apply its soft cap, if it has one.
         scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()) * layer.scale
         if layer.soft_cap:
             scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
-        # 2. Masked positions get weight 0: set their scores to minus infinity before the softmax, not to 0 after it.
+        # 3. Masked positions get weight 0: set their scores to minus infinity before the softmax, not to 0 after it.
         mask = self.attention_mask(len(q), len(k), layer.window, q.device)
         weights = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
-        # 3. Compute in float32, whatever the dtype of the pool: sums over a long context need the precision.
+        # 4. Compute in float32, whatever the dtype of the pool: sums over a long context need the precision.
         return torch.einsum("hqk,khd->qhd", weights, v.float()).to(q.dtype)
 
     # lab: end

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test paged     (`hint paged` for a hint)
 Serve it:  python -m minisgl plugins=my_paged.py attention=mine
 """
 
-# minisgl lab paged, skeleton f9b2bcbaa9 (minisgl 0.2.0)
+# minisgl lab paged, skeleton 396c5d6ddf (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -107,8 +107,9 @@ class MyAttention:
         """
         # TODO paged.attend
         # 1. Consecutive query heads share a KV head. With groups of 2, query heads 0 and 1 use KV head 0, and so on.
-        # 2. Masked positions get weight 0: set their scores to minus infinity before the softmax, not to 0 after it.
-        # 3. Compute in float32, whatever the dtype of the pool: sums over a long context need the precision.
+        # 2. Multiply the scores by the scale of the layer, then apply its soft cap, if it has one.
+        # 3. Masked positions get weight 0: set their scores to minus infinity before the softmax, not to 0 after it.
+        # 4. Compute in float32, whatever the dtype of the pool: sums over a long context need the precision.
         raise NotImplementedError
 
 
