@@ -90,12 +90,30 @@ def run_swap(student: Student, workload: dict[str, Any]) -> None:
     if not has(student, "swap"):
         return all_reduce(student, n, sum(lengths))
 
+    partners: list[tuple[str, int, int]] = []  # "sends to" or "receives from", the rank, the other rank
+
     def work(comm: Any) -> Tensor:
+        send, receive = comm.send, comm.receive
+
+        def noted_send(x: Tensor, to: int) -> Any:
+            partners.append(("sends to", comm.rank, to))
+            return send(x, to)
+
+        def noted_receive(x: Tensor, source: int) -> Any:
+            partners.append(("receives from", comm.rank, source))
+            return receive(x, source)
+
+        comm.send, comm.receive = noted_send, noted_receive
         incoming = torch.full((lengths[comm.rank - 1],), -1.0)
         comm.swap(torch.full((lengths[comm.rank],), float(comm.rank)), incoming)
         return incoming
 
-    got, _ = on_wire(student, n, work)
+    promise = "Each rank sends to its right neighbour and receives from its left neighbour."
+    try:
+        got, _ = on_wire(student, n, work)
+    except Broken as fault:
+        found = wrong_neighbour(partners, n)
+        raise Broken("neighbours", promise, f"{found} {fault.seen}") if found else fault from fault
     for rank, incoming in enumerate(got):
         left = (rank - 1) % n
         if not bool((incoming == left).all()):
@@ -103,7 +121,16 @@ def run_swap(student: Student, workload: dict[str, Any]) -> None:
                 f"After `swap`, rank {rank} of {n} has received {incoming.tolist()[:6]}; its left neighbour, rank "
                 f"{left}, has sent elements with the value {left}."
             )
-            raise Broken("order", "Each rank sends to its right neighbour and receives from its left neighbour.", seen)
+            raise Broken("neighbours" if wrong_neighbour(partners, n) else "order", promise, seen)
+
+
+def wrong_neighbour(partners: Sequence[tuple[str, int, int]], n: int) -> str:
+    """Return a sentence about the lowest rank that exchanges with a wrong neighbour, or "" if there is none."""
+    for action, rank, other in sorted(partners, key=lambda partner: partner[1]):
+        side, right = ("right", (rank + 1) % n) if action == "sends to" else ("left", (rank - 1) % n)
+        if n > 2 and other != right:
+            return f"Rank {rank} of {n} {action} rank {other}; its {side} neighbour is rank {right}."
+    return ""
 
 
 def run_reduce_scatter(student: Student, workload: dict[str, Any]) -> None:
@@ -175,11 +202,16 @@ def run_circulate(student: Student, workload: dict[str, Any]) -> None:
         return chunks
 
     got, _ = on_wire(student, n, work)
+    promise = "After `circulate`, each rank has every rank's finished chunk."
+    for rank, chunks in enumerate(got):
+        if not bool((chunks[rank] == 8 * rank).all()):
+            seen = f"Rank {rank} of {n} received into chunk {rank}, which was finished on this rank. "
+            seen += f"The first chunk that it receives should be chunk {(rank - 1) % n}."
+            raise Broken("order", promise, seen)
     for rank, chunks in enumerate(got):
         for i, chunk in enumerate(chunks):
             if bool((chunk == 8 * i).all()):
                 continue
-            promise = "After `circulate`, each rank has every rank's finished chunk."
             found = int(chunk[0])
             others = [c for r, cs in enumerate(got) for c in cs[:r] + cs[r + 1 :]]
             if all(bool((c == -1).all()) for c in others):

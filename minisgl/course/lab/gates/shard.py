@@ -306,7 +306,7 @@ def run_block(student: Student, workload: dict[str, Any]) -> None:
                 raise Broken("attribute", promise, seen)
             RandomWeights().load(made, LAYER)
             runner.prepare(made.self_attn.spec)
-            x, residual = made(x_of(cut), None, runner.cos_sin, runner.out_cache_loc)
+            x, residual = pair_of(made(x_of(cut), None, runner.cos_sin, runner.out_cache_loc))
             # With a residual, the block left its last sum over the ranks to the norm of the next block.
             out: Tensor = x if residual is None else (comm.all_reduce(x) if ranks > 1 else x) + residual
             return out
@@ -330,10 +330,61 @@ def run_block(student: Student, workload: dict[str, Any]) -> None:
         once, _ = on(1)
         if not near(once[0], want):
             seen = f"On one rank, with no tensor cut, the result is {far(once, want)}."
+            (mistakes,), _ = run_ranks(1, lambda comm: block_mistakes(shape, comm))
+            for cause, text, wrong in mistakes:
+                if near(once[0], wrong):
+                    raise Broken(cause, "A block computes the same as Qwen3's.", f"{seen} {text}")
             raise Broken("different", "A block computes the same as Qwen3's.", seen)
         raise wrong_block(shape, f"The result is {far(outs, want)}.", want, first, collectives, promise)
     if shape.ranks > 1:
         check_exchanges(collectives, 2, 0, shape.tokens * shape.hidden * 4, "A block")
+
+
+Mistakes = list[tuple[str, str, Tensor]]
+"""Causes, sentences, and the results of a block with these mistakes."""
+
+
+def pair_of(result: Any) -> tuple[Tensor, Tensor | None]:
+    """Return the result of a block. Raise `Broken` if it is not a pair."""
+    if isinstance(result, tuple) and len(result) == 2:
+        return result
+    seen = f"`forward` of the block returned a {type(result).__name__}."
+    raise Broken("pair", "A block returns the pair (x, None).", seen)
+
+
+def block_mistakes(shape: Shape, comm: Any) -> Mistakes:
+    """Return the results of Qwen3's block on one rank with one norm or one addition left out."""
+    runner = PartRunner(shape, comm)
+    made = qwen3()(shape.config, runner.ctx).layers[0]
+    RandomWeights().load(made, LAYER)
+    runner.prepare(made.self_attn.spec)
+    x = x_of(shape)
+
+    def norm(which: Any, x: Tensor) -> Tensor:
+        out: Tensor = which(x.clone(), None)[0]
+        return out.clone()
+
+    def attend(x: Tensor) -> Tensor:
+        out: Tensor = made.self_attn(x.clone(), runner.cos_sin, runner.out_cache_loc)
+        return out.clone()
+
+    def feed(x: Tensor) -> Tensor:
+        out: Tensor = made.mlp(x.clone())
+        return out.clone()
+
+    second = made.post_attention_layernorm
+    attended = attend(norm(made.input_layernorm, x))
+    after, bare = x + attended, x + attend(x)
+    normed, last = norm(made.input_layernorm, x) + attended, norm(second, after)
+    return [
+        ("norms", "The norm before attention is missing.", bare + feed(norm(second, bare))),
+        ("norms", "The norm before the feed-forward network is missing.", after + feed(after)),
+        ("stream", "The block's input is not added to attention's result.", attended + feed(norm(second, attended))),
+        ("stream", "The result lacks the residual stream.", feed(norm(second, after))),
+        ("stream", "Attention's result is added to the output of the norm.", normed + feed(norm(second, normed))),
+        ("stream", "The feed-forward network's result is added to the output of the norm.", last + feed(last)),
+        ("stream", "The end adds the block's input instead of the stream.", x + feed(norm(second, after))),
+    ]
 
 
 def wrong_block(
