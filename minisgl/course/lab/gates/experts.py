@@ -140,6 +140,13 @@ def wrong_order(got: Any, flat: Tensor, here: int, block: int) -> Broken | None:
     for e, n in enumerate(counts):
         mine, begin = pairs[begin : begin + n], begin + n
         real = [pair for pair in mine if pair != len(flat)]
+        more = Counter(mine) - Counter(want[e])
+        if n == -(-len(want[e]) // block) * block and want[e] <= set(mine) and set(more) - {len(flat)}:
+            seen = (
+                f"Expert {e} has {len(want[e])} pairs and {n - len(want[e])} padding entries. A padding entry is "
+                f"{min(more)}; it must be {len(flat)}, the number of pairs."
+            )
+            return Broken("padding", promise, seen)
         wrong = [pair for pair in real if pair not in want[e]]
         if wrong:
             seen = f"The rows of expert {e} contain pair {wrong[0]}, which {_choice_of(wrong[0], flat, here)}."
@@ -217,6 +224,7 @@ def run_scatter(student: Student, workload: dict[str, Any]) -> None:
     if not hasattr(moe, "scatter"):
         return run_whole(student, workload)
     if workload.get("many"):
+        check_half_scatter(moe)
         return run_large_scatter(moe, ids)
     tokens, top_k = ids.shape
     generator = torch.Generator().manual_seed(2)
@@ -251,6 +259,22 @@ def run_scatter(student: Student, workload: dict[str, Any]) -> None:
         if not torch.equal(before, after):
             seen = f"After `scatter`, the tensor `{name}` was another one than before."
             raise Broken("changes", "`scatter` writes `out`, and changes no other tensor of its caller.", seen)
+
+
+def check_half_scatter(moe: Any) -> None:
+    """Check `scatter` with rows and sums in bfloat16, as in most models. The router's weights are float32."""
+    promise = "`scatter` writes to `out` in the dtype of `out`."
+    rows = torch.tensor([[3.0, 5.0], [1.0, 2.0], [7.0, 7.0]], dtype=torch.bfloat16)
+    pairs, scale = torch.tensor([1, 0, 2]), torch.tensor([[0.5, 0.25]])
+    out = torch.full((1, 2), 7.0, dtype=torch.bfloat16)
+    try:
+        got = moe.scatter(rows, pairs, scale, out)
+    except RuntimeError as error:
+        seen = f"With `rows` and `out` in bfloat16 and `scale` in float32: {str(error).splitlines()[0]}"
+        raise Broken("dtype", promise, seen) from error
+    if got.dtype != out.dtype or not torch.allclose(got.float(), torch.tensor([[1.25, 2.25]]), atol=0.02):
+        seen = f"With `rows` and `out` in bfloat16, the sums are {got.tolist()} in {got.dtype}, not [[1.25, 2.25]]."
+        raise Broken("dtype", promise, seen)
 
 
 def run_large_scatter(moe: Any, ids: Tensor) -> None:
@@ -403,7 +427,7 @@ def counts(student: Student) -> str:
         if found.rows > most:
             promise = f"At most {most} rows are multiplied: {given.ids.numel()} pairs in blocks of {block} rows."
             raise Broken("padding", promise, f"{found.rows} rows were multiplied.")
-        notes.append(f"{found.gemms} GEMMs for {len(load)} of {experts} experts")
+        notes.append(f"{found.gemms} products for {len(load)} of {experts} experts")
     return ", ".join(notes)
 
 

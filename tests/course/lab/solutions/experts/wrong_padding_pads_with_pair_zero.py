@@ -1,4 +1,4 @@
-# causes: mixed, lost
+# causes: padding
 # gate: sort
 """This MoE backend pads with zeros, but 0 is the number of a pair. The padding number is the number of pairs."""
 
