@@ -28,6 +28,7 @@ RULES = {
     "pick": "A decode step gets the smallest recorded bucket that has enough rows; every other step runs eagerly.",
     "rebound": "A runner writes into the recorded buffers: it never replaces or resizes them.",
     "rows": "The buffers contain the rows of the step, unchanged and in their order.",
+    "decode-rows": "Every row of a bucket is a decode row with one query, padding rows included.",
     "padding-page": "Padding rows write their KV into the scratch page only.",
     "padding-row": "A padding row is a decode row at position 0 of the scratch row of the request pool.",
     "stale": "Rows after the rows of a step contain nothing of an earlier step: each padding row reads one position.",
@@ -214,7 +215,7 @@ class GraphRig:
         if batch.num_decode != bucket or ends != list(range(bucket + 1)) or batch.cu_seqlens_q.tolist() != ends:
             text = f"num_decode is {batch.num_decode} and cu_seqlens_q is {batch.cu_seqlens_q.tolist()} ({ends} on the"
             text += f" CPU); expected {bucket} decode rows with one query each, padding rows included"
-            raise GraphFault("rows", text, step=step, bucket=bucket)
+            raise GraphFault("decode-rows", text, step=step, bucket=bucket)
         now = torch.cat((filled[:4], batch.seq_lens[None].to(filled.dtype))).cpu().numpy()
         names = ("input_ids", "positions", "out_cache_loc", "req_pool_indices", "seq_lens")
         for name, row in zip(names, range(5), strict=True):

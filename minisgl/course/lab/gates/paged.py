@@ -605,7 +605,8 @@ def run_mask(student: Student, workload: dict[str, Any]) -> None:
             "self": row.mask(case.window, strict=True),
             "window": row.mask(),
         }
-        cause = next((n for n, o in others.items() if mine.shape == o.shape and torch.equal(mine.bool(), o)), None)
+        same = [n for n, o in others.items() if mine.shape == o.shape and torch.equal(mine.bool(), o)]
+        cause = same[0] if len(same) == 1 else likely_mistake(backend, same, case.window)
         cause = cause or ("window" if case.window >= 0 else "top-left")
         picture = " / ".join("".join("x" if x else "." for x in line) for line in mine.bool().tolist()[:4])
         right = " / ".join("".join("x" if x else "." for x in line) for line in want.tolist()[:4])
@@ -613,6 +614,24 @@ def run_mask(student: Student, workload: dict[str, Any]) -> None:
         promise = "The queries are the row's last positions, and each sees its own and all earlier positions."
         raise Broken(cause, promise, seen)
     check_kept_masks(student, prepared, backend)
+
+
+def likely_mistake(backend: Any, causes: Sequence[str], window: int) -> str | None:
+    """Return which of the mistakes ``causes`` also explains the mask of 3 queries over 7 positions, or None.
+
+    With one query, several mistakes give the same mask.
+    """
+    key = torch.arange(7)
+    last, first = key[4:, None], key[:3, None]
+    limits = [key > query - window if window >= 0 else key >= 0 for query in (last, first)]
+    masks = {
+        "top-left": (key <= first) & limits[1],
+        "no-mask": torch.ones(3, 7, dtype=torch.bool),
+        "self": (key < last) & limits[0],
+        "window": key <= last,
+    }
+    mine = backend.attention_mask(3, 7, window, torch.device("cpu"))
+    return next((c for c in causes if mine.shape == (3, 7) and torch.equal(mine.bool(), masks[c])), None)
 
 
 def check_device(backend: Any) -> None:

@@ -113,12 +113,26 @@ def play(runner: Any, workload: dict[str, Any]) -> GraphRig:
         rig.run(steps)
     except GraphFault as fault:
         where = f" (bucket of {fault.bucket} rows)" if fault.bucket else ""
-        seen = f"{fault.text[:1].upper()}{fault.text[1:]}{where}."
+        seen = f"{sentence(fault.text)}{where}."
         raise Broken(fault.rule, RULES[fault.rule], seen, step=fault.step) from fault
     except GraphViolation as fault:
         cause = "rebound" if fault.rule == "static-buffer" else "capture"
         raise Broken(cause, RULES[cause], fault.text) from fault
     return rig
+
+
+def sentence(text: str) -> str:
+    """Return ``text`` with a capital letter; a name of the code at its beginning is quoted instead."""
+    first, _, rest = text.partition(" ")
+    return f"`{first}` {rest}" if set("_(.") & set(first) else f"{text[:1].upper()}{text[1:]}"
+
+
+def some(sizes: Sequence[int]) -> str:
+    """Return the sizes as text: all of up to 12, else the first and the last ones and their number."""
+    if len(sizes) <= 12:
+        return str(list(sizes))
+    ends = [*map(str, sizes[:8]), "…", *map(str, sizes[-3:])]
+    return f"[{', '.join(ends)}], {len(sizes)} in all"
 
 
 # ---- the parts ----------------------------------------------------------------------------------------------
@@ -264,26 +278,29 @@ def check_sizes(student: Student) -> None:
     for slots, limit in ((48, 48), (100, 100), (256, 256), (64, 5), (5, 64), (700, 700), (2500, 2500), (64, 1)):
         runner = student.make(student.config(max_rows=limit), device=CPU)
         sizes = sorted(key.rows for key in runner.buckets(slots))
-        where = f"With max_running_requests {slots} and graph.max_rows {limit} the buckets are {sizes}"
+        where = (
+            f"The gate also asks for the buckets of other servers than that below. With max_running_requests {slots} "
+            f"and graph.max_rows {limit} the buckets are {some(sizes)}"
+        )
         if sizes[-1:] != [min(slots, limit)]:
             cause = "too-small" if not sizes or sizes[-1] < min(slots, limit) else "max-rows"
             promise = (
                 f"The largest bucket has {min(slots, limit)} rows: the most that a step has and the option allows."
             )
-            raise Broken(cause, promise, f"{where[:200]}.")
+            raise Broken(cause, promise, f"{where}.")
         if len(sizes) > max(8, slots // 2):
-            raise Broken("too-many", "The number of buckets is small.", f"{where[:200]}, {len(sizes)} in all.")
+            raise Broken("too-many", "The number of buckets is small.", f"{where}.")
         for rows in range(1, sizes[-1] + 1):
             bucket = next(size for size in sizes if size >= rows)
             if bucket > 2 * rows:
-                raise Broken("wasteful", "A step is padded to at most twice its rows.", f"{where[:200]}.")
+                raise Broken("wasteful", "A step is padded to at most twice its rows.", f"{where}.")
         if hasattr(runner, "recordings"):
             runner.recordings.update({GraphKey(size): None for size in reversed(sizes)})
             for rows in {1, 2, 3, sizes[-1] // 2 + 1, max(1, sizes[-1] - 1), sizes[-1], sizes[-1] + 1}:
                 key, want = runner.pick(rows, 1, True), next((size for size in sizes if size >= rows), None)
                 if want != (key.rows if key is not None else None):
                     got = "no bucket" if key is None else f"the bucket of {key.rows} rows"
-                    seen = f"{where[:200]}. A step of {rows} rows got {got}."
+                    seen = f"{where}. A step of {rows} rows got {got}."
                     raise Broken("pick", RULES["pick"], seen)
 
 
@@ -298,6 +315,7 @@ def run_all(student: Student, workload: dict[str, Any]) -> None:
     runner = runner_of(student)
     made: list[Recorder] = []
     recorded_keys: list[int] = []
+    launches: list[Recording] = []
     begin, real = Recorder.__init__, Recorder.record
 
     def counted_begin(self: Recorder, device: torch.device) -> None:
@@ -306,12 +324,18 @@ def run_all(student: Student, workload: dict[str, Any]) -> None:
 
     def counted_record(self: Recorder, forward: Any, inputs: Any, **more: Any) -> Recording:
         recorded_keys.append(inputs.tokens.packed.shape[1])
-        return real(self, forward, inputs, **more)
+        return Counted(real(self, forward, inputs, **more), launches)
 
     for rows in range(1, max(1, workload["slots"]) + 1):
         runner.pick(rows, 1, True)  # nothing is recorded yet
     with patch.object(Recorder, "__init__", counted_begin), patch.object(Recorder, "record", counted_record):
-        rig = play(runner, workload)
+        try:
+            rig = play(runner, workload)
+        except Broken as fault:
+            if fault.cause != "answer" or launches or not recorded_keys:
+                raise
+            seen = "`run` returned, and did not call `replay()` of the recording."
+            raise Broken("eager", RULES["eager"], seen, step=fault.step) from fault
     recorded = list(dict.fromkeys(rig.computed))
     if recorded != sorted(recorded, reverse=True):
         seen = f"The buckets were recorded in the order {recorded} (rows)."
