@@ -146,9 +146,9 @@ def read(file: Traversable, chapter: str) -> Lab:
     name = file.name.removesuffix(".toml")
     values: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
     parts = tuple(Part(part["name"], part["says"], tuple(part["hints"])) for part in values.pop("parts", ()))
-    lists = {key: tuple(values.pop(key, ())) for key in ("blocked", "kept", "serve")}
+    blocked, kept, serve = (tuple(values.pop(key, ())) for key in ("blocked", "kept", "serve"))
     try:
-        lab = Lab(name, chapter, parts=parts, **lists, **values)
+        lab = Lab(name, chapter, parts=parts, blocked=blocked, kept=kept, serve=serve, **values)
     except TypeError as error:
         raise ValueError(f"{file}: {error}") from error
     if set(lab.causes) & set(CAUSES):
