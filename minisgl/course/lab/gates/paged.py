@@ -31,6 +31,7 @@ TOLERANCE = 1e-4  # float32 against float64
 TOLERANCE_BF16 = 2e-2  # bfloat16 has 8 bits: the rounding of the answer alone is 4e-3
 SCALE_UP = 8.0  # factor of the scores in half precision: rounding a score then changes the answer visibly
 SCALES = (0.0, 0.3, 12.0, 1.0)  # 0: head_dim ** -0.5
+HIGH = 512.0  # a query of this size times a key of half this size is a score above float16's range
 LOW = 2e18  # a query of this size times a key of half this size is a score below every finite mask but the lowest
 LENGTHS = (1, 4100, 8200, 16_500, 40_000, 70_000)
 BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -64,6 +65,8 @@ def make_attend(rng: random.Random, size: int) -> dict[str, Any]:
     workload = make(rng, size)
     if size == 3:
         return {**workload, "rows": [[9, 1], [30, 3], [0, 4]], "page_size": 4, "half": 3}
+    if size == 1:
+        return {**workload, "rows": [[9, 1], [30, 3], [0, 4]], "page_size": 4, "half": 4, "heads": 0}
     if size == 7:
         return {**workload, "rows": [[0, 1]] * 150 + [[1, 1]] * 150, "page_size": 2, "heads": 0}
     if size == 8:
@@ -79,7 +82,7 @@ def case_of(workload: dict[str, Any]) -> AttentionCase:
     rows.sort(key=lambda row: row[1] != 1)  # rows of one token come first
     q, kv, dim = HEADS[workload["heads"]]
     window, cap = workload["window"] or -1, 0.5 * workload["cap"]
-    dtype = torch.bfloat16 if workload["half"] in (1, 2) else torch.float32
+    dtype = {1: torch.bfloat16, 2: torch.bfloat16, 4: torch.float16}.get(workload["half"], torch.float32)
     return AttentionCase(tuple(rows), workload["page_size"], q, kv, dim, window=window, soft_cap=cap, dtype=dtype)
 
 
@@ -95,9 +98,13 @@ def draw(workload: dict[str, Any]) -> str:
         workload["window"]
     ) + f", scores capped at {workload['cap'] / 2}" * bool(workload["cap"])
     more += f", scale {SCALES[workload.get('scale', 0) % len(SCALES)]}" * bool(workload.get("scale"))
-    more += ("", ", in bfloat16", ", in bfloat16, values that nearly cancel", ", all scores -2e36")[
-        workload["half"] % 4
-    ]
+    more += (
+        "",
+        ", in bfloat16",
+        ", in bfloat16, values that nearly cancel",
+        ", all scores -2e36",
+        ", in float16, all scores 131,072",
+    )[workload["half"]]
     lines = [f"pages of {workload['page_size']} tokens, {q} query and {kv} key-value heads of {dim}{more}"]
     for before, count in sorted(workload["rows"], key=lambda row: row[1] != 1):
         lines.append(f"a row that computes {count} position{'s' * (count > 1)} after {before} cached ones")
@@ -237,8 +244,8 @@ def prepared_case(workload: dict[str, Any]) -> PreparedCase:
         return prepared
     if workload["half"] == 2:
         return _cancelling(prepared)
-    if workload["half"] == 3:
-        return _low(prepared)
+    if workload["half"] in (3, 4):
+        return _equal(prepared, *((LOW, -LOW / 2) if workload["half"] == 3 else (HIGH, HIGH / 2)))
     scale = SCALE_UP * prepared.layers[1].scale if workload["half"] else SCALES[workload["scale"] % len(SCALES)]
     scaled = replace(prepared.layers[1], scale=scale)
     prepared = replace(prepared, layers=(prepared.layers[0], scaled))
@@ -260,13 +267,13 @@ def _cancelling(prepared: PreparedCase) -> PreparedCase:
     return replace(prepared, expected=torch.cat([row.dense() for _, _, row in rows_of(prepared)]))
 
 
-def _low(prepared: PreparedCase) -> PreparedCase:
-    """Return the step with the score -2e36 everywhere: each query sees all of its positions with equal weights."""
+def _equal(prepared: PreparedCase, query: float, key: float) -> PreparedCase:
+    """Return the step with the score ``query`` · ``key`` everywhere: a query sees its positions with equal weights."""
     keys, _ = prepared.pool.layer(1)
     keys.masked_fill_(~keys.isnan(), 0.0)
-    keys[..., 0].masked_fill_(~keys[..., 0].isnan(), -LOW / 2)
+    keys[..., 0].masked_fill_(~keys[..., 0].isnan(), key)
     q = torch.zeros_like(prepared.q)
-    q[..., 0] = LOW
+    q[..., 0] = query
     layer = replace(prepared.layers[1], scale=1.0, soft_cap=0.0)
     prepared = replace(prepared, q=q, layers=(prepared.layers[0], layer))
     return replace(prepared, expected=torch.cat([row.dense() for _, _, row in rows_of(prepared)]))
