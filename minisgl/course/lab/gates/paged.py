@@ -399,7 +399,10 @@ def not_a_number(student: Student, prepared: PreparedCase) -> Broken | None:
     if not forward(backend, prepared, prepared.layers[1]).isnan().any():
         return None
     promise = "Attention over scattered pages gives the answer of dense attention."
-    return Broken("nan", promise, "An answer is not a number, although all keys and values are numbers.")
+    seen = "An answer is not a number, although all keys and values are numbers."
+    if prepared.q.dtype == torch.float16:
+        return Broken("digits", promise, f"{seen} A score of 131,072 is too large for float16.")
+    return Broken("nan", promise, seen)
 
 
 def alone(student: Student, prepared: PreparedCase) -> Broken | None:
