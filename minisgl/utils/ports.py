@@ -17,9 +17,9 @@ def free_port(host: str = "127.0.0.1") -> int:
     On Linux, the port is below those that the system gives to outgoing connections and to sockets that bind port 0, so
     that only another caller of this function could take it. The caller's random seed has no influence.
     """
-    draw = random.SystemRandom()
+    draw, end = random.SystemRandom(), _first_ephemeral()
     for _ in range(TRIES):
-        port = draw.randrange(FIRST, _first_ephemeral()) if _first_ephemeral() > FIRST else 0
+        port = draw.randrange(FIRST, end) if end > FIRST else 0
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             try:
                 probe.bind((host, port))

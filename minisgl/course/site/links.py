@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from minisgl.course.site.blocks import map_text, without_blocks
 
-__all__ = ["dead", "for_site", "relative"]
+__all__ = ["dead", "for_site"]
 
 LINK = re.compile(r"(?P<ticks>`+).+?(?P=ticks)|\]\((?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?\)", re.DOTALL)
 """Inline code, which is skipped, or a link with a relative path, and perhaps an anchor."""
@@ -34,11 +33,7 @@ def for_site(markdown: str, page: str) -> str:
     return map_text(markdown, lambda text: LINK.sub(rewrite, text))
 
 
-def relative(markdown: str) -> Iterator[str]:
-    """Iterate over the paths of the relative links between the blocks of a page, without their anchors."""
-    return (match["path"] for match in LINK.finditer(without_blocks(markdown)) if match["path"])
-
-
 def dead(page: Path) -> list[str]:
     """Return the relative links of a Markdown file that lead to no file."""
-    return [path for path in relative(page.read_text(encoding="utf-8")) if not (page.parent / path).exists()]
+    links = LINK.finditer(without_blocks(page.read_text(encoding="utf-8")))
+    return [link["path"] for link in links if link["path"] and not (page.parent / link["path"]).exists()]

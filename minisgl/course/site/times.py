@@ -19,7 +19,7 @@ WORDS_PER_MINUTE = 100
 """Reading speed for text that has to be understood."""
 SECONDS_PER_LINE = 3
 """Reading time of a line of code or output."""
-_TITLE = re.compile(r"\A(?P<title># [^\n]+\n)\n(?:\*(?:About|This page takes about) [^\n]*\*\n\n)?")
+_TITLE = re.compile(r"\A(?P<title># [^\n]+\n)\n(?:\*This page takes about [^\n]*\*\n\n)?")
 _ROW = re.compile(
     r"^\| \[[^\]]+\]\((?P<page>\.\./chapters/[^)#]+)\) \|(?P<cells>(?: [^|\n]* \|){3})(?: [^|\n]* \|)?$", re.MULTILINE
 )

@@ -4,10 +4,10 @@ For each lab the reference passes, a correct solution of another structure passe
 turns its own gate green, and each seeded wrong solution is caught with the right cause.
 
 Seeded solutions are ``solutions/<lab>/right_*.py`` and ``wrong_<cause>_*.py``. A file that imports hookimpl is a whole
-solution. Another file holds only the functions and methods that differ from the reference under the student's names;
-they replace those of the same name, and new ones are added. A wrong solution begins with ``# causes: a, b`` and
-``# gate: name``, the gate that must catch it. A line ``# seen: text`` is a part of the finding. No other gate grades it
-here; ``make check-labs`` runs all of them.
+solution. A file with ``REPLACED = [(old, new), …]`` is the reference under the student's names with other lines.
+Another file holds only the functions and methods that differ from it; they replace those of the same name, and new
+ones are added. A wrong solution begins with ``# causes: a, b`` and ``# gate: name``, the gate that must catch it. A
+line ``# seen: text`` is a part of the finding. No other gate grades it here; ``make check-labs`` runs all of them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from minisgl.course.lab.catalog import CAUSES, Lab, labs
 from minisgl.course.lab.grader.grade import ForkServer, grade
 from minisgl.course.lab.skeletons import skeleton, solution
 from minisgl.course.lab.verdicts import LINES, Report, Verdict
+
+from .replaced import replaced
 
 FOLDER = Path(__file__).parent / "solutions"
 LABS = {lab.lab: lab for lab in labs()}
@@ -78,7 +80,10 @@ def write(lab: Lab, file: Path, folder: Path) -> Path:
         return target
     text = file.read_text("utf-8")
     path = folder / lab.file
-    path.write_text(text if "import hookimpl" in text or not lab.plugin else merge(solution(lab), text), "utf-8")
+    if "import hookimpl" not in text and lab.plugin:
+        pairs = re.search(r"^REPLACED = (\[.*^\])$", text, re.MULTILINE | re.DOTALL)
+        text = replaced(solution(lab), ast.literal_eval(pairs[1])) if pairs else merge(solution(lab), text)
+    path.write_text(text, "utf-8")
     return path
 
 

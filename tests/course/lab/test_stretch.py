@@ -14,6 +14,8 @@ from minisgl.course.lab.generate import listing
 from minisgl.course.lab.grader.grade import ForkServer
 from minisgl.course.lab.skeletons import solution
 
+from .replaced import replaced
+
 COUNTED = {
     "meter": "33 bytes a token",
     "ledger": "4,110 lines",
@@ -134,11 +136,7 @@ def test_reference_has_the_number_and_does_not_beat_it(server: ForkServer, name:
 def better(name: str) -> str:
     if name in WHOLE:
         return WHOLE[name].read_text("utf-8")
-    text = solution(find(name))
-    for old, new in BETTER[name]:
-        assert old in text
-        text = text.replace(old, new)
-    return text
+    return replaced(solution(find(name)), BETTER[name])
 
 
 @pytest.mark.parametrize("name", [*BETTER, *WHOLE])

@@ -5,6 +5,7 @@ The gates of labs `policy` and `slo` compare the plan with the rules of their la
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -57,8 +58,8 @@ def well_formed_plan(
     if isinstance(plan.rows, Mapping) or not all(isinstance(row, Sequence) and len(row) == 2 for row in plan.rows):
         seen = f"`rows` is {plan.rows!r:.60}."
         raise broken("returns", "`Plan.rows` has (uid, tokens) pairs, such as [(7, 1), (9, 64)].", seen)
-    for uid, _ in plan.rows:
-        if sum(uid == other for other, _ in plan.rows) > 1:
+    for uid, count in Counter(uid for uid, _ in plan.rows).items():
+        if count > 1:
             promise = "A plan has at most one row for each request."
             raise broken("twice", promise, f"Request {uid} has several rows.", uid)
     return plan
