@@ -14,8 +14,8 @@ TRIES = 100
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a port of the address ``host`` that is free now. Another process may use it before the caller does.
 
-    On Linux, the port is below those that the system gives to outgoing connections and to sockets that bind port 0, so
-    that only another caller of this function could take it. The caller's random seed has no influence.
+    On Linux, the system itself chooses higher ports, for outgoing connections and for sockets that bind port 0. So only
+    another caller of this function could take the port. The caller's random seed has no influence.
     """
     draw, end = random.SystemRandom(), _first_ephemeral()
     for _ in range(TRIES):

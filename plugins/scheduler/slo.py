@@ -120,12 +120,12 @@ class SloPolicy:
         queue: list[Request] = list(islice(order_waiting(waiting, "fcfs"), budget.rows + AHEAD))
         running = sorted(running, key=urgency)
         rows = {r.uid: 1 for r in running if not r.num_remaining_tokens and budget.grant(r, 1)}
-        # 3. The prompts of each class: those that are partly computed come before waiting requests. A waiting batch
-        #    request needs a free row; an interactive one may get the row of a batch request.
+        # 3. In each class, partly computed prompts come before waiting requests. A waiting batch request needs a free
+        #    row. A waiting interactive request may get the row of a batch request.
         begun: list[Request] = [r for r in running if r.num_remaining_tokens]
         urgent = [r for r in begun + queue if self.is_interactive(r)]
         batch = [r for r in (begun + queue if budget.rows else begun) if not self.is_interactive(r)]
-        # 4. The interactive prompts get all prompt tokens but those that are kept, the batch prompts what is left.
+        # 4. The interactive prompts may use all prompt tokens except the kept tokens. The batch prompts get the rest.
         is_open = any(map(self.is_interactive, chain(running, queue, islice(waiting, budget.rows + AHEAD))))
         tokens = self.prompt_tokens(is_open, len(rows), budget)
         used, without_room = self.grant(urgent, tokens - self.kept_tokens(tokens, batch), budget, rows)
@@ -134,8 +134,8 @@ class SloPolicy:
         if without_room:
             retract = self.make_room(without_room, running, budget)
             batch = [r for r in batch if isinstance(r, Running) and r.uid not in retract]
-        # 6. If requests are retracted, the scheduler grants all rows again: name rows for those that get the room. The
-        #    tokens of retracted decode rows may stay unused.
+        # 6. If requests are retracted, the scheduler grants all rows again: name rows for the requests that
+        #    get the room. The tokens of retracted decode rows may stay unused.
         for request in without_room if retract else []:
             rows[request.uid] = min(wanted_tokens(request), tokens - used)
             used += rows[request.uid]

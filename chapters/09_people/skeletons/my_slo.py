@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test slo     (`hint slo` for a hint)
 Serve it:  python -m minisgl plugins=my_slo.py scheduler=mine
 """
 
-# minisgl lab slo, skeleton 1291893865 (minisgl 0.2.0)
+# minisgl lab slo, skeleton 131164ed35 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ class MyPolicy:
         # TODO slo.rows
         # 2. All decode rows, the most urgent first. They come before all prompts. Of the waiting requests, read only as
         #    many as the step can admit, and `AHEAD` more.
-        # 3. The prompts of each class: those that are partly computed come before waiting requests. A waiting batch
-        #    request needs a free row; an interactive one may get the row of a batch request.
-        # 4. The interactive prompts get all prompt tokens but those that are kept, the batch prompts what is left.
+        # 3. In each class, partly computed prompts come before waiting requests. A waiting batch request needs a free
+        #    row. A waiting interactive request may get the row of a batch request.
+        # 4. The interactive prompts may use all prompt tokens except the kept tokens. The batch prompts get the rest.
         # 5. While an interactive request waits for room, no batch request is admitted: it would take the room.
-        # 6. If requests are retracted, the scheduler grants all rows again: name rows for those that get the room. The
-        #    tokens of retracted decode rows may stay unused.
+        # 6. If requests are retracted, the scheduler grants all rows again: name rows for the requests that
+        #    get the room. The tokens of retracted decode rows may stay unused.
         raise NotImplementedError
 
     def make_room(self, prompts: Sequence[Request], running: Sequence[Running], budget: Budget) -> Sequence[int]:
