@@ -76,7 +76,13 @@ KNOWN: dict[str, dict[Workload, Comparison]] = {
         PREFILL: Comparison(24_000, 23_400, 29_400),
         SHARED: Comparison(2_620, 4_500),
     },
-    "qwen3-30b-a3b": {SINGLE: Comparison(limit=710), STEADY: Comparison(limit=4_120)},
+    "qwen3-30b-a3b": {
+        OFFLINE: Comparison(vllm=6_103),
+        SINGLE: Comparison(vllm=242, limit=710),
+        DECODE: Comparison(vllm=2_880),
+        PREFILL: Comparison(vllm=72_900, limit=135_000),
+        STEADY: Comparison(limit=4_120),
+    },
 }
 
 

@@ -58,12 +58,13 @@ def decodes() -> Iterator[tuple[str, list[Variant]]]:
         q = random(rows, q_heads, 128)
         pages = kernel.Pages(*pool.layer(0), batch.page_table, batch.req_pool_indices, batch.seq_lens)
         heads = kernel.Heads(q_heads, 8, 128, layer.scale, -1, 0.0)
+        order = torch.arange(rows, dtype=torch.int32, device=q.device)
         variants: list[Variant] = []
         for programs, n, warps, stages in product((264, 528, 1056), (32, 64, 128), (2, 4, 8), (2, 3, 4)):
             splits = kernel.decode_splits(rows, 8, programs)
             partial_sums = random(rows * q_heads * splits * 129, dtype=torch.float32)
             tile = kernel.Tile(16, n, warps, stages)
-            run = partial(kernel.decode, q, torch.empty_like(q), pages, heads, splits, partial_sums, tile)
+            run = partial(kernel.decode, q, torch.empty_like(q), pages, order, heads, splits, partial_sums, tile)
             variants.append((f"{tile}, {splits} splits", run))
         yield f"{rows} x {length}, {q_heads}/8", list(dict(variants).items())
 
@@ -89,13 +90,13 @@ def extends() -> Iterator[tuple[str, list[Variant]]]:
 
 
 def experts() -> Iterator[tuple[str, list[Variant]]]:
-    from minisgl.kernel.triton import moe as kernel
+    from minisgl.kernel.triton import moe, moe_tma
     from minisgl.kernel.triton.align import align
 
     count, hidden, inner, top_k = 128, 2048, 768, 8
     gate_up, down = random(count, 2 * inner, hidden), random(count, hidden, inner)
     for tokens in (1, 64, 256, 1024, 8192):
-        x, h = random(tokens, hidden), random(tokens * top_k, inner)
+        x = random(tokens, hidden)
         scale, ids = torch.rand(tokens, count, device="cuda").topk(top_k)
         ids = ids.int()
         for m in (16, 32, 64, 128):
@@ -104,11 +105,15 @@ def experts() -> Iterator[tuple[str, list[Variant]]]:
             pairs, owner = align(ids, 0, count, m)
             ups: list[Variant] = []
             downs: list[Variant] = []
-            for n, k, warps, stages in product((32, 64, 128, 256), (64, 128), (4, 8), (3, 4)):
-                tiles = kernel.Tiles(m, n, k, warps, stages)
+            for (name, kernel, h), n, k, warps, stages in product(
+                (("", moe, random(tokens * top_k, inner)), (", TMA", moe_tma, random(len(pairs), inner))),
+                (32, 64, 128, 256), (64, 128), (4, 8), (3, 4),
+            ):  # fmt: skip
+                tiles = moe.Tiles(m, n, k, warps, stages)
                 if n <= 128:
-                    ups.append((str(tiles), partial(kernel.up, x, gate_up, pairs, owner, top_k, "silu", tiles)))
-                downs.append((str(tiles), partial(kernel.down, h, down, scale, pairs, owner, tiles)))
+                    run = partial(kernel.up, x, gate_up, pairs, owner, top_k, "silu", tiles)
+                    ups.append((f"{tiles}{name}", run))
+                downs.append((f"{tiles}{name}", partial(kernel.down, h, down, scale, pairs, owner, tiles)))
             yield f"first product, {tokens} tokens, m {m}", ups
             yield f"second product, {tokens} tokens, m {m}", downs
 

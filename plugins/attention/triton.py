@@ -1,7 +1,7 @@
 """`attention=triton`: minisgl's own paged attention kernels in Triton, which are in `minisgl.kernel.triton.attention`.
 
-This file plans a step and chooses launch shapes. Decode does not depend on sequence lengths on the host, so a recorded
-decode launch serves steps of any lengths.
+This file plans a step and chooses launch shapes. A recorded decode launch serves steps of any lengths: the kernel reads
+the lengths on the device. From the lengths on the host, ``plan`` computes only the order in which rows start.
 """
 
 from __future__ import annotations
@@ -40,6 +40,46 @@ class ExtendPlan(NamedTuple):
     tiles: dict[int, tuple[torch.Tensor, Tile]]
 
 
+class DecodeOrder:
+    """The order in which decode rows start: the longest first, so that no long row starts last and runs alone.
+
+    A recorded launch reads the order from memory whose address never changes. `reserve` allocates this memory.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._host = np.empty(0, np.int32)
+        self._recorded = self._order = torch.empty(0, dtype=torch.int32, device=device)
+
+    def reserve(self, rows: int) -> None:
+        """Allocate the memory for recorded launches of up to ``rows`` rows. Called before anything is recorded."""
+        self._host = np.arange(rows, dtype=np.int32)
+        self._recorded = self._order = torch.arange(rows, dtype=torch.int32, device=self._device)
+
+    def update(self, seq_lens: I32) -> None:
+        """Order the rows of a step by ``seq_lens``. Nothing is copied if the last order still fits.
+
+        That is so in most decode steps, because all rows grow by one token.
+        """
+        n = len(seq_lens)
+        lengths = seq_lens[self._host] if n == len(self._host) else None
+        if lengths is not None and bool((lengths[:-1] >= lengths[1:]).all()):
+            return
+        self._host = np.argsort(-seq_lens, kind="stable").astype(np.int32)
+        host = torch.from_numpy(self._host)
+        if self._device.type == "cuda":
+            host = host.pin_memory()
+        if n <= len(self._recorded):
+            self._order = self._recorded
+            self._order[:n].copy_(host, non_blocking=True)
+        else:
+            self._order = host.to(self._device, non_blocking=True)
+
+    def rows(self, n: int) -> torch.Tensor:
+        """Return the rows of the step in order, int32 [n]."""
+        return self._order[:n]
+
+
 class TritonAttention:
     """Backend of attention=triton; `minisgl.attention.AttentionBackend` documents the methods."""
 
@@ -56,6 +96,7 @@ class TritonAttention:
         self.programs = config.programs_per_sm * num_sms
         self.batch: AttnBatch | None = None
         self.extend: ExtendPlan | None = None
+        self.order = DecodeOrder(device)
 
     def needs(self) -> AttnNeeds:
         dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.float32)
@@ -78,10 +119,12 @@ class TritonAttention:
         # is large enough for any batch without a shared prefix (`forward` allocates another buffer for one with it).
         size = max(4 * self.programs * h.group * (h.head_dim + 1) for h in self.layers.values())
         self.partial = torch.empty(size, dtype=torch.float32, device=self.device)
+        self.order.reserve(max((key.rows for key in keys), default=0))
 
     def plan(self, batch: AttnBatch) -> None:
-        """Split prefill rows into tiles. Decode needs no plan, because it reads the batch's tensors on the device."""
+        """Order the decode rows by length, and split prefill rows into tiles."""
         self.batch, self.extend = batch, None
+        self.order.update(batch.seq_lens_cpu[: batch.num_decode])
         if len(batch.seq_lens_cpu) > batch.num_decode:
             cu_seqlens_q = batch.cu_seqlens_q_cpu[batch.num_decode :]
             groups = {heads.group: heads for heads in self.layers.values()}
@@ -125,7 +168,8 @@ class TritonAttention:
                 shares = self.kernels.shared_prefix_splits(n, heads, q.dtype, self.programs)
                 size = n * heads.q_heads * (splits + shares) * (heads.head_dim + 1)
                 partial = torch.empty(size, dtype=torch.float32, device=q.device)
-            self.kernels.decode(q[:n], out[:n], pages, heads, splits, partial, tile, shared, shares)
+            order = self.order.rows(n)
+            self.kernels.decode(q[:n], out[:n], pages, order, heads, splits, partial, tile, shared, shares)
         if self.extend is not None:
             cu_seqlens_q, tiles = self.extend
             rows = pages._replace(req_pool_indices=batch.req_pool_indices[n:], seq_lens=batch.seq_lens[n:])

@@ -30,6 +30,13 @@ H200 = (
     (1 << 31, (128, 64, 64, 8, 4), (128, 128, 64, 8, 4)),
 )
 """Tiles measured on an H200. Both tiles of a row have the same m, because both products use the same sorted pairs."""
+H200_TMA = (
+    (16, (16, 64, 128, 4, 4), (16, 128, 128, 4, 3)),
+    (32, (32, 64, 64, 4, 4), (32, 128, 64, 4, 4)),
+    (96, (64, 64, 64, 4, 3), (64, 128, 64, 4, 3)),
+    (1 << 31, (128, 128, 64, 8, 4), (128, 128, 64, 8, 3)),
+)
+"""Tiles of the kernels that load by TMA, measured on an H200, in the form of `H200`."""
 
 
 @dataclass
@@ -55,11 +62,11 @@ class TritonMoe:
     def __init__(self, device: torch.device):
         import triton
 
-        from minisgl.kernel.triton import decode_layer, moe
+        from minisgl.kernel.triton import decode_layer, moe, moe_tma
 
         if device.type != "cuda" and not triton.knobs.runtime.interpret:
             raise ConfigError("this backend needs a CUDA device. On a CPU use moe=torch (or TRITON_INTERPRET=1: slow).")
-        self.kernels, self.decode_kernels = moe, decode_layer
+        self.kernels, self.tma_kernels, self.decode_kernels = moe, moe_tma, decode_layer
 
     def load(self, gate_up: torch.Tensor, down: torch.Tensor, experts: range, activation: str) -> Experts:
         """Make the weights' last dimension contiguous: see `MoeBackend.load`.
@@ -74,14 +81,15 @@ class TritonMoe:
             gate_up, down = gate_up.contiguous(), down.contiguous()
         return Experts(gate_up, down, experts.start, ACTS[activation])
 
-    def tiles(self, pairs: int, experts: int, dtype: torch.dtype) -> tuple[Tiles, Tiles]:
+    def tiles(self, pairs: int, experts: int, dtype: torch.dtype, tma: bool = False) -> tuple[Tiles, Tiles]:
         """Return the tiles of both products, for ``pairs`` pairs over ``experts`` experts.
 
-        With few pairs per expert the blocks are small, because padding rows are computed too.
+        With few pairs per expert the blocks are small, because padding rows are computed too. ``tma``: for the kernels
+        that load weights by TMA.
         """
         if dtype == torch.float32:  # no tensor cores: small tiles, or registers spill
             return self.kernels.Tiles(16, 32, 32, 4, 1), self.kernels.Tiles(16, 32, 32, 4, 1)
-        row = next(row for row in H200 if pairs <= row[0] * experts)
+        row = next(row for row in (H200_TMA if tma else H200) if pairs <= row[0] * experts)
         return self.kernels.Tiles(*row[1]), self.kernels.Tiles(*row[2])
 
     @one_launch
@@ -93,10 +101,12 @@ class TritonMoe:
 
         gate_up, down, first, act = weights
         experts, top_k = len(down), ids.shape[1]
-        up_tiles, down_tiles = self.tiles(ids.numel(), experts, x.dtype)
+        tma = self.tma_kernels.serves(x, gate_up, down)
+        products = self.tma_kernels if tma else self.kernels
+        up_tiles, down_tiles = self.tiles(ids.numel(), experts, x.dtype, tma)
         pairs, owner = align(ids, first, experts, up_tiles.m)
-        inner = self.kernels.up(x, gate_up, pairs, owner, top_k, act, up_tiles)
-        parts = self.kernels.down(inner, down, scale, pairs, owner, down_tiles)
+        inner = products.up(x, gate_up, pairs, owner, top_k, act, up_tiles)
+        parts = products.down(inner, down, scale, pairs, owner, down_tiles)
         return self.kernels.sum_pairs(parts, ids, first, experts, out)
 
     def serves_routed(self, weights: Experts, x: torch.Tensor) -> bool:

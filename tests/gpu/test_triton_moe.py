@@ -63,6 +63,29 @@ def test_other_activations(act: str, generator: torch.Generator, device: torch.d
     check(6, 2, 4, 32, 32, torch.float32, generator, act=act)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "experts", "hidden", "inner", "here"),
+    [(9, 2, 8, 64, 32, None), (40, 3, 5, 72, 40, None), (3, 8, 128, 136, 16, None), (12, 2, 8, 64, 64, range(2, 5))],
+)
+def test_kernels_that_load_by_tma(
+    tokens: int, top_k: int, experts: int, hidden: int, inner: int, here: range | None,
+    generator: torch.Generator, device: torch.device, compiled: bool, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The products for Hopper, with tiles that reach over the ends of both products."""
+    from minisgl.kernel.triton import moe_tma
+
+    calls = []
+    if compiled and torch.cuda.get_device_properties(device).major != 9:
+        pytest.skip("needs a Hopper GPU")
+    if not compiled:
+        monkeypatch.setattr(moe_tma, "serves", lambda *tensors: True)
+    up = moe_tma.up
+    monkeypatch.setattr(moe_tma, "up", lambda *args: calls.append(args) or up(*args))
+    dtype = torch.bfloat16 if compiled else torch.float16
+    check(tokens, top_k, experts, hidden, inner, dtype, generator, here=here)
+    assert len(calls) == 1
+
+
 def test_all_tokens_to_one_expert(dtype: torch.dtype, generator: torch.Generator, device: torch.device) -> None:
     ids = torch.full((40, 1), 3, dtype=torch.int32, device=device)
     check(40, 1, 6, 32, 32, dtype, generator, ids=ids)

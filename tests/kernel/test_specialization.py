@@ -21,6 +21,7 @@ for found in pkgutil.iter_modules(package.__path__):
 
 STEP_INPUTS = {
     "cu_seqlens_q",
+    "order",
     "out_cache_loc",
     "positions",
     "req_pool_indices",

@@ -72,9 +72,9 @@ def attend(
     return acc, top, total
 
 
-@triton.jit(do_not_specialize_on_alignment=["req_pool_indices", "seq_lens", "shared_prefix_len"])
+@triton.jit(do_not_specialize_on_alignment=["req_pool_indices", "seq_lens", "order", "shared_prefix_len"])
 def decode_kernel(
-    q, k, v, out, partial, partial_top, page_table, req_pool_indices, seq_lens, shared_prefix_len, scale,
+    q, k, v, out, partial, partial_top, page_table, req_pool_indices, seq_lens, order, shared_prefix_len, scale,
     stride_q_row, stride_q_head, stride_out_row, stride_out_head,
     stride_page, stride_token, stride_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
@@ -83,15 +83,16 @@ def decode_kernel(
 ):  # fmt: skip
     """Compute decode attention. One program: one row, one KV head, one of SPLITS splits of the row's KV.
 
-    The row has one query, which sees the row's whole KV. With SHARED_PREFIX, `shared_prefix_kernel` reads the first
-    ``shared_prefix_len`` positions and this kernel the rest. PARTS is the number of partial results per row: the
-    splits of both kernels.
+    ``order`` lists the rows in the order in which their programs start. The row has one query, which sees the row's
+    whole KV. With SHARED_PREFIX, `shared_prefix_kernel` reads the first ``shared_prefix_len`` positions and this kernel
+    the rest. PARTS is the number of partial results per row: the splits of both kernels.
     """
     # Heads vary fastest, because the KV heads of a page are adjacent in memory.
-    head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, split = tl.program_id(0), tl.program_id(2)
     if EARLY:
         start_next()
         wait_for_previous()
+    row = tl.load(order + tl.program_id(1))
     length = tl.load(seq_lens + row)
     first = tl.maximum(length - WINDOW, 0) if WINDOW >= 0 else 0
     if SHARED_PREFIX:
@@ -328,11 +329,11 @@ def extend_tile(longest: int, head_dim: int, dtype: torch.dtype) -> Tile:
 def decode_splits(rows: int, kv_heads: int, programs: int) -> int:
     """Return the number of splits of each row's KV, a power of two, so that about ``programs`` programs are launched.
 
-    The result is at least 2 unless the rows alone give more than 2 · ``programs`` programs: rows differ in length, and
-    without splits the longest rows would run alone at the end.
+    The result is at least 2 unless the rows alone give clearly more than ``programs`` programs: rows differ in length,
+    and without splits the last programs would run on a few multiprocessors only.
     """
     splits = max(1, min(64, programs // (rows * kv_heads)))
-    return max(1 << (splits.bit_length() - 1), 2 if rows * kv_heads <= 2 * programs else 1)
+    return max(1 << (splits.bit_length() - 1), 2 if 4 * rows * kv_heads <= 5 * programs else 1)
 
 
 def shared_prefix_splits(rows: int, heads: Heads, dtype: torch.dtype, programs: int) -> int:
@@ -346,11 +347,12 @@ def shared_prefix_splits(rows: int, heads: Heads, dtype: torch.dtype, programs: 
 
 
 def decode(
-    q: Tensor, out: Tensor, pages: Pages, heads: Heads, splits: int, partial: Tensor | None, tile: Tile,
+    q: Tensor, out: Tensor, pages: Pages, order: Tensor, heads: Heads, splits: int, partial: Tensor | None, tile: Tile,
     shared_prefix_len: Tensor | None = None, prefix_splits: int = 0,
 ) -> None:  # fmt: skip
     """Launch decode attention: one query per row; q and out are [rows, q_heads, head_dim].
 
+    ``order`` [rows] int32 lists each row once. If long rows come first, no long row starts last and runs alone.
     ``partial`` is float32 scratch memory of at least rows · q_heads · (splits + prefix_splits) · (head_dim + 1)
     elements, or None if splits + prefix_splits is 1. ``shared_prefix_len`` int32 [1] is the number of leading positions
     that all rows have in the same pages; this prefix is read in ``prefix_splits`` splits. None: no shared prefix.
@@ -370,7 +372,7 @@ def decode(
             num_warps=wide.warps, num_stages=wide.stages, **early,
         )  # fmt: skip
     decode_kernel[(heads.kv_heads, rows, splits)](
-        q, pages.k, pages.v, out, scratch, tops, pages.page_table, pages.req_pool_indices, pages.seq_lens,
+        q, pages.k, pages.v, out, scratch, tops, pages.page_table, pages.req_pool_indices, pages.seq_lens, order,
         pages.seq_lens if shared_prefix_len is None else shared_prefix_len, score_scale(heads),
         *q.stride()[:2], *out.stride()[:2], *pages.k.stride()[:3], pages.page_table.stride(0),
         GROUP=heads.group, HEAD_DIM=heads.head_dim, PAGE=pages.k.shape[1], WINDOW=heads.window,

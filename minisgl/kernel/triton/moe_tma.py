@@ -1,0 +1,125 @@
+"""The experts' grouped matrix products for Hopper, in Triton: tiles of weights are loaded by TMA.
+
+The products are those of `minisgl.kernel.triton.moe`, which runs on any GPU. There are three differences. A tensor
+descriptor loads a whole tile of weights with one instruction of the tensor memory accelerator (TMA). Gate and up are
+one tile of twice as many columns, so that the first product is one matrix product instead of two. The result of the
+first product is stored in the order of the sorted pairs, so the second product loads contiguous rows, also by TMA.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from minisgl.kernel.triton.activation import gate
+from minisgl.kernel.triton.moe import Tiles
+
+
+@triton.jit
+def up_kernel(
+    x, gate_up, inner_out, pairs, owner, n_pairs, stride_x,
+    TOP_K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr, ACT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Compute inner_out[i] = act(x[token] · gateᵀ) · (x[token] · upᵀ) for the sorted pair i, which belongs to token.
+
+    gate_up is a tensor descriptor of [2 · experts, INNER, HIDDEN]: elements outside the bounds are read as 0. One
+    program: one block of pairs, BLOCK_N columns.
+    """
+    block, column = tl.program_id(1), tl.program_id(0) * BLOCK_N
+    expert = tl.load(owner + block)
+    if expert >= 0:
+        i = block * BLOCK_M + tl.arange(0, BLOCK_M)
+        pair = tl.load(pairs + i)
+        real = pair < n_pairs
+        n, k = column + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+        x_at = x + (pair // TOP_K).to(tl.int64)[:, None] * stride_x + k[None, :]
+        total = tl.zeros([BLOCK_M, 2 * BLOCK_N], tl.float32)
+        for start in range(0, HIDDEN, BLOCK_K):
+            if HIDDEN % BLOCK_K == 0:
+                rows = tl.load(x_at + start, mask=real[:, None], other=0.0)
+            else:
+                rows = tl.load(x_at + start, mask=real[:, None] & (start + k < HIDDEN)[None, :], other=0.0)
+            weights = gate_up.load([expert * 2, column, start]).reshape(2 * BLOCK_N, BLOCK_K)
+            total = tl.dot(rows, weights.T, total, input_precision="ieee")
+        gates, ups = total.reshape(BLOCK_M, 2, BLOCK_N).permute(0, 2, 1).split()
+        merged = (gate(gates, ACT) * ups).to(inner_out.dtype.element_ty)
+        out_at = inner_out + i.to(tl.int64)[:, None] * INNER + n[None, :]
+        tl.store(out_at, merged, mask=real[:, None] & (n[None, :] < INNER))
+
+
+@triton.jit
+def down_kernel(
+    inner, down, scale, out, pairs, owner, n_pairs,
+    HIDDEN: tl.constexpr, INNER: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Compute out[pair] = scale[pair] · (inner[i] · downᵀ) for the sorted pair i.
+
+    inner is a tensor descriptor of [pairs, INNER], down of [experts, HIDDEN, INNER]. Rows of inner that belong to no
+    pair may hold anything: they change no other row. One program: one block of pairs, BLOCK_N columns.
+    """
+    block, column = tl.program_id(1), tl.program_id(0) * BLOCK_N
+    expert = tl.load(owner + block)
+    if expert >= 0:
+        pair = tl.load(pairs + block * BLOCK_M + tl.arange(0, BLOCK_M))
+        real = pair < n_pairs
+        n = column + tl.arange(0, BLOCK_N)
+        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for start in range(0, INNER, BLOCK_K):
+            rows = inner.load([block * BLOCK_M, start])
+            weights = down.load([expert, column, start]).reshape(BLOCK_N, BLOCK_K)
+            total = tl.dot(rows, weights.T, total, input_precision="ieee")
+        weighted = total * tl.load(scale + pair, mask=real, other=0.0)[:, None]
+        out_at = out + pair.to(tl.int64)[:, None] * HIDDEN + n[None, :]
+        tl.store(out_at, weighted.to(out.dtype.element_ty), mask=real[:, None] & (n[None, :] < HIDDEN))
+
+
+def serves(x: Tensor, gate_up: Tensor, down: Tensor) -> bool:
+    """Return whether the kernels of this module support these tensors: half precision on Hopper, aligned for TMA."""
+    return (
+        x.is_cuda
+        and x.itemsize == 2
+        and x.dtype == gate_up.dtype == down.dtype
+        and gate_up.is_contiguous()
+        and down.is_contiguous()
+        # TMA needs row strides and addresses that are multiples of 16 bytes.
+        and gate_up.shape[2] % 8 == down.shape[2] % 8 == 0
+        and gate_up.data_ptr() % 16 == down.data_ptr() % 16 == 0
+        and torch.cuda.get_device_properties(x.device).major == 9  # Hopper: the first GPU with TMA
+    )
+
+
+def up(x: Tensor, gate_up: Tensor, pairs: Tensor, owner: Tensor, top_k: int, act: str, tiles: Tiles) -> Tensor:
+    """Launch the first product: x [tokens, hidden], gate_up [experts, 2·inner, hidden] → [len(pairs), inner].
+
+    Row i of the result belongs to ``pairs[i]``. Rows of no pair, or of another rank's expert, are uninitialised.
+    """
+    hidden, inner = x.shape[1], gate_up.shape[1] // 2
+    out = torch.empty((len(pairs), inner), dtype=x.dtype, device=x.device)
+    up_kernel[(triton.cdiv(inner, tiles.n), len(owner))](
+        x, TensorDescriptor.from_tensor(gate_up.view(-1, inner, hidden), [2, tiles.n, tiles.k]), out, pairs, owner,
+        x.shape[0] * top_k, x.stride(0), TOP_K=top_k, HIDDEN=hidden, INNER=inner, ACT=act,
+        BLOCK_M=tiles.m, BLOCK_N=tiles.n, BLOCK_K=tiles.k, num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    return out
+
+
+def down(inner: Tensor, weight: Tensor, scale: Tensor, pairs: Tensor, owner: Tensor, tiles: Tiles) -> Tensor:
+    """Launch the second product: inner [len(pairs), inner], weight [experts, hidden, inner] → [tokens · top_k, hidden].
+
+    Each row is multiplied by its pair's router weight, scale [tokens, top_k] float32. The result is in the order of the
+    pairs' numbers, as that of `minisgl.kernel.triton.moe.down`.
+    """
+    n, hidden = scale.numel(), weight.shape[1]
+    out = torch.empty((n, hidden), dtype=inner.dtype, device=inner.device)
+    down_kernel[(triton.cdiv(hidden, tiles.n), len(owner))](
+        TensorDescriptor.from_tensor(inner, [tiles.m, tiles.k]),
+        TensorDescriptor.from_tensor(weight, [1, tiles.n, tiles.k]),
+        scale, out, pairs, owner, n, HIDDEN=hidden, INNER=inner.shape[1],
+        BLOCK_M=tiles.m, BLOCK_N=tiles.n, BLOCK_K=tiles.k, num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    return out
