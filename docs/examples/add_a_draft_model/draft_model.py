@@ -36,7 +36,7 @@ class DraftModel:
     max_drafts: int = 4
     """Largest number of draft tokens of a request in one step."""
     max_requests: int = 64
-    """Number of requests that can have drafts at a time. The smaller model has KV memory for them."""
+    """Number of requests that can have drafts at a time. The smaller model has KV memory for these requests."""
 
 
 class Row:
@@ -48,7 +48,7 @@ class Row:
 
 
 class Draft(NamedTuple):
-    """The drafts of one request while they are made."""
+    """The drafts of one request, while `propose` computes them."""
 
     index: int  # of the request in the arguments of `propose`
     row: Row
@@ -58,11 +58,12 @@ class Draft(NamedTuple):
 
 
 class DraftModelProposer(DraftProposer):
-    """Runs the draft model for all requests at a time: one step for the tokens it has not seen, one for each draft.
+    """Runs the draft model for all requests together.
 
-    A request gets a row with its first drafts, and keeps it until it is removed. A row has pages for the longest
-    request, so the page table never changes. The row's KV is right up to the first token that is not the request's: a
-    wrong draft. The next step writes over the rest.
+    The first step computes the tokens without KV, and drafts one token. Each further step drafts one more token.
+    A request gets a row with its first drafts, and keeps the row until the request is removed. A row has pages for the
+    longest request, so the page table never changes. The row's KV is right up to the first wrong draft. The next step
+    writes over the KV from this draft on.
     """
 
     costly = True
@@ -114,7 +115,7 @@ class DraftModelProposer(DraftProposer):
         self.engine.close()
 
     def _has_row(self, req: Req) -> bool:
-        """Return whether the request has a row. Give it a free one if there is one."""
+        """Return whether the request has a row. Give it a free row if it has none and a row is free."""
         if req.uid not in self.rows and self.free_rows:
             self.rows[req.uid] = row = Row(self.free_rows.pop())
             # The noise of sampling depends on seed, position and token only. So the draft model draws the same token
@@ -125,7 +126,7 @@ class DraftModelProposer(DraftProposer):
         return req.uid in self.rows
 
     def _first_tokens(self, drafts: list[Draft]) -> None:
-        """Compute the tokens that have no KV yet, in one step, and draft the token after them."""
+        """Compute the tokens that have no KV yet, and draft the token after them."""
         starts, runs = [], []
         for draft in drafts:
             computed = draft.row.computed[: len(draft.known) - 1]

@@ -57,7 +57,7 @@ class Gemma2Layer(nn.Module):
 
     def forward(self, x: Tensor, residual: None, cos_sin: Tensor, out_cache_loc: Tensor) -> tuple[Tensor, None]:
         """x [tokens, hidden] is the whole residual stream, before and after the layer; ``residual`` stays None."""
-        # Attention and MLP return this rank's partial sum. A norm needs the whole sum, so it is reduced first.
+        # Attention and MLP return this rank's partial sum. A norm needs the whole sum: all_reduce adds the parts.
         y = self.self_attn(self.input_layernorm(x), cos_sin, out_cache_loc)
         x = x + self.post_attention_layernorm(self.comm.all_reduce(y))
         y = self.mlp(self.pre_feedforward_layernorm(x))

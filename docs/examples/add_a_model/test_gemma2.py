@@ -17,7 +17,7 @@ class TestGemma2(ModelConformance):
         return Gemma2ForCausalLM
 
     def checkpoint(self, folder: Path) -> Path:
-        """Two layers, the first with a window of 9 positions. The caps are so low that a forgotten one shows."""
+        """Two layers, the first with a window of 9 positions. The caps are low, so a missing cap changes the logits."""
         config = transformers.Gemma2Config(
             vocab_size=320,
             hidden_size=64,

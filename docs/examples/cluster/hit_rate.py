@@ -1,4 +1,4 @@
-"""Measure how much of its prompts a cluster finds in its caches.
+"""Measure the share of the prompt tokens that a cluster finds in its caches.
 
 Usage: python hit_rate.py http://127.0.0.1:1919
 """

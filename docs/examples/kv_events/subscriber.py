@@ -43,7 +43,7 @@ class Subscriber:
     """Keeps ``blocks``, the hashes of the blocks that the server has cached.
 
     ``complete`` is False if blocks may be missing, because their messages were lost and can't be replayed.
-    ``restarts`` counts how often another publisher took the place of the one before.
+    ``restarts`` counts how often a new publisher replaced the previous publisher.
     """
 
     def __init__(self, endpoint: str, replay_endpoint: str | None = None, topic: str = "", hwm: int = 100_000):
@@ -51,7 +51,7 @@ class Subscriber:
         self.complete = False
         self.last: tuple[int, float] | None = None  # sequence number and time of the last batch
         self.restarts = self.gaps = 0
-        self._replayed: dict[int, float] = {}  # the batches of the last replay, which may also arrive as live ones
+        self._replayed: dict[int, float] = {}  # the batches of the last replay, which may also arrive live
         self._replay_endpoint = replay_endpoint
         self._decode = msgspec.msgpack.Decoder(EventBatch).decode
         self._context = zmq.Context.instance()
@@ -72,7 +72,7 @@ class Subscriber:
         poller.register(self._connections, zmq.POLLIN)
         ready = dict(poller.poll(int(timeout * 1000)))
         if self._connections in ready:
-            # A new connection: to the first publisher, to the same one as before, or to another one after a restart.
+            # A new connection: to the first publisher, to the same publisher again, or to a new one after a restart.
             recv_monitor_message(self._connections)
             if not self.catch_up():
                 self._forget()
@@ -96,7 +96,7 @@ class Subscriber:
         self._apply(seq, batch)
 
     def catch_up(self) -> bool:
-        """Ask for the missed batches, and the last one: if it is another one now, the publisher was restarted.
+        """Ask for the last batch again and for the batches after it. If the last batch differs, there was a restart.
 
         Return False if there is no answer.
         """
@@ -121,7 +121,7 @@ class Subscriber:
         return True
 
     def _replay(self, first: int) -> list[tuple[int, EventBatch]] | None:
-        """Return the batches from number ``first`` on that the server has. None: it does not answer."""
+        """Return the batches from number ``first`` on that the server has, or None if it does not answer."""
         if self._replay_endpoint is None:
             return None
         batches = []
