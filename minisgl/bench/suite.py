@@ -77,9 +77,9 @@ KNOWN: dict[str, dict[Workload, Comparison]] = {
         SHARED: Comparison(2_620, 4_500),
     },
     "qwen3-30b-a3b": {
-        OFFLINE: Comparison(vllm=6_103),
+        OFFLINE: Comparison(vllm=6_103, limit=8_150),
         SINGLE: Comparison(vllm=242, limit=710),
-        DECODE: Comparison(vllm=2_880),
+        DECODE: Comparison(vllm=2_880, limit=3_690),
         PREFILL: Comparison(vllm=72_900, limit=135_000),
         STEADY: Comparison(limit=4_120),
     },

@@ -60,6 +60,7 @@ class SmgRouter:
         self._config, self._cluster, self._status = config, cluster, status
         self._policy = _policy_of(cluster.routing)
         self._process: ReplicaProcess | None = None
+        self._draining = False
         self._http: HttpServer | None = None
         self._api: Upstream | None = None
         self._metrics_api: Upstream | None = None
@@ -172,14 +173,15 @@ class SmgRouter:
 
     async def remove(self, index: int) -> None:
         worker, _ = self._workers.pop(index, ("", ""))
-        if worker:
+        if worker and not self._draining:
             await self._call("DELETE", f"/workers/{worker}")
 
     def set_healthy(self, index: int, healthy: bool) -> None:
         """Do nothing: smg checks the health of its workers itself."""
 
     async def drain(self, seconds: float) -> None:
-        """Let smg end: it accepts no new requests and finishes the open ones."""
+        """Let smg end: it accepts no new requests and finishes the open ones. Then no replica needs to be removed."""
+        self._draining = True
         if self._process is not None:
             self._process.terminate()
             await asyncio.wait({asyncio.ensure_future(self._process.wait())}, timeout=seconds + 1.0)

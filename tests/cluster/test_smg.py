@@ -65,6 +65,17 @@ def test_the_end_of_smg_ends_the_cluster(start_cluster: START, leftovers: Callab
     assert leftovers() == []
 
 
+def test_a_clean_end_logs_no_error(start_cluster: START, leftovers: Callable[[], list[str]]) -> None:
+    """At SIGTERM smg ends before the servers do. It is not asked to remove them then."""
+    cluster = start_cluster("router=smg", fake=True)
+    cluster.wait_until_ready()
+    cluster.process.send_signal(signal.SIGTERM)
+    assert cluster.process.wait(60) == 0
+    assert "ERROR" not in cluster.log()
+    assert "Traceback" not in cluster.log()
+    assert leftovers() == []
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [
