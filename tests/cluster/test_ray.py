@@ -7,6 +7,7 @@ import importlib.util
 import os
 import pickle
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -220,6 +221,9 @@ class App:
             name: value,
             "RAY_TMPDIR": str(folder),
             "RAY_USAGE_STATS_ENABLED": "0",
+            # A token of these tests. `ray start` would demand one in the home directory, which `serve` would not send.
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_worker_niceness": "0",
             "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
             "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
