@@ -27,7 +27,7 @@ class MatchResult(NamedTuple):
     """The longest cached prefix of a key, in whole pages."""
 
     handle: Any  # the cache's own reference to the prefix, for `lock`, `unlock` and `insert`
-    pages: I32  # [pages] pages of the prefix, in order
+    pages: I32  # [pages] pages of the prefix, in order; the caller does not write to the array
     unlocked: int  # how many of these pages have no lock; locking the handle makes them not evictable
 
 

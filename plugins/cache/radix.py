@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from minisgl.core import I32
+from minisgl.core import I32  # a numpy array of int32
 from minisgl.hooks import hookimpl
 from minisgl.kernel import compare
 from minisgl.kvcache import InsertResult, Key, MatchResult
@@ -217,10 +217,12 @@ class RadixCache:
 
         The same ``handle`` is later passed to `insert` and `unlock`.
         """
-        # 1. If the prefix ends inside an edge, split the edge there first. Set the handle's node to the upper part.
+        # 1. If the prefix ends inside an edge, split the edge there first. Set the handle's node to the upper part. A
+        #    handle may be locked again after another lock has split its edge: then `used` counts pages above it, too.
         if handle.used < len(handle.node.pages):
             handle.node = self._split(handle.node, handle.used)
-        # 2. Count the user on every ancestor too. The pages of a node with its first user are no longer evictable.
+        # 2. Count the user on every ancestor too. The pages of a node with its first user are no longer evictable. A
+        #    path may have more nodes than Python's recursion limit.
         self._clock += 1
         node: Node | None = handle.node
         while node is not None:
@@ -318,7 +320,8 @@ class RadixCache:
             stamp, node = oldest
             if stamp != node.stamp or not self._is_candidate(node):
                 continue
-            # 2. Evict no more pages than needed, from the end of the edge: every match begins at the front of a prefix.
+            # 2. Evict no more pages than needed (the gates allow four more), from the end of the edge: every match
+            #    begins at the front of a prefix.
             keep = max(len(node.pages) - missing, 0)
             evicted.append(node.pages[keep:])
             missing -= len(evicted[-1])

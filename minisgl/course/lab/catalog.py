@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 CAUSES = {
     "loads": "minisgl can't load the file, or finds no plugin for this lab's hook in it.",
+    "lacks-option": "The gates set an option that the file's config class does not have. Keep the config class of the "
+    "skeleton, with all its fields.",
     "unfinished": "A part of the lab is not written yet.",
     "reference": "The file imports the lab's own solution. Write the code yourself. The command `hint` prints a hint.",
     "renamed": "The file uses a name that a newer minisgl has renamed. Write the new name.",

@@ -43,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return grade_folder(options)
         if options.command in ("list", "status"):
             return _list(folder, options.command == "status")
+        if options.command == "hint" and options.part is None and "." in options.name:  # a part's whole name
+            options.name, _, options.part = options.name.partition(".")
         return COMMANDS[options.command](find(options.name), folder, options)
 
 
@@ -90,6 +92,8 @@ def _list(folder: Folder, status: bool) -> int:
 
 def _status(folder: Folder) -> int:
     known, greens, totals = folder.recall(), 0, 0
+    if not known:
+        print(f"There are no results in {folder.path.resolve()}. `test` saves results in the folder in which it runs.")
     for lab in labs():
         done = known.get(lab.lab, {})
         green, total = (len(done["green"]), len(done["gates"])) if _is_graded(done) else (0, lab.num_gates)
@@ -139,12 +143,18 @@ def _test(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
 
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
 
+    reds: list[Verdict] = []
+
     def print_verdict(verdict: Verdict) -> None:
         if options.first and not verdict.tried:
             return
         print(verdict.line(), flush=True)
         if verdict.tried and not verdict.green:
-            print("\n".join(verdict.explain(lab, _again(lab, folder, options, verdict, seed))), flush=True)
+            again = _again(lab, folder, options, verdict, seed)
+            same = next((red for red in reds if red.says_the_same(verdict)), None)
+            lines = verdict.explain(lab, again) if same is None else [f"    The same failure as in gate {same.gate}."]
+            print("\n".join(lines), flush=True)
+            reds.append(verdict)
 
     print(f"lab {lab.lab}: {path.resolve()}, sha256 {fingerprint(path)[:12]}, seed {seed}, minisgl {__version__}",
           flush=True)  # fmt: skip
@@ -226,8 +236,11 @@ def _hint(lab: Lab, folder: Folder, options: argparse.Namespace) -> int:
     if options.part and part is None:
         raise ConfigError(f"Lab {lab.lab} has no part {options.part!r}. Parts: {', '.join(p.name for p in lab.parts)}.")
     if part is None and {gate.name for gate in lab.gates} <= set(known.get("green", ())):
-        names = ", ".join(part.name for part in lab.parts)
-        print(f"All gates of lab {lab.lab} are green. To see the hints of a part, name the part: {names}.")
+        names = [part.name.rpartition(".")[2] for part in lab.parts]
+        print(
+            f"All gates of lab {lab.lab} are green. To see the hints of a part, name the part, for example: "
+            f"python -m minisgl.lab hint {lab.lab} {names[0]}\nParts: {', '.join(names)}."
+        )
         return 0
     if part is None:
         done = {gate.part for gate in lab.gates if gate.name in known.get("green", ())}

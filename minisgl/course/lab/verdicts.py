@@ -59,6 +59,10 @@ class Verdict:
         seconds = f"{self.seconds:5.1f} s" if self.tried else "not tried"
         return f"  {mark} {self.gate:<13} {self.note or self.says}  ({seconds.strip()})"
 
+    def says_the_same(self, other: Verdict) -> bool:
+        """Return whether a student would read the same about both red gates, apart from the command to repeat it."""
+        return (self.cause, self.promise, self.seen, self.show) == (other.cause, other.promise, other.seen, other.show)
+
     def explain(self, lab: Lab, again: str) -> list[str]:
         """Return at most `LINES` lines that explain a red gate. ``again`` is the command that reproduces it."""
         places = {"step": self.step, "request": self.request, "page": self.page}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import psutil
 import pytest
 
@@ -23,6 +24,7 @@ from minisgl.course.lab.folder import Folder
 from minisgl.course.lab.gates.capstone import Installed, called_hooks
 from minisgl.course.lab.gates.policy import show_plan
 from minisgl.course.lab.grader import grade as grader
+from minisgl.course.lab.grader.cache_histories import History
 from minisgl.course.lab.grader.diagnosis import diagnose
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Missing, Student
 from minisgl.course.lab.grader.gate_process import LOADS
@@ -34,7 +36,8 @@ from minisgl.course.lab.grader.search import alarm, search
 from minisgl.course.lab.grader.server_gate import Served, _check_called
 from minisgl.course.lab.grader.shrink import smallest
 from minisgl.course.lab.skeletons import solution
-from minisgl.course.lab.verdicts import LINES, Verdict
+from minisgl.course.lab.verdicts import LINES, Report, Verdict
+from minisgl.testing.drive import make_plugin
 from minisgl.testing.serving import scaled_timeout
 
 POLICY = find("policy")
@@ -596,7 +599,9 @@ def test_command(lab: Callable[..., Result], tmp_path: Path) -> None:
     assert green.status == 0 and "3 of 3 gates green" in green.out and "done" not in green.out
 
     Folder(tmp_path).remember(find("radix"), green=[gate.name for gate in find("radix").gates], gates=[])
-    assert lab("hint", "radix").out.startswith("All gates of lab radix are green.")
+    done = lab("hint", "radix").out
+    assert done.startswith("All gates of lab radix are green.") and "minisgl.lab hint radix match\n" in done
+    assert lab("hint", "radix.lock").out.startswith("radix.lock, hint 1")
     assert lab("hint", "radix", "match").out.startswith("radix.match, hint 1")
 
 
@@ -613,9 +618,28 @@ def test_replay_command(lab: Callable[..., Result], tmp_path: Path) -> None:
         line = next(line for line in said.out.splitlines() if field in line)
         assert line in replayed.out
     assert "1 of 7 gates green, next: plan" in lab("status").out
+    other = tmp_path / "other"
+    other.mkdir()
+    assert f"There are no results in {other}" in lab("status", "--dir", str(other)).out
     assert f"1 of {sum(each.num_gates for each in labs())} gates green" in lab("status").out.splitlines()[-1]
     path.write_text(path.read_text() + "\n")
     assert "the file has changed since" in lab("status").out
+
+
+def test_equal_failures(lab: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure that two gates find is explained once."""
+
+    def grade(lab: Lab, path: Path, on_verdict: Callable[[Verdict], None], **more: object) -> Report:
+        report = Report(lab, str(path), "", 1)
+        for gate, seen in (("plan", "One."), ("promises", "One."), ("counts", "Two.")):
+            report.verdicts.append(Verdict(gate, gate, cause="empty", promise="P.", seen=seen))
+            on_verdict(report.verdicts[-1])
+        return report
+
+    monkeypatch.setattr(cli, "grade", grade)
+    policy(tmp_path, "return Plan([])")
+    said = lab("test", "policy")
+    assert said.out.count("Promise: P.") == 2 and "    The same failure as in gate plan.\n" in said.out
 
 
 def test_watch_command(lab: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -678,6 +702,31 @@ def test_invalid_description(tmp_path: Path) -> None:
     path.write_text('title = "A"\nsays = "B"\n[causes]\nhangs = "C"\n')
     with pytest.raises(ValueError, match="hangs"):
         read(path, "00")
+
+
+def test_history_names_the_offered_pages() -> None:
+    """The calls of a failing cache say which pages were offered."""
+    cache = make_plugin("cache", "radix", page_size=1, compare="numpy")
+    cache.evict = lambda pages: np.empty(0, np.int32)
+    with pytest.raises(Broken) as wrong:
+        History(cache, 1, "match").run([["insert", [5, 6]], ["insert", [5, 7]], ["evict", 1]])
+    assert wrong.value.cause == "evict-few"
+    assert wrong.value.show.splitlines()[1:] == [
+        "1. insert [5 | 6] as pages 0 1",
+        "2. insert [5 | 7] as pages 2 3",
+        "3. evict 1",
+    ]
+
+
+def test_shown_step() -> None:
+    """A step says how many pages each waiting request needs."""
+    step = {"answers": [], "begun": [], "waiting": [[1, 1], [0, 17]], "slots": 1, "pages": 0, "chunk": 1}
+    assert show_plan({**step, "order": "fcfs", "priced": 1}).splitlines()[1:] == [
+        "request 1: waits, 1 prompt token cached, 1 to compute, needs 1 new page",
+        "request 2: waits, 0 prompt tokens cached, 17 to compute, needs 2 new pages",
+    ]
+    assert "one step of 1 token," in show_plan({**step, "order": "fcfs"})
+    assert "1 to compute, needs no new page" in show_plan({**step, "order": "fcfs"})
 
 
 def test_gate_names() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from minisgl.course.lab.grader.asked_policy import Recorded, well_formed_plan
 from minisgl.course.lab.grader.conformance import conformance, greedy
-from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student, amount
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
 from minisgl.course.lab.grader.simulated_workloads import (
@@ -114,7 +114,7 @@ class _Step:
                 asked = (
                     f"was asked for {wanted} and granted {granted}" if uid in self.asked else "was never asked for it"
                 )
-                seen = f"The row of request {uid} has {n} tokens; `budget.grant` {asked}."
+                seen = f"The row of request {uid} has {amount(n, 'token')}; `budget.grant` {asked}."
                 raise self.broken("ignores-grant", "A row has as many tokens as the budget granted.", seen, uid)
         if not self.rows:
             could: list[Running | Waiting] = [*self.running]
@@ -145,14 +145,14 @@ class _Step:
             asked_less = self.asked.get(r.uid, (0, 0))[0] < r.num_remaining_tokens
             if room > 0 or ((not got or asked_less) and any(w.uid in self.rows for w in self.queue)):
                 self._wrong_amount(r, r.num_remaining_tokens)
-                left = f"{room} tokens of the budget are unused"
-                seen = f"Request {r.uid} has {r.num_remaining_tokens} prompt tokens left; it got {got}, and {left}."
+                rest = amount(r.num_remaining_tokens, "prompt token")
+                seen = f"Request {r.uid} has {rest} left and got {got}. Unused in the budget: {amount(room, 'token')}."
                 promise = "A prefill that has begun continues before waiting requests are admitted."
                 raise self.broken("forgets", promise, seen, r.uid)
         if self.spent > self.prompt_tokens:
             seen = (
-                f"Prompts got {self.spent} tokens of the step, and its decode rows leave them {self.prompt_tokens}: "
-                "prompts were granted tokens before answers."
+                f"Prompts got {amount(self.spent, 'token')} of the step; its decode rows leave them "
+                f"{self.prompt_tokens}: prompts were granted tokens before answers."
             )
             raise self.broken("decodes-late", "Prompts get the tokens that the decode rows of the step leave.", seen)
 
@@ -160,7 +160,7 @@ class _Step:
         """Raise `Broken` if the policy asked the budget for fewer tokens than the request has to compute."""
         wanted, _ = self.asked.get(req.uid, (right, 0))
         if wanted < right:
-            seen = f"Request {req.uid} has {right} tokens to compute; `budget.grant` was asked for {wanted}."
+            seen = f"Request {req.uid} has {amount(right, 'token')} to compute; `budget.grant` was asked for {wanted}."
             promise = "The policy asks for all tokens that a request has to compute."
             raise self.broken("tokens-for-pages", promise, seen, req.uid)
 
@@ -233,7 +233,7 @@ class _Step:
             got, must = self.rows.get(w.uid, 0), right.get(w.uid, 0)
             if got == must:
                 continue
-            seen = f"Request {w.uid} waits. It must get {must} tokens of the step, and got {got}."
+            seen = f"Request {w.uid} waits. It must get {amount(must, 'token')} of the step, and got {got}."
             promise = "Waiting requests are admitted in order, until the first one that does not fit."
             cause = "skips" if not must else "idle" if not got else "tokens-for-pages"
             raise self.broken(cause, promise, seen, w.uid)
@@ -367,7 +367,7 @@ def run_step(judge: Judge, workload: dict[str, Any]) -> None:
     left = {w.uid: w.num_tokens - w.num_cached_tokens for w in waiting}
 
     def cost(uid: int) -> AdmissionCost:
-        return AdmissionCost(-(-left[uid] // 16) if workload.get("priced") else 0, workload.get("growth", 0))
+        return _admission_cost(workload, left[uid])
 
     # The scheduler's own rows have used the share of prompts already, so decode rows may use all tokens that are left.
     more = workload.get("prefill", 0), workload.get("reserved", 0)
@@ -381,18 +381,29 @@ def show_plan(workload: dict[str, Any]) -> str:
     if "answers" not in workload:
         return order + show(workload)
     free = f"free pages: {workload['pages']}, requests that can be admitted: {workload['slots']}"
-    lines = [f"{order}one step of {workload['chunk']} tokens, {free}"]
+    kept = workload.get("reserved", 0)
+    free += f", pages kept for running requests: {kept}" if kept else ""
+    lines = [f"{order}one step of {amount(workload['chunk'], 'token')}, {free}"]
     running, waiting = requests_of(workload)
     for r in running:
-        what = f"runs, {r.num_remaining_tokens} prompt tokens to compute"
-        lines.append(
-            f"request {r.uid}: {what if r.num_remaining_tokens else f'decodes, needs {r.num_new_pages} new pages'}"
-        )
+        what = f"runs, {amount(r.num_remaining_tokens, 'prompt token')} to compute"
+        needs = f"decodes, needs {_new_pages(r.num_new_pages)}"
+        lines.append(f"request {r.uid}: {what if r.num_remaining_tokens else needs}")
     for w in waiting:
         same = "" if w.same_prefix_req is None else f", same_prefix_req={w.same_prefix_req}"
-        todo = w.num_tokens - w.num_cached_tokens
-        lines.append(f"request {w.uid}: waits, {w.num_cached_tokens} prompt tokens cached, {todo} to compute{same}")
+        cached = amount(w.num_cached_tokens, "prompt token")
+        needs = _new_pages(_admission_cost(workload, _uncached(w)).pages)
+        lines.append(f"request {w.uid}: waits, {cached} cached, {_uncached(w)} to compute, needs {needs}{same}")
     return "\n".join(lines)
+
+
+def _new_pages(number: int) -> str:
+    return amount(number, "new page") if number else "no new page"
+
+
+def _admission_cost(workload: dict[str, Any], uncached: int) -> AdmissionCost:
+    """Return the pages that a waiting request of one step needs at its admission, and later."""
+    return AdmissionCost(-(-uncached // 16) if workload.get("priced") else 0, workload.get("growth", 0))
 
 
 def make_long(rng: random.Random, size: int) -> dict[str, Any]:

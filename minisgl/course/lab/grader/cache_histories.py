@@ -15,12 +15,12 @@ identifies a lock.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
 
-from minisgl.course.lab.grader.gate import Broken, Invalid
+from minisgl.course.lab.grader.gate import Broken, Invalid, amount
 from minisgl.kvcache import Key
 from minisgl.testing.cache import CacheModel, Prefix
 
@@ -55,6 +55,7 @@ class History:
         self.free = list(range(base & 0xFFFFF, (base & 0xFFFFF) + POOL))
         self.event = 0
         self.gained = 0  # number of pages that the most recent lock gave their first user
+        self.offered: dict[int, list[int]] = {}  # number of an event -> the pages that it offered to the cache
 
     def broken(self, cause: str, promise: str, seen: str, page: int | None = None) -> Broken:
         """Return a finding at the current event."""
@@ -62,6 +63,15 @@ class History:
 
     def run(self, events: list[list[Any]]) -> None:
         """Apply all events and check the cache after each. Raise `Broken` at the first wrong answer."""
+        try:
+            self.apply(events)
+        except Broken as broken:
+            workload = {"page_size": self.page_size, "space": self.space_index, "base": self.base, "events": events}
+            broken.show = show_history(workload, self.offered)
+            raise
+
+    def apply(self, events: list[list[Any]]) -> None:
+        """Apply all events and check the cache after each."""
         for self.event, (kind, *args) in enumerate(events, 1):
             act = getattr(self, kind)
             try:
@@ -124,7 +134,7 @@ class History:
         unlocked = sum(page.users == 0 for page in path)
         if found.unlocked != unlocked:
             promise = "`MatchResult.unlocked` is the number of matched pages that have no user."
-            seen = f"{unlocked} of the {len(right)} matched pages have no user; `unlocked` is {found.unlocked}."
+            seen = f"Matched pages: {len(right)}, without a user: {unlocked}; `unlocked` is {found.unlocked}."
             raise self.broken("unlocked", promise, seen)
         return found.handle, expected
 
@@ -133,7 +143,7 @@ class History:
         dtype = getattr(pages, "dtype", None)
         if dtype is not None and dtype != np.int32:
             promise = f"`{method}` returns the pages as an array of int32, also if there are none."
-            raise self.broken("dtype", promise, f"It returned {len(pages)} pages as an array of {dtype}.")
+            raise self.broken("dtype", promise, f"It returned {amount(len(pages), 'page')} as an array of {dtype}.")
 
     def match_other(self, ids: list[int]) -> None:
         """Match the same tokens in another namespace, in which nothing is cached."""
@@ -169,6 +179,7 @@ class History:
         if want > len(self.free):
             raise Invalid
         mine, self.free = self.free[:want], self.free[want:]
+        self.offered[self.event] = mine
         offered, tokens = np.asarray(mine, np.int32), key.ids.copy()
         inserted = self.cache.insert(base[0] if base else None, key, start, offered)
         if offered.tolist() != mine or not np.array_equal(key.ids, tokens):
@@ -247,13 +258,13 @@ class History:
                 seen = f"`evict` returned pages {gone}; page {page} is not the cache's, or is in the list twice."
                 raise self.broken("counts", "`evict` returns pages that the cache owns, each once.", seen, page)
             if before[numbers[page]].users:
-                seen = f"Page {page} was evicted, and {before[numbers[page]].users} locks still hold it."
+                seen = f"Page {page} was evicted; it still has {amount(before[numbers[page]].users, 'lock')}."
                 raise self.broken("evict-locked", "Locked pages are not evicted.", seen, page)
         if len(gone) > (count + SLIGHTLY if count else 0):
-            seen = f"{count} pages were asked for; {len(gone)} were evicted."
+            seen = f"`evict` was asked for {amount(count, 'page')} and evicted {len(gone)}."
             raise self.broken("evict-many", "`evict` evicts about as many pages as asked for.", seen)
         if len(gone) < min(count, evictable):
-            seen = f"{count} pages were asked for and {evictable} were evictable; {len(gone)} were evicted."
+            seen = f"`evict` was asked for {amount(count, 'page')} and evicted {len(gone)}; evictable: {evictable}."
             raise self.broken("evict-few", "`evict` evicts as many pages as asked for, if they are evictable.", seen)
         rest = {prefix for prefix in before if before[prefix].number not in gone}
         for prefix in rest:
@@ -271,14 +282,15 @@ class History:
         """Compare ``total_pages`` and ``evictable_pages`` with the dictionary."""
         if self.cache.total_pages != len(self.model.pages):
             reported = self.cache.total_pages
-            seen = f"After `{kind}` the cache holds {len(self.model.pages)} pages; `total_pages` is {reported}."
+            holds = amount(len(self.model.pages), "page")
+            seen = f"After `{kind}` the cache holds {holds}; `total_pages` is {reported}."
             raise self.broken("counts", "`total_pages` is the number of pages that the cache holds.", seen)
         right, reported = self.model.evictable_pages, self.cache.evictable_pages
         if reported != right:
             cause = self.cause(kind)
             if kind == "lock" and reported < right:  # pages that already had a user were subtracted again
                 cause = "lock-too-much" if self.gained else "split-users"
-            seen = f"After `{kind}` {right} pages have no user; `evictable_pages` is {reported}."
+            seen = f"After `{kind}`, the number of pages without a user is {right}; `evictable_pages` is {reported}."
             raise self.broken(cause, "`evictable_pages` is the number of pages without a user.", seen)
 
 
@@ -295,16 +307,21 @@ def _tokens(ids: list[int], page_size: int) -> str:
     return f"[{' | '.join(pages)}]"
 
 
-def show_history(workload: dict[str, Any]) -> str:
-    """Describe a history in one line per event, with the token ids grouped by pages."""
+def show_history(workload: dict[str, Any], offered: Mapping[int, list[int]] | None = None) -> str:
+    """Describe a history in one line per event, with the token ids grouped by pages.
+
+    ``offered``: the pages that the event with a number offered to the cache, if the history has been played.
+    """
     size = workload["page_size"]
     space, base = _space(workload.get("space", 0)), workload.get("base", 0)
     more = f", namespace {space!r}" * (space is not None) + f", token ids counted from {base}" * bool(base)
-    lines = [f"a new cache, pages of {size} token{'s' * (size > 1)}{more}"]
+    lines = [f"a new cache, pages of {amount(size, 'token')}{more}"]
     for number, (kind, *args) in enumerate(workload["events"], 1):
         names = {"insert": 1, "match": 1, "lock": 2}.get(kind, len(args))
-        where = [f"in the namespace {_space(workload.get('space', 0) + space)!r}" for space in args[names:]]
+        where = [f"with the namespace {_space(workload.get('space', 0) + space)!r}" for space in args[names:]]
         shown = [_tokens(arg, size) if isinstance(arg, list) else str(arg) for arg in args[:names]] + where
         named = {"match_other": "match in another namespace", "again": "lock again"}.get(kind, kind)
+        pages = (offered or {}).get(number)
+        shown += [f"as page{'s' * (len(pages) > 1)} {' '.join(map(str, pages))}"] if pages else []
         lines.append(f"{number}. {named} {' '.join(shown)}")
     return "\n".join(lines)

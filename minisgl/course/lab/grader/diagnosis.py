@@ -41,7 +41,8 @@ def diagnose(student: Student, error: BaseException) -> Broken:
         return Broken("memory", "The code stays within the memory limit of a gate.", seen)
     message = f"{type(error).__name__}: {error}".strip().splitlines()
     if where:
-        return Broken("raises", "The code raises no exception.", f"{message[0]}, in {where}.")
+        notes = " ".join(getattr(error, "__notes__", ()))  # of the gate: what it called
+        return Broken("raises", "The code raises no exception.", f"{message[0]}, in {where}. {notes}".strip())
     return Broken(
         "promise",
         "The engine keeps its promises with this plugin.",

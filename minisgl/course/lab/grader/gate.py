@@ -15,7 +15,7 @@ from typing import Any
 from minisgl.course.lab.catalog import Lab
 from minisgl.plugin_manager.manager import Plugin, PluginManager
 
-__all__ = ["Broken", "Gate", "Invalid", "Missing", "Stretch", "Student", "StudentError", "TimedOut", "apart"]
+__all__ = ["Broken", "Gate", "Invalid", "Missing", "Stretch", "Student", "StudentError", "TimedOut", "amount", "apart"]
 
 UNIT_SECONDS = 10.0
 """Seconds that a gate may run before its process is killed, on a machine with an idle core."""
@@ -63,6 +63,11 @@ class StudentError(Exception):
 
 class Invalid(Exception):  # noqa: N818
     """A workload is meaningless, for example after shrinking. The search skips it."""
+
+
+def amount(number: int, noun: str) -> str:
+    """Return a number and its noun, with the plural's s if the number is not 1."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def apart(a: float, b: float) -> tuple[str, str]:
@@ -115,10 +120,16 @@ class Student:
     def config(self, **options: Any) -> Any:
         """Return the student's config object for the lab's group, with these options.
 
-        Raise `ConfigError` if the file has no such config class.
+        Raise `ConfigError` if the file has no such config class, and `Broken` if the class lacks one of the options.
         """
         assert self.lab.hook is not None
-        return self.plugin_manager.schema(self.lab.hook, self.lab.name)(**options)
+        schema: Any = self.plugin_manager.schema(self.lab.hook, self.lab.name)
+        lacking = sorted(set(options) - {f.name for f in fields(schema)})
+        if lacking:
+            names = ", ".join(f"`{name}`" for name in lacking)
+            seen = f"The config class `{schema.__name__}` has no field {names}."
+            raise Broken("lacks-option", "The config class has the options that the gates set.", seen)
+        return schema(**options)
 
     def make(self, config: Any = None, **kwargs: Any) -> Any:
         """Build the student's object with the factory hook of the lab's group.

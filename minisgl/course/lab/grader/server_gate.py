@@ -152,7 +152,8 @@ def facts(calls: Sequence[str], process: str = "scheduler-0") -> Gate:
         _ask_all(served, client)
         _check_idle(served)
         counted = _check_called(served, calls, process)
-        return ", ".join(f"{name} {int(counted[name])}×" for name in calls) + f" in {process} (/metrics lags)"
+        # The processes report their counts four times a second: the newest calls may be missing.
+        return f"{process} called at least " + ", ".join(f"{name} {int(counted[name])}×" for name in calls)
 
     return Gate("server", "the real server gives right answers and calls the plugin", run, served=True)
 

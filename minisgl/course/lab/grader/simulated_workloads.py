@@ -21,7 +21,7 @@ import pluggy
 
 from minisgl import hooks
 from minisgl.core import EngineSpec, Req, SamplingParams, Step
-from minisgl.course.lab.grader.gate import Broken, Invalid, StudentError
+from minisgl.course.lab.grader.gate import Broken, Invalid, StudentError, amount
 from minisgl.kvcache import PrefixCache
 from minisgl.scheduler.planner import PolicyError
 from minisgl.testing.drive import Drive, Job, Report, make_plugin
@@ -212,13 +212,15 @@ def least_prefill(jobs: list[Job], page_size: int) -> int:
 
 def show(workload: Mapping[str, Any]) -> str:
     """Describe the workload: one line for the engine, then one line for each request."""
-    running = f"at most {workload['slots']} running request{'s' * (workload['slots'] != 1)}"
-    head = f"{workload['pages']} pages of {workload['page_size']} tokens, {running}"
+    running = f"at most {amount(workload['slots'], 'running request')}"
+    head = f"{amount(workload['pages'], 'page')} of {amount(workload['page_size'], 'token')}, {running}"
     lines = [head + (f", max_prefill_tokens {workload['chunk']}" if "chunk" in workload else "")]
     for job in workload["jobs"]:
-        shared = f"{job['shared']} tokens of common prefix {job['stem']} and " if job["shared"] else ""
-        abort = f", aborted {job['abort']} steps later" if "abort" in job else ""
-        prompt = f"a prompt of {shared}{job['own']} own tokens, an answer of {job['answer']}"
+        shared = f"{amount(job['shared'], 'token')} of common prefix {job['stem']} and " if job["shared"] else ""
+        abort = ""
+        if "abort" in job:
+            abort = f", aborted {amount(job['abort'], 'step')} later" if job["abort"] else ", aborted at once"
+        prompt = f"a prompt of {shared}{amount(job['own'], 'own token')}, an answer of {amount(job['answer'], 'token')}"
         prompt += f", priority {job['priority']}" if "priority" in job else ""
         lines.append(f"request {job['id']}: arrives at step {job['arrive']}, {prompt}{abort}")
     return "\n".join(lines)
