@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from minisgl import hookimpl
-from minisgl.core import I32, Req, Step, StepResult
+from minisgl.core import I32, Req, Step, StepResult  # I32: a numpy array of int32
 
 CACHE = -1  # the owner of cached pages; every other owner is the uid of a request
 
@@ -85,8 +85,9 @@ class Auditor:
     def minisgl_pages_allocated(self, owners: I32, pages: I32) -> None:
         """Check that the allocated pages were free, and record their owners."""
         for uid, page in zip(owners.tolist(), pages.tolist(), strict=True):
-            # 3. A page is free if it has no owner and no unread step can touch it. A page that has an owner breaks the
-            #    rule `owner` alone. In every case the request owns the page from now on.
+            # 3. A page is free if it has no owner and was not retired, or if all steps launched before its retirement
+            #    were read. A page that has an owner breaks the rule `owner` alone. In every case the request owns the
+            #    page from now on.
             if page in self.owner:
                 self.find("owner", f"request {uid} gets page {page}, which is {self.whose(page)}", uid, page)
             elif self.until.get(page, -1) > self.read:
@@ -103,7 +104,7 @@ class Auditor:
 
     @hookimpl
     def minisgl_pages_evicted(self, pages: I32) -> None:
-        """Record that the cache evicted pages. No request uses them, so they are free at once."""
+        """Record that the cache evicted pages. They are free at once: an earlier retirement of a page is forgotten."""
         self.move(pages, CACHE, None)
 
     @hookimpl
@@ -117,14 +118,15 @@ class Auditor:
     @hookimpl
     def minisgl_batch_scheduled(self, step: Step, reqs: Sequence[Req]) -> None:
         """Apply the step's page-table updates, and check every page that its rows read."""
-        # 1. An admitted request starts with an empty page-table row. Then the updates take effect, in order.
+        # 1. An admitted request starts with an empty page-table row. Then the updates take effect, in order. An update
+        #    may belong to a running request that has no row in this step.
         for admission in step.admissions:
             self.table[admission.req_pool_idx] = {}
         for row, column, page in zip(*(part.tolist() for part in step.page_table_updates), strict=True):
             self.table.setdefault(row, {})[column] = page
         for req, row in zip(reqs, step.req_pool_indices.tolist(), strict=True):
-            # 2. A request reads every page in its row, in every step. The owner must be the request or the cache. A row
-            #    names each page at most once.
+            # 2. A request reads every page in its row, in every step. The owner must be the request or the cache. You
+            #    need not check that a row names each page only once.
             for page in self.table.get(row, {}).values():
                 if self.owner.get(page) not in (req.uid, CACHE):
                     self.find(
@@ -150,7 +152,8 @@ class Auditor:
     def minisgl_request_retracted(self, req: Req) -> None:
         """Check that a retracted request owns no page."""
         # 2. A retraction is not an end: the request stays open. But it must own no pages now. Each page that it still
-        #    owns is one finding; afterwards the page has no owner, so that no leak is reported twice.
+        #    owns is one finding; afterwards the page has no owner, so that no leak is reported twice. The gates do not
+        #    allocate a leaked page again while a step is unread that was launched before the leak.
         self.leave(req)
 
     @hookimpl
@@ -161,7 +164,7 @@ class Auditor:
             self.find("reply", f"request {req.uid} gets a second final reply", req.uid)
         self.open.discard(req.uid)
         # 4. After an engine failure, the scheduler does not retire the pages of the failed requests, whose
-        #    `finish_reason` is "error". Their replies count as all others.
+        #    `finish_reason` is "error". These pages are no leaks. The replies count as all others.
         if req.finish_reason != "error":
             self.leave(req)
 

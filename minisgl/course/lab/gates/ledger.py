@@ -258,9 +258,15 @@ class Audit:
         self.looked = 0  # number of findings whose step was checked
         self.evicted: set[int] = set()  # pages
         self.retracted: set[int] = set()  # uids of requests
+        self.uncleared: dict[int, dict[int, int]] = {}  # the page table, if no admission emptied a row
         self.drive.look = self.look
         events: Any = self.drive.scheduler.events
-        evicted, retracted = events.pages_evicted, events.request_retracted
+        evicted, retracted, scheduled = events.pages_evicted, events.request_retracted, events.batch_scheduled
+
+        def batch_scheduled(step: Any, reqs: Any, now: float) -> None:
+            for row, column, page in zip(*(part.tolist() for part in step.page_table_updates), strict=True):
+                self.uncleared.setdefault(row, {})[column] = page
+            scheduled(step, reqs, now)
 
         def pages_evicted(step: int, pages: Any) -> None:
             self.evicted.update(pages.tolist())
@@ -271,6 +277,7 @@ class Audit:
             retracted(req, step)
 
         events.pages_evicted, events.request_retracted = pages_evicted, request_retracted
+        events.batch_scheduled = batch_scheduled
 
     @property
     def findings(self) -> list[Any]:
@@ -303,6 +310,8 @@ class Audit:
         if req is not None and req.req_pool_idx >= 0:
             rows, row = scheduler.cache_manager.request_table, req.req_pool_idx
             table = set(rows.page_table[row, : rows.num_pages[row]].tolist())
+            if list(self.uncleared.get(row, {}).values()).count(page) > 1:
+                table = set()  # the auditor sees the page twice: the rest of an earlier request's row is one of them
         aborted = {job["id"] for job in self.workload["jobs"] if "abort" in job}
         cause = cause or alarm_cause(finding, owner, table, self.evicted, self.retracted, False)
         if cause == "false-alarm" and uid in aborted and getattr(finding, "rule", "") in ("reply", "leak"):
@@ -474,7 +483,8 @@ class Stage:
         if missed:
             first = missed[0]
             page = "" if first.page is None else f", page {first.page}"
-            must = f"rule {first.rule!r}, request {first.uid}{page}"
+            who = "None or -1 (the cache)" if first.uid is None else first.uid
+            must = f"rule {first.rule!r}, request {who}{page}"
             where = {"request": first.uid, "page": first.page, "step": first.steps[-1]}
             if extra:
                 seen = f"{self.said(event)} The auditor must report {must}; it reported {_shown(extra[0])}."
@@ -493,6 +503,8 @@ class Stage:
             seen = f"{self.said(event)} The auditor reported twice: {_shown(finding)}."
             return Broken("again", "Each error is reported once.", seen, **where)
         table = self.rules.table_of(finding.uid)
+        if finding.rule == "table" and self.rules.twice_if_uncleared(finding.uid, finding.page):
+            table = set()  # the auditor sees the page twice: the rest of an earlier request's row is one of them
         failed = event[0] == "finish" and event[2] == FAILED
         owner = self.rules.owner_of(finding.page)
         cause = alarm_cause(finding, owner, table, self.evicted, self.retracted, failed)
@@ -675,7 +687,8 @@ def measure_stretch(student: Student) -> tuple[str, bool]:
 
 
 STRETCH = Stretch(
-    f"In a decode step of {REQUESTS} requests with 2,000 tokens each, Python executes 4,110 lines of `auditor`. Find "
-    f"the same errors with at most {MOST_LINES} lines.",
+    f"In 32 decode steps of {REQUESTS} requests with 2,000 tokens each, Python executes 4,110 lines of `auditor` per "
+    "step on average. In two of these steps, each request gets a page. Find the same errors with at most "
+    f"{MOST_LINES} lines per step.",
     measure_stretch,
 )

@@ -58,8 +58,9 @@ class Expected(NamedTuple):
     steps: tuple[int, ...]
 
     def allows(self, finding: Any) -> bool:
-        """Return whether this is the finding, apart from its step."""
-        return bool(finding.rule == self.rule and finding.uid == self.uid and finding.page == self.page)
+        """Return whether this is the finding, apart from its step. The uid of an eviction is None or `CACHE`."""
+        uids = (None, CACHE) if self.uid is None else (self.uid,)
+        return bool(finding.rule == self.rule and finding.uid in uids and finding.page == self.page)
 
 
 class Rules:
@@ -73,6 +74,7 @@ class Rules:
         self.owner: dict[int, int] = {}
         self.until: dict[int, int] = {}
         self.table: dict[int, dict[int, int]] = {}
+        self.uncleared: dict[int, dict[int, int]] = {}  # what `table` would be if no admission emptied a row
         self.reqs: dict[int, Req] = {}
         self.open: set[int] = set()
         self.holder: dict[int, int] = {}  # request-pool row -> the request that has it
@@ -127,6 +129,11 @@ class Rules:
         """Return the numbers of the pages in the row of the request with this number, or None if it has no row."""
         row = next((row for row, uid in self.holder.items() if uid + self.first == number), None)
         return None if row is None else {page + self.shift for page in self.table[row].values()}
+
+    def twice_if_uncleared(self, number: int | None, page: int | None) -> bool:
+        """Return whether the request's row would name the page twice if admissions did not empty the row."""
+        pages = [self.uncleared.get(row, {}) for row, uid in self.holder.items() if uid + self.first == number]
+        return page is not None and any(list(row.values()).count(page - self.shift) > 1 for row in pages)
 
     # ---- requests -----------------------------------------------------------------------------------------
 
@@ -253,6 +260,7 @@ class Rules:
             if row not in self.holder:
                 raise Invalid
             self.table[row][column] = page
+            self.uncleared.setdefault(row, {})[column] = page
         self.launched += 1
         for row, uid in rows:
             pages = list(self.table.get(row, {}).values())

@@ -35,7 +35,7 @@ class Inspector:
     def _change(self, number, before, after, uid=None):
         page = self._pages[number]
         if (page.state, page.by) != before:
-            actor = uid if before[1] is None else before[1]
+            actor = -1 if before[1] is None else before[1]  # the number of the cache
             self._complain("owner", actor, number, f"page {number} is {page.state}, its owner is {page.by}")
             return
         page.state, page.by, page.busy = after, uid, -1 if before[1] is None else self._newest
