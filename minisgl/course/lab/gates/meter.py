@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from minisgl.core import Output, Req, SamplingParams, Step, StepResult
-from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student, apart
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student, amount, apart
 from minisgl.course.lab.grader.held import container_sizes
-from minisgl.course.lab.grader.meter_memory import ROWS, measure_memory
+from minisgl.course.lab.grader.meter_memory import REQUESTS, ROWS, measure_memory
 from minisgl.course.lab.grader.observer_runs import call_hooks, observer, run, watch
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import Served, facts
@@ -111,7 +111,7 @@ class Truth:
 
     def ask(self, uid: int) -> None:
         """Check the meter's timing of an open request, and that a second call returns the same."""
-        reported = timing_of(self.meter, uid)
+        reported = timing_of(self.meter, uid, bool(self.tokens.get(uid)))
         self.judge(uid, reported.ttft, list(reported.gaps))
         try:
             same = self.meter.timing(uid) == reported
@@ -149,7 +149,8 @@ def judge(uid: int, record: Record, ttft: float | None, gaps: list[float]) -> No
     else:
         cause, promise = "gaps", "A gap is the time between two consecutive tokens of one request."
         at = next((i for i, pair in enumerate(zip(gaps, right, strict=False)) if pair[0] != pair[1]), len(right))
-        seen = f"The answer has {len(right)} gaps; the meter has {len(gaps)}." if len(gaps) != len(right) else ""
+        has = f"The answer has {amount(len(right), 'gap')}; the meter has {len(gaps)}."
+        seen = has if len(gaps) != len(right) else ""
         if at < min(len(right), len(gaps)):
             shown = apart(right[at], gaps[at])
             seen = f"Gap {at} is {shown[0]} s; the meter says {shown[1]}. {seen}"
@@ -158,6 +159,8 @@ def judge(uid: int, record: Record, ttft: float | None, gaps: list[float]) -> No
             seen = f"{seen} {what} gap {at}, {_short((right if at < len(right) else gaps)[at : at + 1])} s."
     if ttft == first and len(gaps) < len(right) and gaps == [gap for gap in right if gap]:
         cause, promise = "zero-gaps", "A gap may be 0: the results of two steps may be read at one time of the clock."
+    elif ttft == first and gaps == [first, *right] and (first or not record.at_once):
+        cause, promise = "first-gap", "The first gap runs from the first token to the second."
     elif ttft == first and len(gaps) > len(right) and list(filter(None, gaps)) == list(filter(None, right)):
         cause, promise = "at-once", "Tokens that a row gained at once count as one time."
     elif not times and ttft == 0.0:
@@ -179,9 +182,14 @@ def judge(uid: int, record: Record, ttft: float | None, gaps: list[float]) -> No
     raise Broken(cause, promise, seen, request=uid)
 
 
-def timing_of(meter: Any, uid: int) -> Any:
+def timing_of(meter: Any, uid: int, has_token: bool) -> Any:
     """Return the meter's timing of an open request. Raise `Broken` if it says that it is another request's."""
-    timing = meter.timing(uid)
+    try:
+        timing = meter.timing(uid)
+    except Exception as error:
+        state = "is open" if has_token else "is open and has no token yet"
+        error.add_note(f"The gate called `timing({uid})`; this request {state}.")
+        raise
     if timing.uid != uid:
         raise Broken("gaps", "`uid` of a timing is the request's.", f"`uid` is {timing.uid!r:.40}.", request=uid)
     return timing
@@ -313,16 +321,16 @@ def play_history(student: Student, workload: dict[str, Any]) -> None:
         for meter, stage in stages:
             for uid in stage.open if workload["ask"] and hasattr(meter, "timing") else ():
                 for _ in range(2):  # asking changes nothing
-                    timing = timing_of(meter, uid)
+                    timing = timing_of(meter, uid, bool(stage.open[uid].tokens))
                     judge(uid, stage.open[uid], timing.ttft, list(timing.gaps))
                 held.append((timing, list(timing.gaps)))
     for timing, gaps in held:
         if list(timing.gaps) != gaps:
-            seen = f"`timing` returned {len(gaps)} gaps. Later the same object had {len(timing.gaps)}."
+            seen = f"`timing` returned {amount(len(gaps), 'gap')}. Later the same object had {len(timing.gaps)}."
             raise Broken("alive", "A timing is that of one moment: it does not change later.", seen, request=timing.uid)
     for meter, stage in stages:
         for uid in stage.open if hasattr(meter, "timing") else ():
-            timing = timing_of(meter, uid)
+            timing = timing_of(meter, uid, bool(stage.open[uid].tokens))
             judge(uid, stage.open[uid], timing.ttft, list(timing.gaps))
         ended, right = list(meter.ended), [uid for uid, _ in stage.ended]
         if [timing.uid for timing in ended] != right[-KEPT:]:
@@ -413,7 +421,7 @@ def run_lives(student: Student, number: int = 40) -> None:
                 rows = [[[uid, row[1]] for row in args[0]]] if kind == "step" else [uid, *args[1:]]
                 stage.apply([kind, wait, *rows])
                 if uid in stage.open and hasattr(meter, "timing"):
-                    timing_of(meter, uid)
+                    timing_of(meter, uid, bool(stage.open[uid].tokens))
         left = kept(meter) - before
         if left.total() >= number:
             where = ", ".join(f"{n} in {name}" for name, n in left.items())
@@ -464,7 +472,7 @@ def queue(student: Student) -> str:
             f"the meter says {seen}."
         )
         raise Broken("first-token", "Queueing raises the time to first token, and no gap.", text)
-    return "a request that queues for 6 steps: time to first token 0 -> 6, worst gap 1 -> 1"
+    return "a request that queues for 6 steps: time to first token 0 -> 6 steps, longest gap 1 -> 1 step"
 
 
 def metrics(served: Served) -> str:
@@ -506,7 +514,8 @@ def measure_stretch(student: Student) -> tuple[str, bool]:
 
 
 STRETCH = Stretch(
-    f"While {ROWS} requests run at a time, `meter` keeps 33 bytes for each token. Keep at most {MOST_BYTES}, and all "
-    "timings as exact as before.",
+    f"While {ROWS} requests run at a time, and {REQUESTS} in all, `meter` keeps 33 bytes for each token, also of the "
+    f"requests that have ended. Keep at most {MOST_BYTES}, and all timings as exact as before. `ended` may "
+    "be a property.",
     measure_stretch,
 )

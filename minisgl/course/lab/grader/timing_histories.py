@@ -48,6 +48,8 @@ class Record:
     chunks: list[float] = field(default_factory=list)
     discarded: list[float] = field(default_factory=list)
     retracted: bool = False
+    at_once: bool = False
+    """Whether a row of the request gained several tokens."""
 
 
 class Stage:
@@ -124,6 +126,7 @@ class Stage:
                 record = self.open[uid]
                 # Tokens that a row gained at once count as one time.
                 (record.chunks if what == 1 else record.discarded if what == 2 else record.tokens).append(self.now)
+                record.at_once |= TOKENS[what] > 1
                 if what not in (1, 2):
                     self.reqs[uid].output_ids.extend([0] * TOKENS[what])
         result = StepResult(number, np.zeros((n, max(*accepted.tolist(), 1)), np.int32), accepted)
