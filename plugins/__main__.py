@@ -1,5 +1,7 @@
 """`python -m minisgl.plugins [file.py ...] [--json]`: lists the loaded plugins, their files, hooks and options.
 
+The table has all plugins, or, if the command line names some, all but the built-in ones.
+
 The program loads the plugins as a scheduler process does, models included, and builds no part of an engine.
 """
 
@@ -38,8 +40,9 @@ def main(argv: Sequence[str]) -> None:
         rows = [_describe(plugin) for plugin in manager.plugins]
     if "--json" in argv:
         print(json.dumps(rows, indent=2))
-    else:
-        _print(rows)
+        return
+    others = [row for row in rows if row["source"] != "built-in"]
+    _print(others if others and (named or words) else rows)
 
 
 def _describe(plugin: Plugin) -> dict[str, Any]:

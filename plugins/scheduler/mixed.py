@@ -19,7 +19,7 @@ from minisgl.scheduler.order import check_order, order_waiting
 
 @dataclass
 class Mixed:
-    """Every decode row in every step, and prompt chunks in the tokens that are left, at least a quarter of them."""
+    """Every decode row in every step, then prompt chunks. The budget keeps at least a quarter of the tokens for chunks."""
 
     order: str = "fcfs"
     """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first."""
@@ -41,8 +41,8 @@ class MixedPolicy:
             (r.uid, n) for r in running if r.num_remaining_tokens and (n := budget.grant(r, r.num_remaining_tokens))
         ]
         for w in order_waiting(waiting, self.order):
-            # 3. No request waits forever, whatever arrives after it: smaller ones that overtake it could starve it.
-            #    This holds in both orders.
+            # 3. Ask for all tokens of each prompt. If the request whose turn it is gets nothing, no later request gets
+            #    anything: smaller ones that overtake it could starve it. This holds in both orders.
             if not (n := budget.grant(w, w.num_tokens - w.num_cached_tokens)):
                 break
             rows.append((w.uid, n))

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test meter     (`hint meter` for a hint)
 Serve it:  python -m minisgl plugins=my_meter.py
 """
 
-# minisgl lab meter, skeleton c84cb1f4fc (minisgl 0.2.0)
+# minisgl lab meter, skeleton 461b3c5a9f (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ KEPT = 10_000  # finished requests whose timings are kept; older ones are droppe
 
 
 class Timing(NamedTuple):
-    """The timing of one request, in seconds. ``ttft`` is None if the request ended without a token."""
+    """The timing of one request, in seconds. ``ttft`` is None as long as the request has no token.
+
+    ``gaps`` may also be another sequence, if the sequence does not change later.
+    """
 
     uid: int
     ttft: float | None
@@ -30,8 +33,9 @@ class Timing(NamedTuple):
 class MyMeter:
     """Records the timing of every request. ``ended`` holds those of finished requests, in the order of their ends.
 
-    ``ended`` and `timing` are read by others; ``arrived`` and ``tokens`` may be replaced. No two requests have the same
-    uid. Several hook calls may have the same ``now``.
+    The gates read ``ended``, which may be a property, and call `timing` of open requests. ``arrived`` and ``tokens``
+    may be replaced. No two requests have the same uid. Several hook calls may have the same ``now``. If memory runs
+    out, a request is retracted and runs again later. It is still the same request.
     """
 
     def __init__(self) -> None:
@@ -62,7 +66,7 @@ class MyMeter:
         raise NotImplementedError
 
     def timing(self, uid: int) -> Timing:
-        """Return the timing of an open request so far."""
+        """Return the timing of an open request so far, also before its first token."""
         # TODO meter.clock
         # 4. A gap is the time between two tokens of the same request.
         raise NotImplementedError

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test ledger     (`hint ledger` for a hint)
 Serve it:  python -m minisgl plugins=my_ledger.py
 """
 
-# minisgl lab ledger, skeleton 21fe4b6ed8 (minisgl 0.2.0)
+# minisgl lab ledger, skeleton 0095496521 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from minisgl import hookimpl
-from minisgl.core import I32, Req, Step, StepResult
+from minisgl.core import I32, Req, Step, StepResult  # I32: a numpy array of int32
 
 CACHE = -1  # the owner of cached pages; every other owner is the uid of a request
 
@@ -77,8 +77,9 @@ class MyAuditor:
     def minisgl_pages_allocated(self, owners: I32, pages: I32) -> None:
         """Check that the allocated pages were free, and record their owners."""
         # TODO ledger.pages
-        # 3. A page is free if it has no owner and no unread step can touch it. A page that has an owner breaks the
-        #    rule `owner` alone. In every case the request owns the page from now on.
+        # 3. A page is free if it has no owner and was not retired, or if all steps launched before its retirement
+        #    were read. A page that has an owner breaks the rule `owner` alone. In every case the request owns the
+        #    page from now on.
         raise NotImplementedError
 
     @hookimpl
@@ -90,7 +91,7 @@ class MyAuditor:
 
     @hookimpl
     def minisgl_pages_evicted(self, pages: I32) -> None:
-        """Record that the cache evicted pages. No request uses them, so they are free at once."""
+        """Record that the cache evicted pages. They are free at once: an earlier retirement of a page is forgotten."""
         # TODO ledger.pages
         raise NotImplementedError
 
@@ -104,9 +105,10 @@ class MyAuditor:
     def minisgl_batch_scheduled(self, step: Step, reqs: Sequence[Req]) -> None:
         """Apply the step's page-table updates, and check every page that its rows read."""
         # TODO ledger.steps
-        # 1. An admitted request starts with an empty page-table row. Then the updates take effect, in order.
-        # 2. A request reads every page in its row, in every step. The owner must be the request or the cache. A row
-        #    names each page at most once.
+        # 1. An admitted request starts with an empty page-table row. Then the updates take effect, in order. An update
+        #    may belong to a running request that has no row in this step.
+        # 2. A request reads every page in its row, in every step. The owner must be the request or the cache. You
+        #    need not check that a row names each page only once.
         raise NotImplementedError
 
     @hookimpl
@@ -127,7 +129,8 @@ class MyAuditor:
         """Check that a retracted request owns no page."""
         # TODO ledger.requests
         # 2. A retraction is not an end: the request stays open. But it must own no pages now. Each page that it still
-        #    owns is one finding; afterwards the page has no owner, so that no leak is reported twice.
+        #    owns is one finding; afterwards the page has no owner, so that no leak is reported twice. The gates do not
+        #    allocate a leaked page again while a step is unread that was launched before the leak.
         raise NotImplementedError
 
     @hookimpl
@@ -136,7 +139,7 @@ class MyAuditor:
         # TODO ledger.requests
         # 3. A client may hang up while its request waits, runs, or was retracted. Each request gets exactly one reply.
         # 4. After an engine failure, the scheduler does not retire the pages of the failed requests, whose
-        #    `finish_reason` is "error". Their replies count as all others.
+        #    `finish_reason` is "error". These pages are no leaks. The replies count as all others.
         raise NotImplementedError
 
     def leave(self, req: Req) -> None:

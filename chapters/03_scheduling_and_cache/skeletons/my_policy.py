@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test policy     (`hint policy` for a hint)
 Serve it:  python -m minisgl plugins=my_policy.py scheduler=mine
 """
 
-# minisgl lab policy, skeleton 1b099d6115 (minisgl 0.2.0)
+# minisgl lab policy, skeleton 3a1be876bb (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minisgl.scheduler.order import check_order, order_waiting
 
 @dataclass
 class Mine:
-    """Every decode row in every step, and prompt chunks in the tokens that are left, at least a quarter of them."""
+    """Every decode row in every step, then prompt chunks. The budget keeps at least a quarter of the tokens for chunks."""
 
     order: str = "fcfs"
     """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first."""
@@ -36,8 +36,8 @@ class MyPolicy:
         # 1. The next token of a running request does not wait for another request's prompt.
         # 2. A request that already owns KV pages gets on before another one gets pages. The order of such requests is
         #    free.
-        # 3. No request waits forever, whatever arrives after it: smaller ones that overtake it could starve it.
-        #    This holds in both orders.
+        # 3. Ask for all tokens of each prompt. If the request whose turn it is gets nothing, no later request gets
+        #    anything: smaller ones that overtake it could starve it. This holds in both orders.
         raise NotImplementedError
 
 

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test radix     (`hint radix` for a hint)
 Serve it:  python -m minisgl plugins=my_radix.py cache=mine
 """
 
-# minisgl lab radix, skeleton ebd064135c (minisgl 0.2.0)
+# minisgl lab radix, skeleton d86eacea42 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from minisgl.core import I32
+from minisgl.core import I32  # a numpy array of int32
 from minisgl.hooks import hookimpl
 from minisgl.kernel import compare
 from minisgl.kvcache import InsertResult, Key, MatchResult
@@ -156,8 +156,10 @@ class MyCache:
         The same ``handle`` is later passed to `insert` and `unlock`.
         """
         # TODO radix.lock
-        # 1. If the prefix ends inside an edge, split the edge there first. Set the handle's node to the upper part.
-        # 2. Count the user on every ancestor too. The pages of a node with its first user are no longer evictable.
+        # 1. If the prefix ends inside an edge, split the edge there first. Set the handle's node to the upper part. A
+        #    handle may be locked again after another lock has split its edge: then `used` counts pages above it, too.
+        # 2. Count the user on every ancestor too. The pages of a node with its first user are no longer evictable. A
+        #    path may have more nodes than Python's recursion limit.
         raise NotImplementedError
 
     def unlock(self, handle: Handle) -> None:
@@ -222,7 +224,8 @@ class MyCache:
         """
         # TODO radix.evict
         # 1. Take the oldest leaf without users. Skip an entry if its node was since used, extended or removed.
-        # 2. Evict no more pages than needed, from the end of the edge: every match begins at the front of a prefix.
+        # 2. Evict no more pages than needed (the gates allow four more), from the end of the edge: every match
+        #    begins at the front of a prefix.
         # 3. A parent without any child left is a leaf now, and can be evicted next.
         raise NotImplementedError
 

@@ -292,6 +292,13 @@ def serve(
     return stage, [tokens[i] for i in range(len(requests))]
 
 
+def _shown_name(stage: Stage, options: Sequence[str]) -> str:
+    """Return the name of a stage, without what its own policy adds if the options name another policy."""
+    if any(option.startswith("scheduler=") for option in options):
+        return stage.name.removesuffix(", static").removesuffix(" in mixed batches")
+    return stage.name
+
+
 def show(report: dict[str, Any]) -> None:
     """Print the stages side by side, with the counts that a stage changes most in bold."""
     stages = [Stage(**stage) for stage in report["stages"]]
@@ -311,12 +318,13 @@ def show(report: dict[str, Any]) -> None:
     console = Console()
     console.print(table)
     for stage in stages:
-        console.print(f"  {stage.number}  {stage.name}", highlight=False)
+        console.print(f"  {stage.number}  {_shown_name(stage, report['options'])}", highlight=False)
     if report["options"]:
         console.print(f"  with {' '.join(report['options'])}", highlight=False)
     launches = "; launches: of one decode step" if any(s.launches for s in stages) else ""
     console.print(
-        f"worst gap: in tokens, between two of an answer; worst wait: in tokens, for the first token of a question.\n"
+        "worst gap: tokens computed between two consecutive tokens of an answer.\n"
+        "worst wait: tokens computed until a question has the first token of its answer.\n"
         f"waits: the device waits for the host{launches}.\n"
         f"Without a KV cache, {report['without_cache']:,} tokens would be computed (calculated, not measured)."
     )
