@@ -19,7 +19,7 @@ from minisgl.scheduler.order import check_order, order_waiting
 
 @dataclass
 class Mixed:
-    """Every decode row in every step, then prompt chunks. The budget keeps at least a quarter of the tokens for chunks."""
+    """Every decode row in every step, then prompt chunks, for which the budget keeps a quarter of the tokens."""
 
     order: str = "fcfs"
     """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first."""

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test policy     (`hint policy` for a hint)
 Serve it:  python -m minisgl plugins=my_policy.py scheduler=mine
 """
 
-# minisgl lab policy, skeleton 3a1be876bb (minisgl 0.2.0)
+# minisgl lab policy, skeleton 5032d43b7b (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minisgl.scheduler.order import check_order, order_waiting
 
 @dataclass
 class Mine:
-    """Every decode row in every step, then prompt chunks. The budget keeps at least a quarter of the tokens for chunks."""
+    """Every decode row in every step, then prompt chunks, for which the budget keeps a quarter of the tokens."""
 
     order: str = "fcfs"
     """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first."""
