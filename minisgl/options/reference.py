@@ -80,7 +80,8 @@ def hooks_page() -> str:
         "# Hooks",
         "",
         *(code(" ".join(part.split())) + "\n" for part in inspect.cleandoc(hooks.__doc__ or "").split("\n\n")[1:]),
-        "`I32` in a signature is a numpy array of int32. Every example is a complete plugin. Save it as a file and load the file with `plugins=FILE.py`. This page",
+        "`I32` in a signature is a numpy array of int32.\n",
+        "Every example is a complete plugin. Save it as a file and load the file with `plugins=FILE.py`. This page",
         "is generated from `minisgl/hooks.py` and `docs/examples/hooks/`: `make reference`.",
         "",
     ]

@@ -47,6 +47,7 @@ class Budget(Protocol):
     def grant(self, request: Waiting | Running, num_tokens: int) -> int:
         """Return how many of ``num_tokens`` tokens of ``request`` fit into the step; 0 if none do.
 
+        At most the tokens that the request has to compute are granted, also if ``num_tokens`` is larger.
         A waiting request gets tokens only if the pages of all its tokens (prompt and kept output) fit. The pages of
         its cached prefix count as locked first, so they are no longer evictable for its other pages. Call it once for
         a waiting request: a second call would subtract its pages again.

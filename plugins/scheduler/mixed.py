@@ -36,7 +36,7 @@ class MixedPolicy:
         # 1. The next token of a running request does not wait for another request's prompt.
         rows = [(r.uid, 1) for r in running if not r.num_remaining_tokens and budget.grant(r, 1)]
         # 2. A request that already owns KV pages gets on before another one gets pages. The order of such requests is
-        #    free.
+        #    free. If the rest of a prompt gets nothing, the step has no tokens left.
         rows += [
             (r.uid, n) for r in running if r.num_remaining_tokens and (n := budget.grant(r, r.num_remaining_tokens))
         ]

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test policy     (`hint policy` for a hint)
 Serve it:  python -m minisgl plugins=my_policy.py scheduler=mine
 """
 
-# minisgl lab policy, skeleton 5032d43b7b (minisgl 0.2.0)
+# minisgl lab policy, skeleton e74afe11ae (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MyPolicy:
         # TODO policy.plan
         # 1. The next token of a running request does not wait for another request's prompt.
         # 2. A request that already owns KV pages gets on before another one gets pages. The order of such requests is
-        #    free.
+        #    free. If the rest of a prompt gets nothing, the step has no tokens left.
         # 3. Ask for all tokens of each prompt. If the request whose turn it is gets nothing, no later request gets
         #    anything: smaller ones that overtake it could starve it. This holds in both orders.
         raise NotImplementedError

@@ -310,7 +310,7 @@ class Audit:
         if req is not None and req.req_pool_idx >= 0:
             rows, row = scheduler.cache_manager.request_table, req.req_pool_idx
             table = set(rows.page_table[row, : rows.num_pages[row]].tolist())
-            if list(self.uncleared.get(row, {}).values()).count(page) > 1:
+            if page is not None and list(self.uncleared.get(row, {}).values()).count(page) > 1:
                 table = set()  # the auditor sees the page twice: the rest of an earlier request's row is one of them
         aborted = {job["id"] for job in self.workload["jobs"] if "abort" in job}
         cause = cause or alarm_cause(finding, owner, table, self.evicted, self.retracted, False)
