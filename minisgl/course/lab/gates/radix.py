@@ -85,6 +85,13 @@ def run_history(part: str, make: Make) -> Callable[[Student, dict[str, Any]], No
             first: list[list[Any]] = [*begin, ["lock", 2, path], ["lock", 1, other], *ends]
             return _passes(play, apart) and _passes(play, first) and not _passes(play, again)
 
+        def parent_is_not_offered() -> bool:
+            """Return whether an edge of two pages is evicted as a whole, but not a node and then its parent."""
+            both = [*old, *new]
+            whole: list[list[Any]] = [["insert", both], ["evict", 2]]
+            apart: list[list[Any]] = [["insert", old], ["insert", both], ["evict", 2]]
+            return _passes(play, whole) and not _passes(play, apart)
+
         def handle_stays() -> bool:
             """Return whether only the unlock of a prefix whose lock split an edge fails."""
             split: list[list[Any]] = [["insert", [*old, *new]], ["lock", 0, old]]
@@ -97,6 +104,8 @@ def run_history(part: str, make: Make) -> Callable[[Student, dict[str, Any]], No
             without_match = [event for event in workload["events"] if event[0] != "match"]
             if broken.cause == "evict-order" and (_passes(play, without_match) or match_counts_as_use()):
                 broken.cause = "match-writes"  # the history passes if its matches are left out
+            if broken.cause in ("evict-order", "evict-few") and parent_is_not_offered():
+                broken.cause = "not-offered"
             if broken.cause == "lock-path" and _passes(play, _no_split(size)):
                 broken.cause = "split-users"  # locks pass while no edge is split
             elif broken.cause == "split-users" and not _passes(play, _no_split(size)):

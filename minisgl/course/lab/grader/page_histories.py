@@ -517,6 +517,10 @@ def special_histories(part: str) -> list[dict[str, Any]]:
         [["add", 0], ["allocate", [0] * 100, list(range(10, 110))],
          ["launch", [[0, 0]], [[0, 0]], [[0, i, 10 + i] for i in range(100)]],
          ["retire", 0, [12]], ["launch", [], [[0, 0]], []]],
+        # A step writes a column twice, the larger page first; and a row has a page far behind the others.
+        [*two, ["allocate", [0], [5]], ["launch", [[1, 0]], [[1, 0]], [[1, 0, 5], [1, 0, 3]]], ["retire", 0, [3]], one],
+        [*two, ["allocate", [0], [5]], ["launch", [[1, 0]], [[1, 0]], [[1, 0, 3], [1, 9_000, 5]]], ["retire", 0, [5]],
+         one],
         # The page was retired, and no step was read since: the second request gets a page that has an owner.
         [*running, ["retire", 0, [3]], ["allocate", [1, 0], [3, 3]]],
     ]  # fmt: skip
@@ -540,6 +544,7 @@ def special_histories(part: str) -> list[dict[str, Any]]:
         [*running, ["read"], ["retire", 1, [4]], ["retract", 1], ["retire", 0, [3]], one],
         [*two, ["allocate", [0] * 40, list(range(10, 50))], ["finish", 0, 0]],  # many leaks
         [*two, ["retract", 0]],
+        [*two, ["retract", 0], ["finish", 0, 0]],  # the page has leaked once
         [*running, ["read"], ["retract", 1]],
         [*running, ["read"], ["cache", 0, [3]], ["finish", 0, 2], ["finish", 0, 2], ["finish", 1, 2]],
     ]
