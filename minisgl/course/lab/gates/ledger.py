@@ -329,7 +329,8 @@ class Audit:
         The row is that of the last launched step. A finding of the rule ``table`` is about this launch; pages may have
         changed their owners since.
         """
-        page, uid = getattr(finding, "page", None), getattr(finding, "uid", None)
+        page: Any = getattr(finding, "page", None)
+        uid: Any = getattr(finding, "uid", None)
         owners = self.drive.scheduler.cache_manager.allocator.pages.owner
         if getattr(finding, "rule", "") == "table" and self.owners is not None:
             owners = self.owners
