@@ -69,7 +69,7 @@ class Auditor:
         """Record that pages change from owner ``old`` to owner ``new`` (None: no owner)."""
         for page in pages.tolist():
             # 1. Only the owner may transfer a page. A count of pages would not show a transfer by another request.
-            #    A transfer by another is one finding, and changes nothing: the page keeps its owner.
+            #    Such a transfer is one finding, and changes nothing: the page keeps its owner.
             if self.owner.get(page) != old:
                 giver = "the cache" if old == CACHE else f"request {old}"
                 uid = None if old == CACHE else old

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test ledger     (`hint ledger` for a hint)
 Serve it:  python -m minisgl plugins=my_ledger.py
 """
 
-# minisgl lab ledger, skeleton 0095496521 (minisgl 0.2.0)
+# minisgl lab ledger, skeleton be0dbf7209 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class MyAuditor:
         """Record that pages change from owner ``old`` to owner ``new`` (None: no owner)."""
         # TODO ledger.pages
         # 1. Only the owner may transfer a page. A count of pages would not show a transfer by another request.
-        #    A transfer by another is one finding, and changes nothing: the page keeps its owner.
+        #    Such a transfer is one finding, and changes nothing: the page keeps its owner.
         # 2. A launched step may still write to a page that a request has retired.
         raise NotImplementedError
 
