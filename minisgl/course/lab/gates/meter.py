@@ -515,7 +515,7 @@ def measure_stretch(student: Student) -> tuple[str, bool]:
 
 STRETCH = Stretch(
     f"While {ROWS} requests run at a time, and {REQUESTS} in all, `meter` keeps 33 bytes for each token, also of the "
-    f"requests that have ended. Keep at most {MOST_BYTES}, and all timings as exact as before. `ended` may "
-    "be a property.",
+    f"requests that have ended (`ended` may be a property). Keep at most {MOST_BYTES}, and all timings as exact as "
+    "before.",
     measure_stretch,
 )
