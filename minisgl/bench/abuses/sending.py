@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
 
-from minisgl.server.app import Settings
-
 UNANSWERED = "no answer"
 """What `Target.send` returns for a connection that ended without a response."""
 
@@ -33,6 +31,8 @@ class Target(NamedTuple):
     @property
     def largest_body(self) -> int:
         """The largest body in bytes that the server accepts by default."""
+        from minisgl.server.app import Settings  # imports FastAPI, which most abuses do not need
+
         return Settings(model="").body_limit(self.max_model_len)
 
     @property

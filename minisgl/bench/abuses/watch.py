@@ -26,6 +26,8 @@ from minisgl.utils.files import raise_file_limit
 
 HEALTH_SECONDS = 0.05
 """Seconds between two requests for ``/health``."""
+PAUSE_SECONDS = 0.01
+"""Seconds between a response to another client and this client's next request."""
 SETTLE_SECONDS = 60.0
 """The longest time to wait, after an abuse, until the server has no open request and its memory is back."""
 MEMORY_MB = 50.0
@@ -103,11 +105,14 @@ def warm_up(url: str, answers: int = 128, tokens: int = 480) -> None:
     urllib.request.urlopen(request, timeout=600).close()
 
 
-def abuse(watched: Watched, name: str, seconds: float) -> Report:
-    """Run the abuse called ``name`` for at most ``seconds``, and return what was seen."""
+def abuse(watched: Watched, name: str, seconds: float, pause: float = PAUSE_SECONDS) -> Report:
+    """Run the abuse called ``name`` for at most ``seconds``, and return what was seen.
+
+    Meanwhile two other clients send requests, each ``pause`` seconds after the response to its last one.
+    """
     before, files = _memory_mb(watched), _files(watched)
     short = {"prompt": "The tutor", "max_tokens": 8, "ignore_eos": True}
-    clients = [_Client(watched.url, "POST", "/v1/completions", short, 0.01) for _ in range(2)]
+    clients = [_Client(watched.url, "POST", "/v1/completions", short, pause) for _ in range(2)]
     health = _Client(watched.url, "GET", "/health", None, HEALTH_SECONDS)
     for client in (*clients, health):
         client.start()
