@@ -3,11 +3,12 @@
 # make test       linter, type checker and all tests
 # make check      linter, type checker and the core tests: less than 90 seconds once mypy has a cache
 # make test-labs  the tests of the labs
-# make check-labs  each wrong solution of the labs against all gates, not only the one that must catch it; takes minutes
+# make check-labs  each wrong solution of the labs against all gates, not only the one that must catch it, and each right
+#                  solution with as many workloads as a student's; takes minutes
 # make grade-references  grade every lab's reference solution as an instructor does (ARGS="--lab policy"); takes minutes
 # make check-cluster  the tests with the router smg and on Ray Serve, which it installs first (102 MB, 489 MB)
 # make check-nodes  servers whose ranks torchrun starts: killed ranks, cut links, wrong secrets; takes minutes
-# make soak       10,000 random schedules on the simulated engine
+# make soak       10,000 random schedules on the simulated engine, and 20 times the random workloads of the scheduler's tests
 # make lint       linter and type checker
 # make format     apply the fixes that ruff can make
 # make docs       build the documentation into site/
@@ -60,7 +61,8 @@ test-labs: $(TOOLS)
 	$(PYTEST) tests/course/lab $(ARGS)
 
 check-labs: $(TOOLS)
-	MINISGL_LAB_GATES=all $(PYTEST) -q tests/course/lab/test_solutions.py -k test_wrong_solution $(ARGS)
+	MINISGL_LAB_GATES=all $(PYTEST) -q tests/course/lab/test_solutions.py -k "test_wrong_solution or test_right_solution" \
+	  $(ARGS)
 
 grade-references: $(TOOLS)
 	$(BIN)/python -m minisgl.course.lab.grading.references $(ARGS)
@@ -74,6 +76,7 @@ check-nodes: $(TOOLS)
 
 soak: $(TOOLS)
 	$(BIN)/python -m minisgl.testing.soak $(ARGS)
+	MINISGL_WORKLOADS=400 $(PYTEST) -q tests/scheduler/test_workloads.py
 
 lint: $(TOOLS) types
 	$(BIN)/ruff check .

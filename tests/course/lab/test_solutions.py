@@ -34,7 +34,9 @@ SEED = int(os.environ.get("MINISGL_LAB_SEED", "20"))
 """The seed of the random workloads. It is fixed, so that only a change of the code changes a result. The environment
 variable MINISGL_LAB_SEED sets another seed: try several after a change of a gate."""
 ALL_GATES = os.environ.get("MINISGL_LAB_GATES") == "all"
-"""Whether all gates grade a wrong solution, as they grade a student's, instead of the one that must catch it."""
+"""Whether all gates grade a wrong solution, as they grade a student's, instead of the one that must catch it. A right
+solution is then graded with as many workloads as a student's, instead of `SHARE` of them."""
+SHARE = 0.25
 
 
 def files(lab: Lab, kind: str) -> list[Path]:
@@ -174,9 +176,12 @@ def test_reference(name: str, tmp_path: Path, fork_server: ForkServer) -> None:
 
 
 @pytest.mark.parametrize(("name", "file"), seeded("right"))
-def test_right_solution(name: str, file: str, tmp_path: Path, fork_server: ForkServer) -> None:
+def test_right_solution(
+    name: str, file: str, tmp_path: Path, fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A correct solution of another structure passes every gate except the server's."""
     lab = LABS[name]
+    monkeypatch.setattr(fork_server, "search_share", 1.0 if ALL_GATES else SHARE)
     report = grade(lab, write(lab, seed(name, file), tmp_path), serve=False, fork_server=fork_server, seed=SEED)
     tried = [verdict for verdict in report.verdicts if verdict.tried]
     assert all(verdict.green for verdict in tried), text_of(report)

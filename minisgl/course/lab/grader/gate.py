@@ -105,6 +105,8 @@ class Student:
     """How many times its usual limit one workload may take before it counts as hanging."""
     shrink_seconds: float = SHRINK_SECONDS
     """For how long a search shrinks a failing workload."""
+    search_share: float = 1.0
+    """The share of a search's usual workloads and time. A search makes its first ``at_least`` workloads anyway."""
     on_workload: Callable[[Any, str], None] = lambda workload, show: None
     """Called with each workload, and its description, before it runs: the verdict of a killed gate names it."""
 

@@ -92,6 +92,7 @@ def run_gate(lab: Lab, gate: Gate, request: dict[str, Any], send: Callable[[dict
         replay=request.get("replay"),
         patience=request.get("patience", 1.0),
         shrink_seconds=request.get("shrink_seconds", SHRINK_SECONDS),
+        search_share=request.get("search_share", 1.0),
         deadline=time.monotonic() + request["limit"],
         on_workload=lambda workload, show: send({"workload": workload, "show": show}),
     )

@@ -36,10 +36,12 @@ class ForkServer:
     """A process that forks a child for each gate. A context manager.
 
     ``torch``: the process imports torch first. ``shrink_seconds``: for how long a gate shrinks a failing workload.
+    The attribute ``search_share`` is the share of its usual workloads and time that a gate's search takes.
     """
 
     def __init__(self, torch: bool = False, shrink_seconds: float = SHRINK_SECONDS):
         self._shrink_seconds = shrink_seconds
+        self.search_share = 1.0
         modules = [
             "numpy",
             "minisgl.testing.drive",
@@ -81,6 +83,7 @@ class ForkServer:
         limit = scaled_timeout(gate.limit)
         request = {"lab": lab.lab, "path": str(path), "gate": gate.name, "seed": seed, "limit": limit}
         request |= {"replay": replay, "loud": replay is not None, "shrink_seconds": self._shrink_seconds}
+        request["search_share"] = self.search_share
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()

@@ -67,10 +67,11 @@ def search(
         if student.replay is not None:
             found = attempt(student, workload)
         tried_at, tried = started, 0
-        while student.replay is None and found is None and tried < tries:
+        share = student.search_share
+        while student.replay is None and found is None and tried < max(tries * share, at_least):
             # In processor time: a busy machine tries as many workloads as an idle one, if the watchdog's limit is far.
             enough = tried >= max(at_least, 1)
-            spent = time.process_time() - computed > seconds * student.slower
+            spent = time.process_time() - computed > seconds * share * student.slower
             if tried and ((enough and spent) or student.seconds_left < UNIT_SECONDS * (0.5 if enough else 0.35)):
                 break
             tried += 1
