@@ -6,6 +6,7 @@ form of every step.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from random import Random
 from unittest.mock import patch
@@ -20,7 +21,9 @@ from minisgl.scheduler.reserve import Reserve
 from minisgl.testing.drive import Drive, Job
 from minisgl.testing.workloads import CACHES, POLICIES, Setup, jobs, setups
 
-FEW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = int(os.environ.get("MINISGL_WORKLOADS", "20"))
+"""How many workloads most tests draw. `make soak` draws more."""
+FEW = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def run(setup: Setup, clients: list[Job]) -> Drive:
@@ -51,7 +54,7 @@ def test_usual_page_sizes(page_size: int, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("cache", CACHES)
-@settings(FEW, max_examples=60)
+@settings(FEW, max_examples=EXAMPLES + EXAMPLES // 2)
 @given(st.data(), st.sampled_from([0, 2]))
 def test_no_reserve_for_running_requests(cache: str, overlap: bool, data: st.DataObject, lookahead: int) -> None:
     """Admission keeps no or few pages for running requests, so decode often runs out of pages."""
@@ -90,7 +93,7 @@ class RandomPolicy:
 
 
 @pytest.mark.parametrize("cache", CACHES)
-@settings(FEW, max_examples=60)
+@settings(FEW, max_examples=EXAMPLES + EXAMPLES // 2)
 @given(st.data(), st.randoms(use_true_random=False), st.sampled_from([0, 2, 32]))
 def test_random_policy(cache: str, data: st.DataObject, random: Random, lookahead: int) -> None:
     setup = data.draw(setups(cache=cache, starvation_steps=8))
@@ -140,5 +143,5 @@ class Clients(RuleBasedStateMachine):
 
 TestClients = Clients.TestCase
 TestClients.settings = settings(
-    max_examples=60, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=EXAMPLES, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
