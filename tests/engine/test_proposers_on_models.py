@@ -32,6 +32,7 @@ from minisgl.tokenizer.tokenizer import Tokenizer
 WORDS = ["device=cpu", "dtype=float32", "max_running_requests=4", "num_pages=200", "page_size=4", "max_seq_len=200"]
 GAP = 1e-4
 SEED = 7
+TOKENS = 24
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "add_a_draft_model" / "draft_model.py"
 OPTIONS = {"ngram": {"match_tokens": 1}, "suffix": {"match_tokens": 1, "max_tokens": 2_000}}
 
@@ -49,7 +50,7 @@ class Case:
         proposer = self.proposer(name)
         plugins = make_plugin("cache", "radix", page_size=4), make_plugin("scheduler", "mixed")
         scheduler = Scheduler(self.engine, *plugins, max_prefill_tokens=32, proposer=proposer, adapt_drafts=False)
-        params = SamplingParams(max_tokens=40, temperature=temperature, seed=SEED, ignore_eos=True)
+        params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=SEED, ignore_eos=True)
         return serve(scheduler, self.prompts, params), scheduler.stats()
 
     def proposer(self, name: str) -> DraftProposer:
@@ -111,7 +112,7 @@ def test_drafts_change_no_token(case: Case) -> None:
         plain, stats = case.run("none", temperature)
         assert stats["draft_tokens"] == 0
         for prompt, output in zip(case.prompts[:2], plain, strict=False):
-            for k in (0, 1, 20, 39):  # the scores of this file are those of the engine
+            for k in (0, 1, TOKENS // 2, TOKENS - 1):  # the scores of this file are those of the engine
                 scores = case.scores([*prompt, *output[:k]], temperature)
                 assert float(scores.max() - scores[output[k]]) < GAP
         for name in [*OPTIONS, "draft_model"] if case.is_tutor else OPTIONS:
@@ -123,4 +124,4 @@ def test_drafts_change_no_token(case: Case) -> None:
             )
             assert stats["draft_tokens"] > 0
             if name in ("suffix", "draft_model"):
-                assert stats["accepted_draft_tokens"] > 40
+                assert stats["accepted_draft_tokens"] > TOKENS
