@@ -225,17 +225,20 @@ def test_wrong_solution(name: str, file: str, tmp_path: Path, fork_server: ForkS
 
 
 @pytest.mark.parametrize(
-    ("file", "green"),
+    ("name", "file", "green"),
     [
-        ("wrong_retraction_is_an_end", ["pages", "steps"]),
-        ("wrong_engine_died_and_leaked", ["pages", "steps"]),
-        ("wrong_misses_table_only_new_entries", ["pages"]),
+        ("ledger", "wrong_retraction_is_an_end", ["pages", "steps"]),
+        ("ledger", "wrong_engine_died_and_leaked", ["pages", "steps"]),
+        ("ledger", "wrong_misses_table_only_new_entries", ["pages"]),
+        ("replay", "wrong_recorders_one_each", ["buckets"]),
     ],
 )
-def test_mistake_in_a_later_part(file: str, green: list[str], tmp_path: Path, fork_server: ForkServer) -> None:
+def test_mistake_in_a_later_part(
+    name: str, file: str, green: list[str], tmp_path: Path, fork_server: ForkServer
+) -> None:
     """The gates of the earlier parts are green, although the later parts are written and wrong."""
-    lab = LABS["ledger"]
-    report = grade(lab, write(lab, seed("ledger", file), tmp_path), only=green, fork_server=fork_server, seed=SEED)
+    lab = LABS[name]
+    report = grade(lab, write(lab, seed(name, file), tmp_path), only=green, fork_server=fork_server, seed=SEED)
     assert all(verdict.green for verdict in report.verdicts), text_of(report)
 
 

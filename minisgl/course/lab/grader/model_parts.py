@@ -169,21 +169,22 @@ def show(workload: dict[str, Any]) -> str:
 class PartRunner:
     """What one rank needs to run a part of a model: the context, the KV pool, and the positions of one prompt."""
 
-    def __init__(self, shape: Shape, comm: Any, kv_heads: int | None = None):
+    def __init__(self, shape: Shape, comm: Any, dtype: torch.dtype = torch.float32):
         self.shape = shape
         attention = shipped().build("attention", shipped().make("attention", "torch"), device=CPU)
-        self.ctx = Context(comm, attention, None, CPU, torch.float32)
-        self.kv_heads = kv_heads or max(1, shape.kv_heads // comm.size)
+        self.ctx = Context(comm, attention, None, CPU, dtype)
+        self.kv_heads = max(1, shape.kv_heads // comm.size)
         self.rope = RoPE(shape.config.rope, shape.head_dim, max(64, shape.tokens) + 8, CPU)
         self.cos_sin = self.rope(torch.arange(shape.tokens))
         self.out_cache_loc = torch.arange(shape.tokens)
-        self.x = x_of(shape)
+        self.x = x_of(shape).to(dtype)
 
     def prepare(self, spec: Any) -> None:
         """Create the KV pool and plan attention for one prompt. ``spec`` is the layer's `LayerSpec`."""
         n = self.shape.tokens
         self.spec = spec
-        self.ctx.pool = KVPool(self.shape.layers, n + 1, 1, self.kv_heads, self.shape.head_dim, torch.float32, CPU)
+        dtype = self.ctx.dtype
+        self.ctx.pool = KVPool(self.shape.layers, n + 1, 1, self.kv_heads, self.shape.head_dim, dtype, CPU)
         self.ctx.attention.bind(self.ctx.pool, [spec], [])
         self._plan()
 
