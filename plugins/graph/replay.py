@@ -30,6 +30,10 @@ class Replay:
     max_rows: int = 64
     """Largest bucket of decode rows. Decode steps with more rows run operation by operation."""
 
+    def __post_init__(self) -> None:
+        if self.max_rows < 1:
+            raise ValueError(f"graph.max_rows={self.max_rows} must be at least 1")
+
 
 class Buffers:
     """Static input buffers of one bucket; implements `minisgl.engine.graph.StaticInputs`.

@@ -23,6 +23,7 @@ from minisgl.course.lab.grader.decode_sizes import BUSY, MOST_ROWS, QUIET, paddi
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
+from minisgl.course.lab.grader.torch_operations import DeviceReads
 from minisgl.engine.graph import StaticInputs
 from minisgl.engine.record import Recorder, Recording
 from minisgl.engine.simulated_graph import GraphViolation
@@ -135,6 +136,13 @@ def some(sizes: Sequence[int]) -> str:
     return f"[{', '.join(ends)}], {len(sizes)} in all"
 
 
+def check_no_wait(reads: DeviceReads, what: str) -> None:
+    """Raise `Broken` if the host has read a tensor of the device."""
+    if reads.name:
+        seen = f"{what} calls `{reads.name}` on a tensor of the device. On a GPU the host would wait in every step."
+        raise Broken("waits", "The host launches a step without waiting for the device.", seen)
+
+
 # ---- the parts ----------------------------------------------------------------------------------------------
 
 
@@ -153,7 +161,8 @@ def run_buffers(student: Student, workload: dict[str, Any]) -> None:
 def fill(buffers: Any, key: GraphKey, spec: EngineSpec, table: Tensor, rows: np.ndarray[Any, Any] | None) -> None:
     """Fill buffers with the rows of a step, and check each number of all rows. Raise `Broken` for a wrong one."""
     given = None if rows is None else rows.copy()
-    batch = buffers.fill(given)
+    with DeviceReads([buffers.tokens.packed, table]) as reads:
+        batch = buffers.fill(given)
     n = 0 if rows is None else rows.shape[1]
     if given is not None and rows is not None and not np.array_equal(given, rows):
         promise = "`fill` reads the rows of the step, and changes none of the caller's arrays."
@@ -193,6 +202,7 @@ def fill(buffers: Any, key: GraphKey, spec: EngineSpec, table: Tensor, rows: np.
     if batch.graph_key != key:
         seen = f"{where} `graph_key` of its batch is {batch.graph_key}; it should be {key}."
         raise Broken("key", "The batch names the bucket whose buffers its tensors are.", seen)
+    check_no_wait(reads, "`fill`")
 
 
 def check_large_numbers(runner: Any) -> None:
@@ -239,7 +249,7 @@ def run_buckets(student: Student, workload: dict[str, Any]) -> None:
             for rows in range(1, slots + 1):
                 runner.pick(rows, 1, True)  # nothing is recorded yet
             Plain.capture(plain, keys, build, forward)
-            runner.recordings.update(plain.recordings)
+            tell(runner, plain.recordings)
 
         plain.capture, plain.pick = capture, runner.pick  # type: ignore[method-assign]
     else:
@@ -259,6 +269,21 @@ def run_buckets(student: Student, workload: dict[str, Any]) -> None:
         seen = f"For {slots} rows there are {len(rig.keys)} buckets; at most {max(8, slots // 2)} are allowed."
         promise = "The number of buckets is small: recording one takes time, and each keeps its memory."
         raise Broken("too-many", promise, seen)
+
+
+def tell(runner: Any, recordings: dict[GraphKey, Any]) -> None:
+    """Give the skeleton's runner recordings that the grader made.
+
+    If the runner still finds no bucket, it has a list of its own, which its `capture` fills: call `capture` too.
+    """
+    runner.recordings.update(recordings)
+    if recordings and runner.pick(1, 1, True) is None:
+
+        def record(self: Recorder, forward: Any, inputs: GraphKey, **more: Any) -> Any:
+            return recordings[inputs]
+
+        with patch.object(Recorder, "record", record):
+            runner.capture(sorted(recordings), lambda key: key, lambda inputs: torch.empty(0))
 
 
 def check_closed(runner: Any, slots: int) -> None:
@@ -295,7 +320,7 @@ def check_sizes(student: Student) -> None:
             if bucket > 2 * rows:
                 raise Broken("wasteful", "A step is padded to at most twice its rows.", f"{where}.")
         if hasattr(runner, "recordings"):
-            runner.recordings.update({GraphKey(size): None for size in reversed(sizes)})
+            tell(runner, {GraphKey(size): None for size in reversed(sizes)})
             for rows in {1, 2, 3, sizes[-1] // 2 + 1, max(1, sizes[-1] - 1), sizes[-1], sizes[-1] + 1}:
                 key, want = runner.pick(rows, 1, True), next((size for size in sizes if size >= rows), None)
                 if want != (key.rows if key is not None else None):
@@ -316,6 +341,7 @@ def run_all(student: Student, workload: dict[str, Any]) -> None:
     made: list[Recorder] = []
     recorded_keys: list[int] = []
     launches: list[Recording] = []
+    results: list[Tensor] = []
     begin, real = Recorder.__init__, Recorder.record
 
     def counted_begin(self: Recorder, device: torch.device) -> None:
@@ -324,7 +350,9 @@ def run_all(student: Student, workload: dict[str, Any]) -> None:
 
     def counted_record(self: Recorder, forward: Any, inputs: Any, **more: Any) -> Recording:
         recorded_keys.append(inputs.tokens.packed.shape[1])
-        return Counted(real(self, forward, inputs, **more), launches)
+        recording = real(self, forward, inputs, **more)
+        results.append(recording.out)
+        return Counted(recording, launches)
 
     for rows in range(1, max(1, workload["slots"]) + 1):
         runner.pick(rows, 1, True)  # nothing is recorded yet
@@ -350,7 +378,10 @@ def run_all(student: Student, workload: dict[str, Any]) -> None:
         seen = f"`run` was called {rig.replays} times, and `replays` is {runner.replays}."
         raise Broken("counted", "`replays` counts the replays.", seen)
     for key in rig.keys:
-        first, second = runner.run(key), runner.run(key)
+        with DeviceReads(results) as reads:
+            first = runner.run(key)
+        check_no_wait(reads, "`run`")
+        second = runner.run(key)
         if first.data_ptr() != second.data_ptr():
             seen = f"Two calls of `run` for the bucket of {key.rows} rows returned tensors at two addresses."
             raise Broken("output", "The result of a replay is always the same output tensor.", seen)
@@ -364,14 +395,29 @@ def run_all(student: Student, workload: dict[str, Any]) -> None:
 def check_two_runners(student: Student, workload: dict[str, Any]) -> None:
     """Check two runners of one process, which record one after the other and then replay in turns."""
     slots = workload["slots"]
+    promise = "Each engine has its own runner, with its own buffers and recordings."
+    used: list[list[Recorder]] = []
+    real = Recorder.record
+
+    def noted(self: Recorder, forward: Any, inputs: Any, **more: Any) -> Recording:
+        used[-1].append(self)
+        return real(self, forward, inputs, **more)
+
+    def make_rig() -> GraphRig:
+        used.append([])
+        return GraphRig(runner_of(student), slots)
+
     try:
-        rigs = [GraphRig(runner_of(student), slots) for _ in range(2)]
+        with patch.object(Recorder, "record", noted):
+            rigs = [make_rig() for _ in range(2)]
+        if any(recorder in used[0] for recorder in used[1]):
+            seen = "Two engines of one process recorded their buckets with the same `Recorder`."
+            raise Broken("shared", promise, seen)
         rigs[0].run(workload["steps"][:1])
         for rows in workload["steps"][:4]:
             for rig in reversed(rigs):
                 rig.run([rows])
     except GraphFault as fault:
-        promise = "Each engine has its own runner, with its own buffers and recordings."
         seen = f"Two engines of one process replayed in turns; one engine alone was right. Here {fault.text}."
         raise Broken("shared", promise, seen) from fault
 

@@ -1,11 +1,16 @@
 # causes: recorders
 # gate: capture
-"""Each bucket has a recorder of its own."""
+"""Each bucket has a recorder of its own. A list of the buckets, which `capture` fills, is right."""
 
-from minisgl.engine.record import Recorder
+REPLACED = [
+    ("self.replays = self.padded_rows = 0\n", "self.replays = self.padded_rows = 0\n        self.order = []\n"),
+    ("return min((key for key in self.recordings if", "return min((key for key in self.order if"),
+    ("= recorder.record(", "= Recorder(self.device).record("),
+    (
+        "    def run(self, key: GraphKey)",
+        """        self.order = sorted(self.recordings)
 
-
-class MyRunner:
-    def capture(self, keys, build, forward):
-        for key in sorted(keys, reverse=True):
-            self.recordings[key] = Recorder(self.device).record(forward, build(key))
+    def run(self, key: GraphKey)""",
+    ),
+    ("        self.recordings.clear()\n", "        self.recordings.clear()\n        self.order = []\n"),
+]
