@@ -377,6 +377,7 @@ def run_bits(student: Student, workload: dict[str, Any]) -> None:
     generator = torch.Generator().manual_seed(workload["seed"])
     n, length = workload["ranks"], workload["length"]
     parts = torch.randn(max(n, 1), length, generator=generator)
+    parts *= 2.0 ** torch.randint(-9, 10, parts.shape, generator=generator)  # of different sizes: each order rounds
     got, _ = on_wire(student, n, lambda comm: comm.all_reduce(parts[comm.rank].clone()).clone())
     for rank, x in enumerate(got):
         differ = (x != got[0]).nonzero().flatten().tolist()
@@ -387,9 +388,10 @@ def run_bits(student: Student, workload: dict[str, Any]) -> None:
 
 
 def make_bits(rng: random.Random, size: int) -> dict[str, Any]:
-    """Return a random workload for `run_bits`."""
-    length = 20_000 if size == 2 else 4 + size
-    return {"ranks": 3 if size == 2 else rng.randint(2, MOST), "length": length, "seed": rng.randint(0, 9999)}
+    """Return a random workload for `run_bits`. Size 2: a long tensor; sizes 3 and 4: fewer elements than ranks."""
+    length = {2: 20_000, 3: 1, 4: 3}.get(size, 4 + size)
+    ranks = {2: 3, 3: 3, 4: MOST}.get(size, rng.randint(2, MOST))
+    return {"ranks": ranks, "length": length, "seed": rng.randint(0, 9999)}
 
 
 def count_bytes(student: Student) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ from minisgl.course.lab.grader.model_parts import (
 )
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
+from minisgl.kernel.rope import norm_rope_store
 from minisgl.layers.weight_shards import WeightShard
 from minisgl.models.decoder import Decoder
 from minisgl.models.resolve import resolve_model
@@ -222,6 +224,8 @@ def half_gate(half: Half) -> Callable[[Student, dict[str, Any]], None]:
         (want,), _ = run_ranks(1, alone)
         outs, collectives = on(shape.ranks)
         wrong = check_half(half, shape, outs, want, collectives)
+        if wrong is None and half is ATTENTION and shape.ranks == 1 and shape.tokens < 60:
+            check_dtypes(student, shape, kind)
         if wrong is None and shape.tokens < 60:
             (want,), _ = run_ranks(1, lambda comm: alone(comm, 2))
             outs, _ = on(shape.ranks, 2)
@@ -237,6 +241,41 @@ def half_gate(half: Half) -> Callable[[Student, dict[str, Any]], None]:
         raise wrong
 
     return run
+
+
+def check_dtypes(student: Student, shape: Shape, kind: Any) -> None:
+    """Run attention of a bfloat16 model on one rank, and check the dtypes of the tensors that it passes on."""
+    assert student.plugin is not None
+    module, bfloat16 = student.plugin.module, torch.bfloat16
+    promise = "In a bfloat16 model, `cos_sin` stays float32, and `out` has the dtype of the queries."
+
+    def work(comm: Any) -> Tensor:
+        runner = PartRunner(shape, comm, bfloat16)
+        made = ATTENTION.build(kind, shape, runner)
+        RandomWeights().load(made, f"{LAYER}{ATTENTION.name}.")
+        runner.prepare(made.spec)
+        attend = runner.ctx.attention.forward
+
+        def noted_attend(spec: Any, q: Tensor, out: Tensor) -> Tensor:
+            if (out.shape, out.dtype) != (q.shape, q.dtype):
+                seen = f"`ctx.attention.forward` got q {list(q.shape)} in {q.dtype} and out {list(out.shape)} in "
+                raise Broken("dtypes", promise, f"{seen}{out.dtype}.")
+            return attend(spec, q, out)
+
+        def noted_store(*args: Any, **kwargs: Any) -> Tensor:
+            cos_sin = kwargs.get("cos_sin", args[4] if len(args) > 4 else runner.cos_sin)
+            if cos_sin.dtype != torch.float32 or not torch.equal(cos_sin, runner.cos_sin):
+                seen = f"`norm_rope_store` got other cosines and sines than `forward`, in {cos_sin.dtype}."
+                raise Broken("dtypes", promise, seen)
+            return norm_rope_store(*args, **kwargs)
+
+        names = {name: noted_store for name, value in vars(module).items() if value is norm_rope_store}
+        with patch.object(runner.ctx.attention, "forward", noted_attend), patch.dict(vars(module), names):
+            return ATTENTION.call(made, runner)
+
+    (out,), _ = run_ranks(1, work)
+    if out.dtype != bfloat16:
+        raise Broken("dtypes", promise, f"The result of attention is in {out.dtype}.")
 
 
 def run_steps(half: Half, module: Any, runner: PartRunner, steps: int) -> Tensor:
