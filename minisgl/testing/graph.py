@@ -30,7 +30,7 @@ RULES = {
     "rows": "The buffers contain the rows of the step, unchanged and in their order.",
     "decode-rows": "Every row of a bucket is a decode row with one query, padding rows included.",
     "padding-page": "Padding rows write their KV into the scratch page only.",
-    "padding-row": "A padding row is a decode row at position 0 of the scratch row of the request pool.",
+    "padding-row": "A padding row is at position 0 of the scratch row of the request pool, and has sequence length 1.",
     "stale": "Rows after the rows of a step contain nothing of an earlier step: each padding row reads one position.",
     "eager": "A replay runs the recorded operations and does not call the forward pass again.",
     "capture": "Each bucket is recorded once, with the inputs that `build(key)` returned for it.",
@@ -210,7 +210,7 @@ class GraphRig:
         if filled.shape[1] != bucket or len(batch.seq_lens) != bucket or len(batch.seq_lens_cpu) != bucket:
             text = f"the buffers have {filled.shape[1]} rows of tokens, {len(batch.seq_lens)} seq_lens and"
             text += f" {len(batch.seq_lens_cpu)} seq_lens_cpu; expected {bucket} of each"
-            raise GraphFault("rows", text, step=step, bucket=bucket)
+            raise GraphFault("decode-rows", text, step=step, bucket=bucket)
         ends = batch.cu_seqlens_q_cpu.tolist()
         if batch.num_decode != bucket or ends != list(range(bucket + 1)) or batch.cu_seqlens_q.tolist() != ends:
             text = f"num_decode is {batch.num_decode} and cu_seqlens_q is {batch.cu_seqlens_q.tolist()} ({ends} on the"
@@ -239,7 +239,8 @@ class GraphRig:
             if now[4, row] != 1 or batch.seq_lens_cpu[row] != 1:
                 on_cpu, on_device = int(batch.seq_lens_cpu[row]), int(now[4, row])
                 text = f"padding row {row} has seq_lens {on_device} and seq_lens_cpu {on_cpu}, expected 1 and 1"
-                raise GraphFault("stale", text, step=step, bucket=bucket)
+                rule = "padding-row" if min(on_cpu, on_device) < 1 else "stale"  # a row of a step reads a position
+                raise GraphFault(rule, text, step=step, bucket=bucket)
 
     def run(self, steps: Iterable[int]) -> None:
         """Run and check one decode step for each number of rows in ``steps``."""

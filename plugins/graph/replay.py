@@ -65,15 +65,16 @@ class Buffers:
         """Copy the rows of a step, int32 [5, n], into the buffers and make the remaining rows padding.
 
         n is at most the number of rows of the bucket. None: all rows are padding. Returns the batch for attention: all
-        rows of the bucket, also those of padding, are decode rows. The batch's tensors are views of ``packed``, or
-        other tensors of this object. ``seq_lens_cpu`` may be a new array in each call.
+        rows of the bucket, also those of padding, are decode rows. The batch's tensors are views of ``self.packed``, or
+        other tensors of this object. ``seq_lens_cpu`` may be a new array in each call. Keep no view of the argument,
+        because its caller may change it.
         """
         # 3. Write every row each time: after a larger step, the rows behind a smaller step would still hold its data.
         host = np.repeat(self.padding()[:, None], self.key.rows, axis=1)
         if packed is not None:
             host[:, : packed.shape[1]] = packed
         # 4. Copy into the buffer that was recorded: a replay would never read a new tensor. The host must not wait for
-        #    the device.
+        #    the device: pass ``non_blocking=True``. The source may be in ordinary memory. Read nothing back.
         self.packed.copy_(torch.from_numpy(host), non_blocking=True)
         req_pool_indices, seq_lens = self.packed[3], self.packed[4]
         cu_seqlens_q_cpu, cu_seqlens_q = self.cu_seqlens_q_cpu, self.cu_seqlens_q
@@ -119,9 +120,9 @@ class ReplayRunner:
 
     # lab: replay.buckets
     def sizes(self, max_rows: int) -> list[int]:
-        """Return the number of rows of each bucket, in increasing order."""
-        # 1. Each recording costs memory and start-up time: use few sizes, each at most twice the size before. The gates
-        #    accept 8 sizes, or half of ``max_rows`` if that is more.
+        """Return the number of rows of each bucket, in increasing order. ``max_rows`` is at least 1."""
+        # 1. Each recording costs memory and start-up time: use few sizes. The first is at most 2, and each of the
+        #    others is at most twice the size before. The gates accept 8 sizes, or half of ``max_rows`` if that is more.
         # 2. The largest step must fit too.
         return [*(1 << i for i in range((max_rows - 1).bit_length())), max_rows]
 
@@ -142,7 +143,11 @@ class ReplayRunner:
         build: Callable[[GraphKey], Any],
         forward: Callable[[Any], torch.Tensor],
     ) -> None:
-        """Record ``forward(build(key))`` for each bucket. ``build`` calls `input_buffers`."""
+        """Record ``forward(build(key))`` for each bucket.
+
+        ``build`` calls `input_buffers`, and then ``fill(None)`` of the buffers. The first of ``keys`` are the buckets
+        that `buckets` returned, in their order.
+        """
         from minisgl.engine.record import Recorder
 
         recorder = Recorder(self.device)
@@ -154,7 +159,7 @@ class ReplayRunner:
     def run(self, key: GraphKey) -> torch.Tensor:
         """Replay a bucket, whose buffers hold the step's rows, and return the logits.
 
-        Add 1 to ``replays``, which /metrics shows.
+        Add 1 to ``replays``, which /metrics shows. Only calls of this method count.
         """
         # 2. A replay is one launch, however many launches were recorded. The result is always the same output tensor.
         self.replays += 1

@@ -153,13 +153,37 @@ def run_buffers(student: Student, workload: dict[str, Any]) -> None:
         seen = "The runner has no method `input_buffers`."
         raise Broken("capture", "The runner builds its own input buffers.", seen)
     plain.input_buffers = runner.input_buffers  # type: ignore[attr-defined]
-    play(plain, workload)
-    check_large_numbers(runner)
-    check_many_rows(runner)
+    try:
+        play(plain, workload)
+        check_large_numbers(runner)
+        check_many_rows(runner)
+    except Broken as fault:
+        if fault.cause in ("padding-page", "padding-row", "stale") and padding_is_right(runner):
+            fault.seen += " `padding()` returns the right column, but `fill` does not write it into each padding row."
+        raise
+
+
+def padding_is_right(runner: Any) -> bool:
+    """Return whether the method `padding` of the skeleton's buffers returns the right column."""
+    spec = EngineSpec(3, 7, 5, 60, 1000)
+    buffers = runner.input_buffers(GraphKey(2), spec, torch.zeros((6, 20), dtype=torch.int32), CPU)
+    return hasattr(buffers, "padding") and np.array_equal(buffers.padding()[1:], [0, 21, 5, 1])
 
 
 def fill(buffers: Any, key: GraphKey, spec: EngineSpec, table: Tensor, rows: np.ndarray[Any, Any] | None) -> None:
     """Fill buffers with the rows of a step, and check each number of all rows. Raise `Broken` for a wrong one."""
+    try:
+        check_filled(buffers, key, spec, table, rows)
+    except Broken as fault:
+        given = "None" if rows is None else f"the rows {rows.T.tolist()}" if rows.size < 30 else "many rows"
+        fault.show = f"`fill` alone: a bucket of {key.rows} rows gets {given}"
+        raise
+
+
+def check_filled(
+    buffers: Any, key: GraphKey, spec: EngineSpec, table: Tensor, rows: np.ndarray[Any, Any] | None
+) -> None:
+    """Fill buffers and check each number of all rows, and the batch. Raise `Broken` for a wrong one."""
     given = None if rows is None else rows.copy()
     with DeviceReads([buffers.tokens.packed, table]) as reads:
         batch = buffers.fill(given)
@@ -181,6 +205,8 @@ def fill(buffers: Any, key: GraphKey, spec: EngineSpec, table: Tensor, rows: np.
             right, got = int(want[line, row]), int(packed[line, row])
             pending = " (PENDING)" * (right == PENDING)
             seen = f"{where} The {name} of row {row} is {right}{pending}; the buffer holds {got}."
+            if row >= n and line == 4 and packed[4, row] < 1:
+                raise Broken("padding-row", RULES["padding-row"], seen)
             if row >= n and rows is not None and packed[2, row] != want[2, row]:
                 raise Broken("padding-page", RULES["padding-page"], seen)
             if row >= n:
@@ -190,6 +216,10 @@ def fill(buffers: Any, key: GraphKey, spec: EngineSpec, table: Tensor, rows: np.
         given[:] = 77
     if not np.array_equal(batch.seq_lens_cpu, want[4]):
         seen = f"{where} `seq_lens_cpu` is {batch.seq_lens_cpu.tolist()[:8]}; it should be {want[4].tolist()[:8]}."
+        if len(batch.seq_lens_cpu) != key.rows:
+            raise Broken("decode-rows", RULES["decode-rows"], seen)
+        if min(batch.seq_lens_cpu[n:], default=1) < 1:
+            raise Broken("padding-row", RULES["padding-row"], seen)
         if given is not None and bool((batch.seq_lens_cpu[:n] == 77).all()):
             seen = "After the caller had written other numbers into its array, `seq_lens_cpu` had them too."
             raise Broken(
@@ -303,22 +333,19 @@ def check_sizes(student: Student) -> None:
     for slots, limit in ((48, 48), (100, 100), (256, 256), (64, 5), (5, 64), (700, 700), (2500, 2500), (64, 1)):
         runner = student.make(student.config(max_rows=limit), device=CPU)
         sizes = sorted(key.rows for key in runner.buckets(slots))
-        where = (
-            f"The gate also asks for the buckets of other servers than that below. With max_running_requests {slots} "
-            f"and graph.max_rows {limit} the buckets are {some(sizes)}"
-        )
+        where, show = f"The buckets are {some(sizes)}", f"max_running_requests {slots}, graph.max_rows {limit}"
         if sizes[-1:] != [min(slots, limit)]:
             cause = "too-small" if not sizes or sizes[-1] < min(slots, limit) else "max-rows"
             promise = (
                 f"The largest bucket has {min(slots, limit)} rows: the most that a step has and the option allows."
             )
-            raise Broken(cause, promise, f"{where}.")
+            raise Broken(cause, promise, f"{where}.", show=show)
         if len(sizes) > max(8, slots // 2):
-            raise Broken("too-many", "The number of buckets is small.", f"{where}.")
+            raise Broken("too-many", "The number of buckets is small.", f"{where}.", show=show)
         for rows in range(1, sizes[-1] + 1):
             bucket = next(size for size in sizes if size >= rows)
             if bucket > 2 * rows:
-                raise Broken("wasteful", "A step is padded to at most twice its rows.", f"{where}.")
+                raise Broken("wasteful", "A step is padded to at most twice its rows.", f"{where}.", show=show)
         if hasattr(runner, "recordings"):
             tell(runner, {GraphKey(size): None for size in reversed(sizes)})
             for rows in {1, 2, 3, sizes[-1] // 2 + 1, max(1, sizes[-1] - 1), sizes[-1], sizes[-1] + 1}:
@@ -326,7 +353,7 @@ def check_sizes(student: Student) -> None:
                 if want != (key.rows if key is not None else None):
                     got = "no bucket" if key is None else f"the bucket of {key.rows} rows"
                     seen = f"{where}. A step of {rows} rows got {got}."
-                    raise Broken("pick", RULES["pick"], seen)
+                    raise Broken("pick", RULES["pick"], seen, show=show)
 
 
 def make_buckets(rng: random.Random, size: int) -> dict[str, Any]:

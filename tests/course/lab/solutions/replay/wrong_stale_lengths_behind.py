@@ -1,4 +1,4 @@
-# causes: stale
+# causes: stale, padding-row
 # gate: buffers
 """This graph runner resets padding rows except for their sequence lengths, which remain from an earlier step."""
 
