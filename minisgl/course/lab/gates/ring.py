@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,8 +15,10 @@ from minisgl.course.lab.grader.conformance import conformance
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
-from minisgl.course.lab.grader.timed_wire import DELAY_US, RANKS, all_reduce_us
+from minisgl.course.lab.grader.timed_wire import BUSY_US, BYTES_PER_US, DELAY_US, RANKS, all_reduce_us
 from minisgl.course.lab.grader.tutor_runs import linked_logits
+from minisgl.distributed.group import GroupCommunicator
+from minisgl.kernel.launch import recording
 from minisgl.testing.communicator import CommunicatorConformance
 from minisgl.testing.wire import RULES, Wire, WireViolation
 
@@ -38,7 +41,7 @@ def on_wire(student: Student, ranks: int, work: Work) -> tuple[list[Any], Wire]:
     try:
         results = wire.run(lambda rank, size: student.make(rank=rank, size=size, address="", device=CPU), work)
     except WireViolation as error:
-        cause = {"changed": "early", "unwaited": "early", "left": "sizes", "neighbour": "order"}
+        cause = {"changed": "early", "unwaited": "early", "left": "sizes"}
         raise Broken(cause.get(error.rule, error.rule), RULES[error.rule], error.text) from error
     return results, wire
 
@@ -85,23 +88,60 @@ def show_chunks(workload: dict[str, Any]) -> str:
 
 def run_swap(student: Student, workload: dict[str, Any]) -> None:
     """Grade `swap` alone. A communicator without this method is graded as a whole."""
+    check_names(student)
     lengths = workload["chunks"]
-    n = len(lengths)
     if not has(student, "swap"):
-        return all_reduce(student, n, sum(lengths))
+        return all_reduce(student, len(lengths), sum(lengths))
+    try:
+        swap(student, lengths)
+    except Broken as fault:
+        if 0 in lengths:
+            swap(student, [length or 1 for length in lengths])  # raises the finding that has nothing to do with 0
+            promise = "A sender may skip an empty chunk. Then its receiver skips it too, and each does all else."
+            raise Broken("empty", promise, fault.seen) from fault
+        raise
 
+
+SKELETON = ("__init__", "swap", "reduce_scatter", "circulate", "all_reduce")
+
+
+def check_names(student: Student) -> None:
+    """Check that no helper method has the name of a method of the base class that others call in another way."""
+    kind = type(student.make(rank=0, size=1, address="", device=CPU))
+    for name, method in vars(kind).items():
+        inherited = getattr(GroupCommunicator, name, None)
+        if name in SKELETON or not callable(inherited) or not callable(method) or name.startswith("__"):
+            continue
+        mine, base = (list(inspect.signature(each).parameters) for each in (method, inherited))
+        if mine != base:
+            promise = "Methods of the base class that the file overrides have the arguments of the base class."
+            seen = f"`{name}` has the arguments {', '.join(mine)}; in the base class: {', '.join(base)}."
+            raise Broken("name", promise, seen, show=f"the method `{name}`")
+
+
+def swap(student: Student, lengths: Sequence[int]) -> None:
+    """Grade `swap` on chunks of these lengths."""
+    n = len(lengths)
     partners: list[tuple[str, int, int]] = []  # "sends to" or "receives from", the rank, the other rank
+    events: list[list[str]] = [[] for _ in range(n)]  # each rank's sends, receives and waits, in order
 
     def work(comm: Any) -> Tensor:
         send, receive = comm.send, comm.receive
 
         def noted_send(x: Tensor, to: int) -> Any:
             partners.append(("sends to", comm.rank, to))
-            return send(x, to)
+            events[comm.rank].append("send")
+            return noted_wait(send(x, to))
 
         def noted_receive(x: Tensor, source: int) -> Any:
             partners.append(("receives from", comm.rank, source))
-            return receive(x, source)
+            events[comm.rank].append("receive")
+            return noted_wait(receive(x, source))
+
+        def noted_wait(transfer: Any) -> Any:
+            wait, rank = transfer.wait, comm.rank
+            transfer.wait = lambda *limit: (events[rank].append("wait"), wait(*limit))[1]
+            return transfer
 
         comm.send, comm.receive = noted_send, noted_receive
         incoming = torch.full((lengths[comm.rank - 1],), -1.0)
@@ -122,6 +162,11 @@ def run_swap(student: Student, workload: dict[str, Any]) -> None:
                 f"{left}, has sent elements with the value {left}."
             )
             raise Broken("neighbours" if wrong_neighbour(partners, n) else "order", promise, seen)
+    for rank, each in enumerate(events):
+        first = each[: each.index("wait")] if "wait" in each else each
+        if {*first, "wait"} != {*each, "wait"}:
+            promise = "A rank sends to its right neighbour and, at the same time, receives from its left neighbour."
+            raise Broken("turns", promise, f"Rank {rank} of {n} waited for one transfer before it started the other.")
 
 
 def wrong_neighbour(partners: Sequence[tuple[str, int, int]], n: int) -> str:
@@ -197,30 +242,30 @@ def run_circulate(student: Student, workload: dict[str, Any]) -> None:
         return all_reduce(student, n, sum(lengths))
 
     def work(comm: Any) -> list[Tensor]:
-        chunks = [torch.full((length,), 8 * i if i == comm.rank else -1) for i, length in enumerate(lengths)]
+        chunks = [torch.full((length,), 8 * i + 8 if i == comm.rank else -1) for i, length in enumerate(lengths)]
         comm.circulate(list(chunks))
         return chunks
 
     got, _ = on_wire(student, n, work)
     promise = "After `circulate`, each rank has every rank's finished chunk."
     for rank, chunks in enumerate(got):
-        if not bool((chunks[rank] == 8 * rank).all()):
+        if not bool((chunks[rank] == 8 * rank + 8).all()):
             seen = f"Rank {rank} of {n} received into chunk {rank}, which was finished on this rank. "
             seen += f"The first chunk that it receives should be chunk {(rank - 1) % n}."
             raise Broken("order", promise, seen)
     for rank, chunks in enumerate(got):
         for i, chunk in enumerate(chunks):
-            if bool((chunk == 8 * i).all()):
+            if bool((chunk == 8 * i + 8).all()):
                 continue
             found = int(chunk[0])
             others = [c for r, cs in enumerate(got) for c in cs[:r] + cs[r + 1 :]]
             if all(bool((c == -1).all()) for c in others):
                 seen = f"After `circulate` on {n} ranks, the tensors of `chunks` hold what they held before."
                 raise Broken("in-place", "`circulate` copies the finished chunks into the tensors of `chunks`.", seen)
-            if found == 8 * i - 1:
+            if found == 8 * i + 7:
                 seen = f"On rank {rank} of {n}, chunk {i} was added to the old contents instead of replacing them."
-                raise Broken("twice", promise, seen)
-            holds = "its old contents" if found < 0 else f"chunk {found // 8}"
+                raise Broken("added", promise, seen)
+            holds = "its old contents" if found < 0 else f"chunk {found // 8 - 1}"
             raise Broken("order", promise, f"On rank {rank} of {n}, the position of chunk {i} contains {holds}.")
 
 
@@ -244,19 +289,22 @@ def show_whole(workload: dict[str, Any]) -> str:
     if "kinds" in workload:
         kinds = (f"{list(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in kinds_of(workload))
         return f"{workload['ranks']} ranks, one all-reduce after another: {', '.join(kinds)}"
-    layout = ", a transposed tensor with two columns" if workload.get("transposed") else ""
-    return f"{workload['ranks']} ranks, {workload['length']} elements{layout}"
+    length, layout = workload["length"], ""
+    if workload.get("transposed"):
+        length, layout = length + length % 2, ", a transposed tensor with two columns"
+    return f"{workload['ranks']} ranks, {length} elements{layout}"
 
 
 def run_whole(student: Student, workload: dict[str, Any]) -> None:
     """Grade one all-reduce of the workload."""
     if "kinds" in workload:
         return run_kinds(student, workload)
-    check_one_rank(student)
+    recorded = check_one_rank(student)
     length = workload["length"]
     if workload["transposed"]:
         length += length % 2
     all_reduce(student, workload["ranks"], length, bool(workload["transposed"]))
+    check_decorator(recorded)
 
 
 KINDS: tuple[tuple[tuple[int, ...], torch.dtype], ...] = (
@@ -272,6 +320,9 @@ def kinds_of(workload: dict[str, Any]) -> list[tuple[tuple[int, ...], torch.dtyp
     if not workload["kinds"] or not all(0 <= kind < len(KINDS) for kind in workload["kinds"]):
         raise Invalid
     return [KINDS[kind] for kind in workload["kinds"]]
+
+
+RETURNED = "`all_reduce` returns the tensor that has the sums."
 
 
 def run_kinds(student: Student, workload: dict[str, Any]) -> None:
@@ -308,18 +359,36 @@ def run_kinds(student: Student, workload: dict[str, Any]) -> None:
             if torch.equal(run([i])[rank][0], want):
                 text = f"{seen} It is right if no other tensor was summed before."
                 raise Broken("kept", "The result of an all-reduce does not depend on others.", text)
+            if torch.equal(got, part(i, rank)):
+                raise Broken("returned", RETURNED, f"{seen} This is the tensor that `all_reduce` was given.")
             if dtype == torch.float32:
                 raise Broken("missing", "The sum has the part of every rank.", seen)
             raise Broken("digits", "The sum is computed in the dtype of the input.", seen)
 
 
-def check_one_rank(student: Student) -> None:
-    """Check that with one rank the sum is the tensor itself."""
+def check_one_rank(student: Student) -> bool:
+    """Check that with one rank the sum is the tensor itself. Return whether a recorder sees the call."""
     x = torch.tensor([2**40 + 1, 3])
-    got = student.make(rank=0, size=1, address="", device=CPU).all_reduce(x.clone())
+    recorded: list[Any] = []
+
+    def record(function: Any, args: Any, kwargs: Any) -> Any:
+        recorded.append(function)
+        return function(*args, **kwargs)
+
+    with recording(record):
+        got = student.make(rank=0, size=1, address="", device=CPU).all_reduce(x.clone())
     if not isinstance(got, Tensor) or got.dtype != x.dtype or not torch.equal(got, x):
         seen = f"With one rank, the sum of {x.tolist()} is {got!r:.60}."
-        raise Broken("alone", "With one rank, there is nothing to sum.", seen)
+        raise Broken("alone", "With one rank, there is nothing to sum.", seen, show="1 rank, 2 elements")
+    return bool(recorded)
+
+
+def check_decorator(recorded: bool) -> None:
+    """Raise `Broken` if a recorder did not see the call of `all_reduce`."""
+    if not recorded:
+        seen = "A recorder did not see the call of `all_reduce`."
+        promise = "A simulated graph records an all-reduce as one operation."
+        raise Broken("decorator", promise, seen, show="1 rank, 2 elements")
 
 
 def all_reduce(student: Student, n: int, length: int, transposed: bool = False) -> None:
@@ -348,6 +417,7 @@ def all_reduce(student: Student, n: int, length: int, transposed: bool = False) 
 
         got, _ = on_wire(student, n, work)
         want = torch.stack(list(parts)).sum(0)
+        check_returned(got, want, parts, transposed)
         for rank, x in enumerate(got):
             wrong = (x != want).nonzero().flatten().tolist()
             if not wrong:
@@ -366,10 +436,24 @@ def all_reduce(student: Student, n: int, length: int, transposed: bool = False) 
                 raise Broken("digits", "Integers of 64 bits are summed exactly.", seen)
             row_major = torch.arange(length).view(2, -1).t().flatten() if transposed else torch.arange(length)
             at_end = sorted(wrong) == sorted(row_major[length - len(wrong) :].tolist())
-            if at_end and all(int(x[i]) == 8**rank for i in wrong):
+            if at_end and len(wrong) == length % n and all(int(x[i]) == 8**rank for i in wrong):
                 sizes = f"{length} elements, {n} ranks"
                 raise Broken("tail", promise, f"The last {len(wrong)} elements were not summed ({sizes}).")
             raise wrong_sum(f"element {first} on rank {rank}", int(x[first]), n, promise)
+
+
+def check_returned(got: Sequence[Tensor], want: Tensor, parts: Sequence[Tensor], transposed: bool) -> None:
+    """Raise `Broken` if the ranks have their inputs, or if only the chunk that a rank has summed itself is right."""
+    n, length = len(got), len(want)
+    if torch.equal(got[0], want) or n < 2 or length < 2:
+        return
+    if all(torch.equal(x, part) for x, part in zip(got, parts, strict=True)):
+        raise Broken("returned", RETURNED, f"On each of {n} ranks, `all_reduce` returned its input unchanged.")
+    order = torch.arange(length).view(2, -1).t().flatten() if transposed else torch.arange(length)
+    own = [torch.isin(torch.arange(length), order.tensor_split(n)[rank]) for rank in range(n)]
+    if all(torch.equal(x == want, mine) for x, mine in zip(got, own, strict=True)):
+        seen = f"On each of {n} ranks, only the chunk with the rank's number is complete."
+        raise Broken("circulated", "`all_reduce` returns the sum over all ranks, on each rank.", seen)
 
 
 def run_bits(student: Student, workload: dict[str, Any]) -> None:
@@ -479,7 +563,8 @@ def measure_stretch(student: Student) -> tuple[str, bool]:
 
 
 STRETCH = Stretch(
-    f"If each message takes {DELAY_US:g} µs to arrive, the ring needs 77.3 µs to sum 4 KiB over {RANKS} ranks, as "
-    f"calculated. Need at most {MOST_US} µs, and send as few bytes as the ring.",
+    f"If each message takes {DELAY_US:g} µs to arrive, keeps each of its two ranks busy for {BUSY_US:g} µs, and is "
+    f"sent at {BYTES_PER_US // 1000} GB/s, the ring needs 14 · 5.52 = 77.3 µs to sum 4 KiB over {RANKS} ranks. "
+    f"Need at most {MOST_US} µs, and send as few bytes as the ring.",
     measure_stretch,
 )

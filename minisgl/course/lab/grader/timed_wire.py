@@ -15,7 +15,7 @@ from torch import Tensor
 from minisgl.course.lab.grader.gate import Broken, Student
 from minisgl.testing.wire import Wire
 
-__all__ = ["DELAY_US", "ELEMENTS", "RANKS", "TimedWire", "all_reduce_us"]
+__all__ = ["BUSY_US", "BYTES_PER_US", "DELAY_US", "ELEMENTS", "RANKS", "TimedWire", "all_reduce_us"]
 
 RANKS, ELEMENTS = 8, 1024
 """The all-reduce: its ranks, and the float32 elements that it sums, as in a decode step of one row."""

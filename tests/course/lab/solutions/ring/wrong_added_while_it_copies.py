@@ -1,4 +1,4 @@
-# causes: twice
+# causes: added
 # gate: circulate
 """This communicator also adds in the second pass around the ring, which should only copy the finished chunks."""
 

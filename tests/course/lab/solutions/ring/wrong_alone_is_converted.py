@@ -2,8 +2,11 @@
 # gate: sum
 """With one rank, the tensor is converted to floating-point numbers."""
 
+from minisgl.kernel.launch import one_launch
+
 
 class MyCommunicator:
+    @one_launch
     def all_reduce(self, x):
         if self.size == 1:
             return x.float()

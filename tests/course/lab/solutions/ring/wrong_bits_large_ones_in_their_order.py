@@ -4,8 +4,11 @@
 
 import torch
 
+from minisgl.kernel.launch import one_launch
+
 
 class MyCommunicator:
+    @one_launch
     def all_reduce(self, x):
         if self.size == 1:
             return x

@@ -2,8 +2,11 @@
 # gate: sum
 """This ring adds in float32 and converts the sum back, so that integers above 2^24 are rounded."""
 
+from minisgl.kernel.launch import one_launch
+
 
 class MyCommunicator:
+    @one_launch
     def all_reduce(self, x):
         if self.size == 1:
             return x

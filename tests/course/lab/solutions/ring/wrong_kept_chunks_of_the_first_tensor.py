@@ -2,8 +2,11 @@
 # gate: sum
 """This ring keeps the memory of the first tensor that it summed, and returns the old sum for later ones."""
 
+from minisgl.kernel.launch import one_launch
+
 
 class MyCommunicator:
+    @one_launch
     def all_reduce(self, x):
         if self.size == 1:
             return x

@@ -2,8 +2,11 @@
 # gate: sum
 """This ring has a buffer of 64 KiB. It does not sum what is beyond it."""
 
+from minisgl.kernel.launch import one_launch
+
 
 class MyCommunicator:
+    @one_launch
     def all_reduce(self, x):
         if self.size == 1:
             return x

@@ -2,8 +2,11 @@
 # gate: sum
 """This all-reduce makes n chunks of length // n elements, so it does not sum the last length % n elements."""
 
+from minisgl.kernel.launch import one_launch
+
 
 class MyCommunicator:
+    @one_launch
     def all_reduce(self, x):
         if self.size == 1:
             return x
