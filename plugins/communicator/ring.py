@@ -36,7 +36,8 @@ class Ring:
 class RingCommunicator(GroupCommunicator):
     """A process group with a ring all-reduce of its own.
 
-    Every rank runs the same code; only ``self.rank`` differs.
+    Every rank runs the same code; only ``self.rank`` differs. The base class has the methods all_gather,
+    all_reduce_norm, broadcast, capturing, close, exchange, receive and send: give helper methods other names.
     """
 
     def __init__(self, config: Ring, rank: int, size: int, address: str, device: torch.device):
@@ -62,7 +63,7 @@ class RingCommunicator(GroupCommunicator):
         """Sum the chunks in place: afterwards ``chunks[r]`` on rank r is the sum of all ranks' ``chunks[r]``.
 
         The other chunks of rank r then hold partial sums, which are not used any more. Chunks have one dimension and
-        are contiguous.
+        are contiguous. ``chunks`` may be a tuple: change its tensors, and not the sequence.
         """
         # 1. Chunk r starts on rank r + 1 and moves one rank to the right per step, so n - 1 steps bring it to rank r.
         for step in range(1, self.size):
@@ -97,9 +98,10 @@ class RingCommunicator(GroupCommunicator):
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return the sum of x over all ranks, bit-identical on every rank; x may be overwritten.
 
-        x may have any shape, dtype and strides. The result has the shape and the dtype of x.
+        x may have any shape and strides, and any integer or floating-point dtype that PyTorch can add. The result has
+        the shape and the dtype of x.
         """
-        # 1. With one rank there is nothing to sum.
+        # 1. With one rank there is nothing to sum: x itself is the result, and nothing is sent.
         if self.size == 1:
             return x
         # 2. Split x into one chunk per rank. tensor_split keeps all elements if their number is not divisible by n.

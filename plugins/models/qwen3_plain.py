@@ -41,7 +41,8 @@ class Attention(nn.Module):
         self.qkv_proj = LinearQKVMerged(config.hidden_size, heads, kv_heads, dim, ctx, bias=config.attention_bias)
         # 2. Split by its inputs, which are this rank's heads: every rank computes a partial sum.
         self.o_proj = LinearRowParallel(heads * dim, config.hidden_size, ctx, bias=config.attention_bias)
-        # 3. q_norm and k_norm normalise one head at a time. Every rank has whole heads and all weights of both norms.
+        # 3. q_norm and k_norm normalise one head at a time: their ``dim`` is head_dim. Every rank has whole heads and
+        #    all weights of both norms.
         self.q_norm = RMSNorm(dim, config.rms_norm_eps, ctx)
         self.k_norm = RMSNorm(dim, config.rms_norm_eps, ctx)
         # 4. The KV pool and the attention backend count the heads of this rank, not those of the whole model. The scale
@@ -111,7 +112,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, residual: None, cos_sin: Tensor, out_cache_loc: Tensor) -> tuple[Tensor, None]:
         """Compute the layer; x [tokens, hidden] is the residual stream, the same on every rank before and after.
 
-        ``residual`` is always None: only layers that leave the addition to the next layer's norm use it.
+        ``residual`` is always None: only layers that leave the addition to the next layer's norm use it. x may be
+        overwritten.
         """
         # 2. Every rank holds the residual stream. So it is added after the all-reduce: added before, it would be
         #    counted once for every rank.

@@ -77,15 +77,35 @@ def check_shards(shape: Shape, number: int, shards: list[WeightShard], want: dic
     promise = "Each rank loads the checkpoint's tensors by their names, and of each matrix its own part."
     names = {shard.name.removeprefix(LAYER) for shard in shards}
     unknown, missing = sorted(names - want.keys()), sorted(want.keys() - names)
+    if unknown and not missing and all(name.endswith(".bias") for name in unknown):
+        raise Broken("bias", promise, f"The layer has {', '.join(unknown)}.")
     if unknown or missing:
         parts = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(unknown)}"] * bool(unknown)
         raise Broken("names", promise, f"The layer {' and '.join(parts)}.")
     for shard in shards:
         name = shard.name.removeprefix(LAYER)
+        check_size(shape, name, shard)
         complete = shard.target.numel() == int(np.prod(shard.shape))
         if shape.ranks > 1 and want[name] >= 0 and complete and not _copied(shape, name):
             raise Broken("whole", promise, f"Rank {number} of {shape.ranks} loads the complete tensor {name}.")
         _check_heads(shape, number, name, shard)
+
+
+def check_size(shape: Shape, name: str, shard: WeightShard) -> None:
+    """Check that a layer's whole matrix has the model's sizes. Raise `Broken` if it has not."""
+    q, kv = shape.q_heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    outs = {"q": q, "k": kv, "v": kv, "gate": shape.inner, "up": shape.inner}
+    inputs = {"o": q, "down": shape.inner}
+    part, _, what = name.rpartition(".")[0].rpartition(".")[2].partition("_")
+    if what != "proj" or not name.endswith(".weight"):
+        return
+    want = (outs.get(part, shape.hidden), inputs.get(part, shape.hidden))
+    if shard.shape == want:
+        return
+    seen = f"With {shape.ranks} ranks, the layer of {name} is {list(shard.shape)} in all; the model's is {list(want)}."
+    divided = all(mine in (whole, whole // shape.ranks) for mine, whole in zip(shard.shape, want, strict=True))
+    promise = "The parallel layers get the sizes of the whole model."
+    raise Broken("divided" if divided and shape.ranks > 1 else "sizes", promise, seen)
 
 
 def _check_heads(shape: Shape, number: int, name: str, shard: WeightShard) -> None:
@@ -143,6 +163,8 @@ def build_or_fail(shape: Shape, build: Callable[[], Any]) -> Any:
         return build()
     except ConfigError as error:
         seen = f"{error} ({shape.q_heads} query and {shape.kv_heads} kv heads, {shape.ranks} ranks.)"
+        if not any(f"{letter}_proj" in str(error) for letter in "qkv"):  # the model's own sizes can be divided
+            raise Broken("divided", "The parallel layers get the sizes of the whole model.", seen) from error
         raise Broken("across", "Each rank has whole heads.", seen) from error
 
 
@@ -209,7 +231,10 @@ def half_gate(half: Half) -> Callable[[Student, dict[str, Any]], None]:
                 if half is ATTENTION:
                     check_spec(cut, made)
                     runner.prepare(made.spec)
-                return run_steps(half, made, runner, steps)
+                out = run_steps(half, made, runner, steps)
+                if half is ATTENTION and steps == 1:
+                    check_stored(runner, made.spec.index)
+                return out
 
             return run_ranks(ranks, work)
 
@@ -243,11 +268,22 @@ def half_gate(half: Half) -> Callable[[Student, dict[str, Any]], None]:
     return run
 
 
+def check_stored(runner: PartRunner, index: int) -> None:
+    """Check that attention has stored keys and values in its own layer of the pool, and in no other."""
+    pool = runner.ctx.pool
+    assert pool is not None
+    written = [layer for layer in range(runner.shape.layers) if bool(pool.layer(layer)[0].any())]
+    if written != [index]:
+        where = f"of layer {', '.join(map(str, written))}" if written else "of no layer"
+        seen = f"The layer has the index {index}. It stored keys in the KV {where}."
+        raise Broken("stored", "A layer stores its keys and values in its own part of the KV pool.", seen)
+
+
 def check_dtypes(student: Student, shape: Shape, kind: Any) -> None:
     """Run attention of a bfloat16 model on one rank, and check the dtypes of the tensors that it passes on."""
     assert student.plugin is not None
     module, bfloat16 = student.plugin.module, torch.bfloat16
-    promise = "In a bfloat16 model, `cos_sin` stays float32, and `out` has the dtype of the queries."
+    promise = "In a bfloat16 model, `cos_sin` stays float32, and `out` has the dtype and device of the queries."
 
     def work(comm: Any) -> Tensor:
         runner = PartRunner(shape, comm, bfloat16)
@@ -257,9 +293,9 @@ def check_dtypes(student: Student, shape: Shape, kind: Any) -> None:
         attend = runner.ctx.attention.forward
 
         def noted_attend(spec: Any, q: Tensor, out: Tensor) -> Tensor:
-            if (out.shape, out.dtype) != (q.shape, q.dtype):
+            if (out.shape, out.dtype, out.device) != (q.shape, q.dtype, q.device):
                 seen = f"`ctx.attention.forward` got q {list(q.shape)} in {q.dtype} and out {list(out.shape)} in "
-                raise Broken("dtypes", promise, f"{seen}{out.dtype}.")
+                raise Broken("dtypes", promise, f"{seen}{out.dtype} on {out.device}.")
             return attend(spec, q, out)
 
         def noted_store(*args: Any, **kwargs: Any) -> Tensor:
@@ -270,7 +306,9 @@ def check_dtypes(student: Student, shape: Shape, kind: Any) -> None:
             return norm_rope_store(*args, **kwargs)
 
         names = {name: noted_store for name, value in vars(module).items() if value is norm_rope_store}
-        with patch.object(runner.ctx.attention, "forward", noted_attend), patch.dict(vars(module), names):
+        noted = patch.object(runner.ctx.attention, "forward", noted_attend)
+        elsewhere = torch.device("meta")  # a tensor without `device=` is on another device than the queries
+        with noted, patch.dict(vars(module), names), elsewhere:
             return ATTENTION.call(made, runner)
 
     (out,), _ = run_ranks(1, work)
@@ -332,6 +370,8 @@ def run_block(student: Student, workload: dict[str, Any]) -> None:
     if kind is None:
         return run_model(student, workload)
 
+    firsts: dict[int, Tensor] = {}  # the first value of each rank's pair, if the second is not None
+
     def on(ranks: int) -> tuple[list[Tensor], list[Collective]]:
         cut = replace(shape, ranks=ranks)
 
@@ -346,6 +386,8 @@ def run_block(student: Student, workload: dict[str, Any]) -> None:
             RandomWeights().load(made, LAYER)
             runner.prepare(made.self_attn.spec)
             x, residual = pair_of(made(x_of(cut), None, runner.cos_sin, runner.out_cache_loc))
+            if residual is not None:
+                firsts[comm.rank] = x.clone()
             # With a residual, the block left its last sum over the ranks to the norm of the next block.
             out: Tensor = x if residual is None else (comm.all_reduce(x) if ranks > 1 else x) + residual
             return out
@@ -367,6 +409,9 @@ def run_block(student: Student, workload: dict[str, Any]) -> None:
     promise = f"A block computes the same on {shape.ranks} ranks as Qwen3's on one rank."
     if not all(near(out, want) for out in outs):
         once, _ = on(1)
+        if firsts and near(firsts[0], want):
+            seen = "The first value of the pair is the right result. The second is a tensor, which the next norm adds."
+            raise Broken("pair", "A block returns the pair (x, None).", seen)
         if not near(once[0], want):
             seen = f"On one rank, with no tensor cut, the result is {far(once, want)}."
             (mistakes,), _ = run_ranks(1, lambda comm: block_mistakes(shape, comm))

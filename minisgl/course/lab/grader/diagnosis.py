@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import linecache
 import traceback
+from pathlib import Path
 
 from minisgl.config import ConfigError
 from minisgl.course.lab.grader.gate import Broken, Student, StudentError, TimedOut
 from minisgl.course.lab.grader.retired_names import causes_of, renamed_in
+
+_UNEXPECTED = (AttributeError, TypeError, KeyError, IndexError, NameError)
+"""Errors whose message does not say where they come from."""
 
 
 class ReferenceImported(ImportError):  # noqa: N818 - a finding
@@ -43,10 +47,12 @@ def diagnose(student: Student, error: BaseException) -> Broken:
     if where:
         notes = " ".join(getattr(error, "__notes__", ()))  # of the gate: what it called
         return Broken("raises", "The code raises no exception.", f"{message[0]}, in {where}. {notes}".strip())
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    raised = f" (raised in `{last[0].name}`, line {last[0].lineno} of {Path(last[0].filename).name})" if last else ""
     return Broken(
         "promise",
         "The engine keeps its promises with this plugin.",
-        " ".join(line.strip() for line in message[:3]),
+        " ".join(line.strip() for line in message[:3]) + raised * isinstance(error, _UNEXPECTED),
         step=getattr(error, "step", None),
         request=getattr(error, "uid", None),
         page=getattr(error, "page", None),
