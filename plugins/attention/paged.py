@@ -62,7 +62,10 @@ class PagedAttention:
         self.padded = len(lengths) * max(lengths)
 
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Compute attention row by row and write ``out``. ``q`` and ``out`` are [tokens, q_heads, head_dim]."""
+        """Compute attention row by row and write ``out``.
+
+        ``q`` and ``out`` are [tokens, q_heads, head_dim]. ``out`` is contiguous; ``q`` may be a view of a wider one.
+        """
         self.positions_padded += self.padded
         for row in self.rows:
             k, v = self.gather(layer, row)
@@ -113,8 +116,9 @@ class PagedAttention:
     def attend(self, layer: LayerSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Compute attention of q [queries, q_heads, head_dim] over k, v [length, kv_heads, head_dim].
 
-        The result has the shape of q and any floating-point dtype. The arguments must not change. A score is q·k times
-        the scale of the layer. The layer's soft cap applies to the scores before the mask.
+        The result has the shape of q and any floating-point dtype. The arguments must not change; q need not be
+        contiguous. A score is q·k times the scale of the layer. The layer's soft cap applies to the scores before the
+        mask.
         """
         # 1. Consecutive query heads share a KV head. With groups of 2, query heads 0 and 1 use KV head 0, and so on.
         group = layer.q_heads // layer.kv_heads

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test paged     (`hint paged` for a hint)
 Serve it:  python -m minisgl plugins=my_paged.py attention=mine
 """
 
-# minisgl lab paged, skeleton 396c5d6ddf (minisgl 0.2.0)
+# minisgl lab paged, skeleton 2d3321660a (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -63,7 +63,10 @@ class MyAttention:
         self.padded = len(lengths) * max(lengths)
 
     def forward(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Compute attention row by row and write ``out``. ``q`` and ``out`` are [tokens, q_heads, head_dim]."""
+        """Compute attention row by row and write ``out``.
+
+        ``q`` and ``out`` are [tokens, q_heads, head_dim]. ``out`` is contiguous; ``q`` may be a view of a wider one.
+        """
         self.positions_padded += self.padded
         for row in self.rows:
             k, v = self.gather(layer, row)
@@ -102,8 +105,9 @@ class MyAttention:
     def attend(self, layer: LayerSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Compute attention of q [queries, q_heads, head_dim] over k, v [length, kv_heads, head_dim].
 
-        The result has the shape of q and any floating-point dtype. The arguments must not change. A score is q·k times
-        the scale of the layer. The layer's soft cap applies to the scores before the mask.
+        The result has the shape of q and any floating-point dtype. The arguments must not change; q need not be
+        contiguous. A score is q·k times the scale of the layer. The layer's soft cap applies to the scores before the
+        mask.
         """
         # TODO paged.attend
         # 1. Consecutive query heads share a KV head. With groups of 2, query heads 0 and 1 use KV head 0, and so on.

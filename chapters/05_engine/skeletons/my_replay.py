@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test replay     (`hint replay` for a hint)
 Serve it:  python -m minisgl plugins=my_replay.py graph=mine
 """
 
-# minisgl lab replay, skeleton 1b5040bab7 (minisgl 0.2.0)
+# minisgl lab replay, skeleton 6095c9913a (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ class Mine:
 
     max_rows: int = 64
     """Largest bucket of decode rows. Decode steps with more rows run operation by operation."""
+
+    def __post_init__(self) -> None:
+        if self.max_rows < 1:
+            raise ValueError(f"graph.max_rows={self.max_rows} must be at least 1")
 
 
 class Buffers:
@@ -61,13 +65,14 @@ class Buffers:
         """Copy the rows of a step, int32 [5, n], into the buffers and make the remaining rows padding.
 
         n is at most the number of rows of the bucket. None: all rows are padding. Returns the batch for attention: all
-        rows of the bucket, also those of padding, are decode rows. The batch's tensors are views of ``packed``, or
-        other tensors of this object. ``seq_lens_cpu`` may be a new array in each call.
+        rows of the bucket, also those of padding, are decode rows. The batch's tensors are views of ``self.packed``, or
+        other tensors of this object. ``seq_lens_cpu`` may be a new array in each call. Keep no view of the argument,
+        because its caller may change it.
         """
         # TODO replay.buffers
         # 3. Write every row each time: after a larger step, the rows behind a smaller step would still hold its data.
         # 4. Copy into the buffer that was recorded: a replay would never read a new tensor. The host must not wait for
-        #    the device.
+        #    the device: pass ``non_blocking=True``. The source may be in ordinary memory. Read nothing back.
         raise NotImplementedError
 
 
@@ -98,10 +103,10 @@ class MyRunner:
         return key
 
     def sizes(self, max_rows: int) -> list[int]:
-        """Return the number of rows of each bucket, in increasing order."""
+        """Return the number of rows of each bucket, in increasing order. ``max_rows`` is at least 1."""
         # TODO replay.buckets
-        # 1. Each recording costs memory and start-up time: use few sizes, each at most twice the size before. The gates
-        #    accept 8 sizes, or half of ``max_rows`` if that is more.
+        # 1. Each recording costs memory and start-up time: use few sizes. The first is at most 2, and each of the
+        #    others is at most twice the size before. The gates accept 8 sizes, or half of ``max_rows`` if that is more.
         # 2. The largest step must fit too.
         raise NotImplementedError
 
@@ -120,7 +125,11 @@ class MyRunner:
         build: Callable[[GraphKey], Any],
         forward: Callable[[Any], torch.Tensor],
     ) -> None:
-        """Record ``forward(build(key))`` for each bucket. ``build`` calls `input_buffers`."""
+        """Record ``forward(build(key))`` for each bucket.
+
+        ``build`` calls `input_buffers`, and then ``fill(None)`` of the buffers. The first of ``keys`` are the buckets
+        that `buckets` returned, in their order.
+        """
         # TODO replay.capture
         # 1. All recordings share memory, because only one is replayed at a time. Record the largest bucket first: the
         #    smaller ones then reuse its memory.
@@ -129,7 +138,7 @@ class MyRunner:
     def run(self, key: GraphKey) -> torch.Tensor:
         """Replay a bucket, whose buffers hold the step's rows, and return the logits.
 
-        Add 1 to ``replays``, which /metrics shows.
+        Add 1 to ``replays``, which /metrics shows. Only calls of this method count.
         """
         # TODO replay.capture
         # 2. A replay is one launch, however many launches were recorded. The result is always the same output tensor.

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test ring     (`hint ring` for a hint)
 Serve it:  python -m minisgl tp=2 plugins=my_ring.py communicator=mine
 """
 
-# minisgl lab ring, skeleton 7e4a918c89 (minisgl 0.2.0)
+# minisgl lab ring, skeleton 789d13453b (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Mine:
 class MyCommunicator(GroupCommunicator):
     """A process group with a ring all-reduce of its own.
 
-    Every rank runs the same code; only ``self.rank`` differs.
+    Every rank runs the same code; only ``self.rank`` differs. The base class has the methods all_gather,
+    all_reduce_norm, broadcast, capturing, close, exchange, receive and send: give helper methods other names.
     """
 
     def __init__(self, config: Mine, rank: int, size: int, address: str, device: torch.device):
@@ -56,7 +57,7 @@ class MyCommunicator(GroupCommunicator):
         """Sum the chunks in place: afterwards ``chunks[r]`` on rank r is the sum of all ranks' ``chunks[r]``.
 
         The other chunks of rank r then hold partial sums, which are not used any more. Chunks have one dimension and
-        are contiguous.
+        are contiguous. ``chunks`` may be a tuple: change its tensors, and not the sequence.
         """
         # TODO ring.reduce_scatter
         # 1. Chunk r starts on rank r + 1 and moves one rank to the right per step, so n - 1 steps bring it to rank r.
@@ -79,10 +80,11 @@ class MyCommunicator(GroupCommunicator):
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return the sum of x over all ranks, bit-identical on every rank; x may be overwritten.
 
-        x may have any shape, dtype and strides. The result has the shape and the dtype of x.
+        x may have any shape and strides, and any integer or floating-point dtype that PyTorch can add. The result has
+        the shape and the dtype of x.
         """
         # TODO ring.all_reduce
-        # 1. With one rank there is nothing to sum.
+        # 1. With one rank there is nothing to sum: x itself is the result, and nothing is sent.
         # 2. Split x into one chunk per rank. tensor_split keeps all elements if their number is not divisible by n.
         # 3. Each rank completes one chunk, then the chunks are copied to all ranks: 2(n - 1) sends of one chunk per
         #    rank.

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test shard     (`hint shard` for a hint)
 Serve it:  python -m minisgl tp=2 plugins=my_shard.py architecture=Mine
 """
 
-# minisgl lab shard, skeleton 501c214341 (minisgl 0.2.0)
+# minisgl lab shard, skeleton 25a0d2c416 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Attention(nn.Module):
         # TODO shard.attention
         # 1. A rank gets whole heads, with their queries, keys and values, so attention needs no communication.
         # 2. Split by its inputs, which are this rank's heads: every rank computes a partial sum.
-        # 3. q_norm and k_norm normalise one head at a time. Every rank has whole heads and all weights of both norms.
+        # 3. q_norm and k_norm normalise one head at a time: their ``dim`` is head_dim. Every rank has whole heads and
+        #    all weights of both norms.
         # 4. The KV pool and the attention backend count the heads of this rank, not those of the whole model. The scale
         #    is head_dim ** -0.5, and the sliding window of the layer is `config.window(index)`.
         raise NotImplementedError
@@ -77,7 +78,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, residual: None, cos_sin: Tensor, out_cache_loc: Tensor) -> tuple[Tensor, None]:
         """Compute the layer; x [tokens, hidden] is the residual stream, the same on every rank before and after.
 
-        ``residual`` is always None: only layers that leave the addition to the next layer's norm use it.
+        ``residual`` is always None: only layers that leave the addition to the next layer's norm use it. x may be
+        overwritten.
         """
         # TODO shard.block
         # 2. Every rank holds the residual stream. So it is added after the all-reduce: added before, it would be

@@ -337,9 +337,16 @@ class Untouched:
 
 
 def forward(backend: Any, prepared: PreparedCase, layer: LayerSpec) -> Tensor:
-    """Return the backend's answer for a layer of a planned step, in float64. Raise `Broken` if it is not in `out`."""
+    """Return the backend's answer for a layer of a planned step, in float64. Raise `Broken` if it is not in `out`.
+
+    The queries are a view of a larger tensor, as in the engine.
+    """
     out = torch.full_like(prepared.q, UNWRITTEN)
-    got = backend.forward(layer, prepared.q, out)
+    q = torch.cat((prepared.q, prepared.q[:, :1]), dim=1)[:, :-1]
+    got = backend.forward(layer, q, out)
+    if not torch.equal(q, prepared.q):
+        seen = "After `forward`, the queries were others than before."
+        raise Broken("changes", "The backend writes `out`, and changes no other tensor of the caller.", seen)
     if not isinstance(got, Tensor) or (got.shape == out.shape and not torch.equal(got.nan_to_num(), out.nan_to_num())):
         seen = "The result that `forward` returned is not in the tensor `out`."
         raise Broken("unwritten", "`forward` writes `out`, and returns it.", seen)
