@@ -140,7 +140,12 @@ def swap(student: Student, lengths: Sequence[int]) -> None:
 
         def noted_wait(transfer: Any) -> Any:
             wait, rank = transfer.wait, comm.rank
-            transfer.wait = lambda *limit: (events[rank].append("wait"), wait(*limit))[1]
+
+            def noted(*limit: Any) -> Any:
+                events[rank].append("wait")
+                return wait(*limit)
+
+            transfer.wait = noted
             return transfer
 
         comm.send, comm.receive = noted_send, noted_receive
