@@ -73,7 +73,7 @@ class Verdict:
             *(_field("Where", where, 1) if where else ()),
             *_field("Why", lab.why(self.cause), 3),
         ]
-        tail = _field("Again", again, 1) if again else []
+        tail = [f"Again:   {again}"] if again else []  # never cut: it is a command to copy
         shown = self.show.splitlines()
         room = LINES - len(lines) - len(tail) - 1
         if shown:

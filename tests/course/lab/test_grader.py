@@ -806,3 +806,10 @@ def test_needed_gate_stops_the_gate_that_needs_it(tmp_path: Path) -> None:
         report = grade(lab, tmp_path / lab.file, seed=1, serve=False)
         tried.append([verdict.gate for verdict in report.verdicts if verdict.tried])
     assert tried == [["loads", "index"], ["loads", "index", "copy", "turn"]]
+
+
+def test_command_is_not_cut() -> None:
+    """The command that reproduces a failure is printed whole, however long its paths are."""
+    again = "python -m minisgl.lab test paged --dir " + "/a long path" * 20
+    red = Verdict("gather", "says", cause="pages", promise="p", seen="s")
+    assert red.explain(find("paged"), again)[-1].endswith(again)
