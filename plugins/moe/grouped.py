@@ -48,7 +48,8 @@ class GroupedMoe:
     """The backend; see `minisgl.moe.MoeBackend` for shapes.
 
     A pair is a token and one of its top_k choices of an expert; its number is token · top_k + choice. Blocks are padded
-    with the number of pairs, which is no pair's number.
+    with the number of pairs, which is no pair's number. One backend serves all layers. `multiply` may overwrite its
+    ``rows``. Except for this, a method changes no tensor that it gets but ``out``.
     """
 
     def __init__(self, block: int):
@@ -73,7 +74,8 @@ class GroupedMoe:
 
         ``expert`` [pairs] is the expert that each pair chose, counted from this rank's first expert; this rank has
         ``experts`` experts. Returns the sorted pair numbers, in which padding entries are ``len(expert)``, and the
-        number of entries of each expert, padding included. The order of an expert's entries is free.
+        number of entries of each of the ``experts`` experts, padding included. The pair numbers are a tensor of
+        integers on the device of ``expert``. The order of an expert's entries is free.
         """
         # 1. The sorted order is a permutation of the pairs. Keep it: it leads from a sorted row back to its token.
         order = expert.argsort(stable=True)
@@ -83,7 +85,7 @@ class GroupedMoe:
         pairs, counts = [], []
         for count in torch.bincount(local, minlength=experts).tolist():
             # 3. A block belongs to one expert, so each expert's last block is padded. An expert without pairs has no
-            #    block.
+            #    block, and the count 0.
             padding = -count % self.block
             pairs += [order[begin : begin + count], order.new_full((padding,), no_pair)]
             counts.append(count + padding)
@@ -114,7 +116,7 @@ class GroupedMoe:
         ``rows`` and ``out`` have the dtype of the model, and ``scale`` is float32. Before they are written, the sums
         may have either dtype.
         """
-        # 1. Drop the rows that belong to padding.
+        # 1. Drop the rows that belong to padding, whatever numbers they contain.
         real = pairs < scale.numel()
         rows, pairs = rows[real], pairs[real]
         # 2. The rows are not in the order of tokens. A row's pair number gives its weight and its token.

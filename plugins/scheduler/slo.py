@@ -72,9 +72,9 @@ class SloPolicy:
 
     # lab: slo.limit
     def prompt_tokens(self, is_open: bool, decode_rows: int, budget: Budget) -> int:
-        """Return how many prompt tokens a step with ``decode_rows`` decode rows may compute.
+        """Return how many prompt tokens a step may compute in addition to its ``decode_rows`` decode rows.
 
-        ``is_open`` says whether an interactive request runs or waits.
+        ``is_open`` says whether an interactive request runs or waits. ``budget`` has already granted the decode rows.
         """
         # 1. Without an open interactive request, large steps are best: all tokens of the budget.
         if not is_open:
@@ -121,7 +121,8 @@ class SloPolicy:
         running = sorted(running, key=urgency)
         rows = {r.uid: 1 for r in running if not r.num_remaining_tokens and budget.grant(r, 1)}
         # 3. In each class, partly computed prompts come before waiting requests. A waiting batch request needs a free
-        #    row. A waiting interactive request may get the row of a batch request.
+        #    row. A waiting interactive request may get the row of a batch request. An interactive request that
+        #    `order_waiting` leaves out is open too. Reading an entry of `waiting` again costs nothing.
         begun: list[Request] = [r for r in running if r.num_remaining_tokens]
         urgent = [r for r in begun + queue if self.is_interactive(r)]
         batch = [r for r in (begun + queue if budget.rows else begun) if not self.is_interactive(r)]
@@ -130,12 +131,14 @@ class SloPolicy:
         tokens = self.prompt_tokens(is_open, len(rows), budget)
         used, without_room = self.grant(urgent, tokens - self.kept_tokens(tokens, batch), budget, rows)
         # 5. While an interactive request waits for room, no batch request is admitted: it would take the room.
+        #    `make_room` gets all waiting interactive prompts, also those that were granted.
         retract: Sequence[int] = []
         if without_room:
-            retract = self.make_room(without_room, running, budget)
+            retract = self.make_room([r for r in urgent if isinstance(r, Waiting)], running, budget)
             batch = [r for r in batch if isinstance(r, Running) and r.uid not in retract]
-        # 6. If requests are retracted, the scheduler grants all rows again: name rows for the requests that
-        #    get the room. The tokens of retracted decode rows may stay unused.
+        # 6. If requests are retracted, the scheduler grants all rows again, and drops the rows that do not fit: name
+        #    rows for the requests that get the room, as far as the tokens last. The tokens of retracted decode rows
+        #    may stay unused, and the tokens kept for batch prompts may go to interactive ones.
         for request in without_room if retract else []:
             rows[request.uid] = min(wanted_tokens(request), tokens - used)
             used += rows[request.uid]
@@ -148,7 +151,8 @@ class SloPolicy:
     def make_room(self, prompts: Sequence[Request], running: Sequence[Running], budget: Budget) -> Sequence[int]:
         """Return the uids of the batch requests to retract, so that the waiting interactive ``prompts`` fit.
 
-        ``running`` is in order of urgency. No interactive request is retracted.
+        ``running`` is in order of urgency. No interactive request is retracted. `Budget.retractions` does not take
+        the grants of this step into account, so ``prompts`` includes the prompts that were granted.
         """
         # 1. `budget.retractions` retracts the last running requests of the order that it gets, and only those behind a
         #    waiting one. It needs all running requests.

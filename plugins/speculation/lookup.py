@@ -58,7 +58,10 @@ class Text:
 
     # lab: draft.copy
     def copy(self, count: int) -> list[int]:
-        """Return guesses for the next ``count`` tokens of the text, or [] if its last group did not occur before."""
+        """Return guesses for the next ``count`` tokens of the text, or [] if its last group did not occur before.
+
+        ``count`` may be 0.
+        """
         # 1. Look up where the last group occurred before, and copy the tokens that followed it.
         # 2. If the copy reaches the end of the text, it goes on with the guesses themselves: 1 2 1 2 1 goes on with
         #    2 1 2 1. So there are always `count` guesses.
@@ -92,7 +95,8 @@ class LookupProposer(DraftProposer):
 
     def advanced(self, reqs: Sequence[Req], tokens: Sequence[Sequence[int]]) -> None:
         """Note the tokens that each request gained, one or several."""
-        # 2. The time of a turn must not grow with the text: use `tokens`, not `req.tokens()`.
+        # 2. The time of a turn, a call of `advanced` and one of `propose`, must not grow with the text: use `tokens`,
+        #    not `req.tokens()`.
         for req, run in zip(reqs, tokens, strict=True):
             self.texts[req.uid].append(run)
 
@@ -104,7 +108,8 @@ class LookupProposer(DraftProposer):
     def propose(self, reqs: Sequence[Req], positions: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
         """Return the drafts of each request: guesses for ``positions[i]`` and after it, ``limits[i]`` of them, or none.
 
-        ``limits[i]`` is at most ``max_drafts``, and may be 0. Both arguments are lists. They must not change.
+        ``limits[i]`` is at most ``max_drafts``, and may be 0. `propose` changes nothing: neither the arguments, of
+        which ``positions`` and ``limits`` are lists, nor the result of the next call.
         """
         # 4. `positions[i]` is the length of the request's text, or one more: then the token before it is sampled, but
         #    unread. The first guess is for that token, and is no draft.

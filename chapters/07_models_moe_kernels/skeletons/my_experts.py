@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test experts     (`hint experts` for a hint)
 Serve it:  python -m minisgl model=tutor-moe plugins=my_experts.py moe=mine
 """
 
-# minisgl lab experts, skeleton 367a31593e (minisgl 0.2.0)
+# minisgl lab experts, skeleton 388201bb0c (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class MyMoe:
     """The backend; see `minisgl.moe.MoeBackend` for shapes.
 
     A pair is a token and one of its top_k choices of an expert; its number is token · top_k + choice. Blocks are padded
-    with the number of pairs, which is no pair's number.
+    with the number of pairs, which is no pair's number. One backend serves all layers. `multiply` may overwrite its
+    ``rows``. Except for this, a method changes no tensor that it gets but ``out``.
     """
 
     def __init__(self, block: int):
@@ -71,13 +72,14 @@ class MyMoe:
 
         ``expert`` [pairs] is the expert that each pair chose, counted from this rank's first expert; this rank has
         ``experts`` experts. Returns the sorted pair numbers, in which padding entries are ``len(expert)``, and the
-        number of entries of each expert, padding included. The order of an expert's entries is free.
+        number of entries of each of the ``experts`` experts, padding included. The pair numbers are a tensor of
+        integers on the device of ``expert``. The order of an expert's entries is free.
         """
         # TODO experts.sort
         # 1. The sorted order is a permutation of the pairs. Keep it: it leads from a sorted row back to its token.
         # 2. Pairs of other ranks' experts are left out. They have numbers below 0 or from ``experts`` on.
         # 3. A block belongs to one expert, so each expert's last block is padded. An expert without pairs has no
-        #    block.
+        #    block, and the count 0.
         raise NotImplementedError
 
     def multiply(self, weights: Experts, rows: Tensor, counts: Sequence[int]) -> Tensor:
@@ -94,7 +96,7 @@ class MyMoe:
         may have either dtype.
         """
         # TODO experts.scatter
-        # 1. Drop the rows that belong to padding.
+        # 1. Drop the rows that belong to padding, whatever numbers they contain.
         # 2. The rows are not in the order of tokens. A row's pair number gives its weight and its token.
         # 3. A token has several rows, or none on this rank. Start from zeros and add: a write would keep the last row
         #    only.

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test draft     (`hint draft` for a hint)
 Serve it:  python -m minisgl plugins=my_draft.py speculation=mine
 """
 
-# minisgl lab draft, skeleton 0f2ada4410 (minisgl 0.2.0)
+# minisgl lab draft, skeleton 2a6d76f472 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ class Text:
         raise NotImplementedError
 
     def copy(self, count: int) -> list[int]:
-        """Return guesses for the next ``count`` tokens of the text, or [] if its last group did not occur before."""
+        """Return guesses for the next ``count`` tokens of the text, or [] if its last group did not occur before.
+
+        ``count`` may be 0.
+        """
         # TODO draft.copy
         # 1. Look up where the last group occurred before, and copy the tokens that followed it.
         # 2. If the copy reaches the end of the text, it goes on with the guesses themselves: 1 2 1 2 1 goes on with
@@ -82,7 +85,8 @@ class MyProposer(DraftProposer):
     def advanced(self, reqs: Sequence[Req], tokens: Sequence[Sequence[int]]) -> None:
         """Note the tokens that each request gained, one or several."""
         # TODO draft.turn
-        # 2. The time of a turn must not grow with the text: use `tokens`, not `req.tokens()`.
+        # 2. The time of a turn, a call of `advanced` and one of `propose`, must not grow with the text: use `tokens`,
+        #    not `req.tokens()`.
         raise NotImplementedError
 
     def removed(self, req: Req) -> None:
@@ -94,7 +98,8 @@ class MyProposer(DraftProposer):
     def propose(self, reqs: Sequence[Req], positions: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
         """Return the drafts of each request: guesses for ``positions[i]`` and after it, ``limits[i]`` of them, or none.
 
-        ``limits[i]`` is at most ``max_drafts``, and may be 0. Both arguments are lists. They must not change.
+        ``limits[i]`` is at most ``max_drafts``, and may be 0. `propose` changes nothing: neither the arguments, of
+        which ``positions`` and ``limits`` are lists, nor the result of the next call.
         """
         # TODO draft.turn
         # 4. `positions[i]` is the length of the request's text, or one more: then the token before it is sampled, but

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test slo     (`hint slo` for a hint)
 Serve it:  python -m minisgl plugins=my_slo.py scheduler=mine
 """
 
-# minisgl lab slo, skeleton 131164ed35 (minisgl 0.2.0)
+# minisgl lab slo, skeleton dc020c53f7 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class MyPolicy:
         return request.priority <= self.interactive
 
     def prompt_tokens(self, is_open: bool, decode_rows: int, budget: Budget) -> int:
-        """Return how many prompt tokens a step with ``decode_rows`` decode rows may compute.
+        """Return how many prompt tokens a step may compute in addition to its ``decode_rows`` decode rows.
 
-        ``is_open`` says whether an interactive request runs or waits.
+        ``is_open`` says whether an interactive request runs or waits. ``budget`` has already granted the decode rows.
         """
         # TODO slo.limit
         # 1. Without an open interactive request, large steps are best: all tokens of the budget.
@@ -100,17 +100,21 @@ class MyPolicy:
         # 2. All decode rows, the most urgent first. They come before all prompts. Of the waiting requests, read only as
         #    many as the step can admit, and `AHEAD` more.
         # 3. In each class, partly computed prompts come before waiting requests. A waiting batch request needs a free
-        #    row. A waiting interactive request may get the row of a batch request.
+        #    row. A waiting interactive request may get the row of a batch request. An interactive request that
+        #    `order_waiting` leaves out is open too. Reading an entry of `waiting` again costs nothing.
         # 4. The interactive prompts may use all prompt tokens except the kept tokens. The batch prompts get the rest.
         # 5. While an interactive request waits for room, no batch request is admitted: it would take the room.
-        # 6. If requests are retracted, the scheduler grants all rows again: name rows for the requests that
-        #    get the room. The tokens of retracted decode rows may stay unused.
+        #    `make_room` gets all waiting interactive prompts, also those that were granted.
+        # 6. If requests are retracted, the scheduler grants all rows again, and drops the rows that do not fit: name
+        #    rows for the requests that get the room, as far as the tokens last. The tokens of retracted decode rows
+        #    may stay unused, and the tokens kept for batch prompts may go to interactive ones.
         raise NotImplementedError
 
     def make_room(self, prompts: Sequence[Request], running: Sequence[Running], budget: Budget) -> Sequence[int]:
         """Return the uids of the batch requests to retract, so that the waiting interactive ``prompts`` fit.
 
-        ``running`` is in order of urgency. No interactive request is retracted.
+        ``running`` is in order of urgency. No interactive request is retracted. `Budget.retractions` does not take
+        the grants of this step into account, so ``prompts`` includes the prompts that were granted.
         """
         # TODO slo.room
         # 1. `budget.retractions` retracts the last running requests of the order that it gets, and only those behind a

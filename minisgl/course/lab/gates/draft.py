@@ -209,7 +209,7 @@ def make_turns(rng: random.Random, size: int) -> dict[str, Any]:
             some = rng.sample(running, rng.randint(1, len(running)))
             event = {"gain": [[uid, [rng.choice(letters) for _ in range(rng.randint(1, long))]] for uid in some]}
         some = rng.sample(running, rng.randint(0, len(running)))
-        event["ask"] = [[uid, rng.randint(0, 1), rng.randint(0, most)] for uid in some]
+        event["ask"] = [[uid, rng.randint(0, 1), rng.choice([most, *[rng.randint(0, most)] * 3])] for uid in some]
         events.append(event)
         unread = [[uid, 0, limit] for uid, pending, limit in event["ask"] if pending]
         if unread and rng.random() < 0.5:  # the unread token was another one; the same positions and limits again
@@ -272,10 +272,10 @@ def try_turns(student: Student) -> str:
 
 def run_removed(student: Student, reason: Any, number: int = 40) -> None:
     """Check that the proposer keeps nothing of requests that ran one after another. ``reason`` None: a retraction."""
-    proposer = build(student, {"match": 2, "drafts": 4})
+    proposer = build(student, {"match": 2, "drafts": 4, "rows": number})
     before = container_sizes(proposer)
     for uid in range(number):
-        req = running_request(uid, [1, 2, 3, 1, 2], 0)
+        req = running_request(uid, [1, 2, 3, 1, 2], uid)
         proposer.admitted(req)
         proposer.propose([req], [len(req)], [2])
         req.output_ids.append(3)
@@ -388,6 +388,11 @@ def _ask(
             (more,) = proposer.propose([req], [len(req) + 1], [2])
             if len(more):
                 limit, run = 2, [int(token) for token in more]
+        elif unread and limit == 1 and not run and any(known[uid][1].drafts(workload["match"], 1, 1)):
+            (without,) = proposer.propose([req], [len(req)], [1])
+            if len(without):
+                seen = "A request got no draft although its limit is 1. Without an unread token, it gets one."
+                raise Broken("count", PROMISE, seen, request=uid)
         judge(known[uid][1], workload["match"], unread, limit, run, texts)
     again = [list(run) for run in proposer.propose(reqs, list(positions), list(limits))]
     if again != plain:
@@ -422,6 +427,8 @@ def _mistake(
         return "retracted", "The request runs again after a retraction, with the output that it had."
     if unread and got and got in request.drafts(match, 0, limit):
         return "unread", "The first draft is the guess for the unread token."
+    if not unread and got and got in request.drafts(match, 1, limit):
+        return "unread", "They would be right if the request had an unread token."
     if right and got == right[0][: len(got)]:
         if unread and len(got) == limit - unread and (got or len(request.tokens) == request.prompt):
             return "count", f"`limits[i]` was {limit}: the drafts after the guess for the unread token."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,7 @@ def run_sort(student: Student, workload: dict[str, Any]) -> None:
     if wrong is not None:
         raise wrong
     if not torch.equal(expert, flat):
-        seen = "After `sort`, the tensor `expert` was another one than before."
+        seen = "After `sort`, the tensor `expert` had other numbers than before."
         raise Broken("changes", "A backend changes no tensor of its caller but `out`.", seen)
     backend(student, block + 1)  # another layer's or another engine's, with other blocks
     other = torch.where((flat >= 0) & (flat < here), (flat + 1) % here, flat).flip(0)
@@ -195,23 +196,23 @@ def run_multiply(student: Student, workload: dict[str, Any]) -> None:
             what = f"the matrices of expert {used[0]}" if used else "no expert's matrices"
             seen = f"The rows of expert {e} were multiplied with {what}; rows of each expert: {counts}."
             raise Broken("empty" if used and 0 in counts[:e] else "expert", promise, seen)
-    if not torch.equal(mine, rows) or not all(map(torch.equal, before, (given.gate_up, given.down))):
-        seen = "After `multiply`, the rows that it was given, or the experts' weights, were others than before."
-        raise Broken("changes", "A backend changes no tensor of its caller but `out`.", seen)
+    if not all(map(torch.equal, before, (given.gate_up, given.down))):
+        seen = "After `multiply`, the experts' weights were others than before."
+        raise Broken("changes", "`multiply` changes no tensor that it gets, except `rows`.", seen)
     if workload.get("many"):
         return
-    mine.neg_()
-    again = moe.multiply(weights, mine, counts)
+    mine.copy_(-rows)
+    again = moe.multiply(weights, mine, counts).clone()
     fresh = backend(student, workload["block"])
-    want = fresh.multiply(fresh.load(given.gate_up, given.down, given.local_experts, "silu"), mine.clone(), counts)
+    want = fresh.multiply(fresh.load(given.gate_up, given.down, given.local_experts, "silu"), -rows, counts)
     if not torch.allclose(again, want, atol=1e-4):
         seen = "The first call of `multiply` was right. In the second, the same tensor has other numbers."
         raise Broken("kept", "`multiply` multiplies the rows that it is given now.", seen)
 
 
-def _expert(given: Problem, e: int, rows: Tensor) -> Tensor:
+def _expert(given: Problem, e: int, rows: Tensor, act: Callable[[Tensor], Tensor] = F.silu) -> Tensor:
     gate, up = F.linear(rows, given.gate_up[e]).chunk(2, dim=-1)
-    return F.linear(F.silu(gate) * up, given.down[e])
+    return F.linear(act(gate) * up, given.down[e])
 
 
 def run_scatter(student: Student, workload: dict[str, Any]) -> None:
@@ -257,7 +258,7 @@ def run_scatter(student: Student, workload: dict[str, Any]) -> None:
                 raise _wrong_weight(token, pair, float(line[pair]), want, line, ours, top_k)
     for name, before, after in zip(("rows", "pairs", "scale"), (rows, pairs, scale), given, strict=True):
         if not torch.equal(before, after):
-            seen = f"After `scatter`, the tensor `{name}` was another one than before."
+            seen = f"After `scatter`, the tensor `{name}` had other numbers than before."
             raise Broken("changes", "`scatter` writes `out`, and changes no other tensor of its caller.", seen)
 
 
@@ -331,7 +332,8 @@ def run_whole(student: Student, workload: dict[str, Any]) -> None:
         return
     # Two layers: both are loaded before either is computed. In the second step, the same tensors have other numbers.
     weights = moe.load(given.gate_up, given.down, given.local_experts, "silu")
-    moe.load(-given.gate_up, 2 * given.down, range(len(given.down)), "gelu")
+    other = given._replace(gate_up=-given.gate_up, down=2 * given.down, local_experts=range(len(given.down)))
+    others = moe.load(other.gate_up, other.down, other.local_experts, "gelu")
     x, ids, scale = given.x.clone(), given.ids.clone(), given.scale.clone()
     for what in ("Another layer was loaded after this one.", "The second step has another routing of as many tokens."):
         now = given._replace(x=x, ids=ids, scale=scale)
@@ -340,6 +342,13 @@ def run_whole(student: Student, workload: dict[str, Any]) -> None:
             raise Broken("kept", "Each step is computed from its layer and its own routing.", f"{what} {wrong.seen}")
         ids.copy_(given.ids.flip(0))
         scale.mul_(0.5)
+    got = moe.forward(others, given.x, given.ids, given.scale, torch.full_like(x, torch.nan)).double()
+    if not torch.allclose(got, answer(other, F.gelu), atol=1e-3):
+        seen = "The results of a second layer, which has other weights and the activation gelu, are wrong."
+        if torch.allclose(got, answer(other), atol=1e-3):
+            seen = "The results of a layer with the activation gelu are those of silu."
+            raise Broken("activation", "The activation of a layer is the one that `load` got.", seen)
+        raise Broken("kept", "Each step is computed from its layer and its own routing.", seen)
 
 
 def first_wrong(given: Problem, got: Tensor) -> Broken | None:
@@ -352,14 +361,14 @@ def first_wrong(given: Problem, got: Tensor) -> Broken | None:
     return diagnose(given, got, want, wrong[0]) if wrong else None
 
 
-def answer(given: Problem) -> Tensor:
+def answer(given: Problem, act: Callable[[Tensor], Tensor] = F.silu) -> Tensor:
     """Return the right result, [tokens, hidden] in float64."""
     want = torch.zeros(given.x.shape).double()
     precise = given._replace(gate_up=given.gate_up.double(), down=given.down.double(), x=given.x.double())
     for e in given.local_experts:
         token, choice = (given.ids == e).nonzero(as_tuple=True)
         if len(token):
-            rows = _expert(precise, e - given.local_experts.start, precise.x[token])
+            rows = _expert(precise, e - given.local_experts.start, precise.x[token], act)
             want.index_add_(0, token, rows * given.scale[token, choice].double()[:, None])
     return want
 

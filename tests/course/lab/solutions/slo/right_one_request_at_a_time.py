@@ -28,4 +28,8 @@ class MyPolicy:
         classes = [[], []]
         for r in running:
             classes[not self.is_interactive(r)].append(r)
-        return budget.retractions(classes[0] + [prompts[0]] + classes[1])
+        # The granted prompts find room without retractions, so the first result is for the first prompt without room.
+        for n in range(1, len(prompts) + 1):
+            if retract := budget.retractions(classes[0] + list(prompts[:n]) + classes[1]):
+                return retract
+        return []
