@@ -26,8 +26,8 @@ class Lookup:
     """Number of tokens that must be equal at both places."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value < 1:
+        for name in ("max_drafts", "match_tokens"):
+            if (value := getattr(self, name)) < 1:
                 raise ValueError(f"speculation.{name}={value} must be at least 1.")
 
 

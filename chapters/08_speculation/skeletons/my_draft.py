@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test draft     (`hint draft` for a hint)
 Serve it:  python -m minisgl plugins=my_draft.py speculation=mine
 """
 
-# minisgl lab draft, skeleton 2a6d76f472 (minisgl 0.2.0)
+# minisgl lab draft, skeleton a65900c0d8 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Mine:
     """Number of tokens that must be equal at both places."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value < 1:
+        for name in ("max_drafts", "match_tokens"):
+            if (value := getattr(self, name)) < 1:
                 raise ValueError(f"speculation.{name}={value} must be at least 1.")
 
 

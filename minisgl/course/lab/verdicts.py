@@ -74,19 +74,25 @@ class Verdict:
             *_field("Why", lab.why(self.cause), 3),
         ]
         tail = [f"Again:   {again}"] if again else []  # never cut: it is a command to copy
-        shown = self.show.splitlines()
+        shown = [part for line in self.show.splitlines() for part in _wrapped(line)]
         room = LINES - len(lines) - len(tail) - 1
         if shown:
             if len(shown) > room:
                 shown = [*shown[: room - 1], f"… {len(shown) - room + 1} more lines"]
             lines.append("The smallest workload found that shows the failure:")
-            lines += ["  " + textwrap.shorten(line, _WIDTH, placeholder=" …") if len(line) > _WIDTH else "  " + line
-                      for line in shown]  # fmt: skip
+            lines += ["  " + line for line in shown]
         return ["    " + line for line in [*lines, *tail]]
 
     def encode(self) -> dict[str, Any]:
         """Return the verdict as a dictionary that JSON can hold."""
         return asdict(self)
+
+
+def _wrapped(line: str) -> list[str]:
+    """Return a line of a workload in at most three lines, of which the later ones are indented."""
+    if len(line) <= _WIDTH:
+        return [line]
+    return textwrap.wrap(line, _WIDTH, subsequent_indent="    ", max_lines=3, placeholder=" …")
 
 
 def _field(name: str, text: str, most: int) -> list[str]:

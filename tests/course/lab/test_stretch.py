@@ -25,8 +25,8 @@ COUNTED = {
     "replay": "23,083 rows of padding, 7 graphs",
     "shard": "66 launches",
     "ring": "77.3 µs",
-    "experts": "204 operations",
-    "draft": "1.63 tokens a step with your file's own defaults, and 267 drafts",
+    "experts": "205 operations",
+    "draft": "1.63 tokens a step, and 267 drafts",
     "slo": "TTFT p99 1,577 ms, longest gap 33 ms, 3 documents in the flood, all done after 11.7 s",
 }
 BETTER = {
@@ -57,6 +57,27 @@ BETTER = {
             '        if self.sharing == "own":\n'
             "            self.batch_share = 0.5 if sum(map(wanted_tokens, urgent)) < 5000 else 0.05\n"
             "        used, without_room = ",
+        ),
+    ],
+    # The longest match of at most 8 tokens, and one draft more than it has tokens.
+    "draft": [
+        ("    match_tokens: int = 3\n", '    drafting: str = "rules"\n    match_tokens: int = 3\n'),
+        (
+            "match_tokens: int):\n        self.max_drafts, ",
+            "match_tokens: int, drafting: str):\n        self.drafting = drafting\n        self.max_drafts, ",
+        ),
+        ("(config.max_drafts, config.match_tokens)", "(config.max_drafts, config.match_tokens, config.drafting)"),
+        (
+            "            drafts.append(text.copy(unread + limit)[unread:])\n",
+            "            for n in range(8, 0, -1) if self.drafting == 'own' else [self.match_tokens]:\n"
+            "                longer = text\n"
+            "                if n != self.match_tokens:\n"
+            "                    longer = Text(n)\n"
+            "                    longer.append(text.tokens)\n"
+            "                most = min(limit, n + 1) if self.drafting == 'own' else limit\n"
+            "                if copied := longer.copy(unread + most)[unread:]:\n"
+            "                    break\n"
+            "            drafts.append(copied)\n",
         ),
     ],
     # Pages that a second request used are evicted as if their last use were 1,000 uses later.
@@ -147,7 +168,12 @@ def test_better_plugin_beats_it(server: ForkServer, name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("name", "gates"),
-    [("policy", "plan promises counts"), ("ledger", "pages steps requests"), ("slo", "share rows room")],
+    [
+        ("policy", "plan promises counts"),
+        ("ledger", "pages steps requests"),
+        ("slo", "share rows room"),
+        ("draft", "index copy turn"),
+    ],
 )
 def test_better_plugin_passes_the_gates(server: ForkServer, name: str, gates: str, tmp_path: Path) -> None:
     """A student measures the number only after all gates are green."""
@@ -163,6 +189,15 @@ def test_other_constants_do_not_beat_slo(server: ForkServer, step: int, share: f
     text = solution(find("slo")).replace("step_tokens: int = 512", f"step_tokens: int = {step}")
     counted, beaten = measure(server, "slo", text.replace("share: float = 0.25", f"share: float = {share}"), tmp_path)
     assert not beaten and "1,577" not in counted, counted
+
+
+@pytest.mark.parametrize(("match", "most"), [(1, 5), (2, 8), (2, 7)])
+def test_other_constants_do_not_beat_draft(server: ForkServer, match: int, most: int, tmp_path: Path) -> None:
+    text = solution(find("draft")).replace("match_tokens: int = 3", f"match_tokens: int = {match}")
+    counted, beaten = measure(
+        server, "draft", text.replace("max_drafts: int = 8", f"max_drafts: int = {most}"), tmp_path
+    )
+    assert not beaten and "1.63" not in counted, counted
 
 
 def test_box_and_reference_page_show_the_task() -> None:

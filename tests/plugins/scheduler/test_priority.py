@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from minisgl.core import EngineSpec, InvalidRequestError, SamplingParams
-from minisgl.scheduler.base import SchedulerPolicy
+from minisgl.scheduler.base import Running, SchedulerPolicy, Waiting
+from minisgl.scheduler.budget import AdmissionCost, StepBudget
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.policy import PolicyConformance
 
@@ -204,3 +206,21 @@ def test_the_whole_range_of_priorities_is_ordered() -> None:
     jobs = [job(1, priority=2**31 - 1), job(2, priority=0), job(3, priority=-(2**31)), job(4, priority=-1)]
     report = make(spec, preempt=False).run(jobs)
     assert sorted(report.first_token, key=lambda uid: report.first_token[uid]) == [3, 4, 2, 1]
+
+
+def test_slo_makes_room_beside_the_requests_it_admits() -> None:
+    """Request 2 takes the last free row, so the batch request 1 is retracted for request 3 in the same step.
+
+    `Budget.retractions` does not count earlier grants of the step, so it must get request 2 too.
+    """
+    asked: list[list[int]] = []
+
+    def retractions(order: Sequence[int]) -> list[int]:
+        asked.append(list(order))
+        return [1] if order == [2, 3, 1] else []
+
+    running = [Running(1, 0, 0, 0, 1, priority=1, arrival=1)]
+    waiting = [Waiting(uid, uid, 10, 0, None, 0) for uid in (2, 3)]
+    budget = StepBudget(64, 1, 100, 0, lambda _: AdmissionCost(1, 0), None, retractions)
+    plan = make_plugin("scheduler", "slo").plan(waiting, running, budget)
+    assert list(plan.retract) == [1] and dict(plan.rows) == {2: 10, 3: 10}, asked

@@ -31,14 +31,14 @@ dependencies = ["minisgl"]
 
 # minisgl loads the modules that installed packages name here.
 [project.entry-points.minisgl]
-mine = "my_capstone"
+capstone = "my_capstone"
 
 [tool.setuptools.packages.find]
 where = ["src"]
 """
 
 PLUGIN = '''\
-"""`scheduler=mine`: your own plugin. It may implement any hook; this file begins as a scheduling policy."""
+"""`scheduler=capstone`: your own plugin. It may implement any hook; this file begins as a scheduling policy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from minisgl.scheduler import Budget, Plan, Running, SchedulerPolicy, Waiting
 
 
 @dataclass
-class Mine:
+class Capstone:
     """Your plugin in one line: `--help` prints this text."""
 
 
@@ -65,12 +65,12 @@ class MyPolicy:
 
 @hookimpl
 def minisgl_configs() -> Any:
-    yield "scheduler", "mine", Mine
+    yield "scheduler", "capstone", Capstone
 
 
 @hookimpl
 def minisgl_scheduler(config: Any) -> SchedulerPolicy | None:
-    return MyPolicy() if isinstance(config, Mine) else None
+    return MyPolicy() if isinstance(config, Capstone) else None
 '''
 
 TESTS = '''\
@@ -92,7 +92,7 @@ class TestMyPolicy(PolicyConformance):
 README = """\
 # my-capstone
 
-A plugin for minisgl, as a package. After `pip install .`, the command `python -m minisgl scheduler=mine` uses it.
+A plugin for minisgl, as a package. After `pip install .`, the command `python -m minisgl scheduler=capstone` uses it.
 
     python -m minisgl.lab test capstone     # builds the package, installs it into a clean environment, tests it there
 """

@@ -484,12 +484,13 @@ def run_acceptance(student: Student) -> str:
 
 
 def measure_stretch(student: Student) -> tuple[str, bool]:
-    """Count the tokens a step and the drafts on the given texts, with the file's own defaults."""
-    found = steps_of(student.make(spec=spec_of(4))).values()
+    """Count the tokens a step and the drafts on the given texts, with `drafting=own` if the file has this option."""
+    own = {"drafting": "own"} if "drafting" in student.options() else {}
+    found = steps_of(student.make(student.config(**own), spec=spec_of(4))).values()
     rate, drafts = sum(each.tokens for each in found) / sum(each.steps for each in found), sum(e.drafts for e in found)
     return (
-        f"{rate:.2f} tokens a step with your file's own defaults, and {drafts} drafts",
-        rate >= 1.85 and drafts <= 320,
+        f"{rate:.2f} tokens a step, and {drafts} drafts",
+        rate >= 1.88 and drafts <= 300,
     )
 
 
@@ -595,6 +596,9 @@ class _Kit(ProposerConformance):
         return traced(proposer)
 
 
+_Kit.__name__ = ProposerConformance.__name__  # the name that the gate prints
+
+
 def causes(message: str) -> str | None:
     """Return the cause that explains a failure of the conformance kit, or None."""
     found = {
@@ -645,7 +649,7 @@ GATES = (
     facts(["admitted", "advanced", "propose"]),
 )
 STRETCH = Stretch(
-    "With `match_tokens=3`, a step gives 1.63 tokens on the four texts, and the proposer drafts 267 tokens. Reach 1.85 "
-    "tokens a step with at most 320 drafts, with defaults of your own.",
+    "With `match_tokens=3`, a step gives 1.63 tokens on the four texts, and the proposer drafts 267 tokens. Reach 1.88 "
+    "tokens a step with at most 300 drafts, with rules of your own that an option `drafting=own` of your file selects.",
     measure_stretch,
 )

@@ -259,6 +259,9 @@ def make_tight(rng: random.Random, size: int) -> dict[str, Any]:
     entries += [["same", rng.choice(mine), rng.randint(1, 60), 0]] * (rng.random() < 0.2)
     rng.shuffle(entries)
     rows, pages = rng.choice([(0, 100), (rng.randint(0, 2), 100), (8, rng.randint(1, 20)), (2, 20)])
+    if rng.random() < 0.2:  # no free row, and only batch requests wait
+        entries = [[kind, max(mine) if kind == "waits" else p, *more] for kind, p, *more in entries if kind != "same"]
+        entries, rows, pages = [*entries, ["begun", 0, rng.randint(100, 600), 0]], 0, 100
     more = {"interactive": 0, "chunk": rng.choice([8192, 8192, 64]), "rows": rows, "pages": pages}
     return {**options_of(rng), **more, "entries": entries}
 

@@ -228,6 +228,12 @@ class _Step:
         """Tokens kept for batch prompts: all that wait and all that have begun."""
         return min(int(self.share / 100 * self.limit + 1e-9), sum(map(wanted, self.batch)))
 
+    @property
+    def needed(self) -> int:
+        """Tokens kept for batch prompts, of which the waiting ones need none if no row is free."""
+        begun = [r for r in self.batch if isinstance(r, Running)]
+        return self.kept if self.fresh.rows else min(self.kept, sum(map(wanted, begun)))
+
     def check_tokens(self) -> None:
         """Check the step's limit, and what each class gets of it."""
         total, count = sum(self.used), f"The step has {len(self.rows)} rows"
@@ -244,8 +250,10 @@ class _Step:
         sums = [sum(map(wanted, some)) for some in (self.urgent, self.batch)]
         most = [min(sums[0], self.limit - self.kept), min(sums[1], self.kept)]
         if self.retract or not self.has_room:
-            if not self.stuck and not self.retract and self.used[0] < most[0]:
-                seen = f"Interactive prompts want {sums[0]} tokens and may have {most[0]}; they got {self.used[0]}."
+            may = min(sums[0], self.limit - self.needed)
+            if not self.stuck and not self.retract and self.used[0] < may:
+                seen = f"Interactive prompts want {sums[0]} tokens and may have {may}; they got {self.used[0]}."
+                seen += " No row is free for a waiting batch prompt." if self.needed < self.kept else ""
                 raise self.broken("urgent", "Interactive prompts get all tokens but those that are kept.", seen)
             return
         if self.used[1] < most[1] - (self.used[1] > 0 or self.kept == 0):

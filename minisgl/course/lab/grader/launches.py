@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from minisgl.course.lab.grader.gate import Broken, Student
-from minisgl.course.lab.grader.torch_operations import Operations
+from minisgl.course.lab.grader.torch_operations import HostAccess, Operations
 from minisgl.kernel.launch import recording
 from minisgl.testing.moe import MoeCase, problem
 
@@ -58,7 +58,7 @@ class Launches(Operations):
 
 
 def launches_of_experts(student: Student) -> int:
-    """Return the launches of the student's experts in a decode step.
+    """Return the launches of the student's experts in a decode step, and the copies of tensors to lists.
 
     `TOKENS` tokens choose `TOP_K` of `EXPERTS` experts each. Raise `Broken` if the result is wrong.
     """
@@ -67,8 +67,8 @@ def launches_of_experts(student: Student) -> int:
     weights = backend.load(given.gate_up, given.down, given.local_experts, "silu")
     out = torch.full_like(given.x, torch.nan)
     launches = Launches()
-    with launches:
+    with HostAccess() as host, launches:
         got = backend.forward(weights, given.x, given.ids, given.scale, out)
     if not torch.allclose(got.double(), given.answer(), atol=1e-4):
         raise Broken("lost", "Each token gets the weighted sum of the experts that it chose.", "A token is wrong.")
-    return launches.number
+    return launches.number + host.number

@@ -44,15 +44,19 @@ class Operations(TorchDispatchMode):
 
 
 class HostAccess(TorchFunctionMode):
-    """A torch function mode that records in ``name`` a method through which Python or numpy reads a whole tensor."""
+    """A torch function mode for the methods through which Python or numpy reads a whole tensor.
+
+    ``name`` is the last of them that was called, and ``number`` the number of calls.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.name = ""
+        self.name, self.number = "", 0
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(function, "__name__", "") in _LEAVES_TORCH:
             self.name = function.__name__
+            self.number += 1
         return function(*args, **(kwargs or {}))
 
 

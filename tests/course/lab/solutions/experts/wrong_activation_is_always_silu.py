@@ -1,5 +1,5 @@
 # causes: activation
-# gate: whole
+# gate: multiply
 """The gated activation is written out as silu, whatever `load` got."""
 
 REPLACED = [
