@@ -42,7 +42,8 @@ class MoeCase:
         more = f", chosen from {list(self.chosen)}" * bool(self.chosen)
         more += f", {self.local_experts} on this rank" * bool(self.local_experts)
         kind = f" {str(self.dtype).removeprefix('torch.')} {self.activation}"
-        return f"{self.tokens} tokens, top {self.top_k} of {self.experts} experts{more},{kind}"
+        tokens = f"{self.tokens} token" + "s" * (self.tokens != 1)
+        return f"{tokens}, top {self.top_k} of {self.experts} experts{more},{kind}"
 
 
 _PLAIN = MoeCase(17)

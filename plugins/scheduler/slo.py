@@ -88,7 +88,8 @@ class SloPolicy:
     # lab: slo.share
     def kept_tokens(self, tokens: int, batch: Sequence[Request]) -> int:
         """Return how many of the step's ``tokens`` prompt tokens are kept for the prompts of ``batch``."""
-        # 1. `batch_share` of them, rounded down, and never more than these prompts want.
+        # 1. `batch_share` of them, rounded down, and never more than these prompts want. Rounding errors of floats do
+        #    not matter.
         return min(int(self.batch_share * tokens), sum(map(wanted_tokens, batch)))
 
     # lab: end

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test slo     (`hint slo` for a hint)
 Serve it:  python -m minisgl plugins=my_slo.py scheduler=mine
 """
 
-# minisgl lab slo, skeleton dc020c53f7 (minisgl 0.2.0)
+# minisgl lab slo, skeleton 549313c247 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ class MyPolicy:
     def kept_tokens(self, tokens: int, batch: Sequence[Request]) -> int:
         """Return how many of the step's ``tokens`` prompt tokens are kept for the prompts of ``batch``."""
         # TODO slo.share
-        # 1. `batch_share` of them, rounded down, and never more than these prompts want.
+        # 1. `batch_share` of them, rounded down, and never more than these prompts want. Rounding errors of floats do
+        #    not matter.
         raise NotImplementedError
 
     def grant(

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.course.lab.grader.conformance import conformance
-from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student, apart
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student, amount, apart
 from minisgl.course.lab.grader.launches import EXPERTS, TOKENS, TOP_K, launches_of_experts
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
@@ -63,8 +63,7 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
 def show(workload: dict[str, Any]) -> str:
     """Describe the routing in one line per token."""
     first, here, experts = workload["first"], workload["here"], workload["experts"]
-    blocks = f"blocks of {workload['block']} row{'s' * (workload['block'] != 1)}"
-    lines = [f"{experts} expert{'s' * (experts != 1)}, {blocks}"]
+    lines = [f"{amount(experts, 'expert')}, blocks of {amount(workload['block'], 'row')}"]
     if here != experts:
         which = f"expert {first} is" if here == 1 else f"experts {first} to {first + here - 1} are"
         lines[0] += f"; {which} on this rank, so `sort` gets the chosen numbers less {first}, and {here} for `experts`"
@@ -137,7 +136,8 @@ def wrong_order(got: Any, flat: Tensor, here: int, block: int) -> Broken | None:
     want = [set((flat == e).nonzero().flatten().tolist()) for e in range(here)]
     if len(counts) != here or sum(counts) != len(pairs):
         seen = (
-            f"For {here} experts it returned {len(counts)} counts with the sum {sum(counts)}, and {len(pairs)} pairs."
+            f"For {amount(here, 'expert')} it returned {amount(len(counts), 'count')} with the sum {sum(counts)}, and "
+            f"{amount(len(pairs), 'pair')}."
         )
         return Broken("empty" if len(counts) < here else "padding", promise, seen)
     begin = 0
@@ -147,8 +147,8 @@ def wrong_order(got: Any, flat: Tensor, here: int, block: int) -> Broken | None:
         more = Counter(mine) - Counter(want[e])
         if n == -(-len(want[e]) // block) * block and want[e] <= set(mine) and set(more) - {len(flat)}:
             seen = (
-                f"Expert {e} has {len(want[e])} pairs and {n - len(want[e])} padding entries. A padding entry is "
-                f"{min(more)}; it must be {len(flat)}, the number of pairs."
+                f"Expert {e} has {amount(len(want[e]), 'pair')} and {n - len(want[e])} padding entries. One of "
+                f"these entries is {min(more)}; it must be {len(flat)}, the number of pairs."
             )
             return Broken("padding", promise, seen)
         wrong = [pair for pair in real if pair not in want[e]]
@@ -161,7 +161,8 @@ def wrong_order(got: Any, flat: Tensor, here: int, block: int) -> Broken | None:
             return Broken("lost", promise, missing or f"The rows of expert {e} contain a pair twice.")
         if n != -(-len(real) // block) * block:
             seen = (
-                f"Expert {e} has {len(real)} pairs in {n} rows, which are not the fewest whole blocks of {block} rows."
+                f"Expert {e} has {amount(len(real), 'pair')} in {amount(n, 'row')}, which are not the fewest whole "
+                f"blocks of {amount(block, 'row')}."
             )
             return Broken("padding", promise, seen)
     return None
@@ -430,8 +431,9 @@ def counts(student: Student) -> str:
         block = 16
         found = count(backend(student, block), given)
         most = sum(-(-n // block) * block for n in load.values())
-        some = f"{tokens:,} tokens" if tokens > 1 else "1 token"
-        promise = f"{some} chose {len(load)} of {experts} experts: only their weights are read, each once."
+        promise = (
+            f"{amount(tokens, 'token')} chose {len(load)} of {experts} experts: only their weights are read, each once."
+        )
         if found.experts > len(load) + 1e-9:
             busy = problem(MoeCase(200, experts=8))  # every expert is chosen: more reads than experts are second reads
             all_chosen = len(load) == experts
@@ -442,11 +444,15 @@ def counts(student: Student) -> str:
         if found.gemms == 0:
             raise Broken("reads", promise, "No matrix product of torch read the experts' weights.")
         if found.rows > most:
-            promise = f"At most {most} rows are multiplied: {given.ids.numel()} pairs in blocks of {block} rows."
-            raise Broken("padding", promise, f"{found.rows} rows were multiplied.")
+            promise = (
+                f"At most {amount(most, 'row')} are multiplied: {given.ids.numel()} pairs in blocks of {block} rows."
+            )
+            raise Broken("padding", promise, f"The backend multiplied {amount(found.rows, 'row')}.")
         padding = found.rows - given.ids.numel()
-        rows = f" and {padding} rows of padding" if padding > 0 else ""
-        notes.append(f"{tokens:,} tokens: {found.gemms} products for {len(load)} of {experts} experts{rows}")
+        rows = f" and {amount(padding, 'row')} of padding" if padding > 0 else ""
+        notes.append(
+            f"{amount(tokens, 'token')}: {amount(found.gemms, 'product')} for {len(load)} of {experts} experts{rows}"
+        )
     return ", ".join(notes)
 
 

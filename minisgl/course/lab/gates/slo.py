@@ -13,7 +13,7 @@ from minisgl.bench.loadgen.arrivals import arrival_times
 from minisgl.bench.loadgen.metrics import itls
 from minisgl.course.lab.grader.class_rules import UNLIMITED, Judge, Request, urgency, wanted
 from minisgl.course.lab.grader.conformance import conformance, greedy
-from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student
+from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student, amount
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
 from minisgl.course.lab.grader.simulated_workloads import shipped_cache, show, simulate, translate
@@ -63,7 +63,8 @@ def make_limit(rng: random.Random, size: int) -> dict[str, Any]:
 def show_limit(workload: dict[str, Any]) -> str:
     """Describe the arguments."""
     state = "an interactive request is open" if workload["open"] else "no interactive request is open"
-    return f"step_tokens={workload['step']}, {workload['decode']} decode rows, {workload['left']} tokens left; {state}"
+    rows, left = amount(workload["decode"], "decode row"), amount(workload["left"], "token")
+    return f"step_tokens={workload['step']}, {rows}, {left} left; {state}"
 
 
 def run_limit(student: Student, workload: dict[str, Any]) -> None:
@@ -97,10 +98,11 @@ def make_share(rng: random.Random, size: int) -> dict[str, Any]:
 
 def show_share(workload: dict[str, Any]) -> str:
     """Describe the arguments."""
-    lines = [f"batch_share={workload['share'] / 100}, {workload['tokens']} prompt tokens in the step"]
+    tokens = amount(workload["tokens"], "prompt token")
+    lines = [f"batch_share={workload['share'] / 100}, {tokens} in the step"]
     for kind, want, cached in workload["prompts"]:
-        words = f"waits, {cached} tokens cached," if kind == "waits" else "runs,"
-        lines.append(f"a batch request {words} {want} prompt tokens to compute")
+        words = f"waits, {amount(cached, 'token')} cached," if kind == "waits" else "runs,"
+        lines.append(f"a batch request {words} {amount(want, 'prompt token')} to compute")
     return "\n".join(lines)
 
 
@@ -161,17 +163,18 @@ def show_step(workload: dict[str, Any]) -> str:
     """Describe the step in a line for each request."""
     lines = [
         f"interactive={workload['interactive']} step_tokens={workload['step']} batch_share={workload['share'] / 100}; "
-        f"one step of {workload['chunk']} tokens, {workload['pages']} free pages, {workload['rows']} free rows; "
+        f"one step of {amount(workload['chunk'], 'token')}, {amount(workload['pages'], 'free page')}, "
+        f"{amount(workload['rows'], 'free row')}; "
         "the requests in order of arrival:"
     ]
     says = {
-        "decode": "decodes, needs {} new pages",
-        "begun": "runs, {} prompt tokens to compute",
-        "waits": "waits, {} prompt tokens to compute, {} cached",
-        "same": "waits, {} prompt tokens to compute, with the same next page as another request",
+        "begun": "runs, {} to compute",
+        "waits": "waits, {} to compute, {} cached",
+        "same": "waits, {} to compute, with the same next page as another request",
     }
     for uid, _, (kind, priority, a, b) in _numbered(workload):
-        lines.append(f"request {uid}, priority {priority}: " + says[kind].format(a, b))
+        state = says[kind].format(amount(a, "prompt token"), b) if kind in says else f"decodes, {amount(a, 'new page')}"
+        lines.append(f"request {uid}, priority {priority}: {state}")
     return "\n".join(lines)
 
 
