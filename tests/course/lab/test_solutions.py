@@ -7,7 +7,8 @@ Seeded solutions are ``solutions/<lab>/right_*.py`` and ``wrong_<cause>_*.py``. 
 solution. A file with ``REPLACED = [(old, new), …]`` is the reference under the student's names with other lines.
 Another file holds only the functions and methods that differ from it; they replace those of the same name, and new
 ones are added. A wrong solution begins with ``# causes: a, b`` and ``# gate: name``, the gate that must catch it. A
-line ``# seen: text`` is a part of the finding. No other gate grades it here; ``make check-labs`` runs all of them.
+line ``# seen: text`` is a part of the finding. No other gate grades it here; ``make check-labs`` runs all of them. A
+right solution that begins with ``# gate: name`` is graded by this gate.
 """
 
 from __future__ import annotations
@@ -179,13 +180,16 @@ def test_reference(name: str, tmp_path: Path, fork_server: ForkServer) -> None:
 def test_right_solution(
     name: str, file: str, tmp_path: Path, fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A correct solution of another structure passes every gate except the server's."""
-    lab = LABS[name]
+    """A correct solution of another structure passes every gate except the server's, or the gates that it names."""
+    lab, right = LABS[name], seed(name, file)
+    text = "" if ALL_GATES or right.is_dir() else right.read_text("utf-8")
+    only = re.findall(r"^# gate: (\S+)$", text, re.MULTILINE)
     monkeypatch.setattr(fork_server, "search_share", 1.0 if ALL_GATES else SHARE)
-    report = grade(lab, write(lab, seed(name, file), tmp_path), serve=False, fork_server=fork_server, seed=SEED)
+    path = write(lab, right, tmp_path)
+    report = grade(lab, path, only=only, serve=False, fork_server=fork_server, seed=SEED)
     tried = [verdict for verdict in report.verdicts if verdict.tried]
     assert all(verdict.green for verdict in tried), text_of(report)
-    assert len(tried) == bool(lab.plugin) + sum(not gate.served for gate in lab.gates)
+    assert len(tried) == len(only or [*[1] * bool(lab.plugin), *(gate for gate in lab.gates if not gate.served)])
 
 
 @pytest.mark.parametrize("name", [name for name, lab in LABS.items() if lab.plugin])

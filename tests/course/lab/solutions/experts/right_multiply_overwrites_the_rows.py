@@ -1,3 +1,4 @@
+# gate: multiply
 """The outputs of an expert overwrite its rows, which `forward` made for this call."""
 
 import torch
