@@ -227,7 +227,7 @@ def run_step(student: Student, workload: dict[str, Any]) -> None:
 
 def make_full(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a workload in which batch requests fill the rows or the pages before interactive ones arrive."""
-    if size % 3 == 2:
+    if size % 2 == 0:
         return make_tight(rng, size)
     by_rows = rng.random() < 0.5
     slots, pages = (rng.randint(1, 4), 200) if by_rows else (8, rng.randint(12, 30))
@@ -262,7 +262,12 @@ def make_tight(rng: random.Random, size: int) -> dict[str, Any]:
     entries += [["same", rng.choice(mine), rng.randint(1, 60), 0]] * (rng.random() < 0.2)
     rng.shuffle(entries)
     rows, pages = rng.choice([(0, 100), (rng.randint(0, 2), 100), (8, rng.randint(1, 20)), (2, 20)])
-    if rng.random() < 0.2:  # no free row, and only batch requests wait
+    draw = rng.random()
+    if draw < 0.4:  # an interactive request needs more pages than there are, batch requests wait too, and none runs
+        entries = [[kind, p if kind in ("waits", "same") else 0, *more] for kind, p, *more in entries]
+        entries += [["waits", 0, rng.randint(330, 400), 0], ["waits", max(mine), rng.randint(1, 60), 0]]
+        rows, pages = 8, rng.randint(4, 20)
+    elif draw < 0.6:  # no free row, and only batch requests wait
         entries = [[kind, max(mine) if kind == "waits" else p, *more] for kind, p, *more in entries if kind != "same"]
         entries, rows, pages = [*entries, ["begun", 0, rng.randint(100, 600), 0]], 0, 100
     more = {"interactive": 0, "chunk": rng.choice([8192, 8192, 64]), "rows": rows, "pages": pages}
@@ -515,7 +520,7 @@ GATES = (
     Gate(
         "room",
         "an interactive request gets the room of batch requests, and no more",
-        search(make_full, run_full, tries=45, seconds=1.5, show=show_full),
+        search(make_full, run_full, tries=60, seconds=1.5, show=show_full),
         part="slo.room",
     ),
     Gate("queue", "a plan reads only the head of a long queue", run_queue),
