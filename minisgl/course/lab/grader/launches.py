@@ -71,4 +71,4 @@ def launches_of_experts(student: Student) -> int:
         got = backend.forward(weights, given.x, given.ids, given.scale, out)
     if not torch.allclose(got.double(), given.answer(), atol=1e-4):
         raise Broken("lost", "Each token gets the weighted sum of the experts that it chose.", "A token is wrong.")
-    return launches.number + host.number
+    return launches.number + int(host.number)
