@@ -212,8 +212,23 @@ def make_lock(rng: random.Random, size: int, evict: bool = False) -> dict[str, A
 
 
 def make_evict(rng: random.Random, size: int) -> dict[str, Any]:
-    """Return a history with locks and evictions."""
-    return make_lock(rng, size, evict=True)
+    """Return a history with locks and evictions.
+
+    In half of the histories, an inserted prompt is matched before and after each eviction. Between, as many pages as
+    were to be evicted may be inserted.
+    """
+    history = make_lock(rng, size, evict=True)
+    inserted = [event[1:] for event in history["events"] if event[0] == "insert"]
+    if inserted and rng.random() < 0.5:
+        events: list[list[Any]] = []
+        for event in history["events"]:
+            if event[0] != "evict":
+                events.append(event)
+                continue
+            asked, more = ["match", *rng.choice(inserted)], ["insert", [9] * (history["page_size"] * event[1])]
+            events += [asked, event, *([more] if rng.random() < 0.5 else []), asked]
+        history["events"] = events
+    return history
 
 
 # ---- whole runs ---------------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ __all__ = ["START", "Record", "Stage", "large_histories", "make_history", "show_
 
 START = float(1 << 30)
 """The time of step 0. A server's clock has run for years, so a meter with times of 32 bits loses seconds."""
+FINE = (1 << 24) + 1
+"""A wait, in units of 1/256 s, that a float of 32 bits rounds."""
 WHAT = ("gains a token", "computes a chunk of its prompt", "computes a token that is discarded",
         "gains 2 tokens at once", "gains 5 tokens at once")  # fmt: skip
 TOKENS = (1, 0, 1, 2, 5)
@@ -194,7 +196,11 @@ def make_history(rng: random.Random, size: int) -> dict[str, Any]:
 
 
 def large_histories() -> list[dict[str, Any]]:
-    """Return histories that random ones seldom reach: one clock time, 5,000 and 10,500 tokens, 1,100 requests."""
+    """Return histories that random ones seldom reach.
+
+    They have one clock time for several tokens, 5,000 and 10,500 tokens, 1,100 requests, and waits that 32 bits can't
+    hold exactly.
+    """
     uids = range(1_100)
     batch = [["step", 5, [[uid, int((uid + turn) % 5 == 0)] for uid in uids]] for turn in range(4)]
     ends = [["finish", 1, uid, 0] for uid in (*range(0, 1_100, 2), *range(1, 1_100, 2))]
@@ -203,7 +209,9 @@ def large_histories() -> list[dict[str, Any]]:
         {"events": [["add", 0, 1], ["same", 9, 1, 3], ["finish", 1, 1, 0]], "meters": 1, "ask": 1},
         {"events": [["add", 0, 1], ["many", 9, 1, 10_500], ["finish", 1, 1, 0]], "meters": 1, "ask": 0},
         {"events": [*(["add", 1, uid] for uid in uids), *batch, *ends], "meters": 1, "ask": 0},
-    ]
+        {"events": [["add", 0, 1], *(["step", FINE + i, [[1, 0]]] for i in range(3)), ["finish", 1, 1, 0]],
+         "meters": 1, "ask": 0},
+    ]  # fmt: skip
 
 
 def show_history(workload: dict[str, Any]) -> str:
