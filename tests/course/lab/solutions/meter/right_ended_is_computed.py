@@ -3,6 +3,7 @@
 
 from array import array
 from collections import deque
+from itertools import pairwise
 from typing import NamedTuple
 
 from minisgl import hookimpl
@@ -27,7 +28,7 @@ class Waits:
 
     @staticmethod
     def _timing(uid, times):
-        waits = [after - before for before, after in zip(times, times[1:], strict=False)]
+        waits = [after - before for before, after in pairwise(times)]
         return Timing(uid, waits[0] if waits else None, tuple(waits[1:]))
 
     def timing(self, uid):
