@@ -287,16 +287,19 @@ def check_half_scatter(moe: Any) -> None:
 
 
 def run_large_scatter(moe: Any, ids: Tensor) -> None:
-    """Grade `scatter` with many pairs, in random order, and some rows of padding."""
+    """Grade `scatter` with many pairs, in random order, and some rows of padding, which hold NaN."""
     generator = torch.Generator().manual_seed(5)
     tokens, top_k = ids.shape
     n = ids.numel()
     order = torch.cat((torch.randperm(n, generator=generator), torch.full((7,), n)))
     pairs = order[torch.randperm(n + 7, generator=generator)]
-    rows = torch.randn(n + 7, 3, generator=generator)
+    rows, real = torch.randn(n + 7, 3, generator=generator), pairs < n
+    rows[~real] = float("nan")
     scale = torch.rand(tokens, top_k, generator=generator) + 0.5
     got = moe.scatter(rows.clone(), pairs.clone(), scale.clone(), torch.full((tokens, 3), 7.0))
-    real = pairs < n
+    if bool(got.isnan().any()):
+        seen = f"Rows of padding hold NaN, and so do {int(got.isnan().any(1).sum())} results."
+        raise Broken("padding", PROMISE, seen)
     weighted = rows[real].double() * scale.flatten()[pairs[real]].double()[:, None]
     want = torch.zeros(tokens, 3).double().index_add_(0, pairs[real] // top_k, weighted)
     wrong = (~torch.isclose(got.double(), want, atol=1e-4)).any(1).nonzero().flatten().tolist()

@@ -157,7 +157,8 @@ def judge(uid: int, record: Record, ttft: float | None, gaps: list[float]) -> No
         elif at < max(len(right), len(gaps)):
             what = "The meter lacks" if at < len(right) else "The meter has too many:"
             seen = f"{seen} {what} gap {at}, {_short((right if at < len(right) else gaps)[at : at + 1])} s."
-    if None not in (ttft, first) and len(gaps) == len(right) and np.allclose([ttft, *gaps], [first, *right], 1e-6, 0.0):
+    known = ttft is not None and first is not None and len(gaps) == len(right)
+    if known and np.allclose([ttft or 0.0, *gaps], [first or 0.0, *right], rtol=1e-6, atol=0.0):
         cause, promise = "rounded", "Each time is exact: a float of Python, with 64 bits."
     elif ttft == first and len(gaps) < len(right) and gaps == [gap for gap in right if gap]:
         cause, promise = "zero-gaps", "A gap may be 0: the results of two steps may be read at one time of the clock."
