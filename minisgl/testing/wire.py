@@ -31,6 +31,7 @@ RULES = {
     "changed": "A tensor that is being sent does not change before the send was waited for.",
     "left": "Every message that is sent is received.",
     "unwaited": "Every send and every receive is waited for.",
+    "strided": "A rank sends and receives contiguous tensors only.",
     "neighbour": "A rank sends to, and receives from, another existing rank.",
     "group": "Collectives are built from `send` and `receive`, and do not call the process group's own collectives.",
 }
@@ -101,6 +102,9 @@ class Wire(RankThreads):
             action = "sends to" if sends else "receives from"
             text = f"Rank {rank} {action} rank {other}. The ranks are 0 to {self.size - 1}."
             raise WireViolation("neighbour", text, rank)
+        if not x.is_contiguous():
+            text = f"Rank {rank} {'sends' if sends else 'receives'} a tensor with the strides {x.stride()}."
+            raise WireViolation("strided", text, rank)
         message = _Message(self, rank, other, x, sends)
         pair = (rank, other) if sends else (other, rank)
         with self._changed:

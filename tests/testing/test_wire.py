@@ -137,6 +137,10 @@ def receive_without_wait(comm: GroupCommunicator) -> None:
         comm.receive(torch.ones(2), 0)
 
 
+def send_every_second_element(comm: GroupCommunicator) -> None:
+    comm.send(torch.arange(6.0)[::2], (comm.rank + 1) % comm.size).wait()
+
+
 def send_to_itself(comm: GroupCommunicator) -> None:
     comm.send(torch.ones(2), comm.rank)
 
@@ -151,6 +155,7 @@ BROKEN: dict[str, list[Callable[[GroupCommunicator], None]]] = {
     "changed": [change_sent_tensor, change_received_tensor],
     "left": [no_rank_receives],
     "unwaited": [receive_without_wait],
+    "strided": [send_every_second_element],
     "neighbour": [send_to_itself],
     "group": [call_group_collective],
 }

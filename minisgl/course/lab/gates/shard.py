@@ -296,6 +296,9 @@ def check_dtypes(student: Student, shape: Shape, kind: Any) -> None:
             if (out.shape, out.dtype, out.device) != (q.shape, q.dtype, q.device):
                 seen = f"`ctx.attention.forward` got q {list(q.shape)} in {q.dtype} and out {list(out.shape)} in "
                 raise Broken("dtypes", promise, f"{seen}{out.dtype} on {out.device}.")
+            if out.data_ptr() == q.data_ptr():
+                seen = "`ctx.attention.forward` got one tensor as q and as `out`."
+                raise Broken("shares", "Your code allocates `out`.", seen)
             return attend(spec, q, out)
 
         def noted_store(*args: Any, **kwargs: Any) -> Tensor:
