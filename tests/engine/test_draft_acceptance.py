@@ -50,7 +50,7 @@ def test_ngram(family: str, plain: float, drafted: float) -> None:
 
     The steps that compute prompts are counted too, and the steps that are in flight when an answer ends.
     """
-    chats = [list(question.messages) for question in exam(family, 12, seed=5)]
+    chats = [list(question.messages) for question in exam(family, 30, seed=5)]
     expected, without, drafts = tokens_per_step("none", chats)
     assert without < plain
     assert drafts == 0
