@@ -82,7 +82,7 @@ class ChangesInputs(GroupedMoe):
 @pytest.mark.parametrize(
     ("wrong", "test", "says"),
     [
-        (Overwrites, "test_chosen_experts", r"1 tokens, top 2 of 6 experts.*: the result of token 0, which chose"),
+        (Overwrites, "test_chosen_experts", r"1 token, top 2 of 6 experts.*: the result of token 0, which chose"),
         (IgnoresOut, "test_out_and_inputs", "the result is not in `out`"),
         (IgnoresRange, "test_expert_ranges", "three ranks with different experts is off by"),
         (Remembers, "test_no_state_between_calls", "after a call with other tokens"),
