@@ -305,7 +305,8 @@ def run_buckets(student: Student, workload: dict[str, Any]) -> None:
 def tell(runner: Any, recordings: dict[GraphKey, Any]) -> None:
     """Give the skeleton's runner recordings that the grader made.
 
-    If the runner still finds no bucket, or fails, it has a list of its own, which its `capture` fills: call it too.
+    Another runner may look buckets up in a list that only its `capture` fills. So if `pick` still finds no bucket, or
+    fails, `capture` is called too.
     """
     runner.recordings.update(recordings)
     found = None

@@ -197,7 +197,7 @@ class _Step:
             return
         urgent, batch = self.split(sorted(self.running, key=urgency))
         every = [r for r in self.urgent if isinstance(r, Waiting)]
-        # With all that wait; or without those that were granted, or those without tokens, which is accepted too.
+        # The rules retract for all waiting prompts. Leaving out granted ones, or those without tokens, is accepted.
         found = [self.fresh.retractions([*urgent, *some, *batch]) for some in (every, self.stuck, self.stuck[:1])]
         expected = max(found, key=len)
         if set(self.retract) != set(expected[: len(self.retract)]) or len(set(self.retract)) < len(self.retract):
