@@ -30,7 +30,7 @@ PROBE_STEPS = 64
 """After this many steps of one kind, a step of the other kind is measured again."""
 MAX_TRIES = 4
 """How often plain steps are tried whose time can't be measured, because every step has prompts too."""
-_SMOOTHING = 0.1  # weight of one draft in the share of accepted drafts
+_SMOOTHING = 0.1  # weight of one draft in a share of accepted drafts
 
 
 class Speculation:
@@ -52,7 +52,9 @@ class Speculation:
         self._length = np.zeros(rows, np.int32)  # drafts that the request gets next
         self._pause = np.zeros(rows, np.int32)  # length of its next pause
         self._resume = np.zeros(rows, np.int64)  # the step from which it gets drafts again
-        self._rate = np.zeros(rows)  # share of its drafts that are accepted, averaged
+        # Shares of its drafts that are accepted, averaged: of the first drafts of steps, and of those after an accepted
+        # draft. A copy is either wrong from the start or mostly right, so the shares differ.
+        self._first_rate, self._later_rate = np.zeros(rows), np.zeros(rows)
         self._times = StepTimes()
 
     # ---- requests ------------------------------------------------------------------------------------------
@@ -61,7 +63,8 @@ class Speculation:
         """Note requests that begin to run."""
         rows = [req.req_pool_idx for req in reqs]
         self._length[rows] = min(FIRST_DRAFTS, self.proposer.max_drafts)
-        self._pause[rows], self._resume[rows], self._rate[rows] = 1, 0, 0.5
+        self._pause[rows], self._resume[rows] = 1, 0
+        self._first_rate[rows], self._later_rate[rows] = 0.5, 0.8
         for req in reqs:
             self.proposer.admitted(req)
 
@@ -102,10 +105,10 @@ class Speculation:
         if longest == 0:
             return 0
         limits = [*(1 << i for i in range((longest - 1).bit_length())), longest]
-        rate, options = np.minimum(self._rate[rows], 0.99), []
+        first, later, options = self._first_rate[rows], np.minimum(self._later_rate[rows], 0.99), []
         for limit in limits:
             kept = np.minimum(counts, limit)
-            accepted = float((rate * (1 - rate**kept) / (1 - rate)).sum())  # the sum of rate^k for k = 1 … kept
+            accepted = float((first * (1 - later**kept) / (1 - later)).sum())  # the sum of first · later^k, k < kept
             options.append((int(kept.sum()), 1 + accepted / len(rows)))
         chosen = self._times.choose(len(rows), options)
         return 0 if chosen is None else limits[chosen]
@@ -128,10 +131,13 @@ class Speculation:
 
     def _adapt(self, step_id: int, rows: I32, counts: I32, accepted: I32) -> None:
         """Set the next number of drafts of each row, of whose ``counts`` drafts ``accepted`` were accepted."""
-        tried = np.minimum(accepted + 1, counts)  # drafts after the first wrong one say nothing
-        self._rate[rows] += (1 - (1 - _SMOOTHING) ** tried) * (accepted / tried - self._rate[rows])
+        self._first_rate[rows] += _SMOOTHING * ((accepted > 0) - self._first_rate[rows])
+        tried = np.where(accepted > 0, np.minimum(accepted, counts - 1), 0)  # after a wrong draft, none count
+        share = (accepted - 1) / np.maximum(tried, 1)
+        self._later_rate[rows] += (1 - (1 - _SMOOTHING) ** tried) * (share - self._later_rate[rows])
         # All of `likely` drafts together are accepted with a probability of at least LIKELY.
-        likely = (np.log(LIKELY) / np.log(np.clip(self._rate[rows], 0.01, 0.99))).astype(np.int32)
+        first, later = np.maximum(self._first_rate[rows], 1e-9), np.clip(self._later_rate[rows], 0.01, 0.99)
+        likely = np.where(first >= LIKELY, 1 + np.log(LIKELY / first) / np.log(later), 0).astype(np.int32)
         full = accepted == counts
         length = np.where(full, 2 * np.maximum(counts, self._length[rows]), np.maximum(accepted + 1, likely))
         self._length[rows] = np.minimum(length, self.proposer.max_drafts)

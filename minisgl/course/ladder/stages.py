@@ -34,7 +34,7 @@ STAGES = {
     5: "radix cache, longest prefix first",
     6: "chunks of 128 in mixed batches",
     7: "overlap and graphs",
-    8: "speculation (drafts of ngram)",
+    8: "speculation (prompt lookup)",
     9: "two classes (questions before long prompts)",
 }
 

@@ -15,7 +15,7 @@ from minisgl.testing.proposer import running_request
 
 
 def ngram(rows: int, columns: int) -> NgramProposer:
-    return NgramProposer(rows, columns, max_drafts=8, match_tokens=3)
+    return NgramProposer(rows, columns, max_drafts=8, match_tokens=4)
 
 
 def suffix(rows: int, columns: int) -> SuffixProposer:
