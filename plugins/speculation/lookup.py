@@ -1,8 +1,8 @@
 """`speculation=lookup`: drafts what followed the last few tokens where they occurred before, in plain Python.
 
-The drafts are those of `speculation=ngram` (prompt lookup decoding; Saxena, 2023), found with a dict for each request
-instead of arrays for all of them. It is the simplest proposer that needs no scan of the text: easier to read than
-`ngram`, and slower where many requests run.
+The last ``match_tokens`` tokens of a request are looked up in its own text (prompt lookup decoding; Saxena, 2023), with
+a dict for each request. It is the simplest proposer that needs no scan of the text. `speculation=ngram` also looks up
+shorter groups of tokens, with arrays for all requests: it gains more, and is faster where many requests run.
 """
 
 from __future__ import annotations
