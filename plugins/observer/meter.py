@@ -61,7 +61,8 @@ class Meter:
     @hookimpl
     def minisgl_request_finished(self, req: Req) -> None:
         """Move a request from the open to the ended ones. An aborted request may have no token."""
-        # 3. Delete all state of the open request. Otherwise a server that runs for weeks would run out of memory.
+        # 3. Delete all state of the open request, and keep no reference to `req`. Otherwise a server that runs for
+        #    weeks would run out of memory.
         self.ended.append(self.timing(req.uid))
         del self.arrived[req.uid], self.tokens[req.uid]
 

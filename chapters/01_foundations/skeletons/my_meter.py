@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test meter     (`hint meter` for a hint)
 Serve it:  python -m minisgl plugins=my_meter.py
 """
 
-# minisgl lab meter, skeleton 461b3c5a9f (minisgl 0.2.0)
+# minisgl lab meter, skeleton a82c996fba (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class MyMeter:
     def minisgl_request_finished(self, req: Req) -> None:
         """Move a request from the open to the ended ones. An aborted request may have no token."""
         # TODO meter.clock
-        # 3. Delete all state of the open request. Otherwise a server that runs for weeks would run out of memory.
+        # 3. Delete all state of the open request, and keep no reference to `req`. Otherwise a server that runs for
+        #    weeks would run out of memory.
         raise NotImplementedError
 
     def timing(self, uid: int) -> Timing:

@@ -6,7 +6,9 @@ The meter observes the simulated engine, on workloads with aborts, and histories
 
 from __future__ import annotations
 
+import gc
 import random
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -33,6 +35,8 @@ from minisgl.course.lab.grader.timing_histories import (
 )
 from minisgl.testing.small import no_lookahead
 
+RANDOM = 24
+"""How many random workloads the gate `clock` runs at least."""
 KEPT = 10_000
 """The number of timings that `ended` holds: the constant of the skeleton."""
 POLICIES = ("mixed", "prefill_first", "decode_first", "static")
@@ -45,7 +49,7 @@ class Truth:
     """
 
     def __init__(self, meter: Any, host: Any, workload: dict[str, Any]):
-        self.meter, self.asks = meter, hasattr(meter, "timing")
+        self.meter, self.host, self.asks = meter, host, hasattr(meter, "timing")
         self.drive = drive = watch(workload, host)
         scheduler = drive.scheduler
         scheduler.clock = self.now
@@ -114,7 +118,8 @@ class Truth:
         reported = timing_of(self.meter, uid, bool(self.tokens.get(uid)))
         self.judge(uid, reported.ttft, list(reported.gaps))
         try:
-            same = self.meter.timing(uid) == reported
+            again = self.meter.timing(uid)
+            same = (again.uid, again.ttft, list(again.gaps)) == (uid, reported.ttft, list(reported.gaps))
         except LookupError:
             same = False
         if not same:
@@ -316,7 +321,8 @@ def run_history(student: Student, workload: dict[str, Any], ask: bool) -> None:
 def play_history(student: Student, workload: dict[str, Any]) -> None:
     """Apply the events of a history to its meters, in turns, and compare the timings with the right ones."""
     made = [observer(student, "ended") for _ in range(workload["meters"])]
-    stages = [(meter, Stage(manager, 1 + i)) for i, (meter, manager) in enumerate(made)]
+    start = 0.0 if workload.get("zero") else START
+    stages = [(meter, Stage(manager, 1 + i, start)) for i, (meter, manager) in enumerate(made)]
     held: list[tuple[Any, list[float]]] = []  # timings that `timing` returned, and their gaps at that time
     for event in workload["events"]:
         for _, stage in stages:
@@ -358,21 +364,39 @@ def kept(meter: Any) -> Counter[str]:
 
 
 def run_kept(student: Student, workload: dict[str, Any]) -> None:
-    """Check that the meter, besides its timings in ``ended``, keeps fewer entries than there were requests."""
-    before = kept(observer(student, "ended")[0])  # for example the buckets of a histogram
+    """Check that the meter, besides its timings in ``ended``, gains fewer entries than there were requests.
+
+    The workload is served twice: a meter may keep room for as many requests as were open at a time.
+    """
     meter, truth = serve(student, workload)
-    left, ended = kept(meter) - before, len(truth.arrived)
-    if left.total() >= ended and not computes_ended(meter):  # `run_lives` checks a meter that does
+    if computes_ended(meter):
+        return  # `run_lives` checks this meter
+    before, ended = kept(meter), len(truth.arrived)
+    again = {**workload, "jobs": [{**job, "id": job["id"] + 1_000_000} for job in workload["jobs"]]}
+    run_again(meter, truth, again)
+    left = kept(meter) - before
+    if left.total() >= ended:
         where = ", ".join(f"{n} in {name}" for name, n in left.items())
-        requests = "1 request has ended" if ended == 1 else f"All {ended} requests have ended"
-        seen = f"{requests}, and the meter still keeps entries: {where}."
+        requests = "1 more request has ended" if ended == 1 else f"{ended} more requests have ended"
+        seen = f"{requests}, and the meter keeps more entries than before: {where}."
         raise Broken("keeps", "The meter's memory does not grow with the number of ended requests.", seen)
 
 
+def run_again(meter: Any, first: Truth, workload: dict[str, Any]) -> None:
+    """Serve another workload with a meter that has served one. The workload's requests have other uids."""
+    truth = Truth(meter, first.host, workload)
+    truth.asks = False
+    with no_lookahead() if workload["tight"] else nullcontext():
+        run(truth.drive, workload)
+
+
 def run_long(student: Student) -> None:
-    """Check that `ended` drops timings over 12,000 requests of one output token. No engine runs, only hooks."""
+    """Check that `ended` drops the oldest timings, while requests of one output token end. No engine runs, only hooks.
+
+    `ended` is read several times before it is full and afterwards, each time after another number of requests.
+    """
     meter, manager = observer(student, "ended")
-    zero, one, many, calls = np.zeros(1, np.int32), np.ones(1, np.int32), 12_000, []
+    zero, one, many, calls = np.zeros(1, np.int32), np.ones(1, np.int32), KEPT + 2_345, []
     for uid in range(many):
         req = Req(uid, zero, SamplingParams(max_tokens=1), uid)
         step = Step(uid, zero, zero, one, one, 0, 0, zero, (zero, zero, zero))
@@ -383,19 +407,26 @@ def run_long(student: Student) -> None:
             ("minisgl_step_finished", {"result": result, "reqs": [req], "now": now}),
             ("minisgl_request_finished", {"req": req, "now": now}),
         ]
-        if len(calls) >= 400:
+        done = uid + 1
+        if len(calls) >= 400 or done == many:
             call_hooks(manager, calls)
             calls.clear()
+            if done % 700 == 0 or done == many:
+                check_full(meter, done)
+
+
+def check_full(meter: Any, done: int) -> None:
+    """Check that `ended` holds the last KEPT of the requests 0 to ``done`` - 1, which have ended in this order."""
     uids = [timing.uid for timing in meter.ended]
     promise = f"`ended` holds the timings of the last KEPT = {KEPT:,} requests: the oldest are dropped."
-    if len(uids) >= many:
-        raise Broken("keeps", promise, f"{many} requests have ended, and `ended` holds all their timings.")
-    if uids != list(range(many - KEPT, many)):
+    if len(uids) >= done > KEPT:
+        raise Broken("keeps", promise, f"{done} requests have ended, and `ended` holds all their timings.")
+    if uids != list(range(max(done - KEPT, 0), done)):
         seen = (
-            f"The requests 0 to {many - 1} have ended, in this order. `ended` holds {len(uids):,} timings, of the "
+            f"The requests 0 to {done - 1} have ended, in this order. `ended` holds {len(uids):,} timings, of the "
             f"requests {_named(uids[:3])} at the beginning and {_named(uids[-3:])} at the end."
         )
-        raise Broken("lost" if len(uids) < KEPT else "newest", promise, seen)
+        raise Broken("lost" if len(uids) < min(done, KEPT) else "newest", promise, seen)
 
 
 LIVES: dict[str, list[list[Any]]] = {
@@ -422,6 +453,7 @@ def events_of(uid: int, life: list[list[Any]]) -> Iterator[list[Any]]:
 def run_lives(student: Student, number: int = 40) -> None:
     """Check that the meter keeps nothing of requests that lived and ended in one way, one after another."""
     full: Full | None = None
+    unused = [Req(0, np.zeros(1, np.int32), SamplingParams(max_tokens=1), 0)]
     for turn, (what, life) in enumerate(LIVES.items(), 1):
         meter, manager = observer(student, "ended")
         stage, before = Stage(manager), kept(meter)
@@ -438,6 +470,14 @@ def run_lives(student: Student, number: int = 40) -> None:
             where = ", ".join(f"{n} in {name}" for name, n in left.items())
             seen = f"{number} requests {what}, and the meter still keeps entries: {where}."
             raise Broken("keeps", "The meter's memory does not grow with the number of ended requests.", seen)
+        reqs = list(stage.reqs.values())
+        stage.reqs.clear()
+        gc.collect()
+        # Only the lists `reqs` and `unused` refer to these requests, if the meter does not.
+        held = sum(sys.getrefcount(reqs[i]) > sys.getrefcount(unused[0]) for i in range(number))
+        if held > number // 2:
+            seen = f"{number} requests {what}, and the meter still refers to the object `req` of {held} of them."
+            raise Broken("keeps", "The meter keeps nothing of an ended request except its timing.", seen)
 
 
 def computes_ended(meter: Any) -> bool:
@@ -527,7 +567,7 @@ GATES = (
     Gate(
         "clock",
         "each timing is exact on a simulated clock",
-        search(make, run_clock, seconds=1.0, at_least=len(FIRST) + len(large_histories()), show=draw),
+        search(make, run_clock, seconds=1.5, at_least=len(FIRST) + len(large_histories()) + RANDOM, show=draw),
         part="meter.clock",
     ),
     Gate("kept", "the meter keeps nothing of ended requests except their timings", try_kept),

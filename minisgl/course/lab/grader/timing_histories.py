@@ -54,11 +54,20 @@ class Record:
     """Whether a row of the request gained several tokens."""
 
 
-class Stage:
-    """One meter's plugin manager, and the records of the requests of its hooks. ``stretch`` scales all waits."""
+def _state(req: Req) -> dict[str, Any]:
+    """Return the attributes of a request that a plain assignment can change."""
+    names = ("uid", "arrival", "priority", "finish_reason", "req_pool_idx", "admission_order")
+    return {name: getattr(req, name) for name in names} | {"output_ids": list(req.output_ids)}
 
-    def __init__(self, manager: PluginManager, stretch: int = 1):
-        self.manager, self.stretch = manager, stretch
+
+class Stage:
+    """One meter's plugin manager, and the records of the requests of its hooks.
+
+    ``stretch`` scales all waits. ``start`` is the time of the first event.
+    """
+
+    def __init__(self, manager: PluginManager, stretch: int = 1, start: float = START):
+        self.manager, self.stretch, self.start = manager, stretch, start
         self.calls: list[tuple[str, dict[str, Any]]] = []  # calls of hooks that were not made yet
         self.time, self.steps = 0, 0
         self.reqs: dict[int, Req] = {}
@@ -68,7 +77,7 @@ class Stage:
     @property
     def now(self) -> float:
         """The time, in seconds."""
-        return START + self.time / 256
+        return self.start + self.time / 256
 
     def apply(self, event: Sequence[Any]) -> None:
         """Call the hooks of one event. Raise `Invalid` if it can't happen."""
@@ -88,12 +97,20 @@ class Stage:
             self.flush()
 
     def flush(self) -> None:
-        """Call the hooks. Raise `Broken` if the meter changes a list of requests."""
+        """Call the hooks. Raise `Broken` if the meter changes a list of requests, or a request."""
         gained = [list(arguments["reqs"]) for _, arguments in self.calls if "reqs" in arguments]
+        reqs = {id(req): req for some in gained for req in some if req is not None}
+        reqs |= {id(arguments["req"]): arguments["req"] for _, arguments in self.calls if "req" in arguments}
+        before = {key: _state(req) for key, req in reqs.items()}
         call_hooks(self.manager, self.calls)
+        promise = "An observer reads the arguments of its hooks, and changes none."
         if gained != [list(arguments["reqs"]) for _, arguments in self.calls if "reqs" in arguments]:
-            seen = "The list `reqs` of a hook was another one after the call."
-            raise Broken("changes", "An observer reads the arguments of its hooks, and changes none.", seen)
+            raise Broken("changes", promise, "The list `reqs` of a hook was another one after the call.")
+        for key, req in reqs.items():
+            changed = [name for name, now in _state(req).items() if now != before[key][name]]
+            if changed:
+                seen = f"A hook of the meter changed `{changed[0]}` of a request."
+                raise Broken("changes", promise, seen, request=req.uid)
         self.calls.clear()
 
     def add(self, uid: int) -> None:
@@ -131,7 +148,10 @@ class Stage:
                 record.at_once |= TOKENS[what] > 1
                 if what not in (1, 2):
                     self.reqs[uid].output_ids.extend([0] * TOKENS[what])
-        result = StepResult(number, np.zeros((n, max(*accepted.tolist(), 1)), np.int32), accepted)
+        tokens = np.zeros((n, max(*accepted.tolist(), 1)), np.int32)
+        for array in (tokens, accepted, samples, zeros):
+            array.setflags(write=False)  # an observer changes no argument
+        result = StepResult(number, tokens, accepted)
         self.tell("minisgl_step_finished", result=result, reqs=gained, now=self.now)
         self.steps += 1
 
@@ -170,7 +190,7 @@ def make_history(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a random history of a few requests, whose uids begin at ``first``.
 
     ``meters`` is the number of meters that get it, each with its own clock. ``ask``: open timings are read after each
-    event.
+    event. ``zero``: the clock begins at 0.
     """
     first, most, apart = rng.choice([0, 0, 1, 2**33]), rng.randint(1, 4), rng.choice([1, 1, 2**32])
     events: list[list[Any]] = []
@@ -192,23 +212,25 @@ def make_history(rng: random.Random, size: int) -> dict[str, Any]:
             some = rng.sample(known, rng.randint(1, min(len(known), 4)))
             rows = [[uid, rng.choice([0, 0, 0, 1, 2, 3, 4]) if uid in running else 2] for uid in some]
             events.append(["step", wait, rows])
-    return {"events": events, "meters": rng.randint(1, 2), "ask": rng.randint(0, 1)}
+    return {"events": events, "meters": rng.randint(1, 2), "ask": rng.randint(0, 1), "zero": rng.randint(0, 1)}
 
 
 def large_histories() -> list[dict[str, Any]]:
     """Return histories that random ones seldom reach.
 
-    They have one clock time for several tokens, 5,000 and 10,500 tokens, 1,100 requests, and waits that 32 bits can't
-    hold exactly.
+    They have one clock time for several tokens, 17,000 tokens, 1,100 requests that run, 10,500 open requests,
+    and waits that 32 bits can't hold exactly.
     """
-    uids = range(1_100)
+    uids, queue = range(1_100), range(10_500)
     batch = [["step", 5, [[uid, int((uid + turn) % 5 == 0)] for uid in uids]] for turn in range(4)]
     ends = [["finish", 1, uid, 0] for uid in (*range(0, 1_100, 2), *range(1, 1_100, 2))]
     return [
-        {"events": [["add", 0, 1], ["many", 9, 1, 5_000], ["finish", 1, 1, 0]], "meters": 1, "ask": 0},
         {"events": [["add", 0, 1], ["same", 9, 1, 3], ["finish", 1, 1, 0]], "meters": 1, "ask": 1},
-        {"events": [["add", 0, 1], ["many", 9, 1, 10_500], ["finish", 1, 1, 0]], "meters": 1, "ask": 0},
+        {"events": [["add", 0, 1], ["many", 9, 1, 17_000], ["finish", 1, 1, 0]], "meters": 1, "ask": 0},
         {"events": [*(["add", 1, uid] for uid in uids), *batch, *ends], "meters": 1, "ask": 0},
+        {"events": [*(["add", 1, uid] for uid in queue[:300]), ["step", 5, [[uid, uid % 2] for uid in queue[:300]]],
+                    *(["add", 1, uid] for uid in queue[300:]), ["step", 5, [[uid, uid % 2] for uid in queue[:300]]],
+                    *(["finish", 1, uid, 1] for uid in queue[:300])], "meters": 1, "ask": 0},
         {"events": [["add", 0, 1], *(["step", FINE + i, [[1, 0]]] for i in range(3)), ["finish", 1, 1, 0]],
          "meters": 1, "ask": 0},
     ]  # fmt: skip
