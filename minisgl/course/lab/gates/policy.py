@@ -110,6 +110,9 @@ class _Step:
                 promise = "The rows of a plan name waiting or running requests."
                 raise self.broken("raises", promise, f"No request has the uid {uid}.", uid)
             wanted, granted = self.asked.get(uid, (0, 0))
+            if n < 1:
+                seen = f"The row of request {uid} has {amount(n, 'token')}: `budget.grant` granted none."
+                raise self.broken("ignores-grant", "Each row has at least one token.", seen, uid)
             if n != granted:
                 asked = (
                     f"was asked for {wanted} and granted {granted}" if uid in self.asked else "was never asked for it"
@@ -251,7 +254,8 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
     which (``waiting``: cached tokens and tokens to compute of each waiting request). In the second, more requests
     decode than the step has tokens, because the scheduler may add rows to a policy's plan, or some find no free page
     for their next token (``answers``: the pages that each decoding request needs). The third are large, up to 1,100
-    rows and 300,000 tokens. The others are random, see `random_step`.
+    rows and 300,000 tokens, a queue of 220 requests, and 300 prompts that are partly computed. The others are random,
+    see `random_step`.
     """
     order = rng.choice(ORDERS)
     if 2 <= size <= 3:
@@ -275,6 +279,23 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
         waiting = [waiting[1], waiting[0], waiting[2]] if size == 15 else waiting
         step = {"answers": [], "begun": [40, 10], "waiting": waiting, "slots": 4, "pages": 40, "chunk": 256}
         return {**step, "first": 0, "late": int(size != 15), "order": order}
+    if size in (16, 17):  # a long queue, of which all requests fit (fcfs), or a few of the last (lpm)
+        many = size == 16
+        cached = rng.sample(range(1_000), 220 if many else 120)
+        step = {"answers": [], "begun": 0, "waiting": [[n, 9] for n in (cached if many else sorted(cached))]}
+        return {**step, "slots": 256 if many else 4, "pages": 0, "chunk": 8192, "order": ORDERS[1 - many]}
+    if size == 18:  # many prompts are partly computed
+        return {
+            "answers": [],
+            "begun": [10] * 300,
+            "waiting": [],
+            "slots": 4,
+            "pages": 0,
+            "chunk": 8192,
+            "order": order,
+        }
+    if size == 19:  # no answer finds a page: the plan is empty, and retracts none
+        return {"answers": [1, 1], "begun": [], "waiting": [], "slots": 4, "pages": 0, "chunk": 64, "order": order}
     if 4 <= size <= 7:
         answers = rng.sample([0, 0, 0, 1, 1, 1], 6)
         step = {"answers": answers, "begun": 5, "waiting": [], "slots": 0}
@@ -490,7 +511,7 @@ GATES = (
     Gate(
         "plan",
         "each step has the right rows",
-        search(make, run_plan, seconds=1.0, at_least=15, show=show_plan),
+        search(make, run_plan, seconds=1.0, at_least=28, show=show_plan),
         part="policy.plan",
     ),
     conformance(policy_kit, lambda student: student.make(), causes=cause_of, runs=12),

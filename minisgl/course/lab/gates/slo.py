@@ -54,10 +54,13 @@ def options_of(rng: random.Random) -> dict[str, int]:
 
 
 def make_limit(rng: random.Random, size: int) -> dict[str, Any]:
-    """Return random arguments of `prompt_tokens`: also 256 decode rows and budgets of 8,192 tokens."""
-    left = rng.choice([rng.randint(1, 200), 8192, rng.randint(1, 8192)])
+    """Return random arguments of `prompt_tokens`: also 256 decode rows, and budgets and steps of 100,000 tokens."""
+    left = rng.choice([rng.randint(1, 200), 8192, rng.randint(1, 8192), 100_000])
     decode = rng.choice([0, rng.randint(0, 300), 256, rng.randint(0, 8)])
-    return {**options_of(rng), "open": rng.random() < 0.7, "decode": decode, "left": left}
+    options = options_of(rng)
+    if rng.random() < 0.1:
+        options["step"] = rng.randint(1_000, 100_000)
+    return {**options, "open": rng.random() < 0.7, "decode": decode, "left": left}
 
 
 def show_limit(workload: dict[str, Any]) -> str:
@@ -93,6 +96,8 @@ def make_share(rng: random.Random, size: int) -> dict[str, Any]:
     """Return random arguments of `kept_tokens`."""
     prompts = [[rng.choice(["begun", "waits"]), rng.randint(1, 300), rng.randint(0, 3) * 16]
                for _ in range(rng.randint(0, size))]  # fmt: skip
+    if size % 8 == 7:  # many prompts
+        prompts = [["waits", rng.randint(1, 3), 0] for _ in range(rng.randint(100, 400))]
     return {**options_of(rng), "tokens": rng.choice([rng.randint(1, 9), rng.randint(1, 600), 8192]), "prompts": prompts}
 
 
@@ -150,6 +155,9 @@ def make_step(rng: random.Random, size: int) -> dict[str, Any]:
                 for _ in range(rng.randint(0, 1 + size // 2))]  # fmt: skip
     if size % 6 == 4:  # decode rows that find no page
         workload["pages"] = rng.randint(0, 2)
+    if size % 12 == 8:  # many waiting requests
+        workload["chunk"] = 8192
+        entries += [["waits", rng.choice(mine), rng.randint(1, 3), 0] for _ in range(rng.randint(100, 250))]
     if size % 3 == 0:
         entries.append(["same", rng.choice(mine), rng.randint(1, most), 0])
     if size % 9 == 6:  # only a request that is left out for its prefix is interactive
@@ -186,19 +194,22 @@ def _numbered(workload: dict[str, Any]) -> Iterator[tuple[int, int, list[Any]]]:
 
 
 def views_of(workload: dict[str, Any]) -> tuple[list[Waiting], list[Running]]:
-    """Return the views of a step's requests, which arrived in their order in the workload."""
+    """Return the views of a step's requests, which arrived in their order in the workload.
+
+    Every third request was left out of 1,000 steps, which changes nothing.
+    """
     waiting, running = [], []
     for uid, arrival, (kind, priority, a, b) in _numbered(workload):
-        order = arrival * 7919 % 1009
+        order, skipped = arrival * 7919 % 1009, 1_000 * (arrival % 3 == 2)
         if kind == "decode":
-            running.append(Running(uid, 0, min(a, 1), 0, order, priority, arrival))
+            running.append(Running(uid, 0, min(a, 1), skipped, order, priority, arrival))
         elif a < 1:
             raise Invalid
         elif kind == "begun":
-            running.append(Running(uid, a, 0, 0, order, priority, arrival))
+            running.append(Running(uid, a, 0, skipped, order, priority, arrival))
         else:
             same = UNLIMITED if kind == "same" else None
-            waiting.append(Waiting(uid, arrival, a + b, b, same, 0, priority))
+            waiting.append(Waiting(uid, arrival, a + b, b, same, skipped, priority))
     # In order of admission: a request that was retracted runs again behind later ones.
     return sorted(waiting, key=urgency), sorted(running, key=lambda r: r.admission_order)
 
@@ -208,8 +219,8 @@ def run_step(student: Student, workload: dict[str, Any]) -> None:
     if workload["chunk"] < 1 or workload["pages"] < 0:
         raise Invalid
     waiting, running = views_of(workload)
-    if workload["pages"] < 100 and (waiting or any(r.num_remaining_tokens for r in running)):
-        waiting, running = [], [r for r in running if not r.num_remaining_tokens]
+    if workload["pages"] < 100:
+        waiting = []  # the last pages are for decode rows
     budget = StepBudget(
         workload["chunk"],
         min(workload["rows"], max(len(waiting), 1)),
@@ -270,6 +281,11 @@ def make_tight(rng: random.Random, size: int) -> dict[str, Any]:
     elif draw < 0.6:  # no free row, and only batch requests wait
         entries = [[kind, max(mine) if kind == "waits" else p, *more] for kind, p, *more in entries if kind != "same"]
         entries, rows, pages = [*entries, ["begun", 0, rng.randint(100, 600), 0]], 0, 100
+    elif draw < 0.8:  # batch prompts run that are not retracted, because they need not be, or because it is not enough
+        entries = [["begun", max(mine), rng.randint(1, 300), 0] for _ in range(rng.randint(2, 4))]
+        entries += [["waits", 0, rng.choice([rng.randint(1, 60), 2_000]), 0] for _ in range(rng.randint(1, 2))]
+        rows, pages = rng.choice([(0, 200), (0, 100), (8, 2)])
+        rng.shuffle(entries)
     more = {"interactive": 0, "chunk": rng.choice([8192, 8192, 64]), "rows": rows, "pages": pages}
     return {**options_of(rng), **more, "entries": entries}
 

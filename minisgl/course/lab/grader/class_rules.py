@@ -204,6 +204,7 @@ class _Step:
             seen = f"Requests {self.retract} were retracted; the right ones are {expected or 'none'}."
             cause = "needless" if set(self.retract) > set(expected) else "victims"
             raise self.broken(cause, "As few batch requests as possible are retracted, the least urgent ones.", seen)
+        self.check_enough(urgent, every, batch, expected)
         first = self.stuck[0]
         before = self.urgent[: self.urgent.index(first)]
         full = self.used[0] >= self.least - self.kept and first.uid not in self.rows
@@ -217,11 +218,42 @@ class _Step:
             raise self.broken(
                 "waits", "A waiting interactive request gets the room of batch requests.", seen, first.uid
             )
+        self.check_winners(urgent, every, batch)
         for r in self.batch:
             if isinstance(r, Waiting) and r.uid in self.rows:
                 seen = f"Request {r.uid} was admitted while the interactive request {first.uid} found no room."
                 promise = "No batch request is admitted while an interactive one waits for room."
                 raise self.broken("takes-room", promise, seen, r.uid)
+
+    def check_enough(self, urgent: list[Any], every: list[Waiting], batch: list[Any], expected: Sequence[int]) -> None:
+        """Check that the retracted requests are all of those that the first ones of some waiting prompts need."""
+        named = set(self.retract)
+        if not named or named == set(expected):
+            return
+        for start in range(every.index(self.stuck[0]) + 1):  # granted prompts may be left out
+            for end in range(start + 1, len(every) + 1):
+                if named == set(self.fresh.retractions([*urgent, *every[start:end], *batch])):
+                    return
+        seen = f"Requests {self.retract} were retracted, which is too few for the interactive request "
+        seen += f"{self.stuck[0].uid} or for a later one; {list(expected)} have the room."
+        promise = "Enough batch requests are retracted for the interactive requests that they are retracted for."
+        raise self.broken("waits", promise, seen, self.stuck[0].uid)
+
+    def check_winners(self, urgent: list[Any], every: list[Waiting], batch: list[Any]) -> None:
+        """Check that each request for which others were retracted has a row, as far as the tokens last."""
+        if not self.retract or self.used[0] >= self.least - self.kept:
+            return
+        victims: set[int] = set()
+        for end in range(1, len(every) + 1):
+            found = set(self.fresh.retractions([*urgent, *every[:end], *batch]))
+            if not found <= set(self.retract):
+                return
+            winner = every[end - 1].uid
+            if len(found) > len(victims) and winner not in self.rows:
+                seen = f"Requests {self.retract} were retracted; the interactive request {winner} gets room of them "
+                seen += "and has no row, although the step has tokens left."
+                raise self.broken("waits", "A request that gets the room has a row.", seen, winner)
+            victims = found
 
     @property
     def kept(self) -> int:
@@ -249,6 +281,7 @@ class _Step:
         promise = "A step uses all of its prompt tokens, if prompts want them."
         sums = [sum(map(wanted, some)) for some in (self.urgent, self.batch)]
         most = [min(sums[0], self.limit - self.kept), min(sums[1], self.kept)]
+        self.check_begun()
         if self.retract or not self.has_room:
             may = min(sums[0], self.limit - self.needed)
             if not self.stuck and not self.retract and self.used[0] < may:
@@ -270,6 +303,30 @@ class _Step:
                 cause = "quarter"
             seen = f"{count}; prompts want {sum(sums)} tokens and may have {self.limit}; they got {total}."
             raise self.broken(cause, promise, seen)
+
+    def check_begun(self) -> None:
+        """Check what the prompts get that are partly computed: they have their room, whether others find some or not.
+
+        After a retraction, interactive prompts may get the kept tokens, and the tokens that were granted to retracted
+        requests may stay unused.
+        """
+        urgent, batch = self.split([r for r in self.begun if r.uid not in self.retract])
+        want = [sum(map(wanted, some)) for some in (urgent, batch)]
+        got = [sum(self.rows.get(r.uid, 0) for r in some) for some in (urgent, batch)]
+        if got[0] < min(want[0], self.least - self.kept):
+            seen = f"Interactive prompts that have begun want {want[0]} tokens, and got {got[0]} of {self.least}."
+            raise self.broken("few", "Interactive prompts get all tokens but those that are kept.", seen)
+        mine = min(want[1], int(self.share / 100 * self.limit + 1e-9))
+        if not self.retract and got[1] < mine - 1:
+            seen = (
+                f"{mine} of {self.limit} prompt tokens are kept for batch prompts that have begun; they got {got[1]}."
+            )
+            raise self.broken("share", "Batch prompts get the tokens that are kept for them.", seen)
+        lost = sum(self.asked.get(uid, (0, 0))[1] for uid in self.retract)
+        if got[1] < want[1] and sum(self.used) + lost < self.least:
+            seen = f"Batch prompts that have begun want {want[1]} tokens and got {got[1]}. "
+            seen += f"The step may compute {self.least} prompt tokens, and has {sum(self.used)}."
+            raise self.broken("idle", "Tokens that one class does not use belong to the other class.", seen)
 
     def check_order(self) -> None:
         """Check that in each class no prompt is served before a more urgent one is served completely."""

@@ -81,6 +81,7 @@ class Rules:
         self.leaked: dict[int, int] = {}  # leaked page -> the last step launched before the leak
         self.failed = False
         self.launched = self.read_step = -1
+        self.in_flight: list[list[int]] = []  # the uids of the rows of each unread step
         self.found: list[Expected] = []
         self.changed = ""  # the argument of a hook that the auditor has changed
 
@@ -150,7 +151,7 @@ class Rules:
         """Retract a request: each page that it still owns is a leak."""
         if uid not in self.open:
             raise Invalid
-        self.holder = {row: who for row, who in self.holder.items() if who != uid}
+        self.leave_row(uid)
         self.leave(uid)
         self.tell("minisgl_request_retracted", req=self.req(uid), step=self.launched + 1)
 
@@ -161,13 +162,18 @@ class Rules:
             raise Invalid
         req.finish_reason = REASONS[reason]  # type: ignore[assignment]
         self.failed = self.failed or reason == FAILED
-        self.holder = {row: who for row, who in self.holder.items() if who != uid}
+        self.leave_row(uid)
         if uid not in self.open:
             self.expect("reply", uid)
         self.open.discard(uid)
         if reason != FAILED:
             self.leave(uid)
         self.tell("minisgl_request_finished", req=req, now=0.0)
+
+    def leave_row(self, uid: int) -> None:
+        """Take the request-pool row from a request that does not run any more."""
+        self.holder = {row: who for row, who in self.holder.items() if who != uid}
+        self.req(uid).req_pool_idx = -1
 
     def leave(self, uid: int) -> None:
         """Expect a leak for each page that the request still owns. The page has no owner from then on."""
@@ -254,6 +260,7 @@ class Rules:
             if row in self.holder or uid in self.holder.values():
                 raise Invalid
             self.table[row], self.holder[row] = {}, uid
+            self.req(uid).req_pool_idx = row
         if any(self.holder.get(row) != uid for row, uid in rows):
             raise Invalid
         for row, column, page in updates:
@@ -262,6 +269,7 @@ class Rules:
             self.table[row][column] = page
             self.uncleared.setdefault(row, {})[column] = page
         self.launched += 1
+        self.in_flight.append([uid for _, uid in rows])
         for row, uid in rows:
             pages = list(self.table.get(row, {}).values())
             if len(set(pages)) < len(pages):
@@ -289,8 +297,10 @@ class Rules:
         if self.read_step >= self.launched:
             raise Invalid
         self.read_step += 1
-        result = StepResult(self.read_step, np.zeros((1, 1), np.int32), np.ones(1, np.int32))
-        self.tell("minisgl_step_finished", result=result, reqs=[None], now=0.0)
+        uids = self.in_flight.pop(0)
+        result = StepResult(self.read_step, np.zeros((len(uids), 1), np.int32), np.ones(len(uids), np.int32))
+        reqs = [self.reqs[uid] if uid in self.holder.values() else None for uid in uids]
+        self.tell("minisgl_step_finished", result=result, reqs=reqs, now=0.0)
 
 
 # ---- random histories ----------------------------------------------------------------------------------------
@@ -517,6 +527,13 @@ def special_histories(part: str) -> list[dict[str, Any]]:
         [["add", 0], ["allocate", [0] * 100, list(range(10, 110))],
          ["launch", [[0, 0]], [[0, 0]], [[0, i, 10 + i] for i in range(100)]],
          ["retire", 0, [12]], ["launch", [], [[0, 0]], []]],
+        # A row with 2,500 pages, and two requests in rows with large numbers.
+        [["add", 0], ["allocate", [0] * 2_500, list(range(10, 2_510))],
+         ["launch", [[0, 0]], [[0, 0]], [[0, i, 10 + i] for i in range(2_500)]],
+         ["retire", 0, [12]], ["launch", [], [[0, 0]], []]],
+        [*two, ["launch", [[5_000, 0], [5_000 - 4_096, 1]], [[5_000, 0], [5_000 - 4_096, 1]],
+                [[5_000, 0, 3], [5_000 - 4_096, 0, 4]]], ["launch", [], [[5_000, 0]], []],
+         ["retire", 0, [3]], ["launch", [], [[5_000, 0]], []], ["read"]],
         # A step writes a column twice, the larger page first; and a row has a page far behind the others.
         [*two, ["allocate", [0], [5]], ["launch", [[1, 0]], [[1, 0]], [[1, 0, 5], [1, 0, 3]]], ["retire", 0, [3]], one],
         [*two, ["allocate", [0], [5]], ["launch", [[1, 0]], [[1, 0]], [[1, 0, 3], [1, 9_000, 5]]], ["retire", 0, [5]],
@@ -543,6 +560,7 @@ def special_histories(part: str) -> list[dict[str, Any]]:
         [*running, ["read"], ["retire", 1, [4]], ["finish", 1, 0], ["retire", 0, [3]], one],
         [*running, ["read"], ["retire", 1, [4]], ["retract", 1], ["retire", 0, [3]], one],
         [*two, ["allocate", [0] * 40, list(range(10, 50))], ["finish", 0, 0]],  # many leaks
+        [*two, ["allocate", [1] * 1_500, list(range(10, 1_510))], ["retract", 1]],
         [*two, ["retract", 0]],
         [*two, ["retract", 0], ["finish", 0, 0]],  # the page has leaked once
         [*running, ["read"], ["retract", 1]],
@@ -554,7 +572,7 @@ def special_histories(part: str) -> list[dict[str, Any]]:
 def large_history(part: str) -> dict[str, Any]:
     """Return a history of 400 requests with 4 pages each, of which the last one breaks a rule of the part.
 
-    With the part ``steps``, request 0 has also retired 1,200 pages before a step was read, and gets the first of them.
+    With the part ``steps``, request 0 has also retired 5,000 pages before a step was read, and gets the first of them.
     """
     uids = list(range(400))
     pages = [[4 * uid + i for i in range(4)] for uid in uids]
@@ -563,7 +581,7 @@ def large_history(part: str) -> dict[str, Any]:
     if part != "pages":
         rows, updates = [[uid, uid] for uid in uids], [[uid, i, pages[uid][i]] for uid in uids for i in range(4)]
         events += [["launch", rows, rows, updates], ["launch", [], rows, []], ["read"], ["read"]]
-        more = list(range(2_000, 3_200))
+        more = list(range(2_000, 7_000))
         events += [["allocate", [0] * len(more), more], ["launch", [], rows, []], ["retire", 0, more]]
         events += [["allocate", [0], more[:1]], ["read"]]
         events += [["cache", 399, pages[399][:3]], ["retire", 399, pages[399][3:]], ["launch", [], rows, []]]
