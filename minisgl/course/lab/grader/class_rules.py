@@ -230,7 +230,8 @@ class _Step:
         named = set(self.retract)
         if not named or named == set(expected):
             return
-        for start in range(every.index(self.stuck[0]) + 1):  # granted prompts may be left out
+        first = [w.uid for w in every].index(self.stuck[0].uid)
+        for start in range(first + 1):  # granted prompts may be left out
             for end in range(start + 1, len(every) + 1):
                 if named == set(self.fresh.retractions([*urgent, *every[start:end], *batch])):
                     return
