@@ -282,13 +282,13 @@ class _Step:
         promise = "A step uses all of its prompt tokens, if prompts want them."
         sums = [sum(map(wanted, some)) for some in (self.urgent, self.batch)]
         most = [min(sums[0], self.limit - self.kept), min(sums[1], self.kept)]
-        self.check_begun()
         if self.retract or not self.has_room:
             may = min(sums[0], self.limit - self.needed)
             if not self.stuck and not self.retract and self.used[0] < may:
                 seen = f"Interactive prompts want {sums[0]} tokens and may have {may}; they got {self.used[0]}."
                 seen += " No row is free for a waiting batch prompt." if self.needed < self.kept else ""
                 raise self.broken("urgent", "Interactive prompts get all tokens but those that are kept.", seen)
+            self.check_begun()
             return
         if self.used[1] < most[1] - (self.used[1] > 0 or self.kept == 0):
             seen = f"{self.kept} of {self.limit} prompt tokens are kept for batch prompts; these got {self.used[1]}."
