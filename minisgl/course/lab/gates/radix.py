@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from minisgl.course.lab.grader.cache_histories import History, show_history
+from minisgl.course.lab.grader.cache_histories import SPACES, History, show_history
 from minisgl.course.lab.grader.conformance import conformance, greedy
 from minisgl.course.lab.grader.eviction_trace import OPTION, OWN, cached_tokens
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student
@@ -56,8 +56,9 @@ def run_history(part: str, make: Make) -> Callable[[Student, dict[str, Any]], No
         return known[id(student)]
 
     def run(student: Student, workload: dict[str, Any]) -> None:
-        size, more = workload["page_size"], (workload.get("space", 0), workload.get("base", 0))
-        if size < 1:
+        size, base, step = workload["page_size"], workload.get("base", 0), workload.get("step", 1)
+        more = workload.get("space", 0), base, step
+        if size < 1 or step < 1:
             raise Invalid
 
         def play(events: list[list[Any]]) -> None:
@@ -154,9 +155,16 @@ def _ids(rng: random.Random, most: int) -> list[int]:
 def make_match(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a history of inserts that need no split, and of matches that share any part of the inserted prompts.
 
-    Each inserted prompt is new, or continues an earlier prompt at its end.
+    Each inserted prompt is new, or continues an earlier prompt at its end. In every 25th history, 70 prompts begin with
+    different tokens.
     """
     page = rng.choice([1, 2, 3, 16])
+    if size % 25 == 24:
+        wide = [[i] * page for i in range(70)]
+        head = rng.choice([[], [9] * page])
+        inserts = [["insert", head], *(["insert", [*head, *ids]] for ids in wide)]
+        matches = [["match", [*head, *ids, *_ids(rng, page)]] for ids in rng.sample(wide, 20)]
+        return {"page_size": page, "events": [*inserts, *matches], "space": 0}
     stored: list[list[int]] = []
     events: list[list[Any]] = []
     for i in range(rng.randint(1, 1 + min(size, 5))):
@@ -170,7 +178,7 @@ def make_match(rng: random.Random, size: int) -> dict[str, Any]:
             events.append(["match", [*known[:cut], *_ids(rng, 2 * page)]])
             events.append(["match", [*known[: cut // page * page], *other[on:]]])
         events.append([rng.choice(["match", "match_other"]), rng.choice(stored)])
-    return {"page_size": page, "events": events, **_place(rng), "space": rng.randrange(6)}
+    return {"page_size": page, "events": events, **_place(rng), "space": rng.randrange(len(SPACES))}
 
 
 def make_split(rng: random.Random, size: int) -> dict[str, Any]:
@@ -182,8 +190,9 @@ def make_split(rng: random.Random, size: int) -> dict[str, Any]:
 
 
 def _place(rng: random.Random) -> dict[str, int]:
-    """Return a random namespace, and the number from which token ids and pages are counted."""
-    return {"space": rng.choice([0, 0, rng.randrange(6)]), "base": rng.choice([0, 0, 1 << 17, 1 << 24])}
+    """Return a random namespace, and the number from which token ids and pages are counted, and the ids' steps."""
+    base, step = rng.choice([0, 0, 1 << 17, 1 << 24]), rng.choice([1, 1, 1 << 8, 1 << 16, 1 << 24])
+    return {"space": rng.choice([0, 0, rng.randrange(len(SPACES))]), "base": base, "step": step}
 
 
 def make_lock(rng: random.Random, size: int, evict: bool = False) -> dict[str, Any]:
@@ -215,8 +224,11 @@ def make_evict(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a history with locks and evictions.
 
     In half of the histories, an inserted prompt is matched before and after each eviction. Between, as many pages as
-    were to be evicted may be inserted.
+    were to be evicted may be inserted. In a third of the histories, all prompts are used in random order, and then all
+    pages are evicted, a few at a time, which compares the whole order of eviction.
     """
+    if rng.random() < 1 / 3:
+        return _used_and_evicted(rng, size)
     history = make_lock(rng, size, evict=True)
     inserted = [event[1:] for event in history["events"] if event[0] == "insert"]
     if inserted and rng.random() < 0.5:
@@ -229,6 +241,24 @@ def make_evict(rng: random.Random, size: int) -> dict[str, Any]:
             events += [asked, event, *([more] if rng.random() < 0.5 else []), asked]
         history["events"] = events
     return history
+
+
+def _used_and_evicted(rng: random.Random, size: int) -> dict[str, Any]:
+    """Return a history that inserts prompts, locks and unlocks their prefixes in random order, and evicts all pages."""
+    page = rng.choice([1, 1, 2])
+    prompts = [_ids(rng, 3 * page) + _ids(rng, rng.choice([2, 20]) * page) for _ in range(2 + min(size, 5))]
+    events: list[list[Any]] = [["insert", ids] for ids in prompts]
+    calls = [(rng.random(), name) for name in range(min(size, 8)) for _ in range(2)]
+    locked: set[int] = set()
+    for _, name in sorted(calls):
+        known = rng.choice(prompts)
+        events.append(["unlock", name] if name in locked else ["lock", name, known[: rng.randint(0, len(known))]])
+        locked.add(name)
+    pages = sum(len(ids) // page for ids in prompts)
+    while pages > 0:
+        events.append(["evict", rng.randint(1, rng.choice([1, 3, 8]))])
+        pages -= events[-1][1]
+    return {"page_size": page, "events": [*events, ["evict", 1]], **_place(rng)}
 
 
 # ---- whole runs ---------------------------------------------------------------------------------------------
@@ -304,6 +334,17 @@ def long_edge(student: Student, pages: int = 20_000) -> None:
     """Insert a prompt of 20,000 pages in one call, then match, lock, unlock and evict it, its last page first."""
     cache, ids = make_cache(student, 1), np.arange(pages, dtype=np.int32)
     cache.insert(None, Key(None, ids.copy()), 0, ids.copy())
+    for cut in sorted({1, 64, 1000, pages - 1, *(student.random.randrange(pages) for _ in range(6))}):
+        other = ids.copy()
+        other[cut] = -1
+        common = len(cache.match(Key(None, other)).pages)
+        if common != cut:
+            promise = "`match` finds the longest cached prefix, in whole pages."
+            seen = (
+                f"A prompt of {pages:,} tokens is cached. `match` of another prompt with the same first {cut:,} tokens "
+            )
+            seen += f"found {common:,} pages of one token."
+            raise Broken("match-long" if common > cut else "match-short", promise, seen)
     found = cache.match(Key(None, ids))
     cache.lock(found.handle)
     locked = cache.evictable_pages
@@ -371,6 +412,8 @@ def many_namespaces(student: Student, number: int = 500) -> None:
     for i in range(number):
         cache.insert(None, Key(f"space {i}", np.zeros(1, np.int32)), 0, np.array([i], np.int32))
     evicted = len(cache.evict(number))
+    cache.insert(None, Key("one more", np.zeros(1, np.int32)), 0, np.array([number], np.int32))
+    cache.evict(1)  # a queue with outdated entries may be cleaned up only now
     left = {
         name: n - before.get(name, 0)
         for name, n in container_sizes(cache).items()

@@ -4,8 +4,9 @@ The dictionary is `minisgl.testing.cache.CacheModel`. A history calls only the m
 calls.
 
 The namespace of a history is one of `SPACES`; an event may name another one of them with a number after its token ids,
-which is added to the index of the history's namespace. All token ids are counted from ``base``, because caches with
-other number types than int32 round large ids, and the numbers of pages from the lower 20 bits of ``base``.
+which is added to the index of the history's namespace. All token ids are counted from ``base`` in steps of ``step``,
+because caches with other number types than int32 round large ids or drop their upper bits, and the numbers of pages
+from the lower 20 bits of ``base``.
 
 The events: ``["insert", ids]``, ``["match", ids]``, ``["lock", name, ids]``, ``["again", name, other]`` (one more lock
 through the handle of another lock), ``["grow", name, ids]`` (the prefix that a lock holds becomes longer), ``["unlock",
@@ -36,8 +37,8 @@ CHECKED = {
     "total_pages is": "counts",
 }
 """Words of an assertion of the skeleton's `check` → the cause."""
-SPACES: tuple[Hashable, ...] = (None, "", 0, "0", 1, "1", "None", "another")
-"""Namespaces. Some are falsy, and some print alike; all are different."""
+SPACES: tuple[Hashable, ...] = (None, "", 0, "0", 1, "1", "None", "another", -1, -2)
+"""Namespaces. Some are falsy, some print alike, and the last two have the same hash; all are different."""
 POOL = 400
 """The number of pages that a history may allocate; no history of the gates needs more."""
 
@@ -48,9 +49,9 @@ class History:
     ``part`` is the part of the lab that is graded. Failures without a more precise cause get a cause of that part.
     """
 
-    def __init__(self, cache: Any, page_size: int, part: str, space: int = 0, base: int = 0):
+    def __init__(self, cache: Any, page_size: int, part: str, space: int = 0, base: int = 0, step: int = 1):
         self.cache, self.model, self.page_size, self.part = cache, CacheModel(page_size), page_size, part
-        self.space_index, self.space, self.base = space, _space(space), base
+        self.space_index, self.space, self.base, self.step = space, _space(space), base, step
         self.held: dict[int, tuple[Any, Prefix]] = {}  # name of a lock -> (handle, locked prefix)
         self.free = list(range(base & 0xFFFFF, (base & 0xFFFFF) + POOL))
         self.event = 0
@@ -66,7 +67,8 @@ class History:
         try:
             self.apply(events)
         except Broken as broken:
-            workload = {"page_size": self.page_size, "space": self.space_index, "base": self.base, "events": events}
+            place = {"space": self.space_index, "base": self.base, "step": self.step}
+            workload = {"page_size": self.page_size, **place, "events": events}
             broken.show = show_history(workload, self.offered)
             raise
 
@@ -106,7 +108,8 @@ class History:
         """Return the cache's key for token ids, and the dictionary's key for their whole pages."""
         whole = len(ids) // self.page_size * self.page_size
         named = _space(self.space_index + space)
-        return Key(named, np.asarray(ids, np.int32) + np.int32(self.base)), Prefix(space, tuple(ids[:whole]))
+        numbers = np.asarray(ids, np.int32) * np.int32(self.step) + np.int32(self.base)
+        return Key(named, numbers), Prefix(space, tuple(ids[:whole]))
 
     def match(self, ids: list[int], space: int = 0) -> tuple[Any, Prefix]:
         """Match a prefix and return its handle and the matched prefix."""
@@ -114,7 +117,14 @@ class History:
         expected = self.model.match(prefix)
         path = [self.model.pages[part] for part in self.model.path(expected)]
         nodes = getattr(self.cache, "_nodes", None)
+        tokens = key.ids.copy()
         found, right = self.cache.match(key), [page.number for page in path]
+        if not np.array_equal(key.ids, tokens):
+            raise self.broken(
+                "changes",
+                "The cache does not change the arrays that it is given.",
+                "`match` changed the array of the token ids.",
+            )
         if getattr(self.cache, "_nodes", None) != nodes:
             seen = f"The tree had {nodes} nodes before a match, and has {self.cache._nodes} after it."
             raise self.broken("match-writes", "A match changes neither the tree nor the order of eviction.", seen)
@@ -140,10 +150,10 @@ class History:
 
     def check_dtype(self, method: str, pages: Any) -> None:
         """Check that an array of pages is one of int32: the scheduler copies it into its page table."""
-        dtype = getattr(pages, "dtype", None)
-        if dtype is not None and dtype != np.int32:
-            promise = f"`{method}` returns the pages as an array of int32, also if there are none."
-            raise self.broken("dtype", promise, f"It returned {amount(len(pages), 'page')} as an array of {dtype}.")
+        if not isinstance(pages, np.ndarray) or pages.dtype != np.int32:
+            promise = f"`{method}` returns the pages as a numpy array of int32, also if there are none."
+            kind = f"an array of {pages.dtype}" if isinstance(pages, np.ndarray) else f"a {type(pages).__name__}"
+            raise self.broken("dtype", promise, f"It returned {amount(len(pages), 'page')} as {kind}.")
 
     def match_other(self, ids: list[int]) -> None:
         """Match the same tokens in another namespace, in which nothing is cached."""
@@ -314,7 +324,9 @@ def show_history(workload: dict[str, Any], offered: Mapping[int, list[int]] | No
     """
     size = workload["page_size"]
     space, base = _space(workload.get("space", 0)), workload.get("base", 0)
-    more = f", namespace {space!r}" * (space is not None) + f", token ids counted from {base}" * bool(base)
+    step = workload.get("step", 1)
+    counted = f", token ids counted from {base}" * bool(base or step > 1) + f" in steps of {step}" * (step > 1)
+    more = f", namespace {space!r}" * (space is not None) + counted
     lines = [f"a new cache, pages of {amount(size, 'token')}{more}"]
     for number, (kind, *args) in enumerate(workload["events"], 1):
         names = {"insert": 1, "match": 1, "lock": 2}.get(kind, len(args))
