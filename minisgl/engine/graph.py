@@ -67,6 +67,7 @@ class GraphRunner(Protocol):
     ) -> None:
         """Record ``forward(build(key))`` for each key, where ``build(key)`` allocates the bucket's input buffers.
 
+        Record each bucket before the next call of ``build``, which also prepares attention for its own bucket.
         A key whose ``piecewise`` is True is recorded in pieces (see `minisgl.engine.record.Recorder.record`).
         """
 

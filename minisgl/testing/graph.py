@@ -33,7 +33,7 @@ RULES = {
     "padding-row": "A padding row is at position 0 of the scratch row of the request pool, and has sequence length 1.",
     "stale": "Rows after the rows of a step contain nothing of an earlier step: each padding row reads one position.",
     "eager": "A replay runs the recorded operations and does not call the forward pass again.",
-    "capture": "Each bucket is recorded once, with the inputs that `build(key)` returned for it.",
+    "capture": "Each bucket is recorded once, with the inputs that `build(key)` returned for it just before.",
     "answer": "A replay gives the result of the forward pass.",
 }
 """The name of each rule, and the rule as a sentence."""
@@ -69,6 +69,7 @@ class GraphRig:
         self.steps = self.padded_rows = self.replays = self.forwards = 0
         self.inputs: dict[GraphKey, tuple[StaticInputs, AttnBatch]] = {}
         self.computed: list[int] = []  # for each call of the forward pass, the number of rows of its bucket
+        self._last_built: Any = None
         self._first_packed: dict[GraphKey, Tensor] = {}  # bucket -> its token buffer when it was built
         self._first_batch: dict[GraphKey, AttnBatch] = {}
         self._position = torch.arange(page_size * columns, device=self.device)
@@ -78,7 +79,7 @@ class GraphRig:
         with self._compute_context():
             self.keys = list(runner.buckets(max_rows))
             self._check_buckets(max_rows)
-            runner.capture(self.keys, self._build, self._forward)
+            runner.capture(tuple(self.keys), self._build, self._forward)
             self.pool.zero_()
         for key in self.keys:
             if key not in self.inputs:
@@ -109,6 +110,7 @@ class GraphRig:
         self._first_batch[key], self._first_packed[key] = buffers.fill(None), buffers.tokens.packed
         self._fill(key, buffers, None)
         self.inputs[key] = (buffers, self._first_batch[key])
+        self._last_built = buffers
         return buffers
 
     def _fill(self, key: GraphKey, buffers: StaticInputs, packed: I32 | None) -> None:
@@ -132,6 +134,9 @@ class GraphRig:
             raise GraphFault(
                 "capture", f"the forward pass got a {type(inputs).__name__} that build(key) did not return"
             )
+        if inputs is not self._last_built:
+            text = "the forward pass got the inputs of this bucket after build(key) was called for another bucket"
+            raise GraphFault("capture", text, bucket=inputs.tokens.packed.shape[1])
         self.computed.append(inputs.tokens.packed.shape[1])
         ids, positions, out_cache_loc, req_pool_indices = inputs.tokens.packed[:4].long().unbind()
         self.pool.index_copy_(0, out_cache_loc, (ids * 31 + positions * 7 + 1).double())

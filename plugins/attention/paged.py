@@ -75,10 +75,11 @@ class PagedAttention:
 
     # lab: paged.gather
     def kv_locations(self, pages: torch.Tensor, length: int) -> torch.Tensor:
-        """Return the KV locations of positions 0 to ``length - 1``, int64 [length].
+        """Return the KV locations of positions 0 to ``length - 1``, int64 [length], on the device of ``pages``.
 
         A KV location is page · page_size + offset. ``pages`` is the request's row of the page table: its entry i is the
-        page of positions i · page_size to (i + 1) · page_size - 1. Entries after the request's last page are undefined.
+        page of positions i · page_size to (i + 1) · page_size - 1. Entries after the request's last page are undefined:
+        each may be any int32.
         """
         # 1. Queries read all positions, including a cached prefix and earlier chunks, which this step does not compute.
         position = torch.arange(length, device=pages.device)

@@ -74,7 +74,8 @@ class Buffers:
         if packed is not None:
             host[:, : packed.shape[1]] = packed
         # 4. Copy into the buffer that was recorded: a replay would never read a new tensor. The host must not wait for
-        #    the device: pass ``non_blocking=True``. The source may be in ordinary memory. Read nothing back.
+        #    the device: pass ``non_blocking=True`` to `copy_`. An assignment (``x[:] = y``) of a host tensor waits. The
+        #    source may be in ordinary memory. Read nothing back.
         self.packed.copy_(torch.from_numpy(host), non_blocking=True)
         req_pool_indices, seq_lens = self.packed[3], self.packed[4]
         cu_seqlens_q_cpu, cu_seqlens_q = self.cu_seqlens_q_cpu, self.cu_seqlens_q
@@ -145,8 +146,9 @@ class ReplayRunner:
     ) -> None:
         """Record ``forward(build(key))`` for each bucket.
 
-        ``build`` calls `input_buffers`, and then ``fill(None)`` of the buffers. The first of ``keys`` are the buckets
-        that `buckets` returned, in their order.
+        ``build`` calls `input_buffers`, and then ``fill(None)`` of the buffers. It also prepares attention for the
+        bucket: record each bucket before the next call of ``build``. The first of ``keys`` are the buckets that
+        `buckets` returned, in their order. ``keys`` must not change.
         """
         from minisgl.engine.record import Recorder
 

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test paged     (`hint paged` for a hint)
 Serve it:  python -m minisgl plugins=my_paged.py attention=mine
 """
 
-# minisgl lab paged, skeleton 2d3321660a (minisgl 0.2.0)
+# minisgl lab paged, skeleton 7acea684e2 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -75,10 +75,11 @@ class MyAttention:
         return out
 
     def kv_locations(self, pages: torch.Tensor, length: int) -> torch.Tensor:
-        """Return the KV locations of positions 0 to ``length - 1``, int64 [length].
+        """Return the KV locations of positions 0 to ``length - 1``, int64 [length], on the device of ``pages``.
 
         A KV location is page · page_size + offset. ``pages`` is the request's row of the page table: its entry i is the
-        page of positions i · page_size to (i + 1) · page_size - 1. Entries after the request's last page are undefined.
+        page of positions i · page_size to (i + 1) · page_size - 1. Entries after the request's last page are undefined:
+        each may be any int32.
         """
         # TODO paged.gather
         # 1. Queries read all positions, including a cached prefix and earlier chunks, which this step does not compute.

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test replay     (`hint replay` for a hint)
 Serve it:  python -m minisgl plugins=my_replay.py graph=mine
 """
 
-# minisgl lab replay, skeleton 6095c9913a (minisgl 0.2.0)
+# minisgl lab replay, skeleton 2fe8945adf (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ class Buffers:
         # TODO replay.buffers
         # 3. Write every row each time: after a larger step, the rows behind a smaller step would still hold its data.
         # 4. Copy into the buffer that was recorded: a replay would never read a new tensor. The host must not wait for
-        #    the device: pass ``non_blocking=True``. The source may be in ordinary memory. Read nothing back.
+        #    the device: pass ``non_blocking=True`` to `copy_`. An assignment (``x[:] = y``) of a host tensor waits. The
+        #    source may be in ordinary memory. Read nothing back.
         raise NotImplementedError
 
 
@@ -127,8 +128,9 @@ class MyRunner:
     ) -> None:
         """Record ``forward(build(key))`` for each bucket.
 
-        ``build`` calls `input_buffers`, and then ``fill(None)`` of the buffers. The first of ``keys`` are the buckets
-        that `buckets` returned, in their order.
+        ``build`` calls `input_buffers`, and then ``fill(None)`` of the buffers. It also prepares attention for the
+        bucket: record each bucket before the next call of ``build``. The first of ``keys`` are the buckets that
+        `buckets` returned, in their order. ``keys`` must not change.
         """
         # TODO replay.capture
         # 1. All recordings share memory, because only one is replayed at a time. Record the largest bucket first: the

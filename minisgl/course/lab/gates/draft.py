@@ -55,12 +55,19 @@ def build(student: Student, workload: dict[str, Any]) -> Any:
 
 
 def make_text(rng: random.Random, size: int) -> dict[str, Any]:
-    """Return a random text, appended in several runs."""
-    letters = rng.choice(ALPHABETS)
+    """Return a random text, appended in several runs. Some texts consist of one token, so long groups occur again."""
+    letters = rng.choice([*ALPHABETS, [7]])
     runs = [
         [rng.choice(letters) for _ in range(rng.randint(1, 1 + size))] for _ in range(rng.randint(1, 1 + size // 4))
     ]
-    match, drafts = rng.choice([1, 2, 3, 4, 10]), rng.choice([rng.randint(1, 9), rng.randint(1, 9), 130])
+    if size == 5:
+        return {"match": 33, "drafts": 9, "runs": [[7] * 20, [7] * 30]}
+    if len(letters) == 1:
+        runs = [run[:40] for run in runs[:2]]
+    match, drafts = (
+        rng.choice([1, 2, 3, 4, 10, 33] if len(letters) == 1 else [1, 2, 3, 4, 10]),
+        rng.choice([rng.randint(1, 9), rng.randint(1, 9), 130]),
+    )
     return {"match": match, "drafts": drafts, "runs": runs}
 
 
@@ -79,12 +86,19 @@ def text_of(student: Student, workload: dict[str, Any]) -> Any:
         run_turns(student, _as_turns(workload))
         return None
     text = proposer.new_text()
-    for run in workload["runs"]:
-        given = list(run)
-        text.append(given)
-        if given != run:
-            raise Broken("changes", "`append` does not change the list that it gets.", f"It was {run}, and is {given}.")
+    given = [list(run) for run in workload["runs"]]
+    for run in given:
+        text.append(run)
+    _unchanged("append", given, workload["runs"])
     return text
+
+
+def _unchanged(method: str, given: list[list[int]], before: list[list[int]]) -> None:
+    """Raise `Broken` if a list that a method got is another one after all calls."""
+    for run, was in zip(given, before, strict=True):
+        if run != was:
+            promise = f"`{method}` does not change the lists that it gets, and later calls do not change them."
+            raise Broken("changes", promise, f"A list was {_few(was)}, and is {_few(run)} after all calls.")
 
 
 def _as_turns(workload: dict[str, Any]) -> dict[str, Any]:
@@ -294,11 +308,14 @@ def _serve(proposer: Any, workload: dict[str, Any], decoy: Any) -> None:
     """Tell the proposer the events and judge its drafts. ``decoy`` gets the same calls with other tokens."""
     known: dict[int, tuple[Req, Request]] = {}
     running: list[int] = []
+    given: list[list[int]] = []  # the lists that `advanced` got
+    before: list[list[int]] = []
     for event in workload["events"]:
         if "admit" in event:
             _admit(proposer, known, running, event, decoy, workload["rows"])
         elif "gain" in event:
-            _gain(proposer, known, running, event, decoy)
+            given += _gain(proposer, known, running, event, decoy)
+            before += [list(run) for _, run in event["gain"]]
         else:
             if event["remove"] not in running:
                 raise Invalid
@@ -308,6 +325,7 @@ def _serve(proposer: Any, workload: dict[str, Any], decoy: Any) -> None:
                 each.removed(req)
             req.req_pool_idx = -1
         _ask(proposer, known, running, event["ask"], workload)
+    _unchanged("advanced", given, before)
 
 
 def _admit(
@@ -331,7 +349,9 @@ def _admit(
         decoy.admitted(other)
 
 
-def _gain(proposer: Any, known: dict[int, Any], running: list[int], event: dict[str, Any], decoy: Any) -> None:
+def _gain(
+    proposer: Any, known: dict[int, Any], running: list[int], event: dict[str, Any], decoy: Any
+) -> list[list[int]]:
     uids = [uid for uid, _ in event["gain"]]
     if (
         not uids
@@ -351,6 +371,7 @@ def _gain(proposer: Any, known: dict[int, Any], running: list[int], event: dict[
         raise Broken("changes", "`advanced` does not change its arguments.", f"The runs are {runs} afterwards.")
     if decoy is not None:
         decoy.advanced(reqs, [[token ^ 1 for token in run] for run in runs])
+    return runs
 
 
 def _ask(

@@ -6,6 +6,7 @@ the code reads from the pool.
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Stude
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
 from minisgl.course.lab.grader.torch_operations import ROWS, operations_of_a_decode_step
+from minisgl.course.lab.grader.two_devices import TwoDevices
 from minisgl.kvcache.pool import KVPool
 from minisgl.testing.attention import AttentionCase, PreparedCase, prepare_case
 
@@ -37,6 +39,8 @@ SCALES = (0.0, 0.3, 12.0, 1.0)  # 0: head_dim ** -0.5
 HIGH = 512.0  # a query of this size times a key of half this size is a score above float16's range
 LOW = 2e18  # a query of this size times a key of half this size is a score below every finite mask but the lowest
 LENGTHS = (1, 4100, 8200, 16_500, 40_000, 70_000)
+VERY_LONG = 300_000
+UNDEFINED = (-1, 2**31 - 1, -(2**31), 1_000_000)  # entries of the page table after the last page of a row
 BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)
 UNWRITTEN = 12288.0  # initial value of `out`; exact in bfloat16
 
@@ -70,6 +74,8 @@ def make_attend(rng: random.Random, size: int) -> dict[str, Any]:
         return {**workload, "rows": [[9, 1], [30, 3], [0, 4]], "page_size": 4, "half": 3}
     if size == 1:
         return {**workload, "rows": [[9, 1], [30, 3], [0, 4]], "page_size": 4, "half": 4, "heads": 0}
+    if size == 11:  # keys at right angles to the query: a rounded query is not at right angles to them
+        return {**workload, "rows": [[40, 1]] * 6, "page_size": 4, "half": 6, "heads": 0, "window": 0}
     if size == 10:  # thousands of equal weights: a sum in bfloat16 stops growing
         return {**workload, "rows": [[8190, 2]], "page_size": 256, "half": 5, "heads": 0, "window": 0}
     if size == 7:
@@ -87,7 +93,7 @@ def case_of(workload: dict[str, Any]) -> AttentionCase:
     rows.sort(key=lambda row: row[1] != 1)  # rows of one token come first
     q, kv, dim = HEADS[workload["heads"]]
     window, cap = workload["window"] or -1, 0.5 * workload["cap"]
-    dtype = {1: torch.bfloat16, 2: torch.bfloat16, 4: torch.float16, 5: torch.bfloat16}.get(
+    dtype = {1: torch.bfloat16, 2: torch.bfloat16, 4: torch.float16, 5: torch.bfloat16, 6: torch.bfloat16}.get(
         workload["half"], torch.float32
     )
     return AttentionCase(tuple(rows), workload["page_size"], q, kv, dim, window=window, soft_cap=cap, dtype=dtype)
@@ -112,6 +118,7 @@ def draw(workload: dict[str, Any]) -> str:
         ", all scores -2e36",
         ", in float16, all scores 131,072",
         ", in bfloat16, all scores 0 and values from 1 to 2",
+        ", in bfloat16, large keys with small scores",
     )[workload["half"]]
     lines = [f"pages of {workload['page_size']} tokens, {q} query and {kv} key-value heads of {dim}{more}"]
     for before, count in sorted(workload["rows"], key=lambda row: row[1] != 1):
@@ -260,17 +267,32 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return a.shape == b.shape and bool(torch.isclose(a, b, atol=tolerance, rtol=tolerance).all())
 
 
+def drawn_case(workload: dict[str, Any]) -> PreparedCase:
+    """Return the workload's step, with numbers of no page in the undefined entries of the page table."""
+    prepared = prepare_case(case_of(workload), seed=workload["seed"])
+    batch, size = prepared.batch, prepared.pool.page_size
+    table = torch.tensor(UNDEFINED, dtype=torch.int32).repeat(batch.page_table.numel() // len(UNDEFINED) + 1)
+    table = table[: batch.page_table.numel()].reshape(batch.page_table.shape)
+    table[-1] = batch.page_table[-1]
+    for row, length in zip(batch.req_pool_indices.tolist(), batch.seq_lens_cpu.tolist(), strict=True):
+        pages = -(-length // size)
+        table[row, :pages] = batch.page_table[row, :pages]
+    return replace(prepared, batch=replace(batch, page_table=table))
+
+
 def prepared_case(workload: dict[str, Any]) -> PreparedCase:
     """Return the workload's step.
 
     In half precision the scores are scaled up, to the sizes that trained models have: rounding a score before the
     softmax then changes its weight visibly.
     """
-    prepared = prepare_case(case_of(workload), seed=workload["seed"])
+    prepared = drawn_case(workload)
     if not workload["half"] and not workload.get("scale"):
         return prepared
     if workload["half"] == 2:
         return _cancelling(prepared)
+    if workload["half"] == 6:
+        return _right_angles(prepared)
     if workload["half"] in (3, 4):
         return _equal(prepared, *((LOW, -LOW / 2) if workload["half"] == 3 else (HIGH, HIGH / 2)))
     if workload["half"] == 5:
@@ -295,6 +317,24 @@ def _cancelling(prepared: PreparedCase) -> PreparedCase:
     keys[:, 1::2] = keys[:, 0::2] + 0.05 * keys[:, 1::2]
     values[:, 0::2] *= 128
     values[:, 1::2] = -values[:, 0::2]
+    return replace(prepared, expected=torch.cat([row.dense() for _, _, row in rows_of(prepared)]))
+
+
+def _right_angles(prepared: PreparedCase) -> PreparedCase:
+    """Return the step with large keys that are almost at right angles to the query of their row.
+
+    So the scores are small sums of large products. Rounding a query to bfloat16 after a multiplication changes them.
+    """
+    keys, _ = prepared.pool.layer(1)  # [pages, page_size, kv_heads, head_dim]
+    batch, size = prepared.batch, prepared.pool.page_size
+    for a, length, index in zip(
+        batch.cu_seqlens_q_cpu.tolist(), batch.seq_lens_cpu, batch.req_pool_indices, strict=False
+    ):
+        pages = batch.page_table[index, : -(-int(length) // size)].long()
+        q, k = prepared.q[a].double(), 200 * keys[pages].double()
+        keys[pages] = (k - q * ((k * q).sum(-1) / (q * q).sum(-1))[..., None]).to(keys.dtype)
+    scaled = replace(prepared.layers[1], scale=0.3)
+    prepared = replace(prepared, layers=(prepared.layers[0], scaled))
     return replace(prepared, expected=torch.cat([row.dense() for _, _, row in rows_of(prepared)]))
 
 
@@ -379,8 +419,13 @@ def run_agree(student: Student, workload: dict[str, Any]) -> None:
     prepared = prepared_case(workload)
     backend = bound(student, prepared)
     untouched = Untouched(prepared)
-    backend.plan(prepared.batch)
-    got = forward(backend, prepared, prepared.layers[1])
+    try:
+        backend.plan(prepared.batch)
+        got = forward(backend, prepared, prepared.layers[1])
+    except Broken:
+        raise
+    except Exception as error:
+        raise undefined_pages(student, prepared, error) or error from error
     if got.shape != prepared.expected.shape:
         seen = f"The result has the shape {list(got.shape)}, the queries {list(prepared.expected.shape)}."
         raise Broken("answer", "The result has the shape of the queries.", seen)
@@ -395,6 +440,76 @@ def run_agree(student: Student, workload: dict[str, Any]) -> None:
     untouched.check()
     if len(workload["rows"]) < 100 and not long:
         run_next_step(student, backend, prepared)
+    if 20 < len(workload["rows"]) < 100:
+        check_attend(student)
+        check_memory(student)
+
+
+def undefined_pages(student: Student, prepared: PreparedCase, error: Exception) -> Broken | None:
+    """Return the finding for an error that does not occur if all entries of the page table are numbers of pages."""
+    table, pages = prepared.batch.page_table, prepared.pool.num_pages
+    clean = replace(
+        prepared, batch=replace(prepared.batch, page_table=torch.where(table.abs() < pages, table.abs(), 0))
+    )
+    try:
+        alone(student, clean)
+    except Exception:
+        return None
+    promise = "Entries of the page table after a row's last page are undefined: they may be any number."
+    seen = f"With {list(UNDEFINED)} in these entries, there was an error: {type(error).__name__}: {error}."
+    return Broken("undefined", promise, " ".join(seen.split())[:300])
+
+
+def check_attend(student: Student) -> None:
+    """Call `attend` alone, and once as if its arguments were on a GPU. A backend without this method is not checked."""
+    prepared = prepare_case(AttentionCase(((3, 2),), 4, 4, 2, 8, window=3, soft_cap=2.0), seed=1)
+    backend, layer = bound(student, prepared), prepared.layers[1]
+    backend.plan(prepared.batch)
+    if not hasattr(backend, "attend"):
+        return
+    row = next(rows_of(prepared))[2]
+    q, k, v = row.q.clone(), row.k[: row.length].clone(), row.v[: row.length].clone()
+    before = [x.clone() for x in (q, k, v)]
+    backend.attend(layer, q, k, v)
+    changed = [name for name, a, b in zip("qkv", before, (q, k, v), strict=True) if not torch.equal(a, b)]
+    if changed:
+        seen = f"`attend` changed its argument `{changed[0]}`."
+        raise Broken("changes", "The arguments of `attend` do not change.", seen)
+    check_one_device("attend", (q, k, v), lambda: backend.attend(layer, q, k, v))
+
+
+def check_one_device(method: str, given: Sequence[Tensor], call: Callable[[], Any]) -> None:
+    """Check that a call makes no tensor on the CPU and computes with it and the tensors ``given``, as if on a GPU."""
+    devices = TwoDevices(given)
+    with devices.follow():
+        call()
+    if devices.mixed:
+        seen = f"`{method}` makes a tensor without `device=`. If its arguments are on a GPU, `{devices.mixed}` fails."
+        raise Broken("device", "Tensors that a backend makes are on the device of its inputs.", seen)
+
+
+def check_memory(student: Student, warm: int = 200, steps: int = 100) -> None:
+    """Check that a backend does not keep more and more tensors. Each step has a row of another length."""
+    prepared = prepare_case(AttentionCase(((warm + steps, 1),), 4, 2, 1, 8), seed=1)
+    backend, batch, layer = bound(student, prepared), prepared.batch, prepared.layers[1]
+    tensors = 0
+    for length in range(1, warm + steps + 1):
+        lengths = np.array([length], np.int32)
+        backend.plan(replace(batch, seq_lens_cpu=lengths, seq_lens=torch.from_numpy(lengths)))
+        backend.forward(layer, prepared.q.clone(), torch.empty_like(prepared.q))
+        if length == warm:
+            tensors = number_of_tensors()
+    grown = number_of_tensors() - tensors
+    if grown > 0.9 * steps:
+        promise = "A backend keeps data of a step until the next call of `plan`, and not longer."
+        seen = f"In {steps} steps whose row had another length each, the number of tensors in memory grew by {grown}."
+        raise Broken("grows", promise, seen)
+
+
+def number_of_tensors() -> int:
+    """Return the number of tensors that Python objects refer to."""
+    gc.collect()
+    return sum(issubclass(type(x), Tensor) for x in gc.get_objects())
 
 
 def shuffled(prepared: PreparedCase) -> PreparedCase:
@@ -463,7 +578,7 @@ def alone(student: Student, prepared: PreparedCase) -> Broken | None:
 
 def run_steps(student: Student, workload: dict[str, Any]) -> None:
     """Grade a history of steps of two engines with three layers each. Both plan a step before either computes it."""
-    engines = [AttentionSteps(workload, HEADS[3], other) for other in range(2)]
+    engines = [AttentionSteps(workload, HEADS[3][1:], other) for other in range(2)]
     backends = []
     for engine in engines:
         backends.append(student.make(device=torch.device("cpu")))
@@ -565,8 +680,18 @@ def reallocated(prepared: PreparedCase) -> PreparedCase:
 
 
 def run_gather(student: Student, workload: dict[str, Any]) -> None:
-    """Grade `kv_locations` and `gather` alone. A backend without these methods is graded as a whole."""
-    prepared = prepare_case(case_of(workload), seed=workload["seed"])
+    """Grade `kv_locations` and `gather`, with undefined numbers in the page table."""
+    prepared = drawn_case(workload)
+    try:
+        grade_gather(student, workload, prepared)
+    except (Broken, Invalid):
+        raise
+    except Exception as error:
+        raise undefined_pages(student, prepared, error) or error from error
+
+
+def grade_gather(student: Student, workload: dict[str, Any], prepared: PreparedCase) -> None:
+    """Grade `kv_locations` and `gather` on one step. A backend without these methods is graded as a whole."""
     backend = bound(student, prepared)
     backend.plan(prepared.batch)
     rows = getattr(backend, "rows", ())
@@ -596,7 +721,9 @@ def run_gather(student: Student, workload: dict[str, Any]) -> None:
             raise wrong_location(torch.as_tensor(kv_locations).long(), want, *given, size, f"row {r}")
         check_gathered(backend.gather(layer, rows[r]), prepared, row, r)
     check_large_pages(backend, size)
-    check_many_positions(backend, size)
+    check_many_positions(backend, size, [*LENGTHS, *[VERY_LONG] * (len(workload["rows"]) > 20)])
+    few = torch.tensor([4, 0, 2], dtype=torch.int32)
+    check_one_device("kv_locations", [few], lambda: backend.kv_locations(few, 2 * size + 1))
 
 
 def same(got: Any, want: Tensor) -> bool:
@@ -652,10 +779,10 @@ def check_large_pages(backend: Any, size: int) -> None:
         raise Broken("overflow" if got[:1] == [wrapped] else "location", promise, seen, page=page, show=show)
 
 
-def check_many_positions(backend: Any, size: int) -> None:
-    """Check `kv_locations` of long rows, and that the locations are on the device of the page table."""
+def check_many_positions(backend: Any, size: int, lengths: Sequence[int]) -> None:
+    """Check `kv_locations` of long rows."""
     promise = "`kv_locations` returns the KV location of each of the row's positions, in order."
-    for length in LENGTHS:
+    for length in lengths:
         pages = torch.arange(-(-length // size), dtype=torch.int32).flip(0) + 1
         show = f"`kv_locations` alone: a row of {length} positions in pages of {size} tokens, with falling page numbers"
         got = torch.as_tensor(backend.kv_locations(pages, length))
@@ -764,7 +891,13 @@ def check_device(backend: Any) -> None:
 
 def check_long_masks(backend: Any) -> None:
     """Check masks of long rows and of long chunks."""
-    for queries, length, window in ((1, 40_000, 64), (2, 9000, -1), (3, 70_000, 5000), (2600, 2700, 1100)):
+    for queries, length, window in (
+        (1, 40_000, 64),
+        (2, 9000, -1),
+        (3, 70_000, 5000),
+        (2600, 2700, 1100),
+        (1, VERY_LONG, -1),
+    ):
         mine = backend.attention_mask(queries, length, window, torch.device("cpu"))
         key = torch.arange(length)
         query = key[length - queries :, None]
@@ -863,8 +996,8 @@ def backend_of(student: Student) -> Any:
 
 def _part(name: str, says: str, run: Callable[[Student, dict[str, Any]], None], seconds: float = 0.5) -> Gate:
     workloads = make_attend if run is run_agree else make
-    # The first ten workloads of `make_attend` are not random: each shows a kind of mistake that the others may miss.
-    at_least = 10 if run is run_agree else 1
+    # The first 11 workloads of `make_attend` are not random: each shows a kind of mistake that the others may miss.
+    at_least = 11 if run is run_agree else 1
     return Gate(name, says, search(workloads, run, seconds=seconds, at_least=at_least, show=draw), part=f"paged.{name}")
 
 

@@ -25,6 +25,7 @@ from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Stude
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
 from minisgl.course.lab.grader.torch_operations import DeviceReads
+from minisgl.course.lab.grader.two_devices import TwoDevices
 from minisgl.engine.graph import StaticInputs
 from minisgl.engine.record import Recorder, Recording
 from minisgl.engine.simulated_graph import GraphViolation
@@ -245,11 +246,18 @@ def check_large_numbers(runner: Any) -> None:
     spec = EngineSpec(3, 2**24 + 1, 8, 2**26, 1000)
     table = torch.full((9, 2), spec.num_pages, dtype=torch.int32)
     key = GraphKey(4)
-    buffers = runner.input_buffers(key, spec, table, CPU)
+    devices = TwoDevices([table])
+    with devices.follow():
+        buffers = runner.input_buffers(key, spec, table, CPU)
     rows = np.array([[PENDING, 7, 999, 0], [2**24 + 1, 0, 3, 0], [2**25 + 3, 2**24 + 5, 1, 0], [7, 0, 3, 5],
                      [2**24 + 2, 1, 4, 1]], np.int32)  # fmt: skip
     for step in (rows[:, :3], None, rows, rows[:, :0], rows[:, ::-1], rows[:, 3:], None):
         fill(buffers, key, spec, table, step)
+        with devices.watch():
+            buffers.fill(None if step is None else step.copy())
+        if devices.waits:
+            seen = f"`fill` copies from the host with `{devices.waits}` and without `non_blocking=True`."
+            raise Broken("blocks", "The host launches a step without waiting for the device.", seen)
     first = buffers.fill(rows.copy())
     runner.input_buffers(key, spec, table, CPU).fill(None)
     if not np.array_equal(first.seq_lens_cpu, rows[4]):
@@ -335,9 +343,10 @@ def check_sizes(student: Student) -> None:
     """Check the buckets of large servers, and that they obey the option ``max_rows``, without recording them."""
     if "max_rows" not in {f.name for f in fields(student.config())}:
         return
-    for slots, limit in ((48, 48), (100, 100), (256, 256), (64, 5), (5, 64), (700, 700), (2500, 2500), (64, 1)):
+    many = [(rows, rows) for rows in (*range(1, 131), 256, 257, 700, 1023, 2500)]
+    for slots, limit in (*many, (64, 5), (5, 64), (64, 1)):
         runner = student.make(student.config(max_rows=limit), device=CPU)
-        sizes = sorted(key.rows for key in runner.buckets(slots))
+        sizes = [key.rows for key in runner.buckets(slots)]
         where, show = f"The buckets are {some(sizes)}", f"max_running_requests {slots}, graph.max_rows {limit}"
         if sizes[-1:] != [min(slots, limit)]:
             cause = "too-small" if not sizes or sizes[-1] < min(slots, limit) else "max-rows"
@@ -347,10 +356,11 @@ def check_sizes(student: Student) -> None:
             raise Broken(cause, promise, f"{where}.", show=show)
         if len(sizes) > max(8, slots // 2):
             raise Broken("too-many", "The number of buckets is small.", f"{where}.", show=show)
-        for rows in range(1, sizes[-1] + 1):
-            bucket = next(size for size in sizes if size >= rows)
-            if bucket > 2 * rows:
-                raise Broken("wasteful", "A step is padded to at most twice its rows.", f"{where}.", show=show)
+        if sizes != sorted(set(sizes)) or sizes[0] < 1:
+            raise Broken("buckets", RULES["buckets"], f"{where}.", show=show)
+        if any(size > 2 * before for before, size in zip([1, *sizes[:-1]], sizes, strict=True)):
+            promise = "The first bucket has at most 2 rows, and each other at most twice the rows of the one before."
+            raise Broken("wasteful", promise, f"{where}.", show=show)
         if hasattr(runner, "recordings"):
             tell(runner, {GraphKey(size): None for size in reversed(sizes)})
             for rows in {1, 2, 3, sizes[-1] // 2 + 1, max(1, sizes[-1] - 1), sizes[-1], sizes[-1] + 1}:
@@ -362,7 +372,7 @@ def check_sizes(student: Student) -> None:
 
 
 def make_buckets(rng: random.Random, size: int) -> dict[str, Any]:
-    """Return a random workload, and once an engine with up to 64 rows."""
+    """Return a random workload, and once an engine with up to 64 rows: its numbers of rows have one and two digits."""
     workload = make(rng, size)
     return {"slots": 64, "steps": [1, 64, 33]} if size == 4 else workload
 
@@ -531,7 +541,7 @@ def _part(name: str, says: str, make: Callable[[random.Random, int], Any], run: 
 GATES: Sequence[Gate] = (
     _part("buffers", "the input buffers are static, and padding rows change no data of a request", make, run_buffers),
     _part("buckets", "there are few buckets, and a step gets the smallest bucket that fits", make_buckets, run_buckets),
-    _part("capture", "each bucket is recorded once and replayed in any order", make, run_all),
+    _part("capture", "each bucket is recorded once and replayed in any order", make_buckets, run_all),
     conformance(graph_kit, runner_of, causes=causes),
     Gate("count", "a decode step needs a single replay", count, limit=30.0),
     greedy(["graph=none"], SERVER),

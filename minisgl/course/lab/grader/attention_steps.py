@@ -21,6 +21,7 @@ __all__ = ["AttentionSteps", "make_steps", "show_steps"]
 
 SLOTS, PAGES, COLUMNS = 4, 96, 24
 CAPS = (0.0, 0.5, 3.0)
+GROUPS = (2, 1, 4)
 
 
 def make_steps(rng: random.Random, size: int) -> dict[str, Any]:
@@ -51,16 +52,17 @@ def show_steps(workload: dict[str, Any]) -> str:
 class AttentionSteps:
     """The pool, the page table and the layers of one engine.
 
+    ``heads`` has the number of key-value heads and the head size. The layers have other numbers of query heads.
     ``other`` is 1 for a second engine with other pages and other keys and values.
     """
 
-    def __init__(self, workload: dict[str, Any], heads: tuple[int, int, int], other: int):
+    def __init__(self, workload: dict[str, Any], heads: tuple[int, int], other: int):
         self.size = workload["page_size"]
         if workload["page_size"] < 1 or len(workload["windows"]) < 1:
             raise Invalid
-        q, kv, dim = heads
+        kv, dim = heads
         self.layers = tuple(
-            LayerSpec(i, q, kv, dim, (i + 2) * 0.3, window or -1, CAPS[i % 3])
+            LayerSpec(i, kv * GROUPS[i % 3], kv, dim, (i + 2) * 0.3, window or -1, CAPS[i % 3])
             for i, window in enumerate(workload["windows"])
         )
         self.random = torch.Generator().manual_seed(2 * workload["seed"] + other)

@@ -35,7 +35,7 @@ class Static:
     def fill(self, packed):
         n = 0 if packed is None else packed.shape[1]
         if n:
-            self.data[:, :n] = torch.from_numpy(packed)
+            self.data[:, :n].copy_(torch.from_numpy(packed), non_blocking=True)
             self.seq_lens_cpu[:n] = packed[4]
         self.data[:, n:] = self.empty
         self.seq_lens_cpu[n:] = 1
