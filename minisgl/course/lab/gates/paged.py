@@ -60,6 +60,7 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
         more["page_size"] = 4
     if size == 4:  # more rows and more positions than a constant in the code may allow
         rows = [[rng.randint(0, 40), 1] for _ in range(20)] + [[990, 40]]
+        more["page_size"] = 16
     if size == 2:
         rows, more = [[8300, 1], [16_500, 2]], {**more, "page_size": 256, "heads": 0}
     if size == 6:  # a window behind which thousands of positions are masked
@@ -488,9 +489,9 @@ def check_one_device(method: str, given: Sequence[Tensor], call: Callable[[], An
         raise Broken("device", "Tensors that a backend makes are on the device of its inputs.", seen)
 
 
-def check_memory(student: Student, warm: int = 200, steps: int = 100) -> None:
+def check_memory(student: Student, warm: int = 150, steps: int = 60) -> None:
     """Check that a backend does not keep more and more tensors. Each step has a row of another length."""
-    prepared = prepare_case(AttentionCase(((warm + steps, 1),), 4, 2, 1, 8), seed=1)
+    prepared = prepare_case(AttentionCase(((warm + steps, 1),), 64, 2, 1, 8), seed=1)
     backend, batch, layer = bound(student, prepared), prepared.batch, prepared.layers[1]
     tensors = 0
     for length in range(1, warm + steps + 1):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -66,7 +67,8 @@ class TwoDevices(TorchFunctionMode):
         tensors = [x for x in given if isinstance(x, Tensor)]
         places = {self._place(x) for x in tensors if x.ndim} - {None}
         named = not tensors and any(isinstance(x, torch.device) for x in given)
-        moved = name in ("to", "cuda") and self._place(args[0]) is False and self._to_device(args[1:], kwargs)
+        to_device = name == "cuda" or (name == "to" and self._names_a_device([*args[1:], *kwargs.values()]))
+        moved = to_device and self._place(args[0]) is False
         if self._watched and not self.waits and self._waits(name, args, kwargs, moved):
             self.waits = name
         result = function(*args, **kwargs)
@@ -81,8 +83,8 @@ class TwoDevices(TorchFunctionMode):
         return result
 
     @staticmethod
-    def _to_device(args: Any, kwargs: Any) -> bool:
-        return any(isinstance(x, (str, torch.device, Tensor)) for x in (*args, *kwargs.values())) or not args
+    def _names_a_device(given: list[Any]) -> bool:
+        return any(isinstance(x, (str, torch.device, Tensor)) for x in given)
 
     def _waits(self, name: str, args: Any, kwargs: Any, moved: bool) -> bool:
         """Return whether a call copies from the host to the GPU, and the host waits."""
@@ -90,8 +92,7 @@ class TwoDevices(TorchFunctionMode):
             return not kwargs.get("non_blocking", any(x is True for x in args[1:])) and args[0].numel() > 1
         if name in ("tensor", "as_tensor"):
             data = args[0] if args else kwargs.get("data")
-            many = not isinstance(data, (int, float, bool, Tensor)) and len(data) > 1
-            return kwargs.get("device") is not None and many
+            return kwargs.get("device") is not None and not isinstance(data, Tensor) and np.size(data) > 1
         if name not in ("copy_", "__setitem__") or self._place(args[0]) is not True:
             return False
         source = args[-1] if name == "__setitem__" else args[1] if len(args) > 1 else kwargs.get("src")

@@ -13,8 +13,8 @@ class MyAttention:
         if layer.soft_cap:
             scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
         scores = scores.masked_fill(~self.attention_mask(len(q), len(k), layer.window, q.device), float("-inf"))
-        largest = torch.full(scores.shape[:2], float("-inf"))
-        total, out = torch.zeros(scores.shape[:2]), torch.zeros(*scores.shape[:2], v.shape[-1])
+        largest = torch.full(scores.shape[:2], float("-inf"), device=q.device)
+        total, out = torch.zeros_like(largest), torch.zeros(*scores.shape[:2], v.shape[-1], device=q.device)
         for block, values in zip(scores.split(256, dim=-1), v.float().split(256), strict=True):
             new = torch.maximum(largest, block.amax(-1))
             weights, old = (block - new[..., None]).exp(), (largest - new).exp()

@@ -10,7 +10,12 @@ class MyCache:
         for node in unused:
             if sum(map(len, gone)) >= pages:
                 break
-            gone.append(node.pages)
+            keep = max(0, len(node.pages) - (pages - sum(map(len, gone))))
+            gone.append(node.pages[keep:])
+            if keep:
+                node.ids, node.pages = node.ids[: keep * self.page_size], node.pages[:keep]
+                self._offer(node)
+                break
             del node.parent.children[self._page(node.ids, 0)]
             self._nodes -= 1
             self._offer(node.parent)

@@ -11,8 +11,13 @@ class MyCache:
             if not leaves:
                 break
             node = min(leaves, key=lambda n: n.stamp)
-            gone.append(node.pages)
-            pages -= len(node.pages)
+            keep = max(0, len(node.pages) - pages)
+            gone.append(node.pages[keep:])
+            pages -= len(gone[-1])
+            if keep:
+                node.ids, node.pages = node.ids[: keep * self.page_size], node.pages[:keep]
+                self._offer(node)
+                break
             del node.parent.children[self._page(node.ids, 0)]
             self._nodes -= 1
             self._offer(node.parent)

@@ -15,7 +15,7 @@ class Buffers:
             host = packed
         elif packed is not None:
             host[:, : packed.shape[1]] = packed
-        self.packed.copy_(torch.from_numpy(host))
+        self.packed.copy_(torch.from_numpy(host), non_blocking=True)
         cpu, device = self.cu_seqlens_q_cpu, self.cu_seqlens_q
         rows, lengths = self.packed[3], self.packed[4]
         return AttnBatch(self.key.rows, cpu, host[4], device, lengths, rows, self.page_table, self.key)
