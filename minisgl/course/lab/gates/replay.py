@@ -172,10 +172,13 @@ def padding_is_right(runner: Any) -> bool:
     return hasattr(buffers, "padding") and np.array_equal(buffers.padding()[1:], [0, 21, 5, 1])
 
 
-def fill(buffers: Any, key: GraphKey, spec: EngineSpec, table: Tensor, rows: np.ndarray[Any, Any] | None) -> None:
-    """Fill buffers with the rows of a step, and check each number of all rows. Raise `Broken` for a wrong one."""
+def fill(buffers: Any, key: GraphKey, spec: EngineSpec, devices: TwoDevices, rows: np.ndarray[Any, Any] | None) -> None:
+    """Fill buffers with the rows of a step, and check each number of all rows. Raise `Broken` for a wrong one.
+
+    ``devices`` followed the making of the buffers.
+    """
     try:
-        check_filled(buffers, key, spec, table, rows)
+        check_filled(buffers, key, spec, devices, rows)
     except Broken as fault:
         given = "None" if rows is None else f"the rows {rows.T.tolist()}" if rows.size < 30 else "many rows"
         fault.show = f"`fill` alone: a bucket of {key.rows} rows gets {given}"
@@ -183,11 +186,11 @@ def fill(buffers: Any, key: GraphKey, spec: EngineSpec, table: Tensor, rows: np.
 
 
 def check_filled(
-    buffers: Any, key: GraphKey, spec: EngineSpec, table: Tensor, rows: np.ndarray[Any, Any] | None
+    buffers: Any, key: GraphKey, spec: EngineSpec, devices: TwoDevices, rows: np.ndarray[Any, Any] | None
 ) -> None:
     """Fill buffers and check each number of all rows, and the batch. Raise `Broken` for a wrong one."""
-    given = None if rows is None else rows.copy()
-    with DeviceReads([buffers.tokens.packed, table]) as reads:
+    given, table = None if rows is None else rows.copy(), devices.given[0]
+    with DeviceReads([buffers.tokens.packed, *devices.tensors()]) as reads:
         batch = buffers.fill(given)
     n = 0 if rows is None else rows.shape[1]
     if given is not None and rows is not None and not np.array_equal(given, rows):
@@ -252,7 +255,7 @@ def check_large_numbers(runner: Any) -> None:
     rows = np.array([[PENDING, 7, 999, 0], [2**24 + 1, 0, 3, 0], [2**25 + 3, 2**24 + 5, 1, 0], [7, 0, 3, 5],
                      [2**24 + 2, 1, 4, 1]], np.int32)  # fmt: skip
     for step in (rows[:, :3], None, rows, rows[:, :0], rows[:, ::-1], rows[:, 3:], None):
-        fill(buffers, key, spec, table, step)
+        fill(buffers, key, spec, devices, step)
     first = buffers.fill(rows.copy())
     runner.input_buffers(key, spec, table, CPU).fill(None)
     if not np.array_equal(first.seq_lens_cpu, rows[4]):
@@ -270,10 +273,12 @@ def check_many_rows(runner: Any) -> None:
     """Check a bucket with more rows than a constant in the code may allow."""
     spec, key = EngineSpec(3, 5000, 700, 600, 1000), GraphKey(600)
     table = torch.full((701, 200), spec.num_pages, dtype=torch.int32)
-    buffers = runner.input_buffers(key, spec, table, CPU)
+    devices = TwoDevices([table])
+    with devices.follow():
+        buffers = runner.input_buffers(key, spec, table, CPU)
     rows = np.arange(1, 3001, dtype=np.int32).reshape(5, 600)
     for n in (600, 1, 300, 599, 600):
-        fill(buffers, key, spec, table, rows[:, :n])
+        fill(buffers, key, spec, devices, rows[:, :n])
 
 
 def run_buckets(student: Student, workload: dict[str, Any]) -> None:
@@ -432,7 +437,24 @@ def run_all(student: Student, workload: dict[str, Any]) -> None:
             seen = f"The result for the bucket of {key.rows} rows has {len(first)} rows."
             raise Broken("output", "The result of a replay is the recording's output tensor.", seen)
     check_two_runners(student, workload)
+    check_further_keys(runner_of(student))
     check_closed(runner, workload["slots"])
+
+
+def check_further_keys(runner: Any) -> None:
+    """Check that the largest bucket is recorded first where `capture` gets keys that `buckets` did not return."""
+    keys = (GraphKey(1), GraphKey(2), GraphKey(4), GraphKey(1, shared_prefix=True), GraphKey(2, shared_prefix=True))
+    recorded: list[GraphKey] = []
+
+    def record(self: Recorder, forward: Any, inputs: GraphKey, **more: Any) -> None:
+        recorded.append(inputs)
+
+    with patch.object(Recorder, "record", record):
+        runner.capture(keys, lambda key: key, lambda inputs: torch.empty(0))
+    rows = [key.rows for key in recorded]
+    if rows[0] != 4:
+        seen = f"`capture` got buckets of 1, 2, 4, 1 and 2 rows, and recorded them in the order {rows}."
+        raise Broken("largest-first", "The largest bucket is recorded first: the others reuse its memory.", seen)
 
 
 def check_two_runners(student: Student, workload: dict[str, Any]) -> None:

@@ -63,8 +63,8 @@ class HostAccess(TorchFunctionMode):
 class DeviceReads(TorchFunctionMode):
     """A torch function mode that records in ``name`` the first function with which the host reads a device's tensor.
 
-    On a GPU the host would wait for the device. The memory of ``tensors``, and all that is computed from it, is taken
-    for memory of a device, wherever it is.
+    On a GPU the host would wait for the device. The memory of ``tensors``, all that is computed from it, and tensors
+    that are made with an argument ``device`` are taken for memory of a device, wherever they are.
     """
 
     def __init__(self, tensors: Iterable[Tensor]):
@@ -83,7 +83,7 @@ class DeviceReads(TorchFunctionMode):
         if ours and (name in _WAITS or chosen or down):
             self.name = self.name or name
         result = function(*args, **(kwargs or {}))
-        if ours:
+        if ours or (kwargs or {}).get("device") is not None:
             made = result if isinstance(result, (list, tuple)) else [result]
             self._tensors += [x for x in made if isinstance(x, Tensor)]
             self._memory |= {x.untyped_storage().data_ptr() for x in made if isinstance(x, Tensor)}

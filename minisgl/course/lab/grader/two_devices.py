@@ -32,12 +32,17 @@ class TwoDevices(TorchFunctionMode):
 
     def __init__(self, on_device: Iterable[Tensor] = ()):
         super().__init__()
+        self.given = list(on_device)
         self.mixed = self.waits = ""
         self._watched = False
         self._kept: list[Tensor] = []  # so that no other tensor gets their addresses
         self._on_device: dict[int, bool] = {}  # address of a tensor's memory -> whether it is on the GPU
-        for x in on_device:
+        for x in self.given:
             self._note(x, True)
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors that would be on the GPU."""
+        return [x for x in self._kept if self._place(x)]
 
     @contextmanager
     def watch(self) -> Iterator[None]:
