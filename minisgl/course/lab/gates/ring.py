@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -76,8 +77,10 @@ def large(ranks: int, length: int) -> list[Tensor]:
 
 
 def make_chunks(rng: random.Random, size: int) -> dict[str, Any]:
-    """Return a random workload: the length of each rank's chunk."""
+    """Return a random workload: the length of each rank's chunk. Size 7: more ranks than 8."""
     most = min(2 + size // 4, MOST)
+    if size == 7:
+        return {"chunks": [rng.randint(0, 3) for _ in range(9)]}
     return {"chunks": [rng.randint(0, 1 + size // 3) for _ in range(rng.randint(2, most))]}
 
 
@@ -92,6 +95,7 @@ def run_swap(student: Student, workload: dict[str, Any]) -> None:
     lengths = workload["chunks"]
     if not has(student, "swap"):
         return all_reduce(student, len(lengths), sum(lengths))
+    check_errors(student)
     try:
         swap(student, lengths)
     except Broken as fault:
@@ -100,6 +104,37 @@ def run_swap(student: Student, workload: dict[str, Any]) -> None:
             promise = "A sender may skip an empty chunk. Then its receiver skips it too, and each does all else."
             raise Broken("empty", promise, fault.seen) from fault
         raise
+
+
+class _Failing:
+    """A transfer that fails, or one that has finished."""
+
+    def __init__(self, fails: bool):
+        self.fails = fails
+
+    def wait(self, *limit: Any) -> bool:
+        if self.fails:
+            raise RuntimeError("The other rank did not answer in time.")
+        return True
+
+    is_completed = wait
+
+
+def check_errors(student: Student) -> None:
+    """Check that `swap` raises the error of a transfer that fails, such as a timeout."""
+    with patch.object(GroupCommunicator, "_connect", lambda *_: None):
+        comm = student.make(rank=0, size=2, address="", device=CPU)
+    for fails in ("receive", "send"):
+        comm.send, comm.receive = (lambda *_, bad=fails == name: _Failing(bad) for name in ("send", "receive"))
+        try:
+            comm.swap(torch.ones(3), torch.ones(3))
+        except RuntimeError as error:
+            if not isinstance(error, NotImplementedError):
+                continue
+            raise
+        seen = f"`wait()` of a {fails} raised RuntimeError because of a timeout, but `swap` returned as usual."
+        promise = "A transfer that fails ends the all-reduce with its error."
+        raise Broken("swallowed", promise, seen, show="2 ranks, a transfer that fails")
 
 
 SKELETON = ("__init__", "swap", "reduce_scatter", "circulate", "all_reduce")
@@ -150,7 +185,17 @@ def swap(student: Student, lengths: Sequence[int]) -> None:
 
         comm.send, comm.receive = noted_send, noted_receive
         incoming = torch.full((lengths[comm.rank - 1],), -1.0)
-        comm.swap(torch.full((lengths[comm.rank],), float(comm.rank)), incoming)
+        outgoing = torch.full((lengths[comm.rank],), float(comm.rank))
+        comm.swap(outgoing, incoming)
+        if not bool((outgoing == comm.rank).all()):
+            seen = f"After `swap`, `outgoing` of rank {comm.rank} of {n} holds {outgoing.tolist()[:6]}."
+            raise Broken("changed", "`swap` changes only `incoming`.", seen)
+        comm.send, comm.receive = send, receive  # another exchange, of other lengths and of another dtype
+        second = torch.full((lengths[-comm.rank],), -1)
+        comm.swap(torch.full((lengths[-comm.rank - 1],), comm.rank), second)
+        if not bool((second == (comm.rank - 1) % n).all()):
+            seen = f"A second `swap`, of integers, has brought {second.tolist()[:6]} to rank {comm.rank} of {n}."
+            raise Broken("kept", "Each `swap` exchanges the tensors that it was given.", seen)
         return incoming
 
     promise = "Each rank sends to its right neighbour and receives from its left neighbour."
@@ -189,11 +234,14 @@ def run_reduce_scatter(student: Student, workload: dict[str, Any]) -> None:
     n = len(lengths)
     if not has(student, "reduce_scatter"):
         return all_reduce(student, n, sum(lengths))
+    kept: list[bool] = []
     for parts in (votes(n, sum(lengths)), randoms(n, sum(lengths))):
 
         def work(comm: Any, parts: Sequence[Tensor] = parts) -> list[Tensor]:
             chunks = parts[comm.rank].clone().split(lengths)
-            comm.reduce_scatter(list(chunks))
+            given = list(chunks) if parts[0].dtype == torch.int64 else chunks
+            comm.reduce_scatter(given)
+            kept.append(same_sequence(given, chunks))
             return list(chunks)
 
         got, wire = on_wire(student, n, work)
@@ -201,6 +249,19 @@ def run_reduce_scatter(student: Student, workload: dict[str, Any]) -> None:
         for rank, chunks in enumerate(got):
             if not torch.equal(chunks[rank], want[rank]):
                 raise wrong_chunk(rank, got, want, parts, any(wire.sent))
+    check_sequences("reduce_scatter", kept)
+
+
+def same_sequence(given: Sequence[Tensor], chunks: Sequence[Tensor]) -> bool:
+    """Return whether ``given`` still has the tensors ``chunks``, in their order."""
+    return len(given) == len(chunks) and all(a is b for a, b in zip(given, chunks, strict=True))
+
+
+def check_sequences(method: str, kept: Sequence[bool]) -> None:
+    """Raise `Broken` unless ``kept``, the results of `same_sequence`, are all true."""
+    if not all(kept):
+        seen = f"After `{method}`, the list `chunks` has other entries than before, or another number of entries."
+        raise Broken("sequence", f"`{method}` changes the tensors in `chunks`, and not the sequence.", seen)
 
 
 def wrong_chunk(
@@ -245,10 +306,13 @@ def run_circulate(student: Student, workload: dict[str, Any]) -> None:
     n = len(lengths)
     if not has(student, "circulate"):
         return all_reduce(student, n, sum(lengths))
+    kept: list[bool] = []
 
     def work(comm: Any) -> list[Tensor]:
         chunks = [torch.full((length,), 8 * i + 8 if i == comm.rank else -1) for i, length in enumerate(lengths)]
-        comm.circulate(list(chunks))
+        given = chunks[:] if n % 2 else tuple(chunks)
+        comm.circulate(given)
+        kept.append(same_sequence(given, chunks))
         return chunks
 
     got, _ = on_wire(student, n, work)
@@ -272,6 +336,7 @@ def run_circulate(student: Student, workload: dict[str, Any]) -> None:
                 raise Broken("added", promise, seen)
             holds = "its old contents" if found < 0 else f"chunk {found // 8 - 1}"
             raise Broken("order", promise, f"On rank {rank} of {n}, the position of chunk {i} contains {holds}.")
+    check_sequences("circulate", kept)
 
 
 # ---- the whole -------------------------------------------------------------------------------------------
@@ -282,9 +347,11 @@ def make_whole(rng: random.Random, size: int) -> dict[str, Any]:
     if size == 3:  # more than any buffer of a fixed size, and one chunk needs one more buffer than the others
         return {"ranks": 3, "length": 3 * 2**17 + 1, "transposed": 0}
     if size == 5:
-        return {"ranks": 8, "length": 21, "transposed": 0}
+        return {"ranks": 9, "length": 21, "transposed": 0}
     if size % 4 == 2 and size > 2:
-        return {"ranks": 2 + size // 4 % 3, "length": 0, "transposed": 0, "kinds": rng.sample(range(len(KINDS)), 9)}
+        kinds = rng.sample(range(len(KINDS)), 9)
+        kinds += rng.choices(kinds, k=3)  # some kinds occur again
+        return {"ranks": 2 + size // 4 % 3, "length": 0, "transposed": 0, "kinds": kinds}
     most = min(2 + size // 4, MOST)
     return {"ranks": rng.randint(2, most), "length": rng.randint(0, 2 + size), "transposed": rng.randint(0, 1)}
 
@@ -292,8 +359,8 @@ def make_whole(rng: random.Random, size: int) -> dict[str, Any]:
 def show_whole(workload: dict[str, Any]) -> str:
     """Describe the workload in one line."""
     if "kinds" in workload:
-        kinds = (f"{list(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in kinds_of(workload))
-        return f"{workload['ranks']} ranks, one all-reduce after another: {', '.join(kinds)}"
+        kinds = ", ".join(map(str, kinds_of(workload)))
+        return f"{workload['ranks']} ranks, one all-reduce after another: {kinds}"
     length, layout = workload["length"], ""
     if workload.get("transposed"):
         length, layout = length + length % 2, ", a transposed tensor with two columns"
@@ -312,16 +379,31 @@ def run_whole(student: Student, workload: dict[str, Any]) -> None:
     check_decorator(recorded)
 
 
-KINDS: tuple[tuple[tuple[int, ...], torch.dtype], ...] = (
-    ((8,), torch.float32), ((8,), torch.int64), ((8,), torch.float64), ((), torch.float32), ((3,), torch.float32),
-    ((2, 3, 4), torch.bfloat16), ((5,), torch.int32), ((0, 3), torch.float32), ((4, 2), torch.float32),
-    ((6,), torch.float16), ((2, 4), torch.float64), ((100,), torch.float32),
+class Kind(NamedTuple):
+    """A tensor to sum. ``layout``: "columns" are the first columns of a wider tensor; "reversed" is permuted."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    layout: str = ""
+
+    def __str__(self) -> str:
+        layouts = {"columns": " (the first columns of a wider tensor)", "reversed": " (its dimensions are permuted)"}
+        return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')}{layouts.get(self.layout, '')}"
+
+
+KINDS: tuple[Kind, ...] = (
+    Kind((8,), torch.float32), Kind((8,), torch.int64), Kind((8,), torch.float64), Kind((), torch.float32),
+    Kind((3,), torch.float32), Kind((2, 3, 4), torch.bfloat16), Kind((5,), torch.int32), Kind((0, 3), torch.float32),
+    Kind((4, 2), torch.float32, "columns"), Kind((6,), torch.float16), Kind((2, 4), torch.float64),
+    Kind((100,), torch.float32), Kind((7,), torch.int8), Kind((5,), torch.uint8), Kind((9,), torch.int16),
+    Kind((2, 3, 4), torch.float32, "reversed"), Kind((3, 1, 2), torch.int64, "reversed"),
+    Kind((3, 2), torch.int32, "columns"),
 )  # fmt: skip
-"""Shapes and dtypes of the tensors that one communicator sums, one after another."""
+"""Shapes, dtypes and layouts of the tensors that one communicator sums, one after another."""
 
 
-def kinds_of(workload: dict[str, Any]) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Return the shapes and dtypes of a workload. Raise `Invalid` if there are none."""
+def kinds_of(workload: dict[str, Any]) -> list[Kind]:
+    """Return the tensors of a workload. Raise `Invalid` if there are none."""
     if not workload["kinds"] or not all(0 <= kind < len(KINDS) for kind in workload["kinds"]):
         raise Invalid
     return [KINDS[kind] for kind in workload["kinds"]]
@@ -336,22 +418,40 @@ def run_kinds(student: Student, workload: dict[str, Any]) -> None:
     The numbers are exact in the dtype of the tensor, and in no smaller one.
     """
     n, kinds = workload["ranks"], kinds_of(workload)
-    large = {torch.float64: 2**40 + 1, torch.int64: 2**60 + 1, torch.int32: 2**26 + 1, torch.float32: 2**12 + 1}
+    large = {torch.float64: 2**40 + 1, torch.int64: 2**60 + 1, torch.int32: 2**26 + 1, torch.float32: 2**12 + 1,
+             torch.int16: 2**14, torch.int8: 99, torch.uint8: 99}  # fmt: skip
 
     def part(i: int, rank: int) -> Tensor:
-        shape, dtype = kinds[i]
+        shape, dtype, layout = kinds[i]
         numbers = torch.arange(torch.Size(shape).numel()) % 8 + 3 * rank + i
         x = (numbers + large.get(dtype, 0)).to(dtype).view(shape)
-        return torch.cat((x, x), 1)[:, : shape[1]] if shape == (4, 2) else x  # the first columns of a wider tensor
+        if dtype.is_floating_point and len(numbers) > 4 and rank == 0:
+            x.view(-1)[3] = torch.inf
+        if layout == "reversed":
+            return x.permute(*reversed(range(x.dim()))).contiguous().permute(*reversed(range(x.dim())))
+        return torch.cat((x, x), 1)[:, : shape[1]] if layout == "columns" else x
+
+    def sums(comm: Any, which: Sequence[int]) -> list[Tensor]:
+        results = []
+        for i in which:
+            x = part(i, comm.rank)
+            results.append(comm.all_reduce(x))
+            if kinds[i].layout == "columns":
+                base = x.as_strided((len(x), x.stride(0)), (x.stride(0), 1))
+                if not torch.equal(base[:, x.shape[1] :], part(i, comm.rank)):
+                    promise = "`all_reduce` may overwrite the elements of x, and no other elements in its memory."
+                    seen = f"x was {kinds[i]}. After `all_reduce`, the other columns have other numbers than before."
+                    raise Broken("outside", promise, seen)
+        return results
 
     def run(which: Sequence[int]) -> list[list[Tensor]]:
-        return on_wire(student, n, lambda comm: [comm.all_reduce(part(i, comm.rank)) for i in which])[0]
+        return on_wire(student, n, lambda comm: sums(comm, which))[0]
 
     for rank, results in enumerate(run(range(len(kinds)))):
         for i, got in enumerate(results):
-            shape, dtype = kinds[i]
+            shape, dtype, _ = kinds[i]
             want = torch.stack([part(i, r) for r in range(n)]).sum(0, dtype=dtype)
-            what = f"of a tensor of the shape {list(shape)} and the dtype {str(dtype).removeprefix('torch.')}"
+            what = f"of a tensor {kinds[i]}"
             if not isinstance(got, Tensor) or got.dtype != dtype:
                 seen = f"The sum {what} has the dtype {getattr(got, 'dtype', None)}."
                 raise Broken("digits", "The result has the dtype of the input.", seen)
@@ -373,18 +473,26 @@ def run_kinds(student: Student, workload: dict[str, Any]) -> None:
 
 def check_one_rank(student: Student) -> bool:
     """Check that with one rank the sum is the tensor itself. Return whether a recorder sees the call."""
-    x = torch.tensor([2**40 + 1, 3])
     recorded: list[Any] = []
 
     def record(function: Any, args: Any, kwargs: Any) -> Any:
         recorded.append(function)
         return function(*args, **kwargs)
 
-    with recording(record):
-        got = student.make(rank=0, size=1, address="", device=CPU).all_reduce(x.clone())
-    if not isinstance(got, Tensor) or got.dtype != x.dtype or not torch.equal(got, x):
-        seen = f"With one rank, the sum of {x.tolist()} is {got!r:.60}."
-        raise Broken("alone", "With one rank, there is nothing to sum.", seen, show="1 rank, 2 elements")
+    for x in (torch.tensor([2**40 + 1, 3]), torch.tensor(2.5), torch.arange(6.0).view(2, 3).t(), torch.ones(0, 3)):
+        before = x.clone()
+        with recording(record):
+            got = student.make(rank=0, size=1, address="", device=CPU).all_reduce(x)
+        if got is x and torch.equal(x, before):
+            continue
+        if isinstance(got, Tensor) and torch.equal(got, before):
+            same = (got.data_ptr(), got.shape, got.stride()) == (x.data_ptr(), x.shape, x.stride())
+            seen = f"With one rank, the sum of a tensor {list(x.shape)} is a copy of it."
+            if same and got.dtype == x.dtype:
+                continue  # another Python object, for the same memory
+        else:
+            seen = f"With one rank, the sum of {before.tolist()} is {got!r:.60}."
+        raise Broken("alone", "With one rank, `all_reduce` returns its argument.", seen, show="1 rank")
     return bool(recorded)
 
 
@@ -399,7 +507,8 @@ def check_decorator(recorded: bool) -> None:
 def all_reduce(student: Student, n: int, length: int, transposed: bool = False) -> None:
     """Run all-reduces of ``length`` elements on ``n`` ranks. Raise `Broken` for a wrong result."""
     promise = "`all_reduce` returns the sum over all ranks, on each rank."
-    for parts, before in ((votes(n, length), 0), (randoms(n, length), 1), (large(n, length), 0)):
+    rounds = ((votes(n, length), 0), (randoms(n, length), 1), (large(n, length), 0))
+    for parts, before in rounds[: 1 if length > 10_000 else 3]:
 
         def work(comm: Any, parts: Sequence[Tensor] = parts, before: int = before) -> Tensor:
             x = parts[comm.rank].clone()
@@ -465,12 +574,16 @@ def check_returned(got: Sequence[Tensor], want: Tensor, parts: Sequence[Tensor],
         raise Broken("circulated", "`all_reduce` returns the sum over all ranks, on each rank.", seen)
 
 
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
 def run_bits(student: Student, workload: dict[str, Any]) -> None:
     """Compare the ranks' results bit by bit, for numbers whose sum depends on the order of the additions."""
     generator = torch.Generator().manual_seed(workload["seed"])
     n, length = workload["ranks"], workload["length"]
     parts = torch.randn(max(n, 1), length, generator=generator)
     parts *= 2.0 ** torch.randint(-9, 10, parts.shape, generator=generator)  # of different sizes: each order rounds
+    parts = parts.to(FLOATS[workload["dtype"] % len(FLOATS)])
     got, _ = on_wire(student, n, lambda comm: comm.all_reduce(parts[comm.rank].clone()).clone())
     for rank, x in enumerate(got):
         differ = (x != got[0]).nonzero().flatten().tolist()
@@ -482,27 +595,31 @@ def run_bits(student: Student, workload: dict[str, Any]) -> None:
 
 def make_bits(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a random workload for `run_bits`. Size 2: a long tensor; sizes 3 and 4: fewer elements than ranks."""
-    length = {2: 20_000, 3: 1, 4: 3}.get(size, 4 + size)
+    length = {2: 3 * 2**17 + 1, 3: 1, 4: 3}.get(size, 4 + size)
     ranks = {2: 3, 3: 3, 4: MOST}.get(size, rng.randint(2, MOST))
-    return {"ranks": ranks, "length": length, "seed": rng.randint(0, 9999)}
+    return {"ranks": ranks, "length": length, "seed": rng.randint(0, 9999), "dtype": size // 3 % len(FLOATS)}
 
 
 def count_bytes(student: Student) -> str:
     """Count the bytes that each of n = 2, 3, 5 ranks sends: 2(n - 1)/n of the tensor, the same on each rank.
 
     If n does not divide the number of elements, the largest chunk may have one element more. Tensors have one
-    dimension or two, as in a decode step with one row.
+    dimension or two, as in a decode step with one row, and dtypes of several sizes.
     """
     shares = []
+    sizes = (240,), (1, 64), (3, 5), (7,), (30_001,)
+    dtypes = torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.float32
     for n in (2, 3, 5):
-        for shape in ((240 * n,), (1, 64), (3, 5), (7,), (30_001,)):
-            sent = sent_bytes(student, n, shape)
-            elements = torch.Size(shape).numel()
-            least = 2 * (n - 1) * elements // n * 4
-            most = 2 * (n - 1) * (elements // n + 1) * 4 + 8  # two rings, one in each direction, round twice
-            promise = f"Each of {n} ranks sends 2(n - 1)/n of the tensor: about {least} of its {elements * 4} bytes."
-            what = f"For a tensor of the shape {list(shape)}, the ranks"
-            if sum(sent) < 2 * (n - 1) * elements * 4:
+        for shape, dtype in (*zip(sizes, dtypes, strict=True), ((240 * n,), torch.float32), ((3, 5), torch.float16)):
+            sent = sent_bytes(student, n, shape, dtype)
+            elements, each = torch.Size(shape).numel(), dtype.itemsize
+            least = 2 * (n - 1) * elements // n * each
+            # Two rings may be padded, and a long tensor may be summed piece by piece.
+            most = 2 * (n - 1) * (elements // n + 2 + elements // 1000) * each
+            name = str(dtype).removeprefix("torch.")
+            promise = f"Each of {n} ranks sends 2(n - 1)/n of the tensor: about {least} of its {elements * each} bytes."
+            what = f"For a tensor of the shape {list(shape)} and the dtype {name}, the ranks"
+            if sum(sent) < 2 * (n - 1) * elements * each:
                 seen = f"{what} sent {sent} bytes with `self.send`: the sum used another way of communication."
                 raise Broken("group", promise, seen)
             if max(sent) > most and max(sent) - min(sent) > most - least:
@@ -513,9 +630,30 @@ def count_bytes(student: Student) -> str:
     return f"each of 2, 3, 5 ranks sends {', '.join(shares)} times the tensor's bytes"
 
 
-def sent_bytes(student: Student, n: int, shape: tuple[int, ...]) -> list[int]:
-    """Return the number of bytes that each rank sends in one all-reduce."""
-    _, wire = on_wire(student, n, lambda comm: comm.all_reduce(torch.ones(shape)))
+def sent_bytes(student: Student, n: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[int]:
+    """Return the number of bytes that each rank sends in one all-reduce.
+
+    Raise `Broken` if `all_reduce` calls `reduce_scatter` with chunks whose lengths differ by more than one element.
+    """
+    calls: list[list[int]] = []
+
+    def work(comm: Any) -> Tensor:
+        original = getattr(comm, "reduce_scatter", None)
+
+        def noted(chunks: Any, *more: Any, **options: Any) -> Any:
+            calls.append([len(chunk) for chunk in chunks])
+            return original(chunks, *more, **options)  # type: ignore[misc]
+
+        if original is not None:
+            comm.reduce_scatter = noted
+        total: Tensor = comm.all_reduce(torch.ones(shape, dtype=dtype))
+        return total
+
+    _, wire = on_wire(student, n, work)
+    for lengths in calls:
+        if len(lengths) == n and max(lengths) - min(lengths) > 1:
+            seen = f"For a tensor of the shape {list(shape)} on {n} ranks, the chunks have {lengths} elements."
+            raise Broken("uneven", "The lengths of two chunks differ by at most one element.", seen)
     return [sum(nbytes for _, nbytes in messages) for messages in wire.sent]
 
 

@@ -220,11 +220,11 @@ def half_gate(half: Half) -> Callable[[Student, dict[str, Any]], None]:
         if half is MLP and shape.tokens > 1000:
             shape = replace(shape, tokens=4 * shape.tokens)
 
-        def on(ranks: int, steps: int = 1) -> tuple[list[Tensor], list[Collective]]:
+        def on(ranks: int, steps: int = 1, model: int = 0) -> tuple[list[Tensor], list[Collective]]:
             cut = replace(shape, ranks=ranks)
 
             def work(comm: Any) -> Tensor:
-                runner, weights = PartRunner(cut, comm), RandomWeights()
+                runner, weights = PartRunner(cut, comm), RandomWeights(model)
                 made = build_or_fail(cut, lambda: half.build(kind, cut, runner))
                 weights.load(made, f"{LAYER}{half.name}.")
                 check_shards(cut, comm.rank, weights.shards, half.cut(cut))
@@ -238,10 +238,10 @@ def half_gate(half: Half) -> Callable[[Student, dict[str, Any]], None]:
 
             return run_ranks(ranks, work)
 
-        def alone(comm: Any, steps: int = 1) -> Tensor:
+        def alone(comm: Any, steps: int = 1, model: int = 0) -> Tensor:
             runner = PartRunner(shape, comm)
             made = getattr(qwen3()(shape.config, runner.ctx).layers[shape.layers - 1], half.name)
-            RandomWeights().load(made, f"{LAYER}{half.name}.")
+            RandomWeights(model).load(made, f"{LAYER}{half.name}.")
             if half is ATTENTION:
                 runner.prepare(made.spec)
             return run_steps(half, made, runner, steps)
@@ -249,14 +249,21 @@ def half_gate(half: Half) -> Callable[[Student, dict[str, Any]], None]:
         (want,), _ = run_ranks(1, alone)
         outs, collectives = on(shape.ranks)
         wrong = check_half(half, shape, outs, want, collectives)
-        if wrong is None and half is ATTENTION and shape.ranks == 1 and shape.tokens < 60:
-            check_dtypes(student, shape, kind)
+        if wrong is None and shape.ranks == 1 and shape.tokens < 60:
+            if half is ATTENTION:
+                check_dtypes(student, shape, kind)
+            check_bfloat16(half.what, shape, lambda cut, runner: half.build(kind, cut, runner), half)
         if wrong is None and shape.tokens < 60:
             (want,), _ = run_ranks(1, lambda comm: alone(comm, 2))
             outs, _ = on(shape.ranks, 2)
             if not all(near(out, want) for out in outs) and not near(torch.stack(outs).sum(0), want):
                 seen = f"In the second step, with new numbers in the same tensors, the result is {far(outs, want)}."
                 raise Broken("kept", f"Each step of {half.what.lower()} is computed from its own inputs.", seen)
+            (want,), _ = run_ranks(1, lambda comm: alone(comm, 1, 1))
+            outs, _ = on(shape.ranks, 1, 1)
+            if not all(near(out, want) for out in outs) and not near(torch.stack(outs).sum(0), want):
+                seen = f"In a second model of the same shape, with other weights, the result is {far(outs, want)}."
+                raise Broken("kept", "Several models in a process have weights of their own.", seen)
         if wrong is None:
             return
         first, _ = on(1)
@@ -311,12 +318,49 @@ def check_dtypes(student: Student, shape: Shape, kind: Any) -> None:
         names = {name: noted_store for name, value in vars(module).items() if value is norm_rope_store}
         noted = patch.object(runner.ctx.attention, "forward", noted_attend)
         elsewhere = torch.device("meta")  # a tensor without `device=` is on another device than the queries
+        given = runner.cos_sin.clone(), runner.out_cache_loc.clone()
         with noted, patch.dict(vars(module), names), elsewhere:
-            return ATTENTION.call(made, runner)
+            out = ATTENTION.call(made, runner)
+        for name, before, after in zip(("cos_sin", "out_cache_loc"), given, (runner.cos_sin, runner.out_cache_loc),
+                                       strict=True):  # fmt: skip
+            if not torch.equal(before, after):
+                seen = f"After `forward` of attention, the tensor `{name}` had other numbers than before."
+                raise Broken("changes", "All layers of a step get the same `cos_sin` and `out_cache_loc`.", seen)
+        return out
 
-    (out,), _ = run_ranks(1, work)
-    if out.dtype != bfloat16:
-        raise Broken("dtypes", promise, f"The result of attention is in {out.dtype}.")
+    run_ranks(1, work)
+
+
+def check_bfloat16(what: str, shape: Shape, build: Callable[[Shape, PartRunner], Any], half: Half | None) -> None:
+    """Compare a part of a bfloat16 model with Qwen3's on one rank. ``half`` None: the part is a whole block."""
+    prefix = LAYER if half is None else f"{LAYER}{half.name}."
+
+    def run(made: Any, runner: PartRunner) -> Tensor:
+        RandomWeights().load(made, prefix)
+        if half is not MLP:
+            runner.prepare((made if half else made.self_attn).spec)
+        if half is not None:
+            return half.call(made, runner)
+        x, residual = made(runner.x.clone(), None, runner.cos_sin, runner.out_cache_loc)
+        return x if residual is None else x + residual
+
+    def mine(comm: Any) -> Tensor:
+        runner = PartRunner(shape, comm, torch.bfloat16)
+        return run(build(shape, runner), runner)
+
+    def right(comm: Any) -> Tensor:
+        runner = PartRunner(shape, comm, torch.bfloat16)
+        layer = qwen3()(shape.config, runner.ctx).layers[shape.layers - 1]
+        return run(layer if half is None else getattr(layer, half.name), runner)
+
+    ((out,), _), ((want,), _) = run_ranks(1, mine), run_ranks(1, right)
+    promise = f"{what} of a bfloat16 model computes in bfloat16, with the weights that were loaded."
+    if out.dtype != torch.bfloat16:
+        raise Broken("dtypes", promise, f"The result is in {out.dtype}.")
+    off = (out.float() - want.float()).abs().max()
+    if not bool(off < 0.05 + 0.05 * want.float().abs().max()):
+        seen = f"In bfloat16, the result is off by {float(off):.2g}. In float32, it is right."
+        raise Broken("copied" if bool(off.isnan()) else "dtypes", promise, seen)
 
 
 def run_steps(half: Half, module: Any, runner: PartRunner, steps: int) -> Tensor:
@@ -425,6 +469,8 @@ def run_block(student: Student, workload: dict[str, Any]) -> None:
         raise wrong_block(shape, f"The result is {far(outs, want)}.", want, first, collectives, promise)
     if shape.ranks > 1:
         check_exchanges(collectives, 2, 0, shape.tokens * shape.hidden * 4, "A block")
+    elif shape.tokens < 60:
+        check_bfloat16("A block", shape, lambda cut, runner: kind(cut.layers - 1, cut.config, runner.ctx), None)
 
 
 Mistakes = list[tuple[str, str, Tensor]]
@@ -509,25 +555,48 @@ def check_exchanges(collectives: list[Collective], sums: int, gathers: int, nbyt
 # ---- whole models ------------------------------------------------------------------------------------------------
 
 
-def drive(kind: Any, shape: Shape, comm: Any) -> Tensor:
-    """Run a model on a prompt in two chunks and return the logits of each position."""
-    options: dict[str, Any] = {"source": RandomWeights(), "page_size": 4, "max_running_requests": 1}
+def drive(kind: Any, shape: Shape, comm: Any, model: int = 0) -> Tensor:
+    """Run a model on a prompt in chunks and return the logits of each position.
+
+    As in the engine, each step has its tokens, positions and KV locations in the same tensors.
+    """
+    options: dict[str, Any] = {"source": RandomWeights(model), "page_size": 4, "max_running_requests": 1}
     options["max_seq_len"] = 64 if shape.tokens < 60 else shape.tokens + 8
-    model = PagedModel(shape.config, comm=comm, model=kind, manager=shipped(), **options)
-    ids = torch.arange(7, 7 + shape.tokens + 2) % shape.config.vocab_size
-    (a,), (b,) = model.run([(0, 0, ids[: shape.tokens])]), model.run([(0, shape.tokens, ids[shape.tokens :])])
-    return torch.cat((a, b))
+    paged = PagedModel(shape.config, comm=comm, model=kind, manager=shipped(), **options)
+    forward, same = paged.model.forward, torch.zeros(3, shape.tokens + 2, dtype=torch.long)
+
+    def forward_same(*given: Tensor) -> Tensor:
+        inputs = [row[: len(x)] for row, x in zip(same, given, strict=True)]
+        for row, x in zip(inputs, given, strict=True):
+            row.copy_(x)
+        return forward(*inputs)
+
+    lengths = [shape.tokens, shape.tokens, 1, 1, 2] if shape.tokens < 28 else [shape.tokens, 2]
+    ids = (torch.arange(7, 7 + sum(lengths)) % shape.config.vocab_size).split(lengths)
+    starts = np.cumsum([0, *lengths]).tolist()
+    with patch.object(paged.model, "forward", forward_same):
+        return torch.cat([paged.run([(0, start, part)])[0] for start, part in zip(starts, ids, strict=False)])
 
 
 def run_model(student: Student, workload: dict[str, Any]) -> None:
     """Compare the logits of the student's model over the ranks with those of Qwen3 on one rank."""
     shape, kind = Shape.of(workload), model_class(student)
-    (want,), _ = run_ranks(1, lambda comm: drive(qwen3(), shape, comm))
-    for rank, got in enumerate(run_ranks(shape.ranks, lambda comm: drive(kind, shape, comm))[0]):
-        if not near(got / 10, want / 10):
+    for model in range(2 if shape.tokens < 60 else 1):
+        (want,), _ = run_ranks(1, lambda comm, model=model: drive(qwen3(), shape, comm, model))
+        for rank, got in enumerate(
+            run_ranks(shape.ranks, lambda comm, model=model: drive(kind, shape, comm, model))[0]
+        ):
+            if near(got / 10, want / 10):
+                continue
             promise = f"The model computes the same logits on {shape.ranks} ranks as Qwen3 on one rank."
-            cause = "different" if shape.ranks == 1 else "parts"
-            raise Broken(cause, promise, f"The logits on rank {rank} are {far([got], want)}.")
+            n, seen = shape.tokens, f"The logits on rank {rank} are {far([got], want)}."
+            if model:
+                text = "In a second model of the same shape, with other weights, t"
+                raise Broken("kept", "Several models in a process have weights of their own.", text + seen[1:])
+            if near(got[:n] / 10, want[:n] / 10):
+                text = "Those of the first step are right. Later steps have other numbers in the same tensors."
+                raise Broken("kept", "Each step is computed from its own inputs.", f"{seen} {text}")
+            raise Broken("different" if shape.ranks == 1 else "parts", promise, seen)
 
 
 def counts(student: Student) -> str:

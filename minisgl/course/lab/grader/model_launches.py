@@ -49,7 +49,7 @@ def launches_of_a_model(kind: Any) -> int:
         return _run(kind, _Fusing(comm))
 
     with patch.object(F, "rms_norm", one_launch(F.rms_norm)):
-        ranks, _ = run_ranks(_SHAPE.ranks, work)
+        ranks, _ = run_ranks(_SHAPE.ranks, work, nan=False)
         ((_, want),), _ = run_ranks(1, lambda comm: _run(qwen3(), comm))
     for rank, (_, logits) in enumerate(ranks):
         if not torch.allclose(logits, want, atol=2e-2):

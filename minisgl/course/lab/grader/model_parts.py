@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from minisgl.attention import AttnBatch
 from minisgl.course.lab.grader.gate import Broken, Invalid
@@ -47,18 +49,21 @@ def qwen3() -> Any:
 class RandomWeights:
     """A source of random weights that depend only on a tensor's name: every number of ranks gets the same model.
 
-    ``shards`` lists the shards that were loaded.
+    ``shards`` lists the shards that were loaded. Another ``model`` has other weights.
     """
 
     names = None
 
-    def __init__(self) -> None:
+    def __init__(self, model: int = 0) -> None:
+        self.model = model
         self.shards: list[WeightShard] = []
 
     def fill(self, shard: WeightShard) -> None:
         """Fill a shard: a norm's weights are near 1, and a matrix keeps the size of its input."""
         self.shards.append(shard)
-        generator = torch.Generator().manual_seed(sum(ord(c) * (i + 1) for i, c in enumerate(shard.name)))
+        generator = torch.Generator().manual_seed(
+            sum(ord(c) * (i + 1) for i, c in enumerate(shard.name)) + 100_000 * self.model
+        )
         noise = torch.randn(shard.shape, generator=generator)
         whole = 1 + 0.3 * noise if "norm" in shard.name else noise / max(shard.shape[-1], 1) ** 0.5
         shard.target.copy_(whole[shard.index])
@@ -144,6 +149,9 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
     if size in (4, 5):  # a sliding window, which the last layer has, or no layer but those behind it
         return {"ranks": 1, "q_heads": 2, "kv_heads": 1, "head_dim": 4, "inner": 3, "tokens": 9, "layers": 2,
                 "bias": False, "window": 4, "full": size - 3}  # fmt: skip
+    if size == 6:  # more layers than the other workloads have
+        return {"ranks": 2, "q_heads": 4, "kv_heads": 2, "head_dim": 6, "inner": 10, "tokens": 3, "layers": 4,
+                "bias": False, "window": 0, "full": 0}  # fmt: skip
     ranks = rng.choice([1, 2, 2, 3, 4])
     kv_heads = rng.choice([1, 3] if ranks == 3 else [1, 2, 4])
     q_heads = max(ranks, kv_heads) * rng.randint(1, 2)
@@ -199,7 +207,8 @@ class PartRunner:
 
     def next_step(self) -> None:
         """Write the inputs of another step into the same tensors: other positions, KV locations and hidden states."""
-        self.cos_sin.copy_(self.rope(torch.arange(5, 5 + self.shape.tokens)))
+        # Old positions in place of these would change the distances between tokens: RoPE depends on nothing else.
+        self.cos_sin.copy_(self.rope((5 + 3 * torch.arange(self.shape.tokens)) % 64))
         self.out_cache_loc.copy_(self.out_cache_loc.flip(0) + 1)
         self.x.copy_(0.5 - self.x.flip(0))
         if self.ctx.pool is not None:
@@ -208,14 +217,30 @@ class PartRunner:
             self._plan()
 
 
-def run_ranks(ranks: int, work: Callable[[Any], Any]) -> tuple[list[Any], list[Collective]]:
+class _NanInNewMemory(TorchFunctionMode):
+    """Fills the memory of `torch.empty` and its relatives with NaN, in this thread."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        if function in (torch.empty, torch.empty_like, Tensor.new_empty) and out.is_floating_point():
+            out.fill_(torch.nan)
+        return out
+
+
+def run_ranks(ranks: int, work: Callable[[Any], Any], *, nan: bool = True) -> tuple[list[Any], list[Collective]]:
     """Run ``work(comm)`` for each rank in a thread. Return the results, and the collectives that the ranks exchanged.
 
-    Raise `Broken` if the ranks do not call the same collectives in the same order.
+    With ``nan``, new memory holds NaN, such as that of weights before they are loaded. Raise `Broken` if the ranks do
+    not call the same collectives in the same order.
     """
     meeting = Meeting(ranks)
+
+    def run(comm: Any) -> Any:
+        with _NanInNewMemory() if nan else nullcontext():
+            return work(comm)
+
     try:
-        return meeting.run(work), meeting.collectives
+        return meeting.run(run), meeting.collectives
     except MeetingViolation as error:
         promise = "All ranks call the same collectives in the same order."
         raise Broken("miss", promise, f"{str(error).capitalize()}.") from error
