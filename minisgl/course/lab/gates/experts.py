@@ -44,7 +44,7 @@ def backend(student: Student, block: int = 4) -> Any:
 def make(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a random routing: the experts that each token chose, and the experts of this rank."""
     if size == 6:  # more pairs than 16 bits can count, and more of one expert than a buffer of a fixed size may hold
-        return {"experts": 130, "first": 0, "here": 130, "block": 16, "tokens": [], "many": 17_000}
+        return {"experts": 130, "first": 0, "here": 130, "block": 16, "tokens": [], "many": 40_000}
     if size == 4:  # as many experts and choices as real models have
         return {"experts": 40, "first": 0, "here": 40, "block": 4,
                 "tokens": [rng.sample(range(40), 8) for _ in range(40)]}  # fmt: skip
@@ -57,7 +57,13 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
     tokens = [rng.sample(among, top_k) for _ in range(rng.randint(1, 1 + size))]
     first = rng.randint(0, experts - 1) if rng.random() < 0.25 else 0
     here = rng.randint(1, experts - first) if first or rng.random() < 0.25 else experts
-    return {"experts": experts, "first": first, "here": here, "block": rng.choice([1, 2, 3, 4, 12]), "tokens": tokens}
+    return {
+        "experts": experts,
+        "first": first,
+        "here": here,
+        "block": rng.choice([1, 2, 3, 4, 12, 50]),
+        "tokens": tokens,
+    }
 
 
 def show(workload: dict[str, Any]) -> str:
@@ -80,7 +86,7 @@ def ids_of(workload: dict[str, Any]) -> Tensor:
         if experts < 2 or here != experts or workload["block"] < 1:
             raise Invalid
         generator, n = torch.Generator().manual_seed(4), workload["many"]
-        common = torch.rand(n, generator=generator) < 0.5  # half of the tokens choose expert 0
+        common = torch.rand(n, generator=generator) < 0.9  # most tokens choose expert 0
         first_choice = torch.randint(experts, (n,), generator=generator).masked_fill(common, 0)
         step = torch.randint(1, experts, (n,), generator=generator)
         return torch.stack((first_choice, (first_choice + step) % experts), 1).int()
@@ -132,7 +138,13 @@ def run_sort(student: Student, workload: dict[str, Any]) -> None:
 def wrong_order(got: Any, flat: Tensor, here: int, block: int) -> Broken | None:
     """Return the finding for the result of `sort` of the experts ``flat``, or None."""
     promise = "`sort` returns the pairs of each expert, one expert after another, each padded to whole blocks."
-    pairs, counts = torch.as_tensor(got[0]).tolist(), [int(n) for n in got[1]]
+    if not isinstance(got[0], Tensor) or got[0].is_floating_point() or got[0].device != flat.device:
+        kind = str(got[0].dtype) if isinstance(got[0], Tensor) else type(got[0]).__name__
+        seen = f"The pair numbers are a {kind}."
+        raise Broken("results", "`sort` returns a tensor of integers and a list of counts.", seen)
+    if isinstance(got[1], Tensor):
+        raise Broken("results", "`sort` returns a tensor of integers and a list of counts.", "The counts are a tensor.")
+    pairs, counts = got[0].tolist(), [int(n) for n in got[1]]
     want = [set((flat == e).nonzero().flatten().tolist()) for e in range(here)]
     if len(counts) != here or sum(counts) != len(pairs):
         seen = (
@@ -187,7 +199,11 @@ def run_multiply(student: Student, workload: dict[str, Any]) -> None:
     name, act = ("gelu", F.gelu) if len(rows) % 2 else ("silu", F.silu)
     weights, mine = moe.load(given.gate_up, given.down, given.local_experts, name), rows.clone()
     before = given.gate_up.clone(), given.down.clone()
-    got = moe.multiply(weights, mine, counts).clone()
+    given_counts = list(counts)
+    got = moe.multiply(weights, mine, given_counts).clone()
+    if given_counts != counts:
+        seen = f"After `multiply`, `counts` was {given_counts} instead of {counts}."
+        raise Broken("changes", "`multiply` changes no argument, except `rows`.", seen)
     promise = "`multiply` multiplies the rows of expert e with expert e's matrices, and keeps the order of the rows."
     if tuple(got.shape) != tuple(rows.shape):
         seen = f"The input has {len(rows)} rows and the result has the shape {list(got.shape)}; counts: {counts}."
@@ -353,6 +369,17 @@ def run_whole(student: Student, workload: dict[str, Any]) -> None:
             raise Broken("kept", "Each step is computed from its layer and its own routing.", f"{what} {wrong.seen}")
         ids.copy_(given.ids.flip(0))
         scale.mul_(0.5)
+    # A layer whose weights are where those of an earlier layer were, as after an engine has ended.
+    del weights
+    memory = given._replace(gate_up=given.gate_up.clone(), down=given.down.clone())
+    for engine in (moe, backend(student, workload["block"])):
+        for _ in range(2):
+            wrong = first_wrong(memory, memory.solve(engine).double())
+            if wrong is not None:
+                seen = f"A layer was loaded from tensors that had other weights before. {wrong.seen}"
+                raise Broken("kept", "Each step is computed from its layer and its own routing.", seen)
+            memory.gate_up.copy_(memory.gate_up.flip(1))
+            memory.down.mul_(-0.5)
     got = moe.forward(others, given.x, given.ids, given.scale, torch.full_like(x, torch.nan)).double()
     if not torch.allclose(got, answer(other, F.gelu), atol=1e-3):
         seen = "The results of a second layer, which has other weights and the activation gelu, are wrong."
@@ -428,7 +455,7 @@ def _scale(given: Problem, token: int, expert: int) -> float:
 def counts(student: Student) -> str:
     """Count the experts whose weights are read and the rows that are multiplied, for any structure of the code."""
     notes = []
-    for tokens, experts in ((1, 64), (8, 64), (16, 8), (200, 8), (9000, 2)):
+    for tokens, experts in ((1, 64), (8, 64), (16, 8), (200, 8), (20_000, 2)):
         given = problem(MoeCase(tokens, experts=experts))
         load = Counter(given.ids.flatten().tolist())
         block = 16

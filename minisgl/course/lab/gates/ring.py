@@ -594,10 +594,11 @@ def run_bits(student: Student, workload: dict[str, Any]) -> None:
 
 
 def make_bits(rng: random.Random, size: int) -> dict[str, Any]:
-    """Return a random workload for `run_bits`. Size 2: a long tensor; sizes 3 and 4: fewer elements than ranks."""
-    length = {2: 3 * 2**17 + 1, 3: 1, 4: 3}.get(size, 4 + size)
-    ranks = {2: 3, 3: 3, 4: MOST}.get(size, rng.randint(2, MOST))
-    return {"ranks": ranks, "length": length, "seed": rng.randint(0, 9999), "dtype": size // 3 % len(FLOATS)}
+    """Return a random workload for `run_bits`. Size 2: a long tensor; sizes 3 to 6: fewer elements than ranks."""
+    length = {2: 3 * 2**17 + 1, 3: 1, 4: 3, 5: 2, 6: 1}.get(size, 4 + size)
+    ranks = {2: 3, 3: 3, 4: MOST, 5: MOST, 6: 4}.get(size, rng.randint(2, MOST))
+    dtype = 0 if size < 7 else size % len(FLOATS)
+    return {"ranks": ranks, "length": length, "seed": rng.randint(0, 9999), "dtype": dtype}
 
 
 def count_bytes(student: Student) -> str:
