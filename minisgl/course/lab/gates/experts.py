@@ -263,9 +263,7 @@ def run_scatter(student: Student, workload: dict[str, Any]) -> None:
     out = torch.full((tokens, n + 1), 7.0)
     given = rows.clone(), pairs.clone(), scale.clone()
     got = moe.scatter(*given, out)
-    if not isinstance(got, Tensor) or got.data_ptr() != out.data_ptr():
-        promise = "`scatter` writes the sums into `out` and returns `out`."
-        raise Broken("stale", promise, f"It returned {got!r:.40}, which is not `out`.")
+    check_returned(got, out)
     for token in range(tokens):
         line = got[token]
         if float(line[n]) >= 6.5 or bool((line[:n] >= 6.5).any()):
@@ -286,6 +284,13 @@ def run_scatter(student: Student, workload: dict[str, Any]) -> None:
             raise Broken("changes", "`scatter` writes `out`, and changes no other tensor of its caller.", seen)
 
 
+def check_returned(got: Any, out: Tensor) -> None:
+    """Check that `scatter` returned ``out``, and no other tensor."""
+    if not isinstance(got, Tensor) or got.data_ptr() != out.data_ptr():
+        promise = "`scatter` writes the sums into `out` and returns `out`."
+        raise Broken("stale", promise, f"For `out` in {out.dtype}, it returned {got!r:.40}, which is not `out`.")
+
+
 def check_half_scatter(moe: Any) -> None:
     """Check `scatter` with rows and sums in bfloat16, as in most models. The router's weights are float32."""
     promise = "`scatter` writes to `out` in the dtype of `out`."
@@ -297,6 +302,8 @@ def check_half_scatter(moe: Any) -> None:
     except RuntimeError as error:
         seen = f"With `rows` and `out` in bfloat16 and `scale` in float32: {str(error).splitlines()[0]}"
         raise Broken("dtype", promise, seen) from error
+    if got.dtype == out.dtype:
+        check_returned(got, out)
     if got.dtype != out.dtype or not torch.allclose(got.float(), torch.tensor([[1.25, 2.25]]), atol=0.02):
         seen = f"With `rows` and `out` in bfloat16, the sums are {got.tolist()} in {got.dtype}, not [[1.25, 2.25]]."
         raise Broken("dtype", promise, seen)
