@@ -98,7 +98,7 @@ class Options(pydantic.BaseModel, extra="forbid"):
     target_ongoing_requests: float = 32.0
     """Open requests for each replica, running and queued, by which Ray Serve chooses the number of replicas."""
     max_ongoing_requests: int = 256
-    """The largest number of open requests of a replica. When all replicas have it, others wait in the ingress, unordered."""
+    """The largest number of open requests of a replica. When all replicas have it, further ones wait in the ingress."""
     upscale_delay_s: float = 10.0
     """Seconds with more load before replicas are added."""
     downscale_delay_s: float = 300.0

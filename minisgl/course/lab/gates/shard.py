@@ -541,11 +541,13 @@ def wrong_block(
 
 
 def check_exchanges(collectives: list[Collective], sums: int, gathers: int, nbytes: int, what: str) -> None:
-    """Raise `Broken` if there were more than ``sums`` all-reduces of ``nbytes`` each, or more than ``gathers``."""
+    """Raise `Broken` for more than ``sums`` all-reduces of ``nbytes`` each, more than ``gathers``, or anything else."""
     kinds = Counter(each.kind for each in collectives)
-    promise = f"{what} needs {sums} all-reduces of {nbytes} bytes, and no all-gather between its layers."
+    promise = f"{what} needs {sums} all-reduces of {nbytes} bytes, and no other collective between its layers."
     if kinds["all_gather"] > gathers:
         raise Broken("gathers", promise, f"The ranks called all_gather {kinds['all_gather'] - gathers} times.")
+    for other in kinds.keys() - {"all_reduce", "all_gather"}:
+        raise Broken("reduces", promise, f"The ranks also called {other}.")
     moved = sum(each.nbytes for each in collectives if each.kind == "all_reduce")
     if kinds["all_reduce"] > sums or moved > sums * nbytes:
         seen = f"The ranks called all_reduce {kinds['all_reduce']} times, with {moved} bytes on each rank."
