@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test draft     (`hint draft` for a hint)
 Serve it:  python -m minisgl plugins=my_draft.py speculation=mine
 """
 
-# minisgl lab draft, skeleton a65900c0d8 (minisgl 0.2.0)
+# minisgl lab draft, skeleton e65b25775b (minisgl 0.2.0)
 
 from __future__ import annotations
 
