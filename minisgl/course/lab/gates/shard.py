@@ -341,8 +341,9 @@ def check_bfloat16(what: str, shape: Shape, build: Callable[[Shape, PartRunner],
             runner.prepare((made if half else made.self_attn).spec)
         if half is not None:
             return half.call(made, runner)
-        x, residual = made(runner.x.clone(), None, runner.cos_sin, runner.out_cache_loc)
-        return x if residual is None else x + residual
+        x, residual = pair_of(made(runner.x.clone(), None, runner.cos_sin, runner.out_cache_loc))
+        out: Tensor = x if residual is None else x + residual
+        return out
 
     def mine(comm: Any) -> Tensor:
         runner = PartRunner(shape, comm, torch.bfloat16)
@@ -584,10 +585,12 @@ def run_model(student: Student, workload: dict[str, Any]) -> None:
     """Compare the logits of the student's model over the ranks with those of Qwen3 on one rank."""
     shape, kind = Shape.of(workload), model_class(student)
     for model in range(2 if shape.tokens < 60 else 1):
-        (want,), _ = run_ranks(1, lambda comm, model=model: drive(qwen3(), shape, comm, model))
-        for rank, got in enumerate(
-            run_ranks(shape.ranks, lambda comm, model=model: drive(kind, shape, comm, model))[0]
-        ):
+
+        def on(ranks: int, kind: Any, model: int = model) -> list[Tensor]:
+            return run_ranks(ranks, lambda comm: drive(kind, shape, comm, model))[0]
+
+        want = on(1, qwen3())[0]
+        for rank, got in enumerate(on(shape.ranks, kind)):
             if near(got / 10, want / 10):
                 continue
             promise = f"The model computes the same logits on {shape.ranks} ranks as Qwen3 on one rank."
