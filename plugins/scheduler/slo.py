@@ -79,8 +79,8 @@ class SloPolicy:
         # 1. Without an open interactive request, large steps are best: all tokens of the budget.
         if not is_open:
             return budget.tokens
-        # 2. With one, decode rows and prompts have `step_tokens` tokens together. Prompts get at least a quarter of
-        #    them, rounded up, however many requests decode. The budget may have fewer.
+        # 2. With one, prompts get at most `step_tokens` tokens less the decode rows. But they may have a quarter of
+        #    `step_tokens`, rounded up, however many requests decode. They never have more than the budget.
         return min(max(self.step_tokens - decode_rows, -(-self.step_tokens // 4)), budget.tokens)
 
     # lab: end

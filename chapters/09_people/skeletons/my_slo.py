@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test slo     (`hint slo` for a hint)
 Serve it:  python -m minisgl plugins=my_slo.py scheduler=mine
 """
 
-# minisgl lab slo, skeleton 549313c247 (minisgl 0.2.0)
+# minisgl lab slo, skeleton 09a2fc258a (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class MyPolicy:
         """
         # TODO slo.limit
         # 1. Without an open interactive request, large steps are best: all tokens of the budget.
-        # 2. With one, decode rows and prompts have `step_tokens` tokens together. Prompts get at least a quarter of
-        #    them, rounded up, however many requests decode. The budget may have fewer.
+        # 2. With one, prompts get at most `step_tokens` tokens less the decode rows. But they may have a quarter of
+        #    `step_tokens`, rounded up, however many requests decode. They never have more than the budget.
         raise NotImplementedError
 
     def kept_tokens(self, tokens: int, batch: Sequence[Request]) -> int:

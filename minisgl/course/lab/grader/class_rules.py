@@ -274,7 +274,8 @@ class _Step:
             seen = f"Prompts got {total} tokens; the step may compute {self.limit} beside its decode rows."
             late = total <= self.undiminished
             promise = (
-                "While an interactive request is open, decode rows and prompts have `step_tokens` tokens together."
+                "While an interactive request is open, prompts have `step_tokens` tokens less the decode rows, but at "
+                "least a quarter of `step_tokens`."
             )
             if not self.is_open:
                 promise = "A step computes no more tokens than the budget has."
