@@ -279,10 +279,10 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
         waiting = [waiting[1], waiting[0], waiting[2]] if size == 15 else waiting
         step = {"answers": [], "begun": [40, 10], "waiting": waiting, "slots": 4, "pages": 40, "chunk": 256}
         return {**step, "first": 0, "late": int(size != 15), "order": order}
-    if size in (16, 17):  # a long queue, of which all requests fit (fcfs), or a few of the last (lpm)
+    if size in (16, 17):  # a long queue, of which all requests fit (fcfs), or a few with the longest prefixes (lpm)
         many = size == 16
-        cached = rng.sample(range(1_000), 220 if many else 120)
-        step = {"answers": [], "begun": 0, "waiting": [[n, 9] for n in (cached if many else sorted(cached))]}
+        cached = rng.sample(range(1, 1_000), 220) if many else [*sorted(rng.sample(range(1, 1_000), 120)), *[0] * 100]
+        step = {"answers": [], "begun": 0, "waiting": [[n, 9] for n in cached]}
         return {**step, "slots": 256 if many else 4, "pages": 0, "chunk": 8192, "order": ORDERS[1 - many]}
     if size == 18:  # many prompts are partly computed
         return {

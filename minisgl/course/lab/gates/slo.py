@@ -238,6 +238,8 @@ def run_step(student: Student, workload: dict[str, Any]) -> None:
 
 def make_full(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a workload in which batch requests fill the rows or the pages before interactive ones arrive."""
+    if size == 6:
+        return make_many(rng)
     if size % 2 == 0:
         return make_tight(rng, size)
     by_rows = rng.random() < 0.5
@@ -288,6 +290,15 @@ def make_tight(rng: random.Random, size: int) -> dict[str, Any]:
         rng.shuffle(entries)
     more = {"interactive": 0, "chunk": rng.choice([8192, 8192, 64]), "rows": rows, "pages": pages}
     return {**options_of(rng), **more, "entries": entries}
+
+
+def make_many(rng: random.Random) -> dict[str, Any]:
+    """Return one step with many free rows, one interactive prompt more than rows, and too few pages for this prompt."""
+    rows = rng.randint(33, 80)
+    entries: list[list[Any]] = [["decode", 1, 0, 0]] * 30 + [["waits", 0, 1, 0]] * rows
+    entries.append(["waits", 0, 16 * (rows + 4), 0])
+    more = {"interactive": 0, "chunk": 8192, "rows": rows, "pages": rows + 2, "entries": entries}
+    return {**options_of(rng), **more, "step": 512}
 
 
 def run_tight(student: Student, workload: dict[str, Any]) -> None:

@@ -17,11 +17,15 @@ __all__ = ["Recorded", "well_formed_plan"]
 
 
 class Recorded:
-    """The step's budget, which also records the requested and granted tokens: uid → (wanted, granted)."""
+    """The step's budget, which also records the requested and granted tokens: uid → (wanted, granted).
+
+    ``again`` is the first waiting request that was asked for again after the budget had granted tokens to it, or None.
+    """
 
     def __init__(self, budget: StepBudget):
         self._budget = budget
         self.asked: dict[int, tuple[int, int]] = {}
+        self.again: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -37,6 +41,8 @@ class Recorded:
         """Ask the budget and record the answer."""
         got = self._budget.grant(request, num_tokens)
         wanted, granted = self.asked.get(request.uid, (0, 0))
+        if isinstance(request, Waiting) and granted and self.again is None:
+            self.again = request.uid
         self.asked[request.uid] = (wanted + num_tokens, granted + got)
         return got
 
@@ -50,6 +56,9 @@ def well_formed_plan(
     """
     given = list(waiting), list(running)
     plan = policy.plan(waiting, running, budget)
+    if budget.again is not None:
+        promise = "`budget.grant` is called once for a waiting request: a second call subtracts its pages again."
+        raise broken("ignores-grant", promise, f"It was called again for request {budget.again}.", budget.again)
     if (list(waiting), list(running)) != given:
         seen = "`plan` changed `waiting` or `running`, which the scheduler still uses."
         raise broken("impure", "`plan` changes none of its arguments.", seen)
