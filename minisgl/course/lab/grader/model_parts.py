@@ -194,10 +194,6 @@ class PartRunner:
         dtype = self.ctx.dtype
         self.ctx.pool = KVPool(self.shape.layers, n + 1, 1, self.kv_heads, self.shape.head_dim, dtype, CPU)
         self.ctx.attention.bind(self.ctx.pool, [spec], [])
-        self._plan()
-
-    def _plan(self) -> None:
-        n = self.shape.tokens
         cu_seqlens_q, seq_lens = np.array([0, n], np.int32), np.array([n], np.int32)
         page_table = self.out_cache_loc.int().unsqueeze(0)  # pages of one token
         on_device = torch.from_numpy(cu_seqlens_q), torch.from_numpy(seq_lens)
@@ -206,15 +202,16 @@ class PartRunner:
         self.ctx.attention.plan(batch)
 
     def next_step(self) -> None:
-        """Write the inputs of another step into the same tensors: other positions, KV locations and hidden states."""
+        """Write the inputs of another step into the same tensors: other positions, KV locations and hidden states.
+
+        The context then has another pool: keys and values that code stores in the first one are not read any more.
+        """
         # Old positions in place of these would change the distances between tokens: RoPE depends on nothing else.
         self.cos_sin.copy_(self.rope((5 + 3 * torch.arange(self.shape.tokens)) % 64))
         self.out_cache_loc.copy_(self.out_cache_loc.flip(0) + 1)
         self.x.copy_(0.5 - self.x.flip(0))
         if self.ctx.pool is not None:
-            for buffer in self.ctx.pool.layer(self.spec.index):
-                buffer.zero_()
-            self._plan()
+            self.prepare(self.spec)
 
 
 class _NanInNewMemory(TorchFunctionMode):
