@@ -55,7 +55,7 @@ class Static8:
 
     def capture(self, keys, build, forward):
         recorder = Recorder(self.device)
-        made = [(key, recorder.record(forward, build(key))) for key in reversed(keys)]
+        made = [(key, recorder.record(forward, build(key))) for key in sorted(keys, reverse=True)]
         self.entries = made[::-1]
 
     def pick(self, rows, q_len, uniform):
