@@ -40,6 +40,8 @@ _RAISED = {
 
 SLOWER = 3.0
 """A search in the grader's process may take this many times its time: every call of the student's code is a message."""
+PATIENCE = 10.0
+"""One workload may take this many times its time: a long one has more than 10,000 calls, and each takes 0.3 ms."""
 
 
 class Sessions(Protocol):
@@ -286,7 +288,7 @@ class RemoteStudent(Student):
 
     sessions: Any = None
     slower: float = SLOWER
-    patience: float = SLOWER
+    patience: float = PATIENCE
     _session: Session | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
