@@ -462,8 +462,10 @@ def _scale(given: Problem, token: int, expert: int) -> float:
 def counts(student: Student) -> str:
     """Count the experts whose weights are read and the rows that are multiplied, for any structure of the code."""
     notes = []
-    for tokens, experts in ((1, 64), (8, 64), (16, 8), (200, 8), (20_000, 2)):
-        given = problem(MoeCase(tokens, experts=experts))
+    half = torch.bfloat16  # such weights may be converted, which reads them
+    for tokens, experts, dtype in ((1, 64, None), (8, 64, None), (16, 8, None), (8, 64, half), (200, 8, None),
+                                   (20_000, 2, None)):  # fmt: skip
+        given = problem(MoeCase(tokens, experts=experts, dtype=dtype or torch.float32))
         load = Counter(given.ids.flatten().tolist())
         block = 16
         found = count(backend(student, block), given)

@@ -477,7 +477,7 @@ def run_lives(student: Student, number: int = 40) -> None:
         gc.collect()
         # Only the lists `reqs` and `unused` refer to these requests, if the meter does not.
         held = sum(sys.getrefcount(reqs[i]) > sys.getrefcount(unused[0]) for i in range(number))
-        if held > number // 2 and not hasattr(student, "observer"):  # in another process, the grader refers to them
+        if held and not hasattr(student, "observer"):  # in another process, the grader refers to them
             seen = f"{number} requests {what}, and the meter still refers to the object `req` of {held} of them."
             raise Broken("keeps", "The meter keeps nothing of an ended request except its timing.", seen)
 

@@ -443,7 +443,8 @@ def run_all(student: Student, workload: dict[str, Any]) -> None:
 
 def check_further_keys(runner: Any) -> None:
     """Check that the largest bucket is recorded first where `capture` gets keys that `buckets` did not return."""
-    keys = (GraphKey(1), GraphKey(2), GraphKey(4), GraphKey(1, shared_prefix=True), GraphKey(2, shared_prefix=True))
+    keys = [GraphKey(1), GraphKey(2), GraphKey(4), GraphKey(1, shared_prefix=True), GraphKey(2, shared_prefix=True)]
+    given = list(keys)
     recorded: list[GraphKey] = []
 
     def record(self: Recorder, forward: Any, inputs: GraphKey, **more: Any) -> None:
@@ -451,6 +452,8 @@ def check_further_keys(runner: Any) -> None:
 
     with patch.object(Recorder, "record", record):
         runner.capture(keys, lambda key: key, lambda inputs: torch.empty(0))
+    if keys != given:
+        raise Broken("changes", "`keys` must not change.", "`capture` changed the list of buckets that it got.")
     rows = [key.rows for key in recorded]
     if rows[0] != 4:
         seen = f"`capture` got buckets of 1, 2, 4, 1 and 2 rows, and recorded them in the order {rows}."

@@ -164,6 +164,9 @@ def make_step(rng: random.Random, size: int) -> dict[str, Any]:
         workload["interactive"] = min(mine) - 1
         entries += [["same", min(mine) - 1, rng.randint(1, most), 0], ["begun", max(mine), rng.randint(1, 9_000), 0]]
     rng.shuffle(entries)
+    if size == 7:  # the only interactive request finds no page for its next token
+        entries = [["decode", 0, 1, 0], ["begun", 1, rng.randint(1_000, 9_000), 0]]
+        workload |= {"interactive": 0, "chunk": 8192, "pages": 0}
     return {**workload, "rows": 1_000, "entries": entries}
 
 
@@ -215,9 +218,18 @@ def views_of(workload: dict[str, Any]) -> tuple[list[Waiting], list[Running]]:
 
 
 def run_step(student: Student, workload: dict[str, Any]) -> None:
-    """Check the plan for one step."""
+    """Check the plan for one step, and the same policy's plan for a later step, with less left of the prompts."""
     if workload["chunk"] < 1 or workload["pages"] < 0:
         raise Invalid
+    judge = judge_of(student, workload)
+    plan_step(judge, workload)
+    later = [[kind, priority, max(a // 9, min(a, 1)) if kind == "begun" else a, b]
+             for kind, priority, a, b in workload["entries"]]  # fmt: skip
+    plan_step(judge, {**workload, "entries": later})
+
+
+def plan_step(judge: Judge, workload: dict[str, Any]) -> None:
+    """Check the plan for one step."""
     waiting, running = views_of(workload)
     if workload["pages"] < 100:
         waiting = []  # the last pages are for decode rows
@@ -230,7 +242,7 @@ def run_step(student: Student, workload: dict[str, Any]) -> None:
         None,
         lambda _: [],
     )
-    judge_of(student, workload).plan(waiting, running, budget)
+    judge.plan(waiting, running, budget)
 
 
 # ---- runs on the simulated engine ---------------------------------------------------------------------------
@@ -240,6 +252,10 @@ def make_full(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a workload in which batch requests fill the rows or the pages before interactive ones arrive."""
     if size == 6:
         return make_many(rng)
+    if size == 8:  # a batch prompt that stays has more tokens than the step
+        entries = [["begun", 1, 900, 0], ["decode", 1, 0, 0], ["waits", 0, rng.randint(20, 40), 0]]
+        options = {"interactive": 0, "step": 64, "share": 25}
+        return {**options, "chunk": 8192, "rows": 0, "pages": 100, "entries": entries}
     if size % 2 == 0:
         return make_tight(rng, size)
     by_rows = rng.random() < 0.5
