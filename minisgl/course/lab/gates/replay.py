@@ -437,7 +437,8 @@ def run_all(student: Student, workload: dict[str, Any]) -> None:
             seen = f"The result for the bucket of {key.rows} rows has {len(first)} rows."
             raise Broken("output", "The result of a replay is the recording's output tensor.", seen)
     check_two_runners(student, workload)
-    check_further_keys(runner_of(student))
+    if len(rig.keys) > 1:
+        check_further_keys(runner_of(student))
     check_closed(runner, workload["slots"])
 
 

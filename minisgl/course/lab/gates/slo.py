@@ -250,12 +250,15 @@ def plan_step(judge: Judge, workload: dict[str, Any]) -> None:
 
 def make_full(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a workload in which batch requests fill the rows or the pages before interactive ones arrive."""
-    if size == 6:
+    if size == 21:
         return make_many(rng)
-    if size == 8:  # a batch prompt that stays has more tokens than the step
+    if size == 23:  # a batch prompt that stays has more tokens than the step
         entries = [["begun", 1, 900, 0], ["decode", 1, 0, 0], ["waits", 0, rng.randint(20, 40), 0]]
         options = {"interactive": 0, "step": 64, "share": 25}
         return {**options, "chunk": 8192, "rows": 0, "pages": 100, "entries": entries}
+    if size == 25:  # an interactive request needs the pages of two batch requests
+        entries = [["decode", 1, 0, 0]] * 3 + [["waits", 0, 160, 0]]
+        return {"interactive": 0, "step": 512, "share": 25, "chunk": 8192, "rows": 8, "pages": 1, "entries": entries}
     if size % 2 == 0:
         return make_tight(rng, size)
     by_rows = rng.random() < 0.5
