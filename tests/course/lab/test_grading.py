@@ -144,6 +144,19 @@ def test_reference_after_the_cheats(policies: Room) -> None:
 
 
 @linux
+def test_long_workloads(tmp_path: Path) -> None:
+    """More than 10,000 calls in one workload take seconds as messages. They do not count as a loop without end."""
+    meter = find("meter")
+    path = tmp_path / "file" / meter.file
+    path.parent.mkdir()
+    path.write_text(solution(meter))
+    (clock,) = (gate for gate in meter.gates if gate.name == "clock")
+    for prepared in room("meter", tmp_path, {"meter": path}):
+        verdict = prepared.gates.run(meter, prepared.files["meter"], clock, seed=3)
+        assert verdict.green, verdict
+
+
+@linux
 def test_student_sees_no_other_files(policies: Room) -> None:
     """The student's process sees neither the checkout nor the other user's processes, and is another user."""
     if not policies.isolation.complete and not policies.isolation.files:
