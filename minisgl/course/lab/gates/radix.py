@@ -390,7 +390,10 @@ def unlocked_pages(student: Student) -> None:
     if not isinstance(getattr(node, "users", None), int):
         return
     cache.insert(None, Key(None, ids), 0, ids.copy())
-    node.users = 1
+    try:
+        node.users = 1
+    except AttributeError:  # the node is in another process; gate *lock* finds the same mistake
+        return
     unlocked = cache.match(Key(None, ids)).unlocked
     if unlocked != 1:
         promise = "`MatchResult.unlocked` is the number of matched pages that have no user."
