@@ -94,5 +94,6 @@ def test_cost_of_removal() -> None:
             queue.remove(req)
         return time.process_time() - begin
 
-    small, large = min(seconds(1_000) for _ in range(5)), seconds(32_000)
+    # The shortest of several times: in the others, other processes may have used the cache of the processor.
+    small, large = min(seconds(1_000) for _ in range(5)), min(seconds(32_000) for _ in range(4))
     assert large < 32 * 4 * small, f"{small * 1e3:.1f} ms for 1,000, {large * 1e3:.1f} ms for 32,000"
