@@ -28,7 +28,7 @@ from minisgl.hooks import hookimpl
 from minisgl.scheduler.base import DraftProposer
 
 REPEATS = 0.05
-"""The smallest share of repeated pairs of tokens in a text in which one token is looked up."""
+"""One token is looked up only in a text with at least this share of repeated pairs of tokens."""
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd, and its bits are evenly spread
 _MAX_BITS = 17  # of the size of a hash table: 512 KiB for each request and size of a group
 
@@ -99,15 +99,17 @@ class NgramProposer(DraftProposer):
         drafts: list[Sequence[int]] = [()] * len(reqs)
         rows = np.array([req.req_pool_idx for req in reqs], np.int32)
         lengths = self._lengths[rows]
-        after = np.zeros(len(reqs), np.int32)
+        after, may_draft = np.zeros(len(reqs), np.int32), np.asarray(limits) > 0
         for size in self.sizes:
-            wanted = (np.asarray(limits) > 0) & (after == 0)
+            wanted = may_draft & (after == 0)
             if size == 1 < self.match_tokens:
                 wanted &= self._repeats[rows] >= REPEATS * lengths
             some = np.flatnonzero(wanted)
             found, ends = self._find(rows[some], lengths[some], size)
             after[some[found]] = ends
         some = np.flatnonzero(after)
+        if not len(some):
+            return drafts
         rows, lengths, after = rows[some], lengths[some], after[some]
         # If the token before `positions` is unread, the first token after the group is the guess for it.
         unread = np.asarray(positions, np.int32)[some] - lengths

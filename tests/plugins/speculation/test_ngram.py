@@ -32,7 +32,7 @@ def searched(tokens: Sequence[int], match_tokens: int, unread: int, limit: int) 
 
 
 def repeats(tokens: Sequence[int]) -> bool:
-    """Return whether 5 % of the tokens are those that followed the latest occurrence of the token before them."""
+    """Return whether at least 5 % of the tokens also followed the latest earlier occurrence of the token before."""
     count, after = 0, dict[int, int]()
     for before, token in pairwise(tokens):
         count += after.get(before) == token

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -462,10 +463,11 @@ def _scale(given: Problem, token: int, expert: int) -> float:
 def counts(student: Student) -> str:
     """Count the experts whose weights are read and the rows that are multiplied, for any structure of the code."""
     notes = []
-    half = torch.bfloat16  # such weights may be converted, which reads them
-    for tokens, experts, dtype in ((1, 64, None), (8, 64, None), (16, 8, None), (8, 64, half), (200, 8, None),
-                                   (20_000, 2, None)):  # fmt: skip
-        given = problem(MoeCase(tokens, experts=experts, dtype=dtype or torch.float32))
+    sizes = ((1, 64), (8, 64), (16, 8), (200, 8), (20_000, 2))
+    cases = [MoeCase(tokens, experts=experts) for tokens, experts in sizes]
+    cases.insert(3, replace(cases[1], dtype=torch.bfloat16))  # such weights may be converted, which reads them
+    for case in cases:
+        given, tokens, experts = problem(case), case.tokens, case.experts
         load = Counter(given.ids.flatten().tolist())
         block = 16
         found = count(backend(student, block), given)

@@ -296,7 +296,7 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
         }
     if size == 19:  # no answer finds a page: the plan is empty, and retracts none
         return {"answers": [1, 1], "begun": [], "waiting": [], "slots": 4, "pages": 0, "chunk": 64, "order": order}
-    if size in (20, 21):  # prompts of which one token is left, before decode rows: they are prompts all the same
+    if size in (20, 21):  # prompts with one token left, listed before decode rows
         step = {"answers": [0] * 4, "begun": [1] * 5, "waiting": [], "slots": 0, "pages": 0, "chunk": rng.randint(2, 5)}
         return {**step, "mixed": rng.randint(1, 999), "order": order}
     if 4 <= size <= 7:

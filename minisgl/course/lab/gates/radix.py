@@ -383,17 +383,17 @@ def same_times(student: Student) -> None:
 def unlocked_pages(student: Student) -> None:
     """Check that `match` does not count the pages of a node with users as unlocked.
 
-    A cache whose nodes have no ``users`` is graded by gate *lock*.
+    A cache whose nodes have no ``users`` is graded by gate *lock*, and so is a cache in another process, whose nodes
+    can't be changed here.
     """
+    if student.by_messages:
+        return
     cache, ids = make_cache(student, 1), np.arange(3, dtype=np.int32)
     node: Any = getattr(cache.insert(None, Key(None, ids[:2]), 0, ids[:2].copy()).handle, "node", None)
     if not isinstance(getattr(node, "users", None), int):
         return
     cache.insert(None, Key(None, ids), 0, ids.copy())
-    try:
-        node.users = 1
-    except AttributeError:  # the node is in another process; gate *lock* finds the same mistake
-        return
+    node.users = 1
     unlocked = cache.match(Key(None, ids)).unlocked
     if unlocked != 1:
         promise = "`MatchResult.unlocked` is the number of matched pages that have no user."

@@ -108,7 +108,7 @@ def run_swap(student: Student, workload: dict[str, Any]) -> None:
 
 
 class _Failing:
-    """A transfer that fails, or one that has finished."""
+    """A transfer whose `wait` raises an error if it ``fails``, and returns at once if not."""
 
     def __init__(self, fails: bool):
         self.fails = fails

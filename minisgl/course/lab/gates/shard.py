@@ -11,6 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -206,6 +207,7 @@ class Half:
         return cut
 
 
+OWN_WEIGHTS = "Several models in a process have weights of their own."
 ATTENTION = Half("Attention", "self_attn", "Attention", "norms")
 MLP = Half("MLP", "mlp", "The feed-forward", "different")
 
@@ -254,16 +256,15 @@ def half_gate(half: Half) -> Callable[[Student, dict[str, Any]], None]:
                 check_dtypes(student, shape, kind)
             check_bfloat16(half.what, shape, lambda cut, runner: half.build(kind, cut, runner), half)
         if wrong is None and shape.tokens < 60:
-            (want,), _ = run_ranks(1, lambda comm: alone(comm, 2))
-            outs, _ = on(shape.ranks, 2)
-            if not all(near(out, want) for out in outs) and not near(torch.stack(outs).sum(0), want):
-                seen = f"In the second step, with new numbers in the same tensors, the result is {far(outs, want)}."
-                raise Broken("kept", f"Each step of {half.what.lower()} is computed from its own inputs.", seen)
-            (want,), _ = run_ranks(1, lambda comm: alone(comm, 1, 1))
-            outs, _ = on(shape.ranks, 1, 1)
-            if not all(near(out, want) for out in outs) and not near(torch.stack(outs).sum(0), want):
-                seen = f"In a second model of the same shape, with other weights, the result is {far(outs, want)}."
-                raise Broken("kept", "Several models in a process have weights of their own.", seen)
+            own = f"Each step of {half.what.lower()} is computed from its own inputs."
+            for steps, model, when, promise in (
+                (2, 0, "In the second step, with new numbers in the same tensors", own),
+                (1, 1, "In a second model of the same shape, with other weights", OWN_WEIGHTS),
+            ):
+                (want,), _ = run_ranks(1, partial(alone, steps=steps, model=model))
+                outs, _ = on(shape.ranks, steps, model)
+                if not all(near(out, want) for out in outs) and not near(torch.stack(outs).sum(0), want):
+                    raise Broken("kept", promise, f"{when}, the result is {far(outs, want)}.")
         if wrong is None:
             return
         first, _ = on(1)
@@ -597,7 +598,7 @@ def run_model(student: Student, workload: dict[str, Any]) -> None:
             n, seen = shape.tokens, f"The logits on rank {rank} are {far([got], want)}."
             if model:
                 text = "In a second model of the same shape, with other weights, t"
-                raise Broken("kept", "Several models in a process have weights of their own.", text + seen[1:])
+                raise Broken("kept", OWN_WEIGHTS, text + seen[1:])
             if near(got[:n] / 10, want[:n] / 10):
                 text = "Those of the first step are right. Later steps have other numbers in the same tensors."
                 raise Broken("kept", "Each step is computed from its own inputs.", f"{seen} {text}")

@@ -226,7 +226,7 @@ class _Step:
                 raise self.broken("takes-room", promise, seen, r.uid)
 
     def check_enough(self, urgent: list[Any], every: list[Waiting], batch: list[Any], expected: Sequence[int]) -> None:
-        """Check that the retracted requests are all of those that the first ones of some waiting prompts need."""
+        """Check that enough requests are retracted: exactly those whose room a run of waiting prompts needs."""
         named = set(self.retract)
         if not named or named == set(expected):
             return

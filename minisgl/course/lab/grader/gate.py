@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from minisgl.course.lab.catalog import Lab
 from minisgl.plugin_manager.manager import Plugin, PluginManager
@@ -91,6 +91,8 @@ class TimedOut(BaseException):
 class Student:
     """A student's file as a gate receives it. ``seed`` differs in each run of the grader, which prints the seed."""
 
+    by_messages: ClassVar[bool] = False
+    """Whether the student's code runs in another process: each use of one of its objects is then a message."""
     lab: Lab
     path: Path
     seed: int = 0

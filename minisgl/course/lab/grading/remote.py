@@ -286,6 +286,7 @@ def _pair(session: Session, value: Any) -> tuple[bool, Any]:
 class RemoteStudent(Student):
     """A student's file that runs in the process behind ``sessions``."""
 
+    by_messages = True
     sessions: Any = None
     slower: float = SLOWER
     patience: float = PATIENCE
