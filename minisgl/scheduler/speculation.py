@@ -20,9 +20,9 @@ from minisgl.core import I32, EngineSpec, Req
 from minisgl.scheduler.base import DraftProposer
 from minisgl.scheduler.results import InFlightStep
 
-FIRST_DRAFTS = 4
+FIRST_DRAFTS = 8
 """Drafts of a request's first verification."""
-LIKELY = 0.2
+LIKELY = 0.05
 """The smallest probability at which a draft is likely enough to be accepted that it is verified."""
 MAX_PAUSE = 64
 """The longest pause in steps of a request whose drafts are never accepted."""
@@ -64,7 +64,7 @@ class Speculation:
         rows = [req.req_pool_idx for req in reqs]
         self._length[rows] = min(FIRST_DRAFTS, self.proposer.max_drafts)
         self._pause[rows], self._resume[rows] = 1, 0
-        self._first_rate[rows], self._later_rate[rows] = 0.5, 0.8
+        self._first_rate[rows], self._later_rate[rows] = 0.6, 0.85
         for req in reqs:
             self.proposer.admitted(req)
 

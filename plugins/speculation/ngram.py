@@ -37,7 +37,7 @@ _MAX_BITS = 17  # of the size of a hash table: 512 KiB for each request and size
 class Ngram:
     """Drafts copied from an earlier place in the same request, where the last tokens occurred before."""
 
-    max_drafts: int = 8
+    max_drafts: int = 16
     """Largest number of draft tokens of a request in one step."""
     match_tokens: int = 4
     """Number of tokens that must be equal at both places. If they are at no other place, half as many are looked up."""

@@ -64,11 +64,11 @@ def answer(chats: list[list[dict[str, str]]], *options: str, adapt: bool = True)
     return Counts(answers, stats["steps"], stats["decode_tokens"], stats["draft_tokens"])
 
 
-@pytest.mark.parametrize(("family", "adapted", "most"), [("copy", 3.2, 4.5), ("lookup", 1.9, 2.5)])
-def test_ngram(family: str, adapted: float, most: float) -> None:
-    """`ngram` gives 3.2 tokens a step where `tutor` copies, and 1.9 where it looks up facts in a handbook.
+@pytest.mark.parametrize(("family", "a_row", "a_step"), [("copy", 4.5, 3.9), ("lookup", 2.5, 2.2)])
+def test_ngram(family: str, a_row: float, a_step: float) -> None:
+    """With `ngram`, a decode row gives 4.5 tokens where `tutor` copies, and 2.5 where it looks up facts in a handbook.
 
-    If each request always gets 16 drafts, a decode row gives 4.5 and 2.5 tokens. The step that is in flight when an
+    If the steps that compute prompts count too, a step gives 3.9 and 2.2 tokens. The step that is in flight when an
     answer ends counts too.
     """
     chats = [list(question.messages) for question in exam(family, 30, seed=5)]
@@ -80,8 +80,9 @@ def test_ngram(family: str, adapted: float, most: float) -> None:
     for name, counts in (("none", plain), ("ngram", with_drafts), ("16 drafts", all_drafts)):
         print(f"{family}, {name}: {counts.tokens_a_step:.2f} tokens a step, {counts.tokens_a_row:.2f} a decode row")
     assert with_drafts.answers == all_drafts.answers == plain.answers
-    assert with_drafts.tokens_a_step >= adapted
-    assert all_drafts.tokens_a_row >= most
+    assert with_drafts.tokens_a_row >= a_row
+    assert with_drafts.tokens_a_step >= a_step
+    assert with_drafts.tokens_a_row >= 0.95 * all_drafts.tokens_a_row
 
 
 def test_random_text() -> None:
