@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from minisgl.core import Engine, EngineSpec, Step, StepResult, TokenMasks
+from minisgl.engine.compile_workers import end_early, start_early
 
 if TYPE_CHECKING:
     from minisgl.config import Config
@@ -48,6 +49,22 @@ def build_engine(
 
     Raises `ConfigError` if options contradict each other, the model or the machine.
     """
+    start_early(config.device, config.tp)
+    try:
+        return _build(config, manager, rank, size, address, local_rank, local_size)
+    finally:
+        end_early()
+
+
+def _build(
+    config: Config,
+    manager: PluginManager,
+    rank: int,
+    size: int,
+    address: str,
+    local_rank: int | None,
+    local_size: int | None,
+) -> TorchEngine:
     from minisgl.engine.engine import TorchEngine
     from minisgl.engine.warmup import warm_up
 

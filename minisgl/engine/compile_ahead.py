@@ -3,34 +3,28 @@
 Triton compiles a kernel when it is first launched, one after another: on a machine without compiled kernels on disk,
 the recording of the buckets waits for some sixty kernels. So `compile_ahead` records each bucket's forward pass before,
 in a CUDA graph that is thrown away, so that no operation is executed, and notes the kernels that Triton would compile.
-Other processes compile them, because a compilation in Triton holds Python's global lock for most of its time. Triton's
-cache on disk passes the results on.
+Other processes compile them (`minisgl.engine.compile_workers`), because a compilation in Triton holds Python's global
+lock for most of its time. Triton's cache on disk passes the results on.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
 
+from minisgl.engine.compile_workers import CompileWorkers, end_early, take_early
 from minisgl.engine.record import Recorder
 from minisgl.kernel.compile_worker import Request
 
 __all__ = ["compile_ahead"]
 
 log = logging.getLogger(__name__)
-
-MAX_WORKERS = 16
-"""The largest number of processes that compile. Each needs one core, and 0.7 GB of memory, most of it for torch."""
 
 
 def compile_ahead(
@@ -58,14 +52,17 @@ def compile_ahead(
         kernels = note(keys[0])
         if all(_on_disk(kernel) for kernel in kernels):
             return 0
-        target = driver.active.get_current_target()
-        with _Workers((target.backend, target.arch, target.warp_size)) as workers:
-            workers.compile(kernels)
+        gpu = driver.active.get_current_target()
+        target = (gpu.backend, gpu.arch, gpu.warp_size)
+        with take_early() or CompileWorkers() as workers:
+            workers.compile([kernel.request(target) for kernel in kernels])
             for key in keys[1:]:
-                workers.compile(note(key))
+                workers.compile([kernel.request(target) for kernel in note(key)])
     except Exception as error:
         log.warning("kernels are compiled one after another, because of %s: %s", type(error).__name__, error)
         return 0
+    finally:
+        end_early()
     torch.cuda.empty_cache()  # the memory of the graphs that were thrown away
     log.info("compiled %d kernels in %.1f s", workers.compiled, time.monotonic() - started)
     return workers.compiled
@@ -78,6 +75,10 @@ class _Kernel(NamedTuple):
     module: str
     name: str
     data: str
+
+    def request(self, target: tuple[str, int, int]) -> Request:
+        """Return the request to compile it for ``target``."""
+        return Request(self.module, self.name, self.data, target)
 
 
 class _Noted:
@@ -130,59 +131,3 @@ def _on_disk(kernel: _Kernel) -> bool:
     finally:
         knobs.compilation.listener = before
     return all(hits)
-
-
-class _Workers:
-    """Processes that compile kernels. Leaving the context waits for them; ``compiled`` counts what they compiled."""
-
-    def __init__(self, target: tuple[str, int, int]):
-        self.target, self.compiled = target, 0
-        self._kernels: SimpleQueue[_Kernel | None] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._processes = [self._start() for _ in range(min(os.cpu_count() or 1, MAX_WORKERS))]
-        self._threads = [threading.Thread(target=self._serve, args=(each,)) for each in self._processes]
-        for thread in self._threads:
-            thread.start()
-
-    @staticmethod
-    def _start() -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "minisgl.kernel.compile_worker"]
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        return subprocess.Popen(command, env=environment, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
-
-    def compile(self, kernels: Sequence[_Kernel]) -> None:
-        """Let the next free processes compile the kernels."""
-        for kernel in kernels:
-            self._kernels.put(kernel)
-
-    def _serve(self, process: subprocess.Popen[str]) -> None:
-        """Give kernels to a process until there are no more, or until it dies."""
-        assert process.stdin is not None and process.stdout is not None
-        with process.stdin as requests, process.stdout as answers:
-            while (kernel := self._kernels.get()) is not None:
-                try:
-                    requests.write(Request(kernel.module, kernel.name, kernel.data, self.target).encode())
-                    requests.flush()
-                    answer = answers.readline().strip()
-                except OSError:
-                    return
-                if not answer:
-                    return
-                if answer != "ok":
-                    log.debug("%s.%s was not compiled ahead: %s", kernel.module, kernel.name, answer)
-                with self._lock:
-                    self.compiled += answer == "ok"
-
-    def __enter__(self) -> _Workers:
-        return self
-
-    def __exit__(self, kind: Any, *error: Any) -> None:
-        if kind is not None:
-            for process in self._processes:
-                process.kill()
-        for _ in self._threads:
-            self._kernels.put(None)
-        for thread, process in zip(self._threads, self._processes, strict=True):
-            thread.join()
-            process.wait()

@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import json
 import os
+import pkgutil
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -83,9 +84,12 @@ def use_target(target: tuple[str, int, int]) -> None:
 
 
 def main() -> None:
-    """Answer requests until the input ends."""
+    """Answer requests until the input ends. The modules with kernels are imported before the first request."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not look like an answer
+    for module in pkgutil.iter_modules(importlib.import_module("minisgl.kernel.triton").__path__):
+        with contextlib.suppress(Exception):  # a request for one of its kernels is answered with the error
+            importlib.import_module(f"minisgl.kernel.triton.{module.name}")
     for line in sys.stdin:
         try:
             compile_kernel(Request.decode(line))

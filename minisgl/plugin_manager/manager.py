@@ -41,7 +41,16 @@ from minisgl.utils.lazy import lazy
 if TYPE_CHECKING:
     from minisgl.core import EngineSpec
 
-__all__ = ["BUILTINS", "ConfigError", "Plugin", "PluginManager", "decode_config", "encode_config", "plugins_of"]
+__all__ = [
+    "BUILTINS",
+    "ConfigError",
+    "Plugin",
+    "PluginManager",
+    "decode_config",
+    "encode_config",
+    "options_of",
+    "plugins_of",
+]
 
 BUILTINS = (
     "minisgl.plugins.attention.torch",
@@ -392,6 +401,12 @@ def plugins_of(data: bytes) -> list[str]:
     """Return the plugins that a worker process must load (`PluginManager.load`) before it decodes the config."""
     plugins: list[str] = msgspec.msgpack.decode(data)[0]
     return plugins
+
+
+def options_of(data: bytes, *names: str) -> list[Any]:
+    """Return the values of options that belong to no plugin group, from a config that `encode_config` encoded."""
+    plain = msgspec.msgpack.decode(data)[1]
+    return [plain[name] for name in names]
 
 
 def decode_config(data: bytes, manager: PluginManager) -> Config:

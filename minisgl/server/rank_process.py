@@ -14,6 +14,7 @@ import zmq
 
 from minisgl.core import InvalidRequestError, Output
 from minisgl.engine.build import LeaderEngine, build_engine, follow
+from minisgl.engine.compile_workers import start_early
 from minisgl.kernel.compilations import Compilations
 from minisgl.message import (
     Abort,
@@ -34,7 +35,7 @@ from minisgl.message import (
     Stop,
     unpack_ids,
 )
-from minisgl.plugin_manager.manager import PluginManager, decode_config, plugins_of
+from minisgl.plugin_manager.manager import PluginManager, decode_config, options_of, plugins_of
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.server.errors import refusal
@@ -64,6 +65,7 @@ def run_rank(
     ``encoded`` is the config, encoded by `encode_config`. ``rendezvous`` is the address (host:port) at which the ranks'
     communicators connect; empty if tp is 1. ``heartbeat`` is None for the ranks from 1 on.
     """
+    start_early(*options_of(encoded, "device", "tp"))  # before the plugins import torch
     manager = PluginManager.load(plugins_of(encoded))
     config = decode_config(encoded, manager)
     context = zmq.Context()
