@@ -27,7 +27,9 @@ LIKELY = 0.05
 MAX_PAUSE = 64
 """The longest pause in steps of a request whose drafts are never accepted."""
 PROBE_STEPS = 64
-"""After this many steps of one kind, a step of the other kind is measured again."""
+"""After this many steps of one kind, a step of the other kind is measured again: a probe."""
+MAX_PROBE_STEPS = 256
+"""The largest number of steps between two probes. The number doubles as long as the probes change nothing."""
 MAX_TRIES = 4
 """How often plain steps are tried whose time can't be measured, because every step has prompts too."""
 _SMOOTHING = 0.1  # weight of one draft in a share of accepted drafts
@@ -159,6 +161,7 @@ class StepTimes:
         self._times: dict[tuple[int, int], _Recent] = {}  # size classes of the numbers of rows and of drafts → seconds
         self._last = (-1, 0.0, "other")  # number, time and kind of the step whose result was read last
         self._in_a_row = {"plain": 0, "verifying": 0}  # steps since the last step of the other kind
+        self._patience = {"plain": PROBE_STEPS, "verifying": PROBE_STEPS}  # of these, the number before the next probe
         self._plain_steps = 0  # the next steps that must be plain
         self._measure = False  # whether the next step that may verify measures the oldest time again
         self._drafted = -1  # the last step for which a costly proposer was asked
@@ -180,6 +183,8 @@ class StepTimes:
         other = "verifying" if kind == "plain" else "plain"
         self._in_a_row[kind] += 1
         self._in_a_row[other] = 0
+        if self._in_a_row[kind] > 2:  # more steps than a probe has: the other kind does not pay any more
+            self._patience[other] = PROBE_STEPS
         if last_id != step_id - 1 or last_kind not in (kind, "plain"):
             return
         size, seconds = _class(rows, num_tokens - rows), now - last_time + earlier
@@ -201,7 +206,7 @@ class StepTimes:
             self._plain_steps -= 1
             return None
         plain = self._times.get(_class(rows, 0))
-        if (plain is None and self._tries < MAX_TRIES) or self._in_a_row["verifying"] >= PROBE_STEPS:
+        if (plain is None and self._tries < MAX_TRIES) or self._probe_after("verifying"):
             self._plain_steps = 1  # this step and the next: only a plain step after a plain step is measured
             self._tries += 1
             self._in_a_row["verifying"] = 0
@@ -211,7 +216,7 @@ class StepTimes:
             return len(options) - 1
         self._tries = 0
         times = [self._times.get(_class(rows, drafts)) for drafts, _ in options]
-        if self._measure or self._in_a_row["plain"] >= PROBE_STEPS:
+        if self._measure or self._probe_after("plain"):
             self._measure = False
             return min(range(len(options)), key=lambda i: -1 if (each := times[i]) is None else each.step_id)
         best, seconds = None, plain.seconds
@@ -221,6 +226,13 @@ class StepTimes:
             if tokens / seconds > most:
                 best, most = i, tokens / seconds
         return best
+
+    def _probe_after(self, kind: str) -> bool:
+        """Return whether enough steps of a kind were computed in a row for a probe. The next one comes later."""
+        if self._in_a_row[kind] < self._patience[kind]:
+            return False
+        self._patience[kind] = min(2 * self._patience[kind], MAX_PROBE_STEPS)
+        return True
 
 
 class _Recent:
