@@ -1,8 +1,9 @@
-"""Compilation of the Triton kernels of all buckets at once, on all cores, before the buckets are recorded.
+"""Compilation of an engine's Triton kernels, on all cores, before the buckets are recorded.
 
 Triton compiles a kernel when it is first launched, one after another: on a machine without compiled kernels on disk,
-the recording of the buckets waits for some sixty kernels. So `compile_ahead` records each bucket's forward pass before,
-in a CUDA graph that is thrown away, so that no operation is executed, and notes the kernels that Triton would compile.
+the start of an engine waits for some sixty kernels. So `compile_ahead` records the forward passes of all buckets and of
+a few steps that no bucket holds before, in CUDA graphs that are thrown away, so that no operation is executed. It notes
+the kernels that Triton would compile.
 Other processes compile them (`minisgl.engine.compile_workers`), because a compilation in Triton holds Python's global
 lock for most of its time. Triton's cache on disk passes the results on.
 """
@@ -22,42 +23,51 @@ from minisgl.engine.compile_workers import CompileWorkers, end_early, take_early
 from minisgl.engine.record import Recorder
 from minisgl.kernel.compile_worker import Request
 
-__all__ = ["compile_ahead"]
+__all__ = ["Case", "compile_ahead"]
 
 log = logging.getLogger(__name__)
 
 
-def compile_ahead(
-    device: torch.device, keys: Sequence[Any], build: Callable[[Any], Any], forward: Callable[[Any], torch.Tensor]
-) -> int:
-    """Compile the Triton kernels that ``forward(build(key))`` launches, for all keys. Return how many were compiled.
+class Case(NamedTuple):
+    """A forward pass ``forward(build())``. It can be recorded (`minisgl.engine.record`), with ``piecewise`` in pieces.
 
-    ``forward`` must be a forward pass that can be recorded (`minisgl.engine.record`). If the kernels of the smallest
-    bucket are on disk, the others are taken to be there too, and nothing is compiled. Without a GPU or without Triton
-    it returns 0. An error is logged and ends it: kernels that are left are compiled when they are launched.
+    ``build`` is called before the recording begins.
     """
-    if device.type != "cuda" or not keys or "triton" not in sys.modules:
+
+    build: Callable[[], Any]
+    forward: Callable[[Any], torch.Tensor]
+    piecewise: bool = False
+
+
+def compile_ahead(device: torch.device, cases: Sequence[Case]) -> int:
+    """Compile the Triton kernels that the forward passes launch. Return how many were compiled.
+
+    If the kernels of the first case are on disk, the others are taken to be there too, and nothing is compiled. Without
+    a GPU or without Triton it returns 0. An error is logged and ends it: kernels that are left are compiled when they
+    are launched.
+    """
+    if device.type != "cuda" or not cases or "triton" not in sys.modules:
         return 0
     from triton.runtime import driver
 
-    started, recorder, keys, noted = time.monotonic(), Recorder(device), sorted(keys), _Noted()
+    started, recorder, noted = time.monotonic(), Recorder(device), _Noted()
 
-    def note(key: Any) -> list[_Kernel]:
-        inputs = build(key)
+    def note(case: Case) -> list[_Kernel]:
+        inputs = case.build()
         with noted.instead_of_compiling():
-            recorder.rehearse(forward, inputs, piecewise=key.piecewise)
+            recorder.rehearse(case.forward, inputs, piecewise=case.piecewise)
         return noted.take()
 
     try:
-        kernels = note(keys[0])
+        kernels = note(cases[0])
         if all(_on_disk(kernel) for kernel in kernels):
             return 0
         gpu = driver.active.get_current_target()
         target = (gpu.backend, gpu.arch, gpu.warp_size)
         with take_early() or CompileWorkers() as workers:
             workers.compile([kernel.request(target) for kernel in kernels])
-            for key in keys[1:]:
-                workers.compile([kernel.request(target) for kernel in note(key)])
+            for case in cases[1:]:
+                workers.compile([kernel.request(target) for kernel in note(case)])
     except Exception as error:
         log.warning("kernels are compiled one after another, because of %s: %s", type(error).__name__, error)
         return 0

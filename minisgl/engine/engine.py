@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from minisgl.attention import AttentionBackend, AttnBatch
 from minisgl.config import Config
 from minisgl.core import EngineDeadError, EngineSpec, Step, StepResult, TokenMasks
 from minisgl.engine import setup
-from minisgl.engine.compile_ahead import compile_ahead
+from minisgl.engine.compile_ahead import Case, compile_ahead
 from minisgl.engine.graph import StaticInputs
 from minisgl.engine.inputs import InputBuilder, ModelInputs, PiecewiseInputBuffers
 from minisgl.engine.kv_sizing import size_pool
@@ -33,6 +34,7 @@ from minisgl.engine.prompt_logprobs import score_prompt
 from minisgl.engine.results import read_result
 from minisgl.engine.sampler import Sampled, SamplePlan, Sampler, SamplingInputs, state_bytes
 from minisgl.engine.transfer import Download
+from minisgl.engine.warmup import steps_with_prompts
 from minisgl.kvcache.pool import KVPool
 from minisgl.layers.context import Context
 from minisgl.models import few_rows
@@ -161,8 +163,11 @@ class TorchEngine:
 
     def _capture(self, keys: Sequence[Any]) -> None:
         """Let the graph runner record every bucket, and log the progress."""
-        if self.size == 1:  # a collective may wait for the other ranks while it is recorded
-            compile_ahead(self.device, keys, self._make_buffers, self._forward_buffers)
+        if self.size == 1 and keys:  # a collective may wait for the other ranks while it is recorded
+            cases = [Case(partial(self._make_buffers, k), self._forward_buffers, k.piecewise) for k in sorted(keys)]
+            steps = steps_with_prompts(self.spec)
+            cases += [Case(partial(self._make_inputs, step), self._forward_and_sample) for step in steps]
+            compile_ahead(self.device, cases)
         started = last_logged = time.monotonic()
         begun = 0
 
@@ -438,6 +443,18 @@ class TorchEngine:
         assert self._piecewise is not None
         with self._piecewise.in_bucket(0):
             return self.model.forward(*self._resolve(buffers.tokens), buffers.logits_indices)
+
+    def _make_inputs(self, step: Step) -> tuple[ModelInputs, AttnBatch]:
+        """Build the inputs of a step that no bucket holds, and plan its attention."""
+        tokens, batch = self._inputs.build(step)
+        self.attention.plan(batch)
+        return tokens, batch
+
+    def _forward_and_sample(self, inputs: tuple[ModelInputs, AttnBatch]) -> Tensor:
+        """Run the forward pass of a step that no bucket holds, and each kernel that chooses a token of a row."""
+        tokens, batch = inputs
+        hidden = self.model.forward(*self._resolve(tokens), batch.cu_seqlens_q[1:] - 1)
+        return self.sampler.launch_all(self.model.logits(hidden))
 
     def _replay(self, step: Step, key: Any, plan: SamplePlan | None) -> _Forward:
         """Pad a step up to its bucket of decode rows and replay the bucket's graph: each token of the step is a row.

@@ -200,6 +200,21 @@ class Sampler:
             added = _select_rows(inputs.verification.counts(accepted), rows).int() * 2
         self._history.index_put_((req_pool_indices, tokens), added, accumulate=True)
 
+    def launch_all(self, logits: Tensor) -> Tensor:
+        """Launch each kernel that chooses tokens, once with ``logits`` [rows, vocab] and once with them as float32.
+
+        The tokens that it returns have no meaning. It is called to record the launches (`compile_ahead`).
+        """
+        rows = torch.zeros(len(logits), dtype=torch.int32, device=self.device)
+        hashes = torch.zeros(self.vocab_size, dtype=torch.int32, device=self.device)
+        bits = torch.zeros(1, -(-self.vocab_size // 32), dtype=torch.int32, device=self.device)
+        for x in (logits, logits.float()):
+            logits_processors.mask_tokens(x, rows[:1], bits)
+            draw(x, self._params, rows, rows, hashes)
+            tokens = argmax(x)
+        draw(x, self._params, rows, rows, hashes, scaled=False)
+        return tokens
+
     # ---- state ----------------------------------------------------------------------------------
 
     def _flags_of(self, p: SamplingParams) -> int:

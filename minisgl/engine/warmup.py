@@ -20,7 +20,7 @@ from minisgl.core import I32, PENDING, Admission, EngineSpec, PromptRange, Sampl
 if TYPE_CHECKING:
     from minisgl.engine.engine import TorchEngine
 
-__all__ = ["KINDS", "warm_up"]
+__all__ = ["KINDS", "steps_with_prompts", "warm_up"]
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +84,13 @@ def warm_up(engine: TorchEngine, max_tokens: int, *, drafting: bool = False) -> 
             engine.sample(TokenMasks(np.zeros(1, np.int32), bits))
         engine.result()
     log.info("computed %d steps to warm up in %.1f s", steps.next_id, time.monotonic() - started)
+
+
+def steps_with_prompts(spec: EngineSpec) -> list[Step]:
+    """Return steps with one short prompt, alone and after each of `MIXED_ROWS` numbers of decode rows."""
+    steps, prompt = _Steps(spec), _Row(0, min(40, spec.max_seq_len - 2))
+    most = spec.max_running_requests - 1
+    return [steps.step([_Row(1, 1)] * rows, [prompt]) for rows in (0, *MIXED_ROWS) if rows <= most]
 
 
 class _Steps:
