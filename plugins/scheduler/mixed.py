@@ -22,7 +22,7 @@ class Mixed:
     """Every decode row in every step, then prompt chunks, for which the budget keeps a quarter of the tokens."""
 
     order: str = "fcfs"
-    """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first."""
+    """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first. Not by priority."""
 
 
 class MixedPolicy:

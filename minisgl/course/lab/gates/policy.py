@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from minisgl.course.lab.grader.asked_policy import Recorded, well_formed_plan
+from minisgl.course.lab.grader.asked_policy import Recorded, check_memory, well_formed_plan
 from minisgl.course.lab.grader.conformance import conformance, greedy
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student, amount
 from minisgl.course.lab.grader.search import search
@@ -56,6 +56,9 @@ class Judge:
                 "steps, or shares data with another policy of the process."
             )
             raise self._broken("impure", "A plan depends only on the arguments of `plan`.", seen)
+        if self.steps % 4 == 0:
+            policies = self.policy, self.make(self.order)
+            check_memory(plan, policies, list(waiting), list(running), lambda: Recorded(fresh.copy()), self._broken)
         step = _Step(self, rows, recorded.asked, list(waiting), list(running), fresh)
         step.check_rows()
         step.check_running()
@@ -187,11 +190,13 @@ class _Step:
                     and w.num_cached_tokens > left_out.num_cached_tokens
                     and _uncached(w) >= _uncached(left_out)
                 )
+                urgent = w.priority < left_out.priority  # admitted because it is more urgent
                 before = "which comes before it" + (f" with order={self.judge.order}" if lpm or fcfs else "")
+                before += ", whatever their priorities" * urgent
                 seen = f"Request {b} was admitted, and request {a}, {before}, was not."
                 asked = list(self.asked)
                 sooner = a not in asked or (b in asked and asked.index(b) < asked.index(a))
-                cause = "order" if (lpm or fcfs) and sooner else "skips"
+                cause = "order" if (lpm or fcfs or urgent) and sooner else "skips"
                 raise self.broken(cause, "No waiting request is passed over for a later one.", seen, a)
         for w, after in pairwise(self.queue):
             if self.rows.get(w.uid, _uncached(w)) < _uncached(w) and after.uid in self.rows:
@@ -299,6 +304,10 @@ def make(rng: random.Random, size: int) -> dict[str, Any]:
     if size in (20, 21):  # prompts with one token left, listed before decode rows
         step = {"answers": [0] * 4, "begun": [1] * 5, "waiting": [], "slots": 0, "pages": 0, "chunk": rng.randint(2, 5)}
         return {**step, "mixed": rng.randint(1, 999), "order": order}
+    if size in (22, 23):  # each waiting request is more urgent than those before it, which changes nothing
+        waiting = [[48 - 16 * place, 30] for place in range(4)]
+        step = {"answers": [0], "begun": [9], "waiting": waiting, "slots": rng.randint(1, 3), "pages": 0, "chunk": 64}
+        return {**step, "urgent": 1, "order": ORDERS[size % 2]}
     if 4 <= size <= 7:
         answers = rng.sample([0, 0, 0, 1, 1, 1], 6)
         step = {"answers": answers, "begun": 5, "waiting": [], "slots": 0}
@@ -318,6 +327,8 @@ def random_step(rng: random.Random, size: int) -> dict[str, Any]:
     and ``growth`` pages later. ``mixed``: the seed of the order of the running requests, whose prompts and decode rows
     are in any order (0: decode rows first). ``skipped``: for how many steps each running request had no row.
     ``prefill``: how many tokens decode rows leave to prompts. ``reserved``: pages kept for running requests.
+    ``urgent``: the priorities, which change nothing (0: all are 0; 1: each waiting request is more urgent than those
+    before it; otherwise a seed).
     """
     chunk = rng.choice([3, 16, 50, 125, 128, 1000, 8192])
     most = rng.choice([chunk, 2 * chunk, max(chunk // 4, 1)])
@@ -340,6 +351,7 @@ def random_step(rng: random.Random, size: int) -> dict[str, Any]:
         "skipped": rng.choice([0, 0, 1, 1000]),
         "prefill": rng.choice([0, 0, -(-chunk // 4)]),
         "reserved": rng.choice([0, 0, rng.randint(0, 10)]),
+        "urgent": rng.choice([0, rng.randint(2, 10**6)]),
     }
 
 
@@ -380,12 +392,21 @@ def requests_of(workload: dict[str, Any]) -> tuple[list[Running], list[Waiting]]
         if same and same[0] < -1:
             other = numbers[0] if same[0] == -2 and numbers else first + 10**6
         waiting.append(Waiting(uids[place], start + place, cached + left, cached, other, 30 * place * turned))
-    return running, waiting
+    return _with_priorities(running, workload), _with_priorities(waiting, workload)
+
+
+def _with_priorities(requests: Sequence[Any], workload: dict[str, Any]) -> list[Any]:
+    """Return the requests with the priorities of ``urgent``."""
+    urgent = workload.get("urgent", 0)
+    if urgent < 2:
+        return [request._replace(priority=-urgent * place) for place, request in enumerate(requests)]
+    rng = random.Random(urgent)
+    return [request._replace(priority=rng.randint(-2, 3)) for request in requests]
 
 
 def run_step(judge: Judge, workload: dict[str, Any]) -> None:
     """Check the plan for one step. Raise `Invalid` if the step is meaningless."""
-    if workload["chunk"] < 1 or any(len(sizes) not in (2, 3) or not sizes[1] for sizes in workload["waiting"]):
+    if workload["chunk"] < 1 or any(len(sizes) not in (2, 3) or sizes[1] < 1 for sizes in workload["waiting"]):
         raise Invalid
     running, waiting = requests_of(workload)
     left = {w.uid: w.num_tokens - w.num_cached_tokens for w in waiting}
@@ -412,13 +433,18 @@ def show_plan(workload: dict[str, Any]) -> str:
     for r in running:
         what = f"runs, {amount(r.num_remaining_tokens, 'prompt token')} to compute"
         needs = f"decodes, needs {_new_pages(r.num_new_pages)}"
-        lines.append(f"request {r.uid}: {what if r.num_remaining_tokens else needs}")
+        lines.append(f"request {r.uid}{_priority(r)}: {what if r.num_remaining_tokens else needs}")
     for w in waiting:
         same = "" if w.same_prefix_req is None else f", same_prefix_req={w.same_prefix_req}"
         cached = amount(w.num_cached_tokens, "prompt token")
         needs = _new_pages(_admission_cost(workload, _uncached(w)).pages)
-        lines.append(f"request {w.uid}: waits, {cached} cached, {_uncached(w)} to compute, needs {needs}{same}")
+        says = f"waits, {cached} cached, {_uncached(w)} to compute, needs {needs}{same}"
+        lines.append(f"request {w.uid}{_priority(w)}: {says}")
     return "\n".join(lines)
+
+
+def _priority(request: Running | Waiting) -> str:
+    return f", priority {request.priority}" if request.priority else ""
 
 
 def _new_pages(number: int) -> str:
@@ -514,7 +540,7 @@ GATES = (
     Gate(
         "plan",
         "each step has the right rows",
-        search(make, run_plan, seconds=1.0, at_least=28, show=show_plan),
+        search(make, run_plan, seconds=1.0, at_least=30, show=show_plan),
         part="policy.plan",
     ),
     conformance(policy_kit, lambda student: student.make(), causes=cause_of, runs=12),

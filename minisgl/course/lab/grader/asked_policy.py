@@ -13,7 +13,7 @@ from minisgl.course.lab.grader.gate import Broken
 from minisgl.scheduler import Plan, Running, Waiting
 from minisgl.scheduler.budget import StepBudget
 
-__all__ = ["Recorded", "well_formed_plan"]
+__all__ = ["Recorded", "check_memory", "well_formed_plan"]
 
 
 class Recorded:
@@ -72,3 +72,40 @@ def well_formed_plan(
             promise = "A plan has at most one row for each request."
             raise broken("twice", promise, f"Request {uid} has several rows.", uid)
     return plan
+
+
+def check_memory(
+    plan: Plan,
+    policies: tuple[Any, Any],
+    waiting: Sequence[Waiting],
+    running: Sequence[Running],
+    budget: Callable[[], Any],
+    broken: Callable[..., Broken],
+) -> None:
+    """Check that later calls do not change a plan, and that the policy keeps nothing about a request's uid.
+
+    ``policies``: the one that has returned ``plan`` for these requests, and a new one. Both are asked for the plan of
+    other requests that have the same uids, and then for a plan without the first request that has a row. ``budget``
+    returns a new budget. A result that raises an exception is wrong: `broken` is as in `well_formed_plan`.
+    """
+    before = [tuple(row) for row in plan.rows], list(plan.retract)
+    turned = _turned(waiting), _turned(running)
+    first, new = (policy.plan(*map(list, turned), budget()) for policy in policies)
+    if dict(first.rows) != dict(new.rows) or list(first.retract) != list(new.retract):
+        seen = "After a step in which these uids were other requests, it returned another plan than a new policy object."
+        raise broken("impure", "A plan depends only on the arguments of `plan`.", seen)
+    uid = before[0][0][0] if before[0] else None
+    rest = [w for w in waiting if w.uid != uid], [r for r in running if r.uid != uid]
+    if any(rest):
+        for policy in policies:
+            policy.plan(*rest, budget())
+    after = [tuple(row) for row in plan.rows], list(plan.retract)
+    if after != before:
+        seen = f"A plan had the rows {before[0][:4]}. After later calls of `plan`, the same plan has {after[0][:4]}."
+        raise broken("reused", "Each call of `plan` returns new lists, which later calls do not change.", seen)
+
+
+def _turned(requests: Sequence[Any]) -> list[Any]:
+    """Return the requests with the uids in the reverse order."""
+    uids = [request.uid for request in requests]
+    return [request._replace(uid=uid) for request, uid in zip(requests, reversed(uids), strict=True)]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from minisgl.course.lab.grader.asked_policy import Recorded, well_formed_plan
+from minisgl.course.lab.grader.asked_policy import Recorded, check_memory, well_formed_plan
 from minisgl.course.lab.grader.gate import Broken
 from minisgl.scheduler import Plan, Running, Waiting
 from minisgl.scheduler.budget import StepBudget
@@ -70,6 +70,8 @@ class Judge:
             others[0] = self.policy, "A second call of `plan`, after a policy with other options was made,"
             others.append((self.make(), "A new policy object"))
             self.decoy()
+            policies, new_budget = (self.policy, self.make()), lambda: RecordedWithRetractions(fresh.copy())
+            check_memory(plan, policies, *given, new_budget, self.broken)
         for policy, what in others:
             again = policy.plan(waiting, running, RecordedWithRetractions(fresh.copy()))
             if dict(again.rows) != rows or list(again.retract) != list(plan.retract):
