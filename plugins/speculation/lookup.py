@@ -95,8 +95,8 @@ class LookupProposer(DraftProposer):
 
     def advanced(self, reqs: Sequence[Req], tokens: Sequence[Sequence[int]]) -> None:
         """Note the tokens that each request gained, one or several."""
-        # 2. The time of a turn, a call of `advanced` and one of `propose`, must not grow with the text: use `tokens`,
-        #    not `req.tokens()`.
+        # 2. The time of a turn, a call of `advanced` and one of `propose`, must not grow with the text, however many
+        #    tokens a request gains: use `tokens`, not `req.tokens()`.
         for req, run in zip(reqs, tokens, strict=True):
             self.texts[req.uid].append(run)
 

@@ -333,7 +333,7 @@ def _admit(
     if uid in known:
         known[uid][1].admissions += 1
     else:
-        known[uid] = running_request(uid, event["tokens"], 0), Request(uid, event["tokens"])
+        known[uid] = _Counted(uid, event["tokens"], SamplingParams(max_tokens=1_000), uid), Request(uid, event["tokens"])
     req, request = known[uid]
     request.last_of_each, request.restarted = list(request.tokens), request.tokens[: request.prompt]
     req.req_pool_idx = max(free) if request.admissions > 1 else min(free)
@@ -361,12 +361,25 @@ def _gain(
         known[uid][1].last_of_each.append(run[-1])
         known[uid][1].restarted.extend(run)
     reqs, runs = [known[uid][0] for uid in uids], [list(run) for _, run in event["gain"]]
-    proposer.advanced(reqs, runs)
+    _at_once("advanced", reqs, lambda: proposer.advanced(reqs, runs))
     if runs != [run for _, run in event["gain"]]:
         raise Broken("changes", "`advanced` does not change its arguments.", f"The runs are {runs} afterwards.")
     if decoy is not None:
         decoy.advanced(reqs, [[token ^ 1 for token in run] for run in runs])
     return runs
+
+
+def _at_once(method: str, reqs: Sequence[Req], call: Callable[[], Any]) -> Any:
+    """Return what a method returns. Raise `Broken` if it copies all tokens of a request."""
+    for req in reqs:
+        req.copied = 0
+    result = call()
+    copied = next((req for req in reqs if req.copied), None)
+    if copied is not None:
+        promise = "The time of a turn does not grow with the length of the text."
+        seen = f"`{method}` called `req.tokens()`, which copies all {len(copied)} tokens of the request."
+        raise Broken("scan", promise, seen, request=copied.uid)
+    return result
 
 
 def _ask(
@@ -382,7 +395,7 @@ def _ask(
     reqs = [known[uid][0] for uid, _, _ in ask]
     positions, limits = [len(req) + unread for req, (_, unread, _) in zip(reqs, ask, strict=True)], [a[2] for a in ask]
     given = list(positions), list(limits)
-    drafts = proposer.propose(reqs, *given)
+    drafts = _at_once("propose", reqs, lambda: proposer.propose(reqs, *given))
     if given != (positions, limits):
         seen = f"`positions` and `limits` were {positions} and {limits}, and are {given[0]} and {given[1]}."
         raise Broken("changes", "`propose` does not change its arguments.", seen)
@@ -511,6 +524,8 @@ def measure_stretch(student: Student) -> tuple[str, bool]:
 
 
 SHORT, LONG = 2_000, 300_000
+TURNS = ((1, 0), (6, 0), (1, 1))
+"""Kinds of turns whose time is measured: the tokens that the request gains, and how many are unread."""
 
 
 class _Counted(Req):
@@ -526,8 +541,8 @@ class _Counted(Req):
 def run_cost(student: Student) -> str:
     """Compare the time of a turn after a long prompt with that after a short one, and of copies from both of its ends.
 
-    The processor time of the fastest of 10 turns. The margin is wide: on a busy machine, the entries of a large index
-    are not in the processor's cache. A scan of the long text takes a millisecond or more.
+    The processor time of the fastest turns. The margin is wide: on a busy machine, the entries of a large index are not
+    in the processor's cache. A scan of the long text takes a millisecond or more.
     """
     promise = "The time of a turn does not grow with the length of the text."
     micro = {length: 1e6 * turn_seconds(student, length, length - 600, promise) for length in (SHORT, LONG)}
@@ -545,33 +560,50 @@ def run_cost(student: Student) -> str:
 
 
 def turn_seconds(student: Student, length: int, start: int, promise: str) -> float:
-    """Return the seconds of the fastest turn of a request that repeats its prompt of ``length`` from ``start`` on."""
-    spec = EngineSpec(16, 30_000, 4, length + 200, 2**16)
-    proposer = student.make(student.config(), spec=spec)
+    """Return the seconds of a turn of a request that repeats its prompt of ``length`` from ``start`` on.
+
+    They are those of the fastest turn of each kind, and of the slowest kind: the request gains one token or several,
+    has an unread one or none, and ends with tokens that occurred before, or with new ones.
+    """
+    proposer = student.make(student.config(), spec=EngineSpec(16, 30_000, 4, length + 400, 2**16))
     rng = random.Random(length)
-    req = _Counted(1, [rng.randrange(60_000) for _ in range(length)], SamplingParams(max_tokens=100), 1)
+    req = _Counted(1, [rng.randrange(60_000) for _ in range(length)], SamplingParams(max_tokens=300), 1)
     req.req_pool_idx = 0
     proposer.admitted(req)
-    req.copied, best, clock = 0, float("inf"), cpu_clock(proposer)
-    for turn in range(20):
-        token = int(req.prompt_ids[start + turn])
-        req.output_ids.append(token)
-        most, started = proposer.max_drafts, clock()
-        proposer.advanced([req], [[token]])
-        (drafts,) = proposer.propose([req], [len(req)], [most])
-        if turn >= 10:  # by then, the last tokens occurred before, so that drafts are copied
-            best = min(best, clock() - started)
-    follows = req.prompt_ids[start + 20 : start + 20 + proposer.max_drafts].tolist()
-    if list(drafts) != follows:
-        seen = (
-            f"A request of {length:,} tokens repeats its tokens {start:,} to {start + 19:,}. The drafts are "
-            f"{_few(list(drafts))}; expected {_few(follows)}."
-        )
-        raise Broken("wrong" if drafts else "missed", PROMISE, seen)
-    if req.copied:
-        seen = f"In 20 turns of a request of {length:,} tokens, `req.tokens()` copied {req.copied:,} tokens."
-        raise Broken("scan", promise, seen)
-    return best
+    req.copied, clock, most = 0, cpu_clock(proposer), proposer.max_drafts
+
+    def turn(run: list[int], unread: int) -> tuple[float, list[int]]:
+        req.output_ids.extend(run)
+        started = clock()
+        proposer.advanced([req], [run])
+        (drafts,) = proposer.propose([req], [len(req) + unread], [most])
+        spent = clock() - started
+        if req.copied:
+            gained = "1 token" if len(run) == 1 else f"{len(run)} tokens"
+            seen = f"A request of {length:,} tokens gained {gained}, and `req.tokens()` copied {req.copied:,} tokens."
+            raise Broken("scan", promise, seen)
+        return spent, list(drafts)
+
+    slowest, at = 0.0, start
+    for number, unread in TURNS:
+        best = float("inf")
+        for i in range(20):
+            spent, drafts = turn(req.prompt_ids[at : at + number].tolist(), unread)
+            at += number
+            if i >= 10:  # by then, the last tokens occurred before, so that drafts are copied
+                best = min(best, spent)
+        slowest = max(slowest, best)
+        follows = req.prompt_ids[at + unread : at + unread + most].tolist()
+        if drafts != follows:
+            seen = (
+                f"A request of {length:,} tokens repeats its tokens {start:,} to {at - 1:,}. The drafts are "
+                f"{_few(drafts)}; expected {_few(follows)}."
+            )
+            raise Broken("wrong" if drafts else "missed", PROMISE, seen)
+    new = [turn([60_000 + i], 0) for i in range(10)]
+    if any(drafts for _, drafts in new):
+        raise Broken("match", PROMISE, "A request whose last token is new got drafts; expected none.")
+    return max(slowest, min(spent for spent, _ in new))
 
 
 # ---- the engine ----------------------------------------------------------------------------------------------

@@ -309,8 +309,9 @@ class Rules:
 class _Maker:
     """Makes a random history that a scheduler could cause, with an error now and then."""
 
-    def __init__(self, rng: random.Random, kinds: Sequence[str], errors: float):
-        self.rng, self.kinds, self.errors = rng, kinds, errors
+    def __init__(self, rng: random.Random, kinds: Sequence[str], errors: float, watched: bool = False):
+        """``watched``: after each event, a step with all running requests checks their pages, and has no updates."""
+        self.rng, self.kinds, self.errors, self.watched = rng, kinds, errors, watched and "launch" in kinds
         self.rules, self.events = Rules(), [["add", uid] for uid in range(3)]
         self.rows: dict[int, int] = {}  # uid -> row of a running request
         self.most = rng.choice([4, 8, 24])  # number of pages
@@ -342,15 +343,24 @@ class _Maker:
         """Return a history of about ``length`` events."""
         for _ in range(length):
             for event in self.turn(self.rng.choice(self.kinds)):
-                try:
-                    self.rules.apply(event)
-                except Invalid:
-                    self.rules = Rules()
-                    for earlier in self.events:
-                        self.rules.apply(earlier)
+                if not self.try_event(event):
                     break
-                self.events.append(event)
+                if self.watched:
+                    rows = [[row, uid] for uid, row in sorted((uid, row) for row, uid in self.rules.holder.items())]
+                    self.try_event(["launch", [], rows, []])
         return self.events
+
+    def try_event(self, event: list[Any]) -> bool:
+        """Append an event to the history, if it can happen there. Return whether it can."""
+        try:
+            self.rules.apply(event)
+        except Invalid:
+            self.rules = Rules()
+            for earlier in self.events:
+                self.rules.apply(earlier)
+            return False
+        self.events.append(event)
+        return True
 
     def turn(self, kind: str) -> list[list[Any]]:
         """Return the events of one turn."""
@@ -450,7 +460,7 @@ def make_history(rng: random.Random, size: int, part: str) -> dict[str, Any]:
     ``auditors`` is the number of auditors that get it; the second gets each event later, for other requests.
     """
     errors = rng.choice([0.0, 0.1, 0.4])
-    events = _Maker(rng, KINDS[part], errors).run(10 + min(size, 30))
+    events = _Maker(rng, KINDS[part], errors, watched=rng.random() < 0.4).run(10 + min(size, 30))
     first, shift = rng.choice([0, 0, 1, 2**24]), rng.choice([0, 0, 2**20])
     return {"events": events, "first": first, "shift": shift, "auditors": rng.randint(1, 2)}
 
@@ -485,6 +495,30 @@ def all_changes(rng: random.Random, part: str) -> dict[str, Any]:
     if part == "requests":
         events += _ends(20, rng)
     return {"events": events, "first": 0, "shift": 0, "auditors": 1}
+
+
+def read_before_and_after(part: str) -> list[list[Any]]:
+    """Return events in which a request reads a page right before and right after each change of the page's owner.
+
+    Every pair of a state and a change has a page, a reader and an earlier owner of its own. The steps have no updates
+    and no other rows, so an auditor that checks a row only after some of the changes misses an error.
+    """
+    events: list[list[Any]] = []
+    for state in range(5):
+        for change in range(9 if part == "requests" else 7):
+            number = len(events)  # no two pairs begin at the same event
+            reader, owner, other, page = number, number + 1, number + 2, number
+            events += [["add", uid] for uid in (reader, owner, other)]
+            events.append(["allocate", [reader if state == 0 else owner], [page]])
+            more: list[list[Any]] = [["cache", owner, [page]], ["retire", owner, [page]], ["evict", [page]]]
+            events += [[], [], more[:1], more[1:2], [more[0], more[2]]][state]
+            step: list[Any] = ["launch", [], [[number, reader]], []]
+            events += [["launch", [[number, reader]], [[number, reader]], [[number, 3, page]]], step, ["read"]]
+            changes: list[list[Any]] = [["evict", [page]], ["allocate", [other], [page]], ["allocate", [reader], [page]]]
+            changes += [[kind, uid, [page]] for kind in ("cache", "retire") for uid in (reader, owner)]
+            events += [[*changes, ["finish", owner, 0], ["retract", owner]][change], step, step, ["read"], step]
+            events += [["read"]] * 3
+    return events
 
 
 def _ends(first: int, rng: random.Random) -> list[list[Any]]:
@@ -566,6 +600,8 @@ def special_histories(part: str) -> list[dict[str, Any]]:
         [*running, ["read"], ["retract", 1]],
         [*running, ["read"], ["cache", 0, [3]], ["finish", 0, 2], ["finish", 0, 2], ["finish", 1, 2]],
     ]
+    if part != "pages":
+        found[part].append(read_before_and_after(part))
     return [{"events": events, "first": 0, "shift": 0, "auditors": 1} for events in found[part]]
 
 
