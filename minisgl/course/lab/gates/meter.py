@@ -19,7 +19,7 @@ import numpy as np
 
 from minisgl.core import Output, Req, SamplingParams, Step, StepResult
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student, amount, apart
-from minisgl.course.lab.grader.held import container_sizes
+from minisgl.course.lab.grader.held import ARRAYS, container_sizes, traced
 from minisgl.course.lab.grader.meter_memory import REQUESTS, ROWS, measure_memory
 from minisgl.course.lab.grader.observer_runs import call_hooks, observer, run, watch
 from minisgl.course.lab.grader.search import search
@@ -360,9 +360,14 @@ def draw(workload: dict[str, Any]) -> str:
     return show_history(workload) if "events" in workload else show(workload)
 
 
-def kept(meter: Any) -> Counter[str]:
-    """Return the number of elements in each container of the meter and its file, except ``ended``."""
-    return Counter({name: size for name, size in container_sizes(meter).items() if name != "ended"})
+def kept(meter: Any, computed: bool = False) -> Counter[str]:
+    """Return the number of elements in each container of the meter and its file, except ``ended``.
+
+    Arrays do not count if ``ended`` is ``computed``: the meter may free the entries of dropped timings later.
+    """
+    left_out = ("ended", "ended" + ARRAYS)
+    sizes = {name: size for name, size in container_sizes(meter).items() if name not in left_out}
+    return Counter({name: size for name, size in sizes.items() if not (computed and name.endswith(ARRAYS))})
 
 
 def run_kept(student: Student, workload: dict[str, Any]) -> None:
@@ -417,6 +422,47 @@ def run_long(student: Student) -> None:
                 check_full(meter, done)
 
 
+LONG, TOKENS = 100, 2_000
+"""In each round of `run_growth`, so many requests run together, and each of them gets so many tokens."""
+
+
+def run_growth(student: Student) -> None:
+    """Check that the meter frees the gaps of timings that `ended` has dropped, wherever it keeps them.
+
+    In each of two rounds, a few requests gain many tokens, and then `KEPT` requests without a token end. The bytes that
+    are allocated after the rounds are compared, so a meter may keep its largest arrays, and free a few gaps later.
+    """
+    if student.by_messages:
+        return  # that many tokens take too long as messages
+    meter, manager = observer(student, "ended")
+    hook, kept_bytes = manager.hook, []
+    none, ones, params = np.zeros(0, np.int32), np.ones(LONG, np.int32), SamplingParams(max_tokens=1)
+    reqs = [Req(uid, none, params, uid) for uid in range(2 * (KEPT + LONG))]
+    with traced(meter) as allocated:
+        for turn in range(2):
+            some = reqs[turn * (KEPT + LONG) :][: KEPT + LONG]
+            long, now = some[:LONG], 1e6 * turn
+            for req in long:
+                hook.minisgl_request_added(req=req, now=now)
+            for number in range(turn * TOKENS, (turn + 1) * TOKENS):
+                now += 1.25
+                step = Step(number, ones, ones, ones, ones, LONG, 0, ones, (none, none, none))
+                hook.minisgl_batch_scheduled(step=step, reqs=long, now=now)
+                hook.minisgl_step_finished(result=StepResult(number, ones[:, None], ones), reqs=long, now=now)
+            for req in long:
+                hook.minisgl_request_finished(req=req, now=now)
+            for req in some[LONG:]:
+                hook.minisgl_request_added(req=req, now=now)
+                hook.minisgl_request_finished(req=req, now=now)
+            gc.collect()
+            kept_bytes.append(allocated())
+    grown = kept_bytes[1] - kept_bytes[0]
+    if grown >= LONG * TOKENS:
+        seen = f"{LONG} requests with {TOKENS:,} tokens each ended, and then {KEPT:,} requests without a token. "
+        seen += f"After the same calls for other requests, the meter keeps {grown / 1e6:.1f} MB more."
+        raise Broken("keeps", "The meter's memory does not grow with the tokens of dropped timings.", seen)
+
+
 def check_full(meter: Any, done: int) -> None:
     """Check that `ended` holds the last KEPT of the requests 0 to ``done`` - 1, which have ended in this order."""
     uids = [timing.uid for timing in meter.ended]
@@ -458,14 +504,15 @@ def run_lives(student: Student, number: int = 40) -> None:
     unused = [Req(0, np.zeros(1, np.int32), SamplingParams(max_tokens=1), 0)]
     for turn, (what, life) in enumerate(LIVES.items(), 1):
         meter, manager = observer(student, "ended")
-        stage, before = Stage(manager), kept(meter)
+        computed = computes_ended(meter)
+        stage, before = Stage(manager), kept(meter, computed)
         for uid in range(10_000 * turn, 10_000 * turn + number):  # numbers that no earlier run had
             for event in events_of(uid, life):
                 stage.apply(event)
                 if uid in stage.open and hasattr(meter, "timing"):
                     timing_of(meter, uid, bool(stage.open[uid].tokens))
-        left = kept(meter) - before
-        if left.total() >= number and computes_ended(meter):
+        left = kept(meter, computed) - before
+        if left.total() >= number and computed:
             full = full or Full(student)
             left = full.growth(life, number)
         if left.total() >= number:
@@ -497,12 +544,12 @@ class Full:
 
     def growth(self, life: list[list[Any]], number: int) -> Counter[str]:
         """Return how many elements each container gains while ``number`` requests live and end."""
-        before = kept(self.meter)
+        before = kept(self.meter, computed=True)
         for uid in range(self.uid, self.uid + number):
             for event in events_of(uid, life):
                 self.stage.apply(event)
         self.uid += number
-        return kept(self.meter) - before
+        return kept(self.meter, computed=True) - before
 
 
 def try_kept(student: Student) -> str:
@@ -512,6 +559,7 @@ def try_kept(student: Student) -> str:
     note = search(make_kept, run_kept, seconds=0.6, show=show)(student)
     if student.replay is None:
         run_long(student)
+        run_growth(student)
     return note
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 import tracemalloc
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["container_sizes", "cpu_clock", "traced"]
+__all__ = ["ARRAYS", "container_sizes", "cpu_clock", "traced"]
 
 
 def container_sizes(owner: Any) -> dict[str, int]:
     """Return the number of elements in each container of an object, of its class and of its module: name → number.
 
+    The elements of its arrays of the module `array` and of its bytearrays have an entry of their own: name + `ARRAYS`.
     Elements of containers in a container, or in an object of the same module, are counted with it. A deque with a
     ``maxlen`` can't grow and is not counted; a function with a cache counts as its entries.
     """
@@ -33,10 +35,12 @@ def container_sizes(owner: Any) -> dict[str, int]:
     places = {f"{cls.__name__}.{name}": value for name, value in vars(cls).items() if not name.startswith("__")}
     places |= {name: value for name, value in vars(sys.modules.get(cls.__module__, owner)).items() if name[:2] != "__"}
     places |= _attributes(owner)
-    counted = ((name, _elements(value, cls.__module__, DEPTH, {id(owner)})) for name, value in places.items())
-    return {name: size for name, size in counted if size is not None}
+    counted = {name: _elements(value, cls.__module__, DEPTH, {id(owner)}) for name, value in places.items()}
+    arrays = {name + ARRAYS: _in_arrays(value, DEPTH) for name, value in places.items()}
+    return {name: size for name, size in counted.items() if size is not None} | {n: s for n, s in arrays.items() if s}
 
 
+ARRAYS = " (arrays)"
 DEPTH = 4
 """How many containers in one another are counted."""
 
@@ -62,6 +66,15 @@ def _elements(value: Any, module: str, depth: int, seen: set[int]) -> int | None
     inside = value.values() if isinstance(value, Mapping) else _attributes(value).values() if own else value
     counted = 0 if own and not isinstance(value, tuple) else len(value)
     return counted + sum(_elements(each, module, depth - 1, seen) or 0 for each in list(inside)) if depth else counted
+
+
+def _in_arrays(value: Any, depth: int) -> int:
+    """Return the number of elements of an array, or of the arrays in a container and in the containers inside it."""
+    if isinstance(value, (array, bytearray)):
+        return len(value)
+    if not depth or not isinstance(value, (dict, list, set, tuple, deque)):
+        return 0
+    return sum(_in_arrays(each, depth - 1) for each in list(value.values() if isinstance(value, dict) else value))
 
 
 def cpu_clock(owner: Any) -> Callable[[], float]:
