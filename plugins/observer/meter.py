@@ -14,7 +14,7 @@ from typing import NamedTuple
 from minisgl import hookimpl
 from minisgl.core import Req
 
-KEPT = 10_000  # finished requests whose timings are kept; older ones are dropped
+KEPT = 10_000  # finished requests whose timings are kept; older ones are dropped, with all their gaps
 
 
 class Timing(NamedTuple):

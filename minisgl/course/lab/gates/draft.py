@@ -334,7 +334,10 @@ def _admit(
     if uid in known:
         known[uid][1].admissions += 1
     else:
-        known[uid] = _Counted(uid, event["tokens"], SamplingParams(max_tokens=1_000), uid), Request(uid, event["tokens"])
+        known[uid] = (
+            _Counted(uid, event["tokens"], SamplingParams(max_tokens=1_000), uid),
+            Request(uid, event["tokens"]),
+        )
     req, request = known[uid]
     request.last_of_each, request.restarted = list(request.tokens), request.tokens[: request.prompt]
     req.req_pool_idx = max(free) if request.admissions > 1 else min(free)

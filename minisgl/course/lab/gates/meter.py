@@ -398,7 +398,7 @@ def run_again(meter: Any, first: Truth, workload: dict[str, Any]) -> None:
 
 
 def run_long(student: Student) -> None:
-    """Check that `ended` drops the oldest timings, while requests of one output token end. No engine runs, only hooks.
+    """Check that `ended` drops the oldest timings, while requests of few tokens end. No engine runs, only hooks.
 
     `ended` is read several times before it is full and afterwards, each time after another number of requests.
     """
@@ -407,19 +407,23 @@ def run_long(student: Student) -> None:
     for uid in range(many):
         req = Req(uid, zero, SamplingParams(max_tokens=1), uid)
         step = Step(uid, zero, zero, one, one, 0, 0, zero, (zero, zero, zero))
-        result, now = StepResult(uid, zero[None], one), float(uid)
-        calls += [
-            ("minisgl_request_added", {"req": req, "now": now}),
-            ("minisgl_batch_scheduled", {"step": step, "reqs": [req], "now": now}),
-            ("minisgl_step_finished", {"result": result, "reqs": [req], "now": now}),
-            ("minisgl_request_finished", {"req": req, "now": now}),
-        ]
+        result, record = StepResult(uid, zero[None], one), short_answer(uid)
+        calls.append(("minisgl_request_added", {"req": req, "now": record.arrived}))
+        for now in record.tokens:
+            calls.append(("minisgl_batch_scheduled", {"step": step, "reqs": [req], "now": now}))
+            calls.append(("minisgl_step_finished", {"result": result, "reqs": [req], "now": now}))
+        calls.append(("minisgl_request_finished", {"req": req, "now": float(uid + 1)}))
         done = uid + 1
         if len(calls) >= 400 or done == many:
             call_hooks(manager, calls)
             calls.clear()
             if done % 700 == 0 or done == many:
                 check_full(meter, done)
+
+
+def short_answer(uid: int) -> Record:
+    """Return the times of request ``uid`` of `run_long`, which has no token, one, or two."""
+    return Record(float(uid), [uid + uid % 7 / 8, uid + 0.875][: (1, 1, 0, 2)[uid % 4]])
 
 
 LONG, TOKENS = 100, 2_000
@@ -475,6 +479,8 @@ def check_full(meter: Any, done: int) -> None:
             f"requests {_named(uids[:3])} at the beginning and {_named(uids[-3:])} at the end."
         )
         raise Broken("lost" if len(uids) < min(done, KEPT) else "newest", promise, seen)
+    for timing in meter.ended:
+        judge(timing.uid, short_answer(timing.uid), timing.ttft, list(timing.gaps))
 
 
 LIVES: dict[str, list[list[Any]]] = {
@@ -620,7 +626,7 @@ GATES = (
         search(make, run_clock, seconds=1.5, at_least=len(FIRST) + len(large_histories()) + RANDOM, show=draw),
         part="meter.clock",
     ),
-    Gate("kept", "the meter keeps nothing of ended requests except their timings", try_kept),
+    Gate("kept", "the meter keeps nothing of ended requests except their timings", try_kept, limit=20.0),
     Gate("queue", "queueing increases the time to first token, but no gap", queue),
     facts(HOOKS[:2]),
     Gate("metrics", "/metrics shows the timings", metrics, served=True),

@@ -92,7 +92,9 @@ def check_memory(
     turned = _turned(waiting), _turned(running)
     first, new = (policy.plan(*map(list, turned), budget()) for policy in policies)
     if dict(first.rows) != dict(new.rows) or list(first.retract) != list(new.retract):
-        seen = "After a step in which these uids were other requests, it returned another plan than a new policy object."
+        seen = (
+            "After a step in which these uids were other requests, it returned another plan than a new policy object."
+        )
         raise broken("impure", "A plan depends only on the arguments of `plan`.", seen)
     uid = before[0][0][0] if before[0] else None
     rest = [w for w in waiting if w.uid != uid], [r for r in running if r.uid != uid]

@@ -514,7 +514,11 @@ def read_before_and_after(part: str) -> list[list[Any]]:
             events += [[], [], more[:1], more[1:2], [more[0], more[2]]][state]
             step: list[Any] = ["launch", [], [[number, reader]], []]
             events += [["launch", [[number, reader]], [[number, reader]], [[number, 3, page]]], step, ["read"]]
-            changes: list[list[Any]] = [["evict", [page]], ["allocate", [other], [page]], ["allocate", [reader], [page]]]
+            changes: list[list[Any]] = [
+                ["evict", [page]],
+                ["allocate", [other], [page]],
+                ["allocate", [reader], [page]],
+            ]
             changes += [[kind, uid, [page]] for kind in ("cache", "retire") for uid in (reader, owner)]
             events += [[*changes, ["finish", owner, 0], ["retract", owner]][change], step, step, ["read"], step]
             events += [["read"]] * 3
@@ -576,6 +580,7 @@ def special_histories(part: str) -> list[dict[str, Any]]:
         [*running, ["retire", 0, [3]], ["allocate", [1, 0], [3, 3]]],
     ]  # fmt: skip
     some, later = list(range(20)), list(range(20, 40))
+    six = [[5 - uid, uid] for uid in range(6)]  # the row of each request
     rows, again = [[i, i] for i in some], [[i, i + 20] for i in some]
     found["requests"] = [
         # Twenty requests get the rows of twenty others at once, with pages in another column.
@@ -595,6 +600,20 @@ def special_histories(part: str) -> list[dict[str, Any]]:
         [*running, ["read"], ["retire", 1, [4]], ["retract", 1], ["retire", 0, [3]], one],
         [*two, ["allocate", [0] * 40, list(range(10, 50))], ["finish", 0, 0]],  # many leaks
         [*two, ["allocate", [1] * 1_500, list(range(10, 1_510))], ["retract", 1]],
+        # Request 3 ends, or is retracted. The rows of the others still name pages that are retired.
+        *(
+            [
+                *(["add", uid] for uid in range(6)),
+                ["allocate", list(range(6)), list(range(20, 26))],
+                ["launch", six, six, [[row, 0, 20 + uid] for row, uid in six]],
+                ["read"],
+                ["retire", 3, [23]],
+                end,
+                *(["retire", uid, [20 + uid]] for uid in range(6) if uid != 3),
+                ["launch", [], [each for each in six if each[1] != 3], []],
+            ]
+            for end in (["finish", 3, 0], ["retract", 3])
+        ),
         [*two, ["retract", 0]],
         [*two, ["retract", 0], ["finish", 0, 0]],  # the page has leaked once
         [*running, ["read"], ["retract", 1]],

@@ -76,8 +76,8 @@ class Stage:
 
     @property
     def now(self) -> float:
-        """The time, in seconds."""
-        return self.start + self.time / 256
+        """The time, in seconds. It has 21 binary places, so that a difference of two times shows a rounding."""
+        return self.start + self.time / 256 + self.time * 40503 % 4096 / 2**21
 
     def apply(self, event: Sequence[Any]) -> None:
         """Call the hooks of one event. Raise `Invalid` if it can't happen."""

@@ -4,7 +4,7 @@
 
 REPLACED = [
     (
-        'in order_waiting(waiting, self.order):',
-        'in sorted(order_waiting(waiting, self.order), key=lambda w: w.priority):',
+        "in order_waiting(waiting, self.order):",
+        "in sorted(order_waiting(waiting, self.order), key=lambda w: w.priority):",
     ),
 ]

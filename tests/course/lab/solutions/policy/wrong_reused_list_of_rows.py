@@ -4,11 +4,11 @@
 
 REPLACED = [
     (
-        'self.order = check_order(order)',
-        'self.order = check_order(order)\n        self.rows: list[tuple[int, int]] = []',
+        "self.order = check_order(order)",
+        "self.order = check_order(order)\n        self.rows: list[tuple[int, int]] = []",
     ),
     (
-        '        return Plan(rows)',
-        '        self.rows[:] = rows\n        return Plan(self.rows)',
+        "        return Plan(rows)",
+        "        self.rows[:] = rows\n        return Plan(self.rows)",
     ),
 ]
