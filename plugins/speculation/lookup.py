@@ -109,7 +109,7 @@ class LookupProposer(DraftProposer):
         """Return the drafts of each request: guesses for ``positions[i]`` and after it, ``limits[i]`` of them, or none.
 
         ``limits[i]`` is at most ``max_drafts``, and may be 0. `propose` changes nothing: neither the arguments, of
-        which ``positions`` and ``limits`` are lists, nor the result of the next call.
+        which ``positions`` and ``limits`` are lists, nor the result of another call.
         """
         # 4. `positions[i]` is the length of the request's text, or one more: then the token before it is sampled, but
         #    unread. The first guess is for that token, and is no draft.

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test meter     (`hint meter` for a hint)
 Serve it:  python -m minisgl plugins=my_meter.py
 """
 
-# minisgl lab meter, skeleton a82c996fba (minisgl 0.2.0)
+# minisgl lab meter, skeleton d576d018ae (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from minisgl import hookimpl
 from minisgl.core import Req
 
-KEPT = 10_000  # finished requests whose timings are kept; older ones are dropped
+KEPT = 10_000  # finished requests whose timings are kept; older ones are dropped, with all their gaps
 
 
 class Timing(NamedTuple):

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test policy     (`hint policy` for a hint)
 Serve it:  python -m minisgl plugins=my_policy.py scheduler=mine
 """
 
-# minisgl lab policy, skeleton e74afe11ae (minisgl 0.2.0)
+# minisgl lab policy, skeleton e37ec0d460 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Mine:
     """Every decode row in every step, then prompt chunks, for which the budget keeps a quarter of the tokens."""
 
     order: str = "fcfs"
-    """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first."""
+    """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first. Not by priority."""
 
 
 class MyPolicy:

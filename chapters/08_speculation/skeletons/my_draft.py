@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test draft     (`hint draft` for a hint)
 Serve it:  python -m minisgl plugins=my_draft.py speculation=mine
 """
 
-# minisgl lab draft, skeleton e65b25775b (minisgl 0.2.0)
+# minisgl lab draft, skeleton 83635fc51d (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class MyProposer(DraftProposer):
     def advanced(self, reqs: Sequence[Req], tokens: Sequence[Sequence[int]]) -> None:
         """Note the tokens that each request gained, one or several."""
         # TODO draft.turn
-        # 2. The time of a turn, a call of `advanced` and one of `propose`, must not grow with the text: use `tokens`,
-        #    not `req.tokens()`.
+        # 2. The time of a turn, a call of `advanced` and one of `propose`, must not grow with the text, however many
+        #    tokens a request gains: use `tokens`, not `req.tokens()`.
         raise NotImplementedError
 
     def removed(self, req: Req) -> None:
@@ -99,7 +99,7 @@ class MyProposer(DraftProposer):
         """Return the drafts of each request: guesses for ``positions[i]`` and after it, ``limits[i]`` of them, or none.
 
         ``limits[i]`` is at most ``max_drafts``, and may be 0. `propose` changes nothing: neither the arguments, of
-        which ``positions`` and ``limits`` are lists, nor the result of the next call.
+        which ``positions`` and ``limits`` are lists, nor the result of another call.
         """
         # TODO draft.turn
         # 4. `positions[i]` is the length of the request's text, or one more: then the token before it is sampled, but

@@ -62,7 +62,7 @@ def make_text(rng: random.Random, size: int) -> dict[str, Any]:
     runs = [
         [rng.choice(letters) for _ in range(rng.randint(1, 1 + size))] for _ in range(rng.randint(1, 1 + size // 4))
     ]
-    match, drafts = rng.choice([1, 2, 3, 4, 10]), rng.choice([rng.randint(1, 9), rng.randint(1, 9), 130])
+    match, drafts = rng.choice([1, 2, 3, 4, 10]), rng.choice([rng.randint(1, 9), rng.randint(1, 9), 130, 1_000])
     return {"match": match, "drafts": drafts, "runs": runs}
 
 
@@ -195,7 +195,7 @@ def make_turns(rng: random.Random, size: int) -> dict[str, Any]:
     if size == CROWD:
         return crowd(rng)
     letters, most, rows = rng.choice(ALPHABETS), rng.randint(1, rng.choice([8, 20, 130])), rng.choice([2, 4, 20])
-    first, apart, long = rng.choice([0, 0, 10**12]), rng.choice([1, 1, 2**10, 2**32]), rng.choice([10, 10, 60])
+    first, apart, long = rng.choice([0, 0, 10**12]), rng.choice([1, 1, 2**10, 2**32]), rng.choice([10, 10, 60, 140])
     events: list[dict[str, Any]] = []
     running: list[int] = []
     left: list[int] = []
@@ -306,6 +306,7 @@ def _serve(proposer: Any, workload: dict[str, Any], decoy: Any) -> None:
     running: list[int] = []
     given: list[list[int]] = []  # the lists that `advanced` got
     before: list[list[int]] = []
+    results: list[tuple[Any, list[list[int]]]] = []  # of `propose`, and what they were at that time
     for event in workload["events"]:
         if "admit" in event:
             _admit(proposer, known, running, event, decoy, workload["rows"])
@@ -320,8 +321,13 @@ def _serve(proposer: Any, workload: dict[str, Any], decoy: Any) -> None:
             for each in filter(None, (proposer, decoy)):
                 each.removed(req)
             req.req_pool_idx = -1
-        _ask(proposer, known, running, event["ask"], workload)
+        results += _ask(proposer, known, running, event["ask"], workload)
     _unchanged("advanced", given, before)
+    for drafts, were in results:
+        now = [[int(token) for token in run] for run in drafts]
+        if now != were:
+            seen = f"A call returned {were!s:.60}. After later calls, the same object is {now!s:.60}."
+            raise Broken("again", "`propose` changes nothing, also not the result of an earlier call.", seen)
 
 
 def _admit(
@@ -388,10 +394,10 @@ def _at_once(method: str, reqs: Sequence[Req], call: Callable[[], Any]) -> Any:
 
 def _ask(
     proposer: Any, known: dict[int, Any], running: list[int], ask: list[list[int]], workload: dict[str, Any]
-) -> None:
-    """Ask for drafts, twice, and judge them."""
+) -> list[tuple[Any, list[list[int]]]]:
+    """Ask for drafts, twice, and judge them. Return the result, and what it is now."""
     if not ask:
-        return
+        return []
     if not {uid for uid, _, _ in ask} <= set(running) or len({uid for uid, _, _ in ask}) < len(ask):
         raise Invalid
     if any(limit > workload["drafts"] or unread > 1 for _, unread, limit in ask):
@@ -430,6 +436,7 @@ def _ask(
     again = [list(run) for run in proposer.propose(reqs, list(positions), list(limits))]
     if again != plain:
         raise Broken("again", "`propose` changes nothing.", f"Asked twice, it returned {plain} and then {again}.")
+    return [(drafts, plain)]
 
 
 def judge(request: Request, match: int, unread: int, limit: int, got: list[int], running: list[Request]) -> None:
@@ -542,6 +549,21 @@ class _Counted(Req):
         return super().tokens()
 
 
+class _Read(list[int]):
+    """A list that counts how many of its elements loops and slices may have read."""
+
+    read = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.read += len(self)
+        return super().__iter__()
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        self.read += len(found) if isinstance(index, slice) else 1
+        return found
+
+
 def run_cost(student: Student) -> str:
     """Compare the time of a turn after a long prompt with that after a short one, and of copies from both of its ends.
 
@@ -564,17 +586,19 @@ def run_cost(student: Student) -> str:
 
 
 def turn_seconds(student: Student, length: int, start: int, promise: str) -> float:
-    """Return the seconds of a turn of a request that repeats its prompt of ``length`` from ``start`` on.
+    """Return the seconds of a turn of a request that repeats its text of ``length`` from ``start`` on.
 
     They are those of the fastest turn of each kind, and of the slowest kind: the request gains one token or several,
     has an unread one or none, and ends with tokens that occurred before, or with new ones.
     """
     proposer = student.make(student.config(), spec=EngineSpec(16, 30_000, 4, length + 400, 2**16))
     rng = random.Random(length)
-    req = _Counted(1, [rng.randrange(60_000) for _ in range(length)], SamplingParams(max_tokens=300), 1)
+    text = [rng.randrange(60_000) for _ in range(length)]
+    req = _Counted(1, text[: length // 3], SamplingParams(max_tokens=length), 1)
+    req.output_ids = output = _Read(text[length // 3 :])  # it runs again after a retraction
     req.req_pool_idx = 0
     proposer.admitted(req)
-    req.copied, clock, most = 0, cpu_clock(proposer), proposer.max_drafts
+    req.copied, output.read, clock, most = 0, 0, cpu_clock(proposer), proposer.max_drafts
 
     def turn(run: list[int], unread: int) -> tuple[float, list[int]]:
         req.output_ids.extend(run)
@@ -586,18 +610,22 @@ def turn_seconds(student: Student, length: int, start: int, promise: str) -> flo
             gained = "1 token" if len(run) == 1 else f"{len(run)} tokens"
             seen = f"A request of {length:,} tokens gained {gained}, and `req.tokens()` copied {req.copied:,} tokens."
             raise Broken("scan", promise, seen)
+        if output.read > length // 4:
+            seen = f"A request of {length:,} tokens gained {len(run)}, and {output.read:,} of `output_ids` were read."
+            raise Broken("scan", promise, seen)
+        output.read = 0
         return spent, list(drafts)
 
     slowest, at = 0.0, start
     for number, unread in TURNS:
         best = float("inf")
         for i in range(20):
-            spent, drafts = turn(req.prompt_ids[at : at + number].tolist(), unread)
+            spent, drafts = turn(text[at : at + number], unread)
             at += number
             if i >= 10:  # by then, the last tokens occurred before, so that drafts are copied
                 best = min(best, spent)
         slowest = max(slowest, best)
-        follows = req.prompt_ids[at + unread : at + unread + most].tolist()
+        follows = text[at + unread : at + unread + most]
         if drafts != follows:
             seen = (
                 f"A request of {length:,} tokens repeats its tokens {start:,} to {at - 1:,}. The drafts are "

@@ -391,7 +391,7 @@ def requests_of(workload: dict[str, Any]) -> tuple[list[Running], list[Waiting]]
         other = uids[same[0]] if same and same[0] >= 0 else None
         if same and same[0] < -1:
             other = numbers[0] if same[0] == -2 and numbers else first + 10**6
-        waiting.append(Waiting(uids[place], start + place, cached + left, cached, other, 30 * place * turned))
+        waiting.append(Waiting(uids[place], start + place, cached + left, cached, other, 7_000 * place * turned))
     return _with_priorities(running, workload), _with_priorities(waiting, workload)
 
 

@@ -1,6 +1,6 @@
 # causes: misses-table
 # gate: steps
-"""This auditor checks a row again only if the row or an owner has changed, and forgets that an allocation changes one."""
+"""This auditor checks a row again only after a change, and forgets that an allocation changes an owner."""
 
 REPLACED = [
     (
@@ -13,7 +13,8 @@ REPLACED = [
     ),
     (
         "            self.table[admission.req_pool_idx] = {}",
-        "            self.table[admission.req_pool_idx] = {}\n            self.checked.pop(admission.req_pool_idx, None)",
+        "            self.table[admission.req_pool_idx] = {}\n"
+        "            self.checked.pop(admission.req_pool_idx, None)",
     ),
     (
         "            self.table.setdefault(row, {})[column] = page",

@@ -5,7 +5,9 @@
 REPLACED = [
     (
         "        tokens = self.prompt_tokens(is_open, len(rows), budget)",
-        "        tokens = self.prompt_tokens(is_open, len(rows), budget)\n        left_out = [w for w in islice(waiting, budget.rows + AHEAD) if w.same_prefix_req is not None]\n        left_out = [w for w in left_out if budget.rows and not self.is_interactive(w)]",
+        "        tokens = self.prompt_tokens(is_open, len(rows), budget)\n"
+        "        left_out = [w for w in islice(waiting, budget.rows + AHEAD) if w.same_prefix_req is not None]\n"
+        "        left_out = [w for w in left_out if budget.rows and not self.is_interactive(w)]",
     ),
     (
         "self.kept_tokens(tokens, batch)",

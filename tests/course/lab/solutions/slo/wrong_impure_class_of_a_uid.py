@@ -5,7 +5,8 @@
 REPLACED = [
     (
         "        self.interactive, self.step_tokens, self.batch_share = interactive, step_tokens, batch_share",
-        "        self.interactive, self.step_tokens, self.batch_share = interactive, step_tokens, batch_share\n        self.classes: dict[int, bool] = {}",
+        "        self.interactive, self.step_tokens, self.batch_share = interactive, step_tokens, batch_share\n"
+        "        self.classes: dict[int, bool] = {}",
     ),
     (
         "        return request.priority <= self.interactive",
