@@ -379,7 +379,7 @@ def _gain(
     return runs
 
 
-def _at_once(method: str, reqs: Sequence[Req], call: Callable[[], Any]) -> Any:
+def _at_once(method: str, reqs: Sequence[Any], call: Callable[[], Any]) -> Any:
     """Return what a method returns. Raise `Broken` if it copies all tokens of a request."""
     for req in reqs:
         req.copied = 0

@@ -581,6 +581,11 @@ def special_histories(part: str) -> list[dict[str, Any]]:
     ]  # fmt: skip
     some, later = list(range(20)), list(range(20, 40))
     six = [[5 - uid, uid] for uid in range(6)]  # the row of each request
+    running_six: list[list[Any]] = [["add", uid] for uid in range(6)]
+    running_six += [["allocate", list(range(6)), list(range(20, 26))]]
+    running_six += [["launch", six, six, [[row, 0, 20 + uid] for row, uid in six]], ["read"], ["retire", 3, [23]]]
+    retired_five: list[list[Any]] = [["retire", uid, [20 + uid]] for uid in range(6) if uid != 3]
+    retired_five.append(["launch", [], [each for each in six if each[1] != 3], []])
     rows, again = [[i, i] for i in some], [[i, i + 20] for i in some]
     found["requests"] = [
         # Twenty requests get the rows of twenty others at once, with pages in another column.
@@ -601,19 +606,8 @@ def special_histories(part: str) -> list[dict[str, Any]]:
         [*two, ["allocate", [0] * 40, list(range(10, 50))], ["finish", 0, 0]],  # many leaks
         [*two, ["allocate", [1] * 1_500, list(range(10, 1_510))], ["retract", 1]],
         # Request 3 ends, or is retracted. The rows of the others still name pages that are retired.
-        *(
-            [
-                *(["add", uid] for uid in range(6)),
-                ["allocate", list(range(6)), list(range(20, 26))],
-                ["launch", six, six, [[row, 0, 20 + uid] for row, uid in six]],
-                ["read"],
-                ["retire", 3, [23]],
-                end,
-                *(["retire", uid, [20 + uid]] for uid in range(6) if uid != 3),
-                ["launch", [], [each for each in six if each[1] != 3], []],
-            ]
-            for end in (["finish", 3, 0], ["retract", 3])
-        ),
+        [*running_six, ["finish", 3, 0], *retired_five],
+        [*running_six, ["retract", 3], *retired_five],
         [*two, ["retract", 0]],
         [*two, ["retract", 0], ["finish", 0, 0]],  # the page has leaked once
         [*running, ["read"], ["retract", 1]],
