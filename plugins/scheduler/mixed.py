@@ -22,7 +22,7 @@ class Mixed:
     """Every decode row in every step, then prompt chunks, for which the budget keeps a quarter of the tokens."""
 
     order: str = "fcfs"
-    """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first. Not by priority."""
+    """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first."""
 
 
 class MixedPolicy:
@@ -42,7 +42,8 @@ class MixedPolicy:
         ]
         for w in order_waiting(waiting, self.order):
             # 3. Ask for all tokens of each prompt. If the request whose turn it is gets nothing, no later request gets
-            #    anything: smaller ones that overtake it could starve it. This holds in both orders.
+            #    anything: smaller ones that overtake it could starve it. This holds in both orders, whatever the
+            #    priorities.
             if not (n := budget.grant(w, w.num_tokens - w.num_cached_tokens)):
                 break
             rows.append((w.uid, n))

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test policy     (`hint policy` for a hint)
 Serve it:  python -m minisgl plugins=my_policy.py scheduler=mine
 """
 
-# minisgl lab policy, skeleton e37ec0d460 (minisgl 0.2.0)
+# minisgl lab policy, skeleton 713afbdf13 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Mine:
     """Every decode row in every step, then prompt chunks, for which the budget keeps a quarter of the tokens."""
 
     order: str = "fcfs"
-    """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first. Not by priority."""
+    """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first."""
 
 
 class MyPolicy:
@@ -37,7 +37,8 @@ class MyPolicy:
         # 2. A request that already owns KV pages gets on before another one gets pages. The order of such requests is
         #    free. If the rest of a prompt gets nothing, the step has no tokens left.
         # 3. Ask for all tokens of each prompt. If the request whose turn it is gets nothing, no later request gets
-        #    anything: smaller ones that overtake it could starve it. This holds in both orders.
+        #    anything: smaller ones that overtake it could starve it. This holds in both orders, whatever the
+        #    priorities.
         raise NotImplementedError
 
 

@@ -61,7 +61,7 @@ def test_ledger() -> None:
 def test_policy() -> None:
     """Steps of lab `policy` have every kind of request, in mixed orders, and budgets that run out of each resource."""
     rng, seen = random.Random(1), Counter[str]()
-    for size in range(22, 22 + WORKLOADS):
+    for size in range(24, 24 + WORKLOADS):
         step = policy.make(rng, size)
         if "answers" not in step:
             seen["run"] += 1
@@ -83,10 +83,12 @@ def test_policy() -> None:
                 w.same_prefix_req in other for w in waiting
             )
         seen["uid 0"] += 0 in {r.uid for r in (*running, *waiting)}
+        priorities = [w.priority for w in waiting]
+        seen["a later request is more urgent"] += priorities != sorted(priorities)
         seen["equally cached"] += len({w.num_cached_tokens for w in waiting}) < len(waiting)
     expected = ["run", "a prompt before a decode row", "two begun prompts", "a decode row needs a page", "no page"]
     expected += ["no row", "decode rows have the tokens", "prompts keep tokens", "reserved pages", "growth", "skipped"]
-    expected += ["same prefix as a waiting", "uid 0", "equally cached"]
+    expected += ["same prefix as a waiting", "uid 0", "equally cached", "a later request is more urgent"]
     assert not [name for name in expected if not seen[name]], seen
 
 
@@ -106,6 +108,8 @@ def test_slo() -> None:
         ]
         left_out = any(w.same_prefix_req and w.priority <= step["interactive"] for w in waiting)
         seen["only a left out request is interactive"] += left_out and not any(shown)
+        batch = [w for w in waiting if w.priority > step["interactive"]]
+        seen["all batch prompts are left out"] += bool(batch) and all(w.same_prefix_req is not None for w in batch)
         seen["no row"] += step["rows"] == 0 and bool(waiting)
         seen["too few rows"] += 0 < step["rows"] < len(waiting)
         seen["more decode rows than step_tokens"] += sum(r.num_remaining_tokens == 0 for r in running) > step["step"]
@@ -118,6 +122,7 @@ def test_slo() -> None:
     expected = [f"{name} {state}" for name in ("interactive", "batch") for state in states]
     expected += ["only a left out request is interactive", "no row", "too few rows", "negative priority", "no share"]
     expected += ["more decode rows than step_tokens", "admitted in another order than arrived", "all is shared"]
+    expected += ["all batch prompts are left out"]
     assert not [name for name in expected if not seen[name]], seen
 
 

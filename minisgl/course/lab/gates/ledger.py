@@ -43,6 +43,8 @@ from minisgl.testing.small import no_lookahead
 PAGES = {f"minisgl_pages_{what}" for what in ("allocated", "cached", "evicted", "freed")}
 STEPS = {"minisgl_batch_scheduled", "minisgl_step_finished"}
 Owned = Sequence[tuple[int, Any]]  # (request, its pages)
+RANDOM = 24
+"""How many random workloads the gate of a part runs at least."""
 SECONDS = 0.5
 """Seconds of processor time in a gate. The fixed workloads of the gate run however long they take."""
 
@@ -617,7 +619,7 @@ def gate_of(part: str, says: str, bugs: Sequence[str], ready: set[str] | None) -
             play: Callable[..., Any] = run_history if "events" in workload else audit
             play(student, workload, ready, alone)
 
-        return search(make, check, tries=400, seconds=SECONDS, at_least=first, show=draw)
+        return search(make, check, tries=400, seconds=SECONDS, at_least=first + RANDOM, show=draw)
 
     def run_gate(student: Student) -> str:
         """Search with all hooks. If that fails, search without the hooks of later parts: one of them may be wrong."""

@@ -69,14 +69,17 @@ class Judge:
         if self.steps % 4 == 0:
             others[0] = self.policy, "A second call of `plan`, after a policy with other options was made,"
             others.append((self.make(), "A new policy object"))
+            unasked = self.make()
             self.decoy()
-            policies, new_budget = (self.policy, self.make()), lambda: RecordedWithRetractions(fresh.copy())
-            check_memory(plan, policies, *given, new_budget, self.broken)
         for policy, what in others:
             again = policy.plan(waiting, running, RecordedWithRetractions(fresh.copy()))
             if dict(again.rows) != rows or list(again.retract) != list(plan.retract):
                 seen = f"{what} returned another plan for the same arguments."
                 raise self.broken("impure", "A plan depends only on the arguments of `plan`.", seen)
+        if self.steps % 4 == 0:
+            check_memory(
+                plan, (self.policy, unasked), *given, lambda: RecordedWithRetractions(fresh.copy()), self.broken
+            )
         step = _Step(self, rows, list(plan.retract), recorded.asked, *given, fresh)
         step.check_rows()
         step.check_room()
