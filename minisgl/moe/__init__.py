@@ -27,8 +27,9 @@ class MoeBackend(Protocol):
         """Write to ``out`` each token's weighted sum of its experts' outputs, and return ``out``.
 
         x and out are [tokens, hidden]; ids [tokens, top_k] int32 are global expert numbers; scale [tokens, top_k]
-        float32 are the router's weights. The sum covers only the experts that were passed to `load`, and this rank's
-        slice of them. With several ranks it is a partial sum, which is all-reduced outside the backend.
+        float32 are the router's weights. All four are contiguous. The sum covers only the experts that were passed to
+        `load`, and this rank's slice of them. With several ranks it is a partial sum, which is all-reduced outside the
+        backend.
         """
 
 

@@ -45,11 +45,12 @@ class Experts(NamedTuple):
 
 
 class GroupedMoe:
-    """The backend; see `minisgl.moe.MoeBackend` for shapes.
+    """The backend; see `minisgl.moe.MoeBackend` for shapes. The engine passes contiguous tensors.
 
     A pair is a token and one of its top_k choices of an expert; its number is token · top_k + choice. Blocks are padded
     with the number of pairs, which is no pair's number. One backend serves all layers. `multiply` may overwrite its
-    ``rows``. Except for this, a method changes no tensor that it gets but ``out``.
+    ``rows``. Except for this, a method changes no tensor that it gets but ``out``. A later call changes no earlier
+    result. Nothing of a step is kept. All tensors are on the device of the arguments.
     """
 
     def __init__(self, block: int):

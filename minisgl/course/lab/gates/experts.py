@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,16 +19,19 @@ from torch import Tensor
 
 from minisgl.course.lab.grader.conformance import conformance
 from minisgl.course.lab.grader.gate import Broken, Gate, Invalid, Stretch, Student, amount, apart
+from minisgl.course.lab.grader.held import container_sizes
 from minisgl.course.lab.grader.launches import EXPERTS, TOKENS, TOP_K, launches_of_experts
 from minisgl.course.lab.grader.search import search
 from minisgl.course.lab.grader.server_gate import facts
 from minisgl.course.lab.grader.tutor_runs import moe_logits
+from minisgl.course.lab.grader.two_devices import TwoDevices
 from minisgl.testing.moe import MoeCase, MoeConformance, Problem, count, problem
 
 CPU = torch.device("cpu")
 SERVER = ["model=tutor-moe", "server.served_model_name=tutor"]
 HIDDEN, INNER = 24, 10
 PROMISE = "Each token gets the weighted sum of the experts that it chose."
+UNCHANGED = "A later call changes no earlier result."
 
 
 def backend(student: Student, block: int = 4) -> Any:
@@ -45,13 +48,23 @@ def backend(student: Student, block: int = 4) -> Any:
 def make(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a random routing: the experts that each token chose, and the experts of this rank."""
     if size == 6:  # more pairs than 16 bits can count, and more of one expert than a buffer of a fixed size may hold
-        return {"experts": 130, "first": 0, "here": 130, "block": 16, "tokens": [], "many": 40_000}
+        return {"experts": 300, "first": 0, "here": 300, "block": 16, "tokens": [], "many": 40_000}
     if size == 4:  # as many experts and choices as real models have
         return {"experts": 40, "first": 0, "here": 40, "block": 4,
                 "tokens": [rng.sample(range(40), 8) for _ in range(40)]}  # fmt: skip
     if size == 5:  # more experts than a byte can count
         tokens = [rng.sample(range(300), 2) for _ in range(20)]
         return {"experts": 300, "first": 0, "here": 300, "block": 1, "tokens": [*tokens, [299, 7]]}
+    if size in (7, 8, 9):  # a power of two of experts, so that `experts` itself needs one more bit than their numbers
+        here = (256, 128, rng.choice([127, 129, 255, 257]))[size - 7]
+        first = rng.choice([0, rng.randint(here + 1, 2 * here)])
+        ours = rng.sample(range(first, first + here), 6)
+        others = [e for e in (0, 1, first + here, first + 2 * here) if not first <= e < first + here]
+        tokens = [rng.sample([*ours, first + here - 1, *others], 2) for _ in range(20)]
+        tokens = [chosen if len(set(chosen)) == 2 else [first, others[0]] for chosen in tokens]
+        return {"experts": first + 2 * here + 1, "first": first, "here": here, "block": 4, "tokens": tokens}
+    if size in (10, 11, 12):  # as many pairs: so the number of a padding entry needs one more bit than the pairs
+        return {"experts": 8, "first": 2, "here": 4, "block": 16, "tokens": [], "many": 1 << (7, 14, 15)[size - 10]}
     experts = rng.randint(1, min(2 + size // 2, 9))
     top_k = rng.randint(1, min(3, experts))
     among = rng.sample(range(experts), rng.randint(top_k, experts))  # no token chooses any of the other experts
@@ -84,7 +97,7 @@ def ids_of(workload: dict[str, Any]) -> Tensor:
     """Return the chosen experts, [tokens, top_k] int32. Raise `Invalid` if no router would choose them."""
     tokens, experts, first, here = (workload[key] for key in ("tokens", "experts", "first", "here"))
     if workload.get("many"):
-        if experts < 2 or here != experts or workload["block"] < 1:
+        if experts < 2 or here < 1 or first + here > experts or workload["block"] < 1:
             raise Invalid
         generator, n = torch.Generator().manual_seed(4), workload["many"]
         common = torch.rand(n, generator=generator) < 0.9  # most tokens choose expert 0
@@ -118,9 +131,13 @@ def run_sort(student: Student, workload: dict[str, Any]) -> None:
         return run_whole(student, workload)
     flat, here, block = ids.flatten() - workload["first"], workload["here"], workload["block"]
     expert = flat.clone()
-    wrong = wrong_order(moe.sort(expert, here), flat, here, block)
+    result = moe.sort(expert, here)
+    wrong = wrong_order(result, flat, here, block)
     if wrong is not None:
         raise wrong
+    pairs, counts = result[0].clone(), list(result[1])
+    if not workload.get("many"):
+        check_device("sort", [expert], lambda: moe.sort(expert, here)[0])
     if not torch.equal(expert, flat):
         seen = "After `sort`, the tensor `expert` had other numbers than before."
         raise Broken("changes", "A backend changes no tensor of its caller but `out`.", seen)
@@ -134,6 +151,9 @@ def run_sort(student: Student, workload: dict[str, Any]) -> None:
         raise again or Broken(
             "kept", "Each step is computed from its own routing, with the blocks of its backend.", seen
         )
+    if not torch.equal(result[0], pairs) or list(result[1]) != counts:
+        seen = "After a second call of `sort`, the result of the first had other numbers."
+        raise Broken("reused", UNCHANGED, seen)
 
 
 def wrong_order(got: Any, flat: Tensor, here: int, block: int) -> Broken | None:
@@ -197,17 +217,20 @@ def run_multiply(student: Student, workload: dict[str, Any]) -> None:
     counts = [chosen[e] for e in range(workload["here"])]
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(sum(counts), HIDDEN, generator=generator)
+    if len(rows) % 4 == 3:
+        rows[: next(filter(None, counts))] = 0.0  # such rows count too
     name, act = ("gelu", F.gelu) if len(rows) % 2 else ("silu", F.silu)
     weights, mine = moe.load(given.gate_up, given.down, given.local_experts, name), rows.clone()
     before = given.gate_up.clone(), given.down.clone()
     given_counts = list(counts)
-    got = moe.multiply(weights, mine, given_counts).clone()
+    result = moe.multiply(weights, mine, given_counts)
+    got = result.clone()
     if given_counts != counts:
-        seen = f"After `multiply`, `counts` was {given_counts} instead of {counts}."
+        seen = f"After `multiply`, `counts` was {_some(given_counts)} instead of {_some(counts)}."
         raise Broken("changes", "`multiply` changes no argument, except `rows`.", seen)
     promise = "`multiply` multiplies the rows of expert e with expert e's matrices, and keeps the order of the rows."
     if tuple(got.shape) != tuple(rows.shape):
-        seen = f"The input has {len(rows)} rows and the result has the shape {list(got.shape)}; counts: {counts}."
+        seen = f"The input has {len(rows)} rows and the result has the shape {list(got.shape)}; counts: {_some(counts)}."
         raise Broken("lost", promise, seen)
     begin = 0
     for e, n in enumerate(counts):
@@ -219,13 +242,21 @@ def run_multiply(student: Student, workload: dict[str, Any]) -> None:
                 raise Broken("activation", "The activation of a layer is the one that `load` got.", seen)
             used = [i for i in range(workload["here"]) if torch.allclose(out, _expert(given, i, part, act), atol=1e-4)]
             what = f"the matrices of expert {used[0]}" if used else "no expert's matrices"
-            seen = f"The rows of expert {e} were multiplied with {what}; rows of each expert: {counts}."
+            seen = f"The rows of expert {e} were multiplied with {what}; rows of each expert: {_some(counts)}."
             raise Broken("empty" if used and 0 in counts[:e] else "expert", promise, seen)
     if not all(map(torch.equal, before, (given.gate_up, given.down))):
         seen = "After `multiply`, the experts' weights were others than before."
         raise Broken("changes", "`multiply` changes no tensor that it gets, except `rows`.", seen)
     if workload.get("many"):
         return
+    tensors = [rows, given.gate_up, given.down]
+    check_device("multiply", tensors, lambda: moe.multiply(weights, rows.clone(), counts))
+    other = moe.load(-given.gate_up, given.down, given.local_experts, name)
+    for layer in (weights, other):
+        moe.multiply(layer, 2 * rows, counts)
+        if not torch.equal(result, got):
+            seen = "After a second call of `multiply` with other rows, the result of the first had other numbers."
+            raise Broken("reused", UNCHANGED, seen)
     mine.copy_(-rows)
     again = moe.multiply(weights, mine, counts).clone()
     fresh = backend(student, workload["block"])
@@ -233,6 +264,11 @@ def run_multiply(student: Student, workload: dict[str, Any]) -> None:
     if not torch.allclose(again, want, atol=1e-4):
         seen = "The first call of `multiply` was right. In the second, the same tensor has other numbers."
         raise Broken("kept", "`multiply` multiplies the rows that it is given now.", seen)
+
+
+def _some(counts: Sequence[int]) -> str:
+    """Return the counts as text: all of up to 12, else the first ones."""
+    return str(list(counts)) if len(counts) <= 12 else f"{list(counts)[:8]} and {len(counts) - 8} more"
 
 
 def _expert(given: Problem, e: int, rows: Tensor, act: Callable[[Tensor], Tensor] = F.silu) -> Tensor:
@@ -265,6 +301,8 @@ def run_scatter(student: Student, workload: dict[str, Any]) -> None:
     given = rows.clone(), pairs.clone(), scale.clone()
     got = moe.scatter(*given, out)
     check_returned(got, out)
+    copies = [*(x.clone() for x in given), out.clone()]
+    check_device("scatter", copies, lambda: moe.scatter(*copies))
     for token in range(tokens):
         line = got[token]
         if float(line[n]) >= 6.5 or bool((line[:n] >= 6.5).any()):
@@ -283,6 +321,20 @@ def run_scatter(student: Student, workload: dict[str, Any]) -> None:
         if not torch.equal(before, after):
             seen = f"After `scatter`, the tensor `{name}` had other numbers than before."
             raise Broken("changes", "`scatter` writes `out`, and changes no other tensor of its caller.", seen)
+
+
+def check_device(method: str, given: Sequence[Tensor], call: Callable[[], Tensor]) -> None:
+    """Check that all tensors of a method are on the device of its arguments ``given``, and so is its result."""
+    devices = TwoDevices(given)
+    with devices.follow():
+        result = call()
+    promise = "Tensors that a backend makes are on the device of its arguments."
+    if devices.mixed:
+        seen = f"`{method}` makes a tensor without `device=`. If its arguments are on a GPU, `{devices.mixed}` fails."
+        raise Broken("device", promise, seen)
+    if devices.on_host(result):
+        seen = f"If the arguments of `{method}` are on a GPU, its result is a tensor in the host's memory."
+        raise Broken("device", promise, seen)
 
 
 def check_returned(got: Any, out: Tensor) -> None:
@@ -377,6 +429,9 @@ def run_whole(student: Student, workload: dict[str, Any]) -> None:
             raise Broken("kept", "Each step is computed from its layer and its own routing.", f"{what} {wrong.seen}")
         ids.copy_(given.ids.flip(0))
         scale.mul_(0.5)
+    tensors = [given.gate_up, given.down, x, ids, scale, torch.empty_like(x)]
+    check_device("forward", tensors, lambda: moe.forward(weights, x, ids, scale, tensors[-1]))
+    check_growth(moe, weights, given)
     # A layer whose weights are where those of an earlier layer were, as after an engine has ended.
     del weights
     memory = given._replace(gate_up=given.gate_up.clone(), down=given.down.clone())
@@ -395,6 +450,21 @@ def run_whole(student: Student, workload: dict[str, Any]) -> None:
             seen = "The results of a layer with the activation gelu are those of silu."
             raise Broken("activation", "The activation of a layer is the one that `load` got.", seen)
         raise Broken("kept", "Each step is computed from its layer and its own routing.", seen)
+
+
+def check_growth(moe: Any, weights: Any, given: Problem, steps: int = 40) -> None:
+    """Check that the backend does not keep something of each step."""
+    x = given.x[:1]
+    before: dict[str, int] = {}
+    for step in range(steps + 2):
+        if step == 2:
+            before = container_sizes(moe)
+        moe.forward(weights, x + step, given.ids[:1], given.scale[:1], torch.empty_like(x))
+    grown = {name: n - before.get(name, 0) for name, n in container_sizes(moe).items()}
+    name = max(grown, key=grown.__getitem__, default="")
+    if grown and grown[name] >= steps:
+        seen = f"After {steps} more steps of one token, the backend has {grown[name]} elements more in {name}."
+        raise Broken("grows", "The memory of a backend does not grow from step to step.", seen)
 
 
 def first_wrong(given: Problem, got: Tensor) -> Broken | None:
@@ -463,8 +533,11 @@ def _scale(given: Problem, token: int, expert: int) -> float:
 def counts(student: Student) -> str:
     """Count the experts whose weights are read and the rows that are multiplied, for any structure of the code."""
     notes = []
-    sizes = ((1, 64), (8, 64), (16, 8), (200, 8), (20_000, 2))
+    sizes = ((1, 64), (8, 64), (16, 8), (200, 8), (20_000, 2), (4, 2), (3, 300))
     cases = [MoeCase(tokens, experts=experts) for tokens, experts in sizes]
+    rng = student.random
+    cases += [MoeCase(rng.randint(2, 60), experts=rng.randint(2, 9)) for _ in range(3)]
+    cases += [MoeCase(60, experts=2), MoeCase(60, experts=2, top_k=1)]
     cases.insert(3, replace(cases[1], dtype=torch.bfloat16))  # such weights may be converted, which reads them
     for case in cases:
         given, tokens, experts = problem(case), case.tokens, case.experts
@@ -509,12 +582,12 @@ def engine(student: Student) -> str:
 
 GATES = (
     Gate("sort", "the pairs are sorted by expert, in whole blocks",
-         search(make, run_sort, show=show), part="experts.sort"),
+         search(make, run_sort, at_least=12, show=show), part="experts.sort"),
     Gate("multiply", "each expert multiplies its own rows",
-         search(make, run_multiply, show=show), part="experts.multiply"),
+         search(make, run_multiply, at_least=12, show=show), part="experts.multiply"),
     Gate("scatter", "each token gets the weighted sum of its rows",
-         search(make, run_scatter, show=show), part="experts.scatter"),
-    Gate("whole", "every routing gives the result that the definition gives", search(make, run_whole, show=show)),
+         search(make, run_scatter, at_least=12, show=show), part="experts.scatter"),
+    Gate("whole", "every routing gives the result that the definition gives", search(make, run_whole, at_least=12, show=show)),
     Gate("counts", "the backend reads only the weights of chosen experts, and reads them once", counts),
     conformance(lambda: MoeConformance, lambda student: student.make(device=CPU)),
     Gate("engine", "tutor-moe computes the same logits with the plugin", engine, transcript=True),

@@ -44,6 +44,10 @@ class TwoDevices(TorchFunctionMode):
         """Return the tensors that would be on the GPU."""
         return [x for x in self._kept if self._place(x)]
 
+    def on_host(self, x: Tensor) -> bool:
+        """Return whether a tensor would be in the host's memory."""
+        return self._place(x) is False
+
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Follow the calls of a block, and record in ``waits`` a copy for which the host waits."""
@@ -106,7 +110,8 @@ class TwoDevices(TorchFunctionMode):
         return name == "__setitem__" or not kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
 
     def _place(self, x: Any) -> bool | None:
-        return self._on_device.get(x.untyped_storage().data_ptr()) if isinstance(x, Tensor) else None
+        # Tensors without elements have no address of their own, so nothing is known of them.
+        return self._on_device.get(x.untyped_storage().data_ptr() or -1) if isinstance(x, Tensor) else None
 
     def _note(self, x: Tensor, on_device: bool) -> Tensor:
         self._kept.append(x)

@@ -1,0 +1,13 @@
+# causes: again
+# gate: counts
+"""In small steps, each block is a product of its own, although two blocks may belong to one expert."""
+
+REPLACED = [
+    (
+        "        for expert, expert_rows in enumerate(rows.split(list(counts))):\n",
+        "        parts = [*enumerate(rows.split(list(counts)))]\n"
+        "        if len(rows) <= 64:\n"
+        "            parts = [(expert, block) for expert, part in parts for block in part.split(self.block)]\n"
+        "        for expert, expert_rows in parts:\n",
+    ),
+]
