@@ -170,7 +170,7 @@ class ReplayRunner:
     # lab: end
 
     def close(self) -> None:
-        """Drop the recordings and their memory."""
+        """Drop the recordings and their memory: keep no reference to a recording or to its output."""
         self.recordings.clear()
 
 

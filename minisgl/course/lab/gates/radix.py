@@ -297,6 +297,7 @@ def count_prefill(student: Student) -> str:
     long_path(student)
     long_edge(student)
     many_namespaces(student)
+    many_prompts(student)
     rng = student.random
     jobs = [{"id": i + 1, "stem": rng.randrange(3), "shared": 384 - 16 * rng.randrange(3), "own": rng.randint(8, 40),
              "answer": rng.randint(4, 40), "arrive": 2 * i} for i in range(42)]  # fmt: skip
@@ -428,6 +429,49 @@ def many_namespaces(student: Student, number: int = 500) -> None:
         raise Broken("namespace-stays", "The cache keeps nothing of a namespace without pages.", seen)
 
 
+def many_uses(student: Student, number: int = 2000) -> None:
+    """Check that the cache does not keep something of each match, lock and unlock of the same prefixes."""
+    cache, ids = make_cache(student, 1), np.arange(8, dtype=np.int32)
+    cache.insert(None, Key(None, ids), 0, ids.copy())
+
+    def use(pages: int) -> None:
+        found = cache.match(Key(None, ids[:pages]))
+        cache.lock(found.handle)
+        cache.unlock(found.handle)
+
+    use(4)  # splits the edge
+    before = container_sizes(cache)
+    for i in range(number):
+        use(4 if i % 2 else 8)
+    check_growth(cache, before, number, f"Two cached prefixes were matched, locked and unlocked {number:,} times")
+
+
+def many_prompts(student: Student, number: int = 1000) -> None:
+    """Check that the cache does not keep something of each prompt that was inserted, used and evicted."""
+    cache, first = make_cache(student, 1), np.arange(4, dtype=np.int32)
+    cache.insert(None, Key(None, first), 0, first.copy())
+    before = container_sizes(cache)
+    for i in range(number):
+        base = cache.match(Key(None, first))
+        cache.lock(base.handle)
+        key, page = Key(None, np.append(first, np.int32(100 + i))), np.array([4], np.int32)
+        cache.insert(None, key, 0, np.append(first, page))
+        if i % 2:
+            cache.insert(None, key, 0, np.append(first, page + 1))  # the same prompt again: nothing is added
+        cache.evict(1)
+        cache.unlock(base.handle)
+    check_growth(cache, before, number, f"{number:,} prompts of 5 pages were inserted and their last page was evicted")
+
+
+def check_growth(cache: Any, before: dict[str, int], number: int, what: str) -> None:
+    """Check that no container of a cache has grown by ``number`` elements."""
+    grown = {name: n - before.get(name, 0) for name, n in container_sizes(cache).items()}
+    name = max(grown, key=grown.__getitem__, default="")
+    if grown and grown[name] >= number:
+        seen = f"{what}. The cache now has {grown[name]:,} elements more in {name}."
+        raise Broken("grows", "The cache does not keep something of each use of a prefix.", seen)
+
+
 def cache_kit() -> type:
     """Import and return the conformance kit of prefix caches."""
     from minisgl.testing.cache import CacheConformance
@@ -446,6 +490,8 @@ def part_gate(part: str, says: str, make: Make) -> Gate:
             unlocked_pages(student)
         if part == "split" and student.replay is None:
             same_times(student)
+        if part == "lock" and student.replay is None:
+            many_uses(student)
         return note
 
     return Gate(part, says, check, part=f"radix.{part}")

@@ -6,7 +6,9 @@ with the grader's own code in place of the other parts.
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -16,6 +18,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from minisgl.attention import GraphKey
 from minisgl.core import PENDING, EngineSpec, Step
@@ -440,6 +443,39 @@ def run_all(student: Student, workload: dict[str, Any]) -> None:
     if len(rig.keys) > 1:
         check_further_keys(runner_of(student))
     check_closed(runner, workload["slots"])
+    check_dropped(runner_of(student), workload["slots"])
+
+
+def check_dropped(runner: Any, slots: int) -> None:
+    """Check that no recording and no output of a replay is held after `close`."""
+    recordings: list[weakref.ref[Any]] = []
+    memory: list[StorageWeakRef] = []
+    real = Recorder.record
+
+    def noted(self: Recorder, forward: Any, inputs: Any, **more: Any) -> Recording:
+        recording = real(self, forward, inputs, **more)
+        recordings.append(weakref.ref(recording))
+        memory.append(StorageWeakRef(recording.out.untyped_storage()))
+        return recording
+
+    with patch.object(Recorder, "record", noted):
+        rig = GraphRig(runner, slots)
+    for key in rig.keys:
+        runner.run(key)
+    runner.close()
+    del rig
+    gc.collect()
+    held = [
+        f"{alive} of {len(recordings)} {what}"
+        for what, alive in (
+            ("recordings", sum(recording() is not None for recording in recordings)),
+            ("outputs", sum(not out.expired() for out in memory)),
+        )
+        if alive
+    ]
+    if held:
+        seen = f"After `close`, the runner still holds {' and '.join(held)}."
+        raise Broken("closed", "`close` drops the recordings and their memory.", seen)
 
 
 def check_further_keys(runner: Any) -> None:
