@@ -71,7 +71,8 @@ class Root(Node):
 class Handle:
     """A prefix: the path from the root to ``node``, with only the first ``used`` pages of the node's own edge.
 
-    A handle from `match` is valid until the cache changes. After `lock`, it is valid until its `unlock`.
+    A handle from `match` is valid until the cache changes, also after further matches. After `lock`, it is valid until
+    its `unlock`.
     """
 
     __slots__ = ("node", "used")

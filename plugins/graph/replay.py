@@ -148,7 +148,8 @@ class ReplayRunner:
 
         ``build`` calls `input_buffers`, and then ``fill(None)`` of the buffers. It also prepares attention for the
         bucket: record each bucket before the next call of ``build``. The first of ``keys`` are the buckets that
-        `buckets` returned, in their order. ``keys`` must not change.
+        `buckets` returned, in their order. The others have ``shared_prefix``, which makes them larger than the key with
+        as many rows. Record them too: `run` gets them, but `bucket` never returns one. ``keys`` must not change.
         """
         from minisgl.engine.record import Recorder
 

@@ -99,9 +99,18 @@ def run_history(part: str, make: Make) -> Callable[[Student, dict[str, Any]], No
             whole: list[list[Any]] = [["insert", old], ["lock", 0, old], ["unlock", 0]]
             return _passes(play, whole) and _passes(play, split) and not _passes(play, [*split, ["unlock", 0]])
 
+        def handle_is_shared() -> bool:
+            """Return whether the history passes without the matches between a match and its lock."""
+            plain = [event[:3] if event[0] == "lock_after" else event for event in workload["events"]]
+            plain = [["lock", *event[1:]] if event[0] == "lock_after" else event for event in plain]
+            return plain != workload["events"] and _passes(play, plain)
+
         try:
             play(workload["events"])
         except Broken as broken:
+            if handle_is_shared():
+                broken.cause = "shared-result"
+                raise
             without_match = [event for event in workload["events"] if event[0] != "match"]
             if broken.cause == "evict-order" and (_passes(play, without_match) or match_counts_as_use()):
                 broken.cause = "match-writes"  # the history passes if its matches are left out
@@ -206,6 +215,8 @@ def make_lock(rng: random.Random, size: int, evict: bool = False) -> dict[str, A
         if kind == "lock":
             locked.append(i)
             events.append([kind, i, _ids(rng, 4 * page), *([1] if rng.randrange(spaces) else [])])
+            if rng.random() < 0.3:
+                events[-1] = ["lock_after", i, events[-1][2], _ids(rng, 4 * page)]
         elif kind == "again":
             events.append([kind, i, rng.choice(locked)])
             locked.append(i)
@@ -444,6 +455,17 @@ def many_uses(student: Student, number: int = 2000) -> None:
     for i in range(number):
         use(4 if i % 2 else 8)
     check_growth(cache, before, number, f"Two cached prefixes were matched, locked and unlocked {number:,} times")
+    handles = [cache.match(Key(None, ids)).handle for _ in range(300)]
+    for handle in handles:
+        cache.lock(handle)
+    for users in range(len(handles), 0, -1):
+        if cache.evictable_pages:
+            seen = f"A prefix of 8 pages was locked 300 times. With {users} locks, {cache.evictable_pages=}."
+            raise Broken("users-flag", "Pages are evictable only if no user is left.", seen)
+        cache.unlock(handles.pop())
+    if cache.evictable_pages != 8:
+        seen = f"A prefix of 8 pages was locked and unlocked 300 times. Then {cache.evictable_pages=}."
+        raise Broken("users-flag", "Pages are evictable if no user is left.", seen)
 
 
 def many_prompts(student: Student, number: int = 1000) -> None:

@@ -172,7 +172,8 @@ def padding_is_right(runner: Any) -> bool:
     """Return whether the method `padding` of the skeleton's buffers returns the right column."""
     spec = EngineSpec(3, 7, 5, 60, 1000)
     buffers = runner.input_buffers(GraphKey(2), spec, torch.zeros((6, 20), dtype=torch.int32), CPU)
-    return hasattr(buffers, "padding") and np.array_equal(buffers.padding()[1:], [0, 21, 5, 1])
+    column = buffers.padding().tolist() if hasattr(buffers, "padding") else []
+    return column[1:] == [0, 21, 5, 1] and PENDING <= column[0] < spec.vocab_size
 
 
 def fill(buffers: Any, key: GraphKey, spec: EngineSpec, devices: TwoDevices, rows: np.ndarray[Any, Any] | None) -> None:
@@ -208,8 +209,12 @@ def check_filled(
     names = ("token id", "position", "KV location", "request-pool index", "sequence length")
     for line, name in enumerate(names):
         for row in np.flatnonzero(packed[line] != want[line])[:1].tolist():
-            if row >= n and line == 0:
-                continue  # the token id of a row of padding may be any
+            if row >= n and line == 0:  # the token id of a row of padding may be any of the vocabulary
+                valid = {PENDING, *range(spec.vocab_size)}
+                if unknown := sorted(set(packed[0, n:].tolist()) - valid):
+                    seen = f"{where} A padding row has the token id {unknown[0]}; vocab_size is {spec.vocab_size}."
+                    raise Broken("padding-row", "The token id of a padding row is one of the vocabulary.", seen)
+                continue
             right, got = int(want[line, row]), int(packed[line, row])
             pending = " (PENDING)" * (right == PENDING)
             seen = f"{where} The {name} of row {row} is {right}{pending}; the buffer holds {got}."
@@ -237,6 +242,16 @@ def check_filled(
     if batch.page_table.data_ptr() != table.data_ptr():
         seen = "The batch has a copy of the page table: it does not get the pages that are allocated later."
         raise Broken("rebound", RULES["rebound"], seen)
+    if batch.page_table.shape != table.shape or batch.page_table.stride() != table.stride():
+        seen = f"The batch has {list(batch.page_table.shape)} entries of the page table, which has {list(table.shape)}."
+        raise Broken("rebound", "The batch has the whole page table, with the scratch row.", seen)
+    for name in ("cu_seqlens_q", "seq_lens", "req_pool_indices"):
+        tensor = getattr(batch, name)
+        if tensor.dtype != torch.int32:
+            raise Broken("numbers", "The batch's tensors are int32.", f"{where} `{name}` is {tensor.dtype}.")
+        if devices.on_host(tensor):
+            seen = f"{where} `{name}` is in the host's memory. Attention reads it on the device."
+            raise Broken("device", "The batch's tensors are on the device of the buffers.", seen)
     if batch.graph_key != key:
         seen = f"{where} `graph_key` of its batch is {batch.graph_key}; it should be {key}."
         raise Broken("key", "The batch names the bucket whose buffers its tensors are.", seen)
@@ -484,8 +499,9 @@ def check_further_keys(runner: Any) -> None:
     given = list(keys)
     recorded: list[GraphKey] = []
 
-    def record(self: Recorder, forward: Any, inputs: GraphKey, **more: Any) -> None:
+    def record(self: Recorder, forward: Any, inputs: GraphKey, **more: Any) -> Made:
         recorded.append(inputs)
+        return Made(torch.tensor([keys.index(inputs)]))
 
     with patch.object(Recorder, "record", record):
         runner.capture(keys, lambda key: key, lambda inputs: torch.empty(0))
@@ -495,6 +511,29 @@ def check_further_keys(runner: Any) -> None:
     if rows[0] != 4:
         seen = f"`capture` got buckets of 1, 2, 4, 1 and 2 rows, and recorded them in the order {rows}."
         raise Broken("largest-first", "The largest bucket is recorded first: the others reuse its memory.", seen)
+    further = "Two of the keys have `shared_prefix`, and as many rows as another key."
+    if sorted(recorded) != sorted(keys):
+        seen = f"`capture` got buckets of 1, 2, 4, 1 and 2 rows, and recorded {rows}. {further}"
+        raise Broken("capture", "`capture` records each of its keys, also those that `buckets` did not return.", seen)
+    for i, key in enumerate(keys):
+        if runner.run(key).tolist() != [i]:
+            seen = f"`run({key})` replayed the recording of another bucket. {further}"
+            raise Broken("capture", "`run` replays the recording of its key.", seen)
+    for rows, want in ((1, 1), (2, 2), (3, 4), (4, 4)):
+        if (key := runner.pick(rows, 1, True)) != GraphKey(want):
+            seen = f"`pick({rows}, 1, True)` returned {key}, not {GraphKey(want)}. {further}"
+            raise Broken("pick", "A step gets a bucket that `buckets` returned.", seen)
+
+
+class Made:
+    """A recording of nothing, whose result is ``out``."""
+
+    def __init__(self, out: Tensor):
+        self.out = out
+
+    def replay(self) -> Tensor:
+        """Return the result."""
+        return self.out
 
 
 def check_two_runners(student: Student, workload: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ which is added to the index of the history's namespace. All token ids are counte
 because caches with other number types than int32 round large ids or drop their upper bits, and the numbers of pages
 from the lower 20 bits of ``base``.
 
-The events: ``["insert", ids]``, ``["match", ids]``, ``["lock", name, ids]``, ``["again", name, other]`` (one more lock
+The events: ``["insert", ids]``, ``["match", ids]``, ``["lock", name, ids]``, ``["lock_after", name, ids, other]`` (another match before the lock), ``["again", name, other]`` (one more lock
 through the handle of another lock), ``["grow", name, ids]`` (the prefix that a lock holds becomes longer), ``["unlock",
 name]``, ``["evict", pages]``, ``["match_other", ids]`` (a match in another namespace). ``name`` is a number that
 identifies a lock.
@@ -56,6 +56,7 @@ class History:
         self.free = list(range(base & 0xFFFFF, (base & 0xFFFFF) + POOL))
         self.event = 0
         self.gained = 0  # number of pages that the most recent lock gave their first user
+        self.matched: list[tuple[Any, Any, list[int]]] = []  # handle, array and page numbers of each match since a change
         self.offered: dict[int, list[int]] = {}  # number of an event -> the pages that it offered to the cache
 
     def broken(self, cause: str, promise: str, seen: str, page: int | None = None) -> Broken:
@@ -76,6 +77,8 @@ class History:
         """Apply all events and check the cache after each."""
         for self.event, (kind, *args) in enumerate(events, 1):
             act = getattr(self, kind)
+            if kind not in ("match", "match_other"):
+                self.matched = []  # from here on, results of earlier matches need not be valid
             try:
                 act(*args)
                 self.counts(kind)
@@ -98,7 +101,7 @@ class History:
 
     def cause(self, kind: str) -> str:
         """Return the cause for a failed event if no better one is known."""
-        if self.part == "lock" or kind in ("lock", "unlock", "grow", "again"):
+        if self.part == "lock" or kind in ("lock", "lock_after", "unlock", "grow", "again"):
             return "lock-path"
         return "split-links" if self.part == "split" else "counts"
 
@@ -141,6 +144,13 @@ class History:
                 f"{[int(page) for page in pages]}."
             )
             raise self.broken(self.match_cause(pages, right, prefix), promise, seen)
+        for handle, array, numbers in self.matched:
+            now = [int(page) for page in array]
+            if now != numbers or (handle is found.handle and numbers != right):
+                what = f"its array holds the pages {now}" if now != numbers else "its handle is the one of this match"
+                seen = f"An earlier match returned pages {numbers}. After this match, {what}."
+                raise self.broken("shared-result", "The result of a match is valid until the cache changes.", seen)
+        self.matched.append((found.handle, found.pages, right))
         unlocked = sum(page.users == 0 for page in path)
         if found.unlocked != unlocked:
             promise = "`MatchResult.unlocked` is the number of matched pages that have no user."
@@ -228,6 +238,17 @@ class History:
         self.model.lock(prefix)
         self.held[name] = handle, prefix
 
+    def lock_after(self, name: int, ids: list[int], other: list[int]) -> None:
+        """Match a prefix, then another one, and lock the first."""
+        if name in self.held:
+            raise Invalid
+        handle, prefix = self.match(ids)
+        self.match(other)
+        self.gained = sum(self.model.pages[part].users == 0 for part in self.model.path(prefix))
+        self.cache.lock(handle)
+        self.model.lock(prefix)
+        self.held[name] = handle, prefix
+
     def grow(self, name: int, more: list[int]) -> None:
         """Insert more pages below a locked prefix and move the lock to the longer prefix.
 
@@ -298,7 +319,7 @@ class History:
         right, reported = self.model.evictable_pages, self.cache.evictable_pages
         if reported != right:
             cause = self.cause(kind)
-            if kind == "lock" and reported < right:  # pages that already had a user were subtracted again
+            if kind in ("lock", "lock_after") and reported < right:  # pages that already had a user were subtracted again
                 cause = "lock-too-much" if self.gained else "split-users"
             seen = f"After `{kind}`, the number of pages without a user is {right}; `evictable_pages` is {reported}."
             raise self.broken(cause, "`evictable_pages` is the number of pages without a user.", seen)
@@ -332,7 +353,7 @@ def show_history(workload: dict[str, Any], offered: Mapping[int, list[int]] | No
         names = {"insert": 1, "match": 1, "lock": 2}.get(kind, len(args))
         where = [f"with the namespace {_space(workload.get('space', 0) + space)!r}" for space in args[names:]]
         shown = [_tokens(arg, size) if isinstance(arg, list) else str(arg) for arg in args[:names]] + where
-        named = {"match_other": "match in another namespace", "again": "lock again"}.get(kind, kind)
+        named = {"lock_after": "match, match the second and then lock the first:", "match_other": "match in another namespace", "again": "lock again"}.get(kind, kind)
         pages = (offered or {}).get(number)
         shown += [f"as page{'s' * (len(pages) > 1)} {' '.join(map(str, pages))}"] if pages else []
         lines.append(f"{number}. {named} {' '.join(shown)}")
