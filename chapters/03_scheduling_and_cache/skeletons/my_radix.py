@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test radix     (`hint radix` for a hint)
 Serve it:  python -m minisgl plugins=my_radix.py cache=mine
 """
 
-# minisgl lab radix, skeleton d86eacea42 (minisgl 0.2.0)
+# minisgl lab radix, skeleton 01bb70a1ba (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class Root(Node):
 class Handle:
     """A prefix: the path from the root to ``node``, with only the first ``used`` pages of the node's own edge.
 
-    A handle from `match` is valid until the cache changes. After `lock`, it is valid until its `unlock`.
+    A handle from `match` is valid until the cache changes, also after further matches. After `lock`, it is valid until
+    its `unlock`.
     """
 
     __slots__ = ("node", "used")

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test replay     (`hint replay` for a hint)
 Serve it:  python -m minisgl plugins=my_replay.py graph=mine
 """
 
-# minisgl lab replay, skeleton 2fe8945adf (minisgl 0.2.0)
+# minisgl lab replay, skeleton a818ccd8fe (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -130,7 +130,8 @@ class MyRunner:
 
         ``build`` calls `input_buffers`, and then ``fill(None)`` of the buffers. It also prepares attention for the
         bucket: record each bucket before the next call of ``build``. The first of ``keys`` are the buckets that
-        `buckets` returned, in their order. ``keys`` must not change.
+        `buckets` returned, in their order. The others have ``shared_prefix``, which makes them larger than the key with
+        as many rows. Record them too: `run` gets them, but `bucket` never returns one. ``keys`` must not change.
         """
         # TODO replay.capture
         # 1. All recordings share memory, because only one is replayed at a time. Record the largest bucket first: the
@@ -147,7 +148,7 @@ class MyRunner:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Drop the recordings and their memory."""
+        """Drop the recordings and their memory: keep no reference to a recording or to its output."""
         self.recordings.clear()
 
 

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test experts     (`hint experts` for a hint)
 Serve it:  python -m minisgl model=tutor-moe plugins=my_experts.py moe=mine
 """
 
-# minisgl lab experts, skeleton 388201bb0c (minisgl 0.2.0)
+# minisgl lab experts, skeleton 70cae06565 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -44,11 +44,12 @@ class Experts(NamedTuple):
 
 
 class MyMoe:
-    """The backend; see `minisgl.moe.MoeBackend` for shapes.
+    """The backend; see `minisgl.moe.MoeBackend` for shapes. The engine passes contiguous tensors.
 
     A pair is a token and one of its top_k choices of an expert; its number is token · top_k + choice. Blocks are padded
     with the number of pairs, which is no pair's number. One backend serves all layers. `multiply` may overwrite its
-    ``rows``. Except for this, a method changes no tensor that it gets but ``out``.
+    ``rows``. Except for this, a method changes no tensor that it gets but ``out``. A later call changes no earlier
+    result. Nothing of a step is kept. All tensors are on the device of the arguments.
     """
 
     def __init__(self, block: int):
