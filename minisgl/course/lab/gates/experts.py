@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -230,7 +231,9 @@ def run_multiply(student: Student, workload: dict[str, Any]) -> None:
         raise Broken("changes", "`multiply` changes no argument, except `rows`.", seen)
     promise = "`multiply` multiplies the rows of expert e with expert e's matrices, and keeps the order of the rows."
     if tuple(got.shape) != tuple(rows.shape):
-        seen = f"The input has {len(rows)} rows and the result has the shape {list(got.shape)}; counts: {_some(counts)}."
+        seen = (
+            f"The input has {len(rows)} rows and the result has the shape {list(got.shape)}; counts: {_some(counts)}."
+        )
         raise Broken("lost", promise, seen)
     begin = 0
     for e, n in enumerate(counts):
@@ -430,7 +433,7 @@ def run_whole(student: Student, workload: dict[str, Any]) -> None:
         ids.copy_(given.ids.flip(0))
         scale.mul_(0.5)
     tensors = [given.gate_up, given.down, x, ids, scale, torch.empty_like(x)]
-    check_device("forward", tensors, lambda: moe.forward(weights, x, ids, scale, tensors[-1]))
+    check_device("forward", tensors, partial(moe.forward, weights, x, ids, scale, tensors[-1]))
     check_growth(moe, weights, given)
     # A layer whose weights are where those of an earlier layer were, as after an engine has ended.
     del weights
@@ -587,7 +590,8 @@ GATES = (
          search(make, run_multiply, at_least=12, show=show), part="experts.multiply"),
     Gate("scatter", "each token gets the weighted sum of its rows",
          search(make, run_scatter, at_least=12, show=show), part="experts.scatter"),
-    Gate("whole", "every routing gives the result that the definition gives", search(make, run_whole, at_least=12, show=show)),
+    Gate("whole", "every routing gives the result that the definition gives",
+         search(make, run_whole, at_least=12, show=show)),
     Gate("counts", "the backend reads only the weights of chosen experts, and reads them once", counts),
     conformance(lambda: MoeConformance, lambda student: student.make(device=CPU)),
     Gate("engine", "tutor-moe computes the same logits with the plugin", engine, transcript=True),

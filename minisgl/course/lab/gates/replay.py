@@ -519,9 +519,9 @@ def check_further_keys(runner: Any) -> None:
         if runner.run(key).tolist() != [i]:
             seen = f"`run({key})` replayed the recording of another bucket. {further}"
             raise Broken("capture", "`run` replays the recording of its key.", seen)
-    for rows, want in ((1, 1), (2, 2), (3, 4), (4, 4)):
-        if (key := runner.pick(rows, 1, True)) != GraphKey(want):
-            seen = f"`pick({rows}, 1, True)` returned {key}, not {GraphKey(want)}. {further}"
+    for size, want in ((1, 1), (2, 2), (3, 4), (4, 4)):
+        if (picked := runner.pick(size, 1, True)) != GraphKey(want):
+            seen = f"`pick({size}, 1, True)` returned {picked}, not {GraphKey(want)}. {further}"
             raise Broken("pick", "A step gets a bucket that `buckets` returned.", seen)
 
 

@@ -8,10 +8,10 @@ which is added to the index of the history's namespace. All token ids are counte
 because caches with other number types than int32 round large ids or drop their upper bits, and the numbers of pages
 from the lower 20 bits of ``base``.
 
-The events: ``["insert", ids]``, ``["match", ids]``, ``["lock", name, ids]``, ``["lock_after", name, ids, other]`` (another match before the lock), ``["again", name, other]`` (one more lock
-through the handle of another lock), ``["grow", name, ids]`` (the prefix that a lock holds becomes longer), ``["unlock",
-name]``, ``["evict", pages]``, ``["match_other", ids]`` (a match in another namespace). ``name`` is a number that
-identifies a lock.
+The events: ``["insert", ids]``, ``["match", ids]``, ``["lock", name, ids]``, ``["lock_after", name, ids, other]``
+(another match before the lock), ``["again", name, other]`` (one more lock through the handle of another lock),
+``["grow", name, ids]`` (the prefix that a lock holds becomes longer), ``["unlock", name]``, ``["evict", pages]``,
+``["match_other", ids]`` (a match in another namespace). ``name`` is a number that identifies a lock.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class History:
         self.free = list(range(base & 0xFFFFF, (base & 0xFFFFF) + POOL))
         self.event = 0
         self.gained = 0  # number of pages that the most recent lock gave their first user
-        self.matched: list[tuple[Any, Any, list[int]]] = []  # handle, array and page numbers of each match since a change
+        self.matched: list[tuple[Any, Any, list[int]]] = []  # handle, array and pages of the matches since a change
         self.offered: dict[int, list[int]] = {}  # number of an event -> the pages that it offered to the cache
 
     def broken(self, cause: str, promise: str, seen: str, page: int | None = None) -> Broken:
@@ -319,7 +319,7 @@ class History:
         right, reported = self.model.evictable_pages, self.cache.evictable_pages
         if reported != right:
             cause = self.cause(kind)
-            if kind in ("lock", "lock_after") and reported < right:  # pages that already had a user were subtracted again
+            if kind in ("lock", "lock_after") and reported < right:  # pages with a user were subtracted again
                 cause = "lock-too-much" if self.gained else "split-users"
             seen = f"After `{kind}`, the number of pages without a user is {right}; `evictable_pages` is {reported}."
             raise self.broken(cause, "`evictable_pages` is the number of pages without a user.", seen)
@@ -353,7 +353,11 @@ def show_history(workload: dict[str, Any], offered: Mapping[int, list[int]] | No
         names = {"insert": 1, "match": 1, "lock": 2}.get(kind, len(args))
         where = [f"with the namespace {_space(workload.get('space', 0) + space)!r}" for space in args[names:]]
         shown = [_tokens(arg, size) if isinstance(arg, list) else str(arg) for arg in args[:names]] + where
-        named = {"lock_after": "match, match the second and then lock the first:", "match_other": "match in another namespace", "again": "lock again"}.get(kind, kind)
+        named = {
+            "lock_after": "match both prompts, and lock the first:",
+            "match_other": "match in another namespace",
+            "again": "lock again",
+        }.get(kind, kind)
         pages = (offered or {}).get(number)
         shown += [f"as page{'s' * (len(pages) > 1)} {' '.join(map(str, pages))}"] if pages else []
         lines.append(f"{number}. {named} {' '.join(shown)}")
