@@ -32,7 +32,7 @@ MAX_PROBE_STEPS = 256
 """The largest number of steps between two probes. The number doubles as long as the probes change nothing."""
 MAX_TRIES = 4
 """How often plain steps are tried whose time can't be measured, because every step has prompts too."""
-_SMOOTHING = 0.1  # weight of one draft in a share of accepted drafts
+_SMOOTHING = 0.07  # weight of one draft in a share of accepted drafts
 
 
 class Speculation:

@@ -82,7 +82,7 @@ def test_ngram(family: str, a_row: float, a_step: float) -> None:
     assert with_drafts.answers == all_drafts.answers == plain.answers
     assert with_drafts.tokens_a_row >= a_row
     assert with_drafts.tokens_a_step >= a_step
-    assert with_drafts.tokens_a_row >= 0.95 * all_drafts.tokens_a_row
+    assert with_drafts.tokens_a_row >= 0.9 * all_drafts.tokens_a_row
 
 
 def test_random_text() -> None:
