@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise, zip_longest
 from typing import Any
 
 from minisgl.course.lab.grader.asked_policy import Recorded, check_memory, well_formed_plan
@@ -22,7 +22,7 @@ from minisgl.course.lab.grader.simulated_workloads import (
     simulate,
 )
 from minisgl.scheduler import Plan, Running, Waiting
-from minisgl.scheduler.budget import AdmissionCost, StepBudget
+from minisgl.scheduler.budget import AdmissionCost, StepBudget, WaitingView
 from minisgl.scheduler.order import LPM_WINDOW, order_waiting
 from minisgl.testing.drive import make_plugin
 
@@ -253,68 +253,134 @@ def _uncached(w: Waiting) -> int:
 
 
 def make(rng: random.Random, size: int) -> dict[str, Any]:
-    """Return a random workload, or one step that random workloads rarely reach.
-
-    There are four kinds of such steps. In the first, one request can be admitted, and the two orders disagree about
-    which (``waiting``: cached tokens and tokens to compute of each waiting request). In the second, more requests
-    decode than the step has tokens, because the scheduler may add rows to a policy's plan, or some find no free page
-    for their next token (``answers``: the pages that each decoding request needs). The third are large, up to 1,100
-    rows and 300,000 tokens, a queue of 220 requests, and 300 prompts that are partly computed. The others are random,
-    see `random_step`.
-    """
-    order = rng.choice(ORDERS)
-    if 2 <= size <= 3:
-        order = ORDERS[size % 2]
-        cached = sorted(rng.sample(range(1, 40), 3))
-        waiting = [[n, 50 - n if order == "lpm" else 10 + n] for n in cached]
-        return {"answers": [], "begun": 0, "waiting": waiting, "slots": 1, "pages": 0, "chunk": 64, "order": order}
-    if 8 <= size <= 9:
-        waiting = [[rng.randint(0, 90), rng.randint(100, 700)] for _ in range(20)]
-        step = {"answers": [0] * 40, "begun": 900, "waiting": waiting, "slots": 20, "pages": 0, "chunk": 8192}
-        return {**step, "order": ORDERS[size % 2]}
-    if size == 10:
-        waiting = [[rng.randint(0, 900), rng.randint(1, 9), -1] for _ in range(100)]
-        step = {"answers": [0] * 1_100, "begun": 10_000, "waiting": waiting, "slots": 256, "pages": 0, "chunk": 60_000}
-        return {**step, "order": order}
-    if size == 11:
-        step = {"answers": [0], "begun": [70_000], "waiting": [[0, 80_000], [16, 130_000]], "slots": 2, "pages": 0}
-        return {**step, "chunk": 300_000, "order": order}
-    if 12 <= size <= 15:  # request 0 is about to compute the same page: it waits, or runs, or the policy can't see it
-        waiting = [[0, 20, (-1, -2, -3, 0)[size - 12]], [0, 30, -1], [0, 9, -1]]
-        waiting = [waiting[1], waiting[0], waiting[2]] if size == 15 else waiting
-        step = {"answers": [], "begun": [40, 10], "waiting": waiting, "slots": 4, "pages": 40, "chunk": 256}
-        return {**step, "first": 0, "late": int(size != 15), "order": order}
-    if size in (16, 17):  # a long queue, of which all requests fit (fcfs), or a few with the longest prefixes (lpm)
-        many = size == 16
-        cached = rng.sample(range(1, 1_000), 220) if many else [*sorted(rng.sample(range(1, 1_000), 120)), *[0] * 100]
-        step = {"answers": [], "begun": 0, "waiting": [[n, 9] for n in cached]}
-        return {**step, "slots": 256 if many else 4, "pages": 0, "chunk": 8192, "order": ORDERS[1 - many]}
-    if size == 18:  # many prompts are partly computed
-        return {
-            "answers": [],
-            "begun": [10] * 300,
-            "waiting": [],
-            "slots": 4,
-            "pages": 0,
-            "chunk": 8192,
-            "order": order,
-        }
-    if size == 19:  # no answer finds a page: the plan is empty, and retracts none
-        return {"answers": [1, 1], "begun": [], "waiting": [], "slots": 4, "pages": 0, "chunk": 64, "order": order}
-    if size in (20, 21):  # prompts with one token left, listed before decode rows
-        step = {"answers": [0] * 4, "begun": [1] * 5, "waiting": [], "slots": 0, "pages": 0, "chunk": rng.randint(2, 5)}
-        return {**step, "mixed": rng.randint(1, 999), "order": order}
-    if size in (22, 23):  # each waiting request is more urgent than those before it, which changes nothing
-        waiting = [[48 - 16 * place, 30] for place in range(4)]
-        step = {"answers": [0], "begun": [9], "waiting": waiting, "slots": rng.randint(1, 3), "pages": 0, "chunk": 64}
-        return {**step, "urgent": 1, "order": ORDERS[size % 2]}
-    if 4 <= size <= 7:
-        answers = rng.sample([0, 0, 0, 1, 1, 1], 6)
-        step = {"answers": answers, "begun": 5, "waiting": [], "slots": 0}
-        return {**step, "pages": size % 2, "chunk": rng.randint(1, 3), "order": order}
+    """Return one of the `corner_steps`, each with both orders, and then random steps and workloads."""
+    if size <= CORNERS:
+        return corner_steps(rng, ORDERS[size % 2])[(size - 1) // 2]
+    order, size = rng.choice(ORDERS), size - CORNERS + 3
     if size % 3:
         return {**random_step(rng, size), "order": order}
     return {**random_workload(rng, size), "order": order, "cache": rng.choice(["naive", "radix"])}
+
+
+def corner_steps(rng: random.Random, order: str) -> list[dict[str, Any]]:
+    """Return steps that random steps rarely reach, always of the same kinds. ``rng`` varies their numbers.
+
+    The keys are those of `random_step`. ``waited``: the skipped steps of each waiting request. ``queue``: see
+    `run_queue`.
+    """
+
+    def step(
+        answers: list[int], begun: list[int], waiting: list[list[int]], slots: int = 6, pages: int = 40,
+        chunk: int = 512, **more: Any,
+    ) -> dict[str, Any]:  # fmt: skip
+        given = {"answers": answers, "begun": begun, "waiting": waiting, "slots": slots, "pages": pages}
+        return {**given, "chunk": chunk, "order": order, **more}
+
+    def some(most: int = 60) -> int:
+        return rng.randint(5, most)
+
+    low, middle, high = sorted(rng.sample(range(1, 40), 3))
+    chunk, rest = rng.randint(20, 90), rng.randint(1, 9)
+    orders = [
+        # one request can be admitted, and the orders disagree about which: most cached tokens, with the fewest or the
+        # most to compute, or with the smaller share of its prompt
+        step([], [], [[n, 50 - n if order == "lpm" else 10 + n] for n in (low, middle, high)], slots=1),
+        step([], [], [[n, 10 + n if order == "lpm" else 50 - n] for n in (low, high, middle)], slots=1),
+        step([0], [], [[high, 400], [low, 9], [0, 1]], slots=1),
+        step([0], [], [[0, 9], [low, 9], [high, 400]], slots=1),
+        step([], [], [[16, some()], [16, some()], [16, some()]], slots=2, turned=1),  # the same number of cached tokens
+        # a request that has waited long, and a more urgent one: neither changes the order
+        *(step([0], [], [[n, 30] for n in cached], slots=slots, waited=waited) for cached, slots, waited in (
+            ([0, middle], 1, [600, 0]), ([high, low], 1, [0, 600]), ([high, 0, low], 2, [3, 100_000, 40]),
+        )),
+        step([0], [9], [[48 - 16 * place, 30] for place in range(4)], slots=rng.randint(1, 3), urgent=1, chunk=64),
+        step([0], [9], [[16 * place, 30] for place in range(4)], slots=rng.randint(1, 3), urgent=1, chunk=64),
+        step([0, 0], [chunk, chunk], [[16, 30]], chunk=chunk, skipped=1000, waited=[5_000]),
+    ]  # fmt: skip
+    answers = [
+        # some answers find no page, and later ones need none; more answers than tokens
+        step([1, 0, 0], [], [], pages=0),
+        step([1, 0], [rest], [[0, 9]], pages=0),
+        step([1, 1, 0, 1, 0], [], [], pages=1, chunk=3),
+        step([0, 1, 1, 0], [5], [], pages=1, chunk=rng.randint(1, 3)),
+        step(rng.sample([0, 0, 0, 1, 1, 1], 6), [5], [], slots=0, pages=rng.randint(0, 1), chunk=rng.randint(1, 3)),
+        step([1, 1], [], [], pages=0, chunk=64),
+        step([0] * 8, [50], [[0, 20]], chunk=8),
+        step([0] * 9, [50], [[0, 20]], chunk=8, prefill=2),
+        step([0] * 9, [], [[0, 20], [16, 20]], chunk=8, prefill=2),
+        # prompts between decode rows, or before them
+        step([0] * 4, [1] * 5, [], slots=0, chunk=rng.randint(2, 5), mixed=-1),
+        step([0, 0, 1], [300, 1], [[0, 50]], chunk=128, mixed=-1),
+        step([0] * 3, [rest, 40, 9], [[0, 9], [16, 9]], chunk=60, mixed=rng.randint(1, 999)),
+    ]
+    few = [
+        step([], [], []),
+        step([0], [], []),
+        step([], [rest], []),
+        step([], [], [[0, some()]]),
+        # one token
+        step([0], [1], [[0, 1]], chunk=1),
+        step([], [1], [[0, 1]], chunk=1),
+        step([], [], [[0, 1], [16, 1]], chunk=1),
+        step([], [], [[0, 700], [16, 700]], chunk=1),
+        step([], [1, 1], [[0, 1], [16, 1]], chunk=3),
+    ]
+    begun = [
+        # begun prompts leave no token, or one; a waiting request may be older than they are
+        step([], [chunk], [[0, 40], [16, 9]], chunk=chunk),
+        step([0], [chunk - 3, 1], [[0, 40], [16, 9]], chunk=chunk),
+        step([], [chunk + some()], [[0, chunk]], chunk=chunk, first=0),
+        step([0], [chunk, some()], [[0, some()], [16, chunk]], chunk=chunk, first=0, mixed=-1),
+        step([], [chunk - rest], [[16, some()], [0, some()]], chunk=chunk, first=0, late=1),
+        step([0, 0], [], [[0, 20], [16, 20]], first=0, late=1, slots=1),
+        step([], [rest, rest], [[0, 20]], slots=0),
+    ]
+    room = [
+        # the first request of either order needs more pages, or rows, than there are
+        step([0], [], [[low, 100], [0, 16]], pages=2, priced=1),
+        step([0], [], [[low, 16], [high, 100]], pages=2, priced=1),
+        step([], [], [[low, 16], [middle, 100], [0, 16]], pages=3, priced=1),
+        step([], [], [[0, 64]], pages=4, priced=1),
+        step([0, 1], [], [[0, 48], [16, 32]], pages=5, priced=1, reserved=2),
+        step([], [], [[0, 32], [0, 32], [0, 1]], pages=5, priced=1, growth=1),
+        step([0], [], [[0, 20], [16, 20]], slots=0),
+        step([], [], [[0, 20], [16, 300], [32, 300], [0, 2]], chunk=chunk + 90, priced=1),
+    ]
+    same = [
+        # request 0 is about to compute the same page: it waits, or runs, or the policy can't see it
+        step([], [40, 10], [[32, 20, -2], [0, 30, -1], [0, 9, -1]], first=0, late=1),
+        step([0], [10], [[0, 30, -1], [32, 20, -2], [0, 9, -1]], first=0, late=1),
+        step([], [40, 10], [[32, 20, -1], [32, 30, 0], [0, 9, -1]], first=0),
+        step([], [], [[0, 20, -1], [48, 30, 0], [32, 9, 0]], first=0),
+        step([], [40], [[32, 20, -3], [0, 30, -1], [0, 9, -1]]),
+        step([], [], [[0, 20, -1], [32, 30, 0], [0, 9, 1], [16, 9, -1]], slots=3),
+        # all are left out
+        step([0], [rest], [[0, 20, -2]]),
+        step([0], [], [[0, 20, -2], [16, 20, -2], [32, 9, 0]], first=0, late=1),
+        step([], [], [[16, 20, -3], [0, 20, -3]]),
+    ]
+    queues = [
+        {"queue": 10_000, "fits": fits, "slots": slots, "order": order}
+        for fits, slots in ((0, 256), (0, 0), (rng.randint(1, 9), 20))
+    ]
+    large = [
+        step([0] * 40, [900], [[rng.randint(0, 90), rng.randint(100, 700)] for _ in range(20)], slots=20, chunk=8192),
+        # up to 1,100 rows and 300,000 tokens, and 300 prompts that are partly computed
+        step([0] * (1_100 if order == "fcfs" else 300), [10_000],
+             [[rng.randint(0, 900), rng.randint(1, 9), -1] for _ in range(100)], slots=256, chunk=60_000),
+        step([0], [70_000], [[0, 80_000], [16, 130_000]], slots=2, chunk=300_000),
+        step([], [], [[0, 9_000 + some()], [16, 20_000]], slots=2, chunk=40_000),
+        step([], [10] * 300, [], slots=4, chunk=8192),
+    ]  # fmt: skip
+    # a long queue, of which all requests fit (fcfs), or a few with the longest prefixes (lpm)
+    cached = rng.sample(range(1, 1_000), 220)
+    cached = cached if order == "fcfs" else [*sorted(cached[:120]), *[0] * 100]
+    large.append(step([], [], [[n, 9] for n in cached], slots=256 if order == "fcfs" else 4, chunk=8192))
+    return [*orders, *answers, *few, *begun, *room, *same, *queues, *large]
+
+
+CORNERS = 2 * len(corner_steps(random.Random(0), "fcfs"))
+"""How many workloads are corner cases."""
 
 
 def random_step(rng: random.Random, size: int) -> dict[str, Any]:
@@ -325,7 +391,8 @@ def random_step(rng: random.Random, size: int) -> dict[str, Any]:
     a waiting request is the place in ``waiting`` of its ``same_prefix_req``, or -1: none, -2: the first running
     request, -3: a request that the policy does not see. With ``priced``, a waiting request needs a page for 16 tokens,
     and ``growth`` pages later. ``mixed``: the seed of the order of the running requests, whose prompts and decode rows
-    are in any order (0: decode rows first). ``skipped``: for how many steps each running request had no row.
+    are in any order (0: decode rows first; -1: a prompt before each decode row). ``skipped``: for how many steps each
+    running request had no row.
     ``prefill``: how many tokens decode rows leave to prompts. ``reserved``: pages kept for running requests.
     ``urgent``: the priorities, which change nothing (0: all are 0; 1: each waiting request is more urgent than those
     before it; otherwise a seed).
@@ -357,10 +424,48 @@ def random_step(rng: random.Random, size: int) -> dict[str, Any]:
 
 def run_plan(student: Student, workload: dict[str, Any]) -> None:
     """Check every plan of the student's policy in a workload, or its plan for one step."""
+    if "queue" in workload:
+        return run_queue(student, workload)
     judge = Judge(lambda order: student.make(student.config(order=order)), workload["order"])
     if "answers" in workload:
         return run_step(judge, workload)
     simulate(workload, shipped_cache(workload["cache"], workload["page_size"]), judge, causes=cause_of)
+
+
+MOST_READ = 512
+"""How many waiting requests a plan with the order ``fcfs`` may read if the first ten do not all fit."""
+
+
+def run_queue(student: Student, workload: dict[str, Any]) -> None:
+    """Check the plan of a long queue, and count how many of its requests the plan reads.
+
+    ``queue``: the number of waiting requests. ``fits``: how many of them get pages. With the order ``lpm``, the
+    first ones have the longest prefix, and the number of requests that are read is free.
+    """
+    size, fits, slots = workload["queue"], workload["fits"], workload["slots"]
+    if student.by_messages and size > MOST_READ:  # a list is then read as a whole before it is sent
+        size = MOST_READ
+    if fits > 100:
+        raise Invalid
+    read = 0
+
+    def entries() -> Iterator[Waiting]:
+        nonlocal read
+        for uid in range(1, size + 1):
+            read += 1
+            yield Waiting(uid, uid, 400, max(160 - 16 * ((uid + 9) // 10), 0), None, 0)
+
+    policy = student.make(student.config(order=workload["order"]))
+    budget = StepBudget(8192, slots, 25 * fits, 0, lambda uid: AdmissionCost(25, 0))
+    rows = dict(policy.plan(WaitingView(size, entries()), [], budget).rows)
+    if read > MOST_READ and workload["order"] == "fcfs":
+        seen = f"Request {min(fits, slots) + 1} did not fit, but the plan read {read:,} of {size:,} waiting requests."
+        raise Broken("scan", "A plan with order=fcfs reads only the head of a long queue.", seen)
+    right = range(1, min(fits, slots, size) + 1)
+    if list(rows) != list(right):
+        seen = f"The first {len(right)} of {size:,} waiting requests fit. The plan has rows for {list(rows)[:9]}."
+        cause = "order" if len(rows) == len(right) else "skips" if len(rows) > len(right) else "idle"
+        raise Broken(cause, "Waiting requests are admitted in order, until the first one that does not fit.", seen)
 
 
 def requests_of(workload: dict[str, Any]) -> tuple[list[Running], list[Waiting]]:
@@ -378,10 +483,16 @@ def requests_of(workload: dict[str, Any]) -> tuple[list[Running], list[Waiting]]
     numbers = [first + ahead + i for i in range(len(workload["answers"]) + len(begun))]
     running = [Running(uid, 0, need, 0, uid) for uid, need in zip(numbers, workload["answers"], strict=False)]
     running += [Running(uid, left, 0, 0, uid) for uid, left in zip(numbers[len(running) :], begun, strict=True)]
-    if workload.get("mixed"):
+    if workload.get("mixed", 0) < 0:
+        answering = running[: len(workload["answers"])]
+        pairs = zip_longest(running[len(answering) :], answering)
+        running = [r for pair in pairs for r in pair if r is not None]
+    elif workload.get("mixed"):
         random.Random(workload["mixed"]).shuffle(running)
     skipped = workload.get("skipped", 0)
-    running = [r._replace(admission_order=i, skipped_steps=skipped * (i % 2)) for i, r in enumerate(running)]
+    running = [
+        r._replace(admission_order=i, skipped_steps=skipped * (i % 2), arrival=r.uid) for i, r in enumerate(running)
+    ]
     start = 0 if ahead else first + len(running)
     waiting: list[Waiting] = []
     uids = [start + (len(queue) - 1 - place if turned else place) for place in range(len(queue))]
@@ -392,6 +503,8 @@ def requests_of(workload: dict[str, Any]) -> tuple[list[Running], list[Waiting]]
         if same and same[0] < -1:
             other = numbers[0] if same[0] == -2 and numbers else first + 10**6
         waiting.append(Waiting(uids[place], start + place, cached + left, cached, other, 7_000 * place * turned))
+    waited = workload.get("waited", [])
+    waiting = [*(w._replace(skipped_steps=n) for w, n in zip(waiting, waited, strict=False)), *waiting[len(waited) :]]
     return _with_priorities(running, workload), _with_priorities(waiting, workload)
 
 
@@ -423,6 +536,9 @@ def run_step(judge: Judge, workload: dict[str, Any]) -> None:
 def show_plan(workload: dict[str, Any]) -> str:
     """Describe the workload, or the one step."""
     order = "scheduler.order=lpm, " if workload["order"] == "lpm" else ""
+    if "queue" in workload:
+        numbers = f"the first {workload['fits']} get pages, requests that can be admitted: {workload['slots']}"
+        return f"{order}{amount(workload['queue'], 'waiting request')}, {numbers}"
     if "answers" not in workload:
         return order + show(workload)
     free = f"free pages: {workload['pages']}, requests that can be admitted: {workload['slots']}"
@@ -540,7 +656,7 @@ GATES = (
     Gate(
         "plan",
         "each step has the right rows",
-        search(make, run_plan, seconds=1.0, at_least=30, show=show_plan),
+        search(make, run_plan, tries=CORNERS + 80, seconds=2.0, at_least=CORNERS + 40, show=show_plan),
         part="policy.plan",
     ),
     conformance(policy_kit, lambda student: student.make(), causes=cause_of, runs=12),

@@ -6,7 +6,7 @@ The gates of labs `policy` and `slo` compare the plan with the rules of their la
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from minisgl.course.lab.grader.gate import Broken
@@ -84,18 +84,19 @@ def check_memory(
 ) -> None:
     """Check that later calls do not change a plan, and that the policy keeps nothing about a request's uid.
 
-    ``policies``: the one that has returned ``plan`` for these requests, and a new one. Both are asked for the plan of
+    ``policies``: the one that has returned ``plan`` for these requests, and a new one. Both are asked for the plans of
     other requests that have the same uids, and then for a plan without the first request that has a row. ``budget``
     returns a new budget. A result that raises an exception is wrong: `broken` is as in `well_formed_plan`.
     """
     before = [tuple(row) for row in plan.rows], list(plan.retract)
-    turned = _turned(waiting), _turned(running)
-    first, new = (policy.plan(*map(list, turned), budget()) for policy in policies)
-    if dict(first.rows) != dict(new.rows) or list(first.retract) != list(new.retract):
-        seen = (
-            "After a step in which these uids were other requests, it returned another plan than a new policy object."
-        )
-        raise broken("impure", "A plan depends only on the arguments of `plan`.", seen)
+    for other in _others(waiting, running):
+        first, new = (policy.plan(*map(list, other), budget()) for policy in policies)
+        if dict(first.rows) != dict(new.rows) or list(first.retract) != list(new.retract):
+            seen = (
+                "After a step in which requests with these uids had other numbers of tokens, it returned another plan "
+                "than a new policy object."
+            )
+            raise broken("impure", "A plan depends only on the arguments of `plan`.", seen)
     uid = before[0][0][0] if before[0] else None
     rest = [w for w in waiting if w.uid != uid], [r for r in running if r.uid != uid]
     if any(rest):
@@ -107,7 +108,34 @@ def check_memory(
         raise broken("reused", "Each call of `plan` returns new lists, which later calls do not change.", seen)
 
 
+def _others(waiting: Sequence[Any], running: Sequence[Any]) -> Iterator[tuple[list[Any], list[Any]]]:
+    """Yield requests with the same uids as the given ones, of which each has the numbers of another one.
+
+    First, the uids are in the reverse order. In the others, they stay in their order, as do the arrivals: then a policy
+    that keeps a result about these uids finds it again.
+    """
+    yield _turned(waiting), _turned(running)
+    if len(waiting) + len(running) > FEW:
+        return
+    yield _placed(waiting, reversed(waiting)), _placed(running, reversed(running))
+    cached = [w.num_cached_tokens for w in reversed(waiting)]
+    pairs = zip(waiting, cached, strict=True)
+    yield [w._replace(num_cached_tokens=min(n, w.num_tokens - 1)) for w, n in pairs], list(running)
+    same = [w.same_prefix_req for w in reversed(waiting)]
+    yield [w._replace(same_prefix_req=uid) for w, uid in zip(waiting, same, strict=True)], list(running)
+
+
+FEW = 64
+"""Steps of more requests than this are changed in one way only, because each plan of a large step takes long."""
+
+
 def _turned(requests: Sequence[Any]) -> list[Any]:
     """Return the requests with the uids in the reverse order."""
     uids = [request.uid for request in requests]
     return [request._replace(uid=uid) for request, uid in zip(requests, reversed(uids), strict=True)]
+
+
+def _placed(requests: Sequence[Any], others: Iterable[Any]) -> list[Any]:
+    """Return ``others`` with the uids and arrivals of ``requests``."""
+    pairs = zip(requests, others, strict=True)
+    return [other._replace(uid=request.uid, arrival=request.arrival) for request, other in pairs]
