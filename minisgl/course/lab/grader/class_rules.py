@@ -110,7 +110,7 @@ class _Step:
         options = judge.workload
         self.interactive: int = options["interactive"]
         self.step: int = options["step"]
-        self.share: int = options["share"]
+        self.share: float = options["share"]  # in percent
         self.running, self.all_waiting = running, waiting
         self.waiting = [w for w in waiting if w.same_prefix_req is None]
         requests: list[Request] = [*running, *waiting]
