@@ -299,6 +299,7 @@ def corner_steps(rng: random.Random, order: str) -> list[dict[str, Any]]:
     ]  # fmt: skip
     answers = [
         # some answers find no page, and later ones need none; more answers than tokens
+        step([0, 1, 0], [], [], pages=0),
         step([1, 0, 0], [], [], pages=0),
         step([1, 0], [rest], [[0, 9]], pages=0),
         step([1, 1, 0, 1, 0], [], [], pages=1, chunk=3),
@@ -376,7 +377,7 @@ def corner_steps(rng: random.Random, order: str) -> list[dict[str, Any]]:
     cached = rng.sample(range(1, 1_000), 220)
     cached = cached if order == "fcfs" else [*sorted(cached[:120]), *[0] * 100]
     large.append(step([], [], [[n, 9] for n in cached], slots=256 if order == "fcfs" else 4, chunk=8192))
-    return [*orders, *answers, *few, *begun, *room, *same, *queues, *large]
+    return [*few, *orders, *answers, *begun, *room, *same, *queues, *large]
 
 
 CORNERS = 2 * len(corner_steps(random.Random(0), "fcfs"))

@@ -1,9 +1,12 @@
 """This policy sorts running and waiting requests into one queue by priority, and plans them in one loop."""
 
 from dataclasses import dataclass
+from itertools import islice
 
 from minisgl import hookimpl
 from minisgl.scheduler import Plan
+
+MOST_READ = 512
 
 
 @dataclass
@@ -25,7 +28,9 @@ class OneQueue:
         return (2, -req.num_cached_tokens if self.longest_first else 0, position)
 
     def plan(self, waiting, running, budget):
-        queue = sorted(enumerate([*running, *waiting]), key=self.rank)
+        # In order of arrival, no step admits more than the first requests: reading others takes time.
+        head = waiting if self.longest_first else islice(waiting, MOST_READ)
+        queue = sorted(enumerate([*running, *head]), key=self.rank)
         rows = {}
         for _, req in queue:
             admitted = hasattr(req, "num_remaining_tokens")

@@ -5,8 +5,9 @@
 REPLACED = [
     (
         "        for w in order_waiting(waiting, self.order):\n",
-        "        queue = list(order_waiting(waiting, 'fcfs'))\n"
+        "        queue = order_waiting(waiting, 'fcfs')\n"
         "        if self.order == 'lpm':\n"
+        "            queue = list(queue)\n"
         "            queue[:16] = sorted(queue[:16], key=lambda w: -w.num_cached_tokens)\n"
         "        for w in queue:\n",
     ),

@@ -1,4 +1,4 @@
-# causes: share
+# causes: share, urgent
 # gate: share
 """The share is rounded to a whole number of percent."""
 
