@@ -111,18 +111,17 @@ def check_memory(
 def _others(waiting: Sequence[Any], running: Sequence[Any]) -> Iterator[tuple[list[Any], list[Any]]]:
     """Yield requests with the same uids as the given ones, of which each has the numbers of another one.
 
-    First, the uids are in the reverse order. In the others, they stay in their order, as do the arrivals: then a policy
-    that keeps a result about these uids finds it again.
+    The uids and the arrivals stay in their order, so a policy that keeps a result about these uids finds it again. At
+    last, the uids are in the reverse order.
     """
+    if len(waiting) + len(running) <= FEW:
+        yield _placed(waiting, reversed(waiting)), _placed(running, reversed(running))
+        cached = [w.num_cached_tokens for w in reversed(waiting)]
+        pairs = zip(waiting, cached, strict=True)
+        yield [w._replace(num_cached_tokens=min(n, w.num_tokens - 1)) for w, n in pairs], list(running)
+        same = [w.same_prefix_req for w in reversed(waiting)]
+        yield [w._replace(same_prefix_req=uid) for w, uid in zip(waiting, same, strict=True)], list(running)
     yield _turned(waiting), _turned(running)
-    if len(waiting) + len(running) > FEW:
-        return
-    yield _placed(waiting, reversed(waiting)), _placed(running, reversed(running))
-    cached = [w.num_cached_tokens for w in reversed(waiting)]
-    pairs = zip(waiting, cached, strict=True)
-    yield [w._replace(num_cached_tokens=min(n, w.num_tokens - 1)) for w, n in pairs], list(running)
-    same = [w.same_prefix_req for w in reversed(waiting)]
-    yield [w._replace(same_prefix_req=uid) for w, uid in zip(waiting, same, strict=True)], list(running)
 
 
 FEW = 64
