@@ -243,7 +243,9 @@ class _Step:
                 continue
             seen = f"Request {w.uid} waits. It must get {amount(must, 'token')} of the step, and got {got}."
             promise = "Waiting requests are admitted in order, until the first one that does not fit."
-            cause = "skips" if not must else "idle" if not got else "tokens-for-pages"
+            asked_all = self.asked.get(w.uid, (0, 0))[0] >= _uncached(w)
+            both = "order" if asked_all else "tokens-for-pages"  # another request came first and got the tokens
+            cause = "skips" if not must else "idle" if not got else both
             raise self.broken(cause, promise, seen, w.uid)
 
 
