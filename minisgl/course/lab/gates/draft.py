@@ -194,11 +194,14 @@ def make_turns(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a random history of requests, in ``rows`` rows: they come, gain tokens, leave, and run again."""
     if size == CROWD:
         return crowd(rng)
+    if size == TWINS:
+        return twins()
     letters, most, rows = rng.choice(ALPHABETS), rng.randint(1, rng.choice([8, 20, 130])), rng.choice([2, 4, 20])
     first, apart, long = rng.choice([0, 0, 10**12]), rng.choice([1, 1, 2**10, 2**32]), rng.choice([10, 10, 60, 140])
     events: list[dict[str, Any]] = []
     running: list[int] = []
     left: list[int] = []
+    prompts: list[list[int]] = []
     for k in range(2 + size):
         event: dict[str, Any] = {}
         kind = rng.random()
@@ -208,7 +211,9 @@ def make_turns(rng: random.Random, size: int) -> dict[str, Any]:
                 event = {"admit": uid, "tokens": []}
             else:
                 uid = first + k * apart  # `first` is the smallest uid
-                event = {"admit": uid, "tokens": [rng.choice(letters) for _ in range(rng.randint(1, 4 + size // 2))]}
+                prompt = [rng.choice(letters) for _ in range(rng.randint(1, 4 + size // 2))]
+                prompts.append(rng.choice(prompts) if prompts and rng.random() < 0.25 else prompt)  # a prompt again
+                event = {"admit": uid, "tokens": prompts[-1]}
             running.append(uid)
         elif kind < 0.35:
             uid = running.pop(rng.randrange(len(running)))
@@ -228,6 +233,31 @@ def make_turns(rng: random.Random, size: int) -> dict[str, Any]:
 
 CROWD = 12
 """The number of the workload with many requests."""
+TWINS = 1
+"""The number of the workload in which several requests have equal tokens."""
+
+
+def twins() -> dict[str, Any]:
+    """Return a history in which requests are admitted with the tokens of a running one, and then gain others.
+
+    Request 2 has the prompt of request 1. Request 3 has the prompt and the output of request 1. Request 4 has the
+    prompt of request 1, which has ended. Each gains a token last that occurs only in another of them.
+    """
+    events: list[dict[str, Any]] = [
+        {"admit": 1, "tokens": [5, 6], "ask": []},
+        {"admit": 2, "tokens": [5, 6], "ask": [[2, 0, 2]]},
+        {"gain": [[1, [8, 9]]], "ask": [[1, 0, 2]]},
+        {"gain": [[2, [1, 2, 8]]], "ask": [[2, 0, 2], [1, 0, 2]]},
+        {"admit": 3, "tokens": [5, 6, 8, 9], "ask": [[3, 0, 2]]},
+        {"gain": [[1, [7, 4, 3]]], "ask": [[1, 0, 2]]},
+        {"gain": [[3, [1, 2, 7]]], "ask": [[3, 0, 2], [1, 0, 2]]},
+        {"remove": 1, "ask": []},
+        {"admit": 4, "tokens": [5, 6], "ask": [[4, 0, 2]]},
+        {"gain": [[4, [1, 2, 3, 9]]], "ask": [[4, 0, 2], [3, 0, 2], [2, 0, 2]]},
+        {"admit": 1, "tokens": [], "ask": [[1, 0, 2]]},
+        {"gain": [[1, [2]], [4, [7]]], "ask": [[1, 0, 2], [4, 0, 2]]},
+    ]
+    return {"match": 1, "drafts": 2, "rows": 4, "events": events}
 
 
 def crowd(rng: random.Random) -> dict[str, Any]:
