@@ -97,7 +97,10 @@ class GroupedMoe:
 
     # lab: experts.multiply
     def multiply(self, weights: Experts, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """Return the experts' outputs, shaped like rows [sum of counts, hidden]; ``counts[e]`` rows are expert e's."""
+        """Return the experts' outputs; ``counts[e]`` rows are expert e's.
+
+        The outputs have the shape [sum of counts, hidden] and the dtype of ``rows``.
+        """
         linear = torch.nn.functional.linear
         done = []
         for expert, expert_rows in enumerate(rows.split(list(counts))):

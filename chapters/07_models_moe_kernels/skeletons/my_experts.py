@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test experts     (`hint experts` for a hint)
 Serve it:  python -m minisgl model=tutor-moe plugins=my_experts.py moe=mine
 """
 
-# minisgl lab experts, skeleton 70cae06565 (minisgl 0.2.0)
+# minisgl lab experts, skeleton eb9b094b76 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -84,7 +84,10 @@ class MyMoe:
         raise NotImplementedError
 
     def multiply(self, weights: Experts, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """Return the experts' outputs, shaped like rows [sum of counts, hidden]; ``counts[e]`` rows are expert e's."""
+        """Return the experts' outputs; ``counts[e]`` rows are expert e's.
+
+        The outputs have the shape [sum of counts, hidden] and the dtype of ``rows``.
+        """
         # TODO experts.multiply
         # 1. Two products for each expert that has rows, so its weights are read once; none for an expert without.
         raise NotImplementedError

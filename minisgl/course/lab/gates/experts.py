@@ -251,7 +251,7 @@ def run_multiply(student: Student, workload: dict[str, Any]) -> None:
         seen = "After `multiply`, the experts' weights were others than before."
         raise Broken("changes", "`multiply` changes no tensor that it gets, except `rows`.", seen)
     if workload.get("many"):
-        return
+        return check_half_multiply(moe)
     tensors = [rows, given.gate_up, given.down]
     check_device("multiply", tensors, lambda: moe.multiply(weights, rows.clone(), counts))
     other = moe.load(-given.gate_up, given.down, given.local_experts, name)
@@ -267,6 +267,27 @@ def run_multiply(student: Student, workload: dict[str, Any]) -> None:
     if not torch.allclose(again, want, atol=1e-4):
         seen = "The first call of `multiply` was right. In the second, the same tensor has other numbers."
         raise Broken("kept", "`multiply` multiplies the rows that it is given now.", seen)
+
+
+def check_half_multiply(moe: Any) -> None:
+    """Check `multiply` with weights and rows in bfloat16, as in most models."""
+    generator = torch.Generator().manual_seed(6)
+    gate_up, down, rows = (
+        torch.randn(shape, generator=generator).bfloat16() / 4
+        for shape in ((3, 2 * INNER, HIDDEN), (3, HIDDEN, INNER), (5, HIDDEN))
+    )
+    counts = [2, 0, 3]
+    got = moe.multiply(moe.load(gate_up, down, range(3), "silu"), rows.clone(), counts)
+    promise = "The outputs of `multiply` have the shape and the dtype of its rows."
+    if got.dtype != rows.dtype:
+        seen = f"With weights and rows in bfloat16, the outputs of `multiply` are {got.dtype}."
+        raise Broken("dtype", promise, seen)
+    given = problem(MoeCase(1, 1, 3, hidden=HIDDEN, inner=INNER))._replace(gate_up=gate_up.float(), down=down.float())
+    want = torch.cat([_expert(given, e, part.float()) for e, part in enumerate(rows.split(counts))])
+    if not torch.allclose(got.float(), want, atol=0.03, rtol=0.03):
+        off = float((got.float() - want).abs().max())
+        seen = f"With weights and rows in bfloat16, the outputs of `multiply` are off by up to {off:.2g}."
+        raise Broken("dtype", promise, seen)
 
 
 def _some(counts: Sequence[int]) -> str:
