@@ -555,6 +555,9 @@ def special_histories(part: str) -> list[dict[str, Any]]:
     both: list[Any] = ["launch", [], [[1, 0], [0, 1]], []]
     one: list[Any] = ["launch", [], [[1, 0]], []]
     deep = [*running, *[both] * 6, ["retire", 0, [3]], ["read"]]
+    again = [*two, ["allocate", [0], [5]], ["retire", 1, [4]], ["allocate", [0], [4]],
+             ["launch", [[1, 0]], [[1, 0]], [[1, 0, 3], [1, 1, 4], [1, 2, 5]]], ["read"],
+             ["retire", 0, [3, 4, 5]], ["retract", 0]]  # fmt: skip
     found["steps"] = [
         [*deep, ["allocate", [1], [3]]],  # the step that retired the page is the seventh unread one
         [*deep, *[["read"]] * 5, ["allocate", [1], [3]]],
@@ -578,6 +581,10 @@ def special_histories(part: str) -> list[dict[str, Any]]:
          one],
         # The page was retired, and no step was read since: the second request gets a page that has an owner.
         [*running, ["retire", 0, [3]], ["allocate", [1, 0], [3, 3]]],
+        # A request is retracted and runs again, in the row that it had: at once, or after another row.
+        [*again, *_runs_again(1, 5), one],
+        [*again, *_runs_again(2, 5), ["read"], ["retire", 0, [5]], ["retract", 0], *_runs_again(1, 6), one],
+        [*again, ["allocate", [1, 1], [3, 4]], *_runs_again(1, 5), one],
     ]  # fmt: skip
     some, later = list(range(20)), list(range(20, 40))
     six = [[5 - uid, uid] for uid in range(6)]  # the row of each request
@@ -616,6 +623,11 @@ def special_histories(part: str) -> list[dict[str, Any]]:
     if part != "pages":
         found[part].append(read_before_and_after(part))
     return [{"events": events, "first": 0, "shift": 0, "auditors": 1} for events in found[part]]
+
+
+def _runs_again(row: int, page: int) -> list[list[Any]]:
+    """Return the events in which request 0 gets a page and is admitted into a row."""
+    return [["allocate", [0], [page]], ["launch", [[row, 0]], [[row, 0]], [[row, 0, page]]]]
 
 
 def large_history(part: str) -> dict[str, Any]:
