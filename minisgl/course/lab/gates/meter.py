@@ -335,6 +335,9 @@ def play_history(student: Student, workload: dict[str, Any]) -> None:
                     timing = timing_of(meter, uid, bool(stage.open[uid].tokens))
                     judge(uid, stage.open[uid], timing.ttft, list(timing.gaps))
                 held.append((timing, list(timing.gaps)))
+        if len(workload["events"]) < 12:
+            for meter, stage in stages:
+                check_summaries(meter, stage)
     for timing, gaps in held:
         if list(timing.gaps) != gaps:
             seen = f"`timing` returned {amount(len(gaps), 'gap')}. Later the same object had {len(timing.gaps)}."
@@ -349,6 +352,37 @@ def play_history(student: Student, workload: dict[str, Any]) -> None:
             raise Broken("lost", "`ended` holds one timing of each request, in the order of their ends.", seen)
         for timing, (uid, record) in zip(ended, stage.ended, strict=True):
             judge(uid, record, timing.ttft, list(timing.gaps))
+        check_summaries(meter, stage)
+
+
+def check_summaries(meter: Any, stage: Stage) -> None:
+    """Compare the meter's samples on /metrics with those of the ended requests. A median may be rounded up or down.
+
+    A meter without samples of these names is not checked here: the gate `metrics` finds that.
+    """
+    if not hasattr(meter, "minisgl_metrics"):
+        return
+    lines = (line.rpartition(" ") for line in str(meter.minisgl_metrics()).splitlines() if not line.startswith("#"))
+    found = {name.strip(): float(value) for name, _, value in lines if name}
+    records = [record for _, record in stage.ended[-KEPT:]]
+    first = [record.tokens[0] - record.arrived for record in records if record.tokens]
+    gaps = [gap for record in records for gap in _gaps(record.tokens)]
+    promise = "/metrics has the median, the 99th percentile and the maximum of the requests that have ended."
+    is_open = f", and {len(stage.open)} {'is' if len(stage.open) == 1 else 'are'} open"
+    ended = f"{amount(len(stage.ended), 'request')} ended{is_open * bool(stage.open)}."
+    for name, values in (("ttft_seconds", first), ("inter_token_latency_seconds", gaps)):
+        name, ordered = f"minisgl_meter_{name}", sorted(values)
+        last = len(ordered) - 1
+        right = {f"{name}_count": (len(ordered),) * 2, f"{name}_sum": (sum(ordered),) * 2}
+        for quantile in (0.5, 0.99, 1.0) if ordered else ():
+            at = quantile * last
+            right[f'{name}{{quantile="{quantile}"}}'] = ordered[int(at)], ordered[min(int(at) + 1, last)]
+        for sample, (low, high) in right.items():
+            got = found.get(sample)
+            if got is not None and not low - 1e-6 - 1e-6 * low <= got <= high + 1e-6 + 1e-6 * high:
+                shown = (f"{low}", f"{got:g}") if sample.endswith("_count") else apart(low, got)
+                seen = f"{ended} `{sample}` should be {shown[0]}, and is {shown[1]}."
+                raise Broken("summary", promise, seen)
 
 
 def _named(uids: Sequence[int]) -> str:

@@ -218,13 +218,16 @@ def make_history(rng: random.Random, size: int) -> dict[str, Any]:
 def large_histories() -> list[dict[str, Any]]:
     """Return histories that random ones seldom reach.
 
-    They have one clock time for several tokens, 10,500 tokens, 1,100 requests that run, 4,200 open requests,
+    They have requests that are open while another one ends, one clock time for several tokens, 10,500 tokens, 1,100 requests that run, 4,200 open requests,
     and waits that 32 bits can't hold exactly.
     """
     uids, queue = range(1_100), range(4_200)
     batch = [["step", 5, [[uid, int((uid + turn) % 5 == 0)] for uid in uids]] for turn in range(4)]
     ends = [["finish", 1, uid, 0] for uid in (*range(0, 1_100, 2), *range(1, 1_100, 2))]
     return [
+        {"events": [["add", 0, 1], ["add", 1, 2], ["step", 7, [[1, 0], [2, 1]]], ["step", 5, [[1, 0], [2, 0]]],
+                    ["step", 900, [[1, 0], [2, 0]]], ["finish", 1, 2, 0], ["step", 3, [[1, 0]]], ["add", 1, 3],
+                    ["finish", 4, 3, 2]], "meters": 1, "ask": 1},
         {"events": [["add", 0, 1], ["same", 9, 1, 3], ["finish", 1, 1, 0]], "meters": 1, "ask": 1},
         {"events": [["add", 0, 1], ["many", 9, 1, 10_500], ["finish", 1, 1, 0]], "meters": 1, "ask": 0},
         {"events": [*(["add", 1, uid] for uid in uids), *batch, *ends], "meters": 1, "ask": 0},
