@@ -1,7 +1,8 @@
 """Steps of an engine for lab `paged`: requests grow, end and share prefixes; their pages are used again.
 
 A history is a list of steps, and a step a list of ``[slot, count, donor]``: the request of request-pool row ``slot``
-computes ``count`` positions. Count 0: it ends. A new request begins with the complete pages of the request of row
+computes ``count`` positions. Count 0: it ends. Count -1: it gets another page in place of its page number ``donor``,
+with the same keys and values, and computes nothing. A new request begins with the complete pages of the request of row
 ``donor - 1``; donor 0: with none. Knows no backend.
 """
 
@@ -29,11 +30,18 @@ def make_steps(rng: random.Random, size: int) -> dict[str, Any]:
     # A request ends, and the next one has its request-pool row, and as many positions in other pages. Then another one
     # shares its prefix, and has as many positions.
     steps = [[[0, 9, 0]], [[0, 0, 0]], [[0, 9, 0]], [[0, 1, 0], [1, 2, 1]]]
+    page_size = rng.choice([1, 2, 4, 12])
+    # A running request gets other pages in place of its own, as when the cache has the same tokens in other pages.
+    # First the page in the middle, then the first one. Then it goes on, with a position or two more.
+    other: list[list[list[int]]] = [[[0, 2 * page_size + 1, 0], [1, 2, 0]]]
+    for place, count in ((1, 1), (0, 1), (1, 2), (0, 1)):
+        other += [[[0, -1, place]], [[0, count, 0], [1, 1, 0]]]
+    steps = [*other, [[0, 0, 0], [1, 0, 0]], *steps]
     for _ in range(3 + min(size, 9)):
         rows = [[slot, rng.choice([0, 1, 1, 1, 2, 5, 9]), rng.randint(0, SLOTS)] for slot in range(SLOTS)]
         steps.append(rng.sample(rows, rng.randint(1, SLOTS)))
     windows = rng.sample([0, 3, 5, 200], 3)
-    return {"steps": steps, "page_size": rng.choice([1, 2, 4, 12]), "windows": windows, "seed": rng.randrange(1000)}
+    return {"steps": steps, "page_size": page_size, "windows": windows, "seed": rng.randrange(1000)}
 
 
 def show_steps(workload: dict[str, Any]) -> str:
@@ -44,7 +52,9 @@ def show_steps(workload: dict[str, Any]) -> str:
         texts = []
         for slot, count, donor in rows:
             share = f" (if new, after the complete pages of row {donor - 1})" * bool(donor)
-            texts.append(f"row {slot} {f'computes {count}{share}' if count else 'ends'}")
+            what = f"computes {count}{share}" if count else "ends"
+            what = what if count >= 0 else f"gets another page in place of page number {donor} of its pages"
+            texts.append(f"row {slot} {what}")
         lines.append(f"step {number}: {', '.join(texts)}")
     return "\n".join(lines)
 
@@ -82,7 +92,9 @@ class AttentionSteps:
         if len({slot for slot, _, _ in rows}) < len(rows) or not all(0 <= slot < SLOTS for slot, _, _ in rows):
             raise Invalid
         for slot, count, donor in rows:
-            if not count and slot in self.pages:
+            if count < 0:
+                self._replace(slot, donor)
+            elif not count and slot in self.pages:
                 self._end(slot)
             elif count and slot not in self.pages:
                 self._begin(slot, donor - 1)
@@ -113,6 +125,19 @@ class AttentionSteps:
             if not self.users[page]:
                 self.free.append(page)
         del self.lengths[slot]
+
+    def _replace(self, slot: int, place: int) -> None:
+        if place >= len(self.pages.get(slot, ())) or self.users[self.pages[slot][place]] > 1 or not self.free:
+            raise Invalid
+        old, new = self.pages[slot][place], self.free.pop(0)
+        for layer in self.layers:
+            for buffer in self.pool.layer(layer.index):
+                buffer[new] = buffer[old]
+                buffer[old] = float("nan")
+        self.users[old], self.users[new] = 0, 1
+        self.pages[slot][place] = new
+        self.page_table[slot, place] = new
+        self.free.insert(0, old)
 
     def _grow(self, slot: int, count: int) -> None:
         pages, begin = self.pages[slot], self.lengths[slot]
