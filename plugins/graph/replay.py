@@ -66,8 +66,8 @@ class Buffers:
 
         n is at most the number of rows of the bucket. None: all rows are padding. Returns the batch for attention: all
         rows of the bucket, also those of padding, are decode rows. The batch's tensors are views of ``self.packed``, or
-        other tensors of this object. ``seq_lens_cpu`` may be a new array in each call. Keep no view of the argument,
-        because its caller may change it.
+        other tensors of this object. ``seq_lens_cpu`` is an int32 array of numpy, and may be a new one in each call.
+        Keep no view of the argument, because its caller may change it.
         """
         # 3. Write every row each time: after a larger step, the rows behind a smaller step would still hold its data.
         host = np.repeat(self.padding()[:, None], self.key.rows, axis=1)

@@ -239,6 +239,12 @@ def check_filled(
                 "changes", "`fill` copies the rows of the step, and keeps no view of the caller's array.", seen
             )
         raise Broken("stale", "All rows behind the rows of the step are padding, in each call of `fill`.", seen)
+    for name in ("seq_lens_cpu", "cu_seqlens_q_cpu"):
+        array = getattr(batch, name)
+        if not isinstance(array, np.ndarray) or array.dtype != np.int32:
+            kind = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
+            seen = f"{where} `{name}` is {kind}."
+            raise Broken("dtype", "The batch's arrays on the CPU are int32 arrays of numpy.", seen)
     if batch.page_table.data_ptr() != table.data_ptr():
         seen = "The batch has a copy of the page table: it does not get the pages that are allocated later."
         raise Broken("rebound", RULES["rebound"], seen)
@@ -248,7 +254,7 @@ def check_filled(
     for name in ("cu_seqlens_q", "seq_lens", "req_pool_indices"):
         tensor = getattr(batch, name)
         if tensor.dtype != torch.int32:
-            raise Broken("numbers", "The batch's tensors are int32.", f"{where} `{name}` is {tensor.dtype}.")
+            raise Broken("dtype", "The batch's tensors are int32.", f"{where} `{name}` is {tensor.dtype}.")
         if devices.on_host(tensor):
             seen = f"{where} `{name}` is in the host's memory. Attention reads it on the device."
             raise Broken("device", "The batch's tensors are on the device of the buffers.", seen)
