@@ -218,8 +218,8 @@ def make_history(rng: random.Random, size: int) -> dict[str, Any]:
 def large_histories() -> list[dict[str, Any]]:
     """Return histories that random ones seldom reach.
 
-    They have requests that are open while another one ends, one clock time for several tokens, 10,500 tokens, 1,100 requests that run, 4,200 open requests,
-    and waits that 32 bits can't hold exactly.
+    They have requests that are open while others end, one clock time for several tokens, 10,500 tokens, 1,100 requests
+    that run, 4,200 open requests, and waits that 32 bits can't hold exactly.
     """
     uids, queue = range(1_100), range(4_200)
     batch = [["step", 5, [[uid, int((uid + turn) % 5 == 0)] for uid in uids]] for turn in range(4)]
