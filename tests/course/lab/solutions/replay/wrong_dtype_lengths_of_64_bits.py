@@ -2,4 +2,6 @@
 # gate: buffers
 """The lengths of a step are in an array of the dtype that numpy chooses."""
 
-REPLACED = [("            host[4],\n", "            np.array(host[4].tolist()),\n")]
+REPLACED = [
+    ("            host[4],\n", "            np.array(host[4].tolist()),\n"),
+]
