@@ -325,6 +325,7 @@ def play_history(student: Student, workload: dict[str, Any]) -> None:
     made = [observer(student, "ended") for _ in range(workload["meters"])]
     start = 0.0 if workload.get("zero") else START
     stages = [(meter, Stage(manager, 1 + i, start)) for i, (meter, manager) in enumerate(made)]
+    summaries: list[Broken | None] = []
     held: list[tuple[Any, list[float]]] = []  # timings that `timing` returned, and their gaps at that time
     for event in workload["events"]:
         for _, stage in stages:
@@ -336,8 +337,7 @@ def play_history(student: Student, workload: dict[str, Any]) -> None:
                     judge(uid, stage.open[uid], timing.ttft, list(timing.gaps))
                 held.append((timing, list(timing.gaps)))
         if len(workload["events"]) < 12:
-            for meter, stage in stages:
-                check_summaries(meter, stage)
+            summaries += [check_summaries(meter, stage) for meter, stage in stages]
     for timing, gaps in held:
         if list(timing.gaps) != gaps:
             seen = f"`timing` returned {amount(len(gaps), 'gap')}. Later the same object had {len(timing.gaps)}."
@@ -352,16 +352,18 @@ def play_history(student: Student, workload: dict[str, Any]) -> None:
             raise Broken("lost", "`ended` holds one timing of each request, in the order of their ends.", seen)
         for timing, (uid, record) in zip(ended, stage.ended, strict=True):
             judge(uid, record, timing.ttft, list(timing.gaps))
-        check_summaries(meter, stage)
+        summaries.append(check_summaries(meter, stage))
+    if wrong := next(filter(None, summaries), None):  # wrong timings come first
+        raise wrong
 
 
-def check_summaries(meter: Any, stage: Stage) -> None:
+def check_summaries(meter: Any, stage: Stage) -> Broken | None:
     """Compare the meter's samples on /metrics with those of the ended requests. A median may be rounded up or down.
 
     A meter without samples of these names is not checked here: the gate `metrics` finds that.
     """
     if not hasattr(meter, "minisgl_metrics"):
-        return
+        return None
     lines = (line.rpartition(" ") for line in str(meter.minisgl_metrics()).splitlines() if not line.startswith("#"))
     found = {name.strip(): float(value) for name, _, value in lines if name}
     records = [record for _, record in stage.ended[-KEPT:]]
@@ -382,7 +384,8 @@ def check_summaries(meter: Any, stage: Stage) -> None:
             if got is not None and not low - 1e-6 - 1e-6 * low <= got <= high + 1e-6 + 1e-6 * high:
                 shown = (f"{low}", f"{got:g}") if sample.endswith("_count") else apart(low, got)
                 seen = f"{ended} `{sample}` should be {shown[0]}, and is {shown[1]}."
-                raise Broken("summary", promise, seen)
+                return Broken("summary", promise, seen)
+    return None
 
 
 def _named(uids: Sequence[int]) -> str:
