@@ -117,7 +117,7 @@ def take_early() -> CompileWorkers | None:
 
 
 def end_early() -> None:
-    """End the processes that `start_early` started, if nobody has taken them."""
+    """End the processes that `start_early` started, if they were not taken."""
     if (workers := take_early()) is not None:
         workers.kill()
 

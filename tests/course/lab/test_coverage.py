@@ -61,7 +61,7 @@ def test_ledger() -> None:
 def test_policy() -> None:
     """Steps of lab `policy` have every kind of request, in mixed orders, and budgets that run out of each resource."""
     rng, seen = random.Random(1), Counter[str]()
-    for size in range(24, 24 + WORKLOADS):
+    for size in range(policy.CORNERS + 1, policy.CORNERS + 1 + WORKLOADS):
         step = policy.make(rng, size)
         if "answers" not in step:
             seen["run"] += 1

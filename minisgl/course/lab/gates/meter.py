@@ -464,7 +464,7 @@ def short_answer(uid: int) -> Record:
 
 
 LONG, TOKENS = 100, 2_000
-"""In each round of `run_growth`, so many requests run together, and each of them gets so many tokens."""
+"""In each round of `run_growth`, that many requests run together, and each gets that many tokens."""
 
 
 def run_growth(student: Student) -> None:

@@ -317,7 +317,6 @@ def corner_steps(rng: random.Random, order: str) -> list[dict[str, Any]]:
         step([0] * 3, [rest, 40, 9], [[0, 9], [16, 9]], chunk=60, mixed=rng.randint(1, 999)),
     ]
     few = [
-        step([], [], []),
         step([0], [], []),
         step([], [rest], []),
         step([], [], [[0, some()]]),
@@ -327,6 +326,7 @@ def corner_steps(rng: random.Random, order: str) -> list[dict[str, Any]]:
         step([], [], [[0, 1], [16, 1]], chunk=1),
         step([], [], [[0, 700], [16, 700]], chunk=1),
         step([], [1, 1], [[0, 1], [16, 1]], chunk=3),
+        step([], [], []),
     ]
     begun = [
         # begun prompts leave no token, or one; a waiting request may be older than they are

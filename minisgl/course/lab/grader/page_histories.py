@@ -540,7 +540,10 @@ def _ends(first: int, rng: random.Random) -> list[list[Any]]:
 
 
 def special_histories(part: str) -> list[dict[str, Any]]:
-    """Return short histories of a part that random ones rarely reach, each with one error."""
+    """Return short histories of a part that random ones rarely reach.
+
+    Each has one error, except those in which request 0 runs again in its row: an auditor must report nothing there.
+    """
     two: list[list[Any]] = [["add", 0], ["add", 1], ["allocate", [0, 1], [3, 4]]]
     found = {
         "pages": [

@@ -6,11 +6,11 @@ REPLACED = [
     (
         "        self.texts[req.uid] = self.new_text()\n        self.texts[req.uid].append(req.tokens().tolist())\n",
         "        tokens, text = req.tokens().tolist(), self.new_text()\n"
-        "        twin = next((other for other in self.texts.values() if other.tokens == tokens), None)\n"
-        "        if twin is None:\n"
+        "        equal = next((other for other in self.texts.values() if other.tokens == tokens), None)\n"
+        "        if equal is None:\n"
         "            text.append(tokens)\n"
         "        else:\n"
-        "            text.tokens, text.after = tokens, twin.after\n"
+        "            text.tokens, text.after = tokens, equal.after\n"
         "        self.texts[req.uid] = text\n",
     ),
 ]
