@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -60,15 +61,12 @@ class CompileWorkers:
     def _serve(self, process: subprocess.Popen[str]) -> None:
         """Give kernels to a process until there are no more, or until it dies."""
         assert process.stdin is not None and process.stdout is not None
-        with process.stdin as requests, process.stdout as answers:
+        # A process that has died has closed its pipes: writing, and closing what was not written, raise OSError.
+        with suppress(OSError), process.stdin as requests, process.stdout as answers:
             while (request := self._requests.get()) is not None:
-                try:
-                    requests.write(request.encode())
-                    requests.flush()
-                    answer = answers.readline().strip()
-                except OSError:
-                    return
-                if not answer:
+                requests.write(request.encode())
+                requests.flush()
+                if not (answer := answers.readline().strip()):
                     return
                 if answer != "ok":
                     log.debug("%s.%s was not compiled ahead: %s", request.module, request.name, answer)
