@@ -128,7 +128,7 @@ def test_watchdog(fork_server: ForkServer, tmp_path: Path) -> None:
     verdict = try_plan(fork_server, policy(tmp_path, loop), limit=2.0)
     assert time.monotonic() - begun < scaled_timeout(5)
     assert verdict.cause == "hangs"
-    assert requests_of(verdict), "the workload that was running"
+    assert verdict.workload is not None, "the workload that was running, or a smaller one"
 
 
 def test_import_hangs(fork_server: ForkServer, tmp_path: Path) -> None:
