@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from minisgl.core import Engine, EngineSpec, Step, StepResult, TokenMasks
-from minisgl.engine.compile_workers import end_early, start_early
+from minisgl.engine.compile_workers import early_workers
 
 if TYPE_CHECKING:
     from minisgl.config import Config
@@ -49,38 +49,23 @@ def build_engine(
 
     Raises `ConfigError` if options contradict each other, the model or the machine.
     """
-    start_early(config.device, config.tp)
-    try:
-        return _build(config, manager, rank, size, address, local_rank, local_size)
-    finally:
-        end_early()
+    with early_workers(config.device, config.tp):
+        from minisgl.engine.engine import TorchEngine
+        from minisgl.engine.warmup import warm_up
 
-
-def _build(
-    config: Config,
-    manager: PluginManager,
-    rank: int,
-    size: int,
-    address: str,
-    local_rank: int | None,
-    local_size: int | None,
-) -> TorchEngine:
-    from minisgl.engine.engine import TorchEngine
-    from minisgl.engine.warmup import warm_up
-
-    local_rank = rank if local_rank is None else local_rank
-    local_size = size if local_size is None else local_size
-    if local_size > 1:
-        _limit_threads(local_size)
-    if local_rank > 0:
-        _set_current_device(config, local_rank, local_size)
-    engine = TorchEngine(
-        config, manager, rank=rank, size=size, address=address, local_rank=local_rank, local_size=local_size
-    )
-    if engine.device.type in WARMED_DEVICES:
-        drafting = manager.name_of("speculation", config.speculation) != "none"
-        warm_up(engine, config.max_prefill_tokens, drafting=drafting)
-    return engine
+        local_rank = rank if local_rank is None else local_rank
+        local_size = size if local_size is None else local_size
+        if local_size > 1:
+            _limit_threads(local_size)
+        if local_rank > 0:
+            _set_current_device(config, local_rank, local_size)
+        engine = TorchEngine(
+            config, manager, rank=rank, size=size, address=address, local_rank=local_rank, local_size=local_size
+        )
+        if engine.device.type in WARMED_DEVICES:
+            drafting = manager.name_of("speculation", config.speculation) != "none"
+            warm_up(engine, config.max_prefill_tokens, drafting=drafting)
+        return engine
 
 
 def prepare_device(config: Config, local_rank: int, local_size: int) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minisgl.engine.compile_workers import CompileWorkers, end_early, take_early
+from minisgl.engine.compile_workers import CompileWorkers, take_early
 from minisgl.engine.record import Recorder
 from minisgl.kernel.compile_worker import Request
 
@@ -71,8 +71,6 @@ def compile_ahead(device: torch.device, cases: Sequence[Case]) -> int:
     except Exception as error:
         log.warning("kernels are compiled one after another, because of %s: %s", type(error).__name__, error)
         return 0
-    finally:
-        end_early()
     torch.cuda.empty_cache()  # the memory of the graphs that were thrown away
     log.info("compiled %d kernels in %.1f s", workers.compiled, time.monotonic() - started)
     return workers.compiled

@@ -13,14 +13,14 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 
 from minisgl.kernel.compile_worker import Request
 
-__all__ = ["CompileWorkers", "end_early", "start_early", "take_early"]
+__all__ = ["CompileWorkers", "early_workers", "start_early", "take_early"]
 
 log = logging.getLogger(__name__)
 
@@ -114,10 +114,15 @@ def take_early() -> CompileWorkers | None:
     return taken
 
 
-def end_early() -> None:
-    """End the processes that `start_early` started, if they were not taken."""
-    if (workers := take_early()) is not None:
-        workers.kill()
+@contextmanager
+def early_workers(device: str, tp: int) -> Iterator[None]:
+    """Call `start_early`, and end the processes after the body, if they were not taken."""
+    start_early(device, tp)
+    try:
+        yield
+    finally:
+        if (workers := take_early()) is not None:
+            workers.kill()
 
 
 def cache_is_empty() -> bool:

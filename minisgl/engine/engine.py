@@ -365,8 +365,7 @@ class TorchEngine:
 
     def _forward(self, step: Step, plan: SamplePlan | None) -> _Forward:
         """Run the step in pieces, if there is a bucket for it, or else operation by operation."""
-        tokens, batch = self._inputs.build(step)
-        self.attention.plan(batch)
+        tokens, batch = self._make_inputs(step)
         inputs = None if plan is None else self._inputs.sampling_inputs(step, plan, batch)
         prompt = self._inputs.prompt_positions(step) if step.prompt_logprobs else None
         indices: Tensor | None
@@ -445,7 +444,7 @@ class TorchEngine:
             return self.model.forward(*self._resolve(buffers.tokens), buffers.logits_indices)
 
     def _make_inputs(self, step: Step) -> tuple[ModelInputs, AttnBatch]:
-        """Build the inputs of a step that no bucket holds, and plan its attention."""
+        """Build the inputs of a step that is not replayed as one graph, and plan its attention."""
         tokens, batch = self._inputs.build(step)
         self.attention.plan(batch)
         return tokens, batch

@@ -88,9 +88,10 @@ def warm_up(engine: TorchEngine, max_tokens: int, *, drafting: bool = False) -> 
 
 def steps_with_prompts(spec: EngineSpec) -> list[Step]:
     """Return steps with one short prompt, alone and after each of `MIXED_ROWS` numbers of decode rows."""
-    steps, prompt = _Steps(spec), _Row(0, min(40, spec.max_seq_len - 2))
-    most = spec.max_running_requests - 1
-    return [steps.step([_Row(1, 1)] * rows, [prompt]) for rows in (0, *MIXED_ROWS) if rows <= most]
+    steps = _Steps(spec)
+    return [
+        steps.with_prompt(rows, spec.max_seq_len - 2) for rows in (0, *MIXED_ROWS) if rows < spec.max_running_requests
+    ]
 
 
 class _Steps:
@@ -121,10 +122,14 @@ class _Steps:
             yield self.step([_Row(1, 1, KINDS[i % len(KINDS)]) for i in range(rows)], [])
         for rows in MIXED_ROWS:
             if rows < most:
-                yield self.step([_Row(1, 1, KINDS[0])] * rows, [_Row(0, min(40, longest), KINDS[1])])
+                yield self.with_prompt(rows, longest)
         yield self.step([_Row(1, 1, KINDS[0])], [], masked=True)
         if drafting:
             yield from self._verifying(most, longest)
+
+    def with_prompt(self, rows: int, longest: int) -> Step:
+        """Return a step of decode rows and one short prompt of at most ``longest`` tokens."""
+        return self.step([_Row(1, 1, KINDS[0])] * rows, [_Row(0, min(40, longest), KINDS[1])])
 
     def _verifying(self, most: int, longest: int) -> Iterator[Step]:
         """Yield steps that verify drafts: after a short prefix, as one launch, and after a long one, in pieces."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from minisgl.engine import compile_workers
-from minisgl.engine.compile_workers import CompileWorkers, cache_is_empty, end_early, start_early, take_early
+from minisgl.engine.compile_workers import CompileWorkers, cache_is_empty, early_workers, start_early, take_early
 from minisgl.kernel.compile_worker import Request
 
 pytest.importorskip("triton", reason="Triton is not installed here")
@@ -56,9 +56,8 @@ def test_processes_start_early_where_they_are_needed(tmp_path: Path, monkeypatch
     assert workers is not None and len(workers._processes) == 1
     assert take_early() is None
     workers.wait()
-    start_early("auto", 1)
-    workers = compile_workers._early
-    end_early()
+    with early_workers("auto", 1):
+        workers = compile_workers._early
     assert workers is not None and ended(workers)
     assert cache_is_empty()
     (tmp_path / "cache" / "a kernel").mkdir(parents=True)
@@ -68,7 +67,7 @@ def test_processes_start_early_where_they_are_needed(tmp_path: Path, monkeypatch
 
 
 def test_an_engine_that_fails_ends_the_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine on a CPU needs no processes, and one that can't be built leaves none behind."""
+    """If an engine can't be built, the processes that were started early are ended."""
     from minisgl import LLM
     from minisgl.config import ConfigError
 

@@ -194,8 +194,8 @@ def make_turns(rng: random.Random, size: int) -> dict[str, Any]:
     """Return a random history of requests, in ``rows`` rows: they come, gain tokens, leave, and run again."""
     if size == CROWD:
         return crowd(rng)
-    if size == TWINS:
-        return twins()
+    if size == EQUAL_TEXTS:
+        return equal_texts()
     letters, most, rows = rng.choice(ALPHABETS), rng.randint(1, rng.choice([8, 20, 130])), rng.choice([2, 4, 20])
     first, apart, long = rng.choice([0, 0, 10**12]), rng.choice([1, 1, 2**10, 2**32]), rng.choice([10, 10, 60, 140])
     events: list[dict[str, Any]] = []
@@ -233,11 +233,11 @@ def make_turns(rng: random.Random, size: int) -> dict[str, Any]:
 
 CROWD = 12
 """The number of the workload with many requests."""
-TWINS = 1
+EQUAL_TEXTS = 1
 """The number of the workload in which several requests have equal tokens."""
 
 
-def twins() -> dict[str, Any]:
+def equal_texts() -> dict[str, Any]:
     """Return a history in which requests are admitted with the tokens of a running one, and then gain others.
 
     Request 2 has the prompt of request 1. Request 3 has the prompt and the output of request 1. Request 4 has the
@@ -425,7 +425,7 @@ def _at_once(method: str, reqs: Sequence[Any], call: Callable[[], Any]) -> Any:
 def _ask(
     proposer: Any, known: dict[int, Any], running: list[int], ask: list[list[int]], workload: dict[str, Any]
 ) -> list[tuple[Any, list[list[int]]]]:
-    """Ask for drafts, twice, and judge them. Return the result, and what it is now."""
+    """Ask for drafts, twice, and judge them. Return what the first call returned, and a copy of it as lists."""
     if not ask:
         return []
     if not {uid for uid, _, _ in ask} <= set(running) or len({uid for uid, _, _ in ask}) < len(ask):

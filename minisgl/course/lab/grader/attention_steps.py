@@ -31,7 +31,7 @@ def make_steps(rng: random.Random, size: int) -> dict[str, Any]:
     # shares its prefix, and has as many positions.
     steps = [[[0, 9, 0]], [[0, 0, 0]], [[0, 9, 0]], [[0, 1, 0], [1, 2, 1]]]
     page_size = rng.choice([1, 2, 4, 12])
-    # A running request gets other pages in place of its own, as when the cache has the same tokens in other pages.
+    # Pages of a running request are replaced by pages with the same keys and values, as if the cache had them already.
     # First the page in the middle, then the first one. Then it goes on, with a position or two more.
     other: list[list[list[int]]] = [[[0, 2 * page_size + 1, 0], [1, 2, 0]]]
     for place, count in ((1, 1), (0, 1), (1, 2), (0, 1)):

@@ -500,8 +500,8 @@ def all_changes(rng: random.Random, part: str) -> dict[str, Any]:
 def read_before_and_after(part: str) -> list[list[Any]]:
     """Return events in which a request reads a page right before and right after each change of the page's owner.
 
-    Every pair of a state and a change has a page, a reader and an earlier owner of its own. The steps have no updates
-    and no other rows, so an auditor that checks a row only after some of the changes misses an error.
+    Each combination of a page's state and a change has a page and requests that no other combination has. The steps
+    have no updates and no other rows, so an auditor that checks a row only after some of the changes misses an error.
     """
     events: list[list[Any]] = []
     for state in range(5):
@@ -558,7 +558,7 @@ def special_histories(part: str) -> list[dict[str, Any]]:
     both: list[Any] = ["launch", [], [[1, 0], [0, 1]], []]
     one: list[Any] = ["launch", [], [[1, 0]], []]
     deep = [*running, *[both] * 6, ["retire", 0, [3]], ["read"]]
-    again = [*two, ["allocate", [0], [5]], ["retire", 1, [4]], ["allocate", [0], [4]],
+    retracted = [*two, ["allocate", [0], [5]], ["retire", 1, [4]], ["allocate", [0], [4]],
              ["launch", [[1, 0]], [[1, 0]], [[1, 0, 3], [1, 1, 4], [1, 2, 5]]], ["read"],
              ["retire", 0, [3, 4, 5]], ["retract", 0]]  # fmt: skip
     found["steps"] = [
@@ -585,9 +585,9 @@ def special_histories(part: str) -> list[dict[str, Any]]:
         # The page was retired, and no step was read since: the second request gets a page that has an owner.
         [*running, ["retire", 0, [3]], ["allocate", [1, 0], [3, 3]]],
         # A request is retracted and runs again, in the row that it had: at once, or after another row.
-        [*again, *_runs_again(1, 5), one],
-        [*again, *_runs_again(2, 5), ["read"], ["retire", 0, [5]], ["retract", 0], *_runs_again(1, 6), one],
-        [*again, ["allocate", [1, 1], [3, 4]], *_runs_again(1, 5), one],
+        [*retracted, *_runs_again(1, 5), one],
+        [*retracted, *_runs_again(2, 5), ["read"], ["retire", 0, [5]], ["retract", 0], *_runs_again(1, 6), one],
+        [*retracted, ["allocate", [1, 1], [3, 4]], *_runs_again(1, 5), one],
     ]  # fmt: skip
     some, later = list(range(20)), list(range(20, 40))
     six = [[5 - uid, uid] for uid in range(6)]  # the row of each request

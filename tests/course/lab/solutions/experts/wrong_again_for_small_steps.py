@@ -1,6 +1,6 @@
 # causes: again
 # gate: counts
-"""In small steps, each block is a product of its own, although two blocks may belong to one expert."""
+"""In small steps, each block is multiplied separately, so an expert with two blocks is read twice."""
 
 REPLACED = [
     (

@@ -1,6 +1,6 @@
 # causes: pick
 # gate: capture
-"""Of two buckets with as many rows, a step gets the one that was recorded first."""
+"""If two buckets have the same number of rows, a step uses the bucket that was recorded first."""
 
 REPLACED = [
     (
