@@ -1,7 +1,8 @@
 """The matrix product of a linear layer, with the fastest kernel for each device and shape.
 
-On a GPU: a Triton kernel for one row, a Triton kernel for at most 64 rows if the matrix is small, cuBLASLt for other
-products of at most `FEW_ROWS` rows, and torch's default (cuBLAS) for more rows. On a CPU, for weights in bfloat16 and
+On a GPU: a Triton kernel for one row, a Triton kernel for at most 64 rows if the matrix is small, another one for at
+most 8 rows if the matrix is large, cuBLASLt for other products of at most `FEW_ROWS` rows, and torch's default (cuBLAS)
+for more rows. On a CPU, for weights in bfloat16 and
 float32: C++ kernels, if they can be compiled. For a small matrix in float32 they read a packed copy of it, if the
 number of rows is in `PACKED_ROWS`. Without a compiler, oneDNN reads such a copy. All other products are torch's
 default, which is BLAS for float32 and oneDNN for the 16-bit dtypes.
@@ -138,6 +139,8 @@ def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             return triton.one_row_linear(x, weight, bias)
         if triton.serves_few_rows(x, weight):
             return triton.few_rows_linear(x, weight, bias)
+        if triton.serves_eight_rows(x, weight):
+            return triton.eight_rows_linear(x, weight, bias)
     # torch calls cuBLASLt instead of cuBLAS only if there is a bias, so pass a bias of zeros.
     return F.linear(x, weight, _zeros(weight.shape[0], weight.dtype, weight.device) if bias is None else bias)
 

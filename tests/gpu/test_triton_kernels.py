@@ -86,6 +86,31 @@ def test_few_rows_linear(rows: int, out: int, inner: int, bias: bool, random: Ra
     assert_close(y.cpu(), torch.nn.functional.linear(*wide))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("rows", "out", "inner"), [(2, 64, 256), (5, 128, 512), (8, 2112, 1280), (7, 64, 8192)])
+def test_eight_rows_linear(rows: int, out: int, inner: int, bias: bool, random: Random, compiled: bool) -> None:
+    if not compiled and out > 128:
+        pytest.skip("too large for the interpreter")
+    if compiled and random.dtype == torch.float32:
+        pytest.skip("serves half precision only: tiles of float32 do not fit into shared memory")
+    weight, b = random(out, inner) / inner**0.5, random(out) if bias else None
+    x = random(rows, 2 * inner)[:, :inner]  # rows that are not contiguous
+    y = triton_linear.eight_rows_linear(x, weight, b)
+    wide = [None if t is None else t.cpu().double() for t in (x, weight, b)]
+    assert_close(y.cpu(), torch.nn.functional.linear(*wide))  # type: ignore[arg-type]
+
+
+def test_eight_rows_serve_large_matrices(random: Random, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to 8 rows, if the matrix is large, has two bytes an element, and consists of whole tiles."""
+    weight = random(128, 512)
+    for rows, large, served in ((8, 1, True), (9, 1, False), (8, weight.nbytes + 1, False)):
+        monkeypatch.setattr(triton_linear, "LARGE_BYTES", large)
+        assert triton_linear.serves_eight_rows(random(rows, 512), weight) == (served and weight.itemsize == 2)
+    monkeypatch.setattr(triton_linear, "LARGE_BYTES", 1)
+    assert not triton_linear.serves_eight_rows(random(8, 512), random(96, 512))
+    assert not triton_linear.serves_eight_rows(random(8, 384), random(128, 384))
+
+
 @pytest.mark.parametrize(("rows", "dim"), [(1, 64), (5, 96), (3, 1000), (2, 5120)])
 def test_rms_norm(rows: int, dim: int, random: Random) -> None:
     x, weight = random(rows, dim), random(dim)
