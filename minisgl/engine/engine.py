@@ -342,9 +342,8 @@ class TorchEngine:
 
     def _compute(self, step: Step) -> _Forward:
         """Run the forward pass with the fewest launches: graph replay, replay in pieces, or operation by operation."""
-        plan = self._plan_sampling(step)
         key = self._pick(step)
-        return self._forward(step, plan) if key is None else self._replay(step, key, plan)
+        return self._forward(step) if key is None else self._replay(step, key)
 
     def _pick(self, step: Step) -> Any | None:
         """Return the bucket of decode rows with which the step can be replayed as one launch, or None.
@@ -363,8 +362,9 @@ class TorchEngine:
         req_pool_indices = np.repeat(step.req_pool_indices, step.num_sampled_tokens)
         return self.sampler.plan(req_pool_indices) if len(req_pool_indices) else None
 
-    def _forward(self, step: Step, plan: SamplePlan | None) -> _Forward:
+    def _forward(self, step: Step) -> _Forward:
         """Run the step in pieces, if there is a bucket for it, or else operation by operation."""
+        plan = self._plan_sampling(step)
         tokens, batch = self._make_inputs(step)
         inputs = None if plan is None else self._inputs.sampling_inputs(step, plan, batch)
         prompt = self._inputs.prompt_positions(step) if step.prompt_logprobs else None
@@ -455,7 +455,7 @@ class TorchEngine:
         hidden = self.model.forward(*self._resolve(tokens), batch.cu_seqlens_q[1:] - 1)
         return self.sampler.launch_all(self.model.logits(hidden))
 
-    def _replay(self, step: Step, key: Any, plan: SamplePlan | None) -> _Forward:
+    def _replay(self, step: Step, key: Any) -> _Forward:
         """Pad a step up to its bucket of decode rows and replay the bucket's graph: each token of the step is a row.
 
         The next replay overwrites the logits, so the step must be sampled before.
@@ -465,6 +465,7 @@ class TorchEngine:
         batch = self._buffers[key].fill(self._inputs.token_rows(step))
         self._plan(batch, key)
         logits = self.graph.run(key)
+        plan = self._plan_sampling(step)  # while the device computes
         inputs = None if plan is None else self._inputs.sampling_inputs(step, plan, batch)
         return _Forward(step, logits[: len(step.input_ids)], inputs, {})
 

@@ -56,9 +56,11 @@ class GraphInputBuffers:
     def __init__(self, key: GraphKey, spec: EngineSpec, page_table: Tensor, device: torch.device):
         rows = key.rows * key.q_len
         self.key, self._page_table, self._device = key, page_table, device
-        self._pad = (0, 0, spec.num_pages * spec.page_size, spec.max_running_requests, 1)
-        self._packed = torch.tensor(self._pad, dtype=torch.int32, device=device)[:, None].repeat(1, rows)
+        pad = (0, 0, spec.num_pages * spec.page_size, spec.max_running_requests, 1)
+        self._pad = np.array(pad, np.int32)[:, None]
+        self._packed = torch.tensor(pad, dtype=torch.int32, device=device)[:, None].repeat(1, rows)
         self.tokens = ModelInputs(self._packed, pending=True)
+        self._req_pool_indices, self._seq_lens = self._packed[3:]
         self._cu_seqlens_q_cpu = np.arange(rows + 1, dtype=np.int32)
         self._cu_seqlens_q = torch.arange(rows + 1, dtype=torch.int32, device=device)
 
@@ -70,18 +72,17 @@ class GraphInputBuffers:
         size, n = self.key.rows, 0 if packed is None else packed.shape[1]
         host = torch.empty(self._packed.shape, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         array = host.numpy()
-        array[:, n:] = np.array(self._pad, np.int32)[:, None]
+        array[:, n:] = self._pad
         if packed is not None:
             array[:, :n] = packed
         self._packed.copy_(host, non_blocking=True)
-        req_pool_indices, seq_lens = self._packed[3], self._packed[4]
         return AttnBatch(
             size,
             self._cu_seqlens_q_cpu,
             array[4],
             self._cu_seqlens_q,
-            seq_lens,
-            req_pool_indices,
+            self._seq_lens,
+            self._req_pool_indices,
             self._page_table,
             self.key,
         )

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from minisgl.core import I32, Req
+from minisgl.core import I32, Bools, Req
 from minisgl.scheduler.base import Plan, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.budget import AdmissionCost, StepBudget, WaitingView
 from minisgl.scheduler.cache_manager import CacheManager
@@ -328,19 +328,18 @@ class Planner:
         ``num_tokens[i]`` the tokens that the plan gives it. The check counts anew and ignores the budget's grants.
         """
         table = self.request_table
-        is_running = req_pool_indices >= 0
-        running, waiting = req_pool_indices[is_running], np.flatnonzero(~is_running).tolist()
+        running, waiting = req_pool_indices[req_pool_indices >= 0], np.flatnonzero(req_pool_indices < 0).tolist()
         if len({id(reqs[i]) for i in waiting}) < len(waiting) or np.bincount(running, minlength=1).max() > 1:
             twice = {req.uid for req in reqs if sum(r is req for r in reqs) > 1}
             raise PolicyError(f"the plan names requests {sorted(twice)} more than once")
         computed = table.num_computed_tokens[running]
         remaining = table.num_prefill_tokens[running] - computed
-        limit = np.ones(len(reqs), np.int64)  # tokens that each request can compute
-        limit[is_running] = np.where(remaining > 0, remaining, computed < table.max_len[running] - 1)
-        pages = len(table.needing_page(running[remaining <= 0]))
-        for i in waiting:
-            limit[i] = len(reqs[i]) - len(self.cache_manager.match(reqs[i]).pages) * self.cache_manager.spec.page_size
-            pages += self.cache_manager.admission_cost(reqs[i]).pages
+        is_prefill = remaining > 0
+        limit = np.where(is_prefill, remaining, computed < table.max_len[running] - 1)  # tokens it can compute
+        pages = len(table.needing_page(running[~is_prefill]))
+        if waiting:
+            limit, is_prefill = self._insert_waiting(reqs, waiting, limit, is_prefill)
+            pages += sum(self.cache_manager.admission_cost(reqs[i]).pages for i in waiting)
         bad = np.flatnonzero((num_tokens < 1) | (num_tokens > limit))
         if len(bad):
             i = int(bad[0])
@@ -348,8 +347,6 @@ class Planner:
                 f"the plan gives request {reqs[i].uid} {int(num_tokens[i])} tokens; the request can compute "
                 + (f"1 to {limit[i]}" if limit[i] else "none: its last token is in flight")
             )
-        is_prefill = np.ones(len(reqs), bool)
-        is_prefill[is_running] = remaining > 0
         prefill_tokens = int(num_tokens[is_prefill].sum())
         num_free_rows = self.cache_manager.allocator.req_pool.num_free
         if prefill_tokens > self.max_prefill_tokens:
@@ -362,3 +359,13 @@ class Planner:
             raise PolicyError(
                 f"the plan needs {pages} pages; {self.cache_manager.num_available_pages} are free or evictable"
             )
+
+    def _insert_waiting(self, reqs: list[Req], waiting: list[int], limit: I32, is_prefill: Bools) -> tuple[I32, Bools]:
+        """Return ``limit`` and ``is_prefill`` of the running requests with the entries of those in ``waiting``."""
+        size = self.cache_manager.spec.page_size
+        all_limits, all_prefill = np.zeros(len(reqs), np.int32), np.ones(len(reqs), bool)
+        is_running = np.ones(len(reqs), bool)
+        is_running[waiting] = False
+        all_limits[is_running], all_prefill[is_running] = limit, is_prefill
+        all_limits[waiting] = [len(reqs[i]) - len(self.cache_manager.match(reqs[i]).pages) * size for i in waiting]
+        return all_limits, all_prefill

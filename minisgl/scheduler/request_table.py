@@ -141,7 +141,7 @@ class RequestTable:
         computed = self.num_computed_tokens[rows]
         remaining = np.maximum(self.num_prefill_tokens[rows] - computed, 0)
         new_pages = (remaining == 0) & (computed >= self.num_pages[rows] * self.page_size)
-        view_fields = np.stack((remaining, new_pages, next_step - 1 - self.last_step[rows]))
+        view_fields = np.array((remaining, new_pages, next_step - 1 - self.last_step[rows]))
         if self._views:  # most views are the same as in the step before: replace only those that changed
             stale = np.flatnonzero((view_fields != self._view_fields).any(axis=0))
         else:

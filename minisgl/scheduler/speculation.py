@@ -13,6 +13,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -88,7 +89,7 @@ class Speculation:
         decide_first = self.adapt and self.proposer.costly
         if decide_first:
             limits = np.minimum(limits, self._most_drafts(rows, limits))
-        if not (limits > 0).any():
+        if not limits.any():
             return [()] * len(reqs)
         drafts = list(self.proposer.propose(reqs, positions.tolist(), limits.tolist()))
         if decide_first:
@@ -107,11 +108,10 @@ class Speculation:
         if longest == 0:
             return 0
         limits = [*(1 << i for i in range((longest - 1).bit_length())), longest]
-        first, later, options = self._first_rate[rows], np.minimum(self._later_rate[rows], 0.99), []
-        for limit in limits:
-            kept = np.minimum(counts, limit)
-            accepted = float((first * (1 - later**kept) / (1 - later)).sum())  # the sum of first · later^k, k < kept
-            options.append((int(kept.sum()), 1 + accepted / len(rows)))
+        first, later = self._first_rate[rows], np.minimum(self._later_rate[rows], 0.99)
+        kept = np.minimum(counts, np.array(limits, np.int32)[:, None])  # drafts of each row, with each limit
+        accepted = (first * (1 - later**kept) / (1 - later)).sum(axis=1)  # the sum of first · later^k, k < kept
+        options = list(zip(kept.sum(axis=1).tolist(), (1 + accepted / len(rows)).tolist(), strict=True))
         chosen = self._times.choose(len(rows), options)
         return 0 if chosen is None else limits[chosen]
 
@@ -128,24 +128,35 @@ class Speculation:
         self.proposer.advanced(reqs, runs)
         if step.num_verify and self.adapt:
             verified = [i for i in gained if step.num_decode <= i < step.num_decode + step.num_verify]
-            counts = step.num_sampled_tokens[verified] - 1
-            self._adapt(step.id, step.req_pool_indices[verified], counts, accepted[verified] - 1)
+            if verified:
+                counts = step.num_sampled_tokens[verified] - 1
+                self._adapt(step.id, step.req_pool_indices[verified], counts, accepted[verified] - 1)
 
     def _adapt(self, step_id: int, rows: I32, counts: I32, accepted: I32) -> None:
         """Set the next number of drafts of each row, of whose ``counts`` drafts ``accepted`` were accepted."""
-        self._first_rate[rows] += _SMOOTHING * ((accepted > 0) - self._first_rate[rows])
-        tried = np.where(accepted > 0, np.minimum(accepted, counts - 1), 0)  # after a wrong draft, none count
-        share = (accepted - 1) / np.maximum(tried, 1)
-        self._later_rate[rows] += (1 - (1 - _SMOOTHING) ** tried) * (share - self._later_rate[rows])
+        state: list[np.ndarray[Any, Any]] = [self._first_rate, self._later_rate, self._length, self._pause]
+        each = zip(counts.tolist(), accepted.tolist(), *(array[rows].tolist() for array in state), strict=True)
+        adapted = [self._adapted(step_id, *row) for row in each]
+        for array, values in zip([*state, self._resume], zip(*adapted, strict=True), strict=True):
+            array[rows] = values
+
+    def _adapted(
+        self, step_id: int, count: int, accepted: int, first: float, later: float, length: int, pause: int
+    ) -> tuple[float, float, int, int, int]:
+        """Return a row's next rates of first and of later drafts, number of drafts, pause, and step to resume from."""
+        first += _SMOOTHING * ((accepted > 0) - first)
+        tried = min(accepted, count - 1)  # drafts after an accepted one, up to the first wrong one
+        if tried > 0:
+            later += (1 - (1 - _SMOOTHING) ** tried) * ((accepted - 1) / tried - later)
         # All of `likely` drafts together are accepted with a probability of at least LIKELY.
-        first, later = np.maximum(self._first_rate[rows], 1e-9), np.clip(self._later_rate[rows], 0.01, 0.99)
-        likely = np.where(first >= LIKELY, 1 + np.log(LIKELY / first) / np.log(later), 0).astype(np.int32)
-        full = accepted == counts
-        length = np.where(full, 2 * np.maximum(counts, self._length[rows]), np.maximum(accepted + 1, likely))
-        self._length[rows] = np.minimum(length, self.proposer.max_drafts)
-        none = (accepted == 0) & (likely == 0)
-        self._resume[rows] = np.where(none, step_id + self._pause[rows], 0)
-        self._pause[rows] = np.where(none, np.minimum(2 * self._pause[rows], MAX_PAUSE), 1)
+        likely = 0
+        if first >= LIKELY:
+            likely = int(1 + math.log(LIKELY / first) / math.log(min(max(later, 0.01), 0.99)))
+        wanted = 2 * max(count, length) if accepted == count else max(accepted + 1, likely)
+        length = min(wanted, self.proposer.max_drafts)
+        if accepted == likely == 0:
+            return first, later, length, min(2 * pause, MAX_PAUSE), step_id + pause
+        return first, later, length, 1, 0
 
 
 class StepTimes:

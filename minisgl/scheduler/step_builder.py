@@ -57,7 +57,7 @@ class StepBuilder:
                 drafts = self._propose(self.speculation, step_id, reqs, req_pool_indices, decodes)
                 num_verify = len(drafts)
                 num_decode -= num_verify
-        if num_verify or 0 < num_decode < len(reqs):
+        if max(num_decode, num_verify) not in (0, len(reqs)):  # rows of several kinds
             kinds = np.where(decodes, _DECODE, _PREFILL)
             kinds[list(drafts)] = _VERIFY
             order = np.argsort(kinds, kind="stable")
@@ -99,7 +99,8 @@ class StepBuilder:
         limits = np.maximum(table.max_len[indices] - 1 - positions, 0)
         proposed = speculation.propose(step_id, [reqs[i] for i in rows.tolist()], indices, positions, limits)
         counts = np.minimum(np.array([len(tokens) for tokens in proposed], np.int32), limits)
-        counts = np.diff(np.minimum(np.cumsum(counts), speculation.max_draft_tokens), prepend=0)
+        if counts.sum() > speculation.max_draft_tokens:
+            counts = np.diff(np.minimum(np.cumsum(counts), speculation.max_draft_tokens), prepend=0)
         drafting = np.flatnonzero(counts)
         if not len(drafting):
             return {}
@@ -115,13 +116,15 @@ class StepBuilder:
 
 def _input_ids(reqs: Sequence[Req], starts: I32, num_tokens: I32, num_decode: int, drafts: Drafts) -> I32:
     """Return the input ids of all rows in order: PENDING and the drafts in decode and verification rows, or a chunk."""
-    parts = [np.full(num_decode, PENDING, np.int32)]
-    for row in range(num_decode, len(reqs)):
-        if row in drafts:
-            parts.append(np.array([PENDING, *drafts[row]], np.int32))
-        else:
-            parts.append(reqs[row].tokens()[starts[row] : starts[row] + num_tokens[row]])
-    return np.concatenate(parts) if len(parts) > 1 else parts[0]
+    first_chunk = num_decode + len(drafts)
+    continuing = [PENDING] * num_decode
+    for row in range(num_decode, first_chunk):
+        continuing += (PENDING, *drafts[row])
+    ids = np.array(continuing, np.int32)
+    if first_chunk == len(reqs):
+        return ids
+    chunks = [reqs[row].tokens()[starts[row] : starts[row] + num_tokens[row]] for row in range(first_chunk, len(reqs))]
+    return np.concatenate((ids, *chunks))
 
 
 def _admission(req: Req) -> Admission:
