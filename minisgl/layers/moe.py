@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from minisgl.kernel.linear import linear
 from minisgl.kernel.routing import softmax_topk
 from minisgl.layers.context import Context
 from minisgl.layers.weight_shards import WeightShard, split_rows
@@ -94,7 +94,7 @@ class MoELayer(nn.Module):
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Route x [tokens, hidden]: return expert numbers, int32, and weights, float32, both [tokens, top_k]."""
-        return softmax_topk(F.linear(x, self.gate), self.top_k, self.renormalize)
+        return softmax_topk(linear(x, self.gate), self.top_k, self.renormalize)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the layer of x [tokens, hidden]; returns [tokens, hidden], a partial sum unless ``reduce`` is set."""

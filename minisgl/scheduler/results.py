@@ -123,21 +123,21 @@ class ResultReader:
             out.uids.extend([req.uid] * len(run))
             out.tokens.extend(run)
             self.counts["output_tokens"] += len(run)
-        self._count_drafts(step, result, gained)
+        self._count_drafts(step, result, rows)
         computed = launched.ends - step.num_sampled_tokens + result.accepted
         self.request_table.num_computed_tokens[step.req_pool_indices[rows]] = computed[rows]
         return ended
 
-    def _count_drafts(self, step: Step, result: StepResult, gained: Bools) -> None:
-        """Count the drafts of the verification rows that gained tokens, and those of them that are now output."""
-        verify = slice(step.num_decode, step.num_decode + step.num_verify)
-        drafts, accepted = step.num_sampled_tokens[verify] - 1, result.accepted[verify] - 1
-        drafts, accepted = drafts[gained[verify]], accepted[gained[verify]]
-        self.counts["verification_rows"] += len(drafts)
-        self.counts["draft_tokens"] += int(drafts.sum())
-        self.counts["accepted_draft_tokens"] += int(accepted.sum())
+    def _count_drafts(self, step: Step, result: StepResult, rows: Sequence[int]) -> None:
+        """Count the drafts of the verification rows among ``rows``, and those of them that are now output."""
+        sampled, accepted = step.num_sampled_tokens.tolist(), result.accepted.tolist()
         most = len(self.num_accepted_drafts) - 1
-        self.num_accepted_drafts += np.bincount(np.minimum(accepted, most), minlength=most + 1)
+        for i in rows:
+            if step.num_decode <= i < step.num_decode + step.num_verify:
+                self.counts["verification_rows"] += 1
+                self.counts["draft_tokens"] += sampled[i] - 1
+                self.counts["accepted_draft_tokens"] += accepted[i] - 1
+                self.num_accepted_drafts[min(accepted[i] - 1, most)] += 1
 
     def _advance_constraint(self, req: Req, tokens: list[int]) -> None:
         constraint = self.constraints.get(req.uid)

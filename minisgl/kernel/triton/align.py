@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.blocks import max_blocks
+from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
 
 MAX_CHUNKS = 128  # most programs of a launch; in the second launch each program reads all chunks' counts
 
@@ -19,7 +20,7 @@ MAX_CHUNKS = 128  # most programs of a launch; in the second launch each program
 @triton.jit
 def count_kernel(
     ids, counts, pairs, n, first, chunk, capacity, fill,
-    EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK: tl.constexpr,
+    EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Count the pairs of each expert in one chunk of pairs. One program per chunk.
 
@@ -27,6 +28,9 @@ def count_kernel(
     """
     program, expert, i = tl.program_id(0), tl.arange(0, BLOCK_E), tl.arange(0, BLOCK)
     count = tl.zeros([BLOCK_E], tl.int32)
+    if EARLY:
+        start_next()
+        wait_for_previous()
     end = tl.minimum((program + 1) * chunk, n)
     for start in range(program * chunk, end, BLOCK):
         here = tl.load(ids + start + i, mask=start + i < end, other=-1) - first
@@ -42,6 +46,7 @@ def count_kernel(
 def place_kernel(
     ids, counts, pairs, owner, n, first, chunk, chunks, blocks, own,
     SIZE: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Write one chunk's pairs behind those of earlier chunks, expert by expert. One program per chunk.
 
@@ -49,6 +54,9 @@ def place_kernel(
     """
     program, expert, i = tl.program_id(0), tl.arange(0, BLOCK_E), tl.arange(0, BLOCK)
     other = tl.arange(0, BLOCK_C)
+    if EARLY:
+        start_next()
+        wait_for_previous()
     all_counts = tl.load(counts + other[:, None] * BLOCK_E + expert[None, :], mask=other[:, None] < chunks, other=0)
     padded = tl.cdiv(tl.sum(all_counts, 0), SIZE) * SIZE
     ends = tl.cumsum(padded, 0)
@@ -82,10 +90,11 @@ def align(ids: Tensor, first: int, experts: int, block: int) -> tuple[Tensor, Te
     counts = torch.empty((chunks, block_e), dtype=torch.int32, device=ids.device)
     count_kernel[(chunks,)](
         ids, counts, pairs, n, first, chunk, len(pairs), triton.cdiv(len(pairs), chunks),
-        EXPERTS=experts, BLOCK_E=block_e, BLOCK=step, num_warps=4,
+        EXPERTS=experts, BLOCK_E=block_e, BLOCK=step, num_warps=4, **starts_early(ids),
     )  # fmt: skip
     place_kernel[(chunks,)](
         ids, counts, pairs, owner, n, first, chunk, chunks, blocks, triton.cdiv(blocks, chunks),
         SIZE=block, EXPERTS=experts, BLOCK_E=block_e, BLOCK_C=triton.next_power_of_2(chunks), BLOCK=step, num_warps=8,
+        **starts_early(ids),
     )  # fmt: skip
     return pairs, owner

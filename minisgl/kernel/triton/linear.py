@@ -123,11 +123,11 @@ def serves_eight_rows(x: Tensor, weight: Tensor) -> bool:
 def eight_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x·weightᵀ + bias: x [rows, in], at most 8 rows → [rows, out]. See `serves_eight_rows`."""
     rows, (out, inner) = x.shape[0], weight.shape
-    tile = 64
+    tile, stages = 64, 3 if out >= 16384 else 4  # with three stages, two programs fit on a multiprocessor
     y = torch.empty((rows, out), dtype=x.dtype, device=x.device)
     eight_rows_kernel[(out // tile,)](
         x, weight, bias, y, rows, out, inner, x.stride(0), HAS_BIAS=bias is not None,
-        BLOCK_N=tile, BLOCK_K=256, num_warps=2, num_stages=4, **starts_early(x),
+        BLOCK_N=tile, BLOCK_K=256, num_warps=2, num_stages=stages, **starts_early(x),
     )  # fmt: skip
     return y
 

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.triton.activation import gate
+from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
 
 
 class Tiles(NamedTuple):
@@ -32,13 +33,16 @@ class Tiles(NamedTuple):
 def up_kernel(
     x, gate_up, inner_out, pairs, owner, n_pairs, stride_x, stride_expert, stride_row,
     TOP_K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr, ACT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Compute inner_out[pair] = act(x[token] · gateᵀ) · (x[token] · upᵀ): two products over the same rows.
 
     One program: one block of pairs, BLOCK_N columns.
     """
     block, column = tl.program_id(1), tl.program_id(0) * BLOCK_N
+    if EARLY:
+        start_next()
+        wait_for_previous()
     expert = tl.load(owner + block)
     if expert >= 0:
         pair = tl.load(pairs + block * BLOCK_M + tl.arange(0, BLOCK_M))
@@ -69,10 +73,13 @@ def up_kernel(
 def down_kernel(
     inner, down, scale, out, pairs, owner, n_pairs, stride_expert, stride_row,
     HIDDEN: tl.constexpr, INNER: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Compute out[pair] = scale[pair] · (inner[pair] · downᵀ). One program: one block of pairs, BLOCK_N columns."""
     block, column = tl.program_id(1), tl.program_id(0) * BLOCK_N
+    if EARLY:
+        start_next()
+        wait_for_previous()
     expert = tl.load(owner + block)
     if expert >= 0:
         pair = tl.load(pairs + block * BLOCK_M + tl.arange(0, BLOCK_M))
@@ -100,12 +107,16 @@ def down_kernel(
 def sum_kernel(
     parts, ids, out, first, stride_out,
     TOP_K: tl.constexpr, EXPERTS: tl.constexpr, HIDDEN: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Compute out[token], the sum of the rows of the token's pairs. One program: one token, BLOCK columns.
 
     The sum is in float32 and always in the order of choices. Pairs that chose an expert of another rank are skipped.
     """
     token, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    if EARLY:
+        start_next()
+        wait_for_previous()
     total = tl.zeros([BLOCK], tl.float32)
     for choice in tl.static_range(TOP_K):
         expert = tl.load(ids + token * TOP_K + choice) - first
@@ -127,6 +138,7 @@ def up(x: Tensor, gate_up: Tensor, pairs: Tensor, owner: Tensor, top_k: int, act
         x, gate_up, out, pairs, owner, n, x.stride(0), *gate_up.stride()[:2],
         TOP_K=top_k, HIDDEN=hidden, INNER=inner, ACT=act, BLOCK_M=tiles.m, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
         num_warps=tiles.warps, num_stages=tiles.stages,
+        **starts_early(x),
     )  # fmt: skip
     return out
 
@@ -142,6 +154,7 @@ def down(inner: Tensor, weight: Tensor, scale: Tensor, pairs: Tensor, owner: Ten
         inner, weight, scale, out, pairs, owner, n, *weight.stride()[:2],
         HIDDEN=hidden, INNER=inner.shape[1], BLOCK_M=tiles.m, BLOCK_N=tiles.n, BLOCK_K=tiles.k,
         num_warps=tiles.warps, num_stages=tiles.stages,
+        **starts_early(inner),
     )  # fmt: skip
     return out
 
@@ -151,6 +164,7 @@ def sum_pairs(parts: Tensor, ids: Tensor, first: int, experts: int, out: Tensor)
     (tokens, top_k), hidden = ids.shape, parts.shape[1]
     block = min(1024, triton.next_power_of_2(hidden))
     sum_kernel[(tokens, triton.cdiv(hidden, block))](
-        parts, ids, out, first, out.stride(0), TOP_K=top_k, EXPERTS=experts, HIDDEN=hidden, BLOCK=block, num_warps=4
-    )
+        parts, ids, out, first, out.stride(0), TOP_K=top_k, EXPERTS=experts, HIDDEN=hidden, BLOCK=block, num_warps=4,
+        **starts_early(parts),
+    )  # fmt: skip
     return out

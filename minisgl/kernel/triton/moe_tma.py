@@ -15,6 +15,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minisgl.kernel.triton.activation import gate
+from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
 from minisgl.kernel.triton.moe import Tiles
 
 
@@ -22,7 +23,7 @@ from minisgl.kernel.triton.moe import Tiles
 def up_kernel(
     x, gate_up, inner_out, pairs, owner, n_pairs, stride_x,
     TOP_K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr, ACT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Compute inner_out[i] = act(x[token] · gateᵀ) · (x[token] · upᵀ) for the sorted pair i, which belongs to token.
 
@@ -30,6 +31,9 @@ def up_kernel(
     program: one block of pairs, BLOCK_N columns.
     """
     block, column = tl.program_id(1), tl.program_id(0) * BLOCK_N
+    if EARLY:
+        start_next()
+        wait_for_previous()
     expert = tl.load(owner + block)
     if expert >= 0:
         i = block * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -55,7 +59,7 @@ def up_kernel(
 def down_kernel(
     inner, down, scale, out, pairs, owner, n_pairs,
     HIDDEN: tl.constexpr, INNER: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Compute out[pair] = scale[pair] · (inner[i] · downᵀ) for the sorted pair i.
 
@@ -63,6 +67,9 @@ def down_kernel(
     pair may hold anything: they change no other row. One program: one block of pairs, BLOCK_N columns.
     """
     block, column = tl.program_id(1), tl.program_id(0) * BLOCK_N
+    if EARLY:
+        start_next()
+        wait_for_previous()
     expert = tl.load(owner + block)
     if expert >= 0:
         pair = tl.load(pairs + block * BLOCK_M + tl.arange(0, BLOCK_M))
@@ -104,6 +111,7 @@ def up(x: Tensor, gate_up: Tensor, pairs: Tensor, owner: Tensor, top_k: int, act
         x, TensorDescriptor.from_tensor(gate_up.view(-1, inner, hidden), [2, tiles.n, tiles.k]), out, pairs, owner,
         x.shape[0] * top_k, x.stride(0), TOP_K=top_k, HIDDEN=hidden, INNER=inner, ACT=act,
         BLOCK_M=tiles.m, BLOCK_N=tiles.n, BLOCK_K=tiles.k, num_warps=tiles.warps, num_stages=tiles.stages,
+        **starts_early(x),
     )  # fmt: skip
     return out
 
@@ -121,5 +129,6 @@ def down(inner: Tensor, weight: Tensor, scale: Tensor, pairs: Tensor, owner: Ten
         TensorDescriptor.from_tensor(weight, [1, tiles.n, tiles.k]),
         scale, out, pairs, owner, n, HIDDEN=hidden, INNER=inner.shape[1],
         BLOCK_M=tiles.m, BLOCK_N=tiles.n, BLOCK_K=tiles.k, num_warps=tiles.warps, num_stages=tiles.stages,
+        **starts_early(inner),
     )  # fmt: skip
     return out

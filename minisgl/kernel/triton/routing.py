@@ -10,17 +10,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
+
 
 @triton.jit
 def softmax_topk_kernel(
     logits, ids, weights, tokens, stride_logits,
     EXPERTS: tl.constexpr, K: tl.constexpr, RENORMALIZE: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Choose K experts for BLOCK_T tokens and write their numbers and weights. One program: BLOCK_T tokens."""
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     expert, choice = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
     real = (token[:, None] < tokens) & (expert[None, :] < EXPERTS)
+    if EARLY:
+        start_next()
+        wait_for_previous()
     at = logits + token.to(tl.int64)[:, None] * stride_logits + expert[None, :]
     left = tl.load(at, mask=real, other=float("-inf")).to(tl.float32)
     left = tl.where(token[:, None] < tokens, left, 0.0)
@@ -51,6 +56,6 @@ def softmax_topk(logits: Tensor, k: int, renormalize: bool) -> tuple[Tensor, Ten
     softmax_topk_kernel[(triton.cdiv(tokens, block_t),)](
         logits, ids, weights, tokens, logits.stride(0), EXPERTS=experts, K=k, RENORMALIZE=renormalize,
         BLOCK_T=block_t, BLOCK_E=triton.next_power_of_2(experts), BLOCK_K=triton.next_power_of_2(k),
-        num_warps=1 if block_t == 1 else 4,
+        num_warps=1 if block_t == 1 else 4, **starts_early(logits),
     )  # fmt: skip
     return ids, weights
