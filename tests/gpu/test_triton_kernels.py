@@ -87,7 +87,9 @@ def test_few_rows_linear(rows: int, out: int, inner: int, bias: bool, random: Ra
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("rows", "out", "inner"), [(2, 64, 256), (5, 128, 512), (8, 2112, 1280), (7, 64, 8192)])
+@pytest.mark.parametrize(
+    ("rows", "out", "inner"), [(2, 64, 256), (5, 128, 512), (8, 2112, 1280), (7, 64, 8192), (3, 16384, 256)]
+)
 def test_eight_rows_linear(rows: int, out: int, inner: int, bias: bool, random: Random, compiled: bool) -> None:
     if not compiled and out > 128:
         pytest.skip("too large for the interpreter")
