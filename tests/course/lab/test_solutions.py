@@ -133,10 +133,10 @@ def seeded(kind: str) -> list[tuple[str, str]]:
 def fork_server() -> Iterator[ForkServer]:
     """Start a fork server for all labs. It has imported torch; the command does so only for labs that need torch.
 
-    It shrinks a failing workload for a short time: the cause does not change, and tests/course/lab/test_grader.py
-    tests the shrinking.
+    It shrinks a failing workload for a short time, longer with `ALL_GATES`: the cause does not change, and
+    tests/course/lab/test_grader.py tests the shrinking.
     """
-    with ForkServer(torch=True, shrink_seconds=0.2) as server:
+    with ForkServer(torch=True, shrink_seconds=0.2 if ALL_GATES else 0.03) as server:
         yield server
 
 
