@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.resources
 import tomllib
@@ -135,9 +136,14 @@ def labs() -> list[Lab]:
     return sorted(found, key=lambda lab: (lab.chapter, lab.order, lab.lab))
 
 
+@functools.cache
+def _by_name() -> dict[str, Lab]:
+    return {lab.lab: lab for lab in labs()}
+
+
 def find(name: str) -> Lab:
     """Return the lab ``name``. Raise `ConfigError`, with the known names, if there is no such lab."""
-    known = {lab.lab: lab for lab in labs()}
+    known = _by_name()
     if name not in known:
         raise ConfigError(f"There is no lab {name!r}{near(name, known)} Labs: {', '.join(known)}.")
     return known[name]

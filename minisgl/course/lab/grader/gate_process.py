@@ -1,9 +1,9 @@
 """The process in which a student's code runs: one child process for each gate, killed by a watchdog after its limit.
 
-``python -m minisgl.course.lab.grader.gate_process MODULE…`` imports the modules that gates need once. For each request
-that it reads from standard input (a JSON line), it forks a child that runs one gate, and writes JSON lines to standard
-output. It kills every process that the gate left behind before it reports the gate's end. It exits when its standard
-input is closed.
+``python -m minisgl.course.lab.grader.gate_process MODULE…`` imports the modules that gates need once, and a lab's gates
+before their first run. For each request that it reads from standard input (a JSON line), it forks a child that runs one
+gate, and writes JSON lines to standard output. It kills every process that the gate left behind before it reports the
+gate's end. It exits when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -141,6 +141,7 @@ def _run_child(request: dict[str, Any], answers: IO[str]) -> None:
 
 def _serve(request: dict[str, Any], answers: IO[str]) -> None:
     """Fork a child for one gate, kill it after its limit, and report its end."""
+    _import_gates(request["lab"])
     until = time.monotonic() + float(request["limit"])
     pid = os.fork()
     if pid == 0:
@@ -170,6 +171,13 @@ def _serve(request: dict[str, Any], answers: IO[str]) -> None:
             os.waitpid(-1, 0)
     answers.write(json.dumps({"late": late, "status": os.waitstatus_to_exitcode(ended[1])}) + "\n")
     answers.flush()
+
+
+def _import_gates(name: str) -> None:
+    """Import the gates of a lab in this process, so that no child has to. A child reports what is wrong with them."""
+    with contextlib.suppress(Exception):
+        _ = find(name).gates
+    gc.freeze()
 
 
 def _kill_all() -> None:
