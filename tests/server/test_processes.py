@@ -63,12 +63,12 @@ class Request(threading.Thread):
         return json.loads(events[-1].removeprefix("data: "))["error"]
 
 
-def wait_for(condition: Any, timeout: float) -> bool:
+def wait_for(condition: Any, timeout: float, pause: float = 0.02) -> bool:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if condition():
             return True
-        time.sleep(0.02)
+        time.sleep(pause)
     return bool(condition())
 
 
@@ -300,11 +300,11 @@ def test_promise_10_stopped_idle_workers(tiny: Path) -> None:
         stopped = {role: server.workers()[role] for role in ("tokenizer-0", "detokenizer", "scheduler-1")}
         for pid in stopped.values():
             os.kill(pid, signal.SIGSTOP)
-        assert wait_for(lambda: silent() == set(stopped), scaled_timeout(60))
+        assert wait_for(lambda: silent() == set(stopped), scaled_timeout(60), pause=0.25)
         assert health(server) == 503
         while stopped:
             os.kill(stopped.popitem()[1], signal.SIGCONT)
-            assert wait_for(lambda: silent() == set(stopped), scaled_timeout(30))
+            assert wait_for(lambda: silent() == set(stopped), scaled_timeout(30), pause=0.25)
         assert health(server) == 200
 
 
