@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from minisgl import LLM, SamplingParams
 from minisgl.testing.serving import Server
 
 PLUGIN = '''
@@ -174,9 +175,9 @@ def test_plugin_file_with_tp_2(plugin: Path) -> None:
             assert {pid for pid in workers.values() if maps_torch(pid)} == ranks, workers
             for pid in ranks:  # without it, torch's threads spin while they wait: see minisgl/utils/openmp.py
                 assert b"OMP_WAIT_POLICY=PASSIVE" in Path(f"/proc/{pid}/environ").read_bytes()
-    with Server("num_pages=64") as server:
-        theirs = ask(server, prompt)
-    assert ours["choices"][0]["text"] == theirs["choices"][0]["text"]
+    with LLM("tutor", overrides=["device=cpu", "num_pages=64"]) as llm:
+        theirs = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=24))[0].text
+    assert ours["choices"][0]["text"] == theirs
 
     log = [json.loads(line) for line in plugin.with_suffix(".log").read_text().splitlines()]
     assert len(ranks) == 2
