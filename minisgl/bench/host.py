@@ -8,6 +8,7 @@ waits.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import platform
 import time
@@ -23,9 +24,10 @@ from minisgl.bench.arguments import add_json, add_options, parse, write_json
 from minisgl.bench.host_scale import Scale
 from minisgl.bench.host_scale import show as show_costs
 from minisgl.config import Config
-from minisgl.core import I32, EngineSpec, SamplingParams
+from minisgl.core import I32, EngineSpec, Req, SamplingParams, StepResult
 from minisgl.options.compose import compose, plain_errors
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.scheduler import DraftProposer
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.testing.null import NullEngine
@@ -35,6 +37,9 @@ ROWS = (1, 16, 64, 128, 256)
 BLOCK = 25
 """Number of steps measured at once. Blocks of the two contexts alternate, so that a busy machine slows down both."""
 VOCABULARY = 150_000
+DRAFTS = 4
+"""Drafts of each request in a step that verifies drafts."""
+DRAFT_ROWS = (1, 16, 64)
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,10 @@ def measure(config: Config, manager: PluginManager, steps: int) -> list[Point]:
             for context, scheduler in schedulers.items():
                 times[context] += timed(scheduler, BLOCK)
         points += [point("decode", context, rows, times[context]) for context in CONTEXTS]
+    for rows in DRAFT_ROWS:
+        points.append(
+            point(f"decode, {DRAFTS} drafts", CONTEXTS[0], rows, timed(drafting(config, manager, rows, steps), steps))
+        )
     points += prefill(config, manager)
     busy = decoding(config, manager, CONTEXTS[0], 256, steps, waiting=1000)
     points.append(point("decode, 1000 waiting", CONTEXTS[0], 256, timed(busy, steps)))
@@ -114,21 +123,74 @@ def decoding(
     The prompts have ``context`` to ``context + page_size - 1`` tokens, so that pages of different requests fill up at
     different steps.
     """
-    size = config.page_size
-    max_len = context + size + steps + 10 * BLOCK
-    spec = EngineSpec(size, (rows + 1) * -(-max_len // size), rows, 2 * max_len, VOCABULARY)
-    config = replace(config, max_prefill_tokens=max(config.max_prefill_tokens, 1 << 20))
-    scheduler = build_scheduler(config, manager, NullEngine(spec))
-    random = np.random.default_rng(0)
-    params = SamplingParams(max_tokens=max_len - context - size, ignore_eos=True)
-    for uid in range(rows):
-        scheduler.add_request(uid, _prompt(random, context + uid * 5 % size), params)
-    while scheduler.stats()["num_waiting_reqs"] or scheduler.stats()["output_tokens"] < rows:
-        scheduler.step()
+    spec = _spec(config, context, rows, steps)
+    scheduler = build_scheduler(_one_chunk(config), manager, NullEngine(spec))
+    _begin(scheduler, context, rows)
+    random, params = np.random.default_rng(1), SamplingParams(max_tokens=steps + 10 * BLOCK, ignore_eos=True)
     for uid in range(rows, rows + waiting):
         scheduler.add_request(uid, _prompt(random, 100), params)
     timed(scheduler, BLOCK)
     return scheduler
+
+
+def drafting(config: Config, manager: PluginManager, rows: int, steps: int) -> Scheduler:
+    """Return a warmed-up scheduler whose steps verify `DRAFTS` drafts of each of ``rows`` requests.
+
+    Half of the drafts are accepted. All steps seem to take the same time, so verifying always pays. A plain step is
+    measured now and then, as usual.
+    """
+    spec = _spec(config, CONTEXTS[0], rows, (DRAFTS // 2 + 1) * steps)
+    clock = itertools.count()
+    proposer = _Drafts()
+    scheduler = build_scheduler(
+        _one_chunk(config), manager, _AcceptsHalf(spec), lambda: float(next(clock)), proposer=proposer
+    )
+    _begin(scheduler, CONTEXTS[0], rows)
+    timed(scheduler, BLOCK)
+    return scheduler
+
+
+class _Drafts(DraftProposer):
+    """Proposes the same token for every position."""
+
+    max_drafts = DRAFTS
+
+    def propose(self, reqs: Sequence[Req], positions: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Return ``limits[i]`` tokens for each request."""
+        return [[2] * limit for limit in limits]
+
+
+class _AcceptsHalf(NullEngine):
+    """A `NullEngine` that accepts the first half of `DRAFTS` drafts."""
+
+    def result(self) -> StepResult:
+        """Return the result of the oldest unread step; tokens [rows, positions]."""
+        step = self._unread.popleft()
+        counts = step.num_sampled_tokens
+        tokens = np.full((step.rows, max(int(counts.max()), 1)), 2, np.int32)
+        return StepResult(step.id, tokens, np.minimum(counts, 1 + DRAFTS // 2))
+
+
+def _spec(config: Config, context: int, rows: int, tokens: int) -> EngineSpec:
+    """Return a specification in which ``rows`` requests can decode ``tokens`` tokens, and more to warm up."""
+    size = config.page_size
+    max_len = context + size + tokens + 10 * BLOCK
+    return EngineSpec(size, (rows + 1) * -(-max_len // size), rows, 2 * max_len, VOCABULARY)
+
+
+def _one_chunk(config: Config) -> Config:
+    """Return the config with room for all prompts in one step."""
+    return replace(config, max_prefill_tokens=max(config.max_prefill_tokens, 1 << 20))
+
+
+def _begin(scheduler: Scheduler, context: int, rows: int) -> None:
+    """Add ``rows`` requests and run the scheduler until each of them has its first token."""
+    random, size = np.random.default_rng(0), scheduler.spec.page_size
+    params = SamplingParams(max_tokens=scheduler.spec.max_seq_len // 2 - context - size, ignore_eos=True)
+    for uid in range(rows):
+        scheduler.add_request(uid, _prompt(random, context + uid * 5 % size), params)
+    while scheduler.stats()["num_waiting_reqs"] or scheduler.stats()["output_tokens"] < rows:
+        scheduler.step()
 
 
 def prefill(config: Config, manager: PluginManager, chunk: int = 512, repeats: int = 8) -> list[Point]:

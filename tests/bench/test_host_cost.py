@@ -50,11 +50,24 @@ def test_time_per_row(plugins: PluginManager, policy: str) -> None:
     assert few < 800e-6, f"{few * 1e6:.0f} µs with 16 rows"
 
 
+def test_steps_with_drafts_verify_four_drafts_of_each_request(plugins: PluginManager) -> None:
+    scheduler = bench.drafting(config(plugins, "prefill_first"), plugins, 16, 150)
+    before = scheduler.stats()
+    bench.timed(scheduler, 150)
+    new = {name: count - before[name] for name, count in scheduler.stats().items()}
+    rows = new["verification_rows"]
+    assert rows > 0.95 * 16 * 150  # the other steps are probes
+    assert 0.95 * bench.DRAFTS * rows < new["draft_tokens"] <= bench.DRAFTS * rows
+    assert 0.95 * bench.DRAFTS / 2 * rows < new["accepted_draft_tokens"] <= bench.DRAFTS / 2 * rows
+    assert new["finished_length"] == 0
+
+
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench.main(["scheduler=mixed", "--steps", "25", "--json", str(tmp_path / "host.json")])
     shown = capsys.readouterr().out
     assert "µs per row" in shown
     assert "prefill, chunk 512" in shown
+    assert "decode, 4 drafts" in shown
     report = json.loads((tmp_path / "host.json").read_text())
     assert report["options"] == ["scheduler=mixed"]
     decode = {(p["context"], p["rows"]) for p in report["points"] if p["what"] == "decode"}

@@ -82,7 +82,7 @@ def test_entries_of_removed_requests_are_few() -> None:
 
 
 def test_cost_of_removal() -> None:
-    """The removal of 32 times as many requests takes less than 32 * 4 times as long."""
+    """The removal of 32 times as many requests takes less than 32 * 10 times as long."""
 
     def seconds(count: int) -> float:
         queue = WaitingQueue()
@@ -95,5 +95,6 @@ def test_cost_of_removal() -> None:
         return time.process_time() - begin
 
     # The shortest of several times: in the others, other processes may have used the cache of the processor.
+    # A search in all requests would take 32 * 32 times as long.
     small, large = min(seconds(1_000) for _ in range(5)), min(seconds(32_000) for _ in range(4))
-    assert large < 32 * 4 * small, f"{small * 1e3:.1f} ms for 1,000, {large * 1e3:.1f} ms for 32,000"
+    assert large < 32 * 10 * small, f"{small * 1e3:.1f} ms for 1,000, {large * 1e3:.1f} ms for 32,000"
