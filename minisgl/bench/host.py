@@ -106,9 +106,8 @@ def measure(config: Config, manager: PluginManager, steps: int) -> list[Point]:
                 times[context] += timed(scheduler, BLOCK)
         points += [point("decode", context, rows, times[context]) for context in CONTEXTS]
     for rows in DRAFT_ROWS:
-        points.append(
-            point(f"decode, {DRAFTS} drafts", CONTEXTS[0], rows, timed(drafting(config, manager, rows, steps), steps))
-        )
+        seconds = timed(drafting(config, manager, rows, steps), steps)
+        points.append(point(f"decode, {DRAFTS} drafts", CONTEXTS[0], rows, seconds))
     points += prefill(config, manager)
     busy = decoding(config, manager, CONTEXTS[0], 256, steps, waiting=1000)
     points.append(point("decode, 1000 waiting", CONTEXTS[0], 256, timed(busy, steps)))
@@ -140,10 +139,9 @@ def drafting(config: Config, manager: PluginManager, rows: int, steps: int) -> S
     measured now and then, as usual.
     """
     spec = _spec(config, CONTEXTS[0], rows, (DRAFTS // 2 + 1) * steps)
-    clock = itertools.count()
-    proposer = _Drafts()
+    ticks = itertools.count()
     scheduler = build_scheduler(
-        _one_chunk(config), manager, _AcceptsHalf(spec), lambda: float(next(clock)), proposer=proposer
+        _one_chunk(config), manager, _AcceptsHalf(spec), lambda: float(next(ticks)), proposer=_Drafts()
     )
     _begin(scheduler, CONTEXTS[0], rows)
     timed(scheduler, BLOCK)

@@ -43,7 +43,7 @@ def find_builtins_once() -> None:
 
 
 def compute_no_dropped_checks() -> None:
-    """Turn off the interpreter's check of integer overflows, whose result it drops: a third of the CPU time, too.
+    """Turn off the interpreter's check of integer overflows, whose result it drops. It took a third of the CPU time.
 
     With ``debug``, the interpreter would report an overflow, and the check stays.
     """

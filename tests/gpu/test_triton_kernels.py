@@ -73,31 +73,30 @@ def test_one_row_linear(out: int, inner: int, bias: bool, random: Random) -> Non
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("rows", "out", "inner"), [(2, 64, 256), (5, 128, 512), (33, 2112, 256), (64, 4160, 256)])
-def test_few_rows_linear(rows: int, out: int, inner: int, bias: bool, random: Random, compiled: bool) -> None:
-    if not compiled and out > 128:
-        pytest.skip("too large for the interpreter")
-    if compiled and random.dtype == torch.float32:
-        pytest.skip("serves half precision only: tiles of float32 do not fit into shared memory")
-    weight, b = random(out, inner) / inner**0.5, random(out) if bias else None
-    x = random(rows, 2 * inner)[:, :inner]  # rows that are not contiguous
-    y = triton_linear.few_rows_linear(x, weight, b)
-    wide = [None if t is None else t.cpu().double() for t in (x, weight, b)]
-    assert_close(y.cpu(), torch.nn.functional.linear(*wide))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
-    ("rows", "out", "inner"), [(2, 64, 256), (5, 128, 512), (8, 2112, 1280), (7, 64, 8192), (3, 16384, 256)]
+    ("kernel", "rows", "out", "inner"),
+    [
+        ("few_rows_linear", 2, 64, 256),
+        ("few_rows_linear", 5, 128, 512),
+        ("few_rows_linear", 33, 2112, 256),
+        ("few_rows_linear", 64, 4160, 256),
+        ("eight_rows_linear", 2, 64, 256),
+        ("eight_rows_linear", 5, 128, 512),
+        ("eight_rows_linear", 8, 2112, 1280),
+        ("eight_rows_linear", 7, 64, 8192),
+        ("eight_rows_linear", 3, 16384, 256),
+    ],
 )
-def test_eight_rows_linear(rows: int, out: int, inner: int, bias: bool, random: Random, compiled: bool) -> None:
+def test_few_and_eight_rows_linear(
+    kernel: str, rows: int, out: int, inner: int, bias: bool, random: Random, compiled: bool
+) -> None:
     if not compiled and out > 128:
         pytest.skip("too large for the interpreter")
     if compiled and random.dtype == torch.float32:
         pytest.skip("serves half precision only: tiles of float32 do not fit into shared memory")
     weight, b = random(out, inner) / inner**0.5, random(out) if bias else None
     x = random(rows, 2 * inner)[:, :inner]  # rows that are not contiguous
-    y = triton_linear.eight_rows_linear(x, weight, b)
+    y = getattr(triton_linear, kernel)(x, weight, b)
     wide = [None if t is None else t.cpu().double() for t in (x, weight, b)]
     assert_close(y.cpu(), torch.nn.functional.linear(*wide))  # type: ignore[arg-type]
 
