@@ -21,7 +21,19 @@ if TYPE_CHECKING:
     from minisgl.kernel.rope import QKNorm
     from minisgl.kvcache.pool import KVPool
 
-__all__ = ["AttentionBackend", "AttnBatch", "AttnNeeds", "GraphKey", "LayerSpec", "ProjectedDecode", "projected_decode"]
+__all__ = [
+    "MAX_PROJECTED_ROWS",
+    "AttentionBackend",
+    "AttnBatch",
+    "AttnNeeds",
+    "GraphKey",
+    "LayerSpec",
+    "ProjectedDecode",
+    "projected_decode",
+]
+
+MAX_PROJECTED_ROWS = 4
+"""The most rows of a step that is computed with `ProjectedDecode`. With more rows it was not faster on an H200."""
 
 
 class GraphKey(NamedTuple):

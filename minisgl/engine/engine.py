@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minisgl.attention import AttentionBackend, AttnBatch
+from minisgl.attention import MAX_PROJECTED_ROWS, AttentionBackend, AttnBatch
 from minisgl.config import Config
 from minisgl.core import EngineDeadError, EngineSpec, Step, StepResult, TokenMasks
 from minisgl.engine import setup
@@ -37,7 +37,6 @@ from minisgl.engine.transfer import Download
 from minisgl.engine.warmup import steps_with_prompts
 from minisgl.kvcache.pool import KVPool
 from minisgl.layers.context import Context
-from minisgl.models import few_rows
 
 if TYPE_CHECKING:
     from minisgl.plugin_manager.manager import PluginManager
@@ -352,7 +351,7 @@ class TorchEngine:
         before attention reads them. Kernels for a few rows store and read in one launch, so they must not be used.
         """
         if step.num_verify and self._inputs.repeats_few_reads(step):
-            return self.graph.pick(max(len(step.input_ids), few_rows.MAX_ROWS + 1), 1, True)
+            return self.graph.pick(max(len(step.input_ids), MAX_PROJECTED_ROWS + 1), 1, True)
         return self.graph.pick(step.rows, 1, step.num_decode == step.rows)
 
     def _plan_sampling(self, step: Step) -> SamplePlan | None:

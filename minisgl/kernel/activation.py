@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.kernel.cpp import elementwise as cpp
+from minisgl.kernel.fp8 import QuantizedRows, quantize_rows
 
 Act = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -23,6 +24,15 @@ ACTS: dict[str, Act] = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "ge
 def act_and_mul(x: Tensor, act: Act) -> Tensor:
     """Return act(gate)·up [..., dim] for x [..., 2·dim]; the gate half comes first."""
     return silu_and_mul(x) if act == "silu" else gelu_and_mul(x, "tanh" if act == "gelu_tanh" else "none")
+
+
+def act_and_mul_quantized(x: Tensor, act: Act) -> QuantizedRows:
+    """Return quantize_rows(act(gate)·up) [rows, dim] for x [rows, 2·dim]; the gate half comes first."""
+    if x.is_cuda:
+        from minisgl.kernel.triton import activation as triton
+
+        return triton.act_and_mul_quantized(x, act)
+    return quantize_rows(act_and_mul(x, act))
 
 
 def silu_and_mul(x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ Technical Report, 2024, section 3.3.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,17 @@ from torch import Tensor
 
 from minisgl.kernel.launch import one_launch
 
-__all__ = ["BLOCK", "E4M3", "Fp8Weight", "blocks", "dequantize", "fp8_linear_torch", "quantize_rows", "quantize_weight"]
+__all__ = [
+    "BLOCK",
+    "E4M3",
+    "Fp8Weight",
+    "QuantizedRows",
+    "blocks",
+    "dequantize",
+    "fp8_linear_torch",
+    "quantize_rows",
+    "quantize_weight",
+]
 
 BLOCK = 128
 """Rows and columns of a weight's block, and columns of an activation's group."""
@@ -33,6 +44,30 @@ class Fp8Weight(NamedTuple):
 
     values: Tensor
     scale_inv: Tensor
+
+
+@dataclass(frozen=True)
+class QuantizedRows:
+    """Quantised activations: ``values`` [rows, in] in e4m3, and ``factors`` [rows, groups of 128 columns], float32.
+
+    ``factors`` lead from e4m3 back to the activations. They are stored column by column, and each column begins at a
+    multiple of 16 bytes, as TMA requires. ``dtype`` is that of the activations, and of their products.
+    """
+
+    values: Tensor
+    factors: Tensor
+    dtype: torch.dtype
+
+    @classmethod
+    def empty(cls, x: Tensor, cols: int) -> QuantizedRows:
+        """Return uninitialised rows of ``cols`` columns, as many as x [rows, any] has, with x's dtype and device."""
+        rows = len(x)
+        values = torch.empty((rows, cols), dtype=E4M3, device=x.device)
+        factors = torch.empty((blocks(cols), -(-rows // 4) * 4), device=x.device)
+        return cls(values, factors.T[:rows], x.dtype)
+
+    def __len__(self) -> int:
+        return len(self.values)
 
 
 def blocks(size: int) -> int:
@@ -54,16 +89,16 @@ def quantize_weight(weight: Tensor, into: Fp8Weight) -> None:
     into.scale_inv.copy_(_inverse(scale))
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise x [rows, in] in groups of 128 columns of a row.
-
-    Returns the e4m3 values [rows, in], and the float32 factors [rows, groups] that lead back to x.
-    """
+def quantize_rows(x: Tensor) -> QuantizedRows:
+    """Quantise x [rows, in] in groups of 128 columns of a row."""
     cols = x.shape[1]
     groups = F.pad(x.float(), (0, blocks(cols) * BLOCK - cols)).unflatten(1, (-1, BLOCK))
     scale = _scale(groups.abs().amax(dim=2))
     values = (groups * scale[:, :, None]).clamp_(-LARGEST, LARGEST)
-    return values.flatten(1)[:, :cols].to(E4M3), _inverse(scale)
+    rows = QuantizedRows.empty(x, cols)
+    rows.values.copy_(values.flatten(1)[:, :cols])
+    rows.factors.copy_(_inverse(scale))
+    return rows
 
 
 def _scale(largest: Tensor) -> Tensor:
@@ -87,10 +122,10 @@ def _spread(values: Tensor, factors: Tensor) -> Tensor:
 
 
 @one_launch
-def fp8_linear_torch(x: Tensor, weight: Fp8Weight) -> Tensor:
+def fp8_linear_torch(x: Tensor | QuantizedRows, weight: Fp8Weight) -> Tensor:
     """Return x·weightᵀ [rows, out] in x's dtype for x [rows, in]: the torch reference of all FP8 products.
 
-    x is quantised (`quantize_rows`); products and sums are in float32.
+    x is quantised (`quantize_rows`) if it is not yet; products and sums are in float32.
     """
-    values, factors = quantize_rows(x)
-    return F.linear(_spread(values.float(), factors), dequantize(weight)).to(x.dtype)
+    rows = x if isinstance(x, QuantizedRows) else quantize_rows(x)
+    return F.linear(_spread(rows.values.float(), rows.factors), dequantize(weight)).to(rows.dtype)

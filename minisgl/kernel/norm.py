@@ -1,5 +1,7 @@
 """RMSNorm, alone and with the residual added first: Triton on a GPU; C++ on a CPU with a compiler, else plain torch.
 
+Before an FP8 product, the result can be quantised in the same launch.
+
 The norm is computed in float32 in any dtype.
 
 Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
@@ -11,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minisgl.kernel.cpp import elementwise as cpp
+from minisgl.kernel.fp8 import QuantizedRows, quantize_rows
 
 
 def prepare(weight: Tensor) -> None:
@@ -42,3 +45,18 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         return cpp.add_rms_norm(x, residual, weight, eps)
     residual = x.add_(residual)
     return F.rms_norm(residual, weight.shape, weight, eps), residual
+
+
+def rms_norm_quantized(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[QuantizedRows, Tensor]:
+    """Return ``(quantize_rows(rms_norm(x + residual)), x + residual)`` for x and residual [rows, dim].
+
+    Without ``residual``, nothing is added. The sum may be written over x.
+    """
+    if x.is_cuda:
+        from minisgl.kernel.triton import norm as triton
+
+        return triton.rms_norm_quantized(x, residual, weight, eps)
+    if residual is None:
+        return quantize_rows(rms_norm(x, weight, eps)), x
+    normed, residual = add_rms_norm(x, residual, weight, eps)
+    return quantize_rows(normed), residual

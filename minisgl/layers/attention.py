@@ -8,7 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from minisgl.attention import LayerSpec
+from minisgl.attention import MAX_PROJECTED_ROWS, LayerSpec, ProjectedDecode, projected_decode
+from minisgl.kernel.fp8 import QuantizedRows
+from minisgl.kernel.launch import in_pieces
 from minisgl.kernel.rope import QKNorm, norm_rope_store
 from minisgl.layers.context import Context
 from minisgl.layers.linear import LinearQKVMerged, LinearRowParallel
@@ -58,8 +60,12 @@ class AttentionLayer(nn.Module):
             self.k_norm = RMSNorm(head_dim, qk_norm_eps, ctx)
             self.norm = QKNorm(self.q_norm.weight, self.k_norm.weight, qk_norm_eps)
 
+    def takes_quantized(self, rows: int) -> bool:
+        """Return whether `forward` takes ``rows`` tokens as `QuantizedRows`."""
+        return self.qkv_proj.takes_quantized(rows)
+
     def forward(
-        self, x: Tensor, cos_sin: Tensor, out_cache_loc: Tensor, logits_indices: Tensor | None = None
+        self, x: Tensor | QuantizedRows, cos_sin: Tensor, out_cache_loc: Tensor, logits_indices: Tensor | None = None
     ) -> Tensor:
         """Compute attention of x [tokens, hidden]; returns a partial sum [tokens, hidden].
 
@@ -70,9 +76,26 @@ class AttentionLayer(nn.Module):
         if pool is None:
             raise RuntimeError("the engine must set Context.pool before the first forward")
         qkv = self.qkv_proj(x)
-        q = norm_rope_store(qkv, spec.q_heads, spec.kv_heads, self.norm, cos_sin, pool, spec.index, out_cache_loc)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self.ctx.attention.forward(spec, q, out)
+        out = torch.empty((len(qkv), spec.q_heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
+        projected_backend = self.projected_backend(qkv)
+        if projected_backend is not None:  # a few decode rows on a GPU: the next two calls as one
+            projected_backend.forward_projected(spec, qkv, self.norm, cos_sin, out_cache_loc, out)
+        else:
+            q = norm_rope_store(qkv, spec.q_heads, spec.kv_heads, self.norm, cos_sin, pool, spec.index, out_cache_loc)
+            self.ctx.attention.forward(spec, q, out)
         out = out.flatten(1)
         projected: Tensor = self.o_proj(out if logits_indices is None else out.index_select(0, logits_indices))
         return projected
+
+    def projected_backend(self, x: Tensor) -> ProjectedDecode | None:
+        """Return the attention backend if it can compute x's rows from the result of the QKV projection, or None.
+
+        x [rows, any] must be in half precision, on a GPU with programmatic dependent launch. All rows must decode.
+        """
+        if not x.is_cuda or len(x) > MAX_PROJECTED_ROWS or x.itemsize != 2 or in_pieces():
+            return None
+        from minisgl.kernel.triton.early import starts_early
+
+        backend = projected_decode(self.ctx.attention)
+        served = backend is not None and starts_early(x) and backend.serves_projected(self.spec, len(x))
+        return backend if served else None

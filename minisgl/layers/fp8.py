@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from minisgl.config import ConfigError
-from minisgl.kernel.fp8 import BLOCK, E4M3, Fp8Weight, blocks
+from minisgl.kernel.activation import Act
+from minisgl.kernel.fp8 import BLOCK, E4M3, Fp8Weight, QuantizedRows, blocks
 from minisgl.layers.weight_shards import WeightShard
-from minisgl.quantization import Fp8Gemm
+from minisgl.quantization import Fp8Gemm, GatedFp8Gemm
 
 __all__ = ["Fp8", "Fp8Matrix"]
 
@@ -104,8 +105,18 @@ class Fp8Matrix(nn.Module):
         """Prepare the loaded weights for the product."""
         self.loaded = [self.fp8.gemm.load(weight, self.dtype) for weight in self._fused()]
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def takes_quantized(self, rows: int) -> bool:
+        """Return whether the products of ``rows`` rows take `QuantizedRows`: see `Fp8Gemm.takes_quantized`."""
+        return all(self.fp8.gemm.takes_quantized(weight, rows) for weight in self.loaded)
+
+    def forward(self, x: Tensor | QuantizedRows, bias: Tensor | None) -> Tensor:
         """Multiply x [tokens, in] with all parts, and add the bias; returns [tokens, sum of rows]."""
         done = [self.fp8.gemm.forward(weight, x) for weight in self.loaded]
         out = done[0] if len(done) == 1 else torch.cat(done, dim=1)
         return out if bias is None else out.add_(bias)
+
+    def forward_gated(self, x: Tensor | QuantizedRows, act: Act) -> Tensor | None:
+        """Return act(gate)·up [tokens, rows / 2] for a matrix of gate and up, or None: see `GatedFp8Gemm`."""
+        if len(self.loaded) > 1 or not isinstance(self.fp8.gemm, GatedFp8Gemm):
+            return None
+        return self.fp8.gemm.forward_gated(self.loaded[0], x, act)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from minisgl.config import ConfigError
 from minisgl.kernel import huge_pages
+from minisgl.kernel.fp8 import QuantizedRows
 from minisgl.kernel.linear import Packed, linear, pack
 from minisgl.layers.context import Context
 from minisgl.layers.fp8 import Fp8Matrix
@@ -57,13 +58,18 @@ class _Merged(nn.Module):
         """Pack the loaded weight for the CPU's matrix product, if that is faster: see `minisgl.kernel.linear.pack`."""
         self.packed = pack(self.weight) if self.fp8 is None else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def takes_quantized(self, rows: int) -> bool:
+        """Return whether `forward` takes ``rows`` rows as `QuantizedRows`."""
+        return self.fp8 is not None and self.fp8.takes_quantized(rows)
+
+    def forward(self, x: Tensor | QuantizedRows) -> Tensor:
         """Multiply x [..., in] with all parts; returns [..., sum of this rank's rows], the parts one after another.
 
-        In FP8, x must be [tokens, in].
+        In FP8, x must be [tokens, in], or `QuantizedRows` if `takes_quantized`.
         """
         if self.fp8 is not None:
             return self.fp8(x, self.bias)  # type: ignore[no-any-return]
+        assert isinstance(x, Tensor)
         return linear(x, self.weight, self.bias, self.packed)
 
 
@@ -140,8 +146,19 @@ class LinearRowParallel(nn.Module):
         """Pack the loaded weight for the CPU's matrix product, if that is faster: see `minisgl.kernel.linear.pack`."""
         self.packed = pack(self.weight) if self.fp8 is None else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Multiply x [tokens, in / size]; returns [tokens, out], a partial sum unless the layer has ``reduce``."""
+    def takes_quantized(self, rows: int) -> bool:
+        """Return whether `forward` takes ``rows`` rows as `QuantizedRows`."""
+        return self.fp8 is not None and self.fp8.takes_quantized(rows)
+
+    def forward(self, x: Tensor | QuantizedRows) -> Tensor:
+        """Multiply x [tokens, in / size]; returns [tokens, out], a partial sum unless the layer has ``reduce``.
+
+        x may be `QuantizedRows` if `takes_quantized`.
+        """
         bias = self.bias if self.comm.rank == 0 else None
-        x = linear(x, self.weight, bias, self.packed) if self.fp8 is None else self.fp8(x, bias)
-        return self.comm.all_reduce(x) if self.reduce else x
+        if self.fp8 is not None:
+            y: Tensor = self.fp8(x, bias)
+        else:
+            assert isinstance(x, Tensor)
+            y = linear(x, self.weight, bias, self.packed)
+        return self.comm.all_reduce(y) if self.reduce else y

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from minisgl.config import ConfigError
-from minisgl.kernel.activation import ACTS, act_and_mul
+from minisgl.kernel.activation import ACTS, Act, act_and_mul, act_and_mul_quantized
+from minisgl.kernel.fp8 import QuantizedRows
 from minisgl.kernel.gated import gated_linear
 from minisgl.layers.context import Context
 from minisgl.layers.linear import LinearColParallelMerged, LinearRowParallel
@@ -40,12 +41,32 @@ class GatedMLP(nn.Module):
         self.act, self.act_name = activation(act), ACTS[act]
         self.down_proj = LinearRowParallel(inner_size, hidden_size, ctx, bias=bias, reduce=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def takes_quantized(self, rows: int) -> bool:
+        """Return whether `forward` takes ``rows`` tokens as `QuantizedRows`."""
+        return self.gate_up_proj.takes_quantized(rows)
+
+    def forward(self, x: Tensor | QuantizedRows) -> Tensor:
         """Compute the MLP of x [tokens, hidden]; returns a partial sum [tokens, hidden]."""
-        if x.device.type == "cpu" and len(x) > CPU_ROWS:
+        if isinstance(x, Tensor) and x.device.type == "cpu" and len(x) > CPU_ROWS:
             return torch.cat([self.forward(rows) for rows in x.split(CPU_ROWS)])
-        merged = self.gate_up_proj
-        fused = merged.bias is None and merged.fp8 is None
-        inner = gated_linear(x, merged.weight, self.act_name) if fused else None
-        out: Tensor = self.down_proj(self.act(merged(x)) if inner is None else inner)
+        out: Tensor = self.down_proj(self._inner(x))
         return out
+
+    def _inner(self, x: Tensor | QuantizedRows) -> Tensor | QuantizedRows:
+        """Return act(gate(x))·up(x), quantised if the down projection takes that."""
+        merged = self.gate_up_proj
+        if merged.bias is None:
+            inner = _gated(merged, x, self.act_name)
+            if inner is not None:
+                return inner
+        if self.down_proj.takes_quantized(len(x)):
+            return act_and_mul_quantized(merged(x), self.act_name)
+        return self.act(merged(x))
+
+
+def _gated(merged: LinearColParallelMerged, x: Tensor | QuantizedRows, act: Act) -> Tensor | None:
+    """Return act(gate(x))·up(x), computed in one launch, or None if that is not faster or not supported."""
+    if merged.fp8 is not None:
+        return merged.fp8.forward_gated(x, act)
+    assert isinstance(x, Tensor)
+    return gated_linear(x, merged.weight, act)

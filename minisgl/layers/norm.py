@@ -1,16 +1,18 @@
 """RMSNorm layers.
 
-`RMSNormFused` also adds the residual, and all-reduces the partial sum that the preceding layer returned.
+`RMSNormFused` also adds the residual, all-reduces the partial sum that the preceding layer returned, and quantises its
+result for an FP8 product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
-from minisgl.kernel.norm import add_rms_norm, prepare, rms_norm
+from minisgl.kernel.fp8 import QuantizedRows
+from minisgl.kernel.norm import add_rms_norm, prepare, rms_norm, rms_norm_quantized
 from minisgl.layers.context import Context
 from minisgl.layers.weight_shards import WeightShard
 
@@ -40,21 +42,35 @@ class RMSNormFused(RMSNorm):
     """RMSNorm of the sum of x and the residual stream.
 
     With ``partial`` and several ranks, x is a partial sum and is first all-reduced over the ranks. All-reduce, addition
-    and norm are then one call of the communicator, which can fuse them into one launch.
+    and norm are then one call of the communicator, which can fuse them into one launch. ``takes_quantized`` is called
+    with a number of tokens, and says whether the layer after the norm takes `QuantizedRows` of them.
     """
 
-    def __init__(self, dim: int, eps: float, ctx: Context, *, partial: bool = True):
+    def __init__(
+        self,
+        dim: int,
+        eps: float,
+        ctx: Context,
+        *,
+        partial: bool = True,
+        takes_quantized: Callable[[int], bool] | None = None,
+    ):
         super().__init__(dim, eps, ctx)
         self.comm = ctx.comm if partial and ctx.comm.size > 1 else None
+        self.takes_quantized = takes_quantized
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, x: Tensor, residual: Tensor | None = None
+    ) -> tuple[Tensor | QuantizedRows, Tensor]:
         """Return ``(norm(x + residual), x + residual)`` for x and residual [tokens, dim].
 
         With ``partial``, x here means its sum over the ranks. Without ``residual``, x itself starts the residual stream
         and must not be a partial sum; the result is ``(norm(x), x)``. x may be overwritten.
         """
+        if residual is not None and self.comm is not None:
+            return self.comm.all_reduce_norm(x, residual, self.weight, self.eps)
+        if self.takes_quantized is not None and self.takes_quantized(len(x)):
+            return rms_norm_quantized(x, residual, self.weight, self.eps)
         if residual is None:
             return rms_norm(x, self.weight, self.eps), x
-        if self.comm is not None:
-            return self.comm.all_reduce_norm(x, residual, self.weight, self.eps)
         return add_rms_norm(x, residual, self.weight, self.eps)

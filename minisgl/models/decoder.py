@@ -65,9 +65,11 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, attention: AttentionLayer, mlp: nn.Module, config: ModelConfig, ctx: Context):
         super().__init__()
-        self.input_layernorm = RMSNormFused(config.hidden_size, config.rms_norm_eps, ctx)
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNormFused(size, eps, ctx, takes_quantized=attention.takes_quantized)
         self.self_attn = attention
-        self.post_attention_layernorm = RMSNormFused(config.hidden_size, config.rms_norm_eps, ctx)
+        takes_quantized = mlp.takes_quantized if isinstance(mlp, GatedMLP) else None
+        self.post_attention_layernorm = RMSNormFused(size, eps, ctx, takes_quantized=takes_quantized)
         self.mlp = mlp
 
     def forward(

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from minisgl.attention import ProjectedDecode, projected_decode
-from minisgl.kernel.launch import in_pieces
+from minisgl.attention import ProjectedDecode
 from minisgl.layers import GatedMLP, MoELayer
 from minisgl.layers.attention import AttentionLayer
 from minisgl.moe import RoutedDecode
@@ -23,26 +22,24 @@ if TYPE_CHECKING:
     from minisgl.models.decoder import DecoderLayer
 
 MAX_ROWS = 4
-"""The most rows for which `forward` was faster than the layers' own code on an H200: see docs/benchmarks/h200.md."""
+"""The most rows for which `forward` was faster than the layers' own code on an H200: see docs/benchmarks/h200.md.
+
+At most `minisgl.attention.MAX_PROJECTED_ROWS`.
+"""
 
 
 def serves(layers: Iterable[Any], layer_type: type, x: Tensor) -> ProjectedDecode | None:
     """Return the attention backend with which `forward` can compute ``layers`` of x [rows, hidden], or None.
 
-    The layers must be of ``layer_type``, which is `DecoderLayer`, not of a subclass. There must be one GPU with
-    programmatic dependent launch, at most `MAX_ROWS` rows in half precision, and all rows must decode.
+    The layers must be of ``layer_type``, which is `DecoderLayer`, not of a subclass. There must be one GPU, at most
+    `MAX_ROWS` rows, and every layer's attention must have a `projected_backend` for them.
     """
-    if not x.is_cuda or len(x) > MAX_ROWS or x.itemsize != 2 or in_pieces():
+    if not x.is_cuda or len(x) > MAX_ROWS:
         return None
-    from minisgl.kernel.triton.early import starts_early
-
-    if not starts_early(x) or not all(type(layer) is layer_type and _serves_layer(layer, x) for layer in layers):
+    if not all(type(layer) is layer_type and _serves_layer(layer, x) for layer in layers):
         return None
-    attentions = [layer.self_attn for layer in layers]
-    backend = projected_decode(attentions[0].ctx.attention)
-    if backend is None or not all(backend.serves_projected(attention.spec, len(x)) for attention in attentions):
-        return None
-    return backend
+    backends = [layer.self_attn.projected_backend(x) for layer in layers]
+    return None if None in backends else backends[0]
 
 
 def _serves_layer(layer: Any, x: Tensor) -> bool:

@@ -6,15 +6,16 @@ is described in `minisgl.kernel.fp8`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from minisgl.kernel.fp8 import Fp8Weight
+    from minisgl.kernel.activation import Act
+    from minisgl.kernel.fp8 import Fp8Weight, QuantizedRows
 
-__all__ = ["Fp8Gemm"]
+__all__ = ["Fp8Gemm", "GatedFp8Gemm"]
 
 
 class Fp8Gemm(Protocol):
@@ -32,8 +33,27 @@ class Fp8Gemm(Protocol):
         ``dtype`` is that of activations. Called only for weights that `refuse` accepted.
         """
 
-    def forward(self, weight: Any, x: Tensor) -> Tensor:
+    def takes_quantized(self, weight: Any, rows: int) -> bool:
+        """Return whether `forward` takes ``rows`` rows as `QuantizedRows`, and so need not quantise them itself.
+
+        A norm or an activation before the product then quantises its result. ``weight`` is a result of `load`.
+        """
+
+    def forward(self, weight: Any, x: Tensor | QuantizedRows) -> Tensor:
         """Return x·weightᵀ [rows, out], in x's dtype, for x [rows, in].
 
-        A backend may quantise x in groups of 1 × 128, or multiply it as it is (weight-only). Sums are in float32.
+        x is `QuantizedRows` only where `takes_quantized` is true for this number of rows. A backend
+        may quantise other x in groups of 1 × 128, or multiply it as it is (weight-only). Sums are in float32.
         """
+
+
+@runtime_checkable
+class GatedFp8Gemm(Protocol):
+    """An optional ability of an FP8 product: gate and up projection and activation in one launch."""
+
+    def forward_gated(self, weight: Any, x: Tensor | QuantizedRows, act: Act) -> Tensor | None:
+        """Return act(x·gateᵀ)·(x·upᵀ) [rows, out / 2], or None if two launches are faster or this shape is unsupported.
+
+        ``weight`` has the rows of gate, then those of up; each is a multiple of 128 rows. See `Fp8Gemm.forward`.
+        """
+        ...

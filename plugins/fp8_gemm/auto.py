@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minisgl.hooks import hookimpl
+from minisgl.quantization import GatedFp8Gemm
 
 if TYPE_CHECKING:
     import torch
 
-    from minisgl.kernel.fp8 import Fp8Weight
+    from minisgl.kernel.activation import Act
+    from minisgl.kernel.fp8 import Fp8Weight, QuantizedRows
     from minisgl.quantization import Fp8Gemm
 
 FEW_ROWS = 1
@@ -56,10 +58,22 @@ class AutoFp8Gemm:
         few = next(backend for backend in self.few if not backend.refuse(weight, dtype))
         return Product(few, few.load(weight, dtype)), Product(many, many.load(weight, dtype))
 
-    def forward(self, weight: tuple[Product, Product], x: torch.Tensor) -> torch.Tensor:
+    def takes_quantized(self, weight: tuple[Product, Product], rows: int) -> bool:
+        """Ask the backend for this number of rows: see `Fp8Gemm.takes_quantized`."""
+        backend, loaded = weight[rows > FEW_ROWS]
+        return backend.takes_quantized(loaded, rows)
+
+    def forward(self, weight: tuple[Product, Product], x: torch.Tensor | QuantizedRows) -> torch.Tensor:
         """Compute the product with the backend for this number of rows: see `Fp8Gemm.forward`."""
         backend, loaded = weight[len(x) > FEW_ROWS]
         return backend.forward(loaded, x)
+
+    def forward_gated(
+        self, weight: tuple[Product, Product], x: torch.Tensor | QuantizedRows, act: Act
+    ) -> torch.Tensor | None:
+        """Compute it with the backend for this number of rows, if that can: see `GatedFp8Gemm.forward_gated`."""
+        backend, loaded = weight[len(x) > FEW_ROWS]
+        return backend.forward_gated(loaded, x, act) if isinstance(backend, GatedFp8Gemm) else None
 
 
 @hookimpl

@@ -16,7 +16,7 @@ from minisgl.kernel.launch import one_launch
 if TYPE_CHECKING:
     import torch
 
-    from minisgl.kernel.fp8 import Fp8Weight
+    from minisgl.kernel.fp8 import Fp8Weight, QuantizedRows
     from minisgl.quantization import Fp8Gemm
 
 
@@ -47,10 +47,17 @@ class FlashInferFp8Gemm:
         """Keep the weight as it is: see `Fp8Gemm.load`."""
         return weight
 
+    def takes_quantized(self, weight: Fp8Weight, rows: int) -> bool:
+        """Return True: see `Fp8Gemm.takes_quantized`."""
+        return True
+
     @one_launch
-    def forward(self, weight: Fp8Weight, x: torch.Tensor) -> torch.Tensor:
-        """Quantise x and multiply: see `Fp8Gemm.forward`."""
-        out: torch.Tensor = self.product(x.contiguous(), weight.values, None, weight.scale_inv)
+    def forward(self, weight: Fp8Weight, x: torch.Tensor | QuantizedRows) -> torch.Tensor:
+        """Quantise x if it is not yet, and multiply: see `Fp8Gemm.forward`."""
+        from minisgl.kernel.fp8 import QuantizedRows
+
+        rows, factors = (x.values, x.factors) if isinstance(x, QuantizedRows) else (x.contiguous(), None)
+        out: torch.Tensor = self.product(rows, weight.values, factors, weight.scale_inv)
         return out
 
 

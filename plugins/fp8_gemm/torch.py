@@ -15,7 +15,7 @@ from minisgl.hooks import hookimpl
 if TYPE_CHECKING:
     import torch
 
-    from minisgl.kernel.fp8 import Fp8Weight
+    from minisgl.kernel.fp8 import Fp8Weight, QuantizedRows
     from minisgl.quantization import Fp8Gemm
 
 
@@ -35,7 +35,11 @@ class TorchFp8Gemm:
         """Keep the weight as it is: see `Fp8Gemm.load`."""
         return weight
 
-    def forward(self, weight: Fp8Weight, x: torch.Tensor) -> torch.Tensor:
+    def takes_quantized(self, weight: Fp8Weight, rows: int) -> bool:
+        """Return False: no launch is saved in plain torch."""
+        return False
+
+    def forward(self, weight: Fp8Weight, x: torch.Tensor | QuantizedRows) -> torch.Tensor:
         """Compute `minisgl.kernel.fp8.fp8_linear_torch`: see `Fp8Gemm.forward`."""
         from minisgl.kernel.fp8 import fp8_linear_torch
 

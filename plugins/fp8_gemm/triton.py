@@ -16,7 +16,8 @@ from minisgl.kernel.launch import one_launch
 if TYPE_CHECKING:
     import torch
 
-    from minisgl.kernel.fp8 import Fp8Weight
+    from minisgl.kernel.activation import Act
+    from minisgl.kernel.fp8 import Fp8Weight, QuantizedRows
     from minisgl.quantization import Fp8Gemm
 
 FEW_ROWS = 16
@@ -55,14 +56,31 @@ class TritonFp8Gemm:
         """Keep the weight as it is: see `Fp8Gemm.load`."""
         return weight
 
+    def takes_quantized(self, weight: Fp8Weight, rows: int) -> bool:
+        """Return whether the product is not weight-only: see `Fp8Gemm.takes_quantized`."""
+        return rows > FEW_ROWS
+
     @one_launch
-    def forward(self, weight: Fp8Weight, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, weight: Fp8Weight, x: torch.Tensor | QuantizedRows) -> torch.Tensor:
         """Compute the product with the kernel for this number of rows: see `Fp8Gemm.forward`."""
+        from minisgl.kernel.fp8 import QuantizedRows
+
+        if isinstance(x, QuantizedRows):
+            return self.kernels.product(x, weight)
         if x.stride(1) != 1:
             x = x.contiguous()
         if self.kernels.serves_one_row(x, weight):
             return self.kernels.one_row(x, weight)
         return self.kernels.few_rows(x, weight) if len(x) <= FEW_ROWS else self.kernels.many_rows(x, weight)
+
+    @one_launch
+    def forward_gated(self, weight: Fp8Weight, x: torch.Tensor | QuantizedRows, act: Act) -> torch.Tensor | None:
+        """Compute one row: see `GatedFp8Gemm.forward_gated`."""
+        from minisgl.kernel.fp8 import QuantizedRows
+
+        if isinstance(x, QuantizedRows) or not self.kernels.serves_one_row(x, weight):
+            return None
+        return self.kernels.one_row(x, weight, act)
 
 
 @hookimpl

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from minisgl.attention import MAX_PROJECTED_ROWS
 from minisgl.core import EngineDeadError, SamplingParams, TokenMasks
 from minisgl.engine import inputs, kv_sizing
 from minisgl.engine.build import LeaderEngine, build_engine
 from minisgl.engine.engine import TorchEngine
-from minisgl.models import few_rows
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.checkpoints import tiny_checkpoint
@@ -91,7 +91,7 @@ def test_one_launch_for_few_repeated_reads(manager: PluginManager, path: Path, m
             run_step(engine, writer.step(RowSpec.decode(1, 25), RowSpec.verify(0, 25, [7])))
             after = {key.rows: graph.replays for key, graph in graphs.items() if not key.piecewise}
             assert sum(after.values()) - sum(before.values()) == replays
-            assert all(after[rows] == before[rows] for rows in after if rows <= few_rows.MAX_ROWS)
+            assert all(after[rows] == before[rows] for rows in after if rows <= MAX_PROJECTED_ROWS)
 
 
 @pytest.mark.parametrize("words", [[], PIECEWISE, ONE_LAUNCH], ids=["eager", "piecewise", "one launch"])

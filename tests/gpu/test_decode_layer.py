@@ -91,6 +91,7 @@ def test_gated_projection(  # type: ignore[no-untyped-def]
         (5, 1, 16, 1, -1, 1),
         (4, 1, 32, 5, 50, 2),
         (32, 4, 128, 64, -1, 64),
+        (40, 8, 128, 16, -1, 64),
     ],
 )
 def test_attention(  # type: ignore[no-untyped-def]

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from minisgl.attention import ProjectedDecode, projected_decode
-from minisgl.kernel.launch import recording
+from minisgl.attention import MAX_PROJECTED_ROWS, ProjectedDecode, projected_decode
+from minisgl.kernel.launch import in_pieces, recording
+from minisgl.layers.attention import AttentionLayer
 from minisgl.models import few_rows
 from minisgl.models.decoder import DecoderLayer
 from minisgl.plugin_manager.manager import PluginManager
@@ -36,7 +37,7 @@ class Served:
 
     def __call__(self, layers: Any, layer_type: type, x: Tensor) -> ProjectedDecode | None:
         backend = self.original(layers, layer_type, x)
-        if not self.compiled and len(x) <= few_rows.MAX_ROWS and not few_rows.in_pieces():
+        if not self.compiled and len(x) <= few_rows.MAX_ROWS and not in_pieces():
             found = projected_decode(layers[0].self_attn.ctx.attention)
             backend = found if found is not None and found.serves_projected(layers[0].self_attn.spec, len(x)) else None
         self.answers.append(backend is not None)
@@ -84,6 +85,44 @@ def test_same_logits_as_the_layers(
             logits[max_rows] += model.run(rows[: 3 - step])
         assert served.answers == [False] + [max_rows > 0] * 3
     got, want = (torch.cat(logits[n]).double() for n in (4, 0))
+    assert got.isfinite().all()
+    assert (got - want).norm() / want.norm() < (2e-2 if compiled else 1e-5)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_the_layers_own_code_also_fuses_attention(
+    name: str, tmp_path: Path, device: torch.device, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where `few_rows` can't compute whole layers, their attention is still one call, for at most four decode rows."""
+    if not compiled and name != "qwen2":
+        pytest.skip("too slow for the interpreter")
+    original = AttentionLayer.projected_backend
+    monkeypatch.setattr(few_rows, "MAX_ROWS", 0)
+    logits: dict[bool, list[Tensor]] = {}
+    ids = torch.randint(0, 320, (5, 90), generator=torch.Generator().manual_seed(6))
+    for fused in (False, True):
+        answers: list[bool] = []
+
+        def backend_of(layer: AttentionLayer, x: Tensor, fused: bool = fused, answers: list[bool] = answers) -> Any:
+            backend = original(layer, x)
+            if not compiled and len(x) <= MAX_PROJECTED_ROWS:  # a CPU, under the interpreter
+                found = projected_decode(layer.ctx.attention)
+                backend = found if found is not None and found.serves_projected(layer.spec, len(x)) else None
+            answers.append(backend is not None)
+            return backend if fused else None
+
+        monkeypatch.setattr(AttentionLayer, "projected_backend", backend_of)
+        model = build(name, tmp_path / str(fused), device, compiled)
+        lengths = [5, 20, 70, 11, 2] if compiled else [3, 9]
+        model.run([(row, 0, ids[row, :length]) for row, length in enumerate(lengths)])
+        assert not any(answers)
+        logits[fused] = []
+        for step, count in enumerate((len(lengths), 2, 1)):
+            answers.clear()
+            rows = [(row, n + step, ids[row, n + step : n + step + 1]) for row, n in enumerate(lengths)]
+            logits[fused] += model.run(rows[:count])
+            assert answers == [count <= MAX_PROJECTED_ROWS] * len(answers) != []
+    got, want = (torch.cat(logits[fused]).double() for fused in (True, False))
     assert got.isfinite().all()
     assert (got - want).norm() / want.norm() < (2e-2 if compiled else 1e-5)
 

@@ -65,23 +65,23 @@ def test_zeros() -> None:
     weight = quantized(torch.zeros(130, 5))
     assert fp8.dequantize(weight).eq(0).all()
     assert weight.scale_inv.eq(1).all()
-    values, factors = fp8.quantize_rows(torch.zeros(2, 200))
-    assert values.float().eq(0).all()
-    assert factors.eq(1).all()
+    rows = fp8.quantize_rows(torch.zeros(2, 200))
+    assert rows.values.float().eq(0).all()
+    assert rows.factors.eq(1).all()
 
 
 def test_rows_are_quantised_in_groups(generator: torch.Generator) -> None:
     """A large element costs precision only in its own group of 128 columns of its own row."""
     x = torch.randn(3, 300, generator=generator)
-    values, factors = fp8.quantize_rows(x)
+    rows = fp8.quantize_rows(x)
     large = x.clone()
     large[1, 130] = 1000.0
-    others, other_factors = fp8.quantize_rows(large)
-    changed = values.view(torch.uint8) != others.view(torch.uint8)
+    others = fp8.quantize_rows(large)
+    changed = rows.values.view(torch.uint8) != others.values.view(torch.uint8)
     assert changed[1, 128:256].any()
     changed[1, 128:256] = False
     assert not changed.any()
-    assert (factors != other_factors).nonzero().tolist() == [[1, 1]]
+    assert (rows.factors != others.factors).nonzero().tolist() == [[1, 1]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -91,16 +91,17 @@ def test_product(dtype: torch.dtype, generator: torch.Generator) -> None:
         torch.randn(5, 300, generator=generator).to(dtype),
         quantized(torch.randn(150, 300, generator=generator)),
     )
-    values, factors = fp8.quantize_rows(x)
+    rows = fp8.quantize_rows(x)
     expected = torch.zeros(5, 150, dtype=torch.float64)
     for group in range(3):
         k = slice(group * 128, (group + 1) * 128)
         for block in range(2):
             n = slice(block * 128, (block + 1) * 128)
-            part = values[:, k].double() @ weight.values[n, k].double().T
-            expected[:, n] += part * factors[:, group, None].double() * weight.scale_inv[block, group].double()
+            part = rows.values[:, k].double() @ weight.values[n, k].double().T
+            expected[:, n] += part * rows.factors[:, group, None].double() * weight.scale_inv[block, group].double()
     y = fp8.fp8_linear_torch(x, weight)
     assert y.dtype == dtype
+    assert torch.equal(fp8.fp8_linear_torch(rows, weight), y)
     torch.testing.assert_close(y.double(), expected, atol=1e-4 if dtype == torch.float32 else 0.1, rtol=5e-3)
 
 

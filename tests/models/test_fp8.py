@@ -7,8 +7,9 @@ activations that are quantised here, group by group.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -18,9 +19,11 @@ from torch import Tensor, nn
 from minisgl.config import Config, ConfigError
 from minisgl.distributed import Communicator
 from minisgl.engine import setup
+from minisgl.kernel.fp8 import Fp8Weight, QuantizedRows
 from minisgl.models.config import ModelConfig
 from minisgl.models.weights import Dummy
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.fp8_gemm.torch import TorchFp8Gemm
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.paged import PagedModel
 from minisgl.testing.ranks import run_ranks
@@ -124,6 +127,30 @@ def test_fp8_checkpoint(shape: str, tmp_path: Path, ids: Tensor, manager: Plugin
     agree(logits(model, ids), oracle_logits(path, ids))
     stored = load_file(path / "model.safetensors")
     assert model.bytes_read == sum(tensor.nbytes for tensor in stored.values())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_norms_and_activations_quantise_for_the_product(
+    shape: str, tmp_path: Path, ids: Tensor, manager: PluginManager
+) -> None:
+    """A product that takes quantised rows of several tokens gets them from norms and activations: the same numbers."""
+
+    class TakesQuantized(TorchFp8Gemm):
+        seen: ClassVar = Counter[tuple[bool, type]]()
+
+        def takes_quantized(self, weight: Fp8Weight, rows: int) -> bool:
+            return rows > 1
+
+        def forward(self, weight: Fp8Weight, x: Tensor | QuantizedRows) -> Tensor:
+            self.seen[len(x) > 1, type(x)] += 1
+            return super().forward(weight, x)
+
+    path = checkpoint(tmp_path, shape)
+    expected = logits(PagedModel(path, manager=manager), ids)
+    assert torch.equal(logits(PagedModel(path, fp8_gemm=TakesQuantized(), manager=manager), ids), expected)
+    seen = TakesQuantized.seen
+    assert seen[True, QuantizedRows] >= 3 * seen[True, Tensor] > 0  # only the output projection quantises its input
+    assert seen[False, Tensor] > 0 == seen[False, QuantizedRows]
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -23,6 +23,9 @@ class TimedGemm:
     def load(self, weight, dtype):
         return tuple(weight.values.shape), self.backend.load(weight, dtype)
 
+    def takes_quantized(self, weight, rows):
+        return self.backend.takes_quantized(weight[1], rows)
+
     def forward(self, weight, x):
         shape, loaded = weight
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Gated activations in Triton: gate and up are read once, and their product is written once.
+"""Gated activations in Triton: gate and up are read once, and their product is written once, also quantised to e4m3.
 
 `minisgl.kernel.activation` has the torch references and describes arguments and results.
 """
@@ -10,7 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minisgl.kernel.fp8 import QuantizedRows
 from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
+from minisgl.kernel.triton.quantize import GROUP, store_quantized
 
 BLOCK = 1024
 
@@ -29,9 +31,13 @@ def gate(x, ACT: tl.constexpr):
 
 @triton.jit
 def act_and_mul_kernel(
-    x, out, stride_x, DIM: tl.constexpr, ACT: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False
-):
-    """Write act(gate)·up for BLOCK columns of one row of x. One program: one row, one block of columns."""
+    x, out, factors, stride_x, stride_factors,
+    DIM: tl.constexpr, ACT: tl.constexpr, QUANTIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False,
+):  # fmt: skip
+    """Write act(gate)·up for BLOCK columns of one row of x. One program: one row, one block of columns.
+
+    With QUANTIZE the result is rounded to x's dtype, and then quantised; BLOCK is then a multiple of 128.
+    """
     if EARLY:
         start_next()
         wait_for_previous()
@@ -39,7 +45,13 @@ def act_and_mul_kernel(
     real = i < DIM
     gated = gate(tl.load(x + row * stride_x + i, mask=real, other=0.0).to(tl.float32), ACT)
     up = tl.load(x + row * stride_x + DIM + i, mask=real, other=0.0).to(tl.float32)
-    tl.store(out + row * DIM + i, (gated * up).to(out.dtype.element_ty), mask=real)
+    product = (gated * up).to(x.dtype.element_ty)
+    if QUANTIZE:
+        groups = tl.reshape(product.to(tl.float32), [BLOCK // GROUP, GROUP])
+        first = tl.program_id(1) * (BLOCK // GROUP)
+        store_quantized(groups, out, factors, row, first, DIM, stride_factors, BLOCK // GROUP)
+    else:
+        tl.store(out + row * DIM + i, product, mask=real)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
@@ -52,12 +64,26 @@ def gelu_and_mul(x: Tensor, approximate: str = "none") -> Tensor:
     return _launch(x, "gelu_tanh" if approximate == "tanh" else "gelu")
 
 
+def act_and_mul_quantized(x: Tensor, act: str) -> QuantizedRows:
+    """Compute `minisgl.kernel.activation.act_and_mul_quantized` on a GPU."""
+    out = QuantizedRows.empty(x, x.shape[1] // 2)
+    _into(x, act, out.values, out.factors)
+    return out
+
+
 def _launch(x: Tensor, act: str) -> Tensor:
     dim = x.shape[-1] // 2
     out = torch.empty((*x.shape[:-1], dim), dtype=x.dtype, device=x.device)
-    rows = x if x.dim() == 2 else x.view(-1, 2 * dim)
-    block = min(BLOCK, triton.next_power_of_2(dim))
-    act_and_mul_kernel[(rows.shape[0], triton.cdiv(dim, block))](
-        rows, out, rows.stride(0), DIM=dim, ACT=act, BLOCK=block, num_warps=4, **starts_early(x)
-    )
+    _into(x if x.dim() == 2 else x.view(-1, 2 * dim), act, out, None)
     return out
+
+
+def _into(rows: Tensor, act: str, out: Tensor, factors: Tensor | None) -> None:
+    dim = rows.shape[1] // 2
+    block = min(BLOCK, triton.next_power_of_2(dim))
+    if factors is not None:
+        block = max(block, GROUP.value)
+    act_and_mul_kernel[(rows.shape[0], triton.cdiv(dim, block))](
+        rows, out, factors, rows.stride(0), 0 if factors is None else factors.stride(1),
+        DIM=dim, ACT=act, QUANTIZE=factors is not None, BLOCK=block, num_warps=4, **starts_early(rows),
+    )  # fmt: skip

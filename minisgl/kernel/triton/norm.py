@@ -1,5 +1,7 @@
 """RMSNorm in Triton, alone and with the residual added first: one program per row, one pass over memory.
 
+The result can be quantised to e4m3 in the same launch.
+
 `minisgl.kernel.norm` has the torch references and describes arguments and results.
 """
 
@@ -10,15 +12,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minisgl.kernel.fp8 import QuantizedRows
 from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
+from minisgl.kernel.triton.quantize import GROUP, store_quantized
 
 
 @triton.jit
 def rms_norm_kernel(
-    x, residual, weight, out, stride_x, stride_residual, eps,
-    DIM: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False,
+    x, residual, weight, out, factors, stride_x, stride_residual, stride_factors, eps,
+    DIM: tl.constexpr, ADD: tl.constexpr, QUANTIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
-    """Normalise one row of x, with ADD after adding the residual; the sum is written over x."""
+    """Normalise one row of x, with ADD after adding the residual; the sum is written over x.
+
+    With QUANTIZE the result is rounded to x's dtype, and then quantised; BLOCK is then a multiple of 128.
+    """
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     real = i < DIM
@@ -34,29 +41,45 @@ def rms_norm_kernel(
         tl.store(x + row * stride_x + i, value, mask=real)
     wide = value.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / DIM + eps)
-    scaled = wide * scale * by
-    tl.store(out + row * DIM + i, scaled.to(out.dtype.element_ty), mask=real)
+    scaled = (wide * scale * by).to(x.dtype.element_ty)
+    if QUANTIZE:
+        groups = tl.reshape(scaled.to(tl.float32), [BLOCK // GROUP, GROUP])
+        store_quantized(groups, out, factors, row, 0, DIM, stride_factors, BLOCK // GROUP)
+    else:
+        tl.store(out + row * DIM + i, scaled, mask=real)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Compute `minisgl.kernel.norm.rms_norm` on a GPU."""
-    return _launch(x, None, weight, eps)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(x if x.dim() == 2 else x.view(-1, len(weight)), None, weight, eps, out, None)
+    return out
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Compute `minisgl.kernel.norm.add_rms_norm` on a GPU; the sum is written over x."""
-    return _launch(x, residual, weight, eps), x
-
-
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    dim = weight.shape[0]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rows = x if x.dim() == 2 else x.view(-1, dim)
+    _launch(x, residual, weight, eps, out, None)
+    return out, x
+
+
+def rms_norm_quantized(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[QuantizedRows, Tensor]:
+    """Compute `minisgl.kernel.norm.rms_norm_quantized` on a GPU; the sum is written over x."""
+    out = QuantizedRows.empty(x, len(weight))
+    _launch(x, residual, weight, eps, out.values, out.factors)
+    return out, x
+
+
+def _launch(
+    rows: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor, factors: Tensor | None
+) -> None:
+    dim = weight.shape[0]
     added = rows if residual is None else residual
     block = triton.next_power_of_2(dim)
+    if factors is not None:
+        block = max(block, GROUP.value)
     rms_norm_kernel[(rows.shape[0],)](
-        rows, added, weight, out, rows.stride(0), added.stride(0), eps,
-        DIM=dim, ADD=residual is not None, BLOCK=block, num_warps=min(16, max(1, block // 512)),
-        **starts_early(x),
+        rows, added, weight, out, factors, rows.stride(0), added.stride(0), 0 if factors is None else factors.stride(1),
+        eps, DIM=dim, ADD=residual is not None, QUANTIZE=factors is not None, BLOCK=block,
+        num_warps=min(16, max(1, block // 512)), **starts_early(rows),
     )  # fmt: skip
-    return out

@@ -42,6 +42,10 @@ class Named:
     def load(self, weight: Fp8Weight, dtype: torch.dtype) -> str:
         return self.name
 
+    def takes_quantized(self, weight: str, rows: int) -> bool:
+        assert weight == self.name
+        return self.name == "many"
+
     def forward(self, weight: str, x: torch.Tensor) -> Any:
         assert weight == self.name
         return self.name
@@ -95,3 +99,4 @@ def test_auto_chooses_by_rows_and_shape() -> None:
         loaded = gemm.load(weight, torch.bfloat16)
         rows = (FEW_ROWS, FEW_ROWS + 1)
         assert [gemm.forward(loaded, torch.zeros(n, shape[1])) for n in rows] == expected
+        assert [gemm.takes_quantized(loaded, n) for n in rows] == [name == "many" for name in expected]
