@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -43,8 +43,8 @@ def compile_ahead(device: torch.device, cases: Sequence[Case]) -> int:
     """Compile the Triton kernels that the forward passes launch. Return how many were compiled.
 
     If the kernels of the first case are on disk, the others are taken to be there too, and nothing is compiled. Without
-    a GPU or without Triton it returns 0. An error is logged and ends it: kernels that are left are compiled when they
-    are launched.
+    a GPU or without Triton it returns 0. A forward pass for which the device has too little memory is left out. Another
+    error is logged and ends it. Kernels that are left are compiled when they are launched.
     """
     if device.type != "cuda" or not cases or "triton" not in sys.modules:
         return 0
@@ -66,8 +66,8 @@ def compile_ahead(device: torch.device, cases: Sequence[Case]) -> int:
         target = (gpu.backend, gpu.arch, gpu.warp_size)
         with take_early() or CompileWorkers() as workers:
             workers.compile([kernel.request(target) for kernel in kernels])
-            for case in cases[1:]:
-                workers.compile([kernel.request(target) for kernel in note(case)])
+            for kernels in _kernels_of(cases[1:], note):
+                workers.compile([kernel.request(target) for kernel in kernels])
     except Exception as error:
         log.warning("kernels are compiled one after another, because of %s: %s", type(error).__name__, error)
         return 0
@@ -87,6 +87,18 @@ class _Kernel(NamedTuple):
     def request(self, target: tuple[str, int, int]) -> Request:
         """Return the request to compile it for ``target``."""
         return Request(self.module, self.name, self.data, target)
+
+
+def _kernels_of(cases: Iterable[Case], note: Callable[[Case], list[_Kernel]]) -> Iterator[list[_Kernel]]:
+    """Yield the result of ``note`` for each case, but leave out a case that does not fit in the free memory."""
+    for case in cases:
+        try:
+            kernels = note(case)
+        except torch.OutOfMemoryError as error:
+            log.info("a step was too large to find its kernels ahead: %s", str(error).partition("\n")[0])
+            torch.cuda.empty_cache()
+        else:
+            yield kernels
 
 
 class _Noted:

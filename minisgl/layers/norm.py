@@ -42,22 +42,14 @@ class RMSNormFused(RMSNorm):
     """RMSNorm of the sum of x and the residual stream.
 
     With ``partial`` and several ranks, x is a partial sum and is first all-reduced over the ranks. All-reduce, addition
-    and norm are then one call of the communicator, which can fuse them into one launch. ``takes_quantized`` is called
-    with a number of tokens, and says whether the layer after the norm takes `QuantizedRows` of them.
+    and norm are then one call of the communicator, which can fuse them into one launch. ``before`` is the layer that
+    gets the result. If its method ``takes_quantized`` returns true for a number of tokens, it gets `QuantizedRows`.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        eps: float,
-        ctx: Context,
-        *,
-        partial: bool = True,
-        takes_quantized: Callable[[int], bool] | None = None,
-    ):
+    def __init__(self, dim: int, eps: float, ctx: Context, *, partial: bool = True, before: nn.Module | None = None):
         super().__init__(dim, eps, ctx)
         self.comm = ctx.comm if partial and ctx.comm.size > 1 else None
-        self.takes_quantized = takes_quantized
+        self.takes_quantized: Callable[[int], bool] | None = getattr(before, "takes_quantized", None)
 
     def forward(  # type: ignore[override]
         self, x: Tensor, residual: Tensor | None = None

@@ -66,10 +66,9 @@ class DecoderLayer(nn.Module):
     def __init__(self, attention: AttentionLayer, mlp: nn.Module, config: ModelConfig, ctx: Context):
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNormFused(size, eps, ctx, takes_quantized=attention.takes_quantized)
+        self.input_layernorm = RMSNormFused(size, eps, ctx, before=attention)
         self.self_attn = attention
-        takes_quantized = mlp.takes_quantized if isinstance(mlp, GatedMLP) else None
-        self.post_attention_layernorm = RMSNormFused(size, eps, ctx, takes_quantized=takes_quantized)
+        self.post_attention_layernorm = RMSNormFused(size, eps, ctx, before=mlp)
         self.mlp = mlp
 
     def forward(

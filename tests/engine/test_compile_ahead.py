@@ -1,0 +1,30 @@
+"""Which forward passes are searched for kernels; tests/gpu/test_compile_ahead.py compiles them on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from minisgl.engine.compile_ahead import Case, _kernels_of
+
+
+def test_a_step_that_does_not_fit_is_left_out() -> None:
+    """The kernels of the other steps are still found: one large step must not end the compilation of all others."""
+    cases = [Case(lambda: None, lambda inputs: torch.zeros(0)) for _ in range(4)]
+
+    def note(case: Case) -> list[Any]:
+        if case is cases[1]:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nSee the documentation")
+        return [cases.index(case)]
+
+    assert list(_kernels_of(cases, note)) == [[0], [2], [3]]
+
+
+def test_other_errors_are_raised() -> None:
+    def note(case: Case) -> list[Any]:
+        raise RuntimeError("an error of the model")
+
+    with pytest.raises(RuntimeError, match="an error of the model"):
+        list(_kernels_of([Case(lambda: None, lambda inputs: torch.zeros(0))], note))
