@@ -96,7 +96,6 @@ def _kernels_of(cases: Iterable[Case], note: Callable[[Case], list[_Kernel]]) ->
             kernels = note(case)
         except torch.OutOfMemoryError as error:
             log.info("a step was too large to find its kernels ahead: %s", str(error).partition("\n")[0])
-            torch.cuda.empty_cache()
         else:
             yield kernels
 

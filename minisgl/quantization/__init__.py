@@ -42,8 +42,8 @@ class Fp8Gemm(Protocol):
     def forward(self, weight: Any, x: Tensor | QuantizedRows) -> Tensor:
         """Return x·weightᵀ [rows, out], in x's dtype, for x [rows, in].
 
-        x is `QuantizedRows` only where `takes_quantized` is true for this number of rows. A backend
-        may quantise other x in groups of 1 × 128, or multiply it as it is (weight-only). Sums are in float32.
+        x is `QuantizedRows` only where `takes_quantized` is true for this number of rows. A backend may quantise other
+        x in groups of 1 × 128, or multiply it as it is (weight-only). Sums are in float32.
         """
 
 

@@ -28,7 +28,8 @@ def note(*, fn, compile, **rest):
 use_target(("cuda", 90, 32))
 knobs.runtime.jit_cache_hook = note
 x = torch.zeros(4, 512, dtype=torch.bfloat16)
-kernel[(4, 1)](x, x, 512, DIM=256, ACT="silu", BLOCK=256, EARLY=True, launch_pdl=True, num_warps=4)
+options = dict(EARLY=True, launch_pdl=True, num_warps=4)
+kernel[(4, 1)](x, x, None, 512, 0, DIM=256, ACT="silu", QUANTIZE=False, BLOCK=256, **options)
 """
 
 
