@@ -1,8 +1,8 @@
 """Sorting of (token, choice) pairs by expert into blocks that each belong to one expert.
 
 Each block is a tile of rows of a grouped matrix product. A block with pairs of two experts would need two weight
-matrices, so each expert's last block is padded. This module has the torch reference; on a GPU the sort is two Triton
-launches. Neither version makes the host wait for the device.
+matrices, so each expert's last block is padded. This module has the torch reference; on a GPU the sort is two or
+three Triton launches. Neither version makes the host wait for the device.
 """
 
 from __future__ import annotations

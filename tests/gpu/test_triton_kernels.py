@@ -276,14 +276,17 @@ def test_softmax_topk_of_equal_logits(device: torch.device) -> None:
     assert weights.allclose(torch.tensor(1 / 3, device=device))
 
 
+@pytest.mark.parametrize("summed", [0, 128], ids=["scanned", "summed"])
 @pytest.mark.parametrize("block", [16, 64])
 @pytest.mark.parametrize(
     ("tokens", "top_k", "experts", "first", "here"),
     [(1, 2, 8, 0, 8), (7, 2, 8, 0, 8), (40, 8, 128, 0, 128), (33, 4, 60, 0, 60), (20, 2, 8, 4, 4), (3, 1, 1, 0, 1)],
 )
 def test_align(
-    tokens: int, top_k: int, experts: int, first: int, here: int, block: int, generator: torch.Generator
-) -> None:
+    tokens: int, top_k: int, experts: int, first: int, here: int, block: int, summed: int, generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(triton_align, "MAX_SUMMED_CHUNKS", summed)  # 0: also few chunks are added up by `scan_kernel`
     ids = torch.rand(tokens, experts, generator=generator, device=generator.device).topk(top_k).indices.int()
     pairs, owner = (t.cpu() for t in triton_align.align(ids, first, here, block))
     expected_pairs, expected_owner = align.align(ids.cpu(), first, here, block)
@@ -297,8 +300,13 @@ def test_align(
     assert len(owner) == max_blocks(ids.numel(), here, block)
 
 
-def test_align_with_many_pairs_and_with_one_expert_only(device: torch.device, generator: torch.Generator) -> None:
-    many = integers(0, 8, 1500, 2, of=generator)
+@pytest.mark.parametrize("chunks", [3, 1024])
+def test_align_with_many_pairs_and_with_one_expert_only(
+    chunks: int, device: torch.device, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of one and of several iterations; with 1,024 allowed, the 11,000 pairs have 172 chunks."""
+    monkeypatch.setattr(triton_align, "MAX_CHUNKS", chunks)
+    many = integers(0, 8, 5500, 2, of=generator)
     same = torch.full((300, 2), 5, dtype=torch.int32, device=device)
     for ids in (many, same):
         pairs, owner = triton_align.align(ids, 0, 8, 32)

@@ -86,6 +86,24 @@ def test_kernels_that_load_by_tma(
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("programs", [1, 3])
+def test_persistent_programs(
+    programs: int, generator: torch.Generator, device: torch.device, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each program of the second product computes several tiles; the last blocks of pairs have no expert."""
+    from minisgl.kernel.triton import moe_tma
+
+    if compiled and torch.cuda.get_device_properties(device).major != 9:
+        pytest.skip("needs a Hopper GPU")
+    if not compiled:
+        monkeypatch.setattr(moe_tma, "serves", lambda *tensors: True)
+    monkeypatch.setattr(moe_tma, "PERSISTENT_PAIRS", 0)
+    monkeypatch.setattr(moe_tma, "multiprocessors", lambda device: programs)
+    dtype = torch.bfloat16 if compiled else torch.float16
+    check(30, 3, 5, 136, 40, dtype, generator)
+    check(12, 2, 8, 64, 64, dtype, generator, here=range(2, 5))
+
+
 def test_all_tokens_to_one_expert(dtype: torch.dtype, generator: torch.Generator, device: torch.device) -> None:
     ids = torch.full((40, 1), 3, dtype=torch.int32, device=device)
     check(40, 1, 6, 32, 32, dtype, generator, ids=ids)

@@ -1,7 +1,9 @@
-"""Sorting of (token, choice) pairs by expert in two Triton launches: a counting sort without atomics.
+"""Sorting of (token, choice) pairs by expert in two or three Triton launches: a counting sort without atomics.
 
-The sort is stable, so its result is the same in every run. `minisgl.kernel.align` has the torch reference and describes
-arguments and results.
+The pairs are divided into chunks. The first launch counts each chunk's pairs of each expert, and the last one puts each
+chunk's pairs behind those of earlier chunks. With many chunks, a launch between them adds up the counts of earlier
+chunks; with few, every program of the last launch does so. The sort is stable, so its result is the same in every run.
+`minisgl.kernel.align` has the torch reference and describes arguments and results.
 """
 
 from __future__ import annotations
@@ -14,10 +16,17 @@ from torch import Tensor
 from minisgl.kernel.blocks import max_blocks
 from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
 
-MAX_CHUNKS = 128  # most programs of a launch; in the second launch each program reads all chunks' counts
+MAX_CHUNKS = 1024
+"""The most programs of a launch."""
+MAX_SUMMED_CHUNKS = 128
+"""The most chunks whose counts every program of the last launch adds up itself."""
+SCANNED_EXPERTS = 16
+"""Experts of a program of `scan_kernel`."""
+STEP = 64
+"""Pairs of an iteration. `place_kernel` compares each of them with all others."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "first", "chunk", "capacity", "fill"])
 def count_kernel(
     ids, counts, pairs, n, first, chunk, capacity, fill,
     EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr = False,
@@ -34,42 +43,63 @@ def count_kernel(
     end = tl.minimum((program + 1) * chunk, n)
     for start in range(program * chunk, end, BLOCK):
         here = tl.load(ids + start + i, mask=start + i < end, other=-1) - first
-        here = tl.where((start + i < end) & (here >= 0) & (here < EXPERTS), here, -1)
-        count += tl.sum((here[:, None] == expert[None, :]).to(tl.int32), 0)
+        count += tl.histogram(here, BLOCK_E, (start + i < end) & (here >= 0) & (here < EXPERTS))
     tl.store(counts + program * BLOCK_E + expert, count)
     end = tl.minimum((program + 1) * fill, capacity)
     for start in range(program * fill, end, BLOCK):
         tl.store(pairs + start + i, tl.full([BLOCK], 0, tl.int32) + n, mask=start + i < end)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"])
+def scan_kernel(
+    counts, chunks, BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr, EXPERTS: tl.constexpr, EARLY: tl.constexpr = False
+):
+    """Replace each chunk's counts by the sums over the chunks before it; the row after them gets the sums of all.
+
+    One program: EXPERTS experts.
+    """
+    chunk, expert = tl.arange(0, BLOCK_C), tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS)
+    at, real = counts + chunk[:, None] * BLOCK_E + expert[None, :], chunk[:, None] < chunks
+    if EARLY:
+        start_next()
+        wait_for_previous()
+    count = tl.load(at, mask=real, other=0)
+    tl.store(at, tl.cumsum(count, 0) - count, mask=real)
+    tl.store(counts + chunks * BLOCK_E + expert, tl.sum(count, 0))
+
+
+@triton.jit(do_not_specialize=["n", "first", "chunk", "chunks", "blocks", "own"])
 def place_kernel(
     ids, counts, pairs, owner, n, first, chunk, chunks, blocks, own,
-    SIZE: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr,
-    EARLY: tl.constexpr = False,
+    SIZE: tl.constexpr, EXPERTS: tl.constexpr, SCANNED: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Write one chunk's pairs behind those of earlier chunks, expert by expert. One program per chunk.
 
-    Each program also writes the owning expert of ``own`` blocks.
+    With SCANNED the counts come from `scan_kernel`. Each program also writes the owning expert of ``own`` blocks.
     """
     program, expert, i = tl.program_id(0), tl.arange(0, BLOCK_E), tl.arange(0, BLOCK)
     other = tl.arange(0, BLOCK_C)
     if EARLY:
         start_next()
         wait_for_previous()
-    all_counts = tl.load(counts + other[:, None] * BLOCK_E + expert[None, :], mask=other[:, None] < chunks, other=0)
-    padded = tl.cdiv(tl.sum(all_counts, 0), SIZE) * SIZE
+    if SCANNED:
+        earlier = tl.load(counts + program * BLOCK_E + expert)
+        total = tl.load(counts + chunks * BLOCK_E + expert)
+    else:
+        each = tl.load(counts + other[:, None] * BLOCK_E + expert[None, :], mask=other[:, None] < chunks, other=0)
+        earlier, total = tl.sum(tl.where(other[:, None] < program, each, 0), 0), tl.sum(each, 0)
+    padded = tl.cdiv(total, SIZE) * SIZE
     ends = tl.cumsum(padded, 0)
-    free = ends - padded + tl.sum(tl.where(other[:, None] < program, all_counts, 0), 0)
+    free = ends - padded + earlier
     end = tl.minimum((program + 1) * chunk, n)
     for start in range(program * chunk, end, BLOCK):
         here = tl.load(ids + start + i, mask=start + i < end, other=-1) - first
         mine = (start + i < end) & (here >= 0) & (here < EXPERTS)
-        is_of = (mine[:, None] & (here[:, None] == expert[None, :])).to(tl.int32)
-        rank = tl.cumsum(is_of, 0) - 1
-        place = tl.sum(is_of * (free[None, :] + rank), 1)
+        same = (here[:, None] == here[None, :]) & (i[None, :] < i[:, None])
+        place = tl.gather(free, tl.where(mine, here, 0), 0) + tl.sum(same.to(tl.int32), 1)
         tl.store(pairs + place, start + i, mask=mine)
-        free += tl.sum(is_of, 0)
+        free += tl.histogram(here, BLOCK_E, mine)
     last = tl.max(ends, 0)
     end = tl.minimum((program + 1) * own, blocks)
     for start in range(program * own, end, BLOCK):
@@ -81,20 +111,26 @@ def place_kernel(
 def align(ids: Tensor, first: int, experts: int, block: int) -> tuple[Tensor, Tensor]:
     """Compute `minisgl.kernel.align.align` on a GPU."""
     n, block_e = ids.numel(), max(16, triton.next_power_of_2(experts))
-    step = max(16, 8192 // block_e)  # pairs per iteration: the tile of flags is [step, block_e]
-    chunk = triton.cdiv(triton.cdiv(n, MAX_CHUNKS), step) * step
+    chunk = triton.cdiv(triton.cdiv(n, MAX_CHUNKS), STEP) * STEP
     chunks = triton.cdiv(n, chunk)
+    scanned = chunks > MAX_SUMMED_CHUNKS
     blocks = max_blocks(n, experts, block)
+    own = triton.cdiv(triton.cdiv(blocks, chunks), STEP) * STEP
     pairs = torch.empty(blocks * block, dtype=torch.int32, device=ids.device)
     owner = torch.empty(blocks, dtype=torch.int32, device=ids.device)
-    counts = torch.empty((chunks, block_e), dtype=torch.int32, device=ids.device)
+    counts = torch.empty((chunks + 1, block_e), dtype=torch.int32, device=ids.device)
     count_kernel[(chunks,)](
         ids, counts, pairs, n, first, chunk, len(pairs), triton.cdiv(len(pairs), chunks),
-        EXPERTS=experts, BLOCK_E=block_e, BLOCK=step, num_warps=4, **starts_early(ids),
+        EXPERTS=experts, BLOCK_E=block_e, BLOCK=STEP, num_warps=4, **starts_early(ids),
     )  # fmt: skip
+    if scanned:
+        scan_kernel[(block_e // SCANNED_EXPERTS,)](
+            counts, chunks, BLOCK_E=block_e, BLOCK_C=triton.next_power_of_2(MAX_CHUNKS), EXPERTS=SCANNED_EXPERTS,
+            num_warps=8, **starts_early(ids),
+        )  # fmt: skip
     place_kernel[(chunks,)](
-        ids, counts, pairs, owner, n, first, chunk, chunks, blocks, triton.cdiv(blocks, chunks),
-        SIZE=block, EXPERTS=experts, BLOCK_E=block_e, BLOCK_C=triton.next_power_of_2(chunks), BLOCK=step, num_warps=8,
-        **starts_early(ids),
+        ids, counts, pairs, owner, n, first, chunk, chunks, blocks, own, SIZE=block, EXPERTS=experts, SCANNED=scanned,
+        BLOCK_E=block_e, BLOCK_C=1 if scanned else triton.next_power_of_2(chunks), BLOCK=STEP,
+        num_warps=4 if scanned else 8, **starts_early(ids),
     )  # fmt: skip
     return pairs, owner

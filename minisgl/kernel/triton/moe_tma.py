@@ -1,9 +1,11 @@
 """The experts' grouped matrix products for Hopper, in Triton: tiles of weights are loaded by TMA.
 
-The products are those of `minisgl.kernel.triton.moe`, which runs on any GPU. There are three differences. A tensor
+The products are those of `minisgl.kernel.triton.moe`, which runs on any GPU. There are four differences. A tensor
 descriptor loads a whole tile of weights with one instruction of the tensor memory accelerator (TMA). Gate and up are
 one tile of twice as many columns, so that the first product is one matrix product instead of two. The result of the
-first product is stored in the order of the sorted pairs, so the second product loads contiguous rows, also by TMA.
+first product is stored in the order of the sorted pairs, so the second product loads contiguous rows, also by TMA. With
+many tokens, the programs of the second product are persistent: each computes several tiles, and loads the next tile
+while it stores the last one.
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ from minisgl.kernel.triton.activation import gate
 from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
 from minisgl.kernel.triton.moe import Tiles
 
+PERSISTENT_PAIRS = 128
+"""From this height of a tile on, persistent programs were faster in the second product, on an H200."""
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["n_pairs"])
 def up_kernel(
     x, gate_up, inner_out, pairs, owner, n_pairs, stride_x,
     TOP_K: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr, ACT: tl.constexpr,
@@ -55,34 +60,51 @@ def up_kernel(
         tl.store(out_at, merged, mask=real[:, None] & (n[None, :] < INNER))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_pairs", "blocks"])
 def down_kernel(
-    inner, down, scale, out, pairs, owner, n_pairs,
-    HIDDEN: tl.constexpr, INNER: tl.constexpr,
+    inner, down, scale, out, pairs, owner, n_pairs, blocks,
+    HIDDEN: tl.constexpr, INNER: tl.constexpr, PERSISTENT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Compute out[pair] = scale[pair] · (inner[i] · downᵀ) for the sorted pair i.
 
     inner is a tensor descriptor of [pairs, INNER], down of [experts, HIDDEN, INNER]. Rows of inner that belong to no
-    pair may hold anything: they change no other row. One program: one block of pairs, BLOCK_N columns.
+    pair may hold anything: they change no other row. A tile is one block of pairs and BLOCK_N columns. One program: one
+    tile, or with PERSISTENT every tile whose number is the program's, plus a multiple of the number of programs.
     """
-    block, column = tl.program_id(1), tl.program_id(0) * BLOCK_N
+    columns: tl.constexpr = (HIDDEN + BLOCK_N - 1) // BLOCK_N
+    program, programs = tl.program_id(0), tl.num_programs(0)
     if EARLY:
         start_next()
         wait_for_previous()
-    expert = tl.load(owner + block)
-    if expert >= 0:
-        pair = tl.load(pairs + block * BLOCK_M + tl.arange(0, BLOCK_M))
-        real = pair < n_pairs
-        n = column + tl.arange(0, BLOCK_N)
+    if PERSISTENT:
+        tiles = used_blocks(owner, blocks) * columns
+    else:
+        tiles = tl.where(tl.load(owner + program // columns) >= 0, programs, 0)
+    for tile in tl.range(program, tiles, programs, flatten=PERSISTENT):
+        block, column = tile // columns, tile % columns * BLOCK_N
+        expert = tl.load(owner + block)
         total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for start in range(0, INNER, BLOCK_K):
             rows = inner.load([block * BLOCK_M, start])
             weights = down.load([expert, column, start]).reshape(BLOCK_N, BLOCK_K)
             total = tl.dot(rows, weights.T, total, input_precision="ieee")
+        pair = tl.load(pairs + block * BLOCK_M + tl.arange(0, BLOCK_M))
+        real = pair < n_pairs
+        n = column + tl.arange(0, BLOCK_N)
         weighted = total * tl.load(scale + pair, mask=real, other=0.0)[:, None]
         out_at = out + pair.to(tl.int64)[:, None] * HIDDEN + n[None, :]
         tl.store(out_at, weighted.to(out.dtype.element_ty), mask=real[:, None] & (n[None, :] < HIDDEN))
+
+
+@triton.jit
+def used_blocks(owner, blocks):
+    """Return how many of the ``blocks`` blocks of pairs have an expert: the first ones."""
+    total = 0
+    for start in range(0, blocks, 1024):
+        i = start + tl.arange(0, 1024)
+        total += tl.sum((tl.load(owner + i, mask=i < blocks, other=-1) >= 0).to(tl.int32), 0)
+    return total
 
 
 def serves(x: Tensor, gate_up: Tensor, down: Tensor) -> bool:
@@ -98,6 +120,11 @@ def serves(x: Tensor, gate_up: Tensor, down: Tensor) -> bool:
         and gate_up.data_ptr() % 16 == down.data_ptr() % 16 == 0
         and torch.cuda.get_device_properties(x.device).major == 9  # Hopper: the first GPU with TMA
     )
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Return the number of persistent programs that fill the GPU: one for each multiprocessor."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def up(x: Tensor, gate_up: Tensor, pairs: Tensor, owner: Tensor, top_k: int, act: str, tiles: Tiles) -> Tensor:
@@ -122,12 +149,15 @@ def down(inner: Tensor, weight: Tensor, scale: Tensor, pairs: Tensor, owner: Ten
     Each row is multiplied by its pair's router weight, scale [tokens, top_k] float32. The result is in the order of the
     pairs' numbers, as that of `minisgl.kernel.triton.moe.down`.
     """
-    n, hidden = scale.numel(), weight.shape[1]
+    n, hidden, blocks = scale.numel(), weight.shape[1], len(owner)
     out = torch.empty((n, hidden), dtype=inner.dtype, device=inner.device)
-    down_kernel[(triton.cdiv(hidden, tiles.n), len(owner))](
+    programs, persistent = triton.cdiv(hidden, tiles.n) * blocks, tiles.m >= PERSISTENT_PAIRS
+    if persistent:
+        programs = min(programs, multiprocessors(inner.device))
+    down_kernel[(programs,)](
         TensorDescriptor.from_tensor(inner, [tiles.m, tiles.k]),
         TensorDescriptor.from_tensor(weight, [1, tiles.n, tiles.k]),
-        scale, out, pairs, owner, n, HIDDEN=hidden, INNER=inner.shape[1],
+        scale, out, pairs, owner, n, blocks, HIDDEN=hidden, INNER=inner.shape[1], PERSISTENT=persistent,
         BLOCK_M=tiles.m, BLOCK_N=tiles.n, BLOCK_K=tiles.k, num_warps=tiles.warps, num_stages=tiles.stages,
         **starts_early(inner),
     )  # fmt: skip
