@@ -261,6 +261,16 @@ class Step:
         return len(self.req_pool_indices)
 
     @property
+    def num_continuing(self) -> int:
+        """Number of decode and verification rows, which come before the prefill chunks."""
+        return self.num_decode + self.num_verify
+
+    @property
+    def verification_rows(self) -> range:
+        """The numbers of the verification rows."""
+        return range(self.num_decode, self.num_continuing)
+
+    @property
     def sample(self) -> Bools:
         """Whether each row samples a token, bool ``[rows]``: False for a chunk that does not end its prompt."""
         return self.num_sampled_tokens > 0

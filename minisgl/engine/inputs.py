@@ -223,14 +223,14 @@ class InputBuilder:
     @staticmethod
     def repeats_few_reads(step: Step) -> bool:
         """Return whether the step has no prompts, and reads little KV twice if its tokens are decode rows."""
-        if step.num_decode + step.num_verify < step.rows:
+        if step.num_continuing < step.rows:
             return False
         repeated = (step.num_scheduled_tokens - 1) * (step.num_computed_tokens + step.num_scheduled_tokens)
         return int(repeated.sum()) <= MAX_REPEATED_TOKENS
 
     def build(self, step: Step) -> tuple[ModelInputs, AttnBatch]:
         """Build the inputs of a step that is not replayed as one graph: the model's inputs and attention's batch."""
-        rows, num_continuing = step.rows, step.num_decode + step.num_verify
+        rows = step.rows
         if step.num_decode == rows:
             pending = bool((step.input_ids == PENDING).any())
             host = self.token_rows(step)
@@ -250,7 +250,7 @@ class InputBuilder:
             return ModelInputs(packed, pending), batch
         cu_seqlens_q_cpu = np.zeros(rows + 1, np.int32)
         np.cumsum(step.num_scheduled_tokens, out=cu_seqlens_q_cpu[1:])
-        pending = bool((step.input_ids[: cu_seqlens_q_cpu[num_continuing]] == PENDING).any())
+        pending = bool((step.input_ids[: cu_seqlens_q_cpu[step.num_continuing]] == PENDING).any())
         host = self.token_rows(step)[:4]
         seq_lens_cpu = step.num_computed_tokens + step.num_scheduled_tokens
         packed, req_pool_indices, seq_lens, cu_seqlens_q = self.upload(

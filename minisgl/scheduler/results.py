@@ -131,9 +131,9 @@ class ResultReader:
     def _count_drafts(self, step: Step, result: StepResult, rows: Sequence[int]) -> None:
         """Count the drafts of the verification rows among ``rows``, and those of them that are now output."""
         sampled, accepted = step.num_sampled_tokens.tolist(), result.accepted.tolist()
-        most = len(self.num_accepted_drafts) - 1
+        most, verifying = len(self.num_accepted_drafts) - 1, step.verification_rows
         for i in rows:
-            if step.num_decode <= i < step.num_decode + step.num_verify:
+            if i in verifying:
                 self.counts["verification_rows"] += 1
                 self.counts["draft_tokens"] += sampled[i] - 1
                 self.counts["accepted_draft_tokens"] += accepted[i] - 1

@@ -328,19 +328,18 @@ class Scheduler:
         launched = InFlightStep(step, reqs, table.admission_order[step.req_pool_indices])
         ends = launched.ends
         if step.num_verify:  # only the first token of a verification row is certain: the drafts may be rejected
-            verify = slice(step.num_decode, step.num_decode + step.num_verify)
+            verify = slice(step.num_decode, step.num_continuing)
             ends[verify] = step.num_computed_tokens[verify] + 1
         table.num_computed_tokens[step.req_pool_indices] = ends
         table.last_step[step.req_pool_indices] = step.id
         self.in_flight.append(launched)
         self.cache_manager.last_launched_step = step.id
         self.next_step_id += 1
-        first_chunk = step.num_decode + step.num_verify
-        if first_chunk < step.rows:
-            self.cache_manager.cache_prompts(reqs[first_chunk:])
+        if step.num_continuing < step.rows:
+            self.cache_manager.cache_prompts(reqs[step.num_continuing :])
         counts = self._counts
         counts["steps"] += 1
-        counts["decode_tokens"] += step.num_decode + step.num_verify
+        counts["decode_tokens"] += step.num_continuing
         counts["prefill_tokens"] += len(step.input_ids) - step.num_decode
         if step.num_verify:
             counts["prefill_tokens"] -= int(step.num_sampled_tokens[verify].sum())

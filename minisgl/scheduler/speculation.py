@@ -127,7 +127,8 @@ class Speculation:
         runs = [req.output_ids[len(req.output_ids) - int(accepted[i]) :] for i, req in zip(gained, reqs, strict=True)]
         self.proposer.advanced(reqs, runs)
         if step.num_verify and self.adapt:
-            verified = [i for i in gained if step.num_decode <= i < step.num_decode + step.num_verify]
+            verifying = step.verification_rows
+            verified = [i for i in gained if i in verifying]
             if verified:
                 counts = step.num_sampled_tokens[verified] - 1
                 self._adapt(step.id, step.req_pool_indices[verified], counts, accepted[verified] - 1)

@@ -64,7 +64,7 @@ def _check_rows(step: Step, spec: EngineSpec) -> None:
     if rows <= 0:
         fail("the step has no rows")
     _check_arrays(step, fail)
-    first_chunk = step.num_decode + step.num_verify
+    first_chunk = step.num_continuing
     if min(step.num_decode, step.num_verify) < 0 or first_chunk > rows:
         fail(f"num_decode is {step.num_decode} and num_verify is {step.num_verify}, but the step has {rows} rows")
     if (row := _first(counts < 1)) is not None:

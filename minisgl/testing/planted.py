@@ -266,7 +266,7 @@ def draft_pages_freed_in_flight() -> Bug:
     def record(self: Scheduler, step: Step, reqs: list[Req]) -> None:
         real(self, step, reqs)
         table, size = self.request_table, self.spec.page_size
-        for row in range(step.num_decode, step.num_decode + step.num_verify):
+        for row in step.verification_rows:
             index = reqs[row].req_pool_idx
             needed = -(-int(table.num_computed_tokens[index]) // size)
             pages = table.page_table[index, needed : table.num_pages[index]].copy()

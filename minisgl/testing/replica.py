@@ -215,7 +215,7 @@ class SimReplica:
     def _seconds(self, step: Step | None, steps: int) -> float:
         if step is None:
             return self.cost.step
-        first_chunk = step.num_decode + step.num_verify
+        first_chunk = step.num_continuing
         context = float(step.num_computed_tokens[:first_chunk].sum() + first_chunk)
         assert steps == 1 or step.num_verify == step.rows == int((step.num_scheduled_tokens == steps).sum())
         return self.cost.decode(first_chunk, context, steps) + self.cost.prefill(

@@ -293,7 +293,7 @@ class SimEngine:
                 raise SimViolation("table-missing", text, **location, position=position)
             tokens = step.input_ids[offset : offset + count]
             num_sampled = int(step.num_sampled_tokens[index])
-            verifies = step.num_decode <= index < step.num_decode + step.num_verify
+            verifies = index in step.verification_rows
             rows.append(
                 Row(
                     index,

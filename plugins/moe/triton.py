@@ -1,8 +1,8 @@
 """``moe=triton``: experts as grouped matrix products in Triton.
 
 The backend sorts the (token, choice) pairs by expert into blocks, multiplies each block with its expert's weights,
-weights the rows and adds them up by token. That is five launches per layer for any routing, and the host never waits
-for the device. Only the weights of experts that some token chose are read. The kernels are in
+weights the rows and adds them up by token. That is five launches per layer for any routing, or six with many tokens,
+and the host never waits for the device. Only the weights of experts that some token chose are read. The kernels are in
 `minisgl.kernel.triton.moe`; this module chooses their tiles.
 """
 

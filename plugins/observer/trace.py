@@ -235,8 +235,8 @@ class Recorder:
 def _drafts(step: Step) -> list[list[int]]:
     """Return the draft tokens of each verification row."""
     ends = np.cumsum(step.num_scheduled_tokens)
-    rows = range(step.num_decode, step.num_decode + step.num_verify)
-    return [step.input_ids[ends[i] - step.num_scheduled_tokens[i] + 1 : ends[i]].tolist() for i in rows]
+    begins = ends - step.num_scheduled_tokens
+    return [step.input_ids[begins[i] + 1 : ends[i]].tolist() for i in step.verification_rows]
 
 
 def _runs(result: StepResult) -> list[list[int]]:

@@ -79,7 +79,7 @@ class RecordedEngine(NullEngine):
             first = last - count + 1 - self.prompts[uid]
             sampled = self.outputs[uid][first : first + count]
             tokens[i, : len(sampled)] = sampled
-            if step.num_decode <= i < step.num_decode + step.num_verify:
+            if i in step.verification_rows:
                 drafts = step.input_ids[ends[i] - count + 1 : ends[i]]
                 wrong = np.flatnonzero(drafts != tokens[i, : count - 1])
                 accepted[i] = 1 + (int(wrong[0]) if len(wrong) else count - 1)

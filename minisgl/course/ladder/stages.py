@@ -118,8 +118,7 @@ class LadderMeter(Meter):
 
     def launch(self, step: Step) -> None:
         self.most_rows = max(self.most_rows, step.rows)
-        decoding = step.num_decode + step.num_verify
-        self.prefilled += int(step.num_scheduled_tokens[decoding:].sum())
+        self.prefilled += int(step.num_scheduled_tokens[step.num_continuing :].sum())
         self.decode_steps += step.num_decode == step.rows
         self._in_flight += 1
         super().launch(step)
