@@ -267,7 +267,7 @@ class Step:
 
     @property
     def verification_rows(self) -> range:
-        """The numbers of the verification rows."""
+        """The indices of the verification rows."""
         return range(self.num_decode, self.num_continuing)
 
     @property

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PiecewiseAttention"]
 
-RECORDED_ZEROS = 1024
-"""In buckets of at most this many tokens, the recording sets the rows of all tokens to zero before attention.
+MAX_RECORDED_ZEROS = 1024
+"""The most tokens of a bucket whose recording sets all rows of attention's output to zero.
 
-Attention does not write padding rows, and uninitialised memory may hold NaN. In larger buckets, only the padding rows
-are set to zero, in a launch beside that of attention, which costs the host a few microseconds. In small buckets, the
-host often takes longer than the device.
+Attention does not write padding rows, and uninitialised memory may hold NaN. In larger buckets only the padding rows
+are set to zero, by a launch that is not recorded and costs the host a few microseconds. With few tokens the host is
+often slower than the device, so there the zeros are recorded.
 """
 
 
@@ -68,16 +68,19 @@ class PiecewiseAttention:
         """Compute attention as `AttentionBackend.forward` does. Inside `in_bucket`, the rows of padding become zero."""
         if self._num_tokens is None:
             return self.backend.forward(layer, q, out)
-        if len(out) <= RECORDED_ZEROS:
+        if len(out) <= MAX_RECORDED_ZEROS:
             out.zero_()
         self._attend(layer, q, out)
         return out
 
     @between_pieces
     def _attend(self, layer: LayerSpec, q: Tensor, out: Tensor) -> None:
-        """Compute attention for the step's tokens; during the recording, when nothing is planned, do nothing."""
+        """Compute attention for the step's tokens, and set the padding rows of a large bucket to zero.
+
+        During the recording every row is padding, and nothing is planned.
+        """
         n = self._num_tokens or 0
-        if n < len(out) > RECORDED_ZEROS:
+        if len(out) > MAX_RECORDED_ZEROS and n < len(out):
             out[n:].zero_()
         if n:
             self.backend.forward(layer, q[:n], out[:n])

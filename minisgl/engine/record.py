@@ -136,7 +136,10 @@ class Recorder:
         return made
 
     def rehearse(self, forward: Callable[[Any], Tensor], inputs: Any, *, piecewise: bool) -> None:
-        """Record ``forward(inputs)`` on a GPU and throw the recording away. Nothing of it is executed."""
+        """Record ``forward(inputs)`` on a GPU and throw the recording away.
+
+        Nothing of it is executed but calls between the pieces, if ``piecewise``.
+        """
         with _no_collection():
             self._fill(_CudaRecording(torch.cuda.graph_pool_handle(), "relaxed"), forward, inputs, piecewise)
 

@@ -17,7 +17,7 @@ from minisgl.engine.piecewise import PiecewiseAttention
 @pytest.mark.parametrize("tokens", [0, 3, 5])
 def test_padding_becomes_zero(tokens: int, recorded_zeros: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention gets the step's tokens only; the other rows become zero, in small and in large buckets."""
-    monkeypatch.setattr(piecewise, "RECORDED_ZEROS", recorded_zeros)
+    monkeypatch.setattr(piecewise, "MAX_RECORDED_ZEROS", recorded_zeros)
     calls: list[int] = []
 
     def forward(layer: Any, q: Tensor, out: Tensor) -> Tensor:

@@ -61,15 +61,14 @@ def test_steps_fit_the_engine(rows: int, max_tokens: int) -> None:
     assert [step.id for step in steps] == list(range(len(steps)))
     for step in steps:
         assert 0 < step.rows <= rows
-        continuing = step.num_decode + step.num_verify
-        prompt_tokens = int(step.num_scheduled_tokens[continuing:].sum())
+        prompt_tokens = int(step.num_scheduled_tokens[step.num_continuing :].sum())
         assert prompt_tokens <= max_tokens
         assert step.num_scheduled_tokens.min() > 0
         assert (step.num_computed_tokens + step.num_scheduled_tokens).max() < spec.max_seq_len
         assert len(step.input_ids) == step.num_scheduled_tokens.sum()
         assert Step.decode(step.encode()).rows == step.rows
         continuing_tokens = len(step.input_ids) - prompt_tokens
-        assert np.count_nonzero(step.input_ids[:continuing_tokens] == PENDING) == continuing
+        assert np.count_nonzero(step.input_ids[:continuing_tokens] == PENDING) == step.num_continuing
     assert any(step.num_verify for step in steps) == (max_tokens > 1)
 
 

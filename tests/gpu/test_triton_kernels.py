@@ -280,13 +280,21 @@ def test_softmax_topk_of_equal_logits(device: torch.device) -> None:
 @pytest.mark.parametrize("block", [16, 64])
 @pytest.mark.parametrize(
     ("tokens", "top_k", "experts", "first", "here"),
-    [(1, 2, 8, 0, 8), (7, 2, 8, 0, 8), (40, 8, 128, 0, 128), (33, 4, 60, 0, 60), (20, 2, 8, 4, 4), (3, 1, 1, 0, 1)],
+    [
+        (1, 2, 8, 0, 8),
+        (7, 2, 8, 0, 8),
+        (40, 8, 128, 0, 128),
+        (33, 4, 60, 0, 60),
+        (20, 2, 8, 4, 4),
+        (3, 1, 1, 0, 1),
+        (25, 3, 512, 0, 512),
+    ],
 )
 def test_align(
     tokens: int, top_k: int, experts: int, first: int, here: int, block: int, summed: int, generator: torch.Generator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(triton_align, "MAX_SUMMED_CHUNKS", summed)  # 0: also few chunks are added up by `scan_kernel`
+    monkeypatch.setattr(triton_align, "MAX_SUMMED_CHUNKS", summed)  # 0: `scan_kernel` adds up even a few chunks
     ids = torch.rand(tokens, experts, generator=generator, device=generator.device).topk(top_k).indices.int()
     pairs, owner = (t.cpu() for t in triton_align.align(ids, first, here, block))
     expected_pairs, expected_owner = align.align(ids.cpu(), first, here, block)

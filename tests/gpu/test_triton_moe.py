@@ -97,7 +97,7 @@ def test_persistent_programs(
         pytest.skip("needs a Hopper GPU")
     if not compiled:
         monkeypatch.setattr(moe_tma, "serves", lambda *tensors: True)
-    monkeypatch.setattr(moe_tma, "PERSISTENT_PAIRS", 0)
+    monkeypatch.setattr(moe_tma, "MIN_PERSISTENT_M", 0)
     monkeypatch.setattr(moe_tma, "multiprocessors", lambda device: programs)
     dtype = torch.bfloat16 if compiled else torch.float16
     check(30, 3, 5, 136, 40, dtype, generator)

@@ -126,6 +126,7 @@ def test_promise_10_dead_worker_ends_the_server(tiny: Path, tp: int, victim: str
                 except httpx.TransportError:
                     break
                 time.sleep(0.02)
+        refused = time.monotonic() - died
         assert server.wait(scaled_timeout(5)) == 1
         for request in requests:
             request.join(scaled_timeout(5))
@@ -137,7 +138,7 @@ def test_promise_10_dead_worker_ends_the_server(tiny: Path, tp: int, victim: str
         sick = [when for when, status in statuses if status == 503]
         assert sick, statuses
         assert sick[0] < scaled_timeout(1.0)
-        assert max(sick) - sick[0] > 0.8
+        assert refused - sick[0] > 0.8  # not the last answer: on a busy machine, an answer may come late
         assert all(status == 503 for when, status in statuses if when >= sick[0])
         assert wait_for(lambda: not server.leftovers(), scaled_timeout(1.0)), server.leftovers()
         assert f"{victim} died: it was killed by SIGKILL\n" in server.log()

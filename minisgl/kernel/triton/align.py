@@ -22,8 +22,8 @@ MAX_SUMMED_CHUNKS = 128
 """The most chunks whose counts every program of the last launch adds up itself."""
 SCANNED_EXPERTS = 16
 """Experts of a program of `scan_kernel`."""
-STEP = 64
-"""Pairs of an iteration. `place_kernel` compares each of them with all others."""
+ITERATION = 64
+"""Pairs of an iteration. `place_kernel` compares each of them with all others of the same iteration."""
 
 
 @triton.jit(do_not_specialize=["n", "first", "chunk", "capacity", "fill"])
@@ -72,7 +72,7 @@ def scan_kernel(
 def place_kernel(
     ids, counts, pairs, owner, n, first, chunk, chunks, blocks, own,
     SIZE: tl.constexpr, EXPERTS: tl.constexpr, SCANNED: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr,
-    BLOCK: tl.constexpr, EARLY: tl.constexpr = False,
+    BLOCK: tl.constexpr, BLOCK_O: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Write one chunk's pairs behind those of earlier chunks, expert by expert. One program per chunk.
 
@@ -96,14 +96,15 @@ def place_kernel(
     for start in range(program * chunk, end, BLOCK):
         here = tl.load(ids + start + i, mask=start + i < end, other=-1) - first
         mine = (start + i < end) & (here >= 0) & (here < EXPERTS)
+        # The rank of a pair is the number of earlier pairs of the same expert. Pairs that are not stored get any rank.
         same = (here[:, None] == here[None, :]) & (i[None, :] < i[:, None])
         place = tl.gather(free, tl.where(mine, here, 0), 0) + tl.sum(same.to(tl.int32), 1)
         tl.store(pairs + place, start + i, mask=mine)
         free += tl.histogram(here, BLOCK_E, mine)
     last = tl.max(ends, 0)
     end = tl.minimum((program + 1) * own, blocks)
-    for start in range(program * own, end, BLOCK):
-        block = start + i
+    for start in range(program * own, end, BLOCK_O):
+        block = start + tl.arange(0, BLOCK_O)
         of = tl.sum((ends[None, :] <= block[:, None] * SIZE).to(tl.int32), 1)
         tl.store(owner + block, tl.where(block * SIZE < last, of, -1), mask=block < end)
 
@@ -111,17 +112,18 @@ def place_kernel(
 def align(ids: Tensor, first: int, experts: int, block: int) -> tuple[Tensor, Tensor]:
     """Compute `minisgl.kernel.align.align` on a GPU."""
     n, block_e = ids.numel(), max(16, triton.next_power_of_2(experts))
-    chunk = triton.cdiv(triton.cdiv(n, MAX_CHUNKS), STEP) * STEP
+    chunk = triton.cdiv(triton.cdiv(n, MAX_CHUNKS), ITERATION) * ITERATION
     chunks = triton.cdiv(n, chunk)
     scanned = chunks > MAX_SUMMED_CHUNKS
     blocks = max_blocks(n, experts, block)
-    own = triton.cdiv(triton.cdiv(blocks, chunks), STEP) * STEP
+    block_o = min(ITERATION, 8192 // block_e)  # each of these blocks is compared with block_e experts
+    own = triton.cdiv(triton.cdiv(blocks, chunks), block_o) * block_o
     pairs = torch.empty(blocks * block, dtype=torch.int32, device=ids.device)
     owner = torch.empty(blocks, dtype=torch.int32, device=ids.device)
     counts = torch.empty((chunks + 1, block_e), dtype=torch.int32, device=ids.device)
     count_kernel[(chunks,)](
         ids, counts, pairs, n, first, chunk, len(pairs), triton.cdiv(len(pairs), chunks),
-        EXPERTS=experts, BLOCK_E=block_e, BLOCK=STEP, num_warps=4, **starts_early(ids),
+        EXPERTS=experts, BLOCK_E=block_e, BLOCK=ITERATION, num_warps=4, **starts_early(ids),
     )  # fmt: skip
     if scanned:
         scan_kernel[(block_e // SCANNED_EXPERTS,)](
@@ -130,7 +132,7 @@ def align(ids: Tensor, first: int, experts: int, block: int) -> tuple[Tensor, Te
         )  # fmt: skip
     place_kernel[(chunks,)](
         ids, counts, pairs, owner, n, first, chunk, chunks, blocks, own, SIZE=block, EXPERTS=experts, SCANNED=scanned,
-        BLOCK_E=block_e, BLOCK_C=1 if scanned else triton.next_power_of_2(chunks), BLOCK=STEP,
+        BLOCK_E=block_e, BLOCK_C=1 if scanned else triton.next_power_of_2(chunks), BLOCK=ITERATION, BLOCK_O=block_o,
         num_warps=4 if scanned else 8, **starts_early(ids),
     )  # fmt: skip
     return pairs, owner

@@ -5,7 +5,7 @@ descriptor loads a whole tile of weights with one instruction of the tensor memo
 one tile of twice as many columns, so that the first product is one matrix product instead of two. The result of the
 first product is stored in the order of the sorted pairs, so the second product loads contiguous rows, also by TMA. With
 many tokens, the programs of the second product are persistent: each computes several tiles, and loads the next tile
-while it stores the last one.
+while it stores the previous one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from minisgl.kernel.triton.activation import gate
 from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
 from minisgl.kernel.triton.moe import Tiles
 
-PERSISTENT_PAIRS = 128
-"""From this height of a tile on, persistent programs were faster in the second product, on an H200."""
+MIN_PERSISTENT_M = 128
+"""Tiles of at least this many pairs have persistent programs in the second product: faster on an H200."""
 
 
 @triton.jit(do_not_specialize=["n_pairs"])
@@ -70,7 +70,7 @@ def down_kernel(
 
     inner is a tensor descriptor of [pairs, INNER], down of [experts, HIDDEN, INNER]. Rows of inner that belong to no
     pair may hold anything: they change no other row. A tile is one block of pairs and BLOCK_N columns. One program: one
-    tile, or with PERSISTENT every tile whose number is the program's, plus a multiple of the number of programs.
+    tile. With PERSISTENT, program p of P programs computes the tiles p, p + P, p + 2·P, ….
     """
     columns: tl.constexpr = (HIDDEN + BLOCK_N - 1) // BLOCK_N
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -79,7 +79,7 @@ def down_kernel(
         wait_for_previous()
     if PERSISTENT:
         tiles = used_blocks(owner, blocks) * columns
-    else:
+    else:  # one iteration, or none if the block has no expert
         tiles = tl.where(tl.load(owner + program // columns) >= 0, programs, 0)
     for tile in tl.range(program, tiles, programs, flatten=PERSISTENT):
         block, column = tile // columns, tile % columns * BLOCK_N
@@ -123,7 +123,7 @@ def serves(x: Tensor, gate_up: Tensor, down: Tensor) -> bool:
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Return the number of persistent programs that fill the GPU: one for each multiprocessor."""
+    """Return the GPU's number of multiprocessors. One persistent program runs on each."""
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
@@ -151,7 +151,7 @@ def down(inner: Tensor, weight: Tensor, scale: Tensor, pairs: Tensor, owner: Ten
     """
     n, hidden, blocks = scale.numel(), weight.shape[1], len(owner)
     out = torch.empty((n, hidden), dtype=inner.dtype, device=inner.device)
-    programs, persistent = triton.cdiv(hidden, tiles.n) * blocks, tiles.m >= PERSISTENT_PAIRS
+    programs, persistent = triton.cdiv(hidden, tiles.n) * blocks, tiles.m >= MIN_PERSISTENT_M
     if persistent:
         programs = min(programs, multiprocessors(inner.device))
     down_kernel[(programs,)](

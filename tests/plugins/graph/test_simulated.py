@@ -144,7 +144,7 @@ def test_steps_that_fit_are_replayed(checkpoint: Path) -> None:
 @pytest.mark.parametrize("recorded_zeros", [0, 1024])
 def test_piecewise_padding(checkpoint: Path, recorded_zeros: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In piecewise buffers, stale data of an earlier, larger step does not change the tokens of a later step."""
-    monkeypatch.setattr(piecewise, "RECORDED_ZEROS", recorded_zeros)
+    monkeypatch.setattr(piecewise, "MAX_RECORDED_ZEROS", recorded_zeros)
     greedy = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
     words = ["attention=torch", "device=cpu", "cache=naive", "num_pages=64"]
     with LLM(str(checkpoint), overrides=[*words, "graph=none"]) as llm:
