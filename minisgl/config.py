@@ -171,6 +171,10 @@ class Config:
     decode rows count too, but leave at least a quarter to prompts."""
     max_draft_tokens: int = 512
     """Maximum draft tokens of all requests in one step. They do not count as ``max_prefill_tokens``."""
+    verification_rounds: int = 1
+    """Largest number of rounds of a step that verifies drafts. After each round but the last, the engine itself drafts
+    what followed the last tokens of a request where they occurred before. The host waits once for all rounds, and a
+    request that arrives meanwhile waits too. Steps have several rounds only while no request waits."""
     overlap: bool = True
     """Whether the host prepares the next step while the device computes the current step."""
     starvation_steps: int = 512
@@ -228,6 +232,7 @@ class Config:
             "max_prefill_tokens",
             "starvation_steps",
             "max_draft_tokens",
+            "verification_rounds",
         ):
             need(getattr(self, key) >= 1, key, "at least 1")
         for key in ("num_pages", "max_seq_len"):

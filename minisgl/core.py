@@ -235,7 +235,9 @@ class Step:
     There are three kinds of rows, in this order, which every rank follows:
 
     - *decode rows* compute one token, and sample the next one;
-    - *verification rows* compute a token and the draft tokens after it, and sample after each of them;
+    - *verification rows* compute a token and the draft tokens after it, and sample after each of them. If all rows are
+      such rows, with equally many drafts, the step may do this in several *rounds*: after each round, the engine goes
+      on after the last token that counts, with drafts that it makes itself;
     - *prefill chunks* compute tokens of a prompt. The chunk that ends the prompt samples a token.
 
     Before the forward pass, the engine applies ``admissions``, and then writes ``page_table_updates`` in the given
@@ -254,6 +256,7 @@ class Step:
     admissions: tuple[Admission, ...] = ()
     prompt_logprobs: tuple[PromptRange, ...] = ()  # at most one for each prefill chunk, in the order of the rows
     late_sampling: bool = False  # whether sampling waits for `Engine.sample`
+    rounds: int = 1  # how often each verification row is computed; the counts above are those of the first round
 
     @property
     def rows(self) -> int:
@@ -287,9 +290,9 @@ class Step:
     @staticmethod
     def decode(data: bytes) -> Step:
         """Return the step that `encode` turned into ``data``. The step owns its arrays, which are copies."""
-        *values, page_table_updates, admissions, prompt_logprobs, late_sampling = _step_decoder.decode(data)
+        *values, page_table_updates, admissions, prompt_logprobs, late_sampling, rounds = _step_decoder.decode(data)
         values += [tuple(page_table_updates), tuple(_decode_admission(raw) for raw in admissions)]
-        values += [tuple(PromptRange(*raw) for raw in prompt_logprobs), late_sampling]
+        values += [tuple(PromptRange(*raw) for raw in prompt_logprobs), late_sampling, rounds]
         return Step(*values)
 
 
@@ -315,6 +318,10 @@ class StepResult(NamedTuple):
     ``accepted`` is int32 ``[rows]``: how many of a row's tokens are valid. That is ``num_sampled_tokens`` of the row,
     except in a verification row: there, it is 1 + the number of draft tokens that equal the token sampled before them,
     counted up to the first draft that does not.
+
+    In a step of several rounds, the tokens of all rounds follow each other, and ``accepted`` is their sum. k is then
+    the largest number of tokens of a round times the number of rounds. ``rounds`` int32 ``[rounds, rows]`` has the
+    number of each round; it is None in a step of one round.
     """
 
     id: int
@@ -322,6 +329,19 @@ class StepResult(NamedTuple):
     accepted: I32
     logprobs: tuple[tuple[Logprobs, ...] | None, ...] | None = None  # [rows][accepted]; None: not asked for
     prompt_logprobs: tuple[tuple[Logprobs, ...], ...] = ()  # [len(step.prompt_logprobs)][positions]
+    rounds: I32 | None = None
+
+    def accepted_by_round(self, row: int) -> list[int]:
+        """Return how many of ``accepted[row]`` tokens are those of each round, up to the round of the last one."""
+        left = int(self.accepted[row])
+        if self.rounds is None:
+            return [left]
+        counts = []
+        for accepted in self.rounds[:, row].tolist():
+            if left > 0:
+                counts.append(min(accepted, left))
+                left -= accepted
+        return counts
 
 
 class Logprobs(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import transformers
 
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
-from minisgl.core import EngineDeadError, Finished, InvalidRequestError, Logprobs, Output
+from minisgl.core import EngineDeadError, Finished, InvalidRequestError, Logprobs, Output, Step
 from minisgl.engine import followers
 from minisgl.llm import Choice, RequestOutput, _Outputs
 from minisgl.plugins.speculation.ngram import NgramProposer
@@ -402,6 +402,43 @@ def test_closing_closes_the_proposer(path: Path, monkeypatch: pytest.MonkeyPatch
         assert not closed
     drafting.close()
     assert len(closed) == 1
+
+
+def test_promise_8_steps_of_several_rounds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``verification_rounds`` the tokens are the same: also after a stop token, and with log-probabilities."""
+    two = {7: 60.0, 8: 60.0}  # two tokens only, so that drafts are found
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.0, "logit_bias": {7: 60.0}},
+        {"top_k": 5, "repetition_penalty": 1.2},
+        {"stop_token_ids": [11], "logit_bias": {**two, 11: 55.0}},
+    ]
+    kinds = [{"temperature": 1.0, "logit_bias": two, **kind} for kind in kinds]
+    params = [SamplingParams(max_tokens=40 + i, seed=i, **kind) for i, kind in enumerate(kinds)]
+    scored = SamplingParams(max_tokens=20, temperature=0.0, logit_bias=two, logprobs=1)
+    outputs: list[list[tuple[list[int], str | None]]] = []
+    rounds: list[Step] = []
+    drafting = ["speculation=ngram", "speculation.match_tokens=1", "verification_rounds=3"]
+    for words in (list[str](), drafting):
+        with LLM(str(path), overrides=[*OPTIONS, *words]) as llm:
+            launch = llm.engine.launch
+
+            def watched(step: Step, launch: Callable[[Step], None] = launch) -> None:
+                rounds.append(step)
+                launch(step)
+
+            monkeypatch.setattr(llm.engine, "launch", watched)
+            alone = [llm.generate([[5, 6, 7 + i]], each)[0] for i, each in enumerate(params)]
+            together = llm.generate([[5, 6, 7], [9, 10, 11, 12]], params[1:3])
+            several = [step for step in rounds if step.rounds > 1]
+            rounds.clear()
+            outputs.append([(o.token_ids, o.finish_reason) for o in (*alone, *together)])
+            outputs[-1].append((llm.generate([[5, 6]], scored)[0].token_ids, None))
+            assert all(step.rounds == 1 for step in rounds), "a step of several rounds has no log-probabilities"
+            llm.scheduler.check_idle()
+    assert outputs[0] == outputs[1]
+    assert {step.rounds for step in several} == {2, 3}
+    assert {step.rows for step in several} == {1, 2}
 
 
 def test_a_progress_bar_on_demand(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from minisgl.kernel.fp8 import QuantizedRows
     from minisgl.kernel.rope import QKNorm
     from minisgl.kvcache.pool import KVPool
 
@@ -29,7 +30,9 @@ __all__ = [
     "GraphKey",
     "LayerSpec",
     "ProjectedDecode",
+    "QuantizedAttention",
     "projected_decode",
+    "quantized_attention",
 ]
 
 MAX_PROJECTED_ROWS = 4
@@ -66,6 +69,7 @@ class AttnNeeds:
     phases: frozenset[str] = frozenset({"decode", "extend"})  # "decode": rows of one query token; "extend": prefill
     graph: bool = False  # whether a decode step with this backend can be recorded in a graph and replayed
     shared_prefix: bool = False  # whether decode uses AttnBatch.shared_prefix_len to read a common prefix only once
+    device_lengths: bool = False  # whether a recorded decode step may change AttnBatch.seq_lens without a new plan
     refuse: str = ""  # why the backend cannot run on this machine; "": it can
 
 
@@ -168,12 +172,38 @@ class ProjectedDecode(Protocol):
         ...
 
 
-def projected_decode(backend: Any) -> ProjectedDecode | None:
-    """Return ``backend``, or the backend that it wraps, if it has the ability `ProjectedDecode`, else None.
+@runtime_checkable
+class QuantizedAttention(Protocol):
+    """An optional ability of a backend: the launch that writes the result also quantises it, for an FP8 product."""
 
-    A wrapper has the wrapped backend as attribute ``backend``.
-    """
-    while not isinstance(backend, ProjectedDecode):
+    def serves_quantized(self, layer: LayerSpec, rows: int) -> bool:
+        """Return whether `forward_quantized` can compute the ``rows`` rows of the planned step in this layer."""
+        ...
+
+    def forward_quantized(self, layer: LayerSpec, q: Tensor, out: QuantizedRows) -> None:
+        """Compute attention as `AttentionBackend.forward` does, and quantise the result into ``out``.
+
+        ``q`` is [rows, q_heads, head_dim], and ``out`` has q_heads·head_dim columns. The result is rounded to q's dtype
+        before it is quantised.
+        """
+        ...
+
+
+def projected_decode(backend: Any) -> ProjectedDecode | None:
+    """Return ``backend``, or the backend that it wraps, if it has the ability `ProjectedDecode`, else None."""
+    found: ProjectedDecode | None = _with_ability(backend, ProjectedDecode)
+    return found
+
+
+def quantized_attention(backend: Any) -> QuantizedAttention | None:
+    """Return ``backend``, or the backend that it wraps, if it has the ability `QuantizedAttention`, else None."""
+    found: QuantizedAttention | None = _with_ability(backend, QuantizedAttention)
+    return found
+
+
+def _with_ability(backend: Any, ability: Any) -> Any:
+    """Return the first backend with the ability, or None. A wrapper has the wrapped one as attribute ``backend``."""
+    while not isinstance(backend, ability):
         backend = getattr(backend, "backend", None)
         if backend is None:
             return None

@@ -64,7 +64,8 @@ def build_engine(
         )
         if engine.device.type in WARMED_DEVICES:
             drafting = manager.name_of("speculation", config.speculation) != "none"
-            warm_up(engine, config.max_prefill_tokens, drafting=drafting)
+            rounds = config.verification_rounds
+            warm_up(engine, config.max_prefill_tokens, drafting=drafting, rounds=rounds)
         return engine
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from minisgl.attention import MAX_PROJECTED_ROWS, AttentionBackend, AttnBatch
 from minisgl.config import Config
-from minisgl.core import EngineDeadError, EngineSpec, Step, StepResult, TokenMasks
+from minisgl.core import PENDING, Admission, EngineDeadError, EngineSpec, Step, StepResult, TokenMasks
 from minisgl.engine import setup
 from minisgl.engine.compile_ahead import Case, compile_ahead
 from minisgl.engine.graph import StaticInputs
@@ -32,9 +32,11 @@ from minisgl.engine.kv_sizing import size_pool
 from minisgl.engine.piecewise import PiecewiseAttention
 from minisgl.engine.prompt_logprobs import score_prompt
 from minisgl.engine.results import read_result
-from minisgl.engine.sampler import Sampled, SamplePlan, Sampler, SamplingInputs, state_bytes
+from minisgl.engine.sampler import PENALTY, Sampled, SamplePlan, Sampler, SamplingInputs, state_bytes
 from minisgl.engine.transfer import Download
+from minisgl.engine.verification import Accepted
 from minisgl.engine.warmup import steps_with_prompts
+from minisgl.kernel.rounds import advance, next_drafts
 from minisgl.kvcache.pool import KVPool
 from minisgl.layers.context import Context
 
@@ -58,6 +60,7 @@ class _Forward(NamedTuple):
     logits: Tensor | None
     inputs: SamplingInputs | None
     scores: dict[str, Tensor]
+    key: Any | None = None  # the bucket of decode rows that was replayed; None: the step was not one launch
 
 
 class _LaunchedStep(NamedTuple):
@@ -141,6 +144,12 @@ class TorchEngine:
         self._inputs = InputBuilder(self.spec, self.device, detect_shared_prefix=needs.shared_prefix)
         # [request-pool rows, the scratch row included]: the token that the row sampled last.
         self._last_token_ids = torch.zeros(self.spec.max_running_requests + 1, dtype=torch.int64, device=self.device)
+        self._device_lengths = needs.device_lengths
+        # [request-pool rows, positions] int32: the tokens of each request, if steps may have several rounds.
+        self._history: Tensor | None = None
+        if config.verification_rounds > 1:
+            rows = self.spec.max_running_requests + 1
+            self._history = torch.zeros((rows, max_seq_len + 1), dtype=torch.int32, device=self.device)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         keys = self.graph.buckets(self.spec.max_running_requests) if needs.graph else ()
         if needs.shared_prefix:  # only for multiples of 32 rows: padding costs less than more recordings
@@ -155,10 +164,15 @@ class TorchEngine:
             self._capture([*keys, *piecewise])
 
     def _state_bytes(self, config: Config, max_seq_len: int, vocab_size: int) -> int:
-        """Return the bytes of device memory for the page table and the state of sampling. Only rank 0 samples."""
+        """Return the bytes of device memory for the page table, the tokens that later rounds need, and sampling.
+
+        Only rank 0 samples.
+        """
         rows = config.max_running_requests
         sampling = state_bytes(rows, vocab_size) if self.rank == 0 else 0
-        return (rows + 1) * (8 + InputBuilder.page_table_row_bytes(max_seq_len, config.page_size)) + sampling
+        history = 4 * (max_seq_len + 1) if config.verification_rounds > 1 else 0
+        page_table = InputBuilder.page_table_row_bytes(max_seq_len, config.page_size)
+        return (rows + 1) * (8 + page_table + history) + sampling
 
     def _capture(self, keys: Sequence[Any]) -> None:
         """Let the graph runner record every bucket, and log the progress."""
@@ -304,36 +318,122 @@ class TorchEngine:
         if self.rank == 0:  # other ranks receive rank 0's sampled tokens and keep no sampling state
             self.sampler.admit(step.admissions)
         self._inputs.update_page_table(step)
+        if self._history is not None:
+            self._keep_tokens(step.admissions)
         forward = self._compute(step)
         if step.late_sampling and self.rank == 0:
             self._unsampled = forward
         else:
             self._sample(forward, None)
 
+    def _keep_tokens(self, admissions: Sequence[Admission]) -> None:
+        """Store the tokens of newly admitted requests, from which later rounds draft."""
+        assert self._history is not None
+        for admission in admissions:
+            parts = [ids for ids in (admission.prompt_ids, admission.output_ids) if ids is not None]
+            if parts:
+                (ids,) = self._inputs.upload([np.concatenate(parts)])
+                self._history[admission.req_pool_idx, : len(ids)] = ids
+
     def _sample(self, forward: _Forward, masks: TokenMasks | None) -> None:
         """Choose the tokens of a step on rank 0, give them to all ranks, and start the download of the result."""
-        step, logits, inputs, tensors = forward
+        step, logits, inputs, tensors, key = forward
         if logits is None or inputs is None:
             self._download(step, None, tensors)
             return
-        if self.rank == 0:
-            sampled = self.sampler.sample(logits, inputs, masks)
-        else:
-            sampled = Sampled(torch.empty(len(inputs.req_pool_indices), dtype=torch.int64, device=self.device))
-        if self.size > 1:
-            sampled = sampled._replace(tokens=self.comm.broadcast(sampled.tokens, src=0))
+        if step.rounds > 1 and key is not None and self._device_lengths:
+            tensors["tokens"], tensors["accepted"] = self._replay_rounds(step, logits, inputs, key)
+            self._download(step, inputs.plan, tensors)
+            return
+        sampled, accepted = self._choose(logits, inputs, masks)
         tensors["tokens"] = sampled.tokens
         if sampled.chosen is not None:
             tensors |= sampled._asdict()
+        if accepted is not None:
+            tensors["accepted"] = accepted.length
+        if accepted is not None and step.rounds > 1:
+            tensors["tokens"], tensors["accepted"] = self._repeat(step, sampled.tokens, accepted)
+        self._download(step, inputs.plan, tensors)
+
+    def _choose(
+        self, logits: Tensor, inputs: SamplingInputs, masks: TokenMasks | None = None
+    ) -> tuple[Sampled, Accepted | None]:
+        """Choose the tokens after the sampled positions, and those that count. Only rank 0 has log-probabilities."""
+        sampled = self._draw(logits, inputs, masks)
         rows, last_token_ids, accepted = inputs.req_pool_indices, sampled.tokens, None
         if inputs.verification is not None:
             accepted = inputs.verification.accept(sampled.tokens)
             rows, last_token_ids = inputs.verification.req_pool_indices, accepted.last
-            tensors["accepted"] = accepted.length
         self._last_token_ids.index_put_((rows,), last_token_ids)  # no index occurs twice
+        if self._history is not None:
+            self._history[inputs.req_pool_indices.long(), inputs.positions.long()] = sampled.tokens.int()
         if self.rank == 0:
             self.sampler.commit(sampled.tokens, inputs, accepted)
-        self._download(step, inputs.plan, tensors)
+        return sampled, accepted
+
+    def _draw(self, logits: Tensor, inputs: SamplingInputs, masks: TokenMasks | None = None) -> Sampled:
+        """Sample on rank 0, and give the tokens to all ranks."""
+        if self.rank == 0:
+            sampled = self.sampler.sample(logits, inputs, masks)
+        else:
+            sampled = Sampled(torch.empty(len(inputs.req_pool_indices), dtype=torch.int64, device=self.device))
+        return sampled if self.size == 1 else sampled._replace(tokens=self.comm.broadcast(sampled.tokens, src=0))
+
+    def _replay_rounds(self, step: Step, logits: Tensor, inputs: SamplingInputs, key: Any) -> tuple[Tensor, Tensor]:
+        """Compute all rounds of a step with replays of one graph, whose inputs the device changes between them.
+
+        ``logits`` and ``inputs`` are those of the first round. Returns what `_repeat` returns.
+        """
+        assert self._history is not None and inputs.verification is not None
+        width, packed = int(step.num_scheduled_tokens[0]), self._buffers[key].tokens.packed
+        verification = inputs.verification._replace(drafts=inputs.verification.drafts.clone())
+        inputs = inputs._replace(verification=verification)
+        all_tokens: list[Tensor] = []
+        lengths: list[Tensor] = []
+        for number in range(step.rounds):
+            if number:
+                verification.drafts[:, :-1] = packed[0, : len(logits)].view(-1, width)[:, 1:]
+                inputs = inputs._replace(positions=packed[4, : len(logits)].clone())
+                logits = self.graph.run(key)[: len(logits)]
+            tokens = self._draw(logits, inputs).tokens
+            table, size = self._inputs.page_table, self.spec.page_size
+            length = advance(tokens.view(-1, width), packed, self._history, table, size)
+            if self.rank == 0 and inputs.plan.flags & PENALTY:
+                last = packed[0, : len(logits) : width].long()
+                self.sampler.commit(tokens, inputs, Accepted(length.long(), last))
+            all_tokens.append(tokens)
+            lengths.append(length)
+        self._last_token_ids.index_put_((verification.req_pool_indices,), packed[0, : len(logits) : width].long())
+        return torch.stack(all_tokens), torch.stack(lengths)
+
+    def _repeat(self, step: Step, tokens: Tensor, accepted: Accepted) -> tuple[Tensor, Tensor]:
+        """Compute the rounds of a step after the first, whose sampled ``tokens`` and ``accepted`` are given.
+
+        Returns the sampled tokens of all rounds int64 [rounds, rows · w], and how many of each w count [rounds, rows].
+        """
+        assert self._history is not None
+        starts, width = step.num_computed_tokens, int(step.num_scheduled_tokens[0])
+        rows, nothing = torch.from_numpy(step.req_pool_indices), np.empty(0, np.int32)
+        all_tokens, lengths = [tokens], [accepted.length]
+        for _ in range(1, step.rounds):
+            starts = starts + lengths[-1].cpu().numpy().astype(np.int32)
+            drafts = next_drafts(self._history, rows, torch.from_numpy(starts + 1), width - 1)
+            ids = np.concatenate((np.full((step.rows, 1), PENDING, np.int32), drafts.cpu().numpy()), axis=1)
+            again = replace(
+                step,
+                num_computed_tokens=starts,
+                input_ids=ids.reshape(-1),
+                page_table_updates=(nothing, nothing, nothing),
+                admissions=(),
+                rounds=1,
+            )
+            forward = self._compute(again)
+            assert forward.logits is not None and forward.inputs is not None
+            sampled, accepted_again = self._choose(forward.logits, forward.inputs)
+            assert accepted_again is not None
+            all_tokens.append(sampled.tokens)
+            lengths.append(accepted_again.length)
+        return torch.stack(all_tokens), torch.stack(lengths)
 
     def _download(self, step: Step, plan: SamplePlan | None, tensors: dict[str, Tensor]) -> None:
         download = Download(list(tensors.values()), self._stream)
@@ -466,7 +566,7 @@ class TorchEngine:
         logits = self.graph.run(key)
         plan = self._plan_sampling(step)  # while the device computes
         inputs = None if plan is None else self._inputs.sampling_inputs(step, plan, batch)
-        return _Forward(step, logits[: len(step.input_ids)], inputs, {})
+        return _Forward(step, logits[: len(step.input_ids)], inputs, {}, key)
 
     def _replay_pieces(self, key: Any, tokens: ModelInputs, indices: Tensor) -> Tensor:
         """Replay the pieces recorded for bucket ``key`` on the step's tokens; attention between them runs eagerly.

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from minisgl.kernel.fp8 import QuantizedRows
 from minisgl.kernel.launch import recording
 
 __all__ = ["RULES", "GraphViolation", "SimulatedGraph", "record"]
@@ -34,6 +35,13 @@ RULES = {
     "escaped-memory": "Tensors made in the forward pass, except its result, must not be kept: replays overwrite them.",
     "unrecorded-work": "All work must be torch operations or functions marked one_launch: no other work is recorded.",
 }
+
+# An argument of a function marked `one_launch` whose tensors the recorder must see.
+pytree.register_pytree_node(
+    QuantizedRows,
+    lambda rows: ([rows.values, rows.factors], rows.dtype),
+    lambda tensors, dtype: QuantizedRows(*tensors, dtype),  # type: ignore[call-arg]
+)
 
 
 class GraphViolation(RuntimeError):  # noqa: N818 - named like SimViolation of the simulated engine

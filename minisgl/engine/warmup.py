@@ -69,15 +69,15 @@ class _Row(NamedTuple):
     drafts: int = 0
 
 
-def warm_up(engine: TorchEngine, max_tokens: int, *, drafting: bool = False) -> None:
+def warm_up(engine: TorchEngine, max_tokens: int, *, drafting: bool = False, rounds: int = 1) -> None:
     """Compute steps of all kinds with ``engine``, each of at most ``max_tokens`` tokens, and wait for their results.
 
-    With ``drafting``, also steps that verify drafts. No step may be in flight. With several ranks, each rank must call
-    this: all write the same steps. The ids of these steps do not count: the first step of a scheduler has the id 0 as
-    well.
+    With ``drafting``, also steps that verify drafts: in up to ``rounds`` rounds. No step may be in flight. With several
+    ranks, each rank must call this: all write the same steps. The ids of these steps do not count: the first step of a
+    scheduler has the id 0 as well.
     """
     started, steps = time.monotonic(), _Steps(engine.spec)
-    for step in steps.all(max_tokens, drafting=drafting):
+    for step in steps.all(max_tokens, drafting=drafting, rounds=rounds):
         engine.launch(step)
         if step.late_sampling and engine.rank == 0:
             bits = np.full((1, -(-engine.spec.vocab_size // 32)), -1, np.int32)
@@ -101,10 +101,10 @@ class _Steps:
         self.spec = spec
         self.next_id = 0
 
-    def all(self, max_tokens: int, *, drafting: bool = False) -> Iterator[Step]:
+    def all(self, max_tokens: int, *, drafting: bool = False, rounds: int = 1) -> Iterator[Step]:
         """Yield all steps that fit the engine, each of at most ``max_tokens`` tokens of prompts.
 
-        With ``drafting``, also steps that verify drafts.
+        With ``drafting``, also steps that verify drafts: in up to ``rounds`` rounds.
         """
         spec = self.spec
         longest = min(spec.max_seq_len - 2, max_tokens)
@@ -125,20 +125,24 @@ class _Steps:
                 yield self.with_prompt(rows, longest)
         yield self.step([_Row(1, 1, KINDS[0])], [], masked=True)
         if drafting:
-            yield from self._verifying(most, longest)
+            yield from self._verifying(most, longest, rounds)
 
     def with_prompt(self, rows: int, longest: int) -> Step:
         """Return a step of decode rows and one short prompt of at most ``longest`` tokens."""
         return self.step([_Row(1, 1, KINDS[0])] * rows, [_Row(0, min(40, longest), KINDS[1])])
 
-    def _verifying(self, most: int, longest: int) -> Iterator[Step]:
-        """Yield steps that verify drafts: after a short prefix, as one launch, and after a long one, in pieces."""
+    def _verifying(self, most: int, longest: int, rounds: int) -> Iterator[Step]:
+        """Yield steps that verify drafts: after a short prefix, as one launch, and after a long one, in pieces.
+
+        With ``rounds``, also steps of two rounds: the launches between two rounds are the same for every number.
+        """
         for rows in sorted({min(rows, most) for rows in VERIFY_ROWS}):
             for drafts in DRAFTS:
                 for kind in KINDS[:2]:
                     for start in sorted({1, longest - drafts}):
-                        if start > 0 and start + drafts <= longest:
-                            yield self.step([], [], [_Row(start, 1 + drafts, kind, drafts)] * rows)
+                        for count in range(1, min(rounds, 2) + 1):
+                            if start > 0 and start + count * (1 + drafts) - 1 <= longest:
+                                yield self.step([], [], [_Row(start, 1 + drafts, kind, drafts)] * rows, rounds=count)
 
     def step(
         self,
@@ -148,6 +152,7 @@ class _Steps:
         *,
         scored: int = 0,
         masked: bool = False,
+        rounds: int = 1,
     ) -> Step:
         """Return the next step of decode rows, verification rows and whole prompts.
 
@@ -172,6 +177,7 @@ class _Steps:
             admissions=tuple(_admission(i, row.params) for i, row in enumerate(rows) if row.params is not None),
             prompt_logprobs=tuple(targets),
             late_sampling=masked,
+            rounds=rounds,
         )
         self.next_id += 1
         return step

@@ -8,7 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from minisgl.attention import MAX_PROJECTED_ROWS, LayerSpec, ProjectedDecode, projected_decode
+from minisgl.attention import (
+    MAX_PROJECTED_ROWS,
+    LayerSpec,
+    ProjectedDecode,
+    QuantizedAttention,
+    projected_decode,
+    quantized_attention,
+)
 from minisgl.kernel.fp8 import QuantizedRows
 from minisgl.kernel.launch import in_pieces
 from minisgl.kernel.rope import QKNorm, norm_rope_store
@@ -82,10 +89,22 @@ class AttentionLayer(nn.Module):
             projected_backend.forward_projected(spec, qkv, self.norm, cos_sin, out_cache_loc, out)
         else:
             q = norm_rope_store(qkv, spec.q_heads, spec.kv_heads, self.norm, cos_sin, pool, spec.index, out_cache_loc)
+            quantizing = self.quantizing_backend(len(qkv)) if logits_indices is None else None
+            if quantizing is not None:
+                rows = QuantizedRows.empty(qkv, spec.q_heads * spec.head_dim)
+                quantizing.forward_quantized(spec, q, rows)
+                return self.o_proj(rows)  # type: ignore[no-any-return]
             self.ctx.attention.forward(spec, q, out)
         out = out.flatten(1)
         projected: Tensor = self.o_proj(out if logits_indices is None else out.index_select(0, logits_indices))
         return projected
+
+    def quantizing_backend(self, rows: int) -> QuantizedAttention | None:
+        """Return the attention backend if it can quantise all ``rows`` rows for the output projection, or None."""
+        if not self.o_proj.takes_quantized(rows) or in_pieces():
+            return None
+        backend = quantized_attention(self.ctx.attention)
+        return backend if backend is not None and backend.serves_quantized(self.spec, rows) else None
 
     def projected_backend(self, x: Tensor) -> ProjectedDecode | None:
         """Return the attention backend if it can compute x's rows from the result of the QKV projection, or None.

@@ -50,4 +50,5 @@ def build_scheduler(
         proposer=proposer or manager.build("speculation", config.speculation, spec=engine.spec),
         max_draft_tokens=config.max_draft_tokens,
         adapt_drafts=adapt_drafts,
+        verification_rounds=config.verification_rounds,
     )

@@ -130,14 +130,15 @@ class ResultReader:
 
     def _count_drafts(self, step: Step, result: StepResult, rows: Sequence[int]) -> None:
         """Count the drafts of the verification rows among ``rows``, and those of them that are now output."""
-        sampled, accepted = step.num_sampled_tokens.tolist(), result.accepted.tolist()
+        sampled = step.num_sampled_tokens.tolist()
         most, verifying = len(self.num_accepted_drafts) - 1, step.verification_rows
         for i in rows:
             if i in verifying:
-                self.counts["verification_rows"] += 1
-                self.counts["draft_tokens"] += sampled[i] - 1
-                self.counts["accepted_draft_tokens"] += accepted[i] - 1
-                self.num_accepted_drafts[min(accepted[i] - 1, most)] += 1
+                for accepted in result.accepted_by_round(i):
+                    self.counts["verification_rows"] += 1
+                    self.counts["draft_tokens"] += sampled[i] - 1
+                    self.counts["accepted_draft_tokens"] += accepted - 1
+                    self.num_accepted_drafts[min(accepted - 1, most)] += 1
 
     def _advance_constraint(self, req: Req, tokens: list[int]) -> None:
         constraint = self.constraints.get(req.uid)

@@ -76,6 +76,7 @@ class Scheduler:
         proposer: DraftProposer | None = None,
         max_draft_tokens: int = 512,
         adapt_drafts: bool = True,
+        verification_rounds: int = 1,
         constraint_of: Callable[[Req], Constraint | None] | None = None,
     ):
         self.engine, self.clock = engine, clock
@@ -92,7 +93,9 @@ class Scheduler:
         self.speculation: Speculation | None = None
         self._proposer = proposer
         if proposer is not None and proposer.max_drafts:
-            self.speculation = Speculation(proposer, self.spec, max_draft_tokens, clock, adapt_drafts)
+            self.speculation = Speculation(
+                proposer, self.spec, max_draft_tokens, clock, adapt_drafts, verification_rounds
+            )
         self.step_builder = StepBuilder(self.cache_manager, self.speculation, self.constraints)
         self._counts = dict.fromkeys(_COUNTERS, 0)
         max_drafts = 0 if proposer is None else proposer.max_drafts
@@ -198,10 +201,7 @@ class Scheduler:
            sampled tokens. Finish requests that sampled a stop token or reached ``max_tokens``, and release their pages:
            `_finish`, `CacheManager.release`.
         """
-        self._check_alive()
-        while self.in_flight and self.in_flight[-1].step.num_verify:
-            # Only the result says how many draft tokens were accepted, so where the next rows begin.
-            self._process_result()
+        self.read_verification()
         launched = self._launch()  # 1 to 6
         while len(self.in_flight) > 1:
             self._process_result()  # 7 and 8
@@ -218,6 +218,17 @@ class Scheduler:
             self._idle = True
             self.cache_manager.allocator.check_idle(self.cache_manager.cache.total_pages)
         return self._pop_output()
+
+    def read_verification(self) -> None:
+        """Wait for the result of the step in flight if it verifies drafts; `step` returns the new tokens.
+
+        `step` calls it, because only the result says how many draft tokens were accepted, so where the next rows begin.
+        A loop that calls it before it adds the requests that have arrived lets them take part in the next step. Else a
+        request that arrives during the wait would also wait for the whole next step.
+        """
+        self._check_alive()
+        while self.in_flight and self.in_flight[-1].step.num_verify:
+            self._process_result()
 
     def _pop_output(self) -> Output:
         out, self._output = self._output, Output([], [], [], {}, {})
@@ -303,6 +314,7 @@ class Scheduler:
             req_pool_indices,
             num_tokens,
             admitted,  # type: ignore[arg-type]
+            may_repeat=not self.waiting,
         )
 
     def _admit(self, reqs: list[Req]) -> None:
@@ -373,7 +385,7 @@ class Scheduler:
         self.cache_manager.free_retired(step.id)
         gained, ended = self.results.append(launched, result, self._output)
         if self.speculation is not None:
-            self.speculation.read(launched, result.accepted, np.flatnonzero(gained).tolist())
+            self.speculation.read(launched, result, np.flatnonzero(gained).tolist())
         if "step_finished" in self.events.subscribed:
             gaining: list[Req | None] = list(launched.reqs)
             if not gained.all():

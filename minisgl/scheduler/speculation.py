@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from minisgl.core import I32, EngineSpec, Req
+from minisgl.core import I32, EngineSpec, Req, StepResult
 from minisgl.scheduler.base import DraftProposer
 from minisgl.scheduler.results import InFlightStep
 
@@ -39,7 +39,8 @@ _SMOOTHING = 0.07  # weight of one draft in a share of accepted drafts
 class Speculation:
     """The drafts of one scheduler's requests.
 
-    With ``adapt=False``, every request always gets as many drafts as it may.
+    With ``adapt=False``, every request always gets as many drafts as it may. ``rounds`` is the largest number of rounds
+    of a step: the engine makes the drafts of all but the first round itself.
     """
 
     def __init__(
@@ -49,8 +50,10 @@ class Speculation:
         max_draft_tokens: int,
         clock: Callable[[], float],
         adapt: bool = True,
+        rounds: int = 1,
     ):
         self.proposer, self.max_draft_tokens, self.clock, self.adapt = proposer, max_draft_tokens, clock, adapt
+        self.rounds = rounds
         rows = spec.max_running_requests
         self._length = np.zeros(rows, np.int32)  # drafts that the request gets next
         self._pause = np.zeros(rows, np.int32)  # length of its next pause
@@ -117,21 +120,24 @@ class Speculation:
 
     # ---- results -------------------------------------------------------------------------------------------
 
-    def read(self, launched: InFlightStep, accepted: I32, gained: Sequence[int]) -> None:
-        """Note the result of a step: the requests in the rows ``gained`` got ``accepted[row]`` tokens each."""
+    def read(self, launched: InFlightStep, result: StepResult, gained: Sequence[int]) -> None:
+        """Note the result of a step: the requests in the rows ``gained`` got ``result.accepted[row]`` tokens each."""
         step = launched.step
-        self._times.add(step.id, step.num_decode, step.num_verify, len(step.input_ids), step.rows, self.clock())
+        tokens, now = len(step.input_ids), self.clock()
+        self._times.add(step.id, step.num_decode, step.num_verify, tokens, step.rows, now, step.rounds)
         reqs = [launched.reqs[i] for i in gained]
         if not reqs:
             return
+        accepted = result.accepted
         runs = [req.output_ids[len(req.output_ids) - int(accepted[i]) :] for i, req in zip(gained, reqs, strict=True)]
         self.proposer.advanced(reqs, runs)
         if step.num_verify and self.adapt:
             verifying = step.verification_rows
             verified = [i for i in gained if i in verifying]
-            if verified:
-                counts = step.num_sampled_tokens[verified] - 1
-                self._adapt(step.id, step.req_pool_indices[verified], counts, accepted[verified] - 1)
+            counts = step.num_sampled_tokens[verified] - 1
+            for row_accepted in [accepted] if result.rounds is None else result.rounds:
+                if verified:
+                    self._adapt(step.id, step.req_pool_indices[verified], counts, row_accepted[verified] - 1)
 
     def _adapt(self, step_id: int, rows: I32, counts: I32, accepted: I32) -> None:
         """Set the next number of drafts of each row, of whose ``counts`` drafts ``accepted`` were accepted."""
@@ -184,8 +190,13 @@ class StepTimes:
         """Note that a costly proposer has just made the drafts of a step."""
         self._drafted = step_id
 
-    def add(self, step_id: int, num_decode: int, num_verify: int, num_tokens: int, rows: int, now: float) -> None:
-        """Note that the result of a step was read at time ``now``. Steps with prompts are not measured."""
+    def add(
+        self, step_id: int, num_decode: int, num_verify: int, num_tokens: int, rows: int, now: float, rounds: int = 1
+    ) -> None:
+        """Note that the result of a step was read at time ``now``. Steps with prompts are not measured.
+
+        Of a step of several rounds, the time of one round is noted.
+        """
         kind = "other" if num_decode + num_verify < rows else "verifying" if num_verify else "plain"
         last_id, last_time, last_kind = self._last
         self._last = (step_id, now, kind)
@@ -199,7 +210,7 @@ class StepTimes:
             self._patience[other] = PROBE_STEPS
         if last_id != step_id - 1 or last_kind not in (kind, "plain"):
             return
-        size, seconds = _class(rows, num_tokens - rows), now - last_time + earlier
+        size, seconds = _class(rows, num_tokens - rows), (now - last_time + earlier) / rounds
         if kind == "verifying" or self._drafted != step_id + 1:
             self._times.setdefault(size, _Recent()).add(step_id, seconds)
         elif size in self._times:

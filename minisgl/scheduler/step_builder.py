@@ -36,14 +36,21 @@ class StepBuilder:
     ):
         self.cache_manager, self.request_table = cache_manager, cache_manager.request_table
         self.speculation, self.constraints = speculation, constraints
+        self._keeps_tokens = speculation is not None and speculation.rounds > 1  # whether the engine drafts too
 
     def build(
-        self, step_id: int, reqs: list[Req], req_pool_indices: I32, num_tokens: I32, admitted: Iterable[Req]
+        self,
+        step_id: int,
+        reqs: list[Req],
+        req_pool_indices: I32,
+        num_tokens: I32,
+        admitted: Iterable[Req],
+        may_repeat: bool = False,
     ) -> tuple[Step, list[Req]]:
         """Return step ``step_id``, and the request of each of its rows.
 
         ``num_tokens[i]`` is the number of tokens of ``reqs[i]`` in the plan. ``admitted`` are the requests that the
-        step admits.
+        step admits. With ``may_repeat``, the step may have several rounds.
         """
         table = self.request_table
         decodes = table.num_computed_tokens[req_pool_indices] >= table.num_prefill_tokens[req_pool_indices]
@@ -68,6 +75,12 @@ class StepBuilder:
         num_sampled = (starts + num_tokens >= table.num_prefill_tokens[req_pool_indices]).astype(np.int32)
         for row, tokens in drafts.items():
             num_tokens[row] = num_sampled[row] = 1 + len(tokens)
+        late_sampling = bool(self.constraints) and any(
+            req.uid in self.constraints for req, n in zip(reqs, num_sampled.tolist(), strict=True) if n
+        )
+        rounds = 1
+        if may_repeat and num_verify == len(reqs) and not late_sampling:
+            rounds = self._num_rounds(reqs, req_pool_indices, starts, num_tokens)
         step = Step(
             id=step_id,
             req_pool_indices=req_pool_indices,
@@ -78,12 +91,33 @@ class StepBuilder:
             num_verify=num_verify,
             input_ids=_input_ids(reqs, starts, num_tokens, num_decode, drafts),
             page_table_updates=self.cache_manager.pop_page_table_updates(),
-            admissions=tuple(map(_admission, admitted)),
+            admissions=tuple(_admission(req, self._keeps_tokens) for req in admitted),
             prompt_logprobs=_prompt_ranges(reqs, starts, num_tokens, num_decode + num_verify),
-            late_sampling=bool(self.constraints)
-            and any(req.uid in self.constraints for req, n in zip(reqs, num_sampled.tolist(), strict=True) if n),
+            late_sampling=late_sampling,
+            rounds=rounds,
         )
         return step, reqs
+
+    def _num_rounds(self, reqs: Sequence[Req], req_pool_indices: I32, starts: I32, num_tokens: I32) -> int:
+        """Return how often a step of verification rows is computed, and allocate the pages of all rounds.
+
+        All rows must have equally many drafts, and room and pages for the largest number of tokens of all rounds. No
+        row gets pages for more rounds than the others have pages for: these pages would be missed elsewhere.
+        """
+        assert self.speculation is not None
+        rounds, width = self.speculation.rounds, int(num_tokens[0])
+        if rounds == 1 or (num_tokens != width).any() or any(req.params.logprobs is not None for req in reqs):
+            return 1
+        room = self.request_table.max_len[req_pool_indices] - 1 - starts
+        rounds = min(rounds, int(room.min()) // width)
+        num_pages, size = self.request_table.num_pages[req_pool_indices], self.cache_manager.spec.page_size
+        while rounds > 1:
+            ends = starts + np.int32(rounds * width)
+            if np.maximum(-(-ends // size) - num_pages, 0).sum() <= self.cache_manager.num_available_pages:
+                self.cache_manager.allocate_draft_pages(req_pool_indices, ends)
+                break
+            rounds -= 1
+        return rounds
 
     def _propose(
         self, speculation: Speculation, step_id: int, reqs: Sequence[Req], req_pool_indices: I32, decodes: Bools
@@ -127,9 +161,12 @@ def _input_ids(reqs: Sequence[Req], starts: I32, num_tokens: I32, num_decode: in
     return np.concatenate((ids, *chunks))
 
 
-def _admission(req: Req) -> Admission:
-    """Return what the engine must know of an admitted request; its tokens only if a penalty counts them."""
-    needs_history = req.params.needs_history
+def _admission(req: Req, with_tokens: bool) -> Admission:
+    """Return what the engine must know of an admitted request.
+
+    Its tokens are part of it ``with_tokens``, or if a penalty counts them.
+    """
+    needs_history = with_tokens or req.params.needs_history
     return Admission(
         req.req_pool_idx,
         req.uid,

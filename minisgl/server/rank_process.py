@@ -194,6 +194,8 @@ class SchedulerLoop:
             if idle := not self._scheduler.has_work:
                 self._heartbeat.idle()
                 self._trim_when_idle()
+            else:
+                self._scheduler.read_verification()
             for message in self._inbox.drain(block=idle):
                 self._heartbeat.beat()
                 self._handle(message)

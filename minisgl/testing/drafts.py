@@ -14,15 +14,23 @@ __all__ = ["SeededProposer"]
 class SeededProposer(DraftProposer):
     """Proposes drafts of which about ``percent`` in a hundred are right, by a pattern that depends on ``seed`` alone.
 
-    A position has 0 to ``max_drafts`` drafts. The pattern is a hash of seed, uid and position, so a request that is
-    computed again gets the same drafts. ``requests`` and ``vocab_size`` are those of the simulated engine.
+    A position has 0 to ``max_drafts`` drafts, or with ``full`` always as many. The pattern is a hash of seed, uid and
+    position, so a request that is computed again gets the same drafts. ``requests`` and ``vocab_size`` are those of the
+    simulated engine.
     """
 
     def __init__(
-        self, requests: Mapping[int, SimRequest], vocab_size: int, *, max_drafts: int, percent: int, seed: int = 0
+        self,
+        requests: Mapping[int, SimRequest],
+        vocab_size: int,
+        *,
+        max_drafts: int,
+        percent: int,
+        seed: int = 0,
+        full: bool = False,
     ):
         self.requests, self.vocab_size = requests, vocab_size
-        self.max_drafts, self.percent, self.seed = max_drafts, percent, seed
+        self.max_drafts, self.percent, self.seed, self.full = max_drafts, percent, seed, full
         self._expected: dict[int, ExpectedTokens] = {}
 
     def propose(self, reqs: Sequence[Req], positions: Sequence[int], limits: Sequence[int]) -> Sequence[Sequence[int]]:
@@ -33,7 +41,8 @@ class SeededProposer(DraftProposer):
         if uid not in self._expected:
             self._expected[uid] = ExpectedTokens(self.requests[uid], self.vocab_size)
         expected = self._expected[uid]
-        count = min(self._number(uid, position, 0) % (self.max_drafts + 1), limit)
+        count = self.max_drafts if self.full else self._number(uid, position, 0) % (self.max_drafts + 1)
+        count = min(count, limit)
         drafts = []
         for k in range(count):
             right = self._number(uid, position, 1 + k) % 100 < self.percent

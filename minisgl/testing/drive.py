@@ -106,7 +106,8 @@ class Drive:
     scheduler. With ``thorough``, `step` also calls the cache's own check. ``scheduler`` and ``engine`` replace the
     classes `Scheduler` and `SimEngine`. ``drafts`` is (largest number of draft tokens of a row, percentage of right
     ones, seed): the arguments of a `SeededProposer`; ``proposer`` is another proposer; both None: no speculation. With
-    ``adapt_drafts``, the number of drafts follows how many were accepted.
+    ``adapt_drafts``, the number of drafts follows how many were accepted. ``rounds`` is the largest number of rounds of
+    a step; with ``full_drafts``, rows get as many ``drafts`` as they may, so most steps can have several.
     """
 
     def __init__(
@@ -124,6 +125,8 @@ class Drive:
         drafts: tuple[int, int, int] | None = None,
         proposer: DraftProposer | None = None,
         adapt_drafts: bool = False,
+        rounds: int = 1,
+        full_drafts: bool = False,
         scheduler: Callable[..., Any] | None = None,
         engine: Callable[..., SimEngine] = SimEngine,
     ):
@@ -136,7 +139,7 @@ class Drive:
         self.engine = engine(spec, self.requests, eos_ids=eos_ids, depth=2 if overlap else 1)
         self.report = report = Report(self.engine.counts)
         if drafts is not None:
-            proposer = self._proposer(*drafts)
+            proposer = self._proposer(*drafts, full_drafts)
         self.scheduler = scheduler(
             self.engine,
             cache,
@@ -150,8 +153,9 @@ class Drive:
             constraint_of=self._grammar_of,
             proposer=proposer,
             adapt_drafts=adapt_drafts,
+            verification_rounds=rounds,
         )
-        self.max_drafts = 0 if proposer is None else proposer.max_drafts
+        self.max_drafts, self.rounds = 0 if proposer is None else proposer.max_drafts, rounds
         self.max_idle_steps = starvation_steps + 8
         self._expected: dict[int, Expected] = {}
         self._streams: dict[int, ExpectedTokens] = {}
@@ -161,8 +165,10 @@ class Drive:
         self._failed = False
         self._idle_steps = 0  # steps in a row without progress
 
-    def _proposer(self, max_drafts: int, percent: int, seed: int) -> SeededProposer:
-        return SeededProposer(self.requests, self.spec.vocab_size, max_drafts=max_drafts, percent=percent, seed=seed)
+    def _proposer(self, max_drafts: int, percent: int, seed: int, full: bool) -> SeededProposer:
+        return SeededProposer(
+            self.requests, self.spec.vocab_size, max_drafts=max_drafts, percent=percent, seed=seed, full=full
+        )
 
     def _grammar_of(self, req: Req) -> FakeGrammar | None:
         request = self.requests[req.uid]
@@ -354,8 +360,8 @@ class Drive:
         if reply.finish_reason in ("stop", "length") and report.counts.admissions[uid] == 1:
             skipped = len(prompt) + len(tokens) - 1 - report.counts.computed_by[uid]
             # With overlap, the step after the last token may have computed one more position; the last row may
-            # have accepted drafts behind a stop token.
-            assert 0 <= reply.cached_tokens - skipped <= 1 + self.max_drafts, (
+            # have accepted drafts behind a stop token, in several rounds.
+            assert 0 <= reply.cached_tokens - skipped <= self.rounds * (1 + self.max_drafts), (
                 f"usage: cached_tokens of request {uid} is {reply.cached_tokens}, but {skipped} of its positions were "
                 "not computed"
             )

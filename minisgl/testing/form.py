@@ -79,6 +79,10 @@ def _check_rows(step: Step, spec: EngineSpec) -> None:
             row += step.num_decode
             seen = f"a verification row computes {counts[row]} tokens and samples {sampled[row]}"
             fail(f"{seen}; expected the same, from 2 on", row)
+    if step.rounds != 1:
+        alike = step.num_verify == rows and len(set(counts.tolist())) == 1
+        if step.rounds < 1 or not alike or step.late_sampling:
+            fail(f"the step has {step.rounds} rounds, but not only verification rows with equally many drafts")
     if (row := _first((sampled[first_chunk:] < 0) | (sampled[first_chunk:] > 1))) is not None:
         row += first_chunk
         fail(f"a prefill chunk samples {sampled[row]} tokens; expected 0 or 1", row)

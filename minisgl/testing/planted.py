@@ -35,6 +35,7 @@ from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.page_allocator import PageAllocator
 from minisgl.scheduler.results import Ended, InFlightStep, ResultReader
 from minisgl.scheduler.scheduler import Scheduler
+from minisgl.scheduler.step_builder import StepBuilder
 from minisgl.testing.drive import Drive, Job, make_plugin
 from minisgl.testing.small import no_lookahead
 from minisgl.testing.traced import traced
@@ -70,7 +71,8 @@ class Planted:
     - ``oracle``: part of the message with which the simulated engine, the page allocator or `Drive` reports the bug.
     - ``rule``: the rule of `minisgl.trace.violation` that the run's trace breaks. It is "reply" if a trace does not
       contain what the bug changes: the trace then shows that the run broke off.
-    - ``drafts``: the option of `Drive`, for a workload with speculation.
+    - ``drafts``, ``rounds``: the options of `Drive`, for a workload with speculation. With several rounds, rows get as
+      many drafts as they may.
     """
 
     plant: Callable[[], Bug]
@@ -81,6 +83,7 @@ class Planted:
     cache: str = "radix"
     max_running_requests: int = 4
     drafts: tuple[int, int, int] | None = None
+    rounds: int = 1
 
     def run(self, trace: Path | None = None) -> Drive:
         """Run the workload and return its `Drive`. Record a trace to the path ``trace`` if it is given.
@@ -97,12 +100,16 @@ class Planted:
         )
         cache = make_plugin("cache", self.cache, page_size=4)
         with ExitStack() as stack:
-            if trace is not None:
-                drive = stack.enter_context(
-                    traced(trace, spec, cache, ArrivalOrderPolicy(), thorough=False, drafts=self.drafts)
-                )
-            else:
-                drive = Drive(spec, cache, ArrivalOrderPolicy(), thorough=False, drafts=self.drafts)
+            make = Drive if trace is None else lambda *args, **kw: stack.enter_context(traced(trace, *args, **kw))
+            drive = make(
+                spec,
+                cache,
+                ArrivalOrderPolicy(),
+                thorough=False,
+                drafts=self.drafts,
+                rounds=self.rounds,
+                full_drafts=self.rounds > 1,
+            )
             drive.run(self.clients)
         return drive
 
@@ -290,8 +297,8 @@ def rejected_token_in_history() -> Bug:
     """Patch the admission: the penalties of a request that is admitted again count one token too many."""
     real = step_builder._admission
 
-    def admission(req: Req) -> Admission:
-        right = real(req)
+    def admission(req: Req, with_tokens: bool) -> Admission:
+        right = real(req, with_tokens)
         if right.output_ids is None or not len(right.output_ids):
             return right
         return replace(right, output_ids=np.append(right.output_ids, right.output_ids[-1]))
@@ -368,6 +375,51 @@ def masks_of_the_step_before() -> Bug:
     done: dict[int, Step] = {}  # by id; the reference keeps the id from being used again
     real_sample = Scheduler._sample
     return patch.multiple(Scheduler, _launch=launch, _sample=sample_twice)
+
+
+# ---- bugs of verification in rounds ------------------------------------------------------------------------
+
+
+def pages_of_one_round() -> Bug:
+    """Patch the step builder: a step of several rounds gets the pages of its first round only."""
+
+    def num_rounds(self: StepBuilder, *args: Any) -> int:
+        with patch.object(self.cache_manager, "allocate_draft_pages", lambda rows, ends: ends):
+            return real(self, *args)
+
+    real = StepBuilder._num_rounds
+    return patch.object(StepBuilder, "_num_rounds", num_rounds)
+
+
+def tokens_of_one_row_width() -> Bug:
+    """Patch the reading of results: of all rounds together, only as many tokens count as one round can give."""
+    real = ResultReader.append
+
+    def append(self: ResultReader, launched: InFlightStep, result: StepResult, out: Output) -> tuple[Bools, Ended]:
+        step, accepted = launched.step, result.accepted.copy()
+        result.accepted[:] = np.minimum(accepted, step.num_sampled_tokens)
+        gained, ended = real(self, launched, result, out)
+        if step.rounds > 1:
+            rows = step.req_pool_indices[gained]
+            self.request_table.num_computed_tokens[rows] = (step.num_computed_tokens + accepted)[gained]
+        return gained, ended
+
+    return patch.object(ResultReader, "append", append)
+
+
+def next_step_after_first_round() -> Bug:
+    """Patch the reading of results: the next step starts from the last token of the first round."""
+    real = ResultReader.append
+
+    def append(self: ResultReader, launched: InFlightStep, result: StepResult, out: Output) -> tuple[Bools, Ended]:
+        gained, ended = real(self, launched, result, out)
+        if result.rounds is not None:
+            step = launched.step
+            ends = step.num_computed_tokens + np.minimum(result.rounds[0], result.accepted)
+            self.request_table.num_computed_tokens[step.req_pool_indices[gained]] = ends[gained]
+        return gained, ended
+
+    return patch.object(ResultReader, "append", append)
 
 
 # ---- the workloads ---------------------------------------------------------------------------------------------
@@ -465,6 +517,15 @@ PLANTED: dict[str, Planted] = {
     ),
     "a request-pool row twice in a step": Planted(
         same_row_twice, VERIFIED, 30, "row-shape", "request-pool", drafts=(4, 60, 0)
+    ),
+    "pages of one round for a step of several": Planted(
+        pages_of_one_round, VERIFIED, 60, "table-missing", "page-table", drafts=(2, 60, 0), rounds=3
+    ),
+    "tokens of later rounds that are not read": Planted(
+        tokens_of_one_row_width, VERIFIED, 60, "promise 8", "row", drafts=(2, 60, 0), rounds=3
+    ),
+    "a step that starts after the first round of the step before": Planted(
+        next_step_after_first_round, VERIFIED, 60, "start", "row", drafts=(2, 60, 0), rounds=3
     ),
     "masks of the step before": Planted(masks_of_the_step_before, GRAMMARS, 30, "mask", "reply"),
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 import numpy as np
@@ -54,6 +54,7 @@ class SimCounts:
     recomputed: int = 0  # part of ``tokens``: positions that the same request computed before it was retracted
     drafts: int = 0  # part of ``tokens``: draft tokens
     accepted_drafts: int = 0  # part of ``drafts``
+    later_rounds: int = 0  # rounds of steps, without the first of each step
     masks: int = 0  # masks of sampled positions
     max_rows: int = 0  # rows in one step
     max_tokens: int = 0  # positions in one step
@@ -104,6 +105,7 @@ class SimEngine:
         self._reached: dict[int, int] = {}  # uid -> highest end of a row so far
         self._unread: deque[Launched] = deque()
         self._footprints: dict[int, Footprint] = {}
+        self._counted_rounds: list[Row] = []  # rows of the later rounds of the step that is computed
         self._next_id = self._read = self._num_admissions = 0
 
     # ---- the protocol ------------------------------------------------------------------------------
@@ -163,20 +165,31 @@ class SimEngine:
         allowed = check_masks(launched, rows, self.spec.vocab_size)
         self.counts.masks += len(allowed)
         prompt_logprobs = score_prompts(step, rows)
-        tokens = np.zeros((step.rows, max(int(step.num_sampled_tokens.max()), 1)), np.int32)
+        tokens = np.zeros((step.rows, max(int(step.num_sampled_tokens.max()), 1) * step.rounds), np.int32)
+        accepted = np.zeros((step.rounds, step.rows), np.int32)
         logprobs: list[tuple[Logprobs, ...] | None] = [None] * step.rows
         for row in rows:
             prefixes, sampled = self._compute(step.id, row, allowed)
             tokens[row.index, : len(sampled)] = sampled
+            accepted[0, row.index] = row.accepted
+            for number in range(1, step.rounds):
+                end = int(accepted[:, row.index].sum())
+                later = self._next_round(row)
+                _, sampled = self._compute(step.id, later, {}, first_round=False)
+                tokens[row.index, end : end + len(sampled)] = sampled
+                accepted[number, row.index] = later.accepted
+                self._counted_rounds.append(later)
             if row.stream.params.logprobs is not None and row.num_sampled:
                 chosen = zip(prefixes[: row.accepted], sampled, strict=False)
                 logprobs[row.index] = tuple(Logprobs(score(prefix, token)) for prefix, token in chosen)
         self._count(rows)
+        self._count_rounds()
+        self.counts.later_rounds += step.rounds - 1
         self._read += 1
         self._footprints.pop(step.id - self.depth, None)
-        accepted = np.array([row.accepted for row in rows], np.int32)
         reported = tuple(logprobs) if any(entry is not None for entry in logprobs) else None
-        return StepResult(step.id, tokens, accepted, reported, prompt_logprobs)
+        rounds = accepted if step.rounds > 1 else None
+        return StepResult(step.id, tokens, accepted.sum(0, dtype=np.int32), reported, prompt_logprobs, rounds)
 
     def close(self) -> None:
         """Close the engine. Later calls of `launch` and `result` raise `EngineDeadError`."""
@@ -281,12 +294,13 @@ class SimEngine:
                 text = "no request was admitted to this request-pool row"
                 raise SimViolation("admission", text, step=step.id, row=index, req_pool_idx=req_pool_idx)
             stream, end = self._streams[admitted.uid], start + count
+            last_end = start + step.rounds * count  # after the positions of all rounds
             limit = min(stream.max_len - 1, self.spec.max_seq_len)  # the last token's KV is never read
             location = {"step": step.id, "row": index, "uid": admitted.uid, "req_pool_idx": req_pool_idx}
-            if start < 0 or end > limit:
-                text = f"the row computes positions {start} to {end - 1}; the last allowed position is {limit - 1}"
+            if start < 0 or last_end > limit:
+                text = f"the row computes positions {start} to {last_end - 1}; the last allowed position is {limit - 1}"
                 raise SimViolation("position", text, **location)
-            pages = self._page_table[req_pool_idx, : -(-end // self.spec.page_size)]
+            pages = self._page_table[req_pool_idx, : -(-last_end // self.spec.page_size)]
             for column in np.flatnonzero(pages < 0)[:1]:
                 position = int(column) * self.spec.page_size
                 text = f"column {column} of the page table row was not written since the request was admitted"
@@ -427,7 +441,9 @@ class SimEngine:
             text = f"draft token {row.tokens[i]} is not in the vocabulary"
             raise SimViolation("input-token", text, **row.at(step, position=start + int(i)))
 
-    def _compute(self, step: int, row: Row, allowed: dict[int, Bools]) -> tuple[list[int], list[int]]:
+    def _compute(
+        self, step: int, row: Row, allowed: dict[int, Bools], *, first_round: bool = True
+    ) -> tuple[list[int], list[int]]:
         """Write the row's KV, set ``row.accepted``, and return the prefix and the token of each sampled position.
 
         A prefix is given by its hash. ``allowed`` has the tokens that each masked position may sample.
@@ -456,12 +472,36 @@ class SimEngine:
         if row.verifies:
             admitted.verified_by = step
         admitted.last_token, admitted.last_position = sampled[row.accepted - 1], admitted.end
-        self._last_run[admitted.uid] = (admitted.end - row.accepted + 1, admitted.end + 1)
+        before = admitted.end - row.accepted + 1
+        if first_round:  # the scheduler discards the tokens of all rounds together
+            self._last_run[admitted.uid] = (before, before)
+        self._last_run[admitted.uid] = (self._last_run[admitted.uid][0], admitted.end + 1)
         self._newest[admitted.uid] = max(admitted.end, self._newest.get(admitted.uid, -1))
         stops = stop_ids(stream.params, self.eos_ids)
         if admitted.end + 1 >= stream.max_len or not stops.isdisjoint(sampled[: row.accepted]):
             admitted.ended_by = step if admitted.ended_by < 0 else admitted.ended_by
         return prefixes, sampled
+
+    def _next_round(self, row: Row) -> Row:
+        """Return the row of the next round: after the last token that counts, with drafts of which some are right."""
+        start, count = row.admitted.end, row.num_sampled
+        row.stream.extend(start + count)
+        tokens = row.stream.tokens[start : start + count].copy()
+        right = int(row.stream.hashes[start]) % (2 * count)  # number of right drafts, if it is not larger than all
+        if right + 1 < count:
+            tokens[right + 1] = (tokens[right + 1] + 1) % self.spec.vocab_size
+        return replace(row, start=start, end=start + count, tokens=tokens, accepted=0)
+
+    def _count_rounds(self) -> None:
+        """Count the work of the rounds after the first."""
+        for row in self._counted_rounds:
+            self.counts.tokens += row.num_sampled
+            self.counts.drafts += row.num_sampled - 1
+            self.counts.accepted_drafts += row.accepted - 1
+            uid, computed = row.admitted.uid, self.counts.computed_by
+            computed[uid] += row.accepted
+            self._reached[uid] = max(row.start + row.accepted, self._reached.get(uid, 0))
+        self._counted_rounds.clear()
 
     def _possible_lengths(self, uid: int, stream: ExpectedTokens) -> tuple[int, ...]:
         """Return how many tokens the request may have at the launch of a row or an admission.

@@ -51,6 +51,7 @@ class Totals:
     retractions: int = 0
     drafts: int = 0
     accepted_drafts: int = 0
+    later_rounds: int = 0
     masks: int = 0
     prompt_logprobs: int = 0
 
@@ -69,6 +70,7 @@ class Totals:
             report.retractions,
             counts.drafts,
             counts.accepted_drafts,
+            counts.later_rounds,
             counts.masks,
             sum(map(len, report.prompt_logprobs.values())),
         )
@@ -107,6 +109,7 @@ def run(seed: int, speculation: str | None = None) -> Report:
         starvation_steps=random.choice([2, 16, 512]),
         eos_ids=random.choice([(), (), (3,), (1, 2)]),
         **_speculation(speculation, seed, spec, random.choice([None, (1, 50, seed), (4, 80, seed), (9, 95, seed)])),
+        **_rounds(seed),
     )
     jobs = list(_conversations(random, drive) if chats else _prompts(random, drive))
     if policy == "priority":
@@ -135,6 +138,16 @@ def _speculation(name: str | None, seed: int, spec: EngineSpec, drafts: tuple[in
     if name == "suffix":
         options["max_tokens"] = (0, 30, 2000)[seed % 3]
     return {"proposer": make_plugin("speculation", name, spec=spec, **options), "adapt_drafts": True}
+
+
+def _rounds(seed: int) -> dict[str, Any]:
+    """Return the arguments of `Drive` for steps of several rounds, in two thirds of the schedules.
+
+    They have random numbers of their own: the requests of a seed are the same with and without rounds.
+    """
+    random = Random(f"rounds {seed}")
+    rounds = random.choice([1, 2, 5])
+    return {"rounds": rounds, "full_drafts": rounds > 1 and random.random() < 0.7}
 
 
 # ---- the requests ------------------------------------------------------------------------------------------

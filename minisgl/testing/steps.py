@@ -43,10 +43,15 @@ class RowSpec:
         return 0 if len(self.tokens) == 1 else 1
 
     @staticmethod
-    def prompt(req_pool_idx: int, tokens: Sequence[int], params: SamplingParams, seed: int = 0) -> RowSpec:
-        """Return the row that admits a request and computes its whole prompt."""
-        history = np.asarray(tokens, np.int32), np.empty(0, np.int32)
-        admission = Admission(req_pool_idx, req_pool_idx, params, seed, *(history if params.needs_history else ()))
+    def prompt(
+        req_pool_idx: int, tokens: Sequence[int], params: SamplingParams, seed: int = 0, with_tokens: bool = False
+    ) -> RowSpec:
+        """Return the row that admits a request and computes its whole prompt.
+
+        The admission has the tokens if a penalty counts them, or ``with_tokens``.
+        """
+        history = (np.asarray(tokens, np.int32), np.empty(0, np.int32)) if with_tokens or params.needs_history else ()
+        admission = Admission(req_pool_idx, req_pool_idx, params, seed, *history)
         return RowSpec(req_pool_idx, 0, tokens, chunk=True, admission=admission)
 
     @staticmethod
@@ -67,18 +72,18 @@ class StepWriter:
         self.spec = spec
         self.next_step_id = 0
 
-    def pages(self, row: RowSpec) -> list[tuple[int, int, int]]:
-        """Return the page-table updates of the pages from the first position to the last one of the row."""
-        per_row, end = self.spec.num_pages // self.spec.max_running_requests, row.start + len(row.tokens)
+    def pages(self, row: RowSpec, rounds: int = 1) -> list[tuple[int, int, int]]:
+        """Return the page-table updates of the pages of all positions up to the last one of the row's ``rounds``."""
+        per_row, end = self.spec.num_pages // self.spec.max_running_requests, row.start + rounds * len(row.tokens)
         columns = range(-(-end // self.spec.page_size))
         own = row.req_pool_idx * per_row
         assert len(columns) <= per_row, f"row {row.req_pool_idx} needs {len(columns)} pages, but owns {per_row}"
         return [(row.req_pool_idx, column, row.shared.get(column, own + column)) for column in columns]
 
-    def step(self, *rows: RowSpec, late_sampling: bool = False) -> Step:
+    def step(self, *rows: RowSpec, late_sampling: bool = False, rounds: int = 1) -> Step:
         """Return the next step, with these rows in the order that `Step` requires."""
         ordered = sorted(rows, key=lambda row: row.order)
-        updates = np.array([update for row in ordered for update in self.pages(row)], np.int32).T
+        updates = np.array([update for row in ordered for update in self.pages(row, rounds)], np.int32).T
         prompts = [
             PromptRange(i, row.first_position, np.asarray(row.targets, np.int32), row.num_top)
             for i, row in enumerate(ordered)
@@ -97,6 +102,7 @@ class StepWriter:
             admissions=tuple(row.admission for row in ordered if row.admission is not None),
             prompt_logprobs=tuple(prompts),
             late_sampling=late_sampling,
+            rounds=rounds,
         )
         self.next_step_id += 1
         return step

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from minisgl.core import Engine, Logprobs, SamplingParams, Step, StepResult, TokenMasks
 from minisgl.testing.steps import RowSpec, StepWriter
 
-__all__ = ["PARAMS", "PROMPTS", "Decoded", "check_verification", "decode_one_by_one", "run_step"]
+__all__ = ["PARAMS", "PROMPTS", "Decoded", "check_rounds", "check_verification", "decode_one_by_one", "run_step"]
 
 PARAMS = [
     SamplingParams(temperature=0.0),
@@ -21,6 +22,7 @@ PARAMS = [
     SamplingParams(temperature=1.0, logprobs=0),
     SamplingParams(temperature=0.8, top_k=40, top_p=0.9, repetition_penalty=1.3),
     SamplingParams(temperature=1.2, min_p=0.02, logit_bias={7: 3.0}),
+    SamplingParams(temperature=1.0, logit_bias={7: 60.0, 8: 60.0}),  # two tokens only, so that they repeat
 ]
 PROMPTS = [[5 + i, *range(20 + 3 * i, 30 + 4 * i)] for i in range(len(PARAMS))]
 """The requests of these checks: sampling parameters and prompts."""
@@ -43,9 +45,15 @@ def run_step(engine: Engine, step: Step) -> StepResult:
     return engine.result()
 
 
-def _admit(engine: Engine, writer: StepWriter) -> StepResult:
-    """Compute the prompts of all requests in one step."""
-    rows = [RowSpec.prompt(i, prompt, PARAMS[i], seed=50 + i) for i, prompt in enumerate(PROMPTS)]
+def _admit(engine: Engine, writer: StepWriter, *, rounds: bool = False) -> StepResult:
+    """Compute the prompts of all requests in one step.
+
+    For steps of several ``rounds`` the engine gets their tokens, and they ask for no log-probabilities.
+    """
+    rows = []
+    for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
+        params = msgspec.structs.replace(params, logprobs=None) if rounds else params
+        rows.append(RowSpec.prompt(i, prompt, params, seed=50 + i, with_tokens=rounds))
     return run_step(engine, writer.step(*rows))
 
 
@@ -119,3 +127,63 @@ def _check_row(
         np.testing.assert_allclose((entry.chosen, *entry.top), (expected.chosen, *expected.top), rtol=0, atol=eps)
     assert entries is None or len(entries) == accepted
     return accepted
+
+
+def check_rounds(engine: Engine, expected: Decoded, seed: int) -> None:
+    """Check that steps of several rounds give the tokens of ``expected``, and draft what `_follow` predicts.
+
+    Between them are steps of one round: of decode rows, and of verification rows with decode rows.
+    """
+    tokens = expected.tokens
+    writer, rng = StepWriter(engine.spec), np.random.default_rng(seed)
+    _admit(engine, writer, rounds=True)
+    done, several, later = [1] * len(PROMPTS), 0, 0
+    while min(done) < 30:
+        width, rounds = int(rng.integers(2, 5)), int(rng.integers(1, 4))
+        rows, uids = [], []
+        for uid, count in enumerate(done):
+            if len(tokens[uid]) - count <= width * rounds or rng.random() < 0.2:
+                continue
+            uids.append(uid)
+            position, last = len(PROMPTS[uid]) + count - 1, tokens[uid][count - 1] if rng.random() < 0.3 else -1
+            if rounds == 1 and rng.random() < 0.3:
+                rows.append(RowSpec.decode(uid, position))
+                continue
+            right = int(rng.integers(0, width))
+            future = tokens[uid][count : count + width - 1]
+            drafts = [token if i < right else (token + 1) % 320 for i, token in enumerate(future)]
+            rows.append(RowSpec.verify(uid, position, drafts, last))
+        if not rows:
+            continue
+        step = writer.step(*rows, rounds=rounds)
+        result = run_step(engine, step)
+        assert (result.rounds is None) == (rounds == 1)
+        assert result.tokens.dtype == result.accepted.dtype == np.int32
+        assert result.tokens.shape == (step.rows, step.num_sampled_tokens.max() * rounds)
+        for row, uid in enumerate(step.req_pool_indices.tolist()):
+            future, count = tokens[uid][done[uid] :], int(result.accepted[row])
+            assert result.tokens[row, :count].tolist() == future[:count], f"row {row} of a step of {rounds} rounds"
+            assert (result.tokens[row, count:] == 0).all()
+            begin = int(step.num_scheduled_tokens[:row].sum())
+            drafts = step.input_ids[begin + 1 : begin + int(step.num_scheduled_tokens[row])].tolist()
+            end = 0
+            for number in range(rounds):
+                if number:
+                    drafts = _follow([*PROMPTS[uid], *tokens[uid][: done[uid]], *future[:end]], width - 1)
+                right = next((n for n, draft in enumerate(drafts) if draft != future[end + n]), len(drafts))
+                if result.rounds is not None:
+                    assert result.rounds[number, row] == right + 1, f"round {number} of row {row}: the drafts {drafts}"
+                    several, later = several + (right > 0), later + (number > 0 and right > 0)
+                end += right + 1
+            assert end == count
+            done[uid] += count
+    assert several > later > 0, "no draft was right in the first round, or in the later ones"
+
+
+def _follow(ids: list[int], count: int) -> list[int]:
+    """Return the ``count`` tokens that followed the last four tokens, or else two, where they occurred last."""
+    for size in (4, 2):
+        for end in range(len(ids) - 1, size - 1, -1):
+            if ids[end - size : end] == ids[-size:]:
+                return [ids[end + i % (len(ids) - end)] for i in range(count)]
+    return [ids[-1]] * count

@@ -35,6 +35,7 @@ class Setup:
     starvation_steps: int
     eos_ids: tuple[int, ...]
     drafts: tuple[int, int, int] | None = None
+    rounds: int = 1
 
     def build(self) -> tuple[EngineSpec, Any, Any, dict[str, Any]]:
         """Build the arguments (spec, cache, policy, options) for ``drive(jobs, spec, cache, policy, **options)``."""
@@ -49,6 +50,8 @@ class Setup:
                 "starvation_steps": self.starvation_steps,
                 "eos_ids": self.eos_ids,
                 "drafts": self.drafts,
+                "rounds": self.rounds,
+                "full_drafts": self.rounds > 2,
             },
         )
 
@@ -81,6 +84,7 @@ def setups(draw: st.DrawFn, /, **fixed: Any) -> Setup:
         "drafts": draw(
             st.none() | st.tuples(st.sampled_from([1, 4, 9]), st.sampled_from([0, 60, 90, 100]), st.integers(0, 99))
         ),
+        "rounds": draw(st.sampled_from([1, 2, 5])),
     }
     return Setup(**{**values, **fixed})
 

@@ -358,13 +358,18 @@ class Checker:
         """Check row ``i`` of a step; ``page_table`` includes the writes of the step."""
         req = self.state.all_requests[event.uids[i]]
         start, count, size = event.num_computed_tokens[i], event.num_scheduled_tokens[i], self.spec.page_size
-        end = start + count
+        end, last_end = start + count, start + event.rounds * count  # of the first round, and of all rounds
         if start != req.num_computed_tokens:
             text = f"the row starts at position {start}, but the request's last row ended at {req.num_computed_tokens}"
             _fail("row", text, event, req)
-        if count < 1 or (i < event.num_decode and count != 1) or end > req.max_num_tokens - 1:
-            text = f"the row computes {count} positions from {start} on; the limit is {req.max_num_tokens - 1}"
-            _fail("row", text, event, req)
+        if count < 1 or (i < event.num_decode and count != 1) or last_end > req.max_num_tokens - 1:
+            limit = req.max_num_tokens - 1
+            _fail(
+                "row",
+                f"the row computes {last_end - start} positions from {start} on; the limit is {limit}",
+                event,
+                req,
+            )
         num_sampled = event.num_sampled_tokens[i]
         if (num_sampled > 0) != (end >= req.num_prefill_tokens):
             verb = "samples a token" if num_sampled else "samples no token"
@@ -372,7 +377,7 @@ class Checker:
                 f"the row {verb} after position {end - 1}; the request has {req.num_prefill_tokens} tokens to prefill"
             )
             _fail("row", text, event, req)
-        pages = page_table[req.req_pool_idx, : -(-end // size)]
+        pages = page_table[req.req_pool_idx, : -(-last_end // size)]
         is_locked = np.zeros(self.spec.num_pages, bool)
         is_locked[req.cached_pages] = True
         if (pages < 0).any():
@@ -428,7 +433,8 @@ class Checker:
         """Check whether the request of row ``i`` rightly gained, or did not gain, the token of the row."""
         req = self.state.all_requests[uid]
         same_admission = req.admission_order == step.admission_orders[i] and not req.finish_reason
-        sampled = step.batch.num_sampled_tokens[i]
+        width = step.batch.num_sampled_tokens[i]
+        sampled = width * step.batch.rounds
         run = event.run(i, bool(sampled))
         if gained and req.finish_reason:
             _fail("reply", f"the request gains a token after its end ({req.finish_reason})", event, req)
@@ -438,6 +444,12 @@ class Checker:
             _fail("late-token", "the request gains a token from a chunk that samples no token", event, req)
         if gained and not 1 <= len(run) <= sampled:
             _fail("row", f"the row gives its request {len(run)} tokens, and samples {sampled}", event, req)
+        if gained and step.batch.rounds > 1:
+            by_round = event.rounds[i] if event.rounds is not None else []
+            possible = len(by_round) <= step.batch.rounds and all(1 <= n <= width for n in by_round)
+            if not possible or sum(by_round) != len(run):
+                text = f"the rounds of the row give {by_round} tokens, of at most {width} each; its run has {len(run)}"
+                _fail("row", text, event, req)
         if gained and req.num_output_tokens + len(run) > req.added.max_tokens:
             _fail("reply", f"the request gains more than its {req.added.max_tokens} tokens", event, req)
         if not gained and same_admission and sampled:

@@ -18,6 +18,8 @@ from minisgl.trace.state import InFlightStep, Request, State
 __all__ = ["Contents"]
 
 _EMPTY = 0
+_DRAFT = 1
+"""Content of a position behind the accepted tokens of a step of several rounds: its draft is not known."""
 
 
 class _TokenHashes:
@@ -117,13 +119,22 @@ class Contents:
                 return uid, int(pages[position // self.size]), int(position), content
         for i, (_, admission_order, pages, start, count) in enumerate(rows):
             tokens, positions = self._admissions[admission_order], np.arange(start, start + count)
+            run = event.run(i, bool(batch.num_sampled_tokens[i]))
             verified = i - batch.num_decode
+            if batch.rounds > 1:
+                written = np.arange(start, start + batch.rounds * count)
+                self._kv[pages[written // self.size], written % self.size] = _DRAFT
+                for token in run:
+                    tokens.append(token)
+                positions = written[: len(run)]
+                self._kv[pages[positions // self.size], positions % self.size] = tokens.hashes[positions]
+                continue
             if 0 <= verified < len(batch.drafts):
                 hashes = [int(tokens.hashes[start]), *tokens.after(start + 1, batch.drafts[verified])]
                 self._kv[pages[positions // self.size], positions % self.size] = hashes
             else:
                 self._kv[pages[positions // self.size], positions % self.size] = tokens.hashes[positions]
-            for token in event.run(i, bool(batch.num_sampled_tokens[i])):
+            for token in run:
                 tokens.append(token)
         return None
 

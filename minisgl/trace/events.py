@@ -106,6 +106,9 @@ class Batch(Event):
     are decode rows, and the next ``len(drafts)`` rows verify ``drafts``, the draft tokens of each of them.
     ``num_computed_tokens`` is the first position that a row computes. ``num_sampled_tokens`` is the number of its last
     positions after which it samples. ``checksum`` is the CRC-32 of the step's arrays at the launch.
+
+    With ``rounds`` > 1, every row verifies as often, each time from the position of its last accepted token on, and
+    ``drafts`` are those of the first round: the engine makes the others.
     """
 
     t: float
@@ -118,6 +121,7 @@ class Batch(Event):
     page_table_updates: PageTableUpdates
     checksum: int
     drafts: list[list[int]] = []
+    rounds: int = 1
 
 
 class Cache(Event):
@@ -152,8 +156,9 @@ class Done(Event, tag="step"):
 
     ``tokens[i]`` is the token that row i sampled. ``kept[i]`` is 1 if the request of row i gained this token, and 0 if
     not; ``kept`` is None if all requests gained their tokens. If the step verified drafts, ``runs[i]`` lists all tokens
-    of row i that count, up to a stop token, and ``tokens[i]`` is the first of them. ``checksum`` is the CRC-32 of the
-    step's arrays at this time. If it differs from the checksum in `Batch`, the launched step was changed.
+    of row i that count, up to a stop token, and ``tokens[i]`` is the first of them. If it did this in several rounds,
+    ``rounds[i]`` lists how many tokens of row i count in each round, up to that of a stop token. ``checksum`` is the
+    CRC-32 of the step's arrays at this time. If it differs from the checksum in `Batch`, the launched step was changed.
     """
 
     t: float
@@ -161,6 +166,7 @@ class Done(Event, tag="step"):
     checksum: int
     kept: list[int] | None = None
     runs: list[list[int]] | None = None
+    rounds: list[list[int]] | None = None
 
     def run(self, row: int, sampled: bool) -> list[int]:
         """Return the tokens of a row that count; ``sampled`` says whether the row samples."""

@@ -25,7 +25,7 @@ class Row:
     start: int
     """First position that the row computes."""
     count: int
-    """Number of positions that the row computes."""
+    """Number of positions that the row computes, in all rounds."""
     decode: bool
     """Whether this is a decode row or a verification row; otherwise it is a prefill chunk."""
     sample: bool
@@ -37,14 +37,16 @@ class Row:
     num_cached_tokens: int
     """Number of tokens of the prefix that came from the cache; 0 in every row but the first one after an admission."""
     num_drafts: int = 0
-    """Number of draft tokens that a verification row computes, at its last positions; 0 in other rows."""
+    """Number of draft tokens that a verification row computes, in all rounds; 0 in other rows."""
     num_tokens: int = 0
-    """Number of tokens that the request gained: 0, 1, or 1 + the number of accepted drafts."""
+    """Number of tokens that the request gained: 0, 1, or the number of rounds + the number of accepted drafts."""
+    rounds: int = 1
+    """Number of rounds of a verification row, without those after the end of its request."""
 
     @property
     def num_accepted(self) -> int | None:
         """Number of accepted drafts. None: not known, because no result was read or its tokens were discarded."""
-        return self.num_tokens - 1 if self.kept else None
+        return self.num_tokens - self.rounds if self.kept else None
 
 
 @dataclass
@@ -97,19 +99,23 @@ def _turn(batch: ev.Batch, done: ev.Done | None, events: list[ev.Line], state: S
     drafts = [0] * batch.num_decode + [len(tokens) for tokens in batch.drafts]
     continuing = len(drafts)
     drafts += [0] * (len(batch.uids) - continuing)
+    rounds = [batch.rounds] * len(batch.uids)
+    if done is not None and done.rounds is not None:
+        rounds = list(map(len, done.rounds))
     rows = [
         Row(
             uid=uid,
             req_pool_idx=batch.req_pool_indices[i],
             start=batch.num_computed_tokens[i],
-            count=batch.num_scheduled_tokens[i],
+            count=batch.num_scheduled_tokens[i] * rounds[i],
             decode=i < continuing,
             sample=bool(batch.num_sampled_tokens[i]),
             kept=bool(kept[i] and batch.num_sampled_tokens[i]),
             discarded=done is not None and bool(batch.num_sampled_tokens[i]) and not kept[i],
             num_cached_tokens=cached.get(uid, 0),
-            num_drafts=drafts[i],
+            num_drafts=drafts[i] * rounds[i],
             num_tokens=len(done.run(i, bool(batch.num_sampled_tokens[i]))) if done is not None and kept[i] else 0,
+            rounds=rounds[i],
         )
         for i, uid in enumerate(batch.uids)
     ]

@@ -205,7 +205,9 @@ class State:
         rows = list(
             zip(event.uids, event.req_pool_indices, event.num_computed_tokens, event.num_scheduled_tokens, strict=True)
         )
-        pages = [self.page_table[idx, : -(-(start + count) // size)].copy() for _, idx, start, count in rows]
+        pages = [
+            self.page_table[idx, : -(-(start + event.rounds * count) // size)].copy() for _, idx, start, count in rows
+        ]
         admission_orders = [self.all_requests[uid].admission_order for uid in event.uids]
         self.in_flight.append(InFlightStep(event, admission_orders, pages))
         self.last_launched = event.step

@@ -84,7 +84,7 @@ def summarize(trace: Trace) -> Summary:
                 s.output_tokens += row.num_tokens
                 if row.num_drafts:
                     s.draft_tokens += row.num_drafts
-                    s.accepted_draft_tokens += row.num_tokens - 1
+                    s.accepted_draft_tokens += row.num_tokens - row.rounds
                 if row.uid in latest:
                     s.inter_token_latencies.append(turn.read_at - latest[row.uid])
                 else:

@@ -90,7 +90,7 @@ def _drafts(turn: Turn) -> Stop | None:
         if row.num_drafts and row.num_accepted:
             text = (
                 f"Request {row.uid} checks {row.num_drafts} guessed tokens in one step; {row.num_accepted} were right, "
-                f"so it gains {row.num_accepted + 1} tokens."
+                f"so it gains {row.num_tokens} tokens."
             )
             return Stop(turn.step, "timeline", row.uid, text)
     return None

@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec, projected_decode
+from minisgl.attention import (
+    AttentionBackend,
+    AttnBatch,
+    AttnNeeds,
+    GraphKey,
+    LayerSpec,
+    projected_decode,
+    quantized_attention,
+)
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
+    from minisgl.kernel.fp8 import QuantizedRows
     from minisgl.kernel.rope import QKNorm
     from minisgl.kvcache.pool import KVPool
 
@@ -57,6 +66,7 @@ class HybridBackend:
             phases=frozenset({"decode", "extend"}),
             graph=decode.graph,
             shared_prefix=decode.shared_prefix,
+            device_lengths=decode.device_lengths,
             refuse=refuse,
         )
 
@@ -104,6 +114,17 @@ class HybridBackend:
         projected = projected_decode(self.decode)
         assert projected is not None
         projected.forward_projected(layer, qkv, norm, cos_sin, out_cache_loc, out)
+
+    def serves_quantized(self, layer: LayerSpec, rows: int) -> bool:
+        """Return whether the step has only decode rows and the decode backend quantises them: `QuantizedAttention`."""
+        quantizing = quantized_attention(self.decode)
+        return self._num_decode == self._rows and quantizing is not None and quantizing.serves_quantized(layer, rows)
+
+    def forward_quantized(self, layer: LayerSpec, q: torch.Tensor, out: QuantizedRows) -> None:
+        """Compute the step with the decode backend: see `QuantizedAttention.forward_quantized`."""
+        quantizing = quantized_attention(self.decode)
+        assert quantizing is not None
+        quantizing.forward_quantized(layer, q, out)
 
 
 def _intersection(a: Any, b: Any) -> Any:

@@ -19,6 +19,7 @@ from minisgl.hooks import hookimpl
 from minisgl.kernel.launch import one_launch
 
 if TYPE_CHECKING:
+    from minisgl.kernel.fp8 import QuantizedRows
     from minisgl.kernel.rope import QKNorm
     from minisgl.kernel.triton.attention import Heads, Tile
     from minisgl.kvcache.pool import KVPool
@@ -105,7 +106,7 @@ class TritonAttention:
             dtypes += (torch.bfloat16,)  # excluded under Triton's interpreter, where tl.dot is wrong for bfloat16
             if self.device.type != "cuda":
                 refuse = "it needs a CUDA device. On a CPU use attention=torch (or TRITON_INTERPRET=1, which is slow)."
-        return AttnNeeds(kv_dtypes=dtypes, graph=True, shared_prefix=True, refuse=refuse)
+        return AttnNeeds(kv_dtypes=dtypes, graph=True, shared_prefix=True, device_lengths=True, refuse=refuse)
 
     def bind(self, pool: KVPool, layers: Sequence[LayerSpec], keys: Sequence[GraphKey]) -> None:
         self.pool = pool
@@ -154,27 +155,57 @@ class TritonAttention:
         """Launch the decode and prefill kernels. ``q`` and ``out`` are [tokens, q_heads, head_dim]."""
         assert self.batch is not None
         batch, heads = self.batch, self.layers[layer.index]
-        k, v = self.pool.layer(layer.index)
-        pages = self.kernels.Pages(k, v, batch.page_table, batch.req_pool_indices, batch.seq_lens)
         n = batch.num_decode
         if n:
-            splits = self.kernels.decode_splits(n, heads.kv_heads, self.programs)
-            tile = self.kernels.decode_tile(heads.group, heads.head_dim, q.dtype, splits)
-            partial = self.partial if splits > 1 else None
-            shared, shares = batch.shared_prefix_len, 0
-            if heads.window >= 0:  # with a sliding window, rows of different lengths attend to different positions
-                shared = None
-            if shared is not None:
-                shares = self.kernels.shared_prefix_splits(n, heads, q.dtype, self.programs)
-                size = n * heads.q_heads * (splits + shares) * (heads.head_dim + 1)
-                partial = torch.empty(size, dtype=torch.float32, device=q.device)
-            order = self.order.rows(n)
-            self.kernels.decode(q[:n], out[:n], pages, order, heads, splits, partial, tile, shared, shares)
+            self._decode(layer, q[:n], out[:n])
         if self.extend is not None:
             cu_seqlens_q, tiles = self.extend
-            rows = pages._replace(req_pool_indices=batch.req_pool_indices[n:], seq_lens=batch.seq_lens[n:])
+            rows = self._pages(layer)._replace(req_pool_indices=batch.req_pool_indices[n:], seq_lens=batch.seq_lens[n:])
             self.kernels.extend(q, out, rows, heads, cu_seqlens_q, *tiles[heads.group])
         return out
+
+    def _pages(self, layer: LayerSpec) -> Any:
+        """Return the layer's part of the pool, and the rows of the step."""
+        assert self.batch is not None
+        k, v = self.pool.layer(layer.index)
+        return self.kernels.Pages(k, v, self.batch.page_table, self.batch.req_pool_indices, self.batch.seq_lens)
+
+    def _splits(self, layer: LayerSpec, dtype: torch.dtype) -> tuple[int, int]:
+        """Return the number of splits of each decode row's KV, and of the shared prefix (0: there is none)."""
+        assert self.batch is not None
+        n, heads = self.batch.num_decode, self.layers[layer.index]
+        splits = self.kernels.decode_splits(n, heads.kv_heads, self.programs)
+        # With a sliding window, rows of different lengths attend to different positions.
+        if self.batch.shared_prefix_len is None or heads.window >= 0:
+            return splits, 0
+        return splits, self.kernels.shared_prefix_splits(n, heads, dtype, self.programs)
+
+    def _decode(self, layer: LayerSpec, q: torch.Tensor, out: torch.Tensor | QuantizedRows) -> None:
+        """Launch the kernels for the decode rows. ``q`` is [decode rows, q_heads, head_dim]."""
+        assert self.batch is not None
+        n, heads, partial = len(q), self.layers[layer.index], None
+        splits, shares = self._splits(layer, q.dtype)
+        if shares:
+            size = n * heads.q_heads * (splits + shares) * (heads.head_dim + 1)
+            partial = torch.empty(size, dtype=torch.float32, device=q.device)
+        elif splits > 1:
+            partial = self.partial
+        tile = self.kernels.decode_tile(heads.group, heads.head_dim, q.dtype, splits)
+        shared = self.batch.shared_prefix_len if shares else None
+        order = self.order.rows(n)
+        self.kernels.decode(q, out, self._pages(layer), order, heads, splits, partial, tile, shared, shares)
+
+    def serves_quantized(self, layer: LayerSpec, rows: int) -> bool:
+        """Return whether the step has only decode rows, whose parts are merged: see `QuantizedAttention`."""
+        if self.batch is None or not rows == self.batch.num_decode == len(self.batch.seq_lens_cpu):
+            return False
+        heads = self.layers[layer.index]
+        return self.kernels.quantizes(heads, sum(self._splits(layer, self.pool.dtype)))
+
+    @one_launch
+    def forward_quantized(self, layer: LayerSpec, q: torch.Tensor, out: QuantizedRows) -> None:
+        """Launch decode attention with a merge that quantises: see `QuantizedAttention.forward_quantized`."""
+        self._decode(layer, q, out)
 
     def serves_projected(self, layer: LayerSpec, rows: int) -> bool:
         """Return whether the step has only decode rows, and no shared prefix: see `ProjectedDecode`."""

@@ -206,6 +206,7 @@ class Recorder:
                 page_table_updates=(req_pool_indices.tolist(), columns.tolist(), pages.tolist()),
                 checksum=checksum(step),
                 drafts=_drafts(step),
+                rounds=step.rounds,
             )
         )
 
@@ -219,6 +220,7 @@ class Recorder:
                 checksum=checksum(self._unread.pop(result.id)),
                 kept=[int(req is not None) for req in reqs] if None in reqs else None,
                 runs=None if result.tokens.shape[1] == 1 else _runs(result),
+                rounds=None if result.rounds is None else list(map(result.accepted_by_round, range(len(reqs)))),
             )
         )
 

@@ -22,7 +22,15 @@ from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.oracle import Oracle
 from minisgl.testing.ranks import leader_engine
 from minisgl.testing.steps import RowSpec, StepWriter
-from minisgl.testing.verification import PARAMS, PROMPTS, Decoded, check_verification, decode_one_by_one, run_step
+from minisgl.testing.verification import (
+    PARAMS,
+    PROMPTS,
+    Decoded,
+    check_rounds,
+    check_verification,
+    decode_one_by_one,
+    run_step,
+)
 
 VOCAB = 320
 WORDS = ["device=cpu", "max_running_requests=8", "num_pages=160", "page_size=4"]
@@ -102,6 +110,15 @@ def test_promise_7_verification_on_two_ranks(
     for late in (False, True):
         with two_ranks(manager, path, *words) as engine:
             check_verification(engine, expected, seed=7, late=late)
+
+
+@pytest.mark.parametrize("words", [[], ONE_LAUNCH, ["tp=2"]], ids=["eager", "one launch", "two ranks"])
+def test_promise_8_rounds(words: list[str], manager: PluginManager, path: Path, expected: Decoded) -> None:
+    """Steps of several rounds give the tokens of decoding one by one, for all sampling parameters."""
+    build = two_ranks if words == ["tp=2"] else engine_of
+    for seed in range(2):
+        with build(manager, path, "verification_rounds=3", *words) as engine:
+            check_rounds(engine, expected, seed)
 
 
 def test_promise_8_verification_of_a_known_model(manager: PluginManager, path: Path) -> None:
@@ -240,7 +257,10 @@ def test_pool_leaves_room_for_state(manager: PluginManager, path: Path, monkeypa
         return available(config, device, reserved)
 
     monkeypatch.setattr(kv_sizing, "_available_bytes", watched)
-    with engine_of(manager, path, "num_pages=null", "max_seq_len=60") as engine:
-        assert engine.spec.vocab_size == VOCAB
+    for rounds in (1, 2):
+        words = ["num_pages=null", "max_seq_len=60", f"verification_rounds={rounds}"]
+        with engine_of(manager, path, *words) as engine:
+            assert engine.spec.vocab_size == VOCAB
     history, bias, last, page_table = 4 * VOCAB, 12 * 1024, 8, 4 * 15
-    assert asked == [9 * (history + bias + last + page_table + 4 * 9) + 4 * VOCAB]
+    one = 9 * (history + bias + last + page_table + 4 * 9) + 4 * VOCAB
+    assert asked == [one, one + 9 * 4 * 61]  # later rounds need the tokens of each request

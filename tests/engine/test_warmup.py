@@ -21,12 +21,12 @@ OPTIONS = ["device=cpu", "num_pages=64", "max_prefill_tokens=48", "max_running_r
 def test_a_warm_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Page table and KV pool, but for the scratch page, are as before, and requests get the same tokens."""
     params = [SamplingParams(max_tokens=8, temperature=0.7, seed=3), SamplingParams(max_tokens=8, temperature=0.0)]
-    with LLM("tutor", overrides=OPTIONS) as llm:
+    with LLM("tutor", overrides=[*OPTIONS, "verification_rounds=3"]) as llm:
         want = [output.token_ids for output in llm.generate(["Hello", "What is 2 + 2?"], params)]
-    with LLM("tutor", overrides=OPTIONS) as llm:
+    with LLM("tutor", overrides=[*OPTIONS, "verification_rounds=3"]) as llm:
         engine = llm.engine
         assert isinstance(engine, TorchEngine)
-        warmup.warm_up(engine, 48, drafting=True)
+        warmup.warm_up(engine, 48, drafting=True, rounds=3)
         assert (engine._inputs.page_table == engine.spec.num_pages).all()
         assert engine.ctx.pool is not None
         for k, v in map(engine.ctx.pool.layer, range(2)):
@@ -57,19 +57,21 @@ def test_steps_fit_the_engine(rows: int, max_tokens: int) -> None:
     from minisgl.core import EngineSpec
 
     spec = EngineSpec(16, 100, rows, 4096, 1000)
-    steps = list(warmup._Steps(spec).all(max_tokens, drafting=True))
+    steps = list(warmup._Steps(spec).all(max_tokens, drafting=True, rounds=3))
     assert [step.id for step in steps] == list(range(len(steps)))
     for step in steps:
         assert 0 < step.rows <= rows
         prompt_tokens = int(step.num_scheduled_tokens[step.num_continuing :].sum())
         assert prompt_tokens <= max_tokens
         assert step.num_scheduled_tokens.min() > 0
-        assert (step.num_computed_tokens + step.num_scheduled_tokens).max() < spec.max_seq_len
+        assert (step.num_computed_tokens + step.rounds * step.num_scheduled_tokens).max() < spec.max_seq_len
         assert len(step.input_ids) == step.num_scheduled_tokens.sum()
         assert Step.decode(step.encode()).rows == step.rows
         continuing_tokens = len(step.input_ids) - prompt_tokens
         assert np.count_nonzero(step.input_ids[:continuing_tokens] == PENDING) == step.num_continuing
     assert any(step.num_verify for step in steps) == (max_tokens > 1)
+    assert any(step.rounds > 1 for step in steps) == (max_tokens > 3)
+    assert all(step.rounds == 1 for step in warmup._Steps(spec).all(max_tokens, drafting=True))
 
 
 def test_every_part_of_sampling_is_used() -> None:

@@ -12,12 +12,16 @@ pytest.importorskip("triton", reason="Triton is not installed here")
 from torch import Tensor
 from torch.nn import functional as F
 
+from minisgl import LLM, SamplingParams
+from minisgl.attention import LayerSpec
 from minisgl.kernel import fp8
 from minisgl.kernel.triton import activation as triton_activation
 from minisgl.kernel.triton import fp8 as triton_fp8
 from minisgl.kernel.triton import norm as triton_norm
 from minisgl.kernel.triton import quantize
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.attention.triton import TritonAttention
+from minisgl.plugins.fp8_gemm import triton as triton_gemm
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.paged import PagedModel
 
@@ -229,3 +233,34 @@ def test_model_agrees_with_the_reference(device: torch.device, compiled: bool, t
     clear = best[:, 0] - best[:, 1] > 0.3 * expected.std()
     assert clear.float().mean() > 0.4
     assert torch.equal(got.argmax(-1)[clear], expected.argmax(-1)[clear])
+
+
+def test_attention_quantizes_for_the_output_projection(
+    device: torch.device, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The merge of attention's parts quantises its result, and the log-probabilities are those of two launches."""
+    monkeypatch.setattr(triton_gemm, "FEW_ROWS", 4)  # five rows are quantised
+    shape = {"hidden_size": 256, "head_dim": 128, "num_attention_heads": 4, "intermediate_size": 256}
+    path = tiny_checkpoint("qwen3", tmp_path, fp8=True, **shape)
+    words = ["attention=triton", "fp8_gemm=triton", f"device={device.type}", "num_pages=200", "max_running_requests=8"]
+    words += ["attention.programs_per_sm=64"]  # rows are split also under the interpreter
+    words += ["dtype=bfloat16", "graph=cuda"] if compiled else ["dtype=float32", "graph=simulated", "graph.max_rows=8"]
+    calls: list[int] = []
+    forward, serves = TritonAttention.forward_quantized, TritonAttention.serves_quantized
+
+    def counted(self: TritonAttention, layer: LayerSpec, q: Tensor, out: fp8.QuantizedRows) -> None:
+        calls.append(len(q))
+        forward(self, layer, q, out)
+
+    monkeypatch.setattr(TritonAttention, "forward_quantized", counted)
+    params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, logprobs=2)
+    outputs = []
+    for quantizes in (True, False):
+        monkeypatch.setattr(TritonAttention, "serves_quantized", serves if quantizes else lambda *args: False)
+        with LLM(str(path), overrides=words) as llm:
+            answers = llm.generate([[3 + i, *range(20, 24 + 3 * i)] for i in range(6)], params)
+        outputs.append([(answer.token_ids, answer.logprobs) for answer in answers])
+        assert bool(calls) == quantizes
+        assert all(rows > 4 for rows in calls)
+        calls.clear()
+    assert outputs[0] == outputs[1]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from minisgl.attention import AttnBatch, GraphKey, LayerSpec
+from minisgl.kernel.fp8 import QuantizedRows
 from minisgl.kvcache.pool import KVPool
 from minisgl.plugins.attention.torch import Torch, TorchAttention
 from minisgl.plugins.attention.triton import Triton, TritonAttention
@@ -206,6 +207,45 @@ def test_shared_prefix(
         setup.batch.page_table[others, :pages] = setup.batch.page_table[first, :pages]
     setup.batch = replace(setup.batch, shared_prefix_len=torch.tensor([tokens], dtype=torch.int32, device=device))
     assert_close(setup.run(backend(case, device)), setup.reference())
+
+
+QUANTIZED = {
+    "one head a group": Case(DECODE, head_dim=128, q_heads=2),
+    "two groups of 128 in a head": Case(DECODE[:2], head_dim=256),
+    "five rows, five heads a group": Case([*DECODE, (1, 33)], head_dim=128, q_heads=10),
+}
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["no prefix", "shared prefix"])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_decode_quantizes(
+    name: str, shared: bool, dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> None:
+    """The merge of the parts has the result of two launches: attention, and the quantisation of its rounded result."""
+    setup = Setup(QUANTIZED[name], dtype, device, generator)
+    if shared:  # a prefix of length 0, which is a part of its own
+        setup.batch = replace(setup.batch, shared_prefix_len=torch.zeros(1, dtype=torch.int32, device=device))
+    made, spec = backend(setup.case, device), setup.case.spec
+    from minisgl.kernel.triton.quantize import quantize_rows  # on a machine without Triton, the import fails
+
+    expected = quantize_rows(setup.run(made).flatten(1))
+    assert made.serves_quantized(spec, len(setup.q))
+    rows = QuantizedRows.empty(setup.q, expected.values.shape[1])
+    made.forward_quantized(spec, setup.q, rows)
+    assert rows.dtype == dtype
+    assert torch.equal(rows.factors, expected.factors)
+    assert torch.equal(rows.values.view(torch.uint8), expected.values.view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    "case", [Case(DECODE, head_dim=64), Case(DECODE, head_dim=128, programs=1), Case(MIXED, head_dim=128)]
+)
+def test_not_every_step_quantizes(case: Case, device: torch.device, generator: torch.Generator) -> None:
+    """Heads without whole groups, rows that are not split, and steps with prompts have no launch that quantises."""
+    setup = Setup(case, torch.float32, device, generator)
+    made = backend(case, device)
+    setup.run(made)
+    assert not made.serves_quantized(case.spec, len(setup.q))
 
 
 def test_agrees_with_attention_torch(dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> None:

@@ -1,6 +1,6 @@
 """The Triton kernels of minisgl/kernel on a CPU, under Triton's interpreter.
 
-It runs the tests of five files of tests/gpu, which run compiled on a machine with a GPU.
+It runs the tests of six files of tests/gpu, which run compiled on a machine with a GPU.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ def test_kernels_match_their_torch_references() -> None:
 def test_decode_layer_matches_its_torch_references() -> None:
     """So do the kernels for a few decode rows, and the decoder layers computed with them."""
     run_interpreted(GPU / "test_decode_layer.py", GPU / "test_few_rows.py")
+
+
+def test_rounds_match_their_torch_reference() -> None:
+    """So do the launch between two rounds of verification, and the replays of one graph in an engine."""
+    run_interpreted(GPU / "test_rounds.py")
 
 
 def test_fp8_products_match_float64() -> None:

@@ -55,6 +55,11 @@ def test_id_of_a_step(number: int) -> None:
     assert Step.id_of(encoded) == Step.decode(encoded).id == number
 
 
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_rounds_of_a_step(rounds: int) -> None:
+    assert Step.decode(replace(step(0), rounds=rounds).encode()).rounds == rounds
+
+
 def test_every_changed_byte_is_refused() -> None:
     """A frame with one changed bit is refused, wherever the bit is; a changed length at the latest with more bytes."""
     a, _ = sessions()

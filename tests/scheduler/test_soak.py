@@ -18,6 +18,7 @@ def test_random_schedules(part: int) -> None:
     print(totals)
     assert min(totals.aborted, totals.cached_tokens, totals.accepted_drafts, totals.masks, totals.prompt_logprobs) > 0
     assert totals.accepted_drafts < totals.drafts
+    assert totals.later_rounds > 0
     assert totals.stored_blocks > totals.removed_blocks > 0
 
 

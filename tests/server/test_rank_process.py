@@ -18,6 +18,7 @@ class Inbox:
 
     def __init__(self, script: list[Message | None]):
         self.script = script
+        self.arrived: list[Message] = []  # given to a call of `drain` that does not block
 
     def wait(self, seconds: float) -> bool:
         assert seconds > 0
@@ -25,6 +26,8 @@ class Inbox:
 
     def drain(self, block: bool) -> Iterator[Message]:
         if not block:
+            yield from self.arrived
+            self.arrived.clear()
             return
         while self.script[0] is None:
             self.script.pop(0)
@@ -39,6 +42,8 @@ class OneStepPerMessage:
     def stats(self) -> dict[str, float]:
         self.has_work = True
         return {}
+
+    def read_verification(self) -> None: ...
 
     def step(self) -> Output:
         self.has_work = False
@@ -108,3 +113,40 @@ def test_choices_share_the_prompt() -> None:
     assert scheduler.added[0][1] is scheduler.added[1][1]
     assert [delta.uid for message in sent if isinstance(message, Replies) for delta in message.deltas] == [7]
     assert [message.uids for message in sent if isinstance(message, Accepted)] == [[6, 8]]
+
+
+class ArrivesDuringTheWait(Recorder):
+    """A scheduler with one step in flight, during whose result a request arrives."""
+
+    has_work = True
+
+    def __init__(self, inbox: Inbox) -> None:
+        super().__init__()
+        self.inbox, self.calls = inbox, list[str]()
+
+    def read_verification(self) -> None:
+        self.calls.append("read")
+        self.inbox.arrived.append(Schedule([6], pack_ids([1, 2, 3]), SamplingParams()))
+
+    def add_request(self, uid: int, prompt_ids: I32, params: SamplingParams) -> None:
+        self.calls.append("add")
+
+    def step(self) -> Output:
+        self.calls.append("step")
+        return super().step()
+
+
+def test_requests_that_arrive_during_a_verification_join_the_next_step() -> None:
+    """The loop waits for the result of a verification before it reads messages, not between messages and step."""
+    inbox = Inbox([Stop()])
+    scheduler = ArrivesDuringTheWait(inbox)
+    loop = SchedulerLoop(
+        scheduler,  # type: ignore[arg-type]
+        inbox,  # type: ignore[arg-type]
+        to_api=lambda message: None,
+        to_detokenizer=lambda message: None,
+        metrics=list,
+        heartbeat=Beats(),  # type: ignore[arg-type]
+    )
+    loop.run()
+    assert scheduler.calls == ["read", "add", "step"]

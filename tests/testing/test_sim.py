@@ -11,6 +11,7 @@ import pytest
 
 from minisgl.core import PENDING, Admission, EngineDeadError, EngineSpec, SamplingParams, Step, TokenMasks
 from minisgl.testing import RULES, SimCounts, SimEngine, SimRequest, SimViolation, expected_output
+from minisgl.testing.form import check_form
 from minisgl.testing.truth import ExpectedTokens
 
 SPEC = EngineSpec(page_size=4, num_pages=8, max_running_requests=3, max_seq_len=16, vocab_size=100)
@@ -497,3 +498,65 @@ def test_row_of_a_request_whose_verification_is_unread() -> None:
     with pytest.raises(SimViolation) as caught:
         sim.result()
     assert caught.value.rule == "verify-unread"
+
+
+# ---- rounds ---------------------------------------------------------------------------------------------------
+
+
+def verify(start: int, drafts: int, updates: Sequence[tuple[int, int, int]] = (), **more: Any) -> Step:
+    """Return a step that verifies ``drafts`` drafts of request A, of which the first is right."""
+    stream = ExpectedTokens(REQUESTS[A], SPEC.vocab_size)
+    tokens = [PENDING, stream[start + 1], *[0] * (drafts - 1)]
+    return make(1, [(0, start, tokens, 1 + drafts)], updates, verify=1, **more)
+
+
+def test_rounds_follow_each_other() -> None:
+    """The tokens of a round follow those of the round before it."""
+    sim = engine()
+    run(sim, A_PREFILL)
+    sim.launch(verify(6, 1, [(0, 2, 2)], rounds=2))
+    result = sim.result()
+    assert result.rounds is not None and result.rounds[0].tolist() == [2]
+    count = int(result.rounds.sum())
+    assert result.accepted.tolist() == [count]
+    assert result.tokens[0, :count].tolist() == answer(A)[1 : 1 + count]
+    assert result.tokens.shape == (1, 4)
+    assert sim.counts.later_rounds == 1
+    assert sim.counts.tokens == 6 + 4
+
+
+def test_rounds_behind_the_longest_answer() -> None:
+    """A step whose last round could compute the KV of the last token is reported."""
+    violation = broken("position", engine(), A_PREFILL, verify(6, 1, [(0, 2, 2)], rounds=3))
+    assert "positions 6 to 11" in violation.text
+
+
+def test_pages_of_the_first_round_only() -> None:
+    """A step without pages for its later rounds is reported."""
+    assert broken("table-missing", engine(), A_PREFILL, verify(6, 1, rounds=2)).position == 8
+
+
+ROUNDS: dict[str, Callable[[], Step]] = {
+    "no round": lambda: verify(6, 1, rounds=0),
+    "a prefill chunk": lambda: replace(A_PREFILL, rounds=2),
+    "a decode row": lambda: replace(A_DECODE, rounds=2),
+    "a decode row beside a verification row": lambda: make(
+        1, [(1, 6, [PENDING], 1), (0, 6, [PENDING, 1], 2)], decode=1, verify=1, rounds=2
+    ),
+    "a prefill chunk beside a verification row": lambda: make(
+        1, [(0, 6, [PENDING, 1], 2), (1, 0, [1, 2], 0)], verify=1, rounds=2
+    ),
+    "rows with different numbers of drafts": lambda: make(
+        1, [(0, 6, [PENDING, 1], 2), (1, 6, [PENDING, 1, 2], 3)], verify=2, rounds=2
+    ),
+    "late sampling": lambda: verify(6, 1, rounds=2, late_sampling=True),
+}
+
+
+@pytest.mark.parametrize("what", ROUNDS)
+def test_step_that_can_have_no_rounds(what: str) -> None:
+    step = ROUNDS[what]()
+    with pytest.raises(SimViolation, match=f"has {step.rounds} rounds") as caught:
+        check_form(step, SPEC)
+    assert caught.value.rule == "row-shape"
+    check_form(replace(step, rounds=1), SPEC)

@@ -22,7 +22,10 @@ from minisgl.testing.small import SPEC, job, no_lookahead
 from minisgl.testing.traced import traced
 from minisgl.trace import events as ev
 from minisgl.trace.check import check
+from minisgl.trace.contents import Contents
 from minisgl.trace.read import TraceError, read
+from minisgl.trace.state import InFlightStep
+from minisgl.trace.violation import Violation
 
 TEXTS = {
     "pages freed while a step is in flight": "the page is to be allocated to the request, but it is retiring",
@@ -43,6 +46,9 @@ TEXTS = {
     "log-probabilities shifted by one": "have no final reply",
     "the result of an aborted verification that counts": "gains a token after its end (abort)",
     "a request-pool row twice in a step": "two rows of the step have the same request-pool row",
+    "pages of one round for a step of several": "the request's page table has no page for positions from",
+    "tokens of later rounds that are not read": "the request's last row ended at",
+    "a step that starts after the first round of the step before": "the request's last row ended at",
     "masks of the step before": "have no final reply",
 }
 
@@ -199,18 +205,134 @@ CHANGES: dict[Callable[[Lines], None], tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_changed_event_is_found(change: Callable[[Lines], None], lines: Lines, tmp_path: Path) -> None:
+def check_changed(change: Callable[[Lines], None], lines: Lines, folder: Path) -> Violation:
+    """Return what the checker finds in the changed trace."""
     changed = json.loads(json.dumps(lines))
     change(changed)
-    path = tmp_path / "changed.jsonl"
+    path = folder / "changed.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in changed))
     found = check(read(path))
     print(found)
     assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_changed_event_is_found(change: Callable[[Lines], None], lines: Lines, tmp_path: Path) -> None:
+    found = check_changed(change, lines, tmp_path)
     rule, text = CHANGES[change]
     assert found.rule == rule
     assert text in found.text
+
+
+# ---- the same for steps of several rounds ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lines_of_rounds(tmp_path_factory: pytest.TempPathFactory) -> Lines:
+    """Return the lines of a correct trace whose steps have up to three rounds."""
+    path = tmp_path_factory.mktemp("trace") / "run.jsonl"
+    cache, policy = make_plugin("cache", "radix", page_size=4), make_plugin("scheduler", "mixed")
+    spec = EngineSpec(page_size=4, num_pages=60, max_running_requests=2, max_seq_len=120, vocab_size=50)
+    with traced(path, spec, cache, policy, drafts=(2, 70, 0), rounds=3, full_drafts=True) as drive:
+        drive.run([job(1, 9, 60), job(2, 9, 60), job(3, 9, 40, arrive=20, abort=30)])
+    assert drive.report.counts.later_rounds > 10
+    assert check(read(path)) is None
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def repeated(lines: Lines, condition: Callable[[dict[str, Any]], Any] = lambda _: True) -> tuple[Any, Any]:
+    """Return the first step of three rounds whose launch satisfies a condition, and its result."""
+    batch = first(lines, "batch", lambda b: b["rounds"] == 3 and condition(b))
+    return batch, first(lines, "step", lambda d: d["step"] == batch["step"])
+
+
+def pages_of_the_first_round(lines: Lines) -> None:
+    """Remove the writes of all pages behind the first round from the page table."""
+    batch, _ = repeated(lines, lambda b: b["page_table_updates"][0])
+    ends = {
+        idx: -(-(start + count) // 4)
+        for idx, start, count in zip(
+            batch["req_pool_indices"], batch["num_computed_tokens"], batch["num_scheduled_tokens"], strict=True
+        )
+    }
+    updates = [update for update in zip(*batch["page_table_updates"], strict=True) if update[1] < ends[update[0]]]
+    assert len(updates) < len(batch["page_table_updates"][0])
+    batch["page_table_updates"] = list(map(list, zip(*updates, strict=True))) or [[], [], []]
+
+
+def rounds_not_recorded(lines: Lines) -> None:
+    batch, done = repeated(lines)
+    assert any(len(run) > batch["num_sampled_tokens"][i] for i, run in enumerate(done["runs"]))
+    batch["rounds"] = 1
+
+
+def token_of_a_round_lost(lines: Lines) -> None:
+    done = repeated(lines)[1]
+    done["runs"][0].pop()
+
+
+def round_without_a_token(lines: Lines) -> None:
+    done = first(lines, "step", lambda d: len((d["rounds"] or [[]])[0]) == 3 and 3 < sum(d["rounds"][0]) <= 6)
+    done["rounds"][0] = [3, 0, sum(done["rounds"][0]) - 3]
+
+
+def round_too_many(lines: Lines) -> None:
+    done = first(lines, "step", lambda d: d["rounds"] and max(d["rounds"][0]) > 1)
+    done["rounds"][0] = [1] * sum(done["rounds"][0])
+
+
+def rounds_behind_the_longest_answer(lines: Lines) -> None:
+    repeated(lines)[0]["rounds"] = 40
+
+
+def start_after_the_first_round(lines: Lines) -> None:
+    batch, done = repeated(lines)
+    following = first(lines, "batch", lambda b: b["step"] == batch["step"] + 1)
+    following["num_computed_tokens"][0] = batch["num_computed_tokens"][0] + done["rounds"][0][0]
+
+
+CHANGES_OF_ROUNDS: dict[Callable[[Lines], None], tuple[str, str]] = {
+    pages_of_the_first_round: ("page-table", "the request's page table has no page for positions from"),
+    rounds_not_recorded: ("row", "tokens, and samples 3"),
+    token_of_a_round_lost: ("row", "of at most 3 each; its run has"),
+    round_without_a_token: ("row", "of at most 3 each; its run has"),
+    round_too_many: ("row", "of at most 3 each; its run has"),
+    rounds_behind_the_longest_answer: ("row", "the row computes 120 positions from"),
+    start_after_the_first_round: ("row", "but the request's last row ended at"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_ROUNDS, ids=lambda change: change.__name__)
+def test_changed_rounds_are_found(change: Callable[[Lines], None], lines_of_rounds: Lines, tmp_path: Path) -> None:
+    found = check_changed(change, lines_of_rounds, tmp_path)
+    rule, text = CHANGES_OF_ROUNDS[change]
+    assert found.rule == rule
+    assert text in found.text
+
+
+def test_content_behind_the_accepted_tokens_of_rounds(lines_of_rounds: Lines, tmp_path: Path) -> None:
+    """A position behind the tokens that count holds a draft: a row that reads it reads another prefix."""
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines_of_rounds))
+    batch, done = repeated(lines_of_rounds, lambda b: b["num_computed_tokens"][0] > 20)
+
+    def shorter(self: Contents, step: InFlightStep, event: ev.Done) -> Any:
+        if event.step == batch["step"]:
+            run = event.runs[0].pop()  # type: ignore[index]
+            found = execute(self, step, event)
+            event.runs[0].append(run)  # type: ignore[index]
+            self._admissions[step.admission_orders[0]].append(run)
+            return found
+        return execute(self, step, event)
+
+    execute = Contents.execute
+    with patch.object(Contents, "execute", shorter):
+        found = check(read(path))
+    assert found is not None
+    assert (found.rule, found.uid) == ("prefix", batch["uids"][0])
+    position = batch["num_computed_tokens"][0] + len(done["runs"][0]) - 1
+    assert f"position {position} of the request's page table reads the KV of another prefix" in found.text
 
 
 class UnfairPolicy:

@@ -7,9 +7,11 @@ import gc
 import io
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from minisgl import LLM, SamplingParams, hookimpl
@@ -23,6 +25,7 @@ from minisgl.testing.drive import Drive, make_plugin
 from minisgl.testing.small import SPEC, job, no_lookahead
 from minisgl.trace import events as ev
 from minisgl.trace.check import check
+from minisgl.trace.history import turns
 from minisgl.trace.read import read
 from minisgl.trace.summary import summarize
 
@@ -63,6 +66,29 @@ def test_every_event_is_recorded(tmp_path: Path) -> None:
                 if gained:
                     tokens.setdefault(uid, []).append(token)
     assert tokens == {uid: output for uid, output in drive.report.tokens.items() if output}
+
+
+@pytest.mark.parametrize("stop", [(), (13, 21)], ids=["length", "stop"])
+def test_summary_counts_all_rounds(stop: tuple[int, ...], tmp_path: Path) -> None:
+    """The summary counts the drafts as the scheduler does, also if a request ends in an earlier round than the last."""
+    path = tmp_path / "run.jsonl"
+    spec = EngineSpec(page_size=4, num_pages=60, max_running_requests=2, max_seq_len=120, vocab_size=50)
+    manager, drive = recorded(path, spec, drafts=(2, 70, 0), rounds=4, full_drafts=True)
+    jobs = [job(uid, 9, 60, arrive=40 * (uid // 2)) for uid in range(8)]
+    report = drive.run([replace(j, params=msgspec.structs.replace(j.params, stop_token_ids=stop)) for j in jobs])
+    manager.close()
+    trace, stats = read(path), drive.scheduler.stats()
+    assert check(trace) is None
+    summary = summarize(trace)
+    assert summary.draft_tokens == stats["draft_tokens"]
+    assert summary.accepted_draft_tokens == stats["accepted_draft_tokens"] > 20
+    computed = sum(turn.num_tokens for turn, _ in turns(trace))
+    if stop:
+        assert stats["draft_tokens"] < report.counts.drafts
+        assert computed < report.counts.tokens
+    else:
+        assert computed == report.counts.tokens
+    assert report.counts.later_rounds > 10
 
 
 def test_no_observer_without_trace_option() -> None:

@@ -15,7 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minisgl.kernel.fp8 import QuantizedRows
 from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
+from minisgl.kernel.triton.quantize import GROUP as GROUP_SIZE
+from minisgl.kernel.triton.quantize import store_quantized
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -185,13 +188,14 @@ def shared_prefix_kernel(
 
 @triton.jit
 def combine_kernel(
-    partial, partial_top, out, stride_out_row, stride_out_head,
-    HEAD_DIM: tl.constexpr, PARTS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr,
+    partial, partial_top, out, values, factors, stride_out_row, stride_out_head, stride_factors,
+    HEAD_DIM: tl.constexpr, PARTS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr, QUANTIZE: tl.constexpr,
     EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Combine the partial results of the splits, weighted by their sums of exponentials.
 
-    One program: one row, one query head. ``partial_top`` holds log2 of each part's sum of exponentials.
+    One program: one row, one query head. ``partial_top`` holds log2 of each part's sum of exponentials. With QUANTIZE
+    the result is rounded to out's dtype, and then quantised into ``values`` and ``factors``; out is not written.
     """
     row, head = tl.program_id(0), tl.program_id(1)
     if EARLY:
@@ -204,8 +208,16 @@ def combine_kernel(
     weights = weights / tl.sum(weights, 0)
     real = (top[:, None] > float("-inf")) & (d[None, :] < HEAD_DIM)  # empty splits wrote no values
     parts = tl.load(partial + part_index.to(tl.int64)[:, None] * HEAD_DIM + d[None, :], mask=real, other=0.0)
-    out_at = out + row.to(tl.int64) * stride_out_row + head * stride_out_head + d
-    tl.store(out_at, tl.sum(parts * weights[:, None], 0).to(out.dtype.element_ty), mask=d < HEAD_DIM)
+    combined = tl.sum(parts * weights[:, None], 0).to(out.dtype.element_ty)
+    if QUANTIZE:
+        groups = tl.reshape(combined.to(tl.float32), [HEAD_DIM // GROUP_SIZE, GROUP_SIZE])
+        first, columns = head * (HEAD_DIM // GROUP_SIZE), tl.num_programs(1) * HEAD_DIM
+        store_quantized(
+            groups, values, factors, row.to(tl.int64), first, columns, stride_factors, HEAD_DIM // GROUP_SIZE
+        )
+    else:
+        out_at = out + row.to(tl.int64) * stride_out_row + head * stride_out_head + d
+        tl.store(out_at, combined, mask=d < HEAD_DIM)
 
 
 @triton.jit(do_not_specialize_on_alignment=["tiles", "cu_seqlens_q", "seq_lens", "req_pool_indices"])
@@ -347,10 +359,12 @@ def shared_prefix_splits(rows: int, heads: Heads, dtype: torch.dtype, programs: 
 
 
 def decode(
-    q: Tensor, out: Tensor, pages: Pages, order: Tensor, heads: Heads, splits: int, partial: Tensor | None, tile: Tile,
-    shared_prefix_len: Tensor | None = None, prefix_splits: int = 0,
+    q: Tensor, out: Tensor | QuantizedRows, pages: Pages, order: Tensor, heads: Heads, splits: int,
+    partial: Tensor | None, tile: Tile, shared_prefix_len: Tensor | None = None, prefix_splits: int = 0,
 ) -> None:  # fmt: skip
     """Launch decode attention: one query per row; q and out are [rows, q_heads, head_dim].
+
+    If `quantizes`, ``out`` may be `QuantizedRows` of q_heads · head_dim columns.
 
     ``order`` [rows] int32 lists each row once. If long rows come first, no long row starts last and runs alone.
     ``partial`` is float32 scratch memory of at least rows · q_heads · (splits + prefix_splits) · (head_dim + 1)
@@ -358,6 +372,8 @@ def decode(
     that all rows have in the same pages; this prefix is read in ``prefix_splits`` splits. None: no shared prefix.
     """
     rows, parts = q.shape[0], splits + prefix_splits
+    quantized, out = (out, q) if isinstance(out, QuantizedRows) else (None, out)  # q: only its dtype is used
+    assert quantized is None or quantizes(heads, parts)
     scratch = out if partial is None else partial
     tops = scratch if partial is None else partial[rows * heads.q_heads * parts * heads.head_dim :]
     block_d, early = _block_d(heads), starts_early(q)
@@ -381,9 +397,16 @@ def decode(
     )  # fmt: skip
     if parts > 1:
         combine_kernel[(rows, heads.q_heads)](
-            scratch, tops, out, *out.stride()[:2], HEAD_DIM=heads.head_dim, PARTS=parts,
-            BLOCK_P=triton.next_power_of_2(parts), BLOCK_D=block_d, num_warps=4, **early,
+            scratch, tops, out, *((None, None) if quantized is None else (quantized.values, quantized.factors)),
+            *out.stride()[:2], 0 if quantized is None else quantized.factors.stride(1), HEAD_DIM=heads.head_dim,
+            PARTS=parts, BLOCK_P=triton.next_power_of_2(parts), BLOCK_D=block_d, QUANTIZE=quantized is not None,
+            num_warps=4, **early,
         )  # fmt: skip
+
+
+def quantizes(heads: Heads, parts: int) -> bool:
+    """Return whether `decode` can quantise its result: ``parts`` parts are merged, and heads have groups of 128."""
+    return parts > 1 and heads.head_dim in (GROUP_SIZE.value, 2 * GROUP_SIZE.value)
 
 
 def extend(q: Tensor, out: Tensor, pages: Pages, heads: Heads, cu_seqlens_q: Tensor, tiles: Tensor, tile: Tile) -> None:
