@@ -56,3 +56,31 @@ def test_a_worker_compiles_into_the_cache_on_disk(tmp_path: Path) -> None:
     names = [file.name for file in tmp_path.rglob("*.cubin")]
     assert names == ["act_and_mul_kernel.cubin"]
     assert json.loads(request.data)["options"]["launch_pdl"] is True
+
+
+KEYS = """
+import importlib, json, pkgutil, sys
+from triton.runtime.jit import JITFunction
+
+kernels = {}
+for module in pkgutil.iter_modules(importlib.import_module("minisgl.kernel.triton").__path__):
+    for value in vars(importlib.import_module(f"minisgl.kernel.triton.{module.name}")).values():
+        if isinstance(value, JITFunction):
+            kernels[f"{value.__module__}.{value.__name__}"] = value
+print(json.dumps({name: kernels[name].cache_key for name in sorted(kernels, reverse=sys.argv[1] == "reversed")}))
+"""
+
+
+def test_cache_keys_do_not_depend_on_the_order_of_use() -> None:
+    """Else a kernel that a worker compiled is compiled again: see `minisgl.kernel.triton.device`."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    keys = [
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", KEYS, order], env=environment, capture_output=True, text=True, check=True
+            ).stdout
+        )
+        for order in ("sorted", "reversed")
+    ]
+    assert len(keys[0]) > 40
+    assert keys[0] == keys[1]

@@ -11,13 +11,14 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.fp8 import QuantizedRows
+from minisgl.kernel.triton.device import device_function
 from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
 from minisgl.kernel.triton.quantize import GROUP, store_quantized
 
 BLOCK = 1024
 
 
-@triton.jit
+@device_function
 def gate(x, ACT: tl.constexpr):
     """Return silu(x), gelu(x) or gelu_tanh(x), as ACT says, for float32 x."""
     if ACT == "silu":

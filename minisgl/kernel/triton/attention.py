@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.fp8 import QuantizedRows
+from minisgl.kernel.triton.device import device_function
 from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
 from minisgl.kernel.triton.quantize import GROUP as GROUP_SIZE
 from minisgl.kernel.triton.quantize import store_quantized
@@ -23,7 +24,7 @@ from minisgl.kernel.triton.quantize import store_quantized
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+@device_function
 def attend(
     q, position, k, v, row_table, begin, end, stride_page, stride_token, scale, acc, top, total,
     PAGE: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.triton.activation import gate
+from minisgl.kernel.triton.device import device_function
 from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
 
 COLS = tl.constexpr(256)
@@ -24,7 +25,7 @@ MAX_STEPS = 16
 """The most tiles of `COLS` columns that a warp keeps in registers: 16 · 8 elements per thread and row of the weight."""
 
 
-@triton.jit
+@device_function
 def load_tiles(at, k, IN: tl.constexpr, STEPS: tl.constexpr):
     """Load the columns 0 to IN as a tuple of STEPS tiles [N, COLS]; ``at`` [N, COLS] points to columns k.
 
@@ -40,7 +41,7 @@ def load_tiles(at, k, IN: tl.constexpr, STEPS: tl.constexpr):
     return tiles
 
 
-@triton.jit
+@device_function
 def dot_rows(a, w, STEPS: tl.constexpr):
     """Return the sums over the columns of a·w, [N] float32, for tuples of STEPS tiles [N, COLS]."""
     total = a[0].to(tl.float32) * w[0].to(tl.float32)
@@ -49,7 +50,7 @@ def dot_rows(a, w, STEPS: tl.constexpr):
     return tl.sum(total, 1)
 
 
-@triton.jit
+@device_function
 def scaled(a, scales, STEPS: tl.constexpr):
     """Return a·scales in float32, for tuples of STEPS tiles."""
     tiles = ()
@@ -58,7 +59,7 @@ def scaled(a, scales, STEPS: tl.constexpr):
     return tiles
 
 
-@triton.jit
+@device_function
 def columns(BLOCK_N: tl.constexpr):
     """Return the offsets [BLOCK_N, COLS] of COLS columns, the same for every row.
 

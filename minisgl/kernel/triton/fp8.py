@@ -15,6 +15,7 @@ from torch import Tensor
 
 from minisgl.kernel.fp8 import Fp8Weight, QuantizedRows
 from minisgl.kernel.triton.activation import gate
+from minisgl.kernel.triton.device import device_function
 from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
 from minisgl.kernel.triton.quantize import GROUP, quantize_rows
 
@@ -39,7 +40,20 @@ UNPACK = tl.constexpr("""{
 """PTX that converts a word of four e4m3 numbers to float32. Triton's own conversion is for tiles of e4m3."""
 
 
-@triton.jit
+@device_function
+def half(words):
+    """Return the second byte of each word, an e4m3 number, as float32."""
+    bits = (words & 0x8000) | ((words & 0x7F00) >> 1)
+    return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
+@device_function
+def bfloat(high):
+    """Return the bfloat16 numbers in the upper halves of words, whose lower halves are 0, as float32."""
+    return high.to(tl.float32, bitcast=True)
+
+
+@device_function
 def dot_words(words, x0, x1, x2, x3, PTX: tl.constexpr):
     """Return the sum of the products of x0 to x3 with the four e4m3 numbers of each word."""
     if PTX:
@@ -52,20 +66,7 @@ def dot_words(words, x0, x1, x2, x3, PTX: tl.constexpr):
     return w0 * x0 + w1 * x1 + w2 * x2 + w3 * x3
 
 
-@triton.jit
-def half(words):
-    """Return the second byte of each word, an e4m3 number, as float32."""
-    bits = (words & 0x8000) | ((words & 0x7F00) >> 1)
-    return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-
-
-@triton.jit
-def bfloat(high):
-    """Return the bfloat16 numbers in the upper halves of words, whose lower halves are 0, as float32."""
-    return high.to(tl.float32, bitcast=True)
-
-
-@triton.jit
+@device_function
 def load_words(at, second, real, WORDS: tl.constexpr, ROWS: tl.constexpr, GATED: tl.constexpr):
     """Load a tile of words [1, COLS] from each of ROWS rows, as a tuple; ``at`` [1, COLS] points to the first row.
 

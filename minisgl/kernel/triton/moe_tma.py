@@ -17,6 +17,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minisgl.kernel.triton.activation import gate
+from minisgl.kernel.triton.device import device_function
 from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
 from minisgl.kernel.triton.moe import Tiles
 
@@ -97,7 +98,7 @@ def down_kernel(
         tl.store(out_at, weighted.to(out.dtype.element_ty), mask=real[:, None] & (n[None, :] < HIDDEN))
 
 
-@triton.jit
+@device_function
 def used_blocks(owner, blocks):
     """Return how many of the ``blocks`` blocks of pairs have an expert: the first ones."""
     total = 0

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.triton.attention import attend, decode_splits, decode_tile, score_scale
+from minisgl.kernel.triton.device import device_function
 from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ MERGED = 32
 """Elements of a head that one program of `merge_kernel` merges."""
 
 
-@triton.jit
+@device_function
 def norm_rope(x, weight, cos_sin, eps, HALF: tl.constexpr, NORM: tl.constexpr):
     """Return the head at x, normalised and rotated, float32 [2·HALF]; cos_sin points to its cosines and sines."""
     d = tl.arange(0, 2 * HALF)
@@ -43,7 +44,7 @@ def norm_rope(x, weight, cos_sin, eps, HALF: tl.constexpr, NORM: tl.constexpr):
     return y * cos + tl.where(d < HALF, -z, z) * sin
 
 
-@triton.jit
+@device_function
 def norm_rope_heads(x, m, count, weight, cos_sin, eps, HALF: tl.constexpr, NORM: tl.constexpr):
     """Return the heads m [M] after x, normalised and rotated, float32 [M, 2·HALF]; heads from ``count`` on are 0."""
     d = tl.arange(0, 2 * HALF)
@@ -59,7 +60,7 @@ def norm_rope_heads(x, m, count, weight, cos_sin, eps, HALF: tl.constexpr, NORM:
     return y * cos[None, :] + tl.where(d < HALF, -z, z) * sin[None, :]
 
 
-@triton.jit
+@device_function
 def kv_split(seq_len, split, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
     """Return the first position of a split of a row's KV, the position after its last one, and the splits in use."""
     first = tl.maximum(seq_len - WINDOW, 0) if WINDOW >= 0 else 0
@@ -68,7 +69,7 @@ def kv_split(seq_len, split, WINDOW: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N
     return begin, tl.minimum(begin + share, seq_len), tl.cdiv(seq_len - first, share)
 
 
-@triton.jit
+@device_function
 def load_kv(k, v, page, n, stored, stride_page, stride_token, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr):
     """Load the keys and values [N, HEAD_DIM] of positions n [N] in pages [N]; those from ``stored`` on are 0."""
     at = page.to(tl.int64) * stride_page + (n % PAGE) * stride_token

@@ -11,13 +11,14 @@ import triton.language as tl
 from torch import Tensor
 
 from minisgl.kernel.fp8 import BLOCK, QuantizedRows, blocks
+from minisgl.kernel.triton.device import device_function
 from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
 
 GROUP = tl.constexpr(BLOCK)
 LARGEST = tl.constexpr(448.0)
 
 
-@triton.jit
+@device_function
 def store_quantized(a, values, factors, row, first, IN, stride_factors, GROUPS: tl.constexpr):
     """Quantise GROUPS groups of 128 columns, a [GROUPS, 128] in float32, of one row from group ``first`` on.
 

@@ -13,13 +13,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from minisgl.kernel.triton.device import device_function
 from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
 
 BLOCK = 2048
 GOLDEN = tl.constexpr(0x9E3779B9 - (1 << 32))
 
 
-@triton.jit
+@device_function
 def mix(x):
     """Hash int32 to int32, as `minisgl.engine.gumbel.mix_` does."""
     x ^= (x >> 16) & 0xFFFF
@@ -30,7 +31,7 @@ def mix(x):
     return x
 
 
-@triton.jit
+@device_function
 def row_numbers(key, position):
     """Return the two int32 numbers from which, with the tokens' hashes, a row's noise is computed.
 
@@ -41,7 +42,14 @@ def row_numbers(key, position):
     return mix(position_hash ^ key1), mix(position_hash + key1) | 1
 
 
-@triton.jit
+@device_function
+def log1p(x):
+    """Return log(1 + x), corrected for the rounding of 1 + x (Goldberg, 1991, theorem 4)."""
+    y = 1.0 + x
+    return tl.where(y == 1.0, x, tl.log(y) * x / tl.where(y == 1.0, 1.0, y - 1.0))
+
+
+@device_function
 def gumbel(hashes, low, odd, INTERPRETED: tl.constexpr):
     """Return standard Gumbel noise from the tokens' hashes and `row_numbers`, as in `minisgl.engine.gumbel`."""
     bits = mix((hashes ^ low) * odd)
@@ -50,13 +58,6 @@ def gumbel(hashes, low, odd, INTERPRETED: tl.constexpr):
     if INTERPRETED:  # the interpreter has no libdevice
         return -tl.log(-log1p(-u))
     return -libdevice.log(-libdevice.log1p(-u))
-
-
-@triton.jit
-def log1p(x):
-    """Return log(1 + x), corrected for the rounding of 1 + x (Goldberg, 1991, theorem 4)."""
-    y = 1.0 + x
-    return tl.where(y == 1.0, x, tl.log(y) * x / tl.where(y == 1.0, 1.0, y - 1.0))
 
 
 @triton.jit(do_not_specialize_on_alignment=["req_pool_indices", "positions"])
