@@ -170,7 +170,8 @@ class Config:
     """Maximum prompt tokens computed in one step. A longer prompt is split into chunks. With ``scheduler=mixed``,
     decode rows count too, but leave at least a quarter to prompts."""
     max_draft_tokens: int = 512
-    """Maximum draft tokens of all requests in one step. They do not count as ``max_prefill_tokens``."""
+    """Maximum draft tokens of all requests in one step, or in each round of a step that has several. They do not count
+    as ``max_prefill_tokens``."""
     verification_rounds: int = 1
     """Largest number of rounds of a step that verifies drafts. After each round but the last, the engine itself drafts
     what followed the last tokens of a request where they occurred before. The host waits once for all rounds, and a
