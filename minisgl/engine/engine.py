@@ -358,7 +358,7 @@ class TorchEngine:
     def _choose(
         self, logits: Tensor, inputs: SamplingInputs, masks: TokenMasks | None = None
     ) -> tuple[Sampled, Accepted | None]:
-        """Choose the tokens after the sampled positions, and those that count. Only rank 0 has log-probabilities."""
+        """Sample, and compare the tokens with the drafts, if there are any. Only rank 0 has log-probabilities."""
         sampled = self._draw(logits, inputs, masks)
         rows, last_token_ids, accepted = inputs.req_pool_indices, sampled.tokens, None
         if inputs.verification is not None:
@@ -388,6 +388,7 @@ class TorchEngine:
         width, packed = int(step.num_scheduled_tokens[0]), self._buffers[key].tokens.packed
         verification = inputs.verification._replace(drafts=inputs.verification.drafts.clone())
         inputs = inputs._replace(verification=verification)
+        table, size = self._inputs.page_table, self.spec.page_size
         all_tokens: list[Tensor] = []
         lengths: list[Tensor] = []
         for number in range(step.rounds):
@@ -396,7 +397,6 @@ class TorchEngine:
                 inputs = inputs._replace(positions=packed[4, : len(logits)].clone())
                 logits = self.graph.run(key)[: len(logits)]
             tokens = self._draw(logits, inputs).tokens
-            table, size = self._inputs.page_table, self.spec.page_size
             length = advance(tokens.view(-1, width), packed, self._history, table, size)
             if self.rank == 0 and inputs.plan.flags & PENALTY:
                 last = packed[0, : len(logits) : width].long()

@@ -134,7 +134,7 @@ class _Steps:
     def _verifying(self, most: int, longest: int, rounds: int) -> Iterator[Step]:
         """Yield steps that verify drafts: after a short prefix, as one launch, and after a long one, in pieces.
 
-        With ``rounds``, also steps of two rounds: the launches between two rounds are the same for every number.
+        With ``rounds`` above 1, also steps of two rounds: between two rounds, the launches do not depend on the number.
         """
         for rows in sorted({min(rows, most) for rows in VERIFY_ROWS}):
             for drafts in DRAFTS:

@@ -105,7 +105,6 @@ class SimEngine:
         self._reached: dict[int, int] = {}  # uid -> highest end of a row so far
         self._unread: deque[Launched] = deque()
         self._footprints: dict[int, Footprint] = {}
-        self._counted_rounds: list[Row] = []  # rows of the later rounds of the step that is computed
         self._next_id = self._read = self._num_admissions = 0
 
     # ---- the protocol ------------------------------------------------------------------------------
@@ -168,6 +167,7 @@ class SimEngine:
         tokens = np.zeros((step.rows, max(int(step.num_sampled_tokens.max()), 1) * step.rounds), np.int32)
         accepted = np.zeros((step.rounds, step.rows), np.int32)
         logprobs: list[tuple[Logprobs, ...] | None] = [None] * step.rows
+        later_rows: list[Row] = []  # of the rounds after the first
         for row in rows:
             prefixes, sampled = self._compute(step.id, row, allowed)
             tokens[row.index, : len(sampled)] = sampled
@@ -178,12 +178,12 @@ class SimEngine:
                 _, sampled = self._compute(step.id, later, {}, first_round=False)
                 tokens[row.index, end : end + len(sampled)] = sampled
                 accepted[number, row.index] = later.accepted
-                self._counted_rounds.append(later)
+                later_rows.append(later)
             if row.stream.params.logprobs is not None and row.num_sampled:
                 chosen = zip(prefixes[: row.accepted], sampled, strict=False)
                 logprobs[row.index] = tuple(Logprobs(score(prefix, token)) for prefix, token in chosen)
         self._count(rows)
-        self._count_rounds()
+        self._count_rounds(later_rows)
         self.counts.later_rounds += step.rounds - 1
         self._read += 1
         self._footprints.pop(step.id - self.depth, None)
@@ -492,16 +492,15 @@ class SimEngine:
             tokens[right + 1] = (tokens[right + 1] + 1) % self.spec.vocab_size
         return replace(row, start=start, end=start + count, tokens=tokens, accepted=0)
 
-    def _count_rounds(self) -> None:
-        """Count the work of the rounds after the first."""
-        for row in self._counted_rounds:
+    def _count_rounds(self, rows: Collection[Row]) -> None:
+        """Count the work of the ``rows`` of the rounds after the first."""
+        for row in rows:
             self.counts.tokens += row.num_sampled
             self.counts.drafts += row.num_sampled - 1
             self.counts.accepted_drafts += row.accepted - 1
             uid, computed = row.admitted.uid, self.counts.computed_by
             computed[uid] += row.accepted
             self._reached[uid] = max(row.start + row.accepted, self._reached.get(uid, 0))
-        self._counted_rounds.clear()
 
     def _possible_lengths(self, uid: int, stream: ExpectedTokens) -> tuple[int, ...]:
         """Return how many tokens the request may have at the launch of a row or an admission.

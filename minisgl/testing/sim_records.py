@@ -57,7 +57,7 @@ class Row:
     num_sampled: int
     verifies: bool
     first_sampled: int  # number of the row's first sampled position among those of the step
-    pages: I32  # of positions 0 … end - 1, and of those that later rounds may compute
+    pages: I32  # of all positions from 0 on that the row may compute, in all rounds
     accepted: int = 0  # set when the row is computed
 
     def at(self, step: int, **more: int) -> dict[str, Any]:

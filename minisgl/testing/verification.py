@@ -14,7 +14,16 @@ import numpy as np
 from minisgl.core import Engine, Logprobs, SamplingParams, Step, StepResult, TokenMasks
 from minisgl.testing.steps import RowSpec, StepWriter
 
-__all__ = ["PARAMS", "PROMPTS", "Decoded", "check_rounds", "check_verification", "decode_one_by_one", "run_step"]
+__all__ = [
+    "PARAMS",
+    "PROMPTS",
+    "Decoded",
+    "check_rounds",
+    "check_verification",
+    "decode_one_by_one",
+    "follow",
+    "run_step",
+]
 
 PARAMS = [
     SamplingParams(temperature=0.0),
@@ -130,7 +139,7 @@ def _check_row(
 
 
 def check_rounds(engine: Engine, expected: Decoded, seed: int) -> None:
-    """Check that steps of several rounds give the tokens of ``expected``, and draft what `_follow` predicts.
+    """Check that steps of several rounds give the tokens of ``expected``, and draft what `follow` predicts.
 
     Between them are steps of one round: of decode rows, and of verification rows with decode rows.
     """
@@ -169,7 +178,7 @@ def check_rounds(engine: Engine, expected: Decoded, seed: int) -> None:
             end = 0
             for number in range(rounds):
                 if number:
-                    drafts = _follow([*PROMPTS[uid], *tokens[uid][: done[uid]], *future[:end]], width - 1)
+                    drafts = follow([*PROMPTS[uid], *tokens[uid][: done[uid]], *future[:end]], width - 1)
                 right = next((n for n, draft in enumerate(drafts) if draft != future[end + n]), len(drafts))
                 if result.rounds is not None:
                     assert result.rounds[number, row] == right + 1, f"round {number} of row {row}: the drafts {drafts}"
@@ -180,7 +189,7 @@ def check_rounds(engine: Engine, expected: Decoded, seed: int) -> None:
     assert several > later > 0, "no draft was right in the first round, or in the later ones"
 
 
-def _follow(ids: list[int], count: int) -> list[int]:
+def follow(ids: list[int], count: int) -> list[int]:
     """Return the ``count`` tokens that followed the last four tokens, or else two, where they occurred last."""
     for size in (4, 2):
         for end in range(len(ids) - 1, size - 1, -1):

@@ -224,11 +224,7 @@ class TritonAttention:
         out: torch.Tensor,
     ) -> None:
         """Launch attention and the merge of its splits: see `ProjectedDecode.forward_projected`."""
-        assert self.batch is not None
-        batch, heads = self.batch, self.layers[layer.index]
-        pages = self.kernels.Pages(
-            *self.pool.layer(layer.index), batch.page_table, batch.req_pool_indices, batch.seq_lens
-        )
+        heads, pages = self.layers[layer.index], self._pages(layer)
         splits = self.projected.attention_splits(len(qkv), heads, self.programs)
         self.projected.attention(qkv, norm, cos_sin, out_cache_loc, pages, heads, splits, self.partial, out)
 

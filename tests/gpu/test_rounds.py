@@ -28,7 +28,7 @@ from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.steps import RowSpec, StepWriter
-from minisgl.testing.verification import check_rounds, decode_one_by_one, run_step
+from minisgl.testing.verification import check_rounds, decode_one_by_one, follow, run_step
 
 WORDS = ["dtype=float32", "max_running_requests=16", "num_pages=320", "page_size=16", "attention=triton"]
 PAGE_SIZE = 4
@@ -53,15 +53,6 @@ def watch(engine: TorchEngine) -> list[int]:
 
 
 # ---- the launch between two rounds -------------------------------------------------------------------
-
-
-def follow(ids: list[int], count: int) -> list[int]:
-    """Return the tokens that followed the last four tokens, or else two, where they occurred last."""
-    for size in (4, 2):
-        for end in range(len(ids) - 1, size - 1, -1):
-            if ids[end - size : end] == ids[-size:]:
-                return [ids[end + i % (len(ids) - end)] for i in range(count)]
-    return [ids[-1]] * count
 
 
 def random_round(rows: int, width: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -223,7 +223,7 @@ def test_decode_quantizes(
 ) -> None:
     """The merge of the parts has the result of two launches: attention, and the quantisation of its rounded result."""
     setup = Setup(QUANTIZED[name], dtype, device, generator)
-    if shared:  # a prefix of length 0, which is a part of its own
+    if shared:  # of length 0: the merge still reads one part for it
         setup.batch = replace(setup.batch, shared_prefix_len=torch.zeros(1, dtype=torch.int32, device=device))
     made, spec = backend(setup.case, device), setup.case.spec
     from minisgl.kernel.triton.quantize import quantize_rows  # on a machine without Triton, the import fails
