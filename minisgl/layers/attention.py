@@ -79,29 +79,42 @@ class AttentionLayer(nn.Module):
         cos_sin is [tokens, head_dim] float32; out_cache_loc [tokens] is each token's KV location. With
         ``logits_indices`` [m], only these tokens' outputs are projected and returned: [m, hidden].
         """
-        spec, pool = self.spec, self.ctx.pool
-        if pool is None:
-            raise RuntimeError("the engine must set Context.pool before the first forward")
         qkv = self.qkv_proj(x)
+        quantizing = self.quantizing_backend(qkv) if logits_indices is None else None
+        if quantizing is not None:
+            rows = QuantizedRows.empty(qkv, self.spec.q_heads * self.spec.head_dim)
+            quantizing.forward_quantized(self.spec, self._queries(qkv, cos_sin, out_cache_loc), rows)
+            return self.o_proj(rows)  # type: ignore[no-any-return]
+        out = self.attend(qkv, cos_sin, out_cache_loc)
+        projected: Tensor = self.o_proj(out if logits_indices is None else out.index_select(0, logits_indices))
+        return projected
+
+    def attend(self, qkv: Tensor, cos_sin: Tensor, out_cache_loc: Tensor) -> Tensor:
+        """Compute what is between the projections; returns [tokens, q_heads·head_dim].
+
+        ``qkv`` [tokens, (q_heads + 2·kv_heads)·head_dim] is the result of the QKV projection. See `forward` for the
+        other arguments.
+        """
+        spec = self.spec
         out = torch.empty((len(qkv), spec.q_heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
         projected_backend = self.projected_backend(qkv)
         if projected_backend is not None:  # a few decode rows on a GPU: the next two calls as one
             projected_backend.forward_projected(spec, qkv, self.norm, cos_sin, out_cache_loc, out)
         else:
-            q = norm_rope_store(qkv, spec.q_heads, spec.kv_heads, self.norm, cos_sin, pool, spec.index, out_cache_loc)
-            quantizing = self.quantizing_backend(len(qkv)) if logits_indices is None else None
-            if quantizing is not None:
-                rows = QuantizedRows.empty(qkv, spec.q_heads * spec.head_dim)
-                quantizing.forward_quantized(spec, q, rows)
-                return self.o_proj(rows)  # type: ignore[no-any-return]
-            self.ctx.attention.forward(spec, q, out)
-        out = out.flatten(1)
-        projected: Tensor = self.o_proj(out if logits_indices is None else out.index_select(0, logits_indices))
-        return projected
+            self.ctx.attention.forward(spec, self._queries(qkv, cos_sin, out_cache_loc), out)
+        return out.flatten(1)
 
-    def quantizing_backend(self, rows: int) -> QuantizedAttention | None:
-        """Return the attention backend if it can quantise all ``rows`` rows for the output projection, or None."""
-        if not self.o_proj.takes_quantized(rows) or in_pieces():
+    def _queries(self, qkv: Tensor, cos_sin: Tensor, out_cache_loc: Tensor) -> Tensor:
+        """Compute QK-norm and RoPE, and store keys and values; returns the queries [tokens, q_heads, head_dim]."""
+        spec, pool = self.spec, self.ctx.pool
+        if pool is None:
+            raise RuntimeError("the engine must set Context.pool before the first forward")
+        return norm_rope_store(qkv, spec.q_heads, spec.kv_heads, self.norm, cos_sin, pool, spec.index, out_cache_loc)
+
+    def quantizing_backend(self, qkv: Tensor) -> QuantizedAttention | None:
+        """Return the attention backend if it can quantise all of qkv's rows for the output projection, or None."""
+        rows = len(qkv)
+        if not self.o_proj.takes_quantized(rows) or in_pieces() or self.projected_backend(qkv) is not None:
             return None
         backend = quantized_attention(self.ctx.attention)
         return backend if backend is not None and backend.serves_quantized(self.spec, rows) else None

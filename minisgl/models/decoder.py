@@ -24,7 +24,7 @@ from minisgl.layers import (
     VocabParallelEmbedding,
 )
 from minisgl.layers.weight_shards import WeightShard, WeightSource, weight_shards_of
-from minisgl.models import few_rows
+from minisgl.models import few_rows, fused_layers
 from minisgl.models.config import ModelConfig
 from minisgl.models.weights import load_weights
 
@@ -151,10 +151,14 @@ class Decoder(nn.Module):
         """Compute the final hidden states: see `Model.forward`."""
         x: Tensor = self.embed_tokens(input_ids)
         cos_sin, out_cache_loc = self.rope(positions), out_cache_loc.long()
-        backend = few_rows.serves(self.layers, DecoderLayer, x) if logits_indices is None else None
-        if backend is not None:  # a few decode rows on a GPU: the same layers in fewer launches
-            x = self.norm(few_rows.forward(self.layers, backend, x, cos_sin, out_cache_loc))[0]
-            return x
+        if logits_indices is None:  # on a GPU, the same layers in fewer launches
+            backend = few_rows.serves(self.layers, DecoderLayer, x)
+            if backend is not None:
+                x = self.norm(few_rows.forward(self.layers, backend, x, cos_sin, out_cache_loc))[0]
+                return x
+            if fused_layers.serves(self.layers, DecoderLayer, x):
+                x = self.norm(fused_layers.forward(self.layers, x, cos_sin, out_cache_loc))[0]
+                return x
         residual = None
         *layers, last = self.layers
         for layer in layers:

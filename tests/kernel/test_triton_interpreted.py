@@ -1,6 +1,6 @@
 """The Triton kernels of minisgl/kernel on a CPU, under Triton's interpreter.
 
-It runs the tests of six files of tests/gpu, which run compiled on a machine with a GPU.
+It runs the tests of eight files of tests/gpu, which run compiled on a machine with a GPU.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ def test_kernels_match_their_torch_references() -> None:
 def test_decode_layer_matches_its_torch_references() -> None:
     """So do the kernels for a few decode rows, and the decoder layers computed with them."""
     run_interpreted(GPU / "test_decode_layer.py", GPU / "test_few_rows.py")
+
+
+def test_fused_products_match_their_torch_references() -> None:
+    """So do the products that are fused with norms, and the decoder layers computed with them."""
+    run_interpreted(GPU / "test_fused_linear.py", GPU / "test_fused_layers.py")
 
 
 def test_rounds_match_their_torch_reference() -> None:

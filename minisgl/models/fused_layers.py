@@ -1,0 +1,73 @@
+"""The decoder layers for up to 256 rows on a GPU, with norms, additions and activations as parts of the products.
+
+`DecoderLayer.forward` shows a layer operation by operation, and is the reference. The function `forward` of this module
+computes all layers with seven launches for each layer instead of ten: QKV projection; QK-norm, RoPE and KV store;
+attention, and the merge of its splits; output projection; gate, up and activation; down projection. `serves` decides
+which of the two runs. `minisgl.models.few_rows` has still fewer launches, for at most four rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from minisgl.kernel.fused_linear import ResidualStream
+from minisgl.kernel.norm import rms_norm
+from minisgl.layers import GatedMLP
+from minisgl.layers.attention import AttentionLayer
+
+MIN_ROWS = 2
+"""The products for one row read a weight faster in `minisgl.kernel.linear`, on an H100."""
+
+
+def serves(layers: Iterable[Any], layer_type: type, x: Tensor) -> bool:
+    """Return whether `forward` can compute ``layers`` of x [rows, hidden].
+
+    The layers must be of ``layer_type``, which is `DecoderLayer`, not of a subclass, and have no experts. There must be
+    one rank, a GPU with programmatic dependent launch, `MIN_ROWS` to 256 rows, and weights that the kernels support.
+    """
+    if not x.is_cuda or len(x) < MIN_ROWS:
+        return False
+    from minisgl.kernel.triton.early import starts_early
+    from minisgl.kernel.triton.fused_linear import MAX_ROWS
+
+    if len(x) > MAX_ROWS or not starts_early(x):
+        return False
+    return all(type(layer) is layer_type and _serves_layer(layer, x) for layer in layers)
+
+
+def _serves_layer(layer: Any, x: Tensor) -> bool:
+    """Return whether the kernels support the weights of this layer, on one rank."""
+    from minisgl.kernel.triton.fused_linear import serves as serves_weight
+
+    attention, mlp = layer.self_attn, layer.mlp
+    if layer.input_layernorm.comm is not None or type(attention) is not AttentionLayer or type(mlp) is not GatedMLP:
+        return False
+    products = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
+    return all(serves_weight(x.dtype, product.weight) for product in products)
+
+
+def forward(layers: Iterable[Any], x: Tensor, cos_sin: Tensor, out_cache_loc: Tensor) -> Tensor:
+    """Compute all ``layers`` of x [rows, hidden], the embedded tokens; returns the residual stream [rows, hidden].
+
+    The attention backend must have been planned for these rows. cos_sin is [rows, head_dim] float32, and out_cache_loc
+    [rows].
+    """
+    from minisgl.kernel.triton.fused_linear import add_linear, normed_linear
+
+    layers = list(layers)
+    norms = [layer.input_layernorm for layer in layers]
+    stream = ResidualStream(x, rms_norm(x, norms[0].weight, norms[0].eps), None)
+    for layer, norm, next_norm in zip(layers, norms, [*norms[1:], None], strict=True):
+        attention, mlp, mlp_norm = layer.self_attn, layer.mlp, layer.post_attention_layernorm
+        qkv_proj, o_proj = attention.qkv_proj, attention.o_proj
+        qkv = normed_linear(stream.scaled, stream.squares, norm.eps, qkv_proj.weight, qkv_proj.bias)
+        heads = attention.attend(qkv, cos_sin, out_cache_loc)
+        stream = add_linear(heads, o_proj.weight, o_proj.bias, stream.x, mlp_norm.weight)
+        gate_up, down = mlp.gate_up_proj, mlp.down_proj
+        inner = normed_linear(stream.scaled, stream.squares, mlp_norm.eps, gate_up.weight, gate_up.bias, mlp.act_name)
+        next_weight = None if next_norm is None else next_norm.weight
+        stream = add_linear(inner, down.weight, down.bias, stream.x, next_weight)
+    return stream.x

@@ -1,0 +1,103 @@
+"""The decoder layers with fused products, compared with the layers' own code; which steps they serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from minisgl.models import few_rows, fused_layers
+from minisgl.models.decoder import DecoderLayer
+from minisgl.plugin_manager.manager import PluginManager
+from minisgl.testing.checkpoints import tiny_checkpoint
+from minisgl.testing.paged import PagedModel
+
+pytest.importorskip("transformers", reason="transformers writes the checkpoints")
+
+SIZES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3": {**SIZES, "head_dim": 64},
+    "qwen2": SIZES,  # biases, no QK-norm
+}
+
+
+class Served:
+    """`fused_layers.serves` and its answers; on a CPU, under the interpreter, it does not ask for a GPU."""
+
+    def __init__(self, compiled: bool):
+        self.compiled, self.original = compiled, fused_layers.serves
+        self.answers: list[bool] = []
+
+    def __call__(self, layers: Any, layer_type: type, x: Tensor) -> bool:
+        served = self.original(layers, layer_type, x)
+        if not self.compiled:
+            served = len(x) >= fused_layers.MIN_ROWS
+        self.answers.append(served)
+        return served
+
+
+def build(name: str, folder: Path, device: torch.device, compiled: bool) -> PagedModel:
+    """Build a tiny model with the Triton backend, in bfloat16 on a GPU, in float16 under the interpreter."""
+    manager = PluginManager.load()
+    attention = manager.build("attention", manager.make("attention", "triton"), device=device)
+    path = tiny_checkpoint(name, folder, **MODELS[name])
+    dtype = torch.bfloat16 if compiled else torch.float16
+    return PagedModel(
+        path, device=device, dtype=dtype, manager=manager, attention=attention, max_seq_len=96, max_running_requests=70
+    )
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_same_logits_as_the_layers(
+    name: str, tmp_path: Path, device: torch.device, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decode rows, rows of several tokens, and both together; each step reads the KV of those before."""
+    if not compiled and name != "qwen2":
+        pytest.skip("too slow for the interpreter")
+    served = Served(compiled)
+    monkeypatch.setattr(fused_layers, "serves", served)
+    monkeypatch.setattr(few_rows, "MAX_ROWS", 0)
+    count = 70 if compiled else 3
+    ids = torch.randint(0, 320, (count, 90), generator=torch.Generator().manual_seed(5))
+    logits: dict[bool, list[Tensor]] = {}
+    for fused in (False, True):
+        served.answers.clear()
+        monkeypatch.setattr(fused_layers, "MIN_ROWS", 2 if fused else 1 << 30)
+        model = build(name, tmp_path / str(fused), device, compiled)
+        lengths = [4 + row % 20 for row in range(count)]
+        model.run([(row, 0, ids[row, :2]) for row in range(count)])
+        model.run([(row, 2, ids[row, 2:length]) for row, length in enumerate(lengths)])
+        logits[fused] = []
+        for step, rows in enumerate((count, 5 if compiled else 2, 2)):
+            chosen = [(row, lengths[row] + step, ids[row, lengths[row] + step :][:1]) for row in range(rows)]
+            logits[fused] += model.run(chosen)
+        mixed = [(0, lengths[0] + 3, ids[0, lengths[0] + 3 :][:1]), (1, lengths[1] + 3, ids[1, lengths[1] + 3 :][:4])]
+        logits[fused] += model.run(mixed)
+        assert any(served.answers) == fused
+        assert len(served.answers) >= 4
+    got, want = (torch.cat(logits[fused]).double() for fused in (True, False))
+    assert got.isfinite().all()
+    assert (got - want).norm() / want.norm() < (2e-2 if compiled else 3e-3)
+
+
+def test_which_layers_are_served(tmp_path: Path, device: torch.device, compiled: bool) -> None:
+    """2 to 256 rows in half precision on a GPU, of `DecoderLayer` itself and of no subclass."""
+
+    class Other(DecoderLayer):
+        pass
+
+    model: Any = build("qwen3", tmp_path, device, compiled)
+    layers = model.model.layers
+    capable = compiled and torch.cuda.get_device_capability()[0] >= 9
+
+    def serves(rows: int, layer_type: type = DecoderLayer, x: Tensor | None = None) -> bool:
+        given = torch.zeros(rows, 256, device=device, dtype=torch.bfloat16) if x is None else x
+        return fused_layers.serves(layers, layer_type, given)
+
+    assert [serves(rows) for rows in (1, 2, 256, 257)] == [False, capable, capable, False]
+    assert not serves(2, Other)
+    assert not serves(2, x=torch.zeros(2, 256, device=device))
+    assert not serves(2, x=torch.zeros(2, 256, dtype=torch.bfloat16))
