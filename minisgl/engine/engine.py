@@ -122,6 +122,8 @@ class TorchEngine:
         log.info("loading weights of %s (%s, %s) from %s", model_config.architecture, self.dtype, self.device, path)
         self.model = setup.build_model(config, manager, path, model_config, self.ctx)
         log.info("loaded weights in %.1f s", time.monotonic() - started)
+        if fp8 is not None:
+            fp8.prepare(self.model, max(setup.max_step_tokens(config, max_seq_len), config.max_running_requests))
 
         layers = self.model.attention_layers()
         needs = self.attention.needs()

@@ -7,11 +7,14 @@ A step that launches such a kernel waits for it: milliseconds if the compiled ke
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import tempfile
 import weakref
+from pathlib import Path
 from typing import Any
 
-__all__ = ["Compilations"]
+__all__ = ["Compilations", "deep_gemm_kernels"]
 
 log = logging.getLogger(__name__)
 
@@ -21,22 +24,26 @@ class Compilations:
 
     Triton calls a hook for each kernel. FlashInfer keeps a list of its modules, and FlashAttention's CuTe kernels are
     in a cache, whose sizes are compared with those at the beginning. A library that this process has not imported when
-    the object is made counts from its import on.
+    the object is made counts from its import on. Of DeepGEMM only compilations are counted, by the kernels on disk, so
+    those of other processes of the same user count too.
     """
 
     def __init__(self) -> None:
         self.triton: list[str] = []  # names of the kernels
-        self._begin = {"flashinfer": len(_flashinfer_modules()), "cute": len(_cute_kernels())}
+        self._begin = self._sizes()
         if (triton := sys.modules.get("triton")) is not None:
             _watched(triton.knobs.runtime).add(self)
 
     def counts(self) -> dict[str, int]:
         """Return the number of kernels (FlashInfer: modules) of each compiler."""
-        return {
-            "triton": len(self.triton),
-            "flashinfer": len(_flashinfer_modules()) - self._begin["flashinfer"],
-            "cute": len(_cute_kernels()) - self._begin["cute"],
-        }
+        sizes = self._sizes()
+        return {"triton": len(self.triton), **{name: sizes[name] - begin for name, begin in self._begin.items()}}
+
+    @staticmethod
+    def _sizes() -> dict[str, int]:
+        """Return how many kernels the libraries have compiled or loaded that tell it by a list or a cache."""
+        deep_gemm = deep_gemm_kernels() if _uses_deep_gemm() else 0
+        return {"flashinfer": len(_flashinfer_modules()), "cute": len(_cute_kernels()), "deep_gemm": deep_gemm}
 
     def metrics(self) -> str:
         """Return the counts in Prometheus' text format."""
@@ -79,3 +86,17 @@ def _cute_kernels() -> Any:
     """Return the forward kernels that FlashAttention compiled or loaded so far."""
     module = sys.modules.get("flash_attn.cute.interface")
     return module._flash_attn_fwd.compile_cache.cache if module is not None else ()
+
+
+def _uses_deep_gemm() -> bool:
+    """Return whether this process has loaded FlashInfer's FP8 product, which contains DeepGEMM."""
+    module = sys.modules.get("flashinfer.gemm.gemm_base")
+    return module is not None and module.get_fp8_blockscale_gemm_runner_sm90.cache_info().currsize > 0
+
+
+def deep_gemm_kernels() -> int:
+    """Return how many kernels the DeepGEMM of FlashInfer has compiled into its cache on disk."""
+    home = os.environ.get("HOME")
+    default = Path(home, ".tensorrt_llm") if home else Path(tempfile.gettempdir(), "tensorrt_llm")
+    folder = Path(os.environ.get("TRTLLM_DG_CACHE_DIR") or default) / "cache"
+    return sum(1 for _ in folder.glob("*/*.cubin"))

@@ -17,7 +17,7 @@ from minisgl.config import ConfigError
 from minisgl.kernel.activation import Act
 from minisgl.kernel.fp8 import BLOCK, E4M3, Fp8Weight, QuantizedRows, blocks
 from minisgl.layers.weight_shards import WeightShard
-from minisgl.quantization import Fp8Gemm, GatedFp8Gemm
+from minisgl.quantization import CompiledFp8Gemm, Fp8Gemm, GatedFp8Gemm
 
 __all__ = ["Fp8", "Fp8Matrix"]
 
@@ -32,6 +32,12 @@ class Fp8:
 
     gemm: Fp8Gemm
     stored: bool
+
+    def prepare(self, model: object, rows: int) -> None:
+        """Compile what the products of the loaded ``model`` need for 1 to ``rows`` rows: see `CompiledFp8Gemm`."""
+        if isinstance(model, nn.Module) and isinstance(self.gemm, CompiledFp8Gemm):
+            matrices = [module for module in model.modules() if isinstance(module, Fp8Matrix)]
+            self.gemm.prepare([weight for matrix in matrices for weight in matrix.loaded], rows)
 
 
 class Fp8Matrix(nn.Module):

@@ -6,6 +6,7 @@ is described in `minisgl.kernel.fp8`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from minisgl.kernel.activation import Act
     from minisgl.kernel.fp8 import Fp8Weight, QuantizedRows
 
-__all__ = ["Fp8Gemm", "GatedFp8Gemm"]
+__all__ = ["CompiledFp8Gemm", "Fp8Gemm", "GatedFp8Gemm"]
 
 
 class Fp8Gemm(Protocol):
@@ -55,5 +56,17 @@ class GatedFp8Gemm(Protocol):
         """Return act(x·gateᵀ)·(x·upᵀ) [rows, out / 2], or None if two launches are faster or this shape is unsupported.
 
         ``weight`` has the rows of gate, then those of up; each is a multiple of 128 rows. See `Fp8Gemm.forward`.
+        """
+        ...
+
+
+@runtime_checkable
+class CompiledFp8Gemm(Protocol):
+    """An optional ability of an FP8 product that compiles kernels while it multiplies: to compile them at the start."""
+
+    def prepare(self, weights: Sequence[Any], rows: int) -> None:
+        """Compile and load all kernels that products of ``weights`` with 1 to ``rows`` rows need.
+
+        ``weights`` are results of `Fp8Gemm.load`. Called once, before the KV pool is allocated.
         """
         ...

@@ -1,11 +1,13 @@
 """``fp8_gemm=flashinfer``: FlashInfer's product with block scales for Hopper GPUs, which also quantises activations.
 
-It is compiled when it is first used, which takes one to two minutes.
+It is compiled when it is first used, which takes one to two minutes. The product contains DeepGEMM, which compiles a
+kernel of its own for each shape of a weight and each range of row counts, in about two seconds: see
+`minisgl.kernel.fp8_compiler`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +61,12 @@ class FlashInferFp8Gemm:
         rows, factors = (x.values, x.factors) if isinstance(x, QuantizedRows) else (x.contiguous(), None)
         out: torch.Tensor = self.product(rows, weight.values, factors, weight.scale_inv)
         return out
+
+    def prepare(self, weights: Sequence[Fp8Weight], rows: int) -> None:
+        """Compile DeepGEMM's kernels: see `CompiledFp8Gemm.prepare`."""
+        from minisgl.kernel.fp8_compiler import prepare
+
+        prepare(self.product, weights, rows)
 
 
 @hookimpl

@@ -188,7 +188,7 @@ def test_nothing_is_compiled_after_the_start(attention: str, compiled: bool) -> 
         for each in params:
             llm.generate([[5, 6, 7]], each)
         llm.generate([[5, 6, 7], [8, 9]], params[:2])
-        assert llm.compilations.counts() == {"triton": 0, "flashinfer": 0, "cute": 0}, llm.compilations.triton
+        assert not any(llm.compilations.counts().values()), (llm.compilations.counts(), llm.compilations.triton)
     assert max(replayed, default=0) == 4
 
 

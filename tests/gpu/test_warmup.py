@@ -63,9 +63,12 @@ def workload(llm: LLM, longest: int) -> None:
 
 
 @pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
-@pytest.mark.parametrize("model", ["dense", "experts"])
+@pytest.mark.parametrize("model", ["dense", "experts", "fp8"])
 def test_nothing_is_compiled_after_the_start(model: str, policy: str, tmp_path: Path) -> None:
+    """DeepGEMM has several kernels for each weight of the FP8 model, for steps of 1,667 and of 2,048 tokens others."""
     name, options = "qwen3-0.6b", ["load_format=dummy"]
+    if model == "fp8":
+        options += ["quantize=fp8"]
     if model == "experts":
         pytest.importorskip("transformers", reason="transformers writes the checkpoint")
         sizes = {"hidden_size": 256, "head_dim": 64, "num_experts": 16, "num_experts_per_tok": 4}
@@ -82,7 +85,7 @@ def test_nothing_is_compiled_after_the_start(model: str, policy: str, tmp_path: 
     ]
     with LLM(name, overrides=words) as llm:
         workload(llm, 5000)
-        assert llm.compilations.counts() == {"triton": 0, "flashinfer": 0, "cute": 0}, llm.compilations.triton
+        assert not any(llm.compilations.counts().values()), (llm.compilations.counts(), llm.compilations.triton)
 
 
 @triton.jit

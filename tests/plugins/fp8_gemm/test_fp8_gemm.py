@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from minisgl import LLM
 from minisgl.config import ConfigError
 from minisgl.kernel.fp8 import E4M3, Fp8Weight, blocks
 from minisgl.plugin_manager.manager import PluginManager
@@ -100,3 +101,40 @@ def test_auto_chooses_by_rows_and_shape() -> None:
         rows = (FEW_ROWS, FEW_ROWS + 1)
         assert [gemm.forward(loaded, torch.zeros(n, shape[1])) for n in rows] == expected
         assert [gemm.takes_quantized(loaded, n) for n in rows] == [name == "many" for name in expected]
+
+
+def test_auto_prepares_the_products_of_each_backend() -> None:
+    """A backend that compiles while it multiplies gets its own weights, once."""
+
+    class Compiled(Named):
+        def prepare(self, weights: list[str], rows: int) -> None:
+            prepared.append((self.name, weights, rows))
+
+    prepared: list[Any] = []
+    many, few = Compiled("many", 200), Compiled("few", 0)
+    auto = AutoFp8Gemm([few], [many, few])
+    weights = [auto.load(weight_of(out, 128), torch.bfloat16) for out in (256, 128, 256)]
+    auto.prepare(weights, 77)
+    assert sorted(prepared) == [("few", ["few"] * 4, 77), ("many", ["many"] * 2, 77)]
+    prepared.clear()
+    AutoFp8Gemm([Named("few", 0)], [many, Named("few", 0)]).prepare(weights[:0], 77)
+    assert prepared == []
+
+
+def test_the_engine_prepares_all_matrices_for_its_longest_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[list[Any], int]] = []
+
+    def prepare(product: TorchFp8Gemm, weights: list[Any], rows: int) -> None:
+        calls.append((weights, rows))
+
+    monkeypatch.setattr(TorchFp8Gemm, "prepare", prepare, raising=False)
+    options = ["device=cpu", "quantize=fp8", "fp8_gemm=torch", "max_prefill_tokens=300", "num_pages=64"]
+    with LLM("tutor", overrides=options) as llm:
+        (weights, rows), *others = calls
+        assert (rows, others) == (300, [])
+        layers = llm.engine.model.layers
+        products = [
+            (each.self_attn.qkv_proj, each.self_attn.o_proj, each.mlp.gate_up_proj, each.mlp.down_proj)
+            for each in layers
+        ]
+        assert len(weights) == sum(len(each.fp8.loaded) for layer in products for each in layer) >= 4 * len(layers)
