@@ -150,6 +150,19 @@ def load_weights(model: nn.Module, source: WeightSource, tied: Mapping[str, str]
     example the LM head to the embedding. If a checkpoint stores both, they must be equal. Raises `ConfigError` that
     names tensors which are missing, unknown, of a wrong shape, or not equal although they are tied.
     """
+    _fill_all(model, source, tied)
+    for module in model.modules():
+        after_load = getattr(module, "after_load", None)
+        if after_load is not None:
+            after_load()
+
+
+def _fill_all(model: nn.Module, source: WeightSource, tied: Mapping[str, str]) -> None:
+    """Load every weight: see `load_weights`.
+
+    The shards have views of all weights. This function is the only one that keeps them, so that ``after_load`` of a
+    layer can free a weight that it converts.
+    """
     shards = list(weight_shards_of(model, "", source.names))
     if source.names is not None:
         required = {shard.name for shard in shards}
@@ -167,10 +180,6 @@ def load_weights(model: nn.Module, source: WeightSource, tied: Mapping[str, str]
         _fill(source, shard)
         if shard.name in tied:
             _check_tied(shard, next(s for s in shards if s.name == tied[shard.name]))
-    for module in model.modules():
-        after_load = getattr(module, "after_load", None)
-        if after_load is not None:
-            after_load()
 
 
 def _fill(source: WeightSource, shard: WeightShard) -> None:

@@ -75,6 +75,7 @@ BUILTINS = (
     "minisgl.plugins.moe.grouped",
     "minisgl.plugins.moe.auto",
     "minisgl.plugins.moe.triton",
+    "minisgl.plugins.moe.flashinfer",
     "minisgl.plugins.fp8_gemm.torch",
     "minisgl.plugins.fp8_gemm.triton",
     "minisgl.plugins.fp8_gemm.flashinfer",

@@ -178,8 +178,10 @@ class MoeConformance:
     device = "cpu"
     cases = CASES
     """The cases to test. Leave out the cases that your backend does not support."""
+    dtype = torch.float32
+    """The dtype of the tests that do not use ``cases``."""
     tolerance = 1e-5
-    """``atol`` and ``rtol`` of torch.isclose in float32 cases. In bfloat16 cases, 3e-2 is used for each of them."""
+    """``atol`` and ``rtol`` of torch.isclose in float32. In bfloat16 and float16, 3e-2 is used for each of them."""
 
     def make(self) -> MoeBackend:
         """Build your backend."""
@@ -191,7 +193,7 @@ class MoeConformance:
         for case in self.cases:
             given = problem(case, self.device)
             got, want = given.solve(backend, case.activation).double().cpu(), given.answer(case.activation)
-            eps = 3e-2 if case.dtype == torch.bfloat16 else self.tolerance
+            eps = self.tolerance if case.dtype == torch.float32 else 3e-2
             wrong = ~torch.isclose(got, want, atol=eps, rtol=eps).all(1)
             if wrong.any():
                 token = int(wrong.nonzero()[0])
@@ -203,7 +205,7 @@ class MoeConformance:
 
     def test_out_and_inputs(self) -> None:
         """``forward`` writes into ``out`` and returns it, and does not change its inputs."""
-        backend, given = self.make(), problem(MoeCase(9), self.device)
+        backend, given = self.make(), problem(MoeCase(9, dtype=self.dtype), self.device)
         kept = [x.clone() for x in (given.x, given.ids, given.scale)]
         weights = backend.load(given.gate_up, given.down, given.local_experts, "silu")
         out = torch.full_like(given.x, float("nan"))
@@ -214,13 +216,13 @@ class MoeConformance:
 
     def test_expert_ranges(self) -> None:
         """The results of ranks that have different experts add up to the result of one rank with all experts."""
-        whole = MoeCase(40)
+        whole = MoeCase(40, dtype=self.dtype)
         backend, want = self.make(), problem(whole, self.device).answer()
         ranges = (range(2), range(2, 5), range(5, 6))
         parts = [problem(replace(whole, local_experts=local), self.device) for local in ranges]
         got = torch.stack([part.solve(backend).double().cpu() for part in parts]).sum(0)
         off = float((got - want).abs().max())
-        most = 10 * self.tolerance
+        most = 10 * self.tolerance if self.dtype == torch.float32 else 3e-2
         assert off < most, (
             f"the sum of the results of three ranks with different experts is off by {off:.3g}; expected less than "
             f"{most:g}"
@@ -229,7 +231,8 @@ class MoeConformance:
     def test_no_state_between_calls(self) -> None:
         """The result of a call does not depend on the calls before it."""
         backend = self.make()
-        given, other = problem(MoeCase(5), self.device), problem(MoeCase(11, chosen=(0, 3)), self.device, seed=1)
+        given = problem(MoeCase(5, dtype=self.dtype), self.device)
+        other = problem(MoeCase(11, chosen=(0, 3), dtype=self.dtype), self.device, seed=1)
         first = given.solve(backend)
         other.solve(backend)
         assert torch.equal(given.solve(backend), first), (

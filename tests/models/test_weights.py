@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
-from minisgl.models.weights import Checkpoint, Dummy
+from minisgl.layers.weight_shards import WeightShard
+from minisgl.models.weights import Checkpoint, Dummy, load_weights
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.paged import PagedModel
@@ -171,3 +174,29 @@ def test_dummy_weights(path: Path, manager: PluginManager) -> None:
             assert parameter.mean().item() == pytest.approx(0, abs=0.002), name
     same = PagedModel(path, source=Dummy(), manager=manager).model
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))
+
+
+def test_a_converted_weight_is_freed() -> None:
+    """A layer that converts its weight in `after_load` frees it: no two layers have both tensors at once."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight: torch.nn.Parameter | None = torch.nn.Parameter(torch.empty(4, 3), requires_grad=False)
+            self.converted: torch.Tensor | None = None
+
+        def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
+            assert self.weight is not None
+            yield WeightShard.part(f"{prefix}weight", (8, 3), 0, 0, self.weight[:2])
+            yield WeightShard.part(f"{prefix}weight", (8, 3), 0, 4, self.weight[2:])
+
+        def after_load(self) -> None:
+            assert self.weight is not None
+            assert not any(each() is not None for each in alive)
+            alive.append(weakref.ref(self.weight))
+            self.converted, self.weight = self.weight + 1, None
+
+    model = torch.nn.Sequential(Layer(), Layer())
+    load_weights(model, Dummy())
+    assert len(alive) == 2
