@@ -90,11 +90,16 @@ class _Kernel(NamedTuple):
 
 
 def _kernels_of(cases: Iterable[Case], note: Callable[[Case], list[_Kernel]]) -> Iterator[list[_Kernel]]:
-    """Yield the result of ``note`` for each case, but leave out a case that does not fit in the free memory."""
+    """Yield the result of ``note`` for each case, but leave out a case that does not fit in the free memory.
+
+    Triton raises another error than torch: it loads a kernel that is on disk, and the GPU has no memory for the code.
+    """
     for case in cases:
         try:
             kernels = note(case)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
+                raise
             log.info("a step was too large to find its kernels ahead: %s", str(error).partition("\n")[0])
         else:
             yield kernels

@@ -10,13 +10,20 @@ import torch
 from minisgl.engine.compile_ahead import Case, _kernels_of
 
 
-def test_a_step_that_does_not_fit_is_left_out() -> None:
+OUT_OF_MEMORY = (
+    torch.OutOfMemoryError("CUDA out of memory.\nSee the documentation"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+)
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["torch", "triton"])
+def test_a_step_that_does_not_fit_is_left_out(error: RuntimeError) -> None:
     """The kernels of the other steps are still found: one large step must not end the compilation of all others."""
     cases = [Case(lambda: None, lambda inputs: torch.zeros(0)) for _ in range(4)]
 
     def note(case: Case) -> list[Any]:
         if case is cases[1]:
-            raise torch.OutOfMemoryError("CUDA out of memory.\nSee the documentation")
+            raise error
         return [cases.index(case)]
 
     assert list(_kernels_of(cases, note)) == [[0], [2], [3]]
