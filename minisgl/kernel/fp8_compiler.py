@@ -61,31 +61,31 @@ def row_counts(most: int) -> list[int]:
 def prepare(product: Product, weights: Iterable[Fp8Weight], most: int) -> None:
     """Compile and load all kernels that products of ``weights`` with up to ``most`` rows need.
 
-    If the kernels of the first product are on disk, the others are taken to be there too, and no process is started.
-    Those that are not on disk after all are compiled one after another.
+    If the kernel of the first product is on disk, those of the others are taken to be there too, and no process is
+    started. A kernel that is missing after all is compiled in this process.
     """
-    shapes = dict.fromkeys((*weight.values.shape, weight.values.device) for weight in weights)
-    jobs = [(Job(out, inner, rows), device) for out, inner, device in shapes for rows in row_counts(most)]
+    shapes = {tuple(weight.values.shape): weight for weight in weights}
+    jobs = [(weight, rows) for weight in shapes.values() for rows in row_counts(most)]
     if not jobs:
         return
     started, before = time.monotonic(), deep_gemm_kernels()
-    (first, device), *others = jobs
-    _multiply(product, first, device)
+    device = jobs[0][0].values.device
+    _multiply(product, *jobs[0])
     if deep_gemm_kernels() > before:
-        _compile(product, [job for job, _ in others], device)
-    for job, _ in others:
-        _multiply(product, job, device)
+        others = [Job(weight.values.shape[0], weight.values.shape[1], rows) for weight, rows in jobs[1:]]
+        _compile(product, others, device)
+    for weight, rows in jobs[1:]:
+        _multiply(product, weight, rows)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     compiled = deep_gemm_kernels() - before
     log.info("prepared FP8 products in %.1f s (%d kernels compiled)", time.monotonic() - started, compiled)
 
 
-def _multiply(product: Product, job: Job, device: torch.device) -> None:
-    """Multiply rows that are not initialised, and drop the result."""
-    x = torch.empty((job.rows, job.inner), dtype=torch.bfloat16, device=device)
-    weight = torch.empty((job.out, job.inner), dtype=E4M3, device=device)
-    product(x, weight, None, torch.empty((blocks(job.out), blocks(job.inner)), device=device))
+def _multiply(product: Product, weight: Fp8Weight, rows: int) -> None:
+    """Multiply ``rows`` rows that are not initialised, and drop the result."""
+    values, scale_inv = weight
+    product(torch.empty((rows, values.shape[1]), dtype=torch.bfloat16, device=values.device), values, None, scale_inv)
 
 
 def _compile(product: Product, jobs: Sequence[Job], device: torch.device) -> None:
@@ -94,11 +94,14 @@ def _compile(product: Product, jobs: Sequence[Job], device: torch.device) -> Non
     count = max(1, min(MAX_WORKERS, (os.cpu_count() or 1) // 2, free // WORKER_BYTES))
     log.info("compiling kernels of FP8 products in %d processes", count)
     size = -(-len(jobs) // count)
-    parts = [jobs[i : i + size] for i in range(0, len(jobs), size)]
-    workers = [_start(product, part, device) for part in parts]
-    for worker in workers:
-        if worker.wait():
-            log.warning("a process that compiles FP8 products ended with status %d", worker.returncode)
+    workers = [_start(product, jobs[i : i + size], device) for i in range(0, len(jobs), size)]
+    try:
+        for worker in workers:
+            if worker.wait():
+                log.warning("a process that compiles FP8 products ended with status %d", worker.returncode)
+    finally:
+        for worker in workers:
+            worker.kill()  # does nothing if the process has ended
 
 
 def _start(product: Product, jobs: Sequence[Job], device: torch.device) -> subprocess.Popen[bytes]:
@@ -113,8 +116,10 @@ def main(argv: Sequence[str]) -> None:
     product = getattr(importlib.import_module(module), function)
     device = torch.device("cuda", int(index))
     torch.cuda.set_device(device)
-    for word in words:
-        _multiply(product, Job(*map(int, word.split(","))), device)
+    for job in (Job(*map(int, word.split(","))) for word in words):
+        values = torch.empty((job.out, job.inner), dtype=E4M3, device=device)
+        scale_inv = torch.empty((blocks(job.out), blocks(job.inner)), device=device)
+        _multiply(product, Fp8Weight(values, scale_inv), job.rows)
     torch.cuda.synchronize(device)
 
 

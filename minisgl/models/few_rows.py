@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from minisgl.attention import ProjectedDecode
-from minisgl.layers import GatedMLP, MoELayer
+from minisgl.layers import GatedMLP, MoELayer, RMSNormFused
 from minisgl.layers.attention import AttentionLayer
 from minisgl.moe import RoutedDecode
 
@@ -46,8 +46,10 @@ def _serves_layer(layer: Any, x: Tensor) -> bool:
     """Return whether the kernels support the weights of this layer, on one rank."""
     from minisgl.kernel.triton.decode_layer import serves as serves_weight
 
-    attention, mlp = layer.self_attn, layer.mlp
-    if layer.input_layernorm.comm is not None or type(attention) is not AttentionLayer:
+    attention, mlp, norms = layer.self_attn, layer.mlp, (layer.input_layernorm, layer.post_attention_layernorm)
+    if type(attention) is not AttentionLayer:
+        return False
+    if any(type(norm) is not RMSNormFused or norm.comm is not None for norm in norms):
         return False
     weights = [attention.qkv_proj.weight, attention.o_proj.weight]
     if type(mlp) is GatedMLP:

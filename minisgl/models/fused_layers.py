@@ -15,7 +15,7 @@ from torch import Tensor
 
 from minisgl.kernel.fused_linear import ResidualStream
 from minisgl.kernel.norm import rms_norm
-from minisgl.layers import GatedMLP
+from minisgl.layers import GatedMLP, RMSNormFused
 from minisgl.layers.attention import AttentionLayer
 
 MIN_ROWS = 2
@@ -42,8 +42,10 @@ def _serves_layer(layer: Any, x: Tensor) -> bool:
     """Return whether the kernels support the weights of this layer, on one rank."""
     from minisgl.kernel.triton.fused_linear import serves as serves_weight
 
-    attention, mlp = layer.self_attn, layer.mlp
-    if layer.input_layernorm.comm is not None or type(attention) is not AttentionLayer or type(mlp) is not GatedMLP:
+    attention, mlp, norms = layer.self_attn, layer.mlp, (layer.input_layernorm, layer.post_attention_layernorm)
+    if type(attention) is not AttentionLayer or type(mlp) is not GatedMLP:
+        return False
+    if any(type(norm) is not RMSNormFused or norm.comm is not None for norm in norms):
         return False
     products = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
     return all(serves_weight(x.dtype, product.weight) for product in products)

@@ -9,7 +9,6 @@ import torch
 
 from minisgl.engine.compile_ahead import Case, _kernels_of
 
-
 OUT_OF_MEMORY = (
     torch.OutOfMemoryError("CUDA out of memory.\nSee the documentation"),
     RuntimeError("Triton Error [CUDA]: out of memory"),

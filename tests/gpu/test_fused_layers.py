@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from minisgl.layers import RMSNormFused
 from minisgl.models import few_rows, fused_layers
 from minisgl.models.decoder import DecoderLayer
 from minisgl.plugin_manager.manager import PluginManager
@@ -101,3 +102,12 @@ def test_which_layers_are_served(tmp_path: Path, device: torch.device, compiled:
     assert not serves(2, Other)
     assert not serves(2, x=torch.zeros(2, 256, device=device))
     assert not serves(2, x=torch.zeros(2, 256, dtype=torch.bfloat16))
+
+    class OtherNorm(RMSNormFused):
+        pass
+
+    x = torch.zeros(2, 256, device=device, dtype=layers[1].self_attn.o_proj.weight.dtype)
+    assert fused_layers._serves_layer(layers[1], x)
+    layers[1].post_attention_layernorm.__class__ = OtherNorm  # one layer that the kernels can't compute is enough
+    assert not fused_layers._serves_layer(layers[1], x)
+    assert not serves(2)

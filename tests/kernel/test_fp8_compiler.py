@@ -65,7 +65,7 @@ def workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[Job]]:
 
     def start(product: Product, jobs: Sequence[Job], device: torch.device) -> SimpleNamespace:
         started.append(list(jobs))
-        return SimpleNamespace(wait=lambda: 0, returncode=0)
+        return SimpleNamespace(wait=lambda: 0, returncode=0, kill=lambda: None)
 
     monkeypatch.setenv("TRTLLM_DG_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(fp8_compiler, "_start", start)
@@ -109,13 +109,19 @@ def planted_product(x: Tensor, weight: Tensor, factors: Tensor | None, scales: T
 def test_a_process_computes_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line of a process, read by the process's own code."""
     commands: list[list[str]] = []
-    computed: list[object] = []
+    computed: list[tuple[object, ...]] = []
+
+    def multiply(product: object, weight: Fp8Weight, rows: int) -> None:
+        assert weight.scale_inv.shape == tuple(map(blocks, weight.values.shape))
+        computed.append((product, Job(*weight.values.shape, rows)))
+
     monkeypatch.setattr(fp8_compiler.subprocess, "Popen", lambda command, **pipes: commands.append(command))
-    monkeypatch.setattr(fp8_compiler, "_multiply", lambda *job: computed.append(job))
+    monkeypatch.setattr(fp8_compiler, "_multiply", multiply)
     for name in ("set_device", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda *device: None)
-    jobs, device = [Job(256, 128, 2), Job(128, 384, 64)], torch.device("cuda", 1)
-    fp8_compiler._start(planted_product, jobs, device)
-    assert commands[0][1:3] == ["-m", "minisgl.kernel.fp8_compiler"]
+    jobs = [Job(256, 128, 2), Job(128, 384, 64)]
+    fp8_compiler._start(planted_product, jobs, torch.device("cuda", 1))
+    assert commands[0][1:6] == ["-m", "minisgl.kernel.fp8_compiler", __name__, "planted_product", "1"]
+    monkeypatch.setattr(torch, "device", lambda *name: CPU)
     fp8_compiler.main(commands[0][3:])
-    assert computed == [(planted_product, job, device) for job in jobs]
+    assert computed == [(planted_product, job) for job in jobs]
