@@ -14,7 +14,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Compilations", "deep_gemm_kernels"]
+__all__ = ["Compilations", "deep_gemm_folder", "deep_gemm_kernels"]
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +36,16 @@ class Compilations:
 
     def counts(self) -> dict[str, int]:
         """Return the number of kernels (FlashInfer: modules) of each compiler."""
-        sizes = self._sizes()
-        return {"triton": len(self.triton), **{name: sizes[name] - begin for name, begin in self._begin.items()}}
+        late = {name: size - self._begin[name] for name, size in self._sizes().items()}
+        if not _uses_deep_gemm():
+            late["deep_gemm"] = 0
+        return {"triton": len(self.triton), **late}
 
     @staticmethod
     def _sizes() -> dict[str, int]:
-        """Return how many kernels the libraries have compiled or loaded that tell it by a list or a cache."""
-        deep_gemm = deep_gemm_kernels() if _uses_deep_gemm() else 0
-        return {"flashinfer": len(_flashinfer_modules()), "cute": len(_cute_kernels()), "deep_gemm": deep_gemm}
+        """Return how many kernels each library has compiled or loaded, according to its list or its cache."""
+        sizes = {"flashinfer": len(_flashinfer_modules()), "cute": len(_cute_kernels())}
+        return {**sizes, "deep_gemm": deep_gemm_kernels()}
 
     def metrics(self) -> str:
         """Return the counts in Prometheus' text format."""
@@ -94,9 +96,13 @@ def _uses_deep_gemm() -> bool:
     return module is not None and module.get_fp8_blockscale_gemm_runner_sm90.cache_info().currsize > 0
 
 
-def deep_gemm_kernels() -> int:
-    """Return how many kernels the DeepGEMM of FlashInfer has compiled into its cache on disk."""
+def deep_gemm_folder() -> Path:
+    """Return the folder in which the DeepGEMM of FlashInfer keeps what it compiles."""
     home = os.environ.get("HOME")
     default = Path(home, ".tensorrt_llm") if home else Path(tempfile.gettempdir(), "tensorrt_llm")
-    folder = Path(os.environ.get("TRTLLM_DG_CACHE_DIR") or default) / "cache"
-    return sum(1 for _ in folder.glob("*/*.cubin"))
+    return Path(os.environ.get("TRTLLM_DG_CACHE_DIR") or default)
+
+
+def deep_gemm_kernels() -> int:
+    """Return how many kernels the DeepGEMM of FlashInfer has compiled into its cache on disk."""
+    return sum(1 for _ in (deep_gemm_folder() / "cache").glob("*/*.cubin"))

@@ -9,19 +9,23 @@ that may need another kernel. On a machine without these kernels, several proces
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import logging
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import IO, NamedTuple
 
 import torch
 from torch import Tensor
 
-from minisgl.kernel.compilations import deep_gemm_kernels
+from minisgl.kernel.compilations import deep_gemm_folder, deep_gemm_kernels
 from minisgl.kernel.fp8 import E4M3, Fp8Weight, blocks
 
 __all__ = ["Job", "main", "prepare", "row_counts"]
@@ -38,6 +42,8 @@ MAX_WORKERS = 8
 """The largest number of processes that compile. Each needs about 1 GiB of memory on the GPU, and 3 GiB on the host."""
 WORKER_BYTES = 2 << 30
 """Free memory on the GPU for each process."""
+LIMIT_SECONDS = 600
+"""Processes that still run after this time are killed. What they did not compile is then compiled in this process."""
 
 
 class Job(NamedTuple):
@@ -68,18 +74,29 @@ def prepare(product: Product, weights: Iterable[Fp8Weight], most: int) -> None:
     jobs = [(weight, rows) for weight in shapes.values() for rows in row_counts(most)]
     if not jobs:
         return
-    started, before = time.monotonic(), deep_gemm_kernels()
-    device = jobs[0][0].values.device
-    _multiply(product, *jobs[0])
-    if deep_gemm_kernels() > before:
-        others = [Job(weight.values.shape[0], weight.values.shape[1], rows) for weight, rows in jobs[1:]]
-        _compile(product, others, device)
-    for weight, rows in jobs[1:]:
-        _multiply(product, weight, rows)
+    started, device = time.monotonic(), jobs[0][0].values.device
+    with _one_at_a_time():
+        before = deep_gemm_kernels()
+        _multiply(product, *jobs[0])
+        if deep_gemm_kernels() > before:
+            others = [Job(weight.values.shape[0], weight.values.shape[1], rows) for weight, rows in jobs[1:]]
+            _compile(product, others, device)
+        for weight, rows in jobs[1:]:
+            _multiply(product, weight, rows)
+        compiled = deep_gemm_kernels() - before
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    compiled = deep_gemm_kernels() - before
     log.info("prepared FP8 products in %.1f s (%d kernels compiled)", time.monotonic() - started, compiled)
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Wait until no other process of this machine is in this context: the ranks of a server need the same kernels."""
+    folder = deep_gemm_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "minisgl.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _multiply(product: Product, weight: Fp8Weight, rows: int) -> None:
@@ -89,29 +106,57 @@ def _multiply(product: Product, weight: Fp8Weight, rows: int) -> None:
 
 
 def _compile(product: Product, jobs: Sequence[Job], device: torch.device) -> None:
-    """Let several processes compute the products, each a part of the row counts of one shape."""
+    """Divide the jobs among several processes, and wait until they have compiled the kernels."""
     free, _ = torch.cuda.mem_get_info(device)
     count = max(1, min(MAX_WORKERS, (os.cpu_count() or 1) // 2, free // WORKER_BYTES))
     log.info("compiling kernels of FP8 products in %d processes", count)
-    size = -(-len(jobs) // count)
-    workers = [_start(product, jobs[i : i + size], device) for i in range(0, len(jobs), size)]
-    try:
-        for worker in workers:
-            if worker.wait():
-                log.warning("a process that compiles FP8 products ended with status %d", worker.returncode)
-    finally:
-        for worker in workers:
-            worker.kill()  # does nothing if the process has ended
+    size, deadline = -(-len(jobs) // count), time.monotonic() + LIMIT_SECONDS
+    with ExitStack() as stack:
+        workers = []
+        for i in range(0, len(jobs), size):
+            errors = stack.enter_context(tempfile.TemporaryFile())
+            workers.append((stack.enter_context(_started(product, jobs[i : i + size], device, errors)), errors))
+        for worker, errors in workers:
+            try:
+                status = worker.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                log.warning("a process that compiles FP8 products was killed after %d s", LIMIT_SECONDS)
+                continue
+            if status:
+                errors.seek(0)
+                last = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+                log.warning("a process that compiles FP8 products ended with status %d: %s", status, last)
 
 
-def _start(product: Product, jobs: Sequence[Job], device: torch.device) -> subprocess.Popen[bytes]:
+@contextmanager
+def _started(
+    product: Product, jobs: Sequence[Job], device: torch.device, errors: IO[bytes]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process that computes the jobs; kill it at the end of the context, if it still runs.
+
+    Its standard input is a pipe, which is closed when this process ends in any way: then the process ends, too.
+    """
     words = [product.__module__, product.__name__, str(device.index or 0), *(",".join(map(str, job)) for job in jobs)]
     command = [sys.executable, "-m", "minisgl.kernel.fp8_compiler", *words]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors)
+    try:
+        yield worker
+    finally:
+        worker.kill()  # does nothing if the process has ended
+        worker.wait()
+        assert worker.stdin is not None
+        worker.stdin.close()
+
+
+def _exit_with_parent() -> None:
+    """Wait until the standard input is closed, and end this process at once."""
+    sys.stdin.buffer.read()
+    os._exit(1)
 
 
 def main(argv: Sequence[str]) -> None:
     """Compute products with a function of a module on a GPU: ``argv`` has module, function, GPU, and the jobs."""
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     module, function, index, *words = argv
     product = getattr(importlib.import_module(module), function)
     device = torch.device("cuda", int(index))

@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from minisgl.attention import ProjectedDecode
-from minisgl.layers import GatedMLP, MoELayer, RMSNormFused
+from minisgl.layers import (
+    GatedMLP,
+    LinearColParallelMerged,
+    LinearQKVMerged,
+    LinearRowParallel,
+    MoELayer,
+    RMSNormFused,
+)
 from minisgl.layers.attention import AttentionLayer
 from minisgl.moe import RoutedDecode
 
@@ -46,11 +53,9 @@ def _serves_layer(layer: Any, x: Tensor) -> bool:
     """Return whether the kernels support the weights of this layer, on one rank."""
     from minisgl.kernel.triton.decode_layer import serves as serves_weight
 
-    attention, mlp, norms = layer.self_attn, layer.mlp, (layer.input_layernorm, layer.post_attention_layernorm)
-    if type(attention) is not AttentionLayer:
+    if not is_usual(layer):
         return False
-    if any(type(norm) is not RMSNormFused or norm.comm is not None for norm in norms):
-        return False
+    attention, mlp = layer.self_attn, layer.mlp
     weights = [attention.qkv_proj.weight, attention.o_proj.weight]
     if type(mlp) is GatedMLP:
         weights += [mlp.gate_up_proj.weight, mlp.down_proj.weight]
@@ -59,6 +64,22 @@ def _serves_layer(layer: Any, x: Tensor) -> bool:
     else:
         return False
     return all(serves_weight(x.dtype, weight) for weight in weights)
+
+
+def is_usual(layer: Any) -> bool:
+    """Return whether attention, norms and dense projections of a `DecoderLayer` are minisgl's own, on one rank.
+
+    A plugin may replace any of them by a module that computes something else, and then the layer must call it.
+    """
+    attention, mlp, norms = layer.self_attn, layer.mlp, (layer.input_layernorm, layer.post_attention_layernorm)
+    if type(attention) is not AttentionLayer or any(type(norm) is not RMSNormFused for norm in norms):
+        return False
+    if any(norm.comm is not None for norm in norms):
+        return False
+    own: list[tuple[Any, type]] = [(attention.qkv_proj, LinearQKVMerged), (attention.o_proj, LinearRowParallel)]
+    if type(mlp) is GatedMLP:
+        own += [(mlp.gate_up_proj, LinearColParallelMerged), (mlp.down_proj, LinearRowParallel)]
+    return all(type(module) is kind for module, kind in own)
 
 
 def forward(

@@ -2,7 +2,7 @@
 
 `DecoderLayer.forward` shows a layer operation by operation, and is the reference. The function `forward` of this module
 computes all layers with seven launches for each layer instead of ten: QKV projection; QK-norm, RoPE and KV store;
-attention, and the merge of its splits; output projection; gate, up and activation; down projection. `serves` decides
+attention; the merge of its splits; output projection; gate, up and activation; down projection. `serves` decides
 which of the two runs. `minisgl.models.few_rows` has still fewer launches, for at most four rows.
 """
 
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from minisgl.kernel.fused_linear import ResidualStream
 from minisgl.kernel.norm import rms_norm
-from minisgl.layers import GatedMLP, RMSNormFused
-from minisgl.layers.attention import AttentionLayer
+from minisgl.layers import GatedMLP
+from minisgl.models.few_rows import is_usual
 
 MIN_ROWS = 2
 """The products for one row read a weight faster in `minisgl.kernel.linear`, on an H100."""
@@ -26,14 +26,14 @@ def serves(layers: Iterable[Any], layer_type: type, x: Tensor) -> bool:
     """Return whether `forward` can compute ``layers`` of x [rows, hidden].
 
     The layers must be of ``layer_type``, which is `DecoderLayer`, not of a subclass, and have no experts. There must be
-    one rank, a GPU with programmatic dependent launch, `MIN_ROWS` to 256 rows, and weights that the kernels support.
+    one rank, a Hopper GPU, `MIN_ROWS` to 256 rows, and weights that the kernels support.
     """
     if not x.is_cuda or len(x) < MIN_ROWS:
         return False
-    from minisgl.kernel.triton.early import starts_early
+    from minisgl.kernel.triton.device import is_hopper
     from minisgl.kernel.triton.fused_linear import MAX_ROWS
 
-    if len(x) > MAX_ROWS or not starts_early(x):
+    if len(x) > MAX_ROWS or not is_hopper(x.device):
         return False
     return all(type(layer) is layer_type and _serves_layer(layer, x) for layer in layers)
 
@@ -42,11 +42,9 @@ def _serves_layer(layer: Any, x: Tensor) -> bool:
     """Return whether the kernels support the weights of this layer, on one rank."""
     from minisgl.kernel.triton.fused_linear import serves as serves_weight
 
-    attention, mlp, norms = layer.self_attn, layer.mlp, (layer.input_layernorm, layer.post_attention_layernorm)
-    if type(attention) is not AttentionLayer or type(mlp) is not GatedMLP:
+    if not is_usual(layer) or type(layer.mlp) is not GatedMLP:
         return False
-    if any(type(norm) is not RMSNormFused or norm.comm is not None for norm in norms):
-        return False
+    attention, mlp = layer.self_attn, layer.mlp
     products = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
     return all(serves_weight(x.dtype, product.weight) for product in products)
 

@@ -160,7 +160,7 @@ def load_weights(model: nn.Module, source: WeightSource, tied: Mapping[str, str]
 def _fill_all(model: nn.Module, source: WeightSource, tied: Mapping[str, str]) -> None:
     """Load every weight: see `load_weights`.
 
-    The shards have views of all weights. This function is the only one that keeps them, so that ``after_load`` of a
+    The shards refer to the memory of all weights, and are dropped at the end of this function. So ``after_load`` of a
     layer can free a weight that it converts.
     """
     shards = list(weight_shards_of(model, "", source.names))

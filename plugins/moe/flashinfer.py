@@ -3,8 +3,8 @@
 FlashInfer sorts the (token, choice) pairs by expert, multiplies, applies the activation, multiplies again and adds up
 by token. It has several hundred kernels for the products. A machine compiles them when it loads a layer for the first
 time, which takes about ten CPU hours. The first call of a process measures which kernels are the fastest for each
-number of tokens, up to 8,192. Later calls never make the host wait for the device. On an H100, ``moe=triton`` is faster
-for any number of tokens: see docs/benchmarks/h200.md.
+number of tokens, up to 8,192. Later calls never make the host wait for the device. On an H100, ``moe=triton`` was
+faster for each of six numbers of tokens: see docs/benchmarks/h200.md.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def test_add_linear(
         pytest.skip("too slow for the interpreter")
     x, weight, residual = random(rows, inner), random(out, inner) / inner**0.5, random(rows, out)
     bias, norm = random(out) if biased else None, random(out) if normed else None
-    assert kernels.serves(x.dtype, weight)
+    assert kernels.serves(torch.bfloat16, weight.bfloat16())
     got = kernels.add_linear(x, weight, bias, residual, norm)
     want = reference.add_linear_torch(*wide(x, weight, bias, residual, norm))  # type: ignore[arg-type]
     assert_close(got.x, want.x)
@@ -82,7 +82,7 @@ def test_normed_linear(
     x, weight = random(rows, inner), random(out if act is None else 2 * out, inner) / inner**0.5
     bias = random(len(weight)) if biased else None
     squares = random(parts, rows).float().square() * (inner / parts) if parts else None
-    assert kernels.serves(x.dtype, weight)
+    assert kernels.serves(torch.bfloat16, weight.bfloat16())
     got = kernels.normed_linear(x, squares, 0.01, weight, bias, act)
     wide_x, wide_squares, wide_weight, wide_bias = wide(x, squares, weight, bias)
     assert wide_x is not None
@@ -100,13 +100,18 @@ def test_two_products_are_a_norm(random: Random) -> None:
     assert_close(got, normed @ after.cpu().double().t())
 
 
-def test_served_weights(random: Random) -> None:
-    """Whole tiles in half precision, not too large."""
-    weight = random(256, 512)
-    assert kernels.serves(weight.dtype, weight)
-    assert not kernels.serves(torch.float32, weight.float())
-    assert not kernels.serves(torch.float32, weight)
-    assert not kernels.serves(weight.dtype, random(192, 512))
-    assert not kernels.serves(weight.dtype, random(256, 384))
-    assert not kernels.serves(weight.dtype, random(512, 512)[:, :256])
-    assert not kernels.serves(weight.dtype, weight.new_empty(kernels.MAX_BYTES // 512 + 128, 256))
+def test_served_weights(device: torch.device) -> None:
+    """Whole tiles in bfloat16, not too large. In float16 the scaled residual stream could overflow."""
+
+    def weight(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    bf16, half, single = torch.bfloat16, torch.float16, torch.float32
+    assert kernels.serves(bf16, weight(256, 512))
+    assert not kernels.serves(half, weight(256, 512, dtype=half))
+    assert not kernels.serves(single, weight(256, 512, dtype=single))
+    assert not kernels.serves(single, weight(256, 512))
+    assert not kernels.serves(bf16, weight(192, 512))
+    assert not kernels.serves(bf16, weight(256, 384))
+    assert not kernels.serves(bf16, weight(512, 512)[:, :256])
+    assert not kernels.serves(bf16, weight(kernels.MAX_BYTES // 512 + 128, 256))

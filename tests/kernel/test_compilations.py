@@ -77,6 +77,9 @@ def test_deep_gemm_counts_only_if_this_process_uses_it(libraries: SimpleNamespac
     libraries.compile_deep_gemm("another process")
     assert count.counts()["deep_gemm"] == 0
     assert deep_gemm_kernels() == 1
+    second = Compilations()
+    libraries.loaded[0] = 1  # a second engine, with an FP8 model: its kernels that are on disk are not late
+    assert (count.counts()["deep_gemm"], second.counts()["deep_gemm"]) == (1, 0)
     (Path(os.environ["TRTLLM_DG_CACHE_DIR"]) / "cache" / "unfinished").mkdir()
     assert deep_gemm_kernels() == 1
 

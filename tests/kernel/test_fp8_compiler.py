@@ -5,9 +5,14 @@ The product only looks like FlashInfer's: tests/gpu/test_warmup.py uses the real
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import fcntl
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -59,20 +64,26 @@ class Product:
 
 
 @pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[Job]]:
-    """Return the jobs of each process that `prepare` starts; none is started. The GPU's functions do nothing."""
-    started: list[list[Job]] = []
-
-    def start(product: Product, jobs: Sequence[Job], device: torch.device) -> SimpleNamespace:
-        started.append(list(jobs))
-        return SimpleNamespace(wait=lambda: 0, returncode=0, kill=lambda: None)
-
+def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let the GPU's functions do nothing; there are 8 cores, and free memory for three processes."""
     monkeypatch.setenv("TRTLLM_DG_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(fp8_compiler, "_start", start)
     monkeypatch.setattr(fp8_compiler.os, "cpu_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7 << 30, 80 << 30))
-    for name in ("synchronize", "empty_cache"):
+    for name in ("synchronize", "empty_cache", "set_device"):
         monkeypatch.setattr(torch.cuda, name, lambda *device: None)
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch, no_gpu: None) -> list[list[Job]]:
+    """Return the jobs of each process that `prepare` starts; none is started."""
+    started: list[list[Job]] = []
+
+    @contextmanager
+    def start(product: Product, jobs: Sequence[Job], device: torch.device, errors: Any) -> Iterator[SimpleNamespace]:
+        started.append(list(jobs))
+        yield SimpleNamespace(wait=lambda limit: 0)
+
+    monkeypatch.setattr(fp8_compiler, "_started", start)
     return started
 
 
@@ -106,22 +117,78 @@ def planted_product(x: Tensor, weight: Tensor, factors: Tensor | None, scales: T
     raise AssertionError("the jobs are only recorded")
 
 
-def test_a_process_computes_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+class Worker:
+    """A process that `_compile` starts: its command, and another program that runs in place of it."""
+
+    def __init__(self, program: str, monkeypatch: pytest.MonkeyPatch):
+        self.commands: list[list[str]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+        popen = subprocess.Popen
+
+        def start(command: list[str], **pipes: Any) -> subprocess.Popen[bytes]:
+            self.commands.append(command)
+            self.processes.append(popen([sys.executable, "-c", program], **pipes))
+            return self.processes[-1]
+
+        monkeypatch.setattr(fp8_compiler.subprocess, "Popen", start)
+
+
+def test_a_process_computes_its_jobs(monkeypatch: pytest.MonkeyPatch, no_gpu: None) -> None:
     """The command line of a process, read by the process's own code."""
-    commands: list[list[str]] = []
     computed: list[tuple[object, ...]] = []
 
     def multiply(product: object, weight: Fp8Weight, rows: int) -> None:
         assert weight.scale_inv.shape == tuple(map(blocks, weight.values.shape))
         computed.append((product, Job(*weight.values.shape, rows)))
 
-    monkeypatch.setattr(fp8_compiler.subprocess, "Popen", lambda command, **pipes: commands.append(command))
+    worker = Worker("", monkeypatch)
     monkeypatch.setattr(fp8_compiler, "_multiply", multiply)
-    for name in ("set_device", "synchronize"):
-        monkeypatch.setattr(torch.cuda, name, lambda *device: None)
     jobs = [Job(256, 128, 2), Job(128, 384, 64)]
-    fp8_compiler._start(planted_product, jobs, torch.device("cuda", 1))
-    assert commands[0][1:6] == ["-m", "minisgl.kernel.fp8_compiler", __name__, "planted_product", "1"]
+    fp8_compiler._compile(planted_product, jobs, torch.device("cuda", 1))
+    assert [each[1:6] for each in worker.commands] == [
+        ["-m", "minisgl.kernel.fp8_compiler", __name__, "planted_product", "1"]
+    ] * 2
     monkeypatch.setattr(torch, "device", lambda *name: CPU)
-    fp8_compiler.main(commands[0][3:])
+    monkeypatch.setattr(fp8_compiler, "_exit_with_parent", lambda: None)
+    for command in worker.commands:
+        fp8_compiler.main(command[3:])
     assert computed == [(planted_product, job) for job in jobs]
+
+
+def test_a_failed_process_is_logged(
+    monkeypatch: pytest.MonkeyPatch, no_gpu: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    Worker("raise RuntimeError('nvcc is missing')", monkeypatch)
+    fp8_compiler._compile(planted_product, [Job(256, 128, 2)], torch.device("cuda", 0))
+    assert "ended with status 1: RuntimeError: nvcc is missing" in caplog.text
+
+
+def test_no_process_outlives_the_limit(
+    monkeypatch: pytest.MonkeyPatch, no_gpu: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fp8_compiler, "LIMIT_SECONDS", 0)
+    worker = Worker("import time; time.sleep(600)", monkeypatch)
+    fp8_compiler._compile(planted_product, [Job(256, 128, 2)], torch.device("cuda", 0))
+    assert "was killed after 0 s" in caplog.text
+    assert all(process.returncode for process in worker.processes)
+
+
+def test_a_process_ends_with_its_parent() -> None:
+    """The parent ends without a chance to kill it: the pipe to its standard input is closed."""
+    program = (
+        "import threading, time; from minisgl.kernel import fp8_compiler as c;"
+        "threading.Thread(target=c._exit_with_parent, daemon=True).start(); print('up', flush=True); time.sleep(600)"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout.readline() == b"up\n"
+        process.stdin.close()
+        assert process.wait() == 1
+
+
+def test_processes_prepare_one_after_another(no_gpu: None, tmp_path: Path) -> None:
+    """While one process holds the lock, another one cannot take it."""
+    with fp8_compiler._one_at_a_time(), open(tmp_path / "minisgl.lock") as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with open(tmp_path / "minisgl.lock") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

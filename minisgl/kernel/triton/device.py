@@ -1,4 +1,4 @@
-"""`device_function`: a function that Triton kernels call. It gives every kernel one key in Triton's cache.
+"""`device_function`, a function that Triton kernels call, with one key in Triton's cache for each kernel; `is_hopper`.
 
 Triton's cache of compiled kernels has a key for each kernel: a hash of its source, of the functions that it calls, and
 of the global constants that they use. In Triton 3.6 and 3.7, the key of a kernel lacks the constants of a called
@@ -8,12 +8,14 @@ in which a process used its kernels, and a kernel that another process had compi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import triton
 
-__all__ = ["device_function"]
+__all__ = ["device_function", "is_hopper"]
 
 
 def device_function(function: Callable[..., Any]) -> Any:
@@ -24,3 +26,9 @@ def device_function(function: Callable[..., Any]) -> Any:
     made = triton.jit(function)
     getattr(made, "cache_key", None)  # a property; functions of the interpreter have none
     return made
+
+
+@functools.cache
+def is_hopper(device: torch.device) -> bool:
+    """Return whether the CUDA device is of the Hopper generation, which has instructions and limits of its own."""
+    return torch.cuda.get_device_capability(device)[0] == 9

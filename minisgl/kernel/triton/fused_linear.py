@@ -119,7 +119,7 @@ class Tile(NamedTuple):
 Tiles = tuple[tuple[int, Tile], ...]
 """Pairs of the most rows for which a tile is used, and the tile.
 
-A tile has 64 rows also if a step has fewer: tensor cores of Hopper multiply 64 rows at once, and products with 16 or 32
+A tile has 64 rows even if a step has fewer: tensor cores of Hopper multiply 64 rows at once, and products with 16 or 32
 rows by other instructions took longer on an H100.
 """
 
@@ -134,12 +134,14 @@ MAX_BYTES = 64 << 20
 
 
 def serves(dtype: torch.dtype, weight: Tensor) -> bool:
-    """Return whether `normed_linear` and `add_linear` support ``weight``, [out, in] or [2·out, in], and ``dtype``."""
+    """Return whether `normed_linear` and `add_linear` support ``weight``, [out, in] or [2·out, in], and ``dtype``.
+
+    Only bfloat16 is supported: the residual stream times the norm's weight could exceed the range of float16.
+    """
     out, inner = weight.shape
     return (
         weight.is_contiguous()
-        and weight.dtype == dtype
-        and dtype.itemsize == 2
+        and weight.dtype == dtype == torch.bfloat16
         and out % 128 == inner % 256 == 0
         and weight.nbytes <= MAX_BYTES
     )

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from minisgl.kernel.triton.device import is_hopper
 from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
 
 LARGE_BYTES = 64 << 20
@@ -142,12 +143,13 @@ def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x·weightᵀ + bias: x [rows, in], at most 64 rows → [rows, out]. See `serves_few_rows`."""
     rows, (out, inner) = x.shape[0], weight.shape
     # Tiles are chosen so that about as many programs run as there are multiprocessors. Tensor cores of Hopper multiply
-    # 64 rows at once. Other instructions, for 16 or 32 rows, took 20 to 40 % longer on an H100.
+    # 64 rows at once. Their instructions for 16 or 32 rows took 20 to 40 % longer on an H100.
+    m = 64 if x.is_cuda and is_hopper(x.device) else max(16, triton.next_power_of_2(rows))
     tile, step = (16, 256) if out <= 2048 else (32, 256) if out <= 4096 else (64, 128)
     y = torch.empty((rows, out), dtype=x.dtype, device=x.device)
     few_rows_kernel[(out // tile,)](
         x, weight, bias, y, rows, out, inner, x.stride(0), HAS_BIAS=bias is not None,
-        BLOCK_M=64, BLOCK_N=tile, BLOCK_K=step, num_warps=4, num_stages=4,
+        BLOCK_M=m, BLOCK_N=tile, BLOCK_K=step, num_warps=4, num_stages=4,
         **starts_early(x),
     )  # fmt: skip
     return y

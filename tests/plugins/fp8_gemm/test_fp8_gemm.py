@@ -121,17 +121,22 @@ def test_auto_prepares_the_products_of_each_backend() -> None:
     assert prepared == []
 
 
-def test_the_engine_prepares_all_matrices_for_its_longest_step(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("prefill", "most"), [(300, 300), (100, 256)])
+def test_the_engine_prepares_all_matrices_for_its_longest_step(
+    prefill: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step has at most ``max_prefill_tokens`` tokens of prompts, or ``max_running_requests`` decode rows."""
     calls: list[tuple[list[Any], int]] = []
 
     def prepare(product: TorchFp8Gemm, weights: list[Any], rows: int) -> None:
         calls.append((weights, rows))
 
     monkeypatch.setattr(TorchFp8Gemm, "prepare", prepare, raising=False)
-    options = ["device=cpu", "quantize=fp8", "fp8_gemm=torch", "max_prefill_tokens=300", "num_pages=64"]
+    options = ["device=cpu", "quantize=fp8", "fp8_gemm=torch", "num_pages=64"]
+    options += [f"max_prefill_tokens={prefill}", "max_running_requests=256"]
     with LLM("tutor", overrides=options) as llm:
         (weights, rows), *others = calls
-        assert (rows, others) == (300, [])
+        assert (rows, others) == (most, [])
         layers = llm.engine.model.layers
         products = [
             (each.self_attn.qkv_proj, each.self_attn.o_proj, each.mlp.gate_up_proj, each.mlp.down_proj)
