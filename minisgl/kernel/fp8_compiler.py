@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from minisgl.kernel.compilations import deep_gemm_folder, deep_gemm_kernels
 from minisgl.kernel.fp8 import E4M3, Fp8Weight, blocks
+from minisgl.utils.parent import when_input_closes
 
 __all__ = ["Job", "main", "prepare", "row_counts"]
 
@@ -148,15 +148,9 @@ def _started(
         worker.stdin.close()
 
 
-def _exit_with_parent() -> None:
-    """Wait until the standard input is closed, and end this process at once."""
-    sys.stdin.buffer.read()
-    os._exit(1)
-
-
 def main(argv: Sequence[str]) -> None:
     """Compute products with a function of a module on a GPU: ``argv`` has module, function, GPU, and the jobs."""
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    when_input_closes(lambda: os._exit(1))
     module, function, index, *words = argv
     product = getattr(importlib.import_module(module), function)
     device = torch.device("cuda", int(index))

@@ -19,7 +19,7 @@ from minisgl.layers import GatedMLP
 from minisgl.models.few_rows import is_usual
 
 MIN_ROWS = 2
-"""The products for one row read a weight faster in `minisgl.kernel.linear`, on an H100."""
+"""For one row, `minisgl.kernel.linear` has a product of its own."""
 
 
 def serves(layers: Iterable[Any], layer_type: type, x: Tensor) -> bool:

@@ -11,10 +11,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 
 from minisgl.server.cli import main
+from minisgl.utils.parent import when_input_closes
 
 
 @contextlib.contextmanager
@@ -48,13 +48,6 @@ def attached_server(words: Sequence[str]) -> Iterator[str]:
         process.stdout.close()
 
 
-def _end_with_input() -> None:
-    """Wait until standard input is closed, then interrupt this process."""
-    while os.read(0, 4096):  # not sys.stdin.read: the program must not exit while a thread holds sys.stdin's lock
-        pass
-    os.kill(os.getpid(), signal.SIGINT)
-
-
 if __name__ == "__main__":
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    when_input_closes(lambda: os.kill(os.getpid(), signal.SIGINT))
     raise SystemExit(main())

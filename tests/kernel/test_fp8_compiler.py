@@ -149,10 +149,12 @@ def test_a_process_computes_its_jobs(monkeypatch: pytest.MonkeyPatch, no_gpu: No
         ["-m", "minisgl.kernel.fp8_compiler", __name__, "planted_product", "1"]
     ] * 2
     monkeypatch.setattr(torch, "device", lambda *name: CPU)
-    monkeypatch.setattr(fp8_compiler, "_exit_with_parent", lambda: None)
+    ends: list[object] = []
+    monkeypatch.setattr(fp8_compiler, "when_input_closes", ends.append)
     for command in worker.commands:
         fp8_compiler.main(command[3:])
     assert computed == [(planted_product, job) for job in jobs]
+    assert len(ends) == len(jobs)
 
 
 def test_a_failed_process_is_logged(
@@ -171,19 +173,6 @@ def test_no_process_outlives_the_limit(
     fp8_compiler._compile(planted_product, [Job(256, 128, 2)], torch.device("cuda", 0))
     assert "was killed after 0 s" in caplog.text
     assert all(process.returncode for process in worker.processes)
-
-
-def test_a_process_ends_with_its_parent() -> None:
-    """The parent ends without a chance to kill it: the pipe to its standard input is closed."""
-    program = (
-        "import threading, time; from minisgl.kernel import fp8_compiler as c;"
-        "threading.Thread(target=c._exit_with_parent, daemon=True).start(); print('up', flush=True); time.sleep(600)"
-    )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", program], **pipes) as process:  # type: ignore[call-overload]
-        assert process.stdout.readline() == b"up\n"
-        process.stdin.close()
-        assert process.wait() == 1
 
 
 def test_processes_prepare_one_after_another(no_gpu: None, tmp_path: Path) -> None:

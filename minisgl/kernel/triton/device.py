@@ -30,5 +30,5 @@ def device_function(function: Callable[..., Any]) -> Any:
 
 @functools.cache
 def is_hopper(device: torch.device) -> bool:
-    """Return whether the CUDA device is of the Hopper generation, which has instructions and limits of its own."""
+    """Return whether the CUDA device is a Hopper GPU (compute capability 9), such as the H100 and the H200."""
     return torch.cuda.get_device_capability(device)[0] == 9

@@ -18,6 +18,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minisgl.kernel.triton.activation import gate
+from minisgl.kernel.triton.device import is_hopper
 
 ROWS = 2048
 """The smallest number of rows for which this kernel was faster than cuBLAS plus the activation, on an H200."""
@@ -78,7 +79,7 @@ def serves(x: Tensor, weight: Tensor) -> bool:
         # TMA needs row strides and addresses that are multiples of 16 bytes.
         and weight.shape[0] % 16 == weight.shape[1] % 8 == 0
         and x.data_ptr() % 16 == weight.data_ptr() % 16 == 0
-        and torch.cuda.get_device_properties(x.device).major == 9  # Hopper: the first GPU with TMA
+        and is_hopper(x.device)  # the first GPU with TMA
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from minisgl.kernel.triton.activation import gate
-from minisgl.kernel.triton.device import device_function
+from minisgl.kernel.triton.device import device_function, is_hopper
 from minisgl.kernel.triton.early import start_next, starts_early, wait_for_previous
 from minisgl.kernel.triton.moe import Tiles
 
@@ -119,7 +119,7 @@ def serves(x: Tensor, gate_up: Tensor, down: Tensor) -> bool:
         # TMA needs row strides and addresses that are multiples of 16 bytes.
         and gate_up.shape[2] % 8 == down.shape[2] % 8 == 0
         and gate_up.data_ptr() % 16 == down.data_ptr() % 16 == 0
-        and torch.cuda.get_device_properties(x.device).major == 9  # Hopper: the first GPU with TMA
+        and is_hopper(x.device)  # the first GPU with TMA
     )
 
 
