@@ -25,6 +25,10 @@ MAX_STEPS = 16
 """The most tiles of `COLS` columns that a warp keeps in registers: 16 · 8 elements per thread and row of the weight."""
 
 
+MULTIPROCESSORS = 128
+"""About as many multiprocessors as an H100 or H200 has: 132."""
+
+
 @device_function
 def load_tiles(at, k, IN: tl.constexpr, STEPS: tl.constexpr):
     """Load the columns 0 to IN as a tuple of STEPS tiles [N, COLS]; ``at`` [N, COLS] points to columns k.
@@ -145,8 +149,10 @@ def projection(
     """Compute `minisgl.kernel.decode_layer.projection_torch` on a GPU, for at most 8 rows. See `serves`."""
     (rows, inner), out = x.shape, weight.shape[0]
     two = act is not None or out > 2048
-    # Small programs where each warp has many registers, so that the next kernel's programs fit beside them.
+    # Small programs where each warp has many registers, so that the next kernel's programs fit beside them; and at
+    # least one program for each of about 128 multiprocessors.
     warps = 8 if rows <= 2 and not (two and inner > 1024) else 4
+    warps = min(warps, 1 << max(out // MULTIPROCESSORS, 1).bit_length() - 1)
     out //= 1 if act is None else 2
     y = torch.empty((rows, out), dtype=x.dtype, device=x.device)
     projection_kernel[(out // (2 * warps if two and act is None else warps),)](
@@ -179,15 +185,16 @@ def experts_up_kernel(
     if EARLY:
         start_next()
         wait_for_previous()
-    # An expert's place is the number of better experts; among equal logits the smaller number is better.
+    # An expert's place is the number of better experts; among equal logits the smaller number is better. The better
+    # experts are along the first dimension: then a thread has a part of each sum, and few values pass between threads.
     number = tl.arange(0, BLOCK_E)
     mine = tl.load(logits + token * EXPERTS + number, mask=number < EXPERTS, other=float("-inf")).to(tl.float32)
     place = tl.zeros([BLOCK_E], tl.int32)
     for start in tl.static_range(0, BLOCK_E, BLOCK_J):
         j = start + tl.arange(0, BLOCK_J)
-        theirs = tl.load(logits + token * EXPERTS + j, mask=j < EXPERTS, other=float("-inf")).to(tl.float32)[None, :]
-        better = (theirs > mine[:, None]) | ((theirs == mine[:, None]) & (j[None, :] < number[:, None]))
-        place += tl.sum(better.to(tl.int32), 1)
+        theirs = tl.load(logits + token * EXPERTS + j, mask=j < EXPERTS, other=float("-inf")).to(tl.float32)[:, None]
+        better = (theirs > mine[None, :]) | ((theirs == mine[None, :]) & (j[:, None] < number[None, :]))
+        place += tl.sum(better.to(tl.int32), 0)
     expert = tl.minimum(tl.sum(tl.where(place == choice, number, 0), 0), EXPERTS - 1)  # NaN: any expert
     at = gate_up + expert.to(tl.int64) * stride_expert + n[:, None] * HIDDEN + k
     w = load_tiles(at, k, HIDDEN, STEPS)
@@ -259,13 +266,13 @@ def experts(
     experts_up_kernel[(inner // (warps * tiles), top_k, rows)](
         x, norm_weight, logits, gate_up, inners, ids, weights, x.stride(0), gate_up.stride(0), eps,
         EXPERTS=count, TOP_K=top_k, RENORMALIZE=renormalize, INNER=inner, HIDDEN=hidden, ACT=act,
-        BLOCK_E=block_e, BLOCK_J=min(32, block_e), TILES=tiles, BLOCK_N=warps, STEPS=steps_of(hidden),
-        num_warps=warps, **early,
+        BLOCK_E=block_e, BLOCK_J=min(64, block_e), TILES=tiles, BLOCK_N=warps, STEPS=steps_of(hidden),
+        num_warps=warps, **early, **registers(x, hidden, 168, 2048),
     )  # fmt: skip
     experts_down_kernel[(hidden // down_warps, rows)](
         inners, down, ids, weights, x, y, down.stride(0),
         TOP_K=top_k, INNER=inner, HIDDEN=hidden, BLOCK_N=down_warps, STEPS=steps_of(inner), num_warps=down_warps,
-        **early,
+        **early, **registers(x, inner, 128, 768),
     )  # fmt: skip
     return y
 
@@ -273,3 +280,13 @@ def experts(
 def steps_of(columns: int) -> int:
     """Return the number of tiles of `COLS` columns that cover ``columns`` columns."""
     return int(triton.cdiv(columns, COLS.value))
+
+
+def registers(x: Tensor, inner: int, limit: int, most: int) -> dict[str, int]:
+    """Return the option that limits a thread of a kernel to ``limit`` registers, where this was measured to be faster.
+
+    The limit also tells the assembler how many registers to use. Without it, `experts_up_kernel` has 172, and one
+    program less fits in a multiprocessor. `experts_down_kernel` has 54, and loads the weights of one expert after those
+    of another. More than ``most`` columns ``inner`` of 2 bytes would not fit in the registers.
+    """
+    return {"maxnreg": limit} if x.is_cuda and inner * x.itemsize <= 2 * most else {}
