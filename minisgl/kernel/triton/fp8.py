@@ -24,6 +24,13 @@ WARP_COLS = 128
 MANY_OUTPUTS = 16384
 """From this number of outputs on, one warp with 8 rows of the weight was faster than two warps with 4, on an H200."""
 
+ONE_WAVE = 5280
+"""The most outputs whose programs run at the same time, with two warps for 4 rows of the weight.
+
+That is 10 programs on each of 132 multiprocessors. With up to half as many more outputs, 2 rows were faster: then few
+multiprocessors are idle while the last programs run.
+"""
+
 UNPACK = tl.constexpr("""{
     .reg .b16 l, h, a, b, c, d;
     .reg .b32 p, q;
@@ -147,7 +154,7 @@ def one_row(x: Tensor, weight: Fp8Weight, act: str | None = None) -> Tensor:
     act(gate)·up [1, out / 2].
     """
     out, inner = weight.values.shape
-    rows, warps = (8, 1) if out >= MANY_OUTPUTS else (4, 2)
+    rows, warps = (8, 1) if out >= MANY_OUTPUTS else (2, 2) if ONE_WAVE < out <= 1.5 * ONE_WAVE else (4, 2)
     gated = act is not None
     y = torch.empty((1, out // 2 if gated else out), dtype=x.dtype, device=x.device)
     one_row_kernel[(out // rows,)](
