@@ -14,6 +14,9 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed here")
 
+from minisgl.engine.compile_ahead import Case, _kernels_of
+from minisgl.engine.record import Recorder
+
 PROGRAM = """
 import json
 import triton
@@ -49,3 +52,25 @@ def test_kernels_are_compiled_by_other_processes(device: torch.device, tmp_path:
     assert cold["on disk"] > 10 * cold["compiled here"] > 0, cold  # one kernel is compiled to see that none is on disk
     assert warm["compiled here"] == 0 < warm["on disk"], warm
     assert cold["answer"] == warm["answer"]
+
+
+def test_graphs_that_are_thrown_away_keep_no_memory(device: torch.device) -> None:
+    """Else they fill the GPU, and a kernel that is loaded next finds no memory: CUDA reports an unknown error."""
+    if device.type != "cuda":
+        pytest.skip("needs a CUDA device")
+    size, recorder = 256 << 20, Recorder(device)
+
+    def forward(inputs: None) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.uint8, device=device)
+
+    def note(case: Case) -> list[Any]:
+        recorder.rehearse(case.forward, case.build(), piecewise=False)
+        return []
+
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    with torch.cuda.stream(torch.cuda.Stream(device)):  # the default stream cannot be recorded
+        list(_kernels_of([Case(lambda: None, forward)] * 6, note))
+    torch.cuda.empty_cache()
+    assert torch.cuda.max_memory_reserved(device) - before < 2 * size
