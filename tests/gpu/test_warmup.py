@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
@@ -62,19 +65,16 @@ def workload(llm: LLM, longest: int) -> None:
         serve([5] * rows, params[:2], prefix)
 
 
-@pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
-@pytest.mark.parametrize("model", ["dense", "experts", "fp8"])
-def test_nothing_is_compiled_after_the_start(model: str, policy: str, tmp_path: Path) -> None:
-    """DeepGEMM has several kernels for each weight of the FP8 model, for steps of 1,667 and of 2,048 tokens others."""
-    name, options = "qwen3-0.6b", ["load_format=dummy"]
-    if model == "fp8":
-        options += ["quantize=fp8"]
-    if model == "experts":
-        pytest.importorskip("transformers", reason="transformers writes the checkpoint")
-        sizes = {"hidden_size": 256, "head_dim": 64, "num_experts": 16, "num_experts_per_tok": 4}
-        name, options = str(tiny_checkpoint("qwen3_moe", tmp_path, **sizes, max_position_embeddings=8192)), []
-    words = [
-        *options,
+def check(name: str, words: Sequence[str]) -> None:
+    """Serve the workload with the model ``name``, and assert that nothing is compiled or loaded in the meantime."""
+    with LLM(name, overrides=words) as llm:
+        workload(llm, 5000)
+        assert not any(llm.compilations.counts().values()), (llm.compilations.counts(), llm.compilations.triton)
+
+
+def options(policy: str) -> list[str]:
+    """Return the options of an engine with the scheduling policy."""
+    return [
         "device=cuda",
         "dtype=bfloat16",
         "num_pages=1024",
@@ -83,9 +83,31 @@ def test_nothing_is_compiled_after_the_start(model: str, policy: str, tmp_path: 
         "speculation=ngram",  # random text with short prefixes repeats nothing, but `match_tokens=1` finds drafts
         "speculation.match_tokens=1",
     ]
-    with LLM(name, overrides=words) as llm:
-        workload(llm, 5000)
-        assert not any(llm.compilations.counts().values()), (llm.compilations.counts(), llm.compilations.triton)
+
+
+@pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
+@pytest.mark.parametrize("model", ["dense", "experts"])
+def test_nothing_is_compiled_after_the_start(model: str, policy: str, tmp_path: Path) -> None:
+    if model == "dense":
+        check("qwen3-0.6b", ["load_format=dummy", *options(policy)])
+        return
+    pytest.importorskip("transformers", reason="transformers writes the checkpoint")
+    sizes = {"hidden_size": 256, "head_dim": 64, "num_experts": 16, "num_experts_per_tok": 4}
+    check(str(tiny_checkpoint("qwen3_moe", tmp_path, **sizes, max_position_embeddings=8192)), options(policy))
+
+
+@pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
+def test_no_fp8_kernel_is_compiled_after_the_start(policy: str, tmp_path: Path) -> None:
+    """DeepGEMM has several kernels for each weight, for steps of 1,667 and of 2,048 tokens others.
+
+    It reads the folder of its kernels from the environment once, so another process has an empty one.
+    """
+    environment = {**os.environ, "TRTLLM_DG_CACHE_DIR": str(tmp_path)}
+    words = ["load_format=dummy", "quantize=fp8", *options(policy)]
+    command = [sys.executable, __file__, "qwen3-0.6b", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len([*tmp_path.rglob("*.cubin")]) > 10, "the kernels of this process were not compiled in its own folder"
 
 
 @triton.jit
@@ -103,3 +125,7 @@ def test_a_late_compilation_is_found() -> None:
         planted_kernel[(1,)](x, 64)
         assert llm.compilations.counts()["triton"] == 1
         assert x.eq(4).all()
+
+
+if __name__ == "__main__":
+    check(sys.argv[1], sys.argv[2:])
