@@ -32,7 +32,21 @@ def test_every_workload_has_new_prompts(
     for row in report["rows"][1:]:
         assert row["result"]["requests"] == 3
         assert row["result"]["cached_tokens"] == 0, "a prefix of an earlier workload was in the cache"
-    assert "mini-sglang" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "mini-sglang" in printed
+    assert "29,000" in printed, "the goal of offline"
+
+
+def test_a_model_in_fp8_is_compared_with_fp8() -> None:
+    """Its limit follows from other bytes and FLOPs, and no other engine was measured with it."""
+    for model, workloads in suite.KNOWN.items():
+        for workload, known in workloads.items():
+            assert suite.comparison_of(model, workload, "auto") == known
+            in_fp8 = suite.comparison_of(model, workload, "fp8")
+            assert in_fp8.mini_sglang is in_fp8.vllm is None
+            assert in_fp8.limit is None or in_fp8.limit > (known.limit or 0)
+    assert suite.comparison_of("qwen3-14b", suite.SINGLE, "fp8").goal == 230
+    assert {name for known in suite.KNOWN_FP8.values() for name in known} <= {w.name for w in suite.KNOWN["qwen3-14b"]}
 
 
 def test_unknown_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
