@@ -16,7 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from minisgl import LLM, SamplingParams
 from minisgl.config import Config, ConfigError
+from minisgl.course.tutor.corpus import EXAMS, exam
+from minisgl.course.tutor.score import is_right
 from minisgl.distributed import Communicator
 from minisgl.engine import setup
 from minisgl.kernel.fp8 import Fp8Weight, QuantizedRows
@@ -299,3 +302,23 @@ def test_experts_are_refused(tmp_path: Path, manager: PluginManager) -> None:
     config, device = Config(model=str(path), quantize="fp8"), torch.device("cpu")
     with pytest.raises(ConfigError, match="quantize=fp8 is for dense models"):
         setup.build_fp8(config, manager, ModelConfig.from_dict(raw), device)
+
+
+@pytest.mark.parametrize("size", [12])
+def test_tutor_answers_as_well_in_fp8(size: int) -> None:
+    """The share of right answers to held-out questions of all families differs by at most one percentage point.
+
+    docs/design/fp8.md has the result for ``size`` 200.
+    """
+    questions = [question for family in EXAMS for question in exam(family, size)]
+    chats = [list(question.messages) for question in questions]
+    right = []
+    for words in ([], ["quantize=fp8"]):
+        with LLM("tutor", overrides=["device=cpu", *words]) as llm:
+            assert llm.tokenizer is not None
+            lengths = [len(llm.tokenizer.encode(question.answer)) + 4 for question in questions]
+            params = [SamplingParams(temperature=0.0, max_tokens=length) for length in lengths]
+            answers = [answer.text for answer in llm.chat(chats, params, progress=False)]
+        right.append(sum(is_right(*pair) for pair in zip(questions, answers, strict=True)))
+    assert right[0] > 0.9 * len(questions)
+    assert abs(right[0] - right[1]) <= 0.01 * len(questions), right
