@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,26 +69,35 @@ def tolerance(dtype: torch.dtype) -> float:
     return {torch.float32: 2e-4, torch.float16: 1e-3, torch.bfloat16: 4e-3}[dtype]
 
 
-@pytest.mark.parametrize("many", [100, 16384])
+@pytest.fixture(params=[8, 4, 2], ids=["8 rows a program", "4 rows a program", "2 rows a program"])
+def one_row(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tensor]:
+    """Return `triton_fp8.one_row` whose programs have so many rows of a weight, whatever its number of outputs."""
+
+    def product(x: Tensor, weight: fp8.Fp8Weight, act: str | None = None) -> Tensor:
+        out = len(weight.values)
+        monkeypatch.setattr(triton_fp8, "MANY_OUTPUTS", out if request.param == 8 else out + 1)
+        monkeypatch.setattr(triton_fp8, "ONE_WAVE", out if request.param == 4 else out - 1)
+        return triton_fp8.one_row(x, weight, act)
+
+    return product
+
+
 @pytest.mark.parametrize(("out", "inner"), SHAPES)
-def test_one_row(out: int, inner: int, many: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_fp8, "MANY_OUTPUTS", many)
+def test_one_row(out: int, inner: int, generator: torch.Generator, one_row: Callable[..., Tensor]) -> None:
     x, weight = rows_of(1, inner, torch.bfloat16, generator), weight_of(out, inner, generator)
     assert triton_fp8.serves_one_row(x, weight)
-    assert error(triton_fp8.one_row(x, weight), exact(x, weight, False)) < tolerance(torch.bfloat16)
+    assert error(one_row(x, weight), exact(x, weight, False)) < tolerance(torch.bfloat16)
 
 
-@pytest.mark.parametrize("many", [100, 16384])
 @pytest.mark.parametrize(("out", "inner", "act"), [(256, 128, "gelu_tanh"), (512, 1040, "silu")])
 def test_one_row_gated(
-    out: int, inner: int, act: str, many: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+    out: int, inner: int, act: str, generator: torch.Generator, one_row: Callable[..., Tensor]
 ) -> None:
     """One launch computes gate, up and the activation of their product."""
-    monkeypatch.setattr(triton_fp8, "MANY_OUTPUTS", many)
     x, weight = rows_of(1, inner, torch.bfloat16, generator), weight_of(out, inner, generator)
     gate, up = exact(x, weight, False).chunk(2, dim=1)
     expected = F.silu(gate) * up if act == "silu" else F.gelu(gate, approximate="tanh") * up
-    y = triton_fp8.one_row(x, weight, act)
+    y = one_row(x, weight, act)
     assert y.shape == (1, out // 2)
     assert error(y, expected) < tolerance(torch.bfloat16)
 
