@@ -71,7 +71,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
 @pytest.fixture(params=[8, 4, 2], ids=["8 rows a program", "4 rows a program", "2 rows a program"])
 def one_row(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tensor]:
-    """Return `triton_fp8.one_row` whose programs have so many rows of a weight, whatever its number of outputs."""
+    """Return `triton_fp8.one_row` whose programs have that many rows of a weight, whatever its number of outputs."""
 
     def product(x: Tensor, weight: fp8.Fp8Weight, act: str | None = None) -> Tensor:
         out = len(weight.values)
