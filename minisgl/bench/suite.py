@@ -1,8 +1,8 @@
 """``python -m minisgl.bench suite``: six workloads on named model shapes with random weights, in one table.
 
 Each model is started once. Its workloads run one after another with different prompts, so that no workload finds
-prefixes of an earlier one in the cache. The table also shows the numbers of two other engines on one H200, the number
-that minisgl is meant to reach there, and the limit that bytes and FLOPs allow (4.3 TB/s, 790 TFLOP/s), as far as these
+prefixes of an earlier one in the cache. The table also shows the numbers of two other engines on one H200, the limit
+that bytes and FLOPs allow (4.3 TB/s, 790 TFLOP/s), and the number that minisgl is meant to reach there, as far as these
 are known for the weights' dtype. The start is the time that the engine needs, without the import of torch.
 """
 
@@ -55,54 +55,54 @@ STEADY = Workload("64 decoding", 64, (128, 128), (256, 256), unit="decode tok/s"
 
 
 class Comparison(NamedTuple):
-    """Numbers of other engines, our goal and the limit, on one H200, in the unit of the workload. None: not known."""
+    """Numbers of other engines, the limit and our goal, on one H200, in the unit of the workload. None: not known."""
 
     mini_sglang: float | None = None
     vllm: float | None = None
-    goal: float | None = None
     limit: float | None = None
+    goal: float | None = None
 
 
 KNOWN: dict[str, dict[Workload, Comparison]] = {
     "qwen3-0.6b": {
-        OFFLINE: Comparison(21_700, 23_000, 29_000, 36_300),
-        SINGLE: Comparison(580, 608, 1_600, 3_280),
-        DECODE: Comparison(14_600, 14_500, 20_000, 24_900),
-        PREFILL: Comparison(410_000, 410_000, 560_000, 791_000),
+        OFFLINE: Comparison(21_700, 23_000, 36_300, 29_000),
+        SINGLE: Comparison(580, 608, 3_280, 1_600),
+        DECODE: Comparison(14_600, 14_500, 24_900, 20_000),
+        PREFILL: Comparison(410_000, 410_000, 791_000, 560_000),
         SHARED: Comparison(10_000, 13_000),
     },
     "qwen3-14b": {
-        OFFLINE: Comparison(6_060, 6_100, limit=8_300),
-        SINGLE: Comparison(116, 116, limit=153),
-        DECODE: Comparison(2_790, 2_780, limit=3_550),
-        PREFILL: Comparison(24_000, 23_400, limit=29_400),
+        OFFLINE: Comparison(6_060, 6_100, 8_300),
+        SINGLE: Comparison(116, 116, 153),
+        DECODE: Comparison(2_790, 2_780, 3_550),
+        PREFILL: Comparison(24_000, 23_400, 29_400),
         SHARED: Comparison(2_620, 4_500),
     },
     "qwen3-30b-a3b": {
-        OFFLINE: Comparison(vllm=6_103, goal=7_000, limit=8_150),
-        SINGLE: Comparison(vllm=242, goal=420, limit=710),
-        DECODE: Comparison(vllm=2_880, goal=3_400, limit=3_690),
-        PREFILL: Comparison(vllm=72_900, goal=90_000, limit=135_000),
+        OFFLINE: Comparison(vllm=6_103, limit=8_150, goal=7_000),
+        SINGLE: Comparison(vllm=242, limit=710, goal=420),
+        DECODE: Comparison(vllm=2_880, limit=3_690, goal=3_400),
+        PREFILL: Comparison(vllm=72_900, limit=135_000, goal=90_000),
         STEADY: Comparison(limit=4_120),
     },
 }
 
-KNOWN_FP8: dict[str, dict[str, Comparison]] = {
+KNOWN_FP8: dict[str, dict[Workload, Comparison]] = {
     "qwen3-14b": {
-        "one request": Comparison(goal=230, limit=290),
-        "64 requests": Comparison(goal=3_900),
-        "prefill": Comparison(goal=34_000),
-        "shared prefix": Comparison(goal=7_500),
+        SINGLE: Comparison(limit=290, goal=230),
+        DECODE: Comparison(goal=3_900),
+        PREFILL: Comparison(goal=34_000),
+        SHARED: Comparison(goal=7_500),
     },
 }
-"""The same with ``quantize=fp8``, by the name of the workload. The workloads of a model are those of `KNOWN`."""
+"""The same with ``quantize=fp8``. The workloads of a model are those of `KNOWN`."""
 
 
 def comparison_of(model: str, workload: Workload, quantize: str) -> Comparison:
     """Return what is known of a workload with the value ``quantize`` of the option of this name."""
     if quantize != "fp8":
         return KNOWN[model][workload]
-    return KNOWN_FP8.get(model, {}).get(workload.name, Comparison())
+    return KNOWN_FP8.get(model, {}).get(workload, Comparison())
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _value(workload: Workload, result: Result) -> float:
 def show(rows: Sequence[Row], where: dict[str, Any]) -> None:
     """Print the rows of one model as a table."""
     table = Table(title=f"{rows[0].model} on {where['device']} ({where['dtype']}, torch {where['torch']})")
-    for name in ("", "minisgl", "", "mini-sglang", "vLLM 0.26", "goal", "limit", "of limit"):
+    for name in ("", "minisgl", "", "mini-sglang", "vLLM 0.26", "limit", "goal", "of limit"):
         table.add_column(name, justify="left" if name == "" else "right")
     for row in rows:
         o = row.comparison

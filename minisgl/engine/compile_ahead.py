@@ -66,13 +66,12 @@ def compile_ahead(device: torch.device, cases: Sequence[Case]) -> int:
         target = (gpu.backend, gpu.arch, gpu.warp_size)
         with take_early() or CompileWorkers() as workers:
             workers.compile([kernel.request(target) for kernel in kernels])
-            for kernels in _kernels_of(cases[:0:-1], note):  # kernels for many rows take longest: begin with them
+            for kernels in _kernels_of(cases[:0:-1], note):  # prompts and large buckets first: they compile longest
                 workers.compile([kernel.request(target) for kernel in kernels])
     except Exception as error:
         log.warning("kernels are compiled one after another, because of %s: %s", type(error).__name__, error)
         return 0
-    finally:
-        torch.cuda.empty_cache()  # the memory of the last graph that was thrown away
+    torch.cuda.empty_cache()  # the memory of the last graph that was thrown away
     log.info("compiled %d kernels in %.1f s", workers.compiled, time.monotonic() - started)
     return workers.compiled
 
@@ -94,8 +93,8 @@ def _kernels_of(cases: Iterable[Case], note: Callable[[Case], list[_Kernel]]) ->
     """Yield the result of ``note`` for each case, but leave out a case that does not fit in the free memory.
 
     Triton raises another error than torch: it loads a kernel that is on disk, and the GPU has no memory for the code.
-    Before each case, the memory of the graphs that were thrown away is given back to the device. torch would keep it,
-    for graphs of the same pool, until the device has none left: then other libraries cannot load their kernels.
+    Before each case, the GPU gets the memory of the earlier graphs back. Otherwise torch keeps it, although no graph
+    uses it, until the GPU has no memory left and other libraries cannot load their kernels.
     """
     for case in cases:
         torch.cuda.empty_cache()

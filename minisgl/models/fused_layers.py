@@ -19,7 +19,7 @@ from minisgl.layers import GatedMLP
 from minisgl.models.few_rows import is_usual
 
 MIN_ROWS = 2
-"""For one row, `minisgl.kernel.linear` has a product of its own."""
+"""The fewest rows that `forward` computes. `minisgl.kernel.linear` multiplies one row faster."""
 
 
 def serves(layers: Iterable[Any], layer_type: type, x: Tensor) -> bool:

@@ -49,6 +49,8 @@ def wide(*tensors: Tensor | None) -> list[Tensor | None]:
         (2112, 512, True, True, True),
         (64, 4096, True, True, True),
         (5120, 2048, True, False, False),
+        (128, 2048, True, False, False),
+        (256, 512, False, False, True),
     ],
 )
 def test_projection(out, inner, normed, biased, added, rows, random, compiled) -> None:  # type: ignore[no-untyped-def]
@@ -170,6 +172,18 @@ def test_experts(rows, count, top_k, hidden, inner, renormalize, random, compile
     y = kernels.experts(x, norm, 1e-6, logits, gate_up, down, top_k, renormalize, "silu")
     x, norm, logits, gate_up, down = wide(x, norm, logits, gate_up, down)
     assert_close(y, reference.experts_torch(x, norm, 1e-6, logits, gate_up, down, top_k, renormalize, "silu"))
+
+
+def test_experts_with_equal_logits(device: torch.device) -> None:
+    """Among equal logits, the experts with the smaller numbers are chosen, also among more than one tile has."""
+    count, top_k = 72, 3
+    x, norm = torch.randn(1, 256, device=device), torch.ones(256, device=device)
+    gate_up, down = torch.randn(count, 64, 256, device=device) / 16, torch.randn(count, 256, 32, device=device) / 6
+    equal = torch.zeros(1, count, device=device)
+    only_the_first = equal.masked_fill(torch.arange(count, device=device) >= top_k, float("-inf"))
+    y = kernels.experts(x, norm, 1e-6, equal, gate_up, down, top_k, True, "silu")
+    given = wide(x, norm, only_the_first, gate_up, down)
+    assert_close(y, reference.experts_torch(*given[:2], 1e-6, *given[2:], top_k, True, "silu"))
 
 
 def test_experts_of_nan(device: torch.device) -> None:

@@ -105,7 +105,7 @@ def test_no_fp8_kernel_is_compiled_after_the_start(policy: str, tmp_path: Path) 
     environment = {**os.environ, "TRTLLM_DG_CACHE_DIR": str(tmp_path)}
     words = ["load_format=dummy", "quantize=fp8", *options(policy)]
     command = [sys.executable, __file__, "qwen3-0.6b", *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     assert len([*tmp_path.rglob("*.cubin")]) > 10, "the kernels of this process were not compiled in its own folder"
 

@@ -25,8 +25,11 @@ MAX_STEPS = 16
 """The most tiles of `COLS` columns that a warp keeps in registers: 16 · 8 elements per thread and row of the weight."""
 
 
-MULTIPROCESSORS = 128
-"""About as many multiprocessors as an H100 or H200 has: 132."""
+MIN_PROGRAMS = 128
+"""A program of a projection has fewer warps, down to one, if there would be fewer programs than this.
+
+So nearly all of the 132 multiprocessors of an H100 or H200 have one. Gate and up have half as many programs.
+"""
 
 
 @device_function
@@ -149,10 +152,10 @@ def projection(
     """Compute `minisgl.kernel.decode_layer.projection_torch` on a GPU, for at most 8 rows. See `serves`."""
     (rows, inner), out = x.shape, weight.shape[0]
     two = act is not None or out > 2048
-    # Small programs where each warp has many registers, so that the next kernel's programs fit beside them; and at
-    # least one program for each of about 128 multiprocessors.
+    # Small programs where each warp has many registers, so that the next kernel's programs fit beside them.
     warps = 8 if rows <= 2 and not (two and inner > 1024) else 4
-    warps = min(warps, 1 << max(out // MULTIPROCESSORS, 1).bit_length() - 1)
+    while warps > 1 and out < warps * MIN_PROGRAMS:
+        warps //= 2
     out //= 1 if act is None else 2
     y = torch.empty((rows, out), dtype=x.dtype, device=x.device)
     projection_kernel[(out // (2 * warps if two and act is None else warps),)](
@@ -283,10 +286,11 @@ def steps_of(columns: int) -> int:
 
 
 def registers(x: Tensor, inner: int, limit: int, most: int) -> dict[str, int]:
-    """Return the option that limits a thread of a kernel to ``limit`` registers, where this was measured to be faster.
+    """Return the option that limits a thread of a kernel to ``limit`` registers, or none for larger weights.
 
     The limit also tells the assembler how many registers to use. Without it, `experts_up_kernel` has 172, and one
     program less fits in a multiprocessor. `experts_down_kernel` has 54, and loads the weights of one expert after those
-    of another. More than ``most`` columns ``inner`` of 2 bytes would not fit in the registers.
+    of another. Measured for the experts of Qwen3-30B-A3B in bfloat16: 2,048 and 768 columns ``inner``. More than
+    ``most`` columns of 2 bytes would not fit in the registers.
     """
     return {"maxnreg": limit} if x.is_cuda and inner * x.itemsize <= 2 * most else {}

@@ -27,8 +27,8 @@ MANY_OUTPUTS = 16384
 ONE_WAVE = 5280
 """The most outputs whose programs run at the same time, with two warps for 4 rows of the weight.
 
-That is 10 programs on each of 132 multiprocessors. With up to half as many more outputs, 2 rows were faster: then few
-multiprocessors are idle while the last programs run.
+That is 10 programs on each of 132 multiprocessors. With up to half as many more outputs, the last programs would be too
+few to read at full bandwidth, and 2 rows were faster on an H100 (7,168 × 5,120 and 6,144 × 4,096).
 """
 
 UNPACK = tl.constexpr("""{
