@@ -180,4 +180,6 @@ class Decoder(nn.Module):
 
 def _base(names: frozenset[str] | None) -> str:
     """Return what precedes the names of tensors in a checkpoint with ``names``: nothing if a base model was saved."""
-    return "" if names is not None and "embed_tokens.weight" in names else "model."
+    embedding = "embed_tokens.weight"
+    saved_base = names is not None and embedding in names and f"model.{embedding}" not in names
+    return "" if saved_base else "model."

@@ -6,6 +6,7 @@ The module imports no torch, so that the API server can check whether a download
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,7 +27,7 @@ _CONVERT = (
     "safetensors files"
 )
 _OTHER_FORMATS = {
-    "*.bin": _CONVERT,
+    "pytorch_model*.bin": _CONVERT,
     "*.gguf": _CONVERT.replace("{path!r})", "{path!r}, gguf_file=…)", 1),
     "*.pth": "Convert them with transformers' script for this model",
     "consolidated*.safetensors": "These are in Mistral's own format. Download the repository's model*.safetensors",
@@ -50,7 +51,7 @@ def weight_files(path: Path) -> dict[Path, frozenset[str] | None]:
     named = read_json(path / "config.json").get("transformers_weights") if (path / "config.json").is_file() else None
     if named is not None:
         file = path / str(named)
-        if not file.resolve().is_relative_to(path.resolve()) and not file.parent.samefile(path):
+        if not Path(os.path.abspath(file)).is_relative_to(os.path.abspath(path)):
             raise ConfigError(f"{path}/config.json: transformers_weights={named!r} is outside of the directory.")
         if not file.is_file():
             raise ConfigError(f"{path} lacks the file that transformers_weights of its config.json names: {named}.")
@@ -104,9 +105,9 @@ def _unlisted(path: Path) -> list[Path]:
     if files:
         return files
     for pattern, advice in _OTHER_FORMATS.items():
-        if found := [file.name for file in path.glob(pattern)]:
+        if others := [file.name for file in path.glob(pattern)]:
             raise ConfigError(
-                f"{path} has no *.safetensors file with the model's weights, only {some(found)}. "
+                f"{path} has no *.safetensors file with the model's weights, only {some(others)}. "
                 f"{advice.format(path=str(path))}."
             )
     raise ConfigError(f"{path} has no *.safetensors file. Download the weights, or use load_format=dummy.")

@@ -29,8 +29,11 @@ __all__ = ["Checkpoint", "Dummy", "load_weights"]
 _WIDE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """The dtypes of weights that are not in FP8."""
 
-_DERIVED = ("rotary_emb.inv_freq",)
-"""Name suffixes of tensors that are ignored: old checkpoints store them, but config.json determines their values."""
+_DERIVED = "rotary_emb.inv_freq"
+"""Name suffix of tensors that are ignored: old checkpoints store them, but config.json determines their values."""
+
+_VALUE_HEAD = "v_head."
+"""Name prefix of tensors that are ignored: the value head of reinforcement learning, which generation does not use."""
 
 
 class Checkpoint:
@@ -186,7 +189,7 @@ def _fill_all(model: nn.Module, source: WeightSource, tied: Mapping[str, str]) -
         missing = required - source.names
         scales = source.scales if isinstance(source, Checkpoint) else {}
         known = required | tied.keys() | {scales[name] for name in required | tied.keys() if name in scales}
-        unknown = {name for name in source.names - known if not name.endswith(_DERIVED)}
+        unknown = {n for n in source.names - known if not n.endswith(_DERIVED) and not n.startswith(_VALUE_HEAD)}
         if missing or unknown:
             problems = [f"lacks {some(missing)}"] * bool(missing) + [f"also has {some(unknown)}"] * bool(unknown)
             raise ConfigError(

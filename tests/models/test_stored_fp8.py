@@ -270,6 +270,17 @@ def test_scales_of_tensors_and_rows(
     check(path, manager, tmp_path, ranks=(1, 2))
 
 
+def test_scales_of_tensors_with_quantize(tmp_path: Path, manager: PluginManager) -> None:
+    """quantize=fp8 stores the dequantised weights in blocks of 128 × 128."""
+    path = tiny_checkpoint("qwen3", tmp_path / "model", fp8=True, hidden_size=128)
+    edit(path, STATIC, requantize("tensor", "_scale"))
+    expected = oracle(path, tmp_path / "wide")
+    model = PagedModel(path, quantize=True, manager=manager)
+    assert sum(isinstance(module, Fp8Matrix) for module in model.model.modules()) == 8  # type: ignore[attr-defined]
+    error = ((model.run([(0, 0, IDS)])[0] - expected).norm() / expected.norm()).item()
+    assert 1e-3 < error < 0.1
+
+
 @pytest.mark.parametrize(
     ("config", "suffix", "dtype"),
     [

@@ -156,6 +156,7 @@ def test_the_files_that_transformers_loads(
         ([stale_index], r"lacks files that its index names: model-00001"),
         ([], r"has no \*\.safetensors file\."),
         ([empty("pytorch_model.bin")], r"only pytorch_model\.bin\. Convert them.*save_pretrained"),
+        ([empty("training_args.bin")], r"has no \*\.safetensors file\. Download the weights"),
         ([empty("pytorch_model-00001-of-00002.bin")], r"only pytorch_model-00001-of-00002\.bin\. Convert them"),
         ([empty("model.Q4_K_M.gguf")], r"only model\.Q4_K_M\.gguf\..*gguf_file="),
         ([CONSOLIDATED], r"only consolidated\.safetensors\. These are in Mistral's own format"),
@@ -285,11 +286,12 @@ def test_numbers_that_are_not_weights(dtype: torch.dtype, tmp_path: Path, manage
         PagedModel(path, manager=manager)
 
 
-def test_old_buffers(tmp_path: Path, manager: PluginManager) -> None:
-    """Frequencies of RoPE that a checkpoint stores are those of config.json, in transformers too."""
+def test_tensors_that_are_not_used(tmp_path: Path, manager: PluginManager) -> None:
+    """transformers ignores these too: frequencies of RoPE, which config.json determines, and the value head."""
     path = tiny_checkpoint("llama", tmp_path)
     expected = Oracle(path, "float32").logits(IDS)
     extra = {"model.rotary_emb.inv_freq": torch.ones(8), "model.layers.1.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    extra["v_head.summary.weight"] = torch.ones(1, 64)
     save_file({**load_file(path / SINGLE), **extra}, path / SINGLE)
     assert torch.equal(Oracle(path, "float32").logits(IDS), expected)
     torch.testing.assert_close(logits(path, manager), expected, atol=1e-4, rtol=1e-4)

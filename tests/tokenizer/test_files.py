@@ -111,7 +111,7 @@ def test_bos_and_eos_are_added(files: Path, tmp_path: Path) -> None:
 
 
 def test_ids_that_do_not_follow_the_vocabulary(files: Path, tmp_path: Path) -> None:
-    """``tokenizers`` numbers added tokens itself, so another number is refused. transformers ignores the number."""
+    """``tokenizers`` numbers added tokens itself, so another number is refused."""
     added = {str(size(files) + 5): {**SPECIAL, "content": "<|im_end|>"}}
     config = {"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": added}
     with pytest.raises(ConfigError, match=r"added token '<\|im_end\|>' the id \d+, but it would be"):
