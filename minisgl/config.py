@@ -144,8 +144,9 @@ class Config:
     dtype: str = "auto"
     """``float32``, ``bfloat16`` or ``float16``. ``auto`` is float32 on a CPU and the checkpoint's dtype on a GPU."""
     quantize: str = "auto"
-    """``auto`` keeps the linear layers as the checkpoint stores them. ``fp8`` also quantises those of a dense model in
-    another dtype while it is loaded: e4m3 with a scale for each block of 128 × 128."""
+    """``auto`` keeps the linear layers as the checkpoint stores them, but dequantises weights in FP8 that have another
+    layout than blocks of 128 × 128, and those of a model with experts. ``fp8`` also quantises the linear layers of a
+    dense model in another dtype or layout while it is loaded: e4m3 with a scale for each block of 128 × 128."""
     device: str = "auto"
     """``cpu`` or ``cuda``. ``auto`` is cuda if torch finds a CUDA device, else cpu."""
     tp: int = 1

@@ -19,12 +19,13 @@ from minisgl.attention import AttentionBackend
 from minisgl.config import Config, ConfigError
 from minisgl.layers.context import Context
 from minisgl.layers.fp8 import Fp8
-from minisgl.models.config import ModelConfig, read_json
+from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Model
 from minisgl.models.knockout import knock_out
 from minisgl.models.resolve import resolve_model
 from minisgl.models.weights import Checkpoint, Dummy
 from minisgl.plugin_manager.discovery import near
+from minisgl.utils.json_file import read_json
 
 if TYPE_CHECKING:
     from minisgl.moe import MoeBackend
@@ -137,11 +138,12 @@ def build_fp8(config: Config, manager: PluginManager, model: ModelConfig, device
 
     Raises `ConfigError` if ``quantize=fp8`` is given for a model with experts.
     """
-    if not model.fp8 and config.quantize != "fp8":
+    stored, quantize = model.fp8 is not None and not model.fp8.dequantized, config.quantize == "fp8"
+    if not stored and not quantize:
         return None
     if model.num_experts:
         raise ConfigError(f"quantize=fp8 is for dense models, but {config.model} has experts: leave quantize out.")
-    return Fp8(manager.build("fp8_gemm", config.fp8_gemm, device=device), stored=model.fp8)
+    return Fp8(manager.build("fp8_gemm", config.fp8_gemm, device=device), stored, quantize)
 
 
 def build_moe(config: Config, manager: PluginManager, model: ModelConfig, device: torch.device) -> MoeBackend | None:
@@ -161,6 +163,9 @@ def build_model(config: Config, manager: PluginManager, path: Path, model: Model
     Raises `ConfigError` if no plugin has the architecture, or if its model class rejects the configuration.
     """
     classes = manager.models()
+    causal = f"{model.architecture.removesuffix('Model')}ForCausalLM"
+    if model.architecture not in classes and causal in classes:  # the base model was saved, without its LM head
+        model = replace(model, architecture=causal)
     if model.architecture not in classes:
         known = f"{near(model.architecture, classes)} Known: {', '.join(sorted(classes))}."
         if config.architecture is not None:
@@ -175,9 +180,22 @@ def build_model(config: Config, manager: PluginManager, path: Path, model: Model
     if config.load_format == "dummy":
         built.load(Dummy(config.seed))
     else:
-        with Checkpoint(path) as weights:
+        with Checkpoint(path, model.fp8) as weights:
             built.load(weights)
+        if weights.bytes_dequantized and model.fp8 is not None:
+            _report_dequantized(weights.bytes_dequantized, model.fp8.dequantized, ctx.dtype)
     return built
+
+
+def _report_dequantized(stored: int, reason: str, dtype: torch.dtype) -> None:
+    """Log the memory that weights need which ``stored`` bytes of e4m3 numbers were converted to."""
+    log.info(
+        "%.3f GiB of weights in FP8 were dequantised to %s on this rank (%s): they take %.3f GiB",
+        stored / 2**30,
+        str(dtype).removeprefix("torch."),
+        reason or "a layer has weights in FP8 and others",
+        stored * dtype.itemsize / 2**30,
+    )
 
 
 def max_step_tokens(config: Config, max_seq_len: int) -> int:

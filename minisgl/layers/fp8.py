@@ -26,12 +26,17 @@ __all__ = ["Fp8", "Fp8Matrix"]
 class Fp8:
     """How the linear layers of a model are quantised.
 
-    ``gemm`` multiplies. ``stored`` says that the checkpoint is in FP8; otherwise weights are quantised while they are
-    loaded.
+    ``gemm`` multiplies. ``stored`` says that the checkpoint has weights in FP8. ``quantize`` says that other weights
+    are quantised while they are loaded; without it, a layer that has such a weight is not in FP8.
     """
 
     gemm: Fp8Gemm
     stored: bool
+    quantize: bool
+
+    def serves(self, weights: Sequence[str], names: frozenset[str] | None) -> bool:
+        """Return whether a layer with these ``weights`` is in FP8. ``names`` are the tensors that the source has."""
+        return self.quantize or names is None or all(f"{name}_scale_inv" in names for name in weights)
 
     def prepare(self, model: object, rows: int) -> None:
         """Compile what the products of the loaded ``model`` need for 1 to ``rows`` rows: see `CompiledFp8Gemm`."""
@@ -88,11 +93,11 @@ class Fp8Matrix(nn.Module):
     ) -> Iterator[WeightShard]:
         """Yield the shards of a checkpoint's tensor ``name`` of ``shape``, cut along ``dim`` at ``start``.
 
-        ``target`` is a result of `part`. An FP8 checkpoint has a tensor of scales beside the weight; raises
-        `ConfigError` if the cut goes through a block. Other weights are quantised. ``names`` are the tensors that the
+        ``target`` is a result of `part`. A weight in FP8 has a tensor of scales beside it; raises `ConfigError` if the
+        cut goes through a block. Other weights are quantised. ``names`` are the tensors that the
         source has; None: it has any tensor, in any dtype.
         """
-        if not self.fp8.stored or names is None:
+        if not self.fp8.stored or names is None or f"{name}_scale_inv" not in names:
             shard = WeightShard.part(name, shape, dim, start, target.values)
             yield shard.quantized(target.scale_inv, self.dtype)
             return

@@ -24,6 +24,12 @@ def _parameter(ctx: Context, *shape: int) -> nn.Parameter:
     return nn.Parameter(huge_pages.empty(shape, ctx.dtype, ctx.device), requires_grad=False)
 
 
+def _wide(fp8: Fp8Matrix) -> nn.Parameter:
+    """Return a weight in the dtype of activations, in place of the FP8 matrix of a layer that is not stored in FP8."""
+    shape = tuple(fp8.values.shape)
+    return nn.Parameter(huge_pages.empty(shape, fp8.dtype, fp8.values.device), requires_grad=False)
+
+
 class _Merged(nn.Module):
     """Several column-parallel matrices with the same input, stored as one matrix.
 
@@ -40,11 +46,16 @@ class _Merged(nn.Module):
         self.packed: Packed | None = None
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
-        """Yield this rank's rows of each part, under the part's name beside the merged layer."""
+        """Yield this rank's rows of each part, under the part's name beside the merged layer.
+
+        The layer is in FP8 only if all parts are: see `Fp8.serves`.
+        """
         beside = prefix[:-1].rpartition(".")[0]
+        full_names = [f"{beside}.{name}" if beside else name for name, *_ in self.parts]
+        if self.fp8 is not None and not self.fp8.fp8.serves([f"{full}.weight" for full in full_names], names):
+            self.weight, self.fp8 = _wide(self.fp8), None
         begin = 0
-        for name, total, start, here in self.parts:
-            full = f"{beside}.{name}" if beside else name
+        for full, (_, total, start, here) in zip(full_names, self.parts, strict=True):
             rows, shape = slice(begin, begin + here), (total, self.weight.shape[1])
             if self.fp8 is None:
                 yield WeightShard.part(f"{full}.weight", shape, 0, start, self.weight[rows])
@@ -132,7 +143,9 @@ class LinearRowParallel(nn.Module):
         self.packed: Packed | None = None
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
-        """Yield this rank's columns of the weight, and the whole bias."""
+        """Yield this rank's columns of the weight, and the whole bias. For FP8, see `Fp8.serves`."""
+        if self.fp8 is not None and not self.fp8.fp8.serves([f"{prefix}weight"], names):
+            self.weight, self.fp8 = _wide(self.fp8), None
         out_size, here = self.weight.shape
         shape, start = (out_size, self.in_size), self.comm.rank * here
         if self.fp8 is None:

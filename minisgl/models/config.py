@@ -8,17 +8,17 @@ quantisation.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from minisgl.config import ConfigError
-from minisgl.kernel.fp8 import BLOCK
 from minisgl.layers.rope import RopeConfig
+from minisgl.quantization.stored import StoredFp8, stored_fp8
+from minisgl.utils.json_file import read_json
 
-__all__ = ["ModelConfig", "read_json"]
+__all__ = ["ModelConfig"]
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -47,7 +47,7 @@ class ModelConfig:
     sliding_window: int | None = None
     num_experts: int = 0  # 0: a dense model
     dtype: str = "float32"
-    fp8: bool = False  # the linear layers are stored in e4m3 with a scale for each 128 × 128 block
+    fp8: StoredFp8 | None = None  # how weights are stored in FP8; None: the checkpoint has none
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -122,20 +122,9 @@ class ModelConfig:
             sliding_window=raw.get("sliding_window") if uses_window else None,
             num_experts=experts,
             dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
-            fp8=_is_fp8(raw.get("quantization_config"), experts),
+            fp8=stored_fp8(raw.get("quantization_config"), experts),
             raw=dict(raw),
         )
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object from a file. Raises `ConfigError` if the file holds anything else."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{file} can't be read as JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{file} must hold a JSON object, it holds a {type(value).__name__}.")
-    return value
 
 
 def _positive(raw: Mapping[str, Any], key: str) -> int:
@@ -144,28 +133,6 @@ def _positive(raw: Mapping[str, Any], key: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{key} must be a positive integer, got {value!r}.")
     return value
-
-
-def _is_fp8(quantization: Any, experts: int) -> bool:
-    """Return whether ``quantization_config`` of config.json says FP8. Raises `ConfigError` for other quantisation.
-
-    Supported is the layout of Qwen3-FP8: e4m3, blocks of 128 × 128, activations quantised when they are multiplied.
-    """
-    if not quantization:
-        return False
-    needed = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "scale_fmt": "float"}
-    given: dict[str, Any] = {"fmt": "e4m3", "scale_fmt": "float", "activation_scheme": "dynamic", **quantization}
-    for key, value in needed.items():
-        if given.get(key) != value:
-            raise ConfigError(f"quantization_config has {key}={given.get(key)!r}, but only {value!r} is supported.")
-    if list(given.get("weight_block_size") or ()) != [BLOCK, BLOCK]:
-        raise ConfigError(
-            f"quantization_config has weight_block_size={given.get('weight_block_size')!r}, but only "
-            f"[{BLOCK}, {BLOCK}] is supported."
-        )
-    if experts:
-        raise ConfigError("the experts are stored in FP8, which is not supported: use the checkpoint in bfloat16.")
-    return True
 
 
 def _rope(raw: Mapping[str, Any]) -> RopeConfig:

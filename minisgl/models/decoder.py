@@ -137,13 +137,15 @@ class Decoder(nn.Module):
         return list(self.specs)
 
     def weight_shards(self, prefix: str, names: frozenset[str] | None) -> Iterator[WeightShard]:
-        """Yield the shards of all weights. In checkpoints, every name but the LM head's begins with ``model.``."""
+        """Yield the shards of all weights. In checkpoints, every name but the LM head's begins with `_base`."""
         for name, child in self.named_children():
-            yield from weight_shards_of(child, f"{prefix}{'' if name == 'lm_head' else 'model.'}{name}.", names)
+            base = "" if name == "lm_head" else _base(names)
+            yield from weight_shards_of(child, f"{prefix}{base}{name}.", names)
 
     def load(self, source: WeightSource) -> None:
         """Load all weights from ``source``: see `Model.load`."""
-        load_weights(self, source, tied={"lm_head.weight": "model.embed_tokens.weight"} if self.lm_head.tied else {})
+        embedding = f"{_base(source.names)}embed_tokens.weight"
+        load_weights(self, source, tied={"lm_head.weight": embedding} if self.lm_head.tied else {})
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, out_cache_loc: Tensor, logits_indices: Tensor | None = None
@@ -174,3 +176,10 @@ class Decoder(nn.Module):
         """Compute the logits: see `Model.logits`."""
         logits: Tensor = self.lm_head(hidden)
         return logits
+
+
+def _base(names: frozenset[str] | None) -> str:
+    """Return what precedes the names of tensors in a checkpoint with ``names``: nothing if a base model was saved."""
+    embedding = "embed_tokens.weight"
+    saved_base = names is not None and embedding in names and f"model.{embedding}" not in names
+    return "" if saved_base else "model."

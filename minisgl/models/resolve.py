@@ -7,12 +7,12 @@ torch, so that the API server and the tokenizer processes can use it too.
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from pathlib import Path
 
 from minisgl.config import ConfigError
 from minisgl.models.shipped import shipped, weights_dir
+from minisgl.models.weight_files import NOT_WEIGHTS, weight_files
 
 __all__ = ["named_models", "resolve_model"]
 
@@ -25,6 +25,7 @@ _HUB_PATTERNS = [
     "merges.txt",
     "*.tiktoken",
 ]
+_HUB_IGNORED = ["original/*", *NOT_WEIGHTS]
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -47,7 +48,10 @@ def resolve_model(name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ConfigError(f"model={name}: the directory has no config.json. Give the directory of a model.")
+            hint = "Give the directory of a model."
+            if (path / "adapter_config.json").is_file():
+                hint = "An adapter is no whole model: merge it into its base model (merge_and_unload of PEFT)."
+            raise ConfigError(f"model={name}: the directory has no config.json. {hint}")
         return path.resolve()
     if path.suffix == ".json" and path.is_file():
         return path.resolve()
@@ -81,7 +85,7 @@ def _from_hub(name: str) -> Path:
     except (LocalEntryNotFoundError, OSError, ValueError):
         pass
     try:
-        path = Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS))
+        path = Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=_HUB_IGNORED))
         if _is_complete(path):  # without a connection, the download returns the cached snapshot, maybe incomplete
             return path
         reason = "the hub can't be reached, or it has no config.json and *.safetensors for it"
@@ -96,9 +100,7 @@ def _from_hub(name: str) -> Path:
 
 def _is_complete(path: Path) -> bool:
     """Return whether a snapshot has its config.json and all of its weight files."""
-    if not (path / "config.json").is_file():
+    try:
+        return (path / "config.json").is_file() and bool(weight_files(path))
+    except ConfigError:
         return False
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        return all((path / file).is_file() for file in set(json.loads(index.read_text())["weight_map"].values()))
-    return any(path.glob("*.safetensors"))

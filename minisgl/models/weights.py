@@ -16,67 +16,57 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from minisgl.config import ConfigError
 from minisgl.kernel.fp8 import E4M3, Fp8Weight, quantize_weight
 from minisgl.layers.weight_shards import WeightShard, WeightSource, weight_shards_of
-from minisgl.models.config import read_json
+from minisgl.models.weight_files import some, weight_files
+from minisgl.quantization.stored import SCALES, UNUSED, StoredFp8, dequantize_slice
 
 __all__ = ["Checkpoint", "Dummy", "load_weights"]
 
-_DERIVED = ("rotary_emb.inv_freq",)
-"""Name suffixes of tensors that are ignored: old checkpoints store them, but config.json determines their values."""
+_WIDE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""The dtypes of weights that are not in FP8."""
+
+_DERIVED = "rotary_emb.inv_freq"
+"""Name suffix of tensors that are ignored: old checkpoints store them, but config.json determines their values."""
+
+_VALUE_HEAD = "v_head."
+"""Name prefix of tensors that are ignored: the value head of reinforcement learning, which generation does not use."""
 
 
 class Checkpoint:
-    """The safetensors files of a directory: one ``model.safetensors``, or several files with an index.
+    """The safetensors files of a directory that `weight_files` chooses.
 
-    Use the checkpoint as a context manager. ``bytes_read`` counts the bytes of the slices read so far. Raises
-    `ConfigError` if a file is missing or unreadable.
+    ``fp8`` is the layout of weights in FP8: see `StoredFp8`. Without it, a tensor in e4m3 is refused. Use the
+    checkpoint as a context manager. Raises `ConfigError` if a file is missing or unreadable.
+
+    ``bytes_read`` counts the bytes of the slices read so far, and ``bytes_dequantized`` those of them that were e4m3
+    numbers and were converted to a wider dtype. ``scales`` maps the name of a weight to that of its scales.
     """
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
-        self.bytes_read = 0
+    def __init__(self, path: str | Path, fp8: StoredFp8 | None = None):
+        self.path, self.fp8 = Path(path), fp8
+        self.bytes_read = self.bytes_dequantized = 0
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
-        for file, listed in self._list_files().items():
+        for file, listed in weight_files(self.path).items():
             try:
                 handle = self._stack.enter_context(safe_open(file, framework="pt"))
             except (SafetensorError, OSError) as error:
                 raise ConfigError(f"{file} can't be read as safetensors: {error}") from None
             held = set(handle.keys())
             if listed is not None and listed - held:
-                raise ConfigError(f"{file} lacks tensors that the index says it has: {_some(listed - held)}.")
+                raise ConfigError(f"{file} lacks tensors that the index says it has: {some(listed - held)}.")
             for name in held:
                 if name in self._files:
                     raise ConfigError(f"{self.path} has the tensor {name} in two files.")
                 self._files[name] = handle
-
-    def _list_files(self) -> dict[Path, set[str] | None]:
-        """Return each file with the tensors that the index lists for it, or None without an index."""
-        if not self.path.is_dir():
-            raise ConfigError(
-                f"{self.path} is not a directory with weights. A named shape has no weights: use load_format=dummy."
-            )
-        index = self.path / "model.safetensors.index.json"
-        files: dict[Path, set[str] | None] = {}
-        if index.is_file():
-            for name, file in read_json(index).get("weight_map", {}).items():
-                expected = files.setdefault(self.path / file, set())
-                assert expected is not None
-                expected.add(name)
-            missing = [file.name for file in files if not file.is_file()]
-            if missing:
-                raise ConfigError(f"{self.path} lacks files that its index names: {_some(missing)}.")
-        else:
-            files = dict.fromkeys(sorted(self.path.glob("*.safetensors")))
-        if not files:
-            raise ConfigError(
-                f"{self.path} has no *.safetensors file. Convert other formats first, or use load_format=dummy."
-            )
-        return files
+        self.scales: dict[str, str] = {}
+        if fp8 is not None:
+            self._files = {name: file for name, file in self._files.items() if not name.endswith(UNUSED)}
+            self.scales = {n: n + end for end in SCALES for n in self._files if n + end in self._files}
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -104,13 +94,39 @@ class Checkpoint:
         if shard.target.numel() == 0:
             return
         part = stored[shard.index]
-        if (part.dtype == E4M3) != (shard.target.dtype == E4M3):
-            raise ConfigError(
-                f"{self.path}: the tensor {shard.name} is stored in {_name(part.dtype)}, but quantization_config of "
-                f"config.json implies {'float8_e4m3fn' if shard.target.dtype == E4M3 else 'a wider dtype'}."
-            )
         self.bytes_read += part.nbytes
+        self._check_dtype(shard, part.dtype)
+        if part.dtype == E4M3 != shard.target.dtype:
+            part = self._dequantize(shard, part)
         shard.target.copy_(part)
+
+    def _check_dtype(self, shard: WeightShard, dtype: torch.dtype) -> None:
+        """Raise `ConfigError` if a copy from ``dtype`` to the target would change what the numbers mean."""
+        scale, stored = self.scales.get(shard.name), f"{self.path}: the tensor {shard.name} is stored in {_name(dtype)}"
+        if dtype == E4M3 != shard.target.dtype and self.fp8 is not None:
+            if scale is None:
+                raise ConfigError(f"{stored} without scales: the checkpoint lacks {shard.name}{SCALES[0]}.")
+        elif (dtype == E4M3) != (shard.target.dtype == E4M3):
+            implied = "float8_e4m3fn" if shard.target.dtype == E4M3 else "a wider dtype"
+            raise ConfigError(f"{stored}, but quantization_config of config.json implies {implied}.")
+        elif dtype not in (E4M3, *_WIDE):
+            raise ConfigError(f"{stored}, but weights must be in {', '.join(map(_name, _WIDE))} or float8_e4m3fn.")
+        elif dtype != E4M3 and scale is not None:
+            raise ConfigError(f"{stored}, but it has scales, {scale}, as if it were in float8_e4m3fn.")
+
+    def _dequantize(self, shard: WeightShard, part: Tensor) -> Tensor:
+        """Return the slice ``part`` of a tensor in e4m3 times its scales, in float32, on the target's device."""
+        assert self.fp8 is not None
+        self.bytes_dequantized += part.nbytes
+        device, name = shard.target.device, self.scales[shard.name]
+        scale = self._files[name].get_tensor(name)
+        self.bytes_read += scale.nbytes
+        if not scale.is_floating_point():
+            raise ConfigError(f"{self.path}: the scales {name} are stored in {_name(scale.dtype)}, not as floats.")
+        try:
+            return dequantize_slice(part.to(device), scale.to(device), shard.shape, shard.index, self.fp8.block)
+        except ValueError as error:
+            raise ConfigError(f"{self.path}: {name} can't be read: {error}.") from None
 
 
 class Dummy:
@@ -165,11 +181,17 @@ def _fill_all(model: nn.Module, source: WeightSource, tied: Mapping[str, str]) -
     """
     shards = list(weight_shards_of(model, "", source.names))
     if source.names is not None:
+        for other, name in tied.items():
+            if other in source.names and name not in source.names:  # only the other name of a shared tensor is stored
+                shards = [replace(shard, name=other) if shard.name == name else shard for shard in shards]
+                tied = {key: value for key, value in tied.items() if key != other}
         required = {shard.name for shard in shards}
         missing = required - source.names
-        unknown = {n for n in source.names - required - tied.keys() if not n.endswith(_DERIVED)}
+        scales = source.scales if isinstance(source, Checkpoint) else {}
+        known = required | tied.keys() | {scales[name] for name in required | tied.keys() if name in scales}
+        unknown = {n for n in source.names - known if not n.endswith(_DERIVED) and not n.startswith(_VALUE_HEAD)}
         if missing or unknown:
-            problems = [f"lacks {_some(missing)}"] * bool(missing) + [f"also has {_some(unknown)}"] * bool(unknown)
+            problems = [f"lacks {some(missing)}"] * bool(missing) + [f"also has {some(unknown)}"] * bool(unknown)
             raise ConfigError(
                 f"The checkpoint's tensors are not those of a {type(model).__name__}: it {' and '.join(problems)}."
             )
@@ -208,9 +230,3 @@ def _check_tied(copy: WeightShard, own: WeightShard) -> None:
             f"config.json ties {copy.name} to {own.name} (tie_word_embeddings), but in the checkpoint "
             "they differ: set tie_word_embeddings to false in config.json to use both."
         )
-
-
-def _some(names: set[str] | list[str], max_names: int = 5) -> str:
-    """Format at most ``max_names`` of ``names`` for a message, and the number of those left out."""
-    shown = sorted(names)[:max_names]
-    return ", ".join(shown) + (f" and {len(names) - max_names} more" if len(names) > max_names else "")

@@ -78,8 +78,8 @@ def tiny_checkpoint(
     - ``tokenizer``: also write a byte-level BPE tokenizer of at most ``vocab_size`` tokens, whose chat template begins
       with the BOS token (0).
     - ``fused_experts``: keep transformers 5's layout, one tensor for all experts of a layer, not one per expert.
-    - ``fp8``: store the projections in the layout of Qwen3-FP8: e4m3 with a scale, in bfloat16, for each 128 × 128
-      block. The whole checkpoint is then one file.
+    - ``fp8``: store the projections, also those of experts, in the layout of Qwen3-FP8: e4m3 with a scale, in bfloat16,
+      for each 128 × 128 block. The whole checkpoint is then one file.
     - ``max_shard_size``: largest weight file, for example "20KB"; larger
       checkpoints are split into several files with an index.
     - ``generation``: fields of generation_config.json, whose end-of-sequence ids are [1, 2] by default.
@@ -138,16 +138,11 @@ def _store_in_fp8(path: Path) -> None:
     stored = {}
     for name, tensor in load_file(file).items():
         stored[name] = tensor
-        if not name.endswith("_proj.weight"):
+        if not name.endswith(("_proj.weight", "experts.gate_up_proj", "experts.down_proj")):
             continue
-        rows, cols = (range(0, size, 128) for size in tensor.shape)
-        values, scales = torch.empty_like(tensor, dtype=torch.float8_e4m3fn), torch.empty(len(rows), len(cols))
-        for i, row in enumerate(rows):
-            for j, col in enumerate(cols):
-                block = tensor[row : row + 128, col : col + 128]
-                scales[i, j] = scale = (block.abs().max() / 448).bfloat16().float()
-                values[row : row + 128, col : col + 128] = (block / scale).clamp(-448, 448).to(values.dtype)
-        stored |= {name: values, f"{name}_scale_inv": scales.bfloat16()}
+        values, scales = zip(*map(_fp8_blocks, tensor.flatten(0, -3) if tensor.dim() > 2 else [tensor]), strict=True)
+        stored[name] = torch.stack(values).view(tensor.shape)
+        stored[f"{name}_scale_inv"] = torch.stack(scales).view(*tensor.shape[:-2], *scales[0].shape)
     save_file(stored, file, metadata={"format": "pt"})
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"] = {
@@ -157,6 +152,20 @@ def _store_in_fp8(path: Path) -> None:
         "weight_block_size": [128, 128],
     }
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _fp8_blocks(weight: Any) -> tuple[Any, Any]:
+    """Return a matrix in e4m3, and the scales of its blocks of 128 × 128 in bfloat16."""
+    import torch
+
+    rows, cols = (range(0, size, 128) for size in weight.shape)
+    values, scales = torch.empty_like(weight, dtype=torch.float8_e4m3fn), torch.empty(len(rows), len(cols))
+    for i, row in enumerate(rows):
+        for j, col in enumerate(cols):
+            block = weight[row : row + 128, col : col + 128]
+            scales[i, j] = scale = (block.abs().max() / 448).bfloat16().float()
+            values[row : row + 128, col : col + 128] = (block / scale).clamp(-448, 448).to(values.dtype)
+    return values, scales.bfloat16()
 
 
 def _write_tokenizer(path: Path, vocab_size: int) -> None:

@@ -71,15 +71,16 @@ class PagedModel:
         if moe is None and self.config.num_experts:
             moe = _make(manager, "moe", device=device)
         fp8 = None
-        if quantize or self.config.fp8:
-            fp8 = Fp8(fp8_gemm or _make(manager, "fp8_gemm", device=device), stored=self.config.fp8)
+        stored = bool(self.config.fp8 and not self.config.fp8.dequantized)
+        if quantize or stored:
+            fp8 = Fp8(fp8_gemm or _make(manager, "fp8_gemm", device=device), stored, quantize)
         ctx = Context(comm, self.attention, moe, device, dtype, fp8)
         self.model: Model = (model or manager.models()[self.config.architecture])(self.config, ctx)
         self.bytes_read = 0
         if source is not None or isinstance(path, ModelConfig):
             self.model.load(source or Dummy())
         else:
-            with Checkpoint(path) as checkpoint:
+            with Checkpoint(path, self.config.fp8) as checkpoint:
                 self.model.load(checkpoint)
                 self.bytes_read = checkpoint.bytes_read
         self.layers = self.model.attention_layers()

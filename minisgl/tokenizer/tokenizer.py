@@ -1,7 +1,7 @@
 """A model's tokenizer: converts text to token ids and back, using the tokenizer files of a Hugging Face checkpoint.
 
-This module reads ``tokenizer.json`` (with the ``tokenizers`` library), ``tokenizer_config.json`` and the chat template
-from the model's directory. It knows nothing about requests.
+This module reads the tokenizer (`minisgl.tokenizer.files`), ``tokenizer_config.json`` and the chat template from the
+model's directory. It knows nothing about requests.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from minisgl.config import ConfigError
 from minisgl.core import InvalidRequestError
 from minisgl.tokenizer.chat import SPECIAL_TOKENS, ChatTemplate
 from minisgl.tokenizer.client_text import ClientText, RenderedChat
+from minisgl.tokenizer.files import raw_tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -53,18 +54,14 @@ class Tokenizer:
 
     @staticmethod
     def from_dir(path: str | Path, parse_special_tokens: bool = False) -> Tokenizer | None:
-        """Return the tokenizer in a model's directory, or None if the directory has no ``tokenizer.json``.
+        """Return the tokenizer in a model's directory, or None if the directory has none: see `raw_tokenizer`.
 
         ``parse_special_tokens`` is that of `Tokenizer`. Raise `ConfigError` if a tokenizer file can't be read.
         """
         path = Path(path)
-        file = path / "tokenizer.json"
-        if not file.is_file():
+        raw = raw_tokenizer(path)
+        if raw is None:
             return None
-        try:
-            raw = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises bare Exception
-            raise ConfigError(f"{file} is not a tokenizer that minisgl can read: {error}") from error
         config = _read_json(path / "tokenizer_config.json")
         names = {**_read_json(path / "special_tokens_map.json"), **config}
         special = {name: _content(names[name]) for name in SPECIAL_TOKENS if names.get(name) is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed here")
 
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -274,3 +276,35 @@ def test_attention_quantizes_for_the_output_projection(
         assert all(rows > 4 for rows in calls)
         calls.clear()
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe"])
+def test_dequantised_weights(architecture: str, tmp_path: Path) -> None:
+    """Weights that are dequantised while they are loaded are the same on a GPU as on a CPU."""
+    path = tiny_checkpoint(architecture, tmp_path, fp8=True, hidden_size=160)
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"]["activation_scheme"] = "static"  # also dequantises a dense model
+    (path / "config.json").write_text(json.dumps(config))
+    manager = PluginManager.load()
+    on_cpu, on_gpu = (PagedModel(path, device=device, manager=manager).model for device in ("cpu", "cuda"))
+    weights = dict(on_gpu.named_parameters())  # type: ignore[attr-defined]
+    for name, weight in on_cpu.named_parameters():  # type: ignore[attr-defined]
+        assert weight.dtype == torch.float32
+        assert torch.equal(weight, weights[name].cpu()), name
+
+
+def test_layers_in_16_bits_beside_fp8(tmp_path: Path) -> None:
+    path = tiny_checkpoint("qwen3", tmp_path, fp8=True, hidden_size=128, num_hidden_layers=3)
+    stored = load_file(path / "model.safetensors")
+    for name in ("model.layers.0.mlp.down_proj.weight", "model.layers.1.self_attn.q_proj.weight"):
+        weight = fp8.Fp8Weight(stored[name], stored.pop(f"{name}_scale_inv").float())
+        stored[name] = fp8.dequantize(weight).bfloat16()
+    save_file(stored, path / "model.safetensors", metadata={"format": "pt"})
+    prompt = list(range(20, 60))
+    expected = PagedModel(path).run([(0, 0, prompt)])[0][-1].log_softmax(-1)
+    with LLM(str(path), overrides=["device=cuda", "dtype=bfloat16", "num_pages=64"]) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=1, ignore_eos=True)
+        outputs = llm.generate([prompt] * 3, params)
+    for output in outputs:
+        assert output.logprobs is not None
+        assert abs(output.logprobs[0].chosen - expected.max().item()) < 0.3

@@ -233,8 +233,7 @@ def test_a_slice_through_a_block_is_refused(
     assert "smaller tp" in run_ranks(2, lambda comm: rank(comm) if comm.rank == 0 else "", manager)[0]
 
 
-def test_a_layer_that_is_not_converted_is_refused(tmp_path: Path, manager: PluginManager) -> None:
-    """``modules_to_not_convert`` may name the head or norms, which stay as they are, but no projection."""
+def test_e4m3_without_scales_is_refused(tmp_path: Path, manager: PluginManager) -> None:
     path = checkpoint(tmp_path, "aligned")
     stored = load_file(path / "model.safetensors")
     del stored["model.layers.1.mlp.down_proj.weight_scale_inv"]
@@ -270,7 +269,7 @@ def test_dummy_weights(stored: bool, tmp_path: Path, ids: Tensor, manager: Plugi
     options: dict[str, Any] = {"source": Dummy(3), "manager": manager}
     got = logits(PagedModel(path, quantize=True, **options), ids)
     config = ModelConfig.from_dir(path)
-    wide = PagedModel(ModelConfig(**{**vars(config), "fp8": False}), **options)
+    wide = PagedModel(ModelConfig(**{**vars(config), "fp8": None}), **options)
     error = (got - logits(wide, ids)).norm() / got.norm()
     assert 1e-3 < error.item() < 0.1
 
@@ -280,10 +279,11 @@ def test_dummy_weights(stored: bool, tmp_path: Path, ids: Tensor, manager: Plugi
     [
         ({"quant_method": "awq"}, "quant_method='awq', but only 'fp8'"),
         ({"fmt": "e5m2"}, "fmt='e5m2'"),
-        ({"activation_scheme": "static"}, "activation_scheme='static'"),
-        ({"weight_block_size": [64, 64]}, r"weight_block_size=\[64, 64\]"),
-        ({"weight_block_size": None}, "weight_block_size=None"),
-        ({"scale_fmt": "ue8m0"}, "scale_fmt='ue8m0'"),
+        ({"scale_fmt": "e5m2"}, "scale_fmt='e5m2'"),
+        ({"activation_scheme": "none"}, "activation_scheme='none'"),
+        ({"expert_dtype": "fp4"}, "expert_dtype='fp4'"),
+        ({"weight_block_size": [128]}, r"weight_block_size=\[128\], which is not two positive"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo='NVFP4'"),
     ],
 )
 def test_other_quantisation_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -295,14 +295,11 @@ def test_other_quantisation_is_refused(change: dict[str, Any], message: str, tmp
         ModelConfig.from_dict(raw)
 
 
-def test_experts_are_refused(tmp_path: Path, manager: PluginManager) -> None:
+def test_experts_are_not_quantised_at_load(tmp_path: Path, manager: PluginManager) -> None:
     path = tiny_checkpoint("qwen3_moe", tmp_path)
-    raw = json.loads((path / "config.json").read_text())
-    with pytest.raises(ConfigError, match="experts are stored in FP8, which is not supported"):
-        ModelConfig.from_dict({**raw, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}})
     config, device = Config(model=str(path), quantize="fp8"), torch.device("cpu")
     with pytest.raises(ConfigError, match="quantize=fp8 is for dense models"):
-        setup.build_fp8(config, manager, ModelConfig.from_dict(raw), device)
+        setup.build_fp8(config, manager, ModelConfig.from_dir(path), device)
 
 
 def test_tutor_answers_as_well_in_fp8() -> None:

@@ -1,0 +1,22 @@
+"""Reading of JSON files, with errors for people."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from minisgl.config import ConfigError
+
+__all__ = ["read_json"]
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON object from a file. Raises `ConfigError` if the file holds anything else."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} can't be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{file} must hold a JSON object, it holds a {type(value).__name__}.")
+    return value
