@@ -11,10 +11,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
+from typing import IO
 
 from minisgl.server.cli import main
 from minisgl.utils.parent import when_input_closes
+
+
+READY = "minisgl is ready: "
+"""The beginning of the line with the server's URL."""
 
 
 @contextlib.contextmanager
@@ -34,10 +40,11 @@ def attached_server(words: Sequence[str]) -> Iterator[str]:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        line = process.stdout.readline()
-        if "http" not in line:
+        url = read_url(process.stdout)
+        if url is None:
             raise SystemExit(process.wait() or 1)
-        yield line[line.index("http") :].strip()
+        threading.Thread(target=pass_on, args=(process.stdout,), name="server-output", daemon=True).start()
+        yield url
     finally:
         process.stdin.close()
         try:
@@ -45,7 +52,27 @@ def attached_server(words: Sequence[str]) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        process.stdout.close()
+
+
+def read_url(lines: IO[str]) -> str | None:
+    """Return the URL that a server prints when it is ready, or None if its standard output ends before.
+
+    Other lines are passed on to standard error: plugins and libraries may print, too.
+    """
+    for line in lines:
+        other, ready, url = line.partition(READY)
+        if other:
+            print(other, end="\n" if ready else "", file=sys.stderr, flush=True)
+        if ready:
+            return url.strip()
+    return None
+
+
+def pass_on(lines: IO[str]) -> None:
+    """Pass the lines that a server prints later on to standard error, until it ends. A full pipe would block it."""
+    with lines:
+        for line in lines:
+            print(line, end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ def run_leader(
         Pull(context, addresses.scheduler),
         to_api=Push(context, addresses.api).send,
         to_detokenizer=Push(context, addresses.detokenizer).send,
-        metrics=lambda: [*manager.hook.minisgl_metrics(), compilations.metrics()],
+        metrics=lambda: [*manager.metrics(), compilations.metrics()],
         heartbeat=heartbeat,
     )
     compilations = Compilations()
