@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from minisgl.server.attached import attached_server
+from minisgl.server.held_log import HeldLog
 
 HELP = "/reset clears the conversation, /exit (or Ctrl-D) ends the shell, Ctrl-C stops a reply."
 
@@ -117,10 +118,11 @@ def _lines() -> Iterator[str]:
             return
 
 
-def run_chat(chat: Chat, lines: Iterator[str]) -> int:
+def run_chat(chat: Chat, lines: Iterator[str], log: HeldLog | None = None) -> int:
     """Send each line to the chat, or run it as a command, until the lines end or a line is ``/exit``.
 
-    Return the exit status: 1 if the reply to the last message failed with an error, otherwise 0.
+    ``log``: the log of the shell's own server. After an error, and after each reply if the user asked for the log, its
+    lines are written. Return the exit status: 1 if the reply to the last message failed with an error, otherwise 0.
     """
     status = 0
     for line in lines:
@@ -134,6 +136,9 @@ def run_chat(chat: Chat, lines: Iterator[str]) -> int:
             print(HELP if text == "/help" else f"There is no command {text.split()[0]}. {HELP}")
         elif text:
             status = _print_reply(chat, text)
+            if log is not None and (status or log.always):
+                log.release()
+                log.hold()
     return status
 
 
@@ -169,15 +174,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--url names a running server, so it can't have options of a new one: {' '.join(args.options)}")
     options = {"temperature": args.temperature} | ({"max_tokens": args.max_tokens} if args.max_tokens else {})
 
+    log = HeldLog(args.options)
+
     def run(url: str) -> int:
+        log.hold()
         if sys.stdin.isatty():
             print(f"Connected to {url}. {HELP}")
-        return run_chat(Chat(url, args.system, args.api_key, **options), _lines())
+        return run_chat(Chat(url, args.system, args.api_key, **options), _lines(), log)
 
     try:
         if args.url:
             return run(args.url)
-        with attached_server(args.options) as url:
+        with attached_server(args.options, log) as url:
             return run(url)
     except ChatError as error:
         print(f"minisgl: {error}", file=sys.stderr)

@@ -11,11 +11,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from typing import IO
 
 from minisgl.server.cli import main
+from minisgl.server.held_log import HeldLog
 from minisgl.utils.parent import when_input_closes
 
 
@@ -24,26 +24,34 @@ READY = "minisgl is ready: "
 
 
 @contextlib.contextmanager
-def attached_server(words: Sequence[str]) -> Iterator[str]:
+def attached_server(words: Sequence[str], log: HeldLog | None = None) -> Iterator[str]:
     """Start a server with the options ``words`` on a free port, yield its URL, and end the server at the exit.
 
-    Raise SystemExit with the server's exit status if the server can't start. The server has then printed the reason on
+    ``log`` gets the lines that the server writes to standard error; without it, they go there directly. Raise
+    SystemExit with the server's exit status if the server can't start. The server has then printed the reason on
     standard error.
     """
+    held = log or HeldLog([])
     process = subprocess.Popen(
         [sys.executable, "-m", "minisgl.server.attached", "server.port=0", *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=None if log is None else subprocess.PIPE,
         text=True,
+        errors="replace",
         process_group=0,  # Ctrl-C in the terminal must reach the starting program only
     )
     assert process.stdin is not None
     assert process.stdout is not None
+    if process.stderr is not None:
+        held.read(process.stderr)
     try:
         url = read_url(process.stdout)
         if url is None:
-            raise SystemExit(process.wait() or 1)
-        threading.Thread(target=pass_on, args=(process.stdout,), name="server-output", daemon=True).start()
+            status = process.wait() or 1
+            held.join()
+            raise SystemExit(status)
+        held.read(process.stdout)
         yield url
     finally:
         process.stdin.close()
@@ -52,6 +60,7 @@ def attached_server(words: Sequence[str]) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        held.join()
 
 
 def read_url(lines: IO[str]) -> str | None:
@@ -66,13 +75,6 @@ def read_url(lines: IO[str]) -> str | None:
         if ready:
             return url.strip()
     return None
-
-
-def pass_on(lines: IO[str]) -> None:
-    """Pass the lines that a server prints later on to standard error, until it ends. A full pipe would block it."""
-    with lines:
-        for line in lines:
-            print(line, end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

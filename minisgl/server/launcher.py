@@ -200,7 +200,8 @@ class Launcher:
         scheme = "https" if self._config.server.tls_cert else "http"
         url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         _print(f"minisgl is ready: {url}")
-        log.info("ready: %s", url)
+        if self._config.log_format == "json":  # a program that reads the log may not read the line above
+            log.info("ready: %s", url)
 
     async def _wait_until_end(self) -> int:
         """Serve until a signal arrives, or a worker or the HTTP server ends. Return the exit status."""

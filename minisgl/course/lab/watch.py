@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
 from minisgl.course.lab.grader.grade import fingerprint
 
@@ -25,20 +28,39 @@ def watch(path: Path, command: Sequence[str], before_run: Callable[[], None]) ->
     If the file is saved while the command runs, the command is interrupted and run again. ``before_run`` is called
     before every run. ``path`` may be a folder: then a save of any file in it counts.
     """
-    while True:
-        version = _version(path)
-        before_run()
-        # In a new session: Ctrl-C reaches this process only, which then ends the command.
-        process = subprocess.Popen(command, start_new_session=True)
-        try:
-            while process.poll() is None and not _saved(path, version):
+    with _signals_raise():
+        while True:
+            version = _version(path)
+            before_run()
+            # In a new session: Ctrl-C reaches this process only, which then ends the command.
+            process = subprocess.Popen(command, start_new_session=True)
+            try:
+                while process.poll() is None and not _saved(path, version):
+                    time.sleep(POLL_SECONDS)
+            finally:
+                _end(process)
+            if process.returncode == 0:
+                return
+            while not _saved(path, version):
                 time.sleep(POLL_SECONDS)
-        finally:
-            _end(process)
-        if process.returncode == 0:
-            return
-        while not _saved(path, version):
-            time.sleep(POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise SystemExit in the main thread, so that the command is ended as after Ctrl-C."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _version(path: Path) -> str | None:
@@ -55,11 +77,15 @@ def _saved(path: Path, version: str | None) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command that still runs, with all processes that it has started."""
-    if process.poll() is None:
+    """End a command that still runs, with all processes that it has started. A second signal kills them at once."""
+    if process.poll() is not None:
+        return
+    try:
         process.send_signal(signal.SIGINT)
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # raised when no process of the session is left
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.wait()
