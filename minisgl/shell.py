@@ -43,6 +43,20 @@ class Chat:
         self._system = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, str]] = []
 
+    def _connection(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
+        return kind(self._url.hostname or "", self._url.port)
+
+    def connect(self) -> None:
+        """Connect to the server once, and send nothing. Raise `ChatError` if it can't be reached."""
+        connection = self._connection()
+        try:
+            connection.connect()
+        except OSError as error:
+            raise ChatError(f"No reply from {self._url.geturl()}: {error}") from error
+        finally:
+            connection.close()
+
     def reset(self) -> None:
         """Clear the conversation."""
         self.messages.clear()
@@ -57,8 +71,7 @@ class Chat:
         request = [*self.messages, {"role": "user", "content": text}]
         body = {"messages": [*self._system, *request], "stream": True, **self._options}
         reply = ""
-        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self._url.hostname or "", self._url.port)
+        connection = self._connection()
         try:
             path = self._url.path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
             connection.request("POST", path, json.dumps(body), self._headers)
@@ -178,9 +191,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run(url: str) -> int:
         log.hold()
+        chat = Chat(url, args.system, args.api_key, **options)
         if sys.stdin.isatty():
+            chat.connect()
             print(f"Connected to {url}. {HELP}")
-        return run_chat(Chat(url, args.system, args.api_key, **options), _lines(), log)
+        return run_chat(chat, _lines(), log)
 
     try:
         if args.url:

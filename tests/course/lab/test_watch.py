@@ -111,9 +111,11 @@ def test_a_save_while_the_file_is_graded(watched: Watched, monkeypatch: pytest.M
 
 
 WATCH = """
-import sys
+import signal, sys
 from pathlib import Path
 from minisgl.course.lab.watch import watch
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
 
 watch(Path(sys.argv[1]), sys.argv[2:], lambda: None)
 """
