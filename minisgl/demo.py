@@ -62,9 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = [sys.executable, "-m", "minisgl", "model=tutor", "server.port=0", *words]
     print("$", "python", *command[1:], flush=True)
     begun = time.monotonic()
-    server = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
-    )
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
     assert server.stdout is not None
     assert server.stderr is not None
     log = HeldLog(words)

@@ -71,7 +71,7 @@ def resolve_model(name: str) -> Path:
 def warn_of_same_name(name: str) -> None:
     """Log a warning if ``name`` is a shipped model, and also a model's directory in the current directory."""
     if name in named_models() and Path(name, "config.json").is_file():
-        log.warning("model=%s is the model that ships with minisgl. The directory of that name is model=./%s", name, name)
+        log.warning("model=%s is the model that ships with minisgl. model=./%s is the directory.", name, name)
 
 
 def _from_hub(name: str) -> Path:

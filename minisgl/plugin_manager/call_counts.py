@@ -23,7 +23,6 @@ class Calls(Counter[str]):
         self.plugin = plugin
 
 
-
 def count_calls(function: Callable[..., Any], calls: Calls, name: str) -> Callable[..., Any]:
     """Return ``function`` wrapped so that each call increments ``calls[name]``.
 

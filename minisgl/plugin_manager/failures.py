@@ -11,7 +11,7 @@ import traceback
 from types import ModuleType
 
 MARK = "__minisgl_plugin__"
-"""The global variable of a plugin's module with the plugin's file. `described` finds it in the frames of a traceback."""
+"""The global variable of a plugin's module with the plugin's file. `described` looks for it in tracebacks."""
 
 
 class PluginError(RuntimeError):
@@ -34,7 +34,7 @@ def ends_silently(error: BaseException) -> bool:
 
 
 def described(error: BaseException) -> str:
-    """Return the type and text of an exception, and the plugin, function and line that raised it, if it was a plugin."""
+    """Return the type and text of an exception and, if code of a plugin raised it, the plugin, function and line."""
     text = str(error) if isinstance(error, PluginError) else named(error)
     frames = [frame for frame in traceback.walk_tb(error.__traceback__) if MARK in frame[0].f_globals]
     if not frames:

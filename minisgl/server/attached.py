@@ -18,7 +18,6 @@ from minisgl.server.cli import main
 from minisgl.server.held_log import HeldLog
 from minisgl.utils.parent import when_input_closes
 
-
 READY = "minisgl is ready: "
 """The beginning of the line with the server's URL."""
 

@@ -172,10 +172,8 @@ def exit_status(results: Sequence[dict[str, Any]]) -> int:
 def lines(result: dict[str, Any]) -> Iterator[str]:
     """Yield one submission's result as lines for people."""
     similar = "" if result["similarity"] is None else f", similarity to the shipped plugin {result['similarity']:.2f}"
-    yield (
-        f"{shown_name(result['student'])}: lab {result['lab']}, {result['points']:g} of {result['max_points']:g} points, "
-        f"{result['status']}{similar}"
-    )
+    points = f"{result['points']:g} of {result['max_points']:g} points"
+    yield f"{shown_name(result['student'])}: lab {result['lab']}, {points}, {result['status']}{similar}"
     if result["refused"]:
         yield f"  refused, not graded: {result['refused']}"
         return

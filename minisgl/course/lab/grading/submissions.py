@@ -39,7 +39,8 @@ class Submission:
 def submissions(folder: Path, only: Sequence[str] = ()) -> list[Submission]:
     """Return the submissions in a folder, by student and in the order of the course. ``only``: the labs to grade.
 
-    A link counts as a submission too: it is refused when its turn comes. Raise `ConfigError` if there is no such folder, or no submission in it.
+    A link counts as a submission too: it is refused when its turn comes. Raise `ConfigError` if there is no such
+    folder, or no submission in it.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder.")
