@@ -16,7 +16,7 @@ from minisgl.course.lab.catalog import find
 from minisgl.course.lab.cli import main
 from minisgl.course.lab.grader.gate_process import LOADS
 from minisgl.course.lab.grading import intake, report
-from minisgl.course.lab.grading.intake import Refused, take_in
+from minisgl.course.lab.grading.intake import RefusedError, take_in
 from minisgl.course.lab.grading.submissions import Submission, similarity, submissions
 from minisgl.course.lab.grading.text import name, one_line, several_lines
 from minisgl.course.lab.grading.usage import Usage
@@ -70,7 +70,7 @@ def test_refused(tmp_path: Path, private: Path, kind: str, place: str, monkeypat
     monkeypatch.chdir(at.parent)
     make(at, private)
     (found,) = submissions(tmp_path / "class")
-    with pytest.raises(Refused, match=word) as refused:
+    with pytest.raises(RefusedError, match=word) as refused:
         take_in(found.path, tmp_path / "copy", folder=not found.lab.plugin)
     assert str(refused.value).startswith(place) and SECRET not in str(refused.value)
 
@@ -95,7 +95,7 @@ def test_students_folder_is_a_link(tmp_path: Path, private: Path) -> None:
     (private.parent / POLICY.file).write_text(SECRET)
     (found,) = submissions(tmp_path / "class")
     assert found.student == "eve"
-    with pytest.raises(Refused, match="eve is a symbolic link"):
+    with pytest.raises(RefusedError, match="eve is a symbolic link"):
         take_in(found.path, tmp_path / "copy", folder=False)
 
 
@@ -122,7 +122,7 @@ def test_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for file in files:
             (source / file).parent.mkdir(parents=True, exist_ok=True)
             (source / file).write_bytes(b"" if file.startswith("empty") else b"x" * 9)
-        with pytest.raises(Refused, match=case):
+        with pytest.raises(RefusedError, match=case):
             take_in(source, tmp_path / f"copy of {case}", folder=True)
 
 
@@ -131,7 +131,7 @@ def test_odd_names(tmp_path: Path, odd: bytes) -> None:
     source = tmp_path / CAPSTONE.file
     source.mkdir()
     Path(os.fsdecode(os.fsencode(source) + b"/" + odd)).touch()
-    with pytest.raises(Refused, match="Rename it") as refused:
+    with pytest.raises(RefusedError, match="Rename it") as refused:
         take_in(source, tmp_path / "copy", folder=True)
     assert str(refused.value).isprintable()
 
@@ -140,7 +140,7 @@ def test_kind_of_the_submission(tmp_path: Path) -> None:
     (tmp_path / POLICY.file).mkdir()
     (tmp_path / CAPSTONE.file).touch()
     for lab in (POLICY, CAPSTONE):
-        with pytest.raises(Refused, match="This lab's submission is a"):
+        with pytest.raises(RefusedError, match="This lab's submission is a"):
             take_in(tmp_path / lab.file, tmp_path / "copy", folder=not lab.plugin)
 
 

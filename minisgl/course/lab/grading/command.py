@@ -27,7 +27,7 @@ from minisgl.course.lab.catalog import Lab, find
 from minisgl.course.lab.grader.gate import Gate
 from minisgl.course.lab.grading import report
 from minisgl.course.lab.grading.clean_tree import CleanTree, make_writable
-from minisgl.course.lab.grading.intake import Refused, take_in
+from minisgl.course.lab.grading.intake import RefusedError, take_in
 from minisgl.course.lab.grading.private import private_gates
 from minisgl.course.lab.grading.submissions import Submission, submissions
 from minisgl.course.lab.grading.text import one_line
@@ -131,7 +131,7 @@ class Graders:
             copy = dataclasses.replace(submission, path=Path(folder, submission.lab.file))
             try:
                 take_in(submission.path, copy.path, folder=not submission.lab.plugin)
-            except Refused as reason:
+            except RefusedError as reason:
                 return report.refused_result(submission, private, str(reason), only=self.only), None
             return self._graded(copy, private, started, cpu)
 

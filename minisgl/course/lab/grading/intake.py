@@ -13,7 +13,7 @@ from pathlib import Path
 
 from minisgl.course.lab.grading.text import name as shown_name
 
-__all__ = ["Refused", "take_in"]
+__all__ = ["RefusedError", "take_in"]
 
 MOST_FILE_BYTES = 2 * 2**20
 """The largest file of a submission, in bytes."""
@@ -29,24 +29,24 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
-class Refused(Exception):  # noqa: N818
+class RefusedError(Exception):
     """The submission is not graded. The message says which file is the reason, and what to change."""
 
 
 def take_in(source: Path, target: Path, *, folder: bool) -> None:
-    """Copy the file or, if ``folder``, the folder ``source`` to ``target``. Raise `Refused`.
+    """Copy the file or, if ``folder``, the folder ``source`` to ``target``. Raise `RefusedError`.
 
     Hidden entries and ``__pycache__`` are left out. The folder that contains ``source`` must not be a link either.
     """
     try:
         parent = os.open(source.parent, _OPEN | os.O_DIRECTORY)
     except OSError as error:
-        raise Refused(_why_not_opened(source.parent, error)) from None
+        raise RefusedError(_why_not_opened(source.parent, error)) from None
     with _closing(parent):
         status = _status(parent, source.name, source.name)
         kind = "folder" if folder else "file"
         if stat.S_ISDIR(status.st_mode) != folder and (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
-            raise Refused(f"{source.name} is not a {kind}. This lab's submission is a {kind}.")
+            raise RefusedError(f"{source.name} is not a {kind}. This lab's submission is a {kind}.")
         _Copy().entry(parent, source.name, target, source.name, [])
 
 
@@ -57,18 +57,18 @@ def _why_not_opened(path: Path, error: OSError) -> str:
 
 
 def _status(parent: int, name: str, shown: str) -> os.stat_result:
-    """Return the status of an entry of the folder ``parent``. Raise `Refused` for a link or a special file."""
+    """Return the status of an entry of the folder ``parent``. Raise `RefusedError` for a link or a special file."""
     try:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except OSError as error:
-        raise Refused(f"{shown} can't be read: {error.strerror}.") from None
+        raise RefusedError(f"{shown} can't be read: {error.strerror}.") from None
     if stat.S_ISLNK(status.st_mode):
-        raise Refused(f"{shown} is a symbolic link. Submit a copy of the file.")
+        raise RefusedError(f"{shown} is a symbolic link. Submit a copy of the file.")
     kind = _KINDS.get(stat.S_IFMT(status.st_mode))
     if kind is not None:
-        raise Refused(f"{shown} is {kind}. A submission has only files and folders.")
+        raise RefusedError(f"{shown} is {kind}. A submission has only files and folders.")
     if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-        raise Refused(
+        raise RefusedError(
             f"{shown} is a hard link: the same file has {status.st_nlink} names. Submit a copy of the file (`cp -r` of "
             "the submissions makes one)."
         )
@@ -94,16 +94,18 @@ class _Copy:
         """Copy an entry of the folder ``parent``. ``shown``: its path. ``above``: device and inode of its folders."""
         self.entries += 1
         if self.entries > MOST_ENTRIES:
-            raise Refused(f"the folder has more than {MOST_ENTRIES} files and folders. Submit only those of the lab.")
+            raise RefusedError(
+                f"the folder has more than {MOST_ENTRIES} files and folders. Submit only those of the lab."
+            )
         status = _status(parent, name, shown)
         try:
             descriptor = os.open(name, _OPEN, dir_fd=parent)
         except OSError as error:
-            raise Refused(f"{shown} can't be read: {error.strerror}.") from None
+            raise RefusedError(f"{shown} can't be read: {error.strerror}.") from None
         with _closing(descriptor):
             opened = os.fstat(descriptor)
             if (opened.st_dev, opened.st_ino) != (status.st_dev, status.st_ino):
-                raise Refused(f"{shown} was replaced while it was read.")
+                raise RefusedError(f"{shown} was replaced while it was read.")
             if stat.S_ISDIR(opened.st_mode):
                 self._folder(descriptor, target, shown, [*above, (opened.st_dev, opened.st_ino)])
             else:
@@ -111,25 +113,31 @@ class _Copy:
 
     def _folder(self, descriptor: int, target: Path, shown: str, path: list[tuple[int, int]]) -> None:
         if path[-1] in path[:-1] or len(path) > MOST_DEPTH:
-            raise Refused(f"{shown}: more than {MOST_DEPTH} folders are inside each other, or a folder is in itself.")
+            raise RefusedError(
+                f"{shown}: more than {MOST_DEPTH} folders are inside each other, or a folder is in itself."
+            )
         target.mkdir()
         for name in sorted(os.listdir(descriptor)):
             if name.startswith(".") or name == "__pycache__":
                 continue
             inner = f"{shown}/{shown_name(name)}"
             if not name.isprintable() or len(os.fsencode(name)) > MOST_NAME_BYTES:
-                raise Refused(f"{inner}: the name is too long, or has a character that can't be printed. Rename it.")
+                raise RefusedError(
+                    f"{inner}: the name is too long, or has a character that can't be printed. Rename it."
+                )
             self.entry(descriptor, name, target / name, inner, path)
 
     def _file(self, descriptor: int, size: int, target: Path, shown: str) -> None:
         if size > MOST_FILE_BYTES:
-            raise Refused(f"{shown} has {size} bytes; a file may have {MOST_FILE_BYTES}.")
+            raise RefusedError(f"{shown} has {size} bytes; a file may have {MOST_FILE_BYTES}.")
         with open(descriptor, "rb", closefd=False) as source:
             try:
                 data = source.read(MOST_FILE_BYTES + 1)
             except OSError as error:
-                raise Refused(f"{shown} can't be read: {error.strerror}.") from None
+                raise RefusedError(f"{shown} can't be read: {error.strerror}.") from None
         self.bytes += len(data)
         if len(data) > MOST_FILE_BYTES or self.bytes > MOST_BYTES:
-            raise Refused(f"{shown}: a file may have {MOST_FILE_BYTES} bytes, and the submission {MOST_BYTES} in all.")
+            raise RefusedError(
+                f"{shown}: a file may have {MOST_FILE_BYTES} bytes, and the submission {MOST_BYTES} in all."
+            )
         target.write_bytes(data)
