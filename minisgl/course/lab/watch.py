@@ -6,13 +6,12 @@ import contextlib
 import os
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 
 from minisgl.course.lab.grader.grade import fingerprint
+from minisgl.utils.signals import signals_raise
 
 __all__ = ["watch"]
 
@@ -28,7 +27,7 @@ def watch(path: Path, command: Sequence[str], before_run: Callable[[], None]) ->
     If the file is saved while the command runs, the command is interrupted and run again. ``before_run`` is called
     before every run. ``path`` may be a folder: then a save of any file in it counts.
     """
-    with _signals_raise():
+    with signals_raise():
         while True:
             version = _version(path)
             before_run()
@@ -43,24 +42,6 @@ def watch(path: Path, command: Sequence[str], before_run: Callable[[], None]) ->
                 return
             while not _saved(path, version):
                 time.sleep(POLL_SECONDS)
-
-
-@contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise SystemExit in the main thread, so that the command is ended as after Ctrl-C."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _version(path: Path) -> str | None:

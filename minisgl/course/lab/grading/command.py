@@ -31,6 +31,7 @@ from minisgl.course.lab.grading.intake import RefusedError, take_in
 from minisgl.course.lab.grading.private import private_gates
 from minisgl.course.lab.grading.submissions import Submission, submissions
 from minisgl.course.lab.grading.text import one_line
+from minisgl.utils.signals import signals_raise
 
 __all__ = ["add_options", "grade_folder"]
 
@@ -59,7 +60,7 @@ def grade_folder(options: argparse.Namespace) -> int:
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     started, now = time.monotonic(), datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     results, isolation = [], None
-    with Graders(seed, gates, options.user, options.gate) as graders:
+    with signals_raise(), Graders(seed, gates, options.user, options.gate) as graders:
         for submission in given:
             result, isolation_of = graders.grade(submission, private.get(submission.lab.lab, []))
             results.append(result)
@@ -171,7 +172,7 @@ class Graders:
             try:
                 out, err = process.communicate(json.dumps(request) + "\n")
             except BaseException:
-                process.terminate()
+                process.terminate()  # it ends the student's processes, and the end of this block waits for it
                 raise
         for line in err.splitlines():  # what gates print may contain a student's text
             print(f"  stderr: {one_line(line)}", file=sys.stderr)

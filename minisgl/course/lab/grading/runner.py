@@ -31,6 +31,7 @@ from minisgl.course.lab.grading.usage import UsageLimit
 from minisgl.course.lab.grading.wire import Lost, Malformed
 from minisgl.course.lab.verdicts import Verdict
 from minisgl.testing.serving import Server, scaled_timeout
+from minisgl.utils.signals import signals_raise
 
 __all__ = ["Gates", "judged_by", "main"]
 
@@ -196,7 +197,8 @@ def main() -> None:
         answers.flush()
 
     try:
-        run(json.loads(sys.stdin.readline()), tell)
+        with signals_raise():
+            run(json.loads(sys.stdin.readline()), tell)
     except BaseException as error:
         tell({"failed": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()})
         sys.exit(1)
