@@ -44,6 +44,10 @@ class InvalidRequestError(ValueError):
         return InvalidRequestError, (self.field, self.message, self.code)
 
 
+INTERRUPTED = "The run was interrupted."
+"""The error of the requests that are open when a scheduler is closed, as after Ctrl-C."""
+
+
 class EngineDeadError(RuntimeError):
     """The engine cannot continue, after a device error or the death of a rank. Every open request fails."""
 

@@ -13,10 +13,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-READY = "minisgl is ready: "
+from minisgl.server.attached import READY, read_url
+from minisgl.server.held_log import HeldLog
+
 TIMEOUT_SECONDS = 120.0
 """Seconds that the demo waits for the server to reply, and to exit."""
 
@@ -52,24 +54,47 @@ class Timing(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo. Return the exit status: 0 if all three replies arrived and the server then exited with 0."""
+    """Run the demo. Return the exit status: 0 if all three replies arrived and the server then exited with 0.
+
+    The server's log is shown until the server is ready, and after an error. It would be in the middle of the replies.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     command = [sys.executable, "-m", "minisgl", "model=tutor", "server.port=0", *words]
     print("$", "python", *command[1:], flush=True)
     begun = time.monotonic()
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+    assert server.stdout is not None
+    assert server.stderr is not None
+    log = HeldLog(words)
+    log.read(server.stderr)
     try:
-        address = _wait_until_ready(server.stdout)
+        address = read_url(server.stdout)
         if address is None:
-            print(f"The server did not start (exit status {server.wait(TIMEOUT_SECONDS)}).", file=sys.stderr)
+            status = server.wait(TIMEOUT_SECONDS)
+            log.join()
+            print(f"The server did not start (exit status {status}).", file=sys.stderr)
             return 1
+        log.read(server.stdout)
+        log.hold()
         print(f"{READY}{address} (started in {time.monotonic() - begun:.1f} s)", flush=True)
         for messages in QUESTIONS:
             _show(address, messages)
+            if log.always:
+                log.release()
+                log.hold()
         server.send_signal(signal.SIGTERM)
         status = server.wait(TIMEOUT_SECONDS)
+        if status:
+            log.release()
         print(f"\nThe server ended with status {status}. Start it yourself: python -m minisgl")
         return status
+    except (RuntimeError, OSError, http.client.HTTPException) as error:
+        print(f"\nThe demo failed: {error or type(error).__name__}", file=sys.stderr)
+        log.release()
+        return 1
+    except KeyboardInterrupt:
+        print()
+        return 130
     finally:
         _end(server)
 
@@ -83,15 +108,6 @@ def _end(server: subprocess.Popen[str]) -> None:
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
-
-
-def _wait_until_ready(lines: IO[str] | None) -> str | None:
-    """Return the URL that the server prints when it is ready, or None if the server exited before."""
-    for line in lines or ():
-        if line.startswith(READY):
-            return line.removeprefix(READY).strip()
-        print(line, end="")
-    return None
 
 
 def _show(address: str, messages: list[dict[str, str]]) -> None:

@@ -425,7 +425,8 @@ def minisgl_metrics() -> str:
 
     When: at every ``GET /metrics``, between two turns of the scheduler's loop.
 
-    Returns: metrics in Prometheus' text format. The server adds them to its own.
+    Returns: metrics in Prometheus' text format, at most 1 MiB. The server adds them to its own. If the hook raises an
+    exception, or returns something else, the server logs this once and leaves out the metrics of this observer.
     """
     raise NotImplementedError
 

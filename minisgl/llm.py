@@ -24,7 +24,7 @@ from minisgl.core import I32, EngineDeadError, FinishReason, InvalidRequestError
 from minisgl.engine.followers import start_engine
 from minisgl.engine.setup import resolve_device
 from minisgl.kernel.compilations import Compilations
-from minisgl.models.resolve import resolve_model
+from minisgl.models.resolve import resolve_model, warn_of_same_name
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.scheduler.build import build_scheduler
@@ -113,6 +113,7 @@ class LLM:
     def __init__(self, model: str = "tutor", *, overrides: Sequence[str] = ()):
         self.plugin_manager = PluginManager.load()
         self.config = compose(self.plugin_manager, [f"model={model}", *overrides])
+        warn_of_same_name(self.config.model)
         self.tokenizer = Tokenizer.from_dir(resolve_model(self.config.model), self.config.parse_special_tokens)
         self._outputs = _Outputs(Detokenizer(self.tokenizer))
         self._changed: dict[int, RequestOutput] = {}  # what the next `step` returns

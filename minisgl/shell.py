@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from minisgl.server.attached import attached_server
+from minisgl.server.held_log import HeldLog
 
 HELP = "/reset clears the conversation, /exit (or Ctrl-D) ends the shell, Ctrl-C stops a reply."
 
@@ -42,6 +43,20 @@ class Chat:
         self._system = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, str]] = []
 
+    def _connection(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
+        return kind(self._url.hostname or "", self._url.port)
+
+    def connect(self) -> None:
+        """Connect to the server once, and send nothing. Raise `ChatError` if it can't be reached."""
+        connection = self._connection()
+        try:
+            connection.connect()
+        except OSError as error:
+            raise ChatError(f"No reply from {self._url.geturl()}: {error}") from error
+        finally:
+            connection.close()
+
     def reset(self) -> None:
         """Clear the conversation."""
         self.messages.clear()
@@ -56,8 +71,7 @@ class Chat:
         request = [*self.messages, {"role": "user", "content": text}]
         body = {"messages": [*self._system, *request], "stream": True, **self._options}
         reply = ""
-        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self._url.hostname or "", self._url.port)
+        connection = self._connection()
         try:
             path = self._url.path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
             connection.request("POST", path, json.dumps(body), self._headers)
@@ -117,10 +131,11 @@ def _lines() -> Iterator[str]:
             return
 
 
-def run_chat(chat: Chat, lines: Iterator[str]) -> int:
+def run_chat(chat: Chat, lines: Iterator[str], log: HeldLog | None = None) -> int:
     """Send each line to the chat, or run it as a command, until the lines end or a line is ``/exit``.
 
-    Return the exit status: 1 if the reply to the last message failed with an error, otherwise 0.
+    ``log``: the log of the shell's own server. After an error, and after each reply if the user asked for the log, its
+    lines are written. Return the exit status: 1 if the reply to the last message failed with an error, otherwise 0.
     """
     status = 0
     for line in lines:
@@ -134,6 +149,9 @@ def run_chat(chat: Chat, lines: Iterator[str]) -> int:
             print(HELP if text == "/help" else f"There is no command {text.split()[0]}. {HELP}")
         elif text:
             status = _print_reply(chat, text)
+            if log is not None and (status or log.always):
+                log.release()
+                log.hold()
     return status
 
 
@@ -169,15 +187,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--url names a running server, so it can't have options of a new one: {' '.join(args.options)}")
     options = {"temperature": args.temperature} | ({"max_tokens": args.max_tokens} if args.max_tokens else {})
 
+    log = HeldLog(args.options)
+
     def run(url: str) -> int:
+        log.hold()
+        chat = Chat(url, args.system, args.api_key, **options)
         if sys.stdin.isatty():
+            chat.connect()
             print(f"Connected to {url}. {HELP}")
-        return run_chat(Chat(url, args.system, args.api_key, **options), _lines())
+        return run_chat(chat, _lines(), log)
 
     try:
         if args.url:
             return run(args.url)
-        with attached_server(args.options) as url:
+        with attached_server(args.options, log) as url:
             return run(url)
     except ChatError as error:
         print(f"minisgl: {error}", file=sys.stderr)

@@ -200,6 +200,8 @@ def test_demo() -> None:
     assert "4071" in result.stdout
     assert result.stdout.count("tok/s)") == 3
     assert "The server ended with status 0." in result.stdout
+    assert "loading weights" in result.stderr
+    assert "minisgl.access" not in result.stderr  # the log would be in the middle of the replies
 
 
 def test_demo_with_wrong_option() -> None:

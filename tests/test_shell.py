@@ -153,6 +153,7 @@ def test_own_server_ends_with_the_shell(tmp_path: Path) -> None:
     done = pipe("What is 12 + 30?\n", "--temperature=0", "model=tutor", "device=cpu", "num_pages=64")
     assert done.returncode == 0, done.stderr
     assert "42" in done.stdout
+    assert "loading weights" in done.stderr and "minisgl.access" not in done.stderr
     terminal = Terminal("device=cpu", "num_pages=64", home=tmp_path)
     try:
         terminal.expect("Connected to")
@@ -173,3 +174,28 @@ def test_wrong_options_of_own_server() -> None:
     assert "redis" in done.stderr
     assert "Traceback" not in done.stderr
     assert pipe("", "--url", "http://127.0.0.1:1", "tp=2").returncode == 2
+
+
+LOUD = """
+import sys
+from minisgl import hookimpl
+
+print("before the URL", end="")
+
+@hookimpl
+def minisgl_step_finished(result):
+    print("printed " * 4000)
+    print("logged", file=sys.stderr)
+"""
+
+
+def test_plugin_that_prints(tmp_path: Path) -> None:
+    """What a plugin prints neither hides the server's URL, nor fills a pipe, nor gets into the answers."""
+    (tmp_path / "loud.py").write_text(LOUD)
+    words = ["--temperature=0", "model=tutor", "device=cpu", "num_pages=64", f"plugins=[{tmp_path / 'loud.py'}]"]
+    done = pipe("What is 12 + 30?\nWhat is 1 + 2?\n", *words)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if "42" in line]
+    assert "printed" not in done.stdout and "logged" not in done.stderr and "before the URL" in done.stderr
+    shown = pipe("What is 12 + 30?\n", *words, "log_level=warning")
+    assert "printed" not in shown.stdout and "logged" in shown.stderr  # the user asked for a log

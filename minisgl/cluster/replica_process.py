@@ -104,8 +104,8 @@ class ReplicaProcess:
 
     async def _read_output(self) -> None:
         async for line in _lines(self._process.stdout):
-            word, _, url = line.rpartition(" ")
-            if word == "minisgl is ready:" and not self.ready.done():
+            _, ready, url = line.partition("minisgl is ready: ")  # a plugin may have printed before it
+            if ready and not self.ready.done():
                 self.url = url
                 self.ready.set_result(url)
         self.ready.cancel()

@@ -7,6 +7,7 @@ torch, so that the API server and the tokenizer processes can use it too.
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from minisgl.config import ConfigError
 from minisgl.models.shipped import shipped, weights_dir
 from minisgl.models.weight_files import NOT_WEIGHTS, weight_files
 
-__all__ = ["named_models", "resolve_model"]
+__all__ = ["named_models", "resolve_model", "warn_of_same_name"]
+
+log = logging.getLogger(__name__)
 
 _HUB_PATTERNS = [
     "*.safetensors",
@@ -42,10 +45,14 @@ def named_models() -> dict[str, Path]:
 def resolve_model(name: str) -> Path:
     """Return the directory of the model ``name``, or the config file of a named shape.
 
-    ``name`` is tried in this order: as a directory or a ``.json`` config file; as the name of a model that ships with
-    minisgl; in the local Hugging Face cache; on the Hugging Face hub. Raises `ConfigError` if none of these has it.
+    ``name`` is tried in this order: as the name of a model that ships with minisgl; as a directory or a ``.json``
+    config file; in the local Hugging Face cache; on the Hugging Face hub. So a directory with the name of a shipped
+    model needs a path with a slash, such as ``./tutor``. Raises `ConfigError` if none of these has the model.
     """
     path = Path(name).expanduser()
+    available = named_models()
+    if name in available:
+        return available[name]
     if path.is_dir():
         if not (path / "config.json").is_file():
             hint = "Give the directory of a model."
@@ -55,9 +62,6 @@ def resolve_model(name: str) -> Path:
         return path.resolve()
     if path.suffix == ".json" and path.is_file():
         return path.resolve()
-    available = named_models()
-    if name in available:
-        return available[name]
     if _HUB_ID.fullmatch(name) and not name.startswith("."):
         return _from_hub(name)
     close = difflib.get_close_matches(name, available, n=1)
@@ -66,6 +70,12 @@ def resolve_model(name: str) -> Path:
         f"model={name}: there is no such directory, and no model of that name ships with minisgl "
         f"({', '.join(available)}).{guess} A Hugging Face id has the form owner/name."
     )
+
+
+def warn_of_same_name(name: str) -> None:
+    """Log a warning if ``name`` is a shipped model, and also a model's directory in the current directory."""
+    if name in named_models() and Path(name, "config.json").is_file():
+        log.warning("model=%s is the model that ships with minisgl. model=./%s is the directory.", name, name)
 
 
 def _from_hub(name: str) -> Path:

@@ -32,6 +32,7 @@ from minisgl.options.describe import (
     presets,
 )
 from minisgl.plugin_manager.discovery import near
+from minisgl.plugin_manager.failures import described, ends_silently, is_from_plugin
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugin_manager.renamed import RENAMED_OPTIONS, RENAMED_SINCE
 from minisgl.utils.version import __version__
@@ -328,11 +329,19 @@ def _first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def plain_errors(program: str = PROGRAM) -> Iterator[None]:
-    """Print a `ConfigError` raised inside the context without a traceback, and exit with status 2."""
+    """Print a `ConfigError` raised inside the context without a traceback, and exit with status 2.
+
+    The same holds for an exception of a plugin's code that would end the program silently, such as SystemExit.
+    """
     try:
         yield
-    except ConfigError as error:
-        print(f"{program}: {error}", file=sys.stderr)
+    except BaseException as error:
+        if isinstance(error, ConfigError):
+            print(f"{program}: {error}", file=sys.stderr)
+        elif ends_silently(error) and is_from_plugin(error):
+            print(f"{program}: {described(error)}", file=sys.stderr)
+        else:
+            raise
         raise SystemExit(2) from None
 
 

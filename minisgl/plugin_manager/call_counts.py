@@ -1,7 +1,7 @@
 """Call counts of plugins: they show that a plugin that was loaded is also used.
 
 The plugin manager counts the calls of plugins that the user named or installed. It does not count those of the built-in
-plugins, so without such plugins no function is wrapped.
+plugins, so without such plugins no function is wrapped. The same wrapper keeps a plugin from ending the process.
 """
 
 from __future__ import annotations
@@ -12,17 +12,32 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-Calls = Counter[str]
-"""Name of a hook or method → number of calls."""
+from minisgl.plugin_manager.failures import PluginError, ends_silently, named
+
+
+class Calls(Counter[str]):
+    """Name of a hook or method → number of calls. ``plugin`` is the plugin's file, for errors."""
+
+    def __init__(self, *args: Any, plugin: str = ""):
+        super().__init__(*args)
+        self.plugin = plugin
 
 
 def count_calls(function: Callable[..., Any], calls: Calls, name: str) -> Callable[..., Any]:
-    """Return ``function`` wrapped so that each call increments ``calls[name]``."""
+    """Return ``function`` wrapped so that each call increments ``calls[name]``.
+
+    An exception that would end the process without a traceback, such as SystemExit, becomes a `PluginError`.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         calls[name] += 1
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            if not ends_silently(error):
+                raise
+            raise PluginError(f"the plugin {calls.plugin} raised {named(error)} in {name}") from error
 
     return call
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from minisgl import hooks
 from minisgl.config import GROUPS, ConfigError
+from minisgl.plugin_manager.failures import ends_silently, mark, named
 from minisgl.plugin_manager.renamed import RENAMED_HOOK_ARGUMENTS, RENAMED_SINCE, UPGRADE_PAGE
 
 HOOKS = tuple(name for name in vars(hooks) if name.startswith("minisgl_"))
@@ -59,12 +60,13 @@ def import_file(path: Path, word: str) -> ModuleType:
         raise ConfigError(f"plugins={word} is not a Python file: its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
     module.__dict__["__sha256__"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    mark(module, str(path))
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) or ends_silently(error):
             raise ConfigError(f"plugins={word}: {_import_failure(error, path)}") from error
         raise
     return module
@@ -81,12 +83,14 @@ def import_module(name: str, label: str) -> ModuleType:
                 "an installed module."
             ) from error
         raise ConfigError(f"{label}: {missing_package(error)}") from error
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not ends_silently(error):
+            raise
         spec = importlib.util.find_spec(name)
         raise ConfigError(f"{label}: {_import_failure(error, Path((spec and spec.origin) or name))}") from error
 
 
-def _import_failure(error: Exception, path: Path) -> str:
+def _import_failure(error: BaseException, path: Path) -> str:
     if isinstance(error, SyntaxError):
         return f"line {error.lineno} is not Python: {error.msg}: {(error.text or '').strip()}"
     line, frame = 0, error.__traceback__
@@ -94,7 +98,7 @@ def _import_failure(error: Exception, path: Path) -> str:
         if frame.tb_frame.f_code.co_filename == str(path):
             line = frame.tb_lineno
         frame = frame.tb_next
-    what = missing_package(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+    what = missing_package(error) if isinstance(error, ImportError) else named(error)
     return f"importing it failed at line {line}: {what}"
 
 
@@ -145,13 +149,15 @@ def hook_classes(module: ModuleType) -> list[type]:
 
 
 def instantiate(cls: type, label: str) -> object:
-    """Return an object of a class with hooks. Raise `ConfigError` if its constructor needs arguments."""
+    """Return an object of a class with hooks. Raise `ConfigError` if its constructor needs arguments, or fails."""
     try:
         return cls()
-    except TypeError as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not ends_silently(error):
+            raise
         raise ConfigError(
             f"{label}: {cls.__name__} has hooks as methods, so the plugin manager calls {cls.__name__}() without "
-            f"arguments, which failed: {error}. To make an object that needs arguments, return it from the hook "
+            f"arguments, which failed: {named(error)}. To make an object that needs arguments, return it from the hook "
             "minisgl_observer."
         ) from error
 
@@ -207,8 +213,10 @@ def check_options(yielded: Any, label: str) -> list[tuple[str, str, type]]:
     options = []
     try:
         items = list(yielded)
-    except Exception as error:
-        raise ConfigError(f"{label}: minisgl_configs failed: {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        if not isinstance(error, Exception) and not ends_silently(error):
+            raise
+        raise ConfigError(f"{label}: minisgl_configs failed: {named(error)}") from error
     for item in items:
         if not (isinstance(item, tuple) and len(item) == 3 and isinstance(item[2], type) and is_dataclass(item[2])):
             raise ConfigError(f'{label}: minisgl_configs must yield (group, name, dataclass), as in `yield "cache", '
@@ -220,3 +228,30 @@ def check_options(yielded: Any, label: str) -> list[tuple[str, str, type]]:
             raise ConfigError(f"{label}: {schema.__name__} is a frozen dataclass, which options can't be: drop frozen.")
         options.append((group, name, schema))
     return options
+
+
+METHODS = {
+    "attention": "forward",
+    "cache": "match",
+    "scheduler": "plan",
+    "moe": "forward",
+    "graph": "run",
+    "communicator": "all_reduce",
+    "speculation": "propose",
+    "fp8_gemm": "forward",
+    "routing": "choose",
+    "router": "start",
+}
+"""Group → a method that every object of the group has."""
+
+
+def check_made(group: str, made: object, label: str, hook: str) -> None:
+    """Raise `ConfigError` if what a factory hook returned is a class, or is clearly no object of its group."""
+    method = METHODS[group]
+    if isinstance(made, type):
+        raise ConfigError(f"{label}: the hook {hook} returned the class {made.__name__}. Return an object of it.")
+    if not callable(getattr(made, method, None)):
+        raise ConfigError(
+            f"{label}: the hook {hook} returned an object of the type {type(made).__name__}, which has no method "
+            f"{method!r}. minisgl/hooks.py says what the hook must return."
+        )

@@ -27,6 +27,7 @@ from minisgl.plugin_manager.call_counts import Calls, count_calls, count_method_
 from minisgl.plugin_manager.discovery import (
     HOOKS,
     check_hooks,
+    check_made,
     check_options,
     find_file,
     hook_classes,
@@ -36,6 +37,8 @@ from minisgl.plugin_manager.discovery import (
     missing_package,
     near,
 )
+from minisgl.plugin_manager.failures import PluginError, described, mark
+from minisgl.plugin_manager.observer_metrics import ObserverMetrics
 from minisgl.utils.lazy import lazy
 
 if TYPE_CHECKING:
@@ -146,6 +149,7 @@ class PluginManager:
         self._observers: list[object] | None = None  # from `minisgl_observer`; None before `observe` and after `close`
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
+        self._metrics = ObserverMetrics(self._manager)
         if hooks.printed():
             self._manager.add_hookcall_monitoring(_print_call, _print_result)
 
@@ -233,7 +237,8 @@ class PluginManager:
         plugin = Plugin(module.__name__, source, path, module, tuple(sorted(found)), tuple(options), digest)
         self.plugins.append(plugin)
         if source != "built-in":
-            self.calls[plugin.name] = Calls()
+            mark(module, str(path))
+            self.calls[plugin.name] = Calls(plugin=str(path))
             for part in parts:
                 self._count_hooks(part, self.calls[plugin.name])
         return plugin
@@ -260,8 +265,8 @@ class PluginManager:
         """Return the object that a plugin's hook ``minisgl_<group>`` (or that in `HOOK_OF`) builds for ``config``.
 
         ``kwargs`` are the hook's other arguments. ``build`` and ``local_size`` have defaults. Raise `ConfigError` if no
-        plugin builds the object, if the plugin raises ValueError, or if a package that the plugin needs is not
-        installed.
+        plugin builds the object, if the plugin raises ValueError or SystemExit, if a package that the plugin needs is
+        not installed, or if the hook returns something else than an object of the group.
         """
         hook = HOOK_OF.get(group, f"minisgl_{group}")
         caller = getattr(self.hook, hook)
@@ -273,7 +278,7 @@ class PluginManager:
             made = caller(config=config, **kwargs)
         except ImportError as error:
             raise ConfigError(f"{group}={self.name_of(group, config)}: {missing_package(error)}") from error
-        except ValueError as error:
+        except (ValueError, PluginError) as error:
             raise ConfigError(f"{group}={self.name_of(group, config)}: {error}") from error
         if made is None:
             owner = self._owners.get((group, self.name_of(group, config)), "no plugin")
@@ -282,6 +287,7 @@ class PluginManager:
                 f"a {type(config).__name__} (registered by {owner}). A plugin must have a hook with "
                 f"`if isinstance(config, {type(config).__name__}): return …`."
             )
+        check_made(group, made, f"{group}={self.name_of(group, config)}", hook)
         calls = self.calls.get(type(config).__module__)
         if calls is not None:
             count_method_calls(made, calls)
@@ -291,7 +297,7 @@ class PluginManager:
         """Register the observers that the plugins' `minisgl_observer` hooks make for a new scheduler.
 
         A plugin manager has the observers of one scheduler at a time: those of an earlier scheduler are closed first.
-        Raise `ConfigError` if a hook returns an object without hooks, or needs a package that is not installed.
+        Raise `ConfigError` if a hook raises an exception, or returns an object without hooks.
         """
         self.close()
         self._observers = []
@@ -299,6 +305,8 @@ class PluginManager:
             made = self.hook.minisgl_observer(config=config, spec=spec)
         except ImportError as error:
             raise ConfigError(f"An observer can't be made: {missing_package(error)}") from error
+        except Exception as error:
+            raise ConfigError(f"An observer can't be made: {described(error)}") from error
         for observer in made:
             label = f"The observer {type(observer).__name__}"
             if not check_hooks(observer, label):
@@ -308,6 +316,10 @@ class PluginManager:
             calls = self.calls.get(type(observer).__module__)
             if calls is not None:
                 self._count_hooks(observer, calls)
+
+    def metrics(self) -> list[str]:
+        """Return the metrics of the observers. Those of an observer with an error are left out, which is logged."""
+        return self._metrics.texts()
 
     def close(self) -> None:
         """Call `minisgl_closed` at the end of a scheduler, and unregister the observers that were made for it.
@@ -360,6 +372,11 @@ class PluginManager:
         for implementation in self._manager.hook.minisgl_models.get_hookimpls():
             others = [p for p in self._manager.get_plugins() if p is not implementation.plugin]
             for mapping in self._manager.subset_hook_caller("minisgl_models", others)():
+                if not isinstance(mapping, Mapping) or not all(isinstance(each, type) for each in mapping.values()):
+                    raise ConfigError(
+                        f"{implementation.plugin_name}: minisgl_models must return a mapping from the names of "
+                        f"architectures to model classes; it returned {reprlib.repr(mapping)}."
+                    )
                 for name, model in mapping.items():
                     self._claim(("models", name), implementation.plugin_name)
                     calls = self.calls.get(model.__module__)

@@ -18,6 +18,7 @@ import numpy as np
 
 from minisgl.core import (
     I32,
+    INTERRUPTED,
     PER_POSITION,
     Engine,
     EngineDeadError,
@@ -448,7 +449,11 @@ class Scheduler:
         }
 
     def close(self) -> None:
-        """Free what the proposer holds. The scheduler can't be used any more."""
+        """End the open requests with the error `INTERRUPTED`, and free what the proposer holds.
+
+        The scheduler can't be used any more.
+        """
+        self.fail(INTERRUPTED)
         if self._proposer is not None:
             self._proposer.close()
 

@@ -207,6 +207,8 @@ def _routes(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> Fas
         )
 
     def model_card() -> dict[str, object]:
+        if dispatcher.spec is None:  # clients take a model card as the sign that the server is ready
+            raise ApiError(503, dispatcher.reason)
         card = {"id": settings.model, "object": "model", "created": started, "owned_by": "minisgl"}
         return {**card, "max_model_len": dispatcher.max_seq_len}
 

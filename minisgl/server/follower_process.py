@@ -29,6 +29,7 @@ from minisgl.message.frames import (
 )
 from minisgl.message.handshake import HANDSHAKE_SECONDS, WrongSecretError, greet, read_secret
 from minisgl.message.link import CAUSE_SECONDS, Link
+from minisgl.plugin_manager.failures import described
 from minisgl.plugin_manager.manager import PluginManager, decode_config, encode_config, plugins_of
 from minisgl.server.same_options import check_same_options, check_same_plugins, plugin_hashes
 from minisgl.server.torchrun import END_STATUS, PARENT_POLL_SECONDS, Place, use_interface
@@ -73,7 +74,7 @@ def run_follower(config: Config, light: PluginManager, place: Place) -> int:
         raise
     except BaseException as error:
         time.sleep(CAUSE_SECONDS)
-        rank0.fail(f"{type(error).__name__}: {error}")
+        rank0.fail(described(error))
         log.critical("%s failed", role, exc_info=True)
         os._exit(1)  # closing the engine could wait for a rank that has ended
     engine.close()

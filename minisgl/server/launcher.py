@@ -200,7 +200,8 @@ class Launcher:
         scheme = "https" if self._config.server.tls_cert else "http"
         url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         _print(f"minisgl is ready: {url}")
-        log.info("ready: %s", url)
+        if self._config.log_format == "json":  # a program that reads the log may not read the line above
+            log.info("ready: %s", url)
 
     async def _wait_until_end(self) -> int:
         """Serve until a signal arrives, or a worker or the HTTP server ends. Return the exit status."""
@@ -297,10 +298,16 @@ class Launcher:
         return _status_of(number)
 
     async def _end(self) -> int:
-        """Ask every worker to exit, and wait for them a short time. `serve` kills the workers that have not exited."""
+        """Ask every worker to exit, and wait for them a short time. `serve` kills the workers that have not exited.
+
+        Return 1 if a worker has failed meanwhile, such as in the hook `minisgl_closed`, and otherwise 0.
+        """
         self._dispatcher.stop()
         await asyncio.to_thread(self._worker_pool.join, SHUTDOWN_GRACE_SECONDS)
-        return 0
+        failed = [worker for worker in self._worker_pool.dead() if worker.failed is not None]
+        for worker in failed:
+            log.error("%s failed at its end: %s", worker.role, worker.exit_reason)
+        return 1 if failed else 0
 
     async def _stop_if_worker_died(self) -> int:
         """End the server if a worker or the HTTP server has died, and return 1. Otherwise return 0.

@@ -17,8 +17,10 @@ from minisgl.server.request_record import RequestRecord
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("minisgl.access")
 
-_PROBES = frozenset({"/health", "/ready", "/metrics"})
+_PROBES = frozenset({"/health", "/ready", "/metrics", "/get_load", "/v1/loads"})
 """Routes that other programs ask for every few seconds. They are logged at debug level if all is well."""
+_IN_LINE = ("method", "path", "status", "seconds")
+"""The fields that the line of the access log contains as text. A log of text lines does not repeat them."""
 
 
 class RequestMiddleware:
@@ -82,7 +84,7 @@ def log_request(record: RequestRecord) -> None:
     level = logging.DEBUG if quiet else logging.INFO
     if access_log.isEnabledFor(level):
         line = f"{record.method} {record.path} {record.status or '-'} in {record.seconds:.3f} s"
-        access_log.log(level, "%s", line, extra={"fields": _fields(record)})
+        access_log.log(level, "%s", line, extra={"fields": _fields(record), "said": _IN_LINE})
 
 
 def _fields(record: RequestRecord) -> dict[str, Any]:

@@ -5,6 +5,7 @@ This module connects messages with a scheduler and an engine. Text and HTTP are 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from minisgl.message import (
     Stop,
     unpack_ids,
 )
+from minisgl.plugin_manager.failures import described
 from minisgl.plugin_manager.manager import PluginManager, decode_config, options_of, plugins_of
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
@@ -147,7 +149,7 @@ def run_leader(
         Pull(context, addresses.scheduler),
         to_api=Push(context, addresses.api).send,
         to_detokenizer=Push(context, addresses.detokenizer).send,
-        metrics=lambda: [*manager.hook.minisgl_metrics(), compilations.metrics()],
+        metrics=lambda: [*manager.metrics(), compilations.metrics()],
         heartbeat=heartbeat,
     )
     compilations = Compilations()
@@ -156,9 +158,13 @@ def run_leader(
     report.send(ready)
     try:
         loop.run()
+        scheduler.close()
+    except BaseException as error:
+        with contextlib.suppress(Exception):  # observers learn the end of the requests; one of them may have failed
+            scheduler.fail(described(error))
+        raise
     finally:
         manager.close()
-    scheduler.close()
     if followers is not None:
         followers.end()
 

@@ -97,7 +97,7 @@ class Worker:
         code = self.process.exitcode
         if code is not None and code < 0:
             return f"it was killed by {signal.Signals(-code).name}"
-        return f"it ended with status {code}"
+        return f"it ended with status {code}, without an error message: perhaps a plugin or a library called os._exit"
 
 
 class WorkerPool:

@@ -24,6 +24,7 @@ import msgspec
 from minisgl.config import ConfigError
 from minisgl.core import EngineSpec
 from minisgl.message import Addresses
+from minisgl.plugin_manager.failures import described
 from minisgl.utils.log import setup_logging
 
 log = logging.getLogger(__name__)
@@ -145,7 +146,7 @@ def worker_main(
         report.send(Failed(str(error), options=True))
         sys.exit(2)
     except BaseException as error:
-        report.send(Failed(f"{type(error).__name__}: {error}"))
+        report.send(Failed(described(error)))
         time.sleep(TRACEBACK_DELAY_SECONDS)
         log.critical("%s failed", role, exc_info=True)
         sys.exit(1)

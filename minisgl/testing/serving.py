@@ -91,17 +91,19 @@ class Server:
     def wait_until_ready(self, timeout: float = 90.0) -> None:
         """Wait until the server prints that it is ready.
 
-        Raise RuntimeError after ``timeout`` seconds, or if the server exits or prints another line first."""
-        try:
-            line = self._lines.get(timeout=timeout)
-        except queue.Empty:
-            line = ""
-        ready = re.fullmatch(r"minisgl is ready: (https?://\S+)\n", line)
-        if ready is None:
-            raise RuntimeError(
-                f"expected the server to print 'minisgl is ready: …' within {timeout:.0f} s; it printed {line!r}. Its "
-                f"log:\n{self.log()}"
-            )
+        Raise RuntimeError after ``timeout`` seconds, or if the server exits first. A plugin may print other lines.
+        """
+        ready, until, line = None, time.monotonic() + timeout, ""
+        while ready is None:
+            try:
+                line = self._lines.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                line = ""
+            if not line:
+                raise RuntimeError(
+                    f"expected the server to print 'minisgl is ready: …' within {timeout:.0f} s. Its log:\n{self.log()}"
+                )
+            ready = re.search(r"minisgl is ready: (https?://\S+)\n", line)
         self.url = ready[1]
         self.ready_after = time.monotonic() - self.started
         self.record_resources()

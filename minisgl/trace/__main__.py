@@ -116,6 +116,13 @@ def report(traces: Sequence[Trace], out: Console) -> int:
                 "\nThe trace is incomplete: the recorder was killed. No promise is broken up to that point.",
                 style="yellow",
             )
+        elif open_requests := trace.interrupted:
+            were = "1 request was" if open_requests == 1 else f"{open_requests:,} requests were"
+            out.print(
+                f"\nThe run was interrupted while {were} open. No promise is broken up to that point.",
+                style="yellow",
+                soft_wrap=True,
+            )
         else:
             out.print("\nAll promises that a trace can show were kept.", style="green")
         out.print()

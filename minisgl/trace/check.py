@@ -65,7 +65,7 @@ class Checker:
         if self._overcommitted is not None and not isinstance(event, ev.Match | ev.Evict | ev.Allocate):
             raise self._overcommitted
         check_event = getattr(self, f"_{type(event).__name__.lower()}", None)
-        if check_event is not None and not self.state.failed:
+        if check_event is not None and (not self.state.failed or isinstance(event, ev.End)):
             check_event(event)
         self.state.apply(event)
         self.contents.apply(event, self.state)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from minisgl.core import EngineSpec
-from minisgl.trace.events import VERSION, End, Header, Line, decoder
+from minisgl.core import INTERRUPTED, EngineSpec
+from minisgl.trace.events import VERSION, End, Finish, Header, Line, decoder
 
 __all__ = ["Trace", "TraceError", "read"]
 
@@ -35,6 +35,11 @@ class Trace:
     def complete(self) -> bool:
         """Whether the trace was closed. If not, the last events may be missing."""
         return bool(self.events) and isinstance(self.events[-1], End)
+
+    @property
+    def interrupted(self) -> int:
+        """The number of requests that were open when the run was ended from outside, as by Ctrl-C."""
+        return sum(isinstance(event, Finish) and event.error == INTERRUPTED for event in self.events)
 
     def __iter__(self) -> Iterator[Line]:
         return iter(self.events)

@@ -31,14 +31,18 @@ class _Named(logging.Formatter):
 class TextFormatter(_Named):
     """``2026-11-22 11:05:01.123 INFO scheduler minisgl.engine.engine: message name=value``.
 
-    The names and values are the fields of a record that was logged with ``extra={"fields": {…}}``.
+    The names and values are the fields of a record that was logged with ``extra={"fields": {…}}``, without those in
+    ``extra={"said": …}``, which the message contains.
     """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and below it the traceback if there is one."""
         when = datetime.fromtimestamp(record.created).isoformat(" ", "milliseconds")
         text = f"{when} {record.levelname} {self.name} {record.name}: {record.getMessage()}"
+        said = getattr(record, "said", ())
         for name, value in getattr(record, "fields", {}).items():
+            if name in said:
+                continue
             text += f" {name}={value if isinstance(value, int | float) else repr(value)}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 

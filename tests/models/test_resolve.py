@@ -11,7 +11,7 @@ import pytest
 
 from minisgl.config import ConfigError
 from minisgl.models.config import ModelConfig
-from minisgl.models.resolve import resolve_model
+from minisgl.models.resolve import resolve_model, warn_of_same_name
 from minisgl.models.shipped import weights_dir
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.checkpoints import tiny_checkpoint
@@ -50,6 +50,25 @@ def test_a_directory_or_a_config_file(tmp_path: Path, monkeypatch: pytest.Monkey
     assert resolve_model(str(path / "config.json")) == (path / "config.json").resolve()
     monkeypatch.chdir(tmp_path)
     assert resolve_model("mine") == path.resolve()
+
+
+@pytest.mark.parametrize("files", [(), ("notes.txt",), ("config.json",)])
+def test_a_directory_with_the_name_of_a_shipped_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, files: tuple[str, ...]
+) -> None:
+    """The shipped model wins. A model's directory of that name is chosen with a slash, which a warning says."""
+    (tmp_path / "tutor").mkdir()
+    for file in files:
+        (tmp_path / "tutor" / file).write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("tutor") == weights_dir("tutor")
+    warn_of_same_name("tutor")
+    warn_of_same_name("./tutor")
+    if "config.json" in files:
+        assert resolve_model("./tutor") == tmp_path / "tutor"
+        assert "model=./tutor" in caplog.text and len(caplog.records) == 1
+    else:
+        assert not caplog.records
 
 
 def test_a_directory_without_config(tmp_path: Path) -> None:

@@ -55,6 +55,23 @@ def test_loads(run_app: Callable[..., None]) -> None:
     run_app(test)
 
 
+def test_no_model_card_while_the_server_starts(run_app: Callable[..., None]) -> None:
+    """Clients wait for ``/v1/models`` until a server is ready, and the length of requests is not known before."""
+
+    async def test(server: Any) -> None:
+        spec, server.dispatcher.spec = server.dispatcher.spec, None
+        server.dispatcher.reason = "The server is starting."
+        async with server.client() as client:
+            for path in ("/v1/models", "/v1/models/m"):
+                answer = await client.get(path)
+                assert answer.status_code == 503
+                assert answer.json()["error"]["message"] == "The server is starting."
+            server.dispatcher.spec = spec
+            assert (await client.get("/v1/models")).json()["data"][0]["max_model_len"] == 512
+
+    run_app(test)
+
+
 @pytest.mark.parametrize("path", ["/server_info", "/model_info", "/get_load", "/v1/loads"])
 def test_infos_need_the_key(run_app: Callable[..., None], path: str) -> None:
     async def test(server: Any) -> None:

@@ -24,6 +24,7 @@ from minisgl.scheduler.events import OBSERVERS
 from minisgl.testing.drive import Drive, make_plugin
 from minisgl.testing.small import SPEC, job, no_lookahead
 from minisgl.trace import events as ev
+from minisgl.trace.__main__ import main
 from minisgl.trace.check import check
 from minisgl.trace.history import turns
 from minisgl.trace.read import read
@@ -244,3 +245,22 @@ def test_full_disk_ends_the_trace_after_a_whole_event(room: int, caplog: pytest.
     assert len(lines) == 201 if room == 10**6 else len(lines) % 20 == 0
     assert disk.closed
     assert len(caplog.records) == (room != 10**6)
+
+
+def test_run_that_is_interrupted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Requests that are open at the end are marked, and break no promise; a request that was lost before still does."""
+    path = tmp_path / "run.jsonl"
+    manager, drive = recorded(path)
+    for uid in (1, 2):
+        drive.add(job(uid, 3, 8))
+    for _ in range(3):
+        drive.step()
+    drive.scheduler.close()
+    manager.close()
+    trace = read(path)
+    assert (trace.complete, trace.interrupted, check(trace)) == (True, 2, None)
+    assert main([str(path)]) == 0
+    assert "The run was interrupted while 2 requests were open." in capsys.readouterr().out
+    lost = [event for event in trace.events if not (isinstance(event, ev.Finish) and event.uid == 1)]
+    violation = check(replace(trace, events=lost))
+    assert violation is not None and "have no final reply" in str(violation)

@@ -31,6 +31,7 @@ def convert(report: dict[str, Any], student: str | None = None) -> dict[str, Any
     return {
         "score": sum(each["points"] for each in mine),
         "execution_time": round(sum(each["seconds"] for each in mine)),
+        "output_format": "text",
         "output": f"Graded by minisgl {report['course']}, seed {report['seed']}.",
         "stdout_visibility": "hidden",
         "tests": tests,
@@ -45,6 +46,7 @@ def _test(submission: dict[str, Any], gate: dict[str, Any]) -> dict[str, Any]:
         "score": gate["points"],
         "max_score": gate["max_points"],
         "status": "passed" if gate["result"] == "green" else "failed",
+        "output_format": "text",
         "output": "" if gate["private"] else "\n".join(part for part in parts if part),
         "visibility": "after_published" if gate["private"] else "visible",
     }

@@ -29,6 +29,7 @@ CAUSES = {
     "returns": "The code returned a value of another kind than the promise names.",
     "hangs": "The code does not return. It has a loop without end, or it waits for an event that never happens.",
     "memory": "The code needs more memory than a gate may use.",
+    "disk": "The code writes more than a submission may write. Only `lab grade` reports this.",
     "dies": "The process that ran the code ended suddenly, without an error message.",
     "transcript": "The grader could not read what the process of the code returned. Only `lab grade` reports this.",
     "promise": "The code breaks a promise of the engine. docs/architecture.md lists the promises.",

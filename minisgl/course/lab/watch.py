@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minisgl.course.lab.grader.grade import fingerprint
+from minisgl.utils.signals import signals_raise
 
 __all__ = ["watch"]
 
@@ -25,20 +27,21 @@ def watch(path: Path, command: Sequence[str], before_run: Callable[[], None]) ->
     If the file is saved while the command runs, the command is interrupted and run again. ``before_run`` is called
     before every run. ``path`` may be a folder: then a save of any file in it counts.
     """
-    while True:
-        version = _version(path)
-        before_run()
-        # In a new session: Ctrl-C reaches this process only, which then ends the command.
-        process = subprocess.Popen(command, start_new_session=True)
-        try:
-            while process.poll() is None and not _saved(path, version):
+    with signals_raise():
+        while True:
+            version = _version(path)
+            before_run()
+            # In a new session: Ctrl-C reaches this process only, which then ends the command.
+            process = subprocess.Popen(command, start_new_session=True)
+            try:
+                while process.poll() is None and not _saved(path, version):
+                    time.sleep(POLL_SECONDS)
+            finally:
+                _end(process)
+            if process.returncode == 0:
+                return
+            while not _saved(path, version):
                 time.sleep(POLL_SECONDS)
-        finally:
-            _end(process)
-        if process.returncode == 0:
-            return
-        while not _saved(path, version):
-            time.sleep(POLL_SECONDS)
 
 
 def _version(path: Path) -> str | None:
@@ -55,11 +58,15 @@ def _saved(path: Path, version: str | None) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command that still runs, with all processes that it has started."""
-    if process.poll() is None:
+    """End a command that still runs, with all processes that it has started. A second signal kills them at once."""
+    if process.poll() is not None:
+        return
+    try:
         process.send_signal(signal.SIGINT)
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # raised when no process of the session is left
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.wait()

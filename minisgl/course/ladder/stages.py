@@ -7,6 +7,7 @@ exact and equal on every machine; the seconds are not.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -163,6 +164,7 @@ def count(
     manager, arrivals = PluginManager.load(light=True), arrivals or workload()
     stages = []
     for number in numbers:
+        _say(f"stage {number}, {STAGES[number]}: counting {len(arrivals)} requests")
         config = compose(manager, [f"stage={number}", *options])
         _refuse_unused(options)
         if config.num_pages is None or config.max_seq_len is None:  # every stage sets both
@@ -171,6 +173,11 @@ def count(
         stage, _ = serve(config, manager, RecordedEngine(spec, arrivals, outputs()), arrivals, number)
         stages.append(replace(stage, seconds=None))
     return _report(options, {}, arrivals, stages)
+
+
+def _say(text: str) -> None:
+    """Print a line about the progress to standard error, because a stage takes up to minutes."""
+    print(f"minisgl.bench stages: {text}", file=sys.stderr, flush=True)
 
 
 def _refuse_unused(options: Sequence[str]) -> None:
@@ -198,13 +205,16 @@ def measure(options: Sequence[str] = (), numbers: Sequence[int] = tuple(STAGES))
     stages, answers = [], []
     for number in numbers:
         config = compose_stage(manager, number, options)
+        _say(f"stage {number}, {STAGES[number]}: starting the engine")
         engine = start_engine(config, manager)
         try:
+            _say(f"stage {number}: serving {len(arrivals)} requests")
             if engine.device.type == "cuda":
                 serve(config, manager, engine, arrivals, number)
             else:
                 _warm_up(config, manager, engine)
             stage, tokens = serve(config, manager, engine, arrivals, number)
+            _say(f"stage {number}: {stage.seconds:.1f} s")
             eager, replayed = launches_of(engine, config, manager)
             where = machine(str(engine.device), str(engine.dtype).removeprefix("torch."))
         finally:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from minisgl.course.lab import watch as watch_module
@@ -105,3 +108,33 @@ def test_a_save_while_the_file_is_graded(watched: Watched, monkeypatch: pytest.M
     lines = watched.log.read_text().splitlines()
     assert lines[-2:] == ["begin right", "end right"]
     assert "end slow" not in lines and "end deaf" not in lines
+
+
+WATCH = """
+import signal, sys
+from pathlib import Path
+from minisgl.course.lab.watch import watch
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
+
+watch(Path(sys.argv[1]), sys.argv[2:], lambda: None)
+"""
+
+
+@pytest.mark.parametrize("text", ["slow", "deaf"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_end_the_grader(watched: Watched, number: signal.Signals, text: str) -> None:
+    """The signal ends the program that grades, too. A second one ends it even if it ignores SIGINT."""
+    watched.save(text)
+    words = [sys.executable, "-c", WATCH, str(watched.file), *watched.command]
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL, restore_signals=True) as watcher:
+        watched.wait("deaf deaf" if text == "deaf" else "begin slow")
+        (grader,) = psutil.Process(watcher.pid).children()
+        end = time.monotonic() + scaled_timeout(60)
+        watcher.send_signal(number)
+        while text == "deaf" and watcher.poll() is None:
+            assert time.monotonic() < end
+            time.sleep(0.2)
+            watcher.send_signal(number)
+        assert watcher.wait(scaled_timeout(60)) != 0
+    assert not grader.is_running() or grader.status() == psutil.STATUS_ZOMBIE

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import datetime
 import json
 import os
@@ -26,8 +27,11 @@ from minisgl.course.lab.catalog import Lab, find
 from minisgl.course.lab.grader.gate import Gate
 from minisgl.course.lab.grading import report
 from minisgl.course.lab.grading.clean_tree import CleanTree, make_writable
+from minisgl.course.lab.grading.intake import RefusedError, take_in
 from minisgl.course.lab.grading.private import private_gates
 from minisgl.course.lab.grading.submissions import Submission, submissions
+from minisgl.course.lab.grading.text import one_line
+from minisgl.utils.signals import signals_raise
 
 __all__ = ["add_options", "grade_folder"]
 
@@ -56,7 +60,7 @@ def grade_folder(options: argparse.Namespace) -> int:
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     started, now = time.monotonic(), datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     results, isolation = [], None
-    with Graders(seed, gates, options.user, options.gate) as graders:
+    with signals_raise(), Graders(seed, gates, options.user, options.gate) as graders:
         for submission in given:
             result, isolation_of = graders.grade(submission, private.get(submission.lab.lab, []))
             results.append(result)
@@ -93,7 +97,7 @@ def _print_end(done: dict[str, Any]) -> None:
     user = f"user {isolation['user']}" if isolation["user"] else "NOT isolated by user"
     print(f"Isolated: {', '.join(parts) or 'nothing'}; {user}.")
     for note in isolation["notes"]:
-        print(f"  {note}")
+        print(f"  {one_line(note)}")
 
 
 class Graders:
@@ -119,8 +123,22 @@ class Graders:
         return self.trees[lab.lab]
 
     def grade(self, submission: Submission, private: list[Gate]) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Grade a submission. Return its result, and the isolation of the student's processes."""
+        """Grade a copy of a submission. Return its result, and the isolation of the student's processes.
+
+        A refused submission has no isolation, because no process is started.
+        """
         started, cpu = time.monotonic(), _cpu_seconds()
+        with tempfile.TemporaryDirectory(prefix="submission-", dir=self.folder) as folder:
+            copy = dataclasses.replace(submission, path=Path(folder, submission.lab.file))
+            try:
+                take_in(submission.path, copy.path, folder=not submission.lab.plugin)
+            except RefusedError as reason:
+                return report.refused_result(submission, private, str(reason), only=self.only), None
+            return self._graded(copy, private, started, cpu)
+
+    def _graded(
+        self, submission: Submission, private: list[Gate], started: float, cpu: float
+    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
         told = self._told(submission)
         verdicts = [line["verdict"] for line in told if "verdict" in line]
         failed = next((line["failed"] for line in told if "failed" in line), None)
@@ -147,12 +165,17 @@ class Graders:
         }
         command = [sys.executable, "-m", "minisgl.course.lab.grading.runner"]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace", env=env
+        ) as process:
             try:
-                out, _ = process.communicate(json.dumps(request) + "\n")
+                out, err = process.communicate(json.dumps(request) + "\n")
             except BaseException:
-                process.terminate()
+                process.terminate()  # it ends the student's processes, and the end of this block waits for it
                 raise
+        for line in err.splitlines():  # what gates print may contain a student's text
+            print(f"  stderr: {one_line(line)}", file=sys.stderr)
         told = []
         for line in out.splitlines():
             with contextlib.suppress(ValueError):

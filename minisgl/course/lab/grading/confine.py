@@ -58,15 +58,30 @@ def _bind(source: str, target: str, writable: bool = False) -> None:
     _mount("", target, "", _BIND | _REMOUNT | _NOSUID | device | more)
 
 
+def make_mounts_private() -> None:
+    """Keep the later mounts of this process' mount namespace out of all other namespaces."""
+    _mount("", "/", "", _RECURSIVE | _PRIVATE)
+
+
+def mount_memory(target: str, size: int) -> None:
+    """Mount a file system in memory, of at most ``size`` bytes."""
+    _mount("tmpfs", target, "tmpfs", _NOSUID | _NODEV, f"mode=755,size={size}")
+
+
+def unmount(target: str) -> None:
+    """Unmount a file system, at the latest when no process uses it any more (MNT_DETACH)."""
+    _check(_LIBC.umount2(target.encode(), 2), f"unmount {target}")
+
+
 def build_root(spec: dict[str, Any]) -> str:
     """Build the command's root folder in a new mount namespace, and return its path."""
     root = str(spec["root"])
-    _mount("", "/", "", _RECURSIVE | _PRIVATE)
+    make_mounts_private()
     _mount("tmpfs", root, "tmpfs", _NOSUID | _NODEV, "mode=755,size=16m")
     for folder in ("tmp", "var/tmp", "dev/shm", "proc"):
         Path(root, folder).mkdir(parents=True)
     for folder in ("tmp", "var/tmp", "dev/shm"):
-        _mount("tmpfs", f"{root}/{folder}", "tmpfs", _NOSUID | _NODEV, "mode=1777,size=512m")
+        _mount("tmpfs", f"{root}/{folder}", "tmpfs", _NOSUID | _NODEV, f"mode=1777,size={spec['temporary']}")
     for path in SYSTEM:
         if os.path.islink(path):
             os.symlink(os.readlink(path), root + path)
@@ -151,6 +166,8 @@ def main(words: list[str]) -> int:
     root = ""
     if spec["mounts"]:
         unshare(NEW_MOUNTS | NEW_IPC)
+        with contextlib.suppress(OSError):  # System V shared memory, in pages
+            Path("/proc/sys/kernel/shmall").write_text(str(spec["temporary"] // os.sysconf("SC_PAGE_SIZE")))
         root = build_root(spec)
     if spec["pids"]:
         unshare(NEW_PIDS)

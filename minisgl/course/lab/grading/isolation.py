@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.course.lab.grading import confine
+from minisgl.course.lab.grading.usage import DISK_BYTES, MEMORY_BYTES
 
-__all__ = ["LIMITS", "Isolation", "isolate", "own_network"]
+__all__ = ["LIMITS", "TOTALS", "Isolation", "isolate", "own_mounts", "own_network"]
 
 UNPRIVILEGED = 65534
 """The number of the user that Linux has for processes without rights."""
@@ -37,6 +38,8 @@ LIMITS = {
     "CORE": 0,
 }
 """Resource limits of every process with a student's code."""
+TOTALS = {"memory": MEMORY_BYTES, "disk": DISK_BYTES}
+"""Limits of all processes of a submission together, in bytes. `minisgl.course.lab.grading.usage` measures them."""
 
 
 @dataclass
@@ -44,7 +47,8 @@ class Isolation:
     """What separates the student's process from the machine.
 
     ``network``: only a loopback device of its own. ``files``: it sees only system files, the clean installation and its
-    own folder. ``processes``: it sees only its own. ``user``: the name of its user, None: the grader's.
+    own folder. ``processes``: it sees only its own. ``user``: the name of its user, None: the grader's. ``own_mounts``:
+    this process has mounts of its own, so the folder of a submission can be a file system of limited size.
     """
 
     network: bool = False
@@ -52,6 +56,8 @@ class Isolation:
     processes: bool = False
     user: str | None = None
     limits: dict[str, int] = field(default_factory=lambda: dict(LIMITS))
+    totals: dict[str, int] = field(default_factory=lambda: dict(TOTALS))
+    own_mounts: bool = False
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -61,7 +67,9 @@ class Isolation:
 
     def encode(self) -> dict[str, Any]:
         """Return the isolation as a dictionary that JSON can hold."""
-        return asdict(self)
+        found = asdict(self)
+        del found["own_mounts"]
+        return found
 
     def ids(self) -> tuple[int | None, int | None]:
         """Return the user and group of the student's process; None: those of the grader."""
@@ -91,6 +99,8 @@ class Isolation:
         """
         at = Path(tempfile.mkdtemp(prefix="minisgl-grade-"))
         at.chmod(0o755)
+        if self.own_mounts:
+            confine.mount_memory(str(at), self.totals["disk"])
         try:
             uid, gid = self.ids()
             root, work, given = at / "root", at / "work", at / "submission"
@@ -100,10 +110,13 @@ class Isolation:
             if uid is not None and gid is not None:
                 os.chown(work, uid, gid)
             spec = {"root": str(root), "work": str(work), "expose": [*expose, str(given)], "hide": hide, "uid": uid,
-                    "gid": gid, "mounts": self.files, "pids": self.processes, "limits": self.limits}  # fmt: skip
+                    "gid": gid, "mounts": self.files, "pids": self.processes, "limits": self.limits,
+                    "temporary": self.totals["disk"] // 4}  # fmt: skip
             (at / "spec.json").write_text(json.dumps(spec))
             yield [sys.executable, "-I", confine.__file__, str(at / "spec.json"), "--"], work, copies
         finally:
+            if self.own_mounts:
+                confine.unmount(str(at))
             shutil.rmtree(at, ignore_errors=True)
 
 
@@ -185,6 +198,16 @@ def own_network() -> str | None:
             Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
             Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
         _raise_loopback()
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def own_mounts() -> str | None:
+    """Give this process mounts that no other process sees. Return why that failed, or None."""
+    try:
+        confine.unshare(confine.NEW_MOUNTS)
+        confine.make_mounts_private()
     except OSError as error:
         return str(error)
     return None

@@ -17,14 +17,28 @@ from minisgl.course.lab.grader.gate_process import LOADS
 from minisgl.course.lab.grader.grade import fingerprint
 from minisgl.course.lab.grading.runner import judged_by
 from minisgl.course.lab.grading.submissions import Submission, similarity
+from minisgl.course.lab.grading.text import name as shown_name
+from minisgl.course.lab.grading.text import one_line, printable, several_lines, values
 from minisgl.course.lab.skeletons import HEADER, version
 from minisgl.utils.version import __version__
 
-__all__ = ["ALL_GREEN", "GRADER_FAILED", "SOME_RED", "VERSION", "document", "exit_status", "lines", "result_of"]
+__all__ = [
+    "ALL_GREEN",
+    "GRADER_FAILED",
+    "SOME_RED",
+    "VERSION",
+    "document",
+    "exit_status",
+    "lines",
+    "refused_result",
+    "result_of",
+]
 
 SCHEMA = "minisgl-lab-grade"
 VERSION = 1
 """The version of the JSON document."""
+MOST_CHARACTERS = 500
+"""The longest text about a gate in a line. The JSON document has the whole text."""
 ALL_GREEN, SOME_RED, GRADER_FAILED = 0, 1, 3
 """Exit statuses. 2 is a wrong command line, as everywhere."""
 
@@ -44,7 +58,8 @@ def _gate(lab: Lab, gate: Gate, private: bool, verdict: dict[str, Any] | None) -
         result = "blocked" if "blocked by" in verdict["note"] or not verdict["note"] else "missing"
     else:
         result = "red" if verdict["cause"] else "green"
-    texts = {name: verdict.get(name, "") for name in ("note", "cause", "promise", "seen", "show")}
+    texts = {name: one_line(verdict.get(name, "")) for name in ("note", "cause", "promise", "seen")}
+    texts["show"] = several_lines(verdict.get("show", ""))
     return {
         "name": gate.name,
         "says": gate.says,
@@ -57,7 +72,7 @@ def _gate(lab: Lab, gate: Gate, private: bool, verdict: dict[str, Any] | None) -
         "seconds": round(verdict.get("seconds", 0.0), 3),
         **texts,
         "why": lab.why(verdict["cause"]) if verdict.get("cause") else "",
-        "workload": verdict.get("workload"),
+        "workload": values(verdict.get("workload")),
     }
 
 
@@ -73,14 +88,12 @@ def result_of(submission: Submission, private: Sequence[Gate], verdicts: Sequenc
         failed = missing["note"] or f"the gate {missing['name']} did not run"
     passed = all(gate["result"] == "green" for gate in gates)
     return {
-        "student": submission.student,
-        "lab": lab.lab,
-        "title": lab.title,
-        "file": path.name,
+        **_head(submission),
         "sha256": fingerprint(path),
         "skeleton": _skeleton(lab, path),
         "status": "grader_failed" if failed else "passed" if passed else "failed",
-        "error": failed,
+        "refused": None,
+        "error": None if failed is None else one_line(failed),
         "points": sum(gate["points"] for gate in gates),
         "max_points": sum(gate["max_points"] for gate in gates),
         "similarity": similarity(lab, path),
@@ -88,6 +101,36 @@ def result_of(submission: Submission, private: Sequence[Gate], verdicts: Sequenc
         "cpu_seconds": round(cpu_seconds, 3),
         "gates": gates,
     }
+
+
+def refused_result(
+    submission: Submission, private: Sequence[Gate], why: str, *, only: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the result of a submission that is not graded because of what it consists of. No gate runs."""
+    lab, why = submission.lab, one_line(why)
+    wanted = [(gate, is_private) for gate, is_private in gates_of(lab, private) if not only or gate.name in only]
+    verdict = {"tried": False, "note": f"blocked by the refusal: {why}"}
+    gates = [_gate(lab, gate, is_private, verdict) for gate, is_private in wanted]
+    return {
+        **_head(submission),
+        "sha256": "",
+        "skeleton": None,
+        "status": "failed",
+        "refused": why,
+        "error": None,
+        "points": 0.0,
+        "max_points": sum(gate["max_points"] for gate in gates),
+        "similarity": None,
+        "seconds": 0.0,
+        "cpu_seconds": 0.0,
+        "gates": gates,
+    }
+
+
+def _head(submission: Submission) -> dict[str, Any]:
+    """Return the fields of a result that name the submission."""
+    lab = submission.lab
+    return {"student": printable(submission.student), "lab": lab.lab, "title": lab.title, "file": lab.file}
 
 
 def _skeleton(lab: Lab, path: Path) -> dict[str, Any] | None:
@@ -129,12 +172,18 @@ def exit_status(results: Sequence[dict[str, Any]]) -> int:
 def lines(result: dict[str, Any]) -> Iterator[str]:
     """Yield one submission's result as lines for people."""
     similar = "" if result["similarity"] is None else f", similarity to the shipped plugin {result['similarity']:.2f}"
-    yield (
-        f"{result['student']}: lab {result['lab']}, {result['points']:g} of {result['max_points']:g} points, "
-        f"{result['status']}{similar}"
-    )
+    points = f"{result['points']:g} of {result['max_points']:g} points"
+    yield f"{shown_name(result['student'])}: lab {result['lab']}, {points}, {result['status']}{similar}"
+    if result["refused"]:
+        yield f"  refused, not graded: {result['refused']}"
+        return
     for gate in result["gates"]:
         private = " (private)" if gate["private"] else ""
-        yield f"  {gate['result']:<8} {gate['name']:<13} {gate['seen'] or gate['note'] or gate['says']}{private}"
+        said = _shortened(gate["seen"] or gate["note"] or gate["says"])
+        yield f"  {gate['result']:<8} {gate['name']:<13} {said}{private}"
     if result["error"]:
-        yield f"  the grader failed: {result['error']}"
+        yield f"  the grader failed: {_shortened(result['error'])}"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} …"

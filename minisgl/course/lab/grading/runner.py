@@ -23,13 +23,15 @@ from minisgl.course.lab.grader.gate import Broken, Gate
 from minisgl.course.lab.grader.gate_process import LOADS, judge
 from minisgl.course.lab.grader.grade import WATCHDOG_SECONDS, grade
 from minisgl.course.lab.grading.clean_tree import CleanTree
-from minisgl.course.lab.grading.isolation import isolate, own_network
+from minisgl.course.lab.grading.isolation import isolate, own_mounts, own_network
 from minisgl.course.lab.grading.private import private_gates
 from minisgl.course.lab.grading.remote import SLOWER, RemoteStudent
 from minisgl.course.lab.grading.sandbox import Sandbox, SandboxFailed
+from minisgl.course.lab.grading.usage import UsageLimit
 from minisgl.course.lab.grading.wire import Lost, Malformed
 from minisgl.course.lab.verdicts import Verdict
 from minisgl.testing.serving import Server, scaled_timeout
+from minisgl.utils.signals import signals_raise
 
 __all__ = ["Gates", "judged_by", "main"]
 
@@ -138,6 +140,9 @@ def run(request: dict[str, Any], tell: Any) -> None:
     tree = CleanTree(lab, Path(request["tree"]))
     isolation = isolate(request["user"], tree.expose, tree.hide, tree.python)
     isolation.network = offline is None
+    isolation.own_mounts = (unmounted := own_mounts()) is None
+    if unmounted is not None:
+        isolation.notes.append(f"the disk space of a submission is limited by measuring it: {unmounted}")
     if offline is not None:
         isolation.notes.append(f"no network namespace: {offline}")
     tell({"isolation": isolation.encode()})
@@ -145,11 +150,19 @@ def run(request: dict[str, Any], tell: Any) -> None:
     extra = private_gates(private).get(lab.lab, []) if private else []
     known = {gate.name for gate in (LOADS, *lab.gates, *extra)}
     given = [source, *([private] if extra and private and not lab.data else [])]
-    with isolation.box(tree.expose, tree.hide, given) as (words, work, (path, *others)):
+    with (
+        isolation.box(tree.expose, tree.hide, given) as (words, work, (path, *others)),
+        UsageLimit(work.parent) as limit,
+    ):
         sandbox = Sandbox(words, tree.python, modules_of(lab), work.parent / "student.log")
         if not lab.plugin:
             path = isolation.writable(path, work)
         student = RemoteStudent(lab, path, deadline=time.monotonic() + 3600.0, sessions=sandbox)
+
+        def tell_verdict(verdict: Verdict) -> None:
+            if limit.broken is not None and verdict.tried:
+                verdict.fail(limit.broken)
+            tell({"verdict": dataclasses.asdict(verdict)})
 
         def prepare_served(served: Any) -> None:
             served.start = functools.partial(Server, python=[*words, str(tree.python)])
@@ -165,7 +178,7 @@ def run(request: dict[str, Any], tell: Any) -> None:
                 fork_server=Gates(sandbox, others[0] if others else None),  # type: ignore[arg-type]
                 extra=extra,
                 prepare_served=prepare_served,
-                on_verdict=lambda verdict: tell({"verdict": dataclasses.asdict(verdict)}),
+                on_verdict=tell_verdict,
             )
         finally:
             student.close()
@@ -184,7 +197,8 @@ def main() -> None:
         answers.flush()
 
     try:
-        run(json.loads(sys.stdin.readline()), tell)
+        with signals_raise():
+            run(json.loads(sys.stdin.readline()), tell)
     except BaseException as error:
         tell({"failed": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()})
         sys.exit(1)

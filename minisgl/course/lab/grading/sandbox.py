@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
 import socket
 import subprocess
@@ -49,7 +50,9 @@ class Sandbox:
         theirs.close()
         self._control = mine
         if self._heard(START_SECONDS) != b"ready":
-            end = self.log.read_text("utf-8", errors="replace")[-1000:]
+            with self.log.open("rb") as log:
+                log.seek(-min(self.log.stat().st_size, 1000), os.SEEK_END)
+                end = log.read().decode("utf-8", errors="replace")
             self.close()
             raise SandboxFailed(f"the confined process did not start: {' '.join(end.split()) or 'no message'}")
 

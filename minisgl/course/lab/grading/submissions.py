@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import io
 import keyword
+import os
 import tokenize
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +21,10 @@ from minisgl.course.lab.catalog import Lab, labs
 from minisgl.course.lab.skeletons import skeleton, solution
 
 __all__ = ["Submission", "similarity", "submissions"]
+
+
+MOST_COMPARED_BYTES = 256 * 2**10
+"""The largest file whose similarity is computed."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +39,19 @@ class Submission:
 def submissions(folder: Path, only: Sequence[str] = ()) -> list[Submission]:
     """Return the submissions in a folder, by student and in the order of the course. ``only``: the labs to grade.
 
-    Raise `ConfigError` if there is no such folder, or no submission in it.
+    A link counts as a submission too: it is refused when its turn comes. Raise `ConfigError` if there is no such
+    folder, or no submission in it.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder.")
+    folder = folder.resolve()
     wanted = [lab for lab in labs() if not only or lab.lab in only]
     names = {lab.file for lab in labs()}
     inner = [f for f in sorted(folder.iterdir()) if f.is_dir() and f.name not in names and not f.name.startswith(".")]
     found = []
     for place in [folder, *inner]:
-        student = place.resolve().name
-        found += [Submission(student, lab, place / lab.file) for lab in wanted if (place / lab.file).exists()]
+        there = [lab for lab in wanted if os.path.lexists(place / lab.file)]
+        found += [Submission(place.name, lab, place / lab.file) for lab in there]
     if not found:
         files = ", ".join(lab.file for lab in wanted)
         raise ConfigError(f"{folder}: no submission was found, neither here nor in its folders. The names are {files}.")
@@ -59,14 +66,14 @@ def similarity(lab: Lab, path: Path) -> float | None:
 
     Both are compared as sequences of tokens in which all names are equal, without comments, docstrings and the lines of
     the skeleton. A short lab has few ways to be written, so a high number proves nothing. None: there is nothing to
-    compare.
+    compare, or the file is larger than `MOST_COMPARED_BYTES`.
     """
-    if not lab.plugin or not path.is_file():
+    if not lab.plugin or not path.is_file() or path.stat().st_size > MOST_COMPARED_BYTES:
         return None
     try:
         given = Counter(map(tuple, _lines(skeleton(lab))))
         mine, shipped = _written(path.read_text("utf-8"), given), _written(solution(lab), given)
-    except (OSError, UnicodeDecodeError, SyntaxError, tokenize.TokenError):
+    except (OSError, ValueError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError):
         return None
     if not mine or not shipped:
         return None
