@@ -131,11 +131,11 @@ def test_prompt_types() -> None:
 
 
 def test_template_messages() -> None:
-    """Content parts are joined to one text, and fields with the value null are left out."""
+    """Content parts stay parts, and fields without a value are left out."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "user", "content": parts, "name": None}, {"role": "assistant", "tool_calls": [{"id": "1"}]}]
     assert chat(messages=messages).to_prompt().messages == [
-        {"role": "user", "content": "a\nb"},
+        {"role": "user", "content": parts},
         {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
     ]
 
