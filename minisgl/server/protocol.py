@@ -140,8 +140,8 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     reasoning_content: str | None = None
     reasoning: str | None = None
 
-    def to_template(self) -> dict[str, Any]:
-        """Return the message's fields that have a value. Raise `ApiError` for a field of another role's messages."""
+    def check(self) -> None:
+        """Raise `ApiError` for a field of another role's messages, or for values that can't be sent."""
         check_json(self.tool_calls, "messages")
         check_json(self.content, "messages")
         for name, roles in FIELD_ROLES.items():
@@ -150,8 +150,6 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
                     f"{name} belongs to a message of the role {' or '.join(roles)}, not {shorten(repr(self.role))}."
                 )
                 raise ApiError(400, message, "messages", "invalid_value")
-        fields = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
-        return {**fields, "content": self.content}
 
 
 class ChatRequest(GenerateRequest, kw_only=True):
@@ -333,14 +331,20 @@ def _too_many_prompts() -> ApiError:
 
 
 def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages in the form that chat templates read. Raise `ApiError` for an invalid message or no message."""
+    """Return the messages without the fields that ask for nothing, such as ``refusal: null`` and ``tool_calls: []``.
+
+    Raise `ApiError` for an invalid message or no message.
+    """
     if not messages:
         raise ApiError(400, "messages is empty: a chat needs at least one message.", "messages", "invalid_value")
-    given = (
-        {name: value for name, value in message.items() if name in ("role", "content") or not is_neutral(value)}
-        for message in messages
-    )
-    return [_convert(message, ChatMessage, f"messages[{i}]").to_template() for i, message in enumerate(given)]
+    found = []
+    for i, message in enumerate(messages):
+        fields = {
+            name: value for name, value in message.items() if name in ("role", "content") or not is_neutral(value)
+        }
+        _convert(fields, ChatMessage, f"messages[{i}]").check()
+        found.append(fields)
+    return found
 
 
 def _chat_prompt(messages: list[dict[str, Any]], add_generation_prompt: bool, kwargs: dict[str, Any]) -> ChatPrompt:

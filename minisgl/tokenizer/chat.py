@@ -27,6 +27,7 @@ from minisgl.core import InvalidRequestError, shorten
 from minisgl.tokenizer.chat_messages import (
     REASONING,
     Message,
+    TextPart,
     as_parts,
     as_string,
     as_system,
@@ -175,6 +176,9 @@ class ChatTemplate:
         try:
             chat = normalize(messages)
             attempt = functools.partial(self._render_form, add_generation_prompt, kwargs, replace)
+            if self._reads_parts:
+                with contextlib.suppress(InvalidRequestError):
+                    return attempt([as_parts(message) for message in chat])
             try:
                 return _in_any_form(chat, attempt)
             except InvalidRequestError:
@@ -186,6 +190,16 @@ class ChatTemplate:
                 raise
         except RecursionError:
             raise InvalidRequestError("messages", "The messages have too many nested lists and objects.") from None
+
+    @functools.cached_property
+    def _reads_parts(self) -> bool:
+        """Whether the template writes a content only if it is a list of parts."""
+        written = []
+        for content in ("x", [TextPart(type="text", text="x")]):
+            with contextlib.suppress(InvalidRequestError):
+                self._render_form(True, {}, lambda *given: None, [{"role": "user", "content": content}])
+                written.append(content)
+        return bool(written) and "x" not in written
 
     def _render_form(
         self, add_generation_prompt: bool, kwargs: Mapping[str, Any], replace: Replace, messages: Sequence[Message]
@@ -210,7 +224,11 @@ class ChatTemplate:
         return RenderedChat(text, unmarked, restore(unmarked) == text)
 
     def _render_copy(
-        self, messages: Sequence[Message], add_generation_prompt: bool, kwargs: Mapping[str, Any], taken: Collection[str]
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        kwargs: Mapping[str, Any],
+        taken: Collection[str],
     ) -> str | None:
         """Render messages with replaced characters. Return None if these characters cause an error."""
         try:
@@ -232,7 +250,9 @@ class ChatTemplate:
             text = self._template.render(**variables)
             text.encode()
         except UnicodeEncodeError:
-            raise InvalidRequestError("messages", "The messages have half a surrogate pair, which is no text.") from None
+            raise InvalidRequestError(
+                "messages", "The messages have half a surrogate pair, which is no text."
+            ) from None
         except Exception as error:  # the template is the model's program and can raise any exception
             what = str(error) or type(error).__name__
             message = f"The model's chat template can't render these messages: {shorten(what, 200)}"
@@ -274,7 +294,9 @@ class ChatTemplate:
         A template may drop a field that it reads, such as the reasoning of earlier turns, but not a content, a name or
         a tool call.
         """
-        lost = [a for a in lost if a.field in ("content", "name", "tool_calls", "arguments") or not self._reads(a.field)]
+        lost = [
+            a for a in lost if a.field in ("content", "name", "tool_calls", "arguments") or not self._reads(a.field)
+        ]
         if lost:
             i, field = lost[0].message, lost[0].field
             field = "tool_calls" if field == "arguments" else field
@@ -302,12 +324,10 @@ class ChatTemplate:
         return f"This model's chat template does not use the message field {shorten(repr(field))} of messages[{i}]."
 
 
-def _in_any_form(
-    messages: Sequence[Message], attempt: Callable[[Sequence[Message]], RenderedChat]
-) -> RenderedChat:
-    """Return the first of the attempts that succeeds: contents as given, as strings, and as parts where they are lost.
+def _in_any_form(messages: Sequence[Message], attempt: Callable[[Sequence[Message]], RenderedChat]) -> RenderedChat:
+    """Return the first attempt that succeeds: contents as given, as strings, as parts, as parts where they are lost.
 
-    Raise the error of the attempt with strings if none does.
+    If none does, raise the error of the attempt with strings, or of a later one that lost no content.
     """
     try:
         return attempt(messages)
@@ -320,11 +340,16 @@ def _in_any_form(
         except InvalidRequestError as error:
             failed = error
     if not isinstance(failed, _RaisedError):  # else the template refuses these texts, and must see them as strings
+        every = [as_parts(message) for message in messages]
         lost = failed.contents if isinstance(failed, _LostError) else range(len(messages))
-        parts = [as_parts(message) if i in lost else message for i, message in enumerate(messages)]
-        if lost and parts != messages:
-            with contextlib.suppress(InvalidRequestError):
+        some = [part if i in lost else message for i, (message, part) in enumerate(zip(messages, every, strict=True))]
+        for parts in [every, some] if 0 < len(lost) < len(messages) else [every] if lost else []:
+            try:
                 return attempt(parts)
+            except _LostError as error:
+                failed = failed if error.contents else error
+            except InvalidRequestError:
+                pass
     raise failed
 
 

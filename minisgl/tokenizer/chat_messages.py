@@ -65,13 +65,19 @@ def normalize(messages: Sequence[Message]) -> list[dict[str, Any]]:
             new["content"] = _content(new["content"], i)
         if new.get("tool_calls"):
             new["tool_calls"] = [_tool_call(call, i) for call in new["tool_calls"]]
-        reasoning = {new[name] for name in REASONING if isinstance(new.get(name), str) and new[name]}
-        if len(reasoning) > 1:
-            _refuse(i, f"{' and '.join(name for name in REASONING if new.get(name))} are names of one text, but differ")
-        if reasoning:
-            new["reasoning_content"] = new["thinking"] = reasoning.pop()
-        found.append(new)
+        found.append(_with_reasoning(new, i))
     return found
+
+
+def _with_reasoning(message: dict[str, Any], i: int) -> dict[str, Any]:
+    """Return a message that has its reasoning under all names that templates read."""
+    given = {name: message[name] for name in REASONING if message.get(name)}
+    if not given:
+        return message
+    if len({str(text) for text in given.values()}) > 1:
+        _refuse(i, f"{' and '.join(given)} are names of one text, but differ")
+    text = next(iter(given.values()))
+    return {"thinking": text, **message, "reasoning_content": text}
 
 
 def _content(content: Any, i: int) -> str | list[TextPart]:
@@ -185,6 +191,8 @@ def map_texts(message: Message, change: Callable[[str, str], str]) -> dict[str, 
     for field, value in message.items():
         if field == "role":
             changed[field] = value
+        elif isinstance(value, str):
+            changed[field] = change(field, value)
         elif field == "content" and isinstance(value, list):
             changed[field] = [TextPart(part, text=change(field, part["text"])) for part in value]
         elif field == "tool_calls":
@@ -220,9 +228,7 @@ def map_strings(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {
-            change(key) if isinstance(key, str) else key: map_strings(item, change) for key, item in value.items()
-        }
+        return {change(key) if isinstance(key, str) else key: map_strings(item, change) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return [map_strings(item, change) for item in value]
     return value

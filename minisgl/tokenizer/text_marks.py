@@ -31,7 +31,7 @@ class PrivateCharacters:
 
     def __init__(self, texts: Iterable[str]):
         self._used = {character for text in texts if not text.isascii() for character in _PRIVATE.findall(text)}
-        self._free = (chr(code) for code in (*range(0x100000, 0x10FFFE), *range(0xF0000, 0xFFFFE)))
+        self._free = map(chr, itertools.chain(range(0x100000, 0x10FFFE), range(0xF0000, 0xFFFFE)))
         self.taken: set[str] = set()
 
     def take(self) -> str:
