@@ -60,8 +60,8 @@ class _Generation(jinja2.ext.Extension):
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        return [nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)]
 
 
 @dataclass(frozen=True)
@@ -181,12 +181,12 @@ class ChatTemplate:
                     return attempt([as_parts(message) for message in chat])
             try:
                 return _in_any_form(chat, attempt)
-            except InvalidRequestError:
-                systems = [as_system(message) for message in chat]
-                if systems == chat:
+            except InvalidRequestError as error:
+                lost = error.contents if isinstance(error, _LostError) else range(len(chat))
+                if all(chat[i]["role"] != "developer" for i in lost):
                     raise
                 with contextlib.suppress(InvalidRequestError):
-                    return _in_any_form(systems, attempt)
+                    return _in_any_form([as_system(message) for message in chat], attempt)
                 raise
         except RecursionError:
             raise InvalidRequestError("messages", "The messages have too many nested lists and objects.") from None
@@ -251,7 +251,7 @@ class ChatTemplate:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidRequestError(
-                "messages", "The messages have half a surrogate pair, which is no text."
+                "messages", "The chat has half a surrogate pair, which is not a character."
             ) from None
         except Exception as error:  # the template is the model's program and can raise any exception
             what = str(error) or type(error).__name__
@@ -321,6 +321,7 @@ class ChatTemplate:
 
     @staticmethod
     def _unused(i: int, field: str) -> str:
+        field = REASONING[0] if field in REASONING else field
         return f"This model's chat template does not use the message field {shorten(repr(field))} of messages[{i}]."
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import tokenizers
 
 from minisgl.tokenizer.chat import ChatTemplate, RenderedChat, Replacement, computed_with_special_tokens
-from minisgl.tokenizer.chat_messages import Message, map_strings, map_texts, strings_of, texts_of
+from minisgl.tokenizer.chat_messages import Message, map_strings, map_texts, normalize, strings_of, texts_of
 from minisgl.tokenizer.text_marks import PrivateCharacters
 
 _BRACKETS = {"<": ">", "[": "]", "{": "}", "(": ")"}
@@ -73,7 +73,16 @@ class ClientText:
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, kwargs: Mapping[str, Any]
     ) -> RenderedChat:
         """Render messages: see `ChatTemplate.render`. Raise `InvalidRequestError`."""
-        return self._template.render_chat(messages, add_generation_prompt, kwargs, self._replace)
+        chat = self._template.render_chat(messages, add_generation_prompt, kwargs, self._replace)
+        if not chat.is_aligned and any(map(self._has_token, [*texts_of(normalize(messages)), *strings_of(kwargs)])):
+            raise computed_with_special_tokens()
+        return chat
+
+    def _has_token(self, string: str) -> bool:
+        """Return whether a whole protected token is in a string, as it is or normalized."""
+        as_encoded = str if self._raw.normalizer is None else self._raw.normalizer.normalize_str
+        normal = as_encoded(string)
+        return any(token in string or as_encoded(token) in normal for token in self.protected)
 
     def _replace(
         self, messages: Sequence[Message], kwargs: Mapping[str, Any], private: PrivateCharacters
