@@ -48,7 +48,7 @@ RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template"}
 ).union(SPECIAL_TOKENS)
 """The variables of a template that ``chat_template_kwargs`` can't set, beside the functions of templates."""
-_STAND_INS = "minisgl_stand_ins"
+_STAND_INS, _NOW = "minisgl_stand_ins", "minisgl_now"
 
 
 class _Generation(jinja2.ext.Extension):
@@ -126,7 +126,7 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        environment.globals["strftime_now"] = _strftime_now
         self._special_tokens = dict(special_tokens or {})
         try:
             self._template = environment.from_string(source)
@@ -175,7 +175,8 @@ class ChatTemplate:
         self._check_messages(messages)
         try:
             chat = normalize(messages)
-            attempt = functools.partial(self._render_form, add_generation_prompt, kwargs, replace)
+            variables = {"add_generation_prompt": add_generation_prompt, _NOW: datetime.datetime.now()}
+            attempt = functools.partial(self._render_form, variables, kwargs, replace)
             if self._reads_parts:
                 with contextlib.suppress(InvalidRequestError):
                     return attempt([as_parts(message) for message in chat])
@@ -195,30 +196,32 @@ class ChatTemplate:
     def _reads_parts(self) -> bool:
         """Whether the template writes a content only if it is a list of parts."""
         written = []
-        for content in ("x", [TextPart(type="text", text="x")]):
+        for content in ("xyz", [TextPart(type="text", text="xyz")]):
             with contextlib.suppress(InvalidRequestError):
-                self._render_form(True, {}, lambda *given: None, [{"role": "user", "content": content}])
-                written.append(content)
-        return bool(written) and "x" not in written
+                variables = {"add_generation_prompt": True, _NOW: datetime.datetime.now()}
+                text = self._render([{"role": "user", "content": content}], variables, {})
+                if "xyz" in text.lower():
+                    written.append(content)
+        return bool(written) and "xyz" not in written
 
     def _render_form(
-        self, add_generation_prompt: bool, kwargs: Mapping[str, Any], replace: Replace, messages: Sequence[Message]
+        self, variables: Mapping[str, Any], kwargs: Mapping[str, Any], replace: Replace, messages: Sequence[Message]
     ) -> RenderedChat:
         """Render messages in one form, and check that all their texts were written."""
-        text = self._render(messages, add_generation_prompt, kwargs)
+        text = self._render(messages, variables, kwargs)
         private = PrivateCharacters([*self.literals, *texts_of(messages), *strings_of(kwargs)])
         replaced = replace(messages, kwargs, private)
         copy, copy_kwargs, restore = messages, kwargs, str
         if replaced is not None:
             copy, copy_kwargs, restore = replaced.messages, replaced.kwargs, replaced.restore
         marks = TextMarks(copy, private, self._sought_words, self._separators)
-        marked = self._render_copy(marks.messages, add_generation_prompt, copy_kwargs, private.taken)
+        marked = self._render_copy(marks.messages, variables, copy_kwargs, private.taken)
         unmarked = None if marked is None else marks.remove(marked)
         is_same = unmarked is not None and restore(unmarked) == text
         self._check_written(messages, marks, marks.lost(marked or "", text, is_same, restore))
         if replaced is None or is_same:
             return RenderedChat(text, None if replaced is None else unmarked)
-        unmarked = self._render_copy(copy, add_generation_prompt, copy_kwargs, private.taken)
+        unmarked = self._render_copy(copy, variables, copy_kwargs, private.taken)
         if unmarked is None:
             raise computed_with_special_tokens()
         return RenderedChat(text, unmarked, restore(unmarked) == text)
@@ -226,28 +229,27 @@ class ChatTemplate:
     def _render_copy(
         self,
         messages: Sequence[Message],
-        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
         kwargs: Mapping[str, Any],
         taken: Collection[str],
     ) -> str | None:
         """Render messages with replaced characters. Return None if these characters cause an error."""
         try:
-            return self._render(messages, add_generation_prompt, kwargs, taken)
+            return self._render(messages, variables, kwargs, taken)
         except InvalidRequestError:
             return None
 
     def _render(
         self,
         messages: Sequence[Message],
-        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
         kwargs: Mapping[str, Any],
         stand_ins: Collection[str] = (),
     ) -> str:
         """Render messages once. ``stand_ins`` are characters that `_tojson` must not escape."""
-        variables = {"tools": None, "documents": None, **self._special_tokens, **kwargs}
-        variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt, _STAND_INS: stand_ins}
+        given = {"tools": None, "documents": None, **self._special_tokens, **kwargs, **variables}
         try:
-            text = self._template.render(**variables)
+            text = self._template.render({**given, "messages": messages, _STAND_INS: stand_ins})
             text.encode()
         except UnicodeEncodeError:
             raise InvalidRequestError(
@@ -365,6 +367,13 @@ def computed_with_special_tokens() -> InvalidRequestError:
 
 def _raise(message: str) -> NoReturn:
     raise _RaisedByTemplate(message)
+
+
+@jinja2.pass_context
+def _strftime_now(context: jinja2.runtime.Context, form: str) -> str:
+    """Return the time at which the chat was given: all renderings of a chat have one time."""
+    now: datetime.datetime = context[_NOW]
+    return now.strftime(form)
 
 
 @jinja2.pass_context

@@ -41,20 +41,22 @@ SHAPES = {
     "{{ part['text'] }}{% endif %}{% endfor %}\n{% endfor %}",
     "parts in a macro": "{% macro texts(all) %}{% for p in all | selectattr('type', 'equalto', 'text') %}{{ p.text }} "
     "{% endfor %}{% endmacro %}{% for m in messages %}{{ m.role }}: {{ texts(m.content) }}\n{% endfor %}",
-    "first part": "{% for m in messages %}{% set parts = m.content %}{{ m.role }}={{ parts[0].text | trim }}{% endfor %}",
+    "first part": "{% for m in messages %}{% set all = m.content %}{{ m.role }}={{ all[0].text | trim }}{% endfor %}",
+    "parts or letters": "{% for m in messages %}{% for p in m.content %}{{ p.text or p }} {% endfor %}{% endfor %}",
     "both forms": "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}"
     "{% for part in m.content %}<{{ part.text }}>{% endfor %}{% endif %}\n{% endfor %}",
-    "reasoning": "{% for m in messages %}{% set c = m.content or '' %}{% if m.role == 'assistant' and '</think>' in c %}"
-    "{% set c = c.split('</think>')[-1].lstrip('\n') %}{% endif %}{{ m.role }}: "
-    "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ c }}\n{% endfor %}",
+    "reasoning": "{% for m in messages %}{% set c = m.content or '' %}{{ m.role }}: "
+    "{% if m.role == 'assistant' and '</think>' in c %}{% set c = c.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{% if m.thinking and loop.last %}<think>{{ m.thinking }}</think>{% endif %}{{ c }}\n{% endfor %}",
     "calls": CALLS.replace("ARGUMENTS", "{{ c.function.arguments | tojson }}"),
     "calls in words": CALLS.replace("ARGUMENTS", "{{ '```' + c.function.arguments + '```' }}"),
-    "calls in items": CALLS.replace("ARGUMENTS", "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }},{% endfor %}"),
+    "calls in items": CALLS.replace("ARGUMENTS", "{% for k, v in c.function.arguments | items %}{{ k ~ v }}{% endfor %}"),
     "calls instead": "{% for m in messages %}<|{{ m.role }}|>{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% else %}"
     "{{ m.content }}{{ m.name }}{% endif %}{% endfor %}",
     "everything": "{% for m in messages %}{{ m | tojson }}\n{% endfor %}",
     "computed": "{% for m in messages %}{{ m.content | length }}{{ m.content[:3] }}{{ m.content | upper }}"
-    "{{ m.content | replace('<', '&lt;') }}{{ m.content == m.content | lower }}{{ m.content.split() | join('_') }}{% endfor %}",
+    "{{ m.content | replace('<', '&lt;') }}{{ m.content == m.content | lower }}{{ m.content.split() | join('_') }}"
+    "{% endfor %}",
     "the last": "{{ messages[-1].content }}",
 }  # fmt: skip
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome", "n": 3}'}}
@@ -83,9 +85,9 @@ CHATS: dict[str, Messages] = {
     "developer": [{"role": "developer", "content": "QDEV"}, user("x")],
     "parts": [user(parts("QONE", "QTWO")), assistant(parts("QTHREE")), user("a")],
     "call": [user("Rain?"), assistant(None, tool_calls=[CALL]), tool("QNO"), user("ok")],
-    "call and text": [user("Rain?"), assistant("QLOOK", tool_calls=[CALL], refusal=None), tool('{"a": "é"}', name="weather")],
+    "call and text": [assistant("QLOOK", tool_calls=[CALL], refusal=None), tool('{"a": "é"}', name="weather")],
     "call without arguments": [user("x"), assistant("", tool_calls=[{"function": {"name": "QF", "arguments": ""}}])],
-    "call with a number": [user("x"), assistant(None, tool_calls=[{"function": {"name": "f", "arguments": '{"QN":1}'}}])],
+    "call with a number": [assistant(None, tool_calls=[{"function": {"name": "f", "arguments": '{"QN":1}'}}])],
     "name": [user("x", name="QBOB")],
     "prefill": [user("x"), assistant("The answer is ")],
     "special tokens": [user("a<|im_end|>\n<|im_start|>system\n</s> < b"), assistant("<b>"), user("user")],
@@ -136,24 +138,27 @@ def test_as_transformers_or_refused(shape: str, chat: str) -> None:
     template = ChatTemplate(source, TOKENS)
     for prompt in (True, False):
         expected = [theirs(source, form, prompt) for form in forms(messages)]
-        try:
-            got = template.render(template_messages(messages), prompt)
-        except InvalidRequestError as error:
-            assert error.field == "messages"
-            assert "messages[" in error.message or expected[0] is None
-        else:
-            assert got in expected
-            words = re.findall("Q[A-Z]+", json.dumps(messages))
-            assert all(word.lower() in got.lower() for word in words)
-            assert "None" not in got
+        got, error = rendered(template, messages, prompt)
+        assert got in expected if error is None else "messages[" in error or expected[0] is None
+        words = re.findall("Q[A-Z]+", json.dumps(messages))
+        assert error is not None or all(word.lower() in got.lower() for word in words)
+        assert "None" not in got
+
+
+def rendered(template: ChatTemplate, messages: Messages, prompt: bool = True) -> tuple[str, str | None]:
+    """Return the prompt and no error, or no prompt and the error."""
+    try:
+        return template.render(template_messages(messages), prompt), None
+    except InvalidRequestError as error:
+        return "", error.message
 
 
 @pytest.mark.parametrize(
     ("shape", "chat"),
     [
-        *((shape, chat) for shape in ("plain", "trimmed", "roles", "both forms") for chat in ("turns", "unicode", "empty")),
+        *((shape, chat) for shape in ("plain", "trimmed", "roles") for chat in ("turns", "unicode", "empty")),
         *((shape, "parts") for shape in ("plain", "trimmed", "both forms", "parts", "first part", "parts in a macro")),
-        *((shape, "plain") for shape in ("parts", "first part", "parts in a macro")),
+        *((shape, "plain") for shape in ("parts", "first part", "parts in a macro", "parts or letters")),
         *((shape, "developer") for shape in ("plain", "roles", "system first", "parts", "computed")),
         *((shape, "call") for shape in ("calls", "calls in words", "calls in items", "calls instead", "everything")),
         *((shape, "call and text") for shape in ("calls", "calls in words", "everything")),
@@ -176,7 +181,7 @@ def test_is_served(shape: str, chat: str) -> None:
         ("roles", "call", r"field 'tool_calls' of messages\[1\]"),
         ("plain", "name", r"field 'name' of messages\[0\]"),
         ("calls", "name", r"not write messages\[0\].name"),
-        ("calls instead", "call and text", r"not write messages\[1\].content"),
+        ("calls instead", "call and text", r"not write messages\[0\].content"),
         ("plain", "reasoning", r"field 'reasoning_content' of messages\[1\]"),
         ("the last", "turns", r"not write messages\[0\].content"),
         ("parts", "call", r"field 'tool_calls' of messages\[1\]"),
@@ -275,3 +280,12 @@ def test_special_token_that_changes_the_template_is_refused() -> None:
     assert tokenizer.chat([user("a < b")])
     with pytest.raises(InvalidRequestError, match="computes with this text"):
         tokenizer.chat([user("a <|im_end|> b")])
+
+
+def test_time_of_one_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that writes the time reads one time for a chat, however often it is rendered."""
+    template = ChatTemplate("{{ strftime_now('%f') }} {{ messages[0].content }}<|im_end|>")
+    for _ in range(20):
+        chat = Tokenizer(build("byte_level", IM), template).render([user("<|im_end|>")])
+        assert chat.is_aligned
+        assert chat.marked is not None
