@@ -211,20 +211,18 @@ class ChatTemplate:
         text = self._render(messages, variables, kwargs)
         private = PrivateCharacters([*self.literals, *texts_of(messages), *strings_of(kwargs)])
         replaced = replace(messages, kwargs, private)
-        copy, copy_kwargs, restore = messages, kwargs, str
-        if replaced is not None:
-            copy, copy_kwargs, restore = replaced.messages, replaced.kwargs, replaced.restore
-        marks = TextMarks(copy, private, self._sought_words, self._separators)
-        marked = self._render_copy(marks.messages, variables, copy_kwargs, private.taken)
+        copy = replaced or Replacement(messages, kwargs, str)
+        marks = TextMarks(copy.messages, private, self._sought_words, self._separators)
+        marked = self._render_copy(marks.messages, variables, copy.kwargs, private.taken)
         unmarked = None if marked is None else marks.remove(marked)
-        is_same = unmarked is not None and restore(unmarked) == text
-        self._check_written(messages, marks, marks.lost(marked or "", text, is_same, restore))
+        is_same = unmarked is not None and copy.restore(unmarked) == text
+        self._check_written(messages, marks, marks.lost(marked or "", text, is_same, copy.restore))
         if replaced is None or is_same:
             return RenderedChat(text, None if replaced is None else unmarked)
-        unmarked = self._render_copy(copy, variables, copy_kwargs, private.taken)
+        unmarked = self._render_copy(copy.messages, variables, copy.kwargs, private.taken)
         if unmarked is None:
             raise computed_with_special_tokens()
-        return RenderedChat(text, unmarked, restore(unmarked) == text)
+        return RenderedChat(text, unmarked, copy.restore(unmarked) == text)
 
     def _render_copy(
         self,

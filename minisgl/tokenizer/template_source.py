@@ -15,10 +15,11 @@ _SEPARATING = frozenset({"split", "rsplit", "partition", "rpartition", "find", "
 
 def texts_below(node: nodes.Node) -> Iterator[str]:
     """Yield all texts below a node, also those outside expressions."""
-    for child in node.find_all((nodes.Const, nodes.TemplateData)):
-        value = child.value if isinstance(child, nodes.Const) else child.data
-        if isinstance(value, str):
-            yield value
+    for const in node.find_all(nodes.Const):
+        if isinstance(const.value, str):
+            yield const.value
+    for data in node.find_all(nodes.TemplateData):
+        yield data.data
 
 
 def sought_texts(template: nodes.Template) -> Iterator[str]:

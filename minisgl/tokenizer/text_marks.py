@@ -105,7 +105,12 @@ class TextMarks:
 
     def _mark_message(self, i: int, message: Message) -> dict[str, Any]:
         texts: list[tuple[str, str]] = []
-        map_texts(message, lambda field, text: (texts.append((field, text)), text)[1])
+
+        def collect(field: str, text: str) -> str:
+            texts.append((field, text))
+            return text
+
+        map_texts(message, collect)
         for field, run in itertools.groupby(range(len(texts)), lambda k: texts[k][0]):
             filled = [k for k in run if texts[k][1].strip()]
             # A template that writes the last argument writes all arguments.
@@ -120,30 +125,27 @@ class TextMarks:
         if field in ("id", "tool_call_id"):
             return text
         self.checked.add((i, "tool_calls" if field == "arguments" else field))
-        if field == "name" and role == "tool" and text in self._called:
-            return text  # the tool call that it answers has this name
-        begin, whole = "", text
-        if field == "content" and role == "assistant":
-            cut = max((text.rfind(s) + len(s) for s in self._separators if s in text), default=0)
-            begin, text = text[:cut], text[cut:]
-            if not text.strip():
-                return whole
         if field == "tool_calls":
             self._called.add(text)
-        places = {self._place(text, True)} | ({self._place(text, False)} if field == "content" else set())
-        marks: list[str] = []
-        unmarked = text
-        for place in sorted(places, reverse=True):
-            marks.append(self._private.take())
-            self._original[marks[-1]] = text[place]
-            text = f"{text[:place]}{marks[-1]}{text[place + 1 :]}"
-        option = "".join(marks)
-        if field == "json":  # the text of the arguments that come before it
-            if self._needed and (self._needed[-1].message, self._needed[-1].field) == (i, "arguments"):
-                self._needed[-1].options.append(option)
-        else:
-            self._needed.append(_Needed(i, field, unmarked, [option]))
-        return begin + text
+        if field == "name" and role == "tool" and text in self._called:
+            return text  # the tool call that it answers has this name
+        begin, needed = "", text
+        if field == "content" and role == "assistant":
+            cut = max((text.rfind(s) + len(s) for s in self._separators if s in text), default=0)
+            begin, needed = text[:cut], text[cut:]
+            if not needed.strip():
+                return text
+        marks, marked = "", needed
+        places = {self._place(needed, True)} | ({self._place(needed, False)} if field == "content" else set())
+        for place in places:
+            mark = self._private.take()
+            self._original[mark] = needed[place]
+            marks, marked = marks + mark, f"{marked[:place]}{mark}{marked[place + 1 :]}"
+        if field != "json":
+            self._needed.append(_Needed(i, field, needed, [marks]))
+        elif self._needed and (self._needed[-1].message, self._needed[-1].field) == (i, "arguments"):
+            self._needed[-1].options.append(marks)  # the same arguments, as text
+        return begin + marked
 
     def _place(self, text: str, is_last: bool) -> int:
         """Return the place of the last, or the first, character that a mark may replace."""

@@ -18,7 +18,7 @@ from minisgl.server.protocol import template_messages
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.chat import ChatTemplate
 
-from .test_client_text import IM, THINK, build
+from .test_client_text import IM, THINK, build, special
 
 Messages = list[dict[str, Any]]
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -50,7 +50,7 @@ SHAPES = {
     "{% if m.thinking and loop.last %}<think>{{ m.thinking }}</think>{% endif %}{{ c }}\n{% endfor %}",
     "calls": CALLS.replace("ARGUMENTS", "{{ c.function.arguments | tojson }}"),
     "calls in words": CALLS.replace("ARGUMENTS", "{{ '```' + c.function.arguments + '```' }}"),
-    "calls in items": CALLS.replace("ARGUMENTS", "{% for k, v in c.function.arguments | items %}{{ k ~ v }}{% endfor %}"),
+    "calls in items": CALLS.replace("ARGUMENTS", "{% for k in c.function.arguments %}{{ k, loop.last }}{% endfor %}"),
     "calls instead": "{% for m in messages %}<|{{ m.role }}|>{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% else %}"
     "{{ m.content }}{{ m.name }}{% endif %}{% endfor %}",
     "everything": "{% for m in messages %}{{ m | tojson }}\n{% endfor %}",
@@ -258,7 +258,7 @@ def test_error_of_the_template_is_not_avoided() -> None:
 def test_computed_texts_keep_special_tokens_text(shape: str, text: str) -> None:
     """What a template computes is that of transformers, and no special token comes from the client."""
     tokenizer = Tokenizer(build("byte_level", IM + THINK), ChatTemplate(SHAPES[shape], TOKENS))
-    special = tokenizer._client_text.protected.values()  # type: ignore[union-attr]
+    protected = tokenizer._client_text.protected.values()  # type: ignore[union-attr]
     try:
         chat = tokenizer.render([user(text)])
     except InvalidRequestError:
@@ -268,7 +268,7 @@ def test_computed_texts_keep_special_tokens_text(shape: str, text: str) -> None:
     ids = tokenizer.encode_chat(chat)
     assert tokenizer.decode(ids, False) == chat.text
     harmless = tokenizer.chat([user("x" * len(text))])
-    assert [i for i in ids if i in special] == [i for i in harmless if i in special]
+    assert [i for i in ids if i in protected] == [i for i in harmless if i in protected]
 
 
 def test_special_token_that_changes_the_template_is_refused() -> None:
@@ -289,3 +289,24 @@ def test_time_of_one_chat(monkeypatch: pytest.MonkeyPatch) -> None:
         chat = Tokenizer(build("byte_level", IM), template).render([user("<|im_end|>")])
         assert chat.is_aligned
         assert chat.marked is not None
+
+
+def test_names_of_fields_are_not_replaced() -> None:
+    """A template that builds special tokens from words reads fields and types whose names are such words."""
+    words = ("role", "content", "name", "type", "text", "function", "arguments", "id", "tool", "user", "city")
+    source = (
+        "{% for m in messages %}{{ '<|' + m.role + '|>' + (m.name or '') }}"
+        "{% for p in m.content or [] if p.type == 'text' %}{{ p.text }}{% endfor %}{% for c in m.tool_calls or [] if c.type == 'function' %}"
+        "{{ c.id ~ c.function.name }}"
+        "{{ c.function.arguments.text }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    )
+    added = special("<|assistant|>", *(f"<|{word}|>" for word in words))
+    tokenizer = Tokenizer(build("byte_level", added), ChatTemplate(source))
+    call = {"id": "id", "type": "function", "function": {"name": "function", "arguments": '{"text": "name"}'}}
+    messages = [user(parts("text", "user"), name="name"), assistant(None, tool_calls=[call]), tool(parts("|tool|>"))]
+    chat = tokenizer.render(template_messages(messages))
+    assert chat.text in [theirs(source, form, True) for form in forms(messages)]
+    ids = tokenizer.encode_chat(chat)
+    assert tokenizer.decode(ids, False) == chat.text
+    roles = [tokenizer.raw.token_to_id(f"<|{message['role']}|>") for message in messages]
+    assert [i for i in ids if i in tokenizer.raw.get_added_tokens_decoder()] == roles
