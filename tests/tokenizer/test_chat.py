@@ -296,7 +296,8 @@ def test_names_of_fields_are_not_replaced() -> None:
     words = ("role", "content", "name", "type", "text", "function", "arguments", "id", "tool", "user", "city")
     source = (
         "{% for m in messages %}{{ '<|' + m.role + '|>' + (m.name or '') }}"
-        "{% for p in m.content or [] if p.type == 'text' %}{{ p.text }}{% endfor %}{% for c in m.tool_calls or [] if c.type == 'function' %}"
+        "{% for p in m.content or [] if p.type == 'text' %}{{ p.text }}{% endfor %}"
+        "{% for c in m.tool_calls or [] if c.type == 'function' %}"
         "{{ c.id ~ c.function.name }}"
         "{{ c.function.arguments.text }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
     )
