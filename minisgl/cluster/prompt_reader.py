@@ -23,7 +23,6 @@ from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, unpack
 from minisgl.message.kv_events import block_hashes, root_hash
 from minisgl.server.errors import ApiError
 from minisgl.server.protocol import ChatRequest, CompletionRequest, parse
-from minisgl.tokenizer.client_text import RenderedChat
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -163,8 +162,7 @@ class PromptReader:
             text = prompt.text
             return len(text), self._tokenizer.encode(text[:most], prompt.add_special_tokens) if text else []
         chat = self._tokenizer.render(prompt.messages, prompt.add_generation_prompt, prompt.chat_template_kwargs)
-        marked = None if chat.marked is None else chat.marked[:most]  # it has the same length
-        return len(chat.text), self._tokenizer.encode_chat(RenderedChat(chat.text[:most], marked))
+        return len(chat.text), self._tokenizer.encode_chat(chat.cut(most))
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -18,6 +18,7 @@ import msgspec
 from minisgl.core import InvalidRequestError, SamplingParams, shorten
 from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, pack_ids
 from minisgl.server.errors import ApiError
+from minisgl.tokenizer.chat_messages import is_neutral
 
 S = TypeVar("S", bound=msgspec.Struct)
 MAX_FIELD = 2**16
@@ -29,7 +30,12 @@ MAX_PROMPTS = 4096
 MAX_DEPTH = 64
 """The largest number of nested lists and objects in ``chat_template_kwargs`` and ``tool_calls``."""
 FIELD_ROLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"tool_calls": ("assistant",), "reasoning_content": ("assistant",), "tool_call_id": ("tool", "function")}
+    {
+        "tool_calls": ("assistant",),
+        "reasoning_content": ("assistant",),
+        "reasoning": ("assistant",),
+        "tool_call_id": ("tool", "function"),
+    }
 )
 """The fields of a message that only messages of some roles have: name → these roles."""
 
@@ -132,24 +138,18 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
 
-    def to_template(self) -> dict[str, Any]:
-        """Return the message in the form that chat templates read: with a text, or None, as its content.
-
-        Content parts are joined with line breaks. Raise `ApiError` for a content part that is not text.
-        """
+    def check(self) -> None:
+        """Raise `ApiError` for a field of another role's messages, or for values that can't be sent."""
         check_json(self.tool_calls, "messages")
+        check_json(self.content, "messages")
         for name, roles in FIELD_ROLES.items():
             if getattr(self, name) and self.role not in roles:
                 message = (
                     f"{name} belongs to a message of the role {' or '.join(roles)}, not {shorten(repr(self.role))}."
                 )
                 raise ApiError(400, message, "messages", "invalid_value")
-        content = self.content
-        if isinstance(content, list):
-            content = "\n".join(map(_text_of, content))
-        fields = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
-        return {**fields, "content": content}
 
 
 class ChatRequest(GenerateRequest, kw_only=True):
@@ -179,7 +179,7 @@ class ChatRequest(GenerateRequest, kw_only=True):
     @property
     def num_logprobs(self) -> int | None:
         """The value for `SamplingParams.logprobs`: the number of alternatives of each token, None for no logprobs."""
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs is only allowed with logprobs: true.", "top_logprobs")
         if self.top_logprobs is not None and not 0 <= self.top_logprobs <= SamplingParams.MAX_LOGPROBS:
             raise ApiError(400, f"top_logprobs must be between 0 and {SamplingParams.MAX_LOGPROBS}.", "top_logprobs")
@@ -331,11 +331,20 @@ def _too_many_prompts() -> ApiError:
 
 
 def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages in the form that chat templates read. Raise `ApiError` for an invalid message or no message."""
+    """Return the messages without the fields that ask for nothing, such as ``refusal: null`` and ``tool_calls: []``.
+
+    Raise `ApiError` for an invalid message or no message.
+    """
     if not messages:
         raise ApiError(400, "messages is empty: a chat needs at least one message.", "messages", "invalid_value")
-    given = ({k: v for k, v in message.items() if v is not None} for message in messages)
-    return [_convert(message, ChatMessage, f"messages[{i}]").to_template() for i, message in enumerate(given)]
+    found = []
+    for i, message in enumerate(messages):
+        fields = {
+            name: value for name, value in message.items() if name in ("role", "content") or not is_neutral(value)
+        }
+        _convert(fields, ChatMessage, f"messages[{i}]").check()
+        found.append(fields)
+    return found
 
 
 def _chat_prompt(messages: list[dict[str, Any]], add_generation_prompt: bool, kwargs: dict[str, Any]) -> ChatPrompt:
@@ -433,15 +442,6 @@ def _to_prompts(prompt: Any) -> list[Prompt]:
         400, "prompt must be a string, a list of token ids, a list of strings, or a list of these.", "prompt",
         "invalid_type",
     )  # fmt: skip
-
-
-def _text_of(part: dict[str, Any]) -> str:
-    if part.get("type") != "text":
-        given = reprlib.repr(part.get("type"))
-        raise ApiError(400, f"A content part of type {given} is not supported, only 'text'.", "messages")
-    if set(part) != {"type", "text"} or not isinstance(part["text"], str):
-        raise ApiError(400, "A content part must be {'type': 'text', 'text': '…'}.", "messages", "invalid_type")
-    return part["text"]
 
 
 def _token_id(text: str) -> int:

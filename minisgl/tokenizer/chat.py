@@ -7,11 +7,14 @@ huggingface.co/docs/transformers/chat_templating_writing.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import functools
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
 
 import jinja2
 import jinja2.ext
@@ -21,6 +24,21 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 
 from minisgl.core import InvalidRequestError, shorten
+from minisgl.tokenizer.chat_messages import (
+    REASONING,
+    Message,
+    TextPart,
+    as_parts,
+    as_string,
+    as_system,
+    has_parts,
+    is_neutral,
+    normalize,
+    strings_of,
+    texts_of,
+)
+from minisgl.tokenizer.template_source import compared_roles, read_fields, separators, sought_texts, texts_below
+from minisgl.tokenizer.text_marks import Lost, PrivateCharacters, TextMarks
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """The roles that every chat template is given. A template may compare the role of a message with others."""
@@ -30,7 +48,7 @@ RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template"}
 ).union(SPECIAL_TOKENS)
 """The variables of a template that ``chat_template_kwargs`` can't set, beside the functions of templates."""
-_STAND_INS = "minisgl_stand_ins"
+_STAND_INS, _NOW = "minisgl_stand_ins", "minisgl_now"
 
 
 class _Generation(jinja2.ext.Extension):
@@ -42,8 +60,56 @@ class _Generation(jinja2.ext.Extension):
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        return [nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)]
+
+
+@dataclass(frozen=True)
+class RenderedChat:
+    """A rendered chat: its text, and the same text with stand-ins, or None if no client's string needed a stand-in.
+
+    If ``is_aligned`` is false, the template computed with the replaced characters, and ``marked`` is another text.
+    """
+
+    text: str
+    marked: str | None = None
+    is_aligned: bool = True
+
+    def cut(self, length: int) -> RenderedChat:
+        """Return the beginning of the chat, of at most ``length`` characters."""
+        is_marked = self.marked is not None and self.is_aligned
+        return RenderedChat(self.text[:length], self.marked[:length] if is_marked and self.marked else None)
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """Messages and variables in which stand-ins replace some characters. ``restore`` undoes this in a text."""
+
+    messages: Sequence[Message]
+    kwargs: Mapping[str, Any]
+    restore: Callable[[str], str]
+
+
+class Replace(Protocol):
+    """Return messages and variables with stand-ins, or None if they need no stand-ins."""
+
+    def __call__(
+        self, messages: Sequence[Message], kwargs: Mapping[str, Any], private: PrivateCharacters, /
+    ) -> Replacement | None: ...
+
+
+class _RaisedByTemplate(jinja2.TemplateError):
+    """An error that a template raised by ``raise_exception``."""
+
+
+class _RaisedError(InvalidRequestError):
+    """The refusal of messages for which the template raised an error by ``raise_exception``."""
+
+
+class _LostError(InvalidRequestError):
+    """The refusal of messages of which some are not written. ``contents`` are the messages whose content is lost."""
+
+    contents: frozenset[int] = frozenset()
 
 
 class ChatTemplate:
@@ -51,7 +117,7 @@ class ChatTemplate:
 
     ``special_tokens`` are variables of the template, such as ``bos_token``. ``literals`` are all texts in the source.
     ``sought`` are those that the template may look for in a message, and ``roles`` the roles that it handles: `ROLES`,
-    and each word with which it compares a role.
+    and each word with which it compares a role. ``fields`` are the names that the template reads in some object.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, Any] | None = None):
@@ -60,49 +126,139 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        environment.globals["strftime_now"] = _strftime_now
         self._special_tokens = dict(special_tokens or {})
-        self._source = source
         try:
             self._template = environment.from_string(source)
             parsed = environment.parse(source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"the chat template is not valid Jinja: line {error.lineno}: {error.message}") from error
         self._reserved = RESERVED.union(environment.globals)
-        self.literals = frozenset(_texts(parsed, deep=True)) | frozenset(map(str, self._special_tokens.values()))
-        looking = parsed.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test, nodes.Assign))
-        self.sought = frozenset(text for node in looking for text in _texts(node) if text)
-        self.roles = frozenset(ROLES).union(
-            text for node in parsed.find_all(nodes.Compare) if _names_role(node) for text in _texts(node)
-            if re.fullmatch(r"\w[\w-]*", text)
-        )  # fmt: skip
+        self.literals = frozenset(texts_below(parsed)) | frozenset(map(str, self._special_tokens.values()))
+        self.sought = frozenset(sought_texts(parsed))
+        self.roles = frozenset(ROLES).union(compared_roles(parsed))
+        self.fields = frozenset(read_fields(parsed))
+        self._separators = frozenset(separators(parsed))
+        words = sorted(filter(re.compile("[0-9A-Za-z]").search, self.sought), key=len, reverse=True)
+        self._sought_words = re.compile("|".join(map(re.escape, words)) or "(?!)")
         self._variables = jinja2.meta.find_undeclared_variables(parsed)  # folds constants in ``parsed``
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Message],
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        stand_ins: Collection[str] = (),
     ) -> str:
-        """Return the messages as one text, special tokens included.
+        """Return the messages as one text: see `render_chat`."""
+        return self.render_chat(messages, add_generation_prompt, chat_template_kwargs).text
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        replace: Replace = lambda messages, kwargs, private: None,
+    ) -> RenderedChat:
+        """Return the messages as one text, special tokens included, and its copy with the stand-ins of ``replace``.
 
         ``add_generation_prompt`` ends the text with the beginning of an assistant message. ``chat_template_kwargs`` are
-        further variables of the template. ``stand_ins`` are characters that `_tojson` must not escape. Raise
-        `InvalidRequestError` if the template raises an error, if it never reads one of the given variables or message
-        fields, for a role that it does not handle, or for a message without content.
+        further variables of the template. The contents are given to the template in the client's form, as a string or
+        as a list of parts. If the template can't read this form, or writes nothing of a text, the other form is tried,
+        and then the role ``system`` for that of a ``developer``.
+
+        Raise `InvalidRequestError` if the template raises an error, if it never reads one of the given variables or
+        message fields, if it does not write a text of a message, for a role that it does not handle, or for a message
+        without content.
         """
-        self._check_variables(chat_template_kwargs or {})
+        kwargs = chat_template_kwargs or {}
+        self._check_variables(kwargs)
         self._check_messages(messages)
-        variables = {"tools": None, "documents": None, **self._special_tokens, **(chat_template_kwargs or {})}
-        variables |= {"messages": messages, "add_generation_prompt": add_generation_prompt, _STAND_INS: stand_ins}
         try:
-            return self._template.render(**variables)
+            chat = normalize(messages)
+            variables = {"add_generation_prompt": add_generation_prompt, _NOW: datetime.datetime.now()}
+            attempt = functools.partial(self._render_form, variables, kwargs, replace)
+            if self._reads_parts:
+                with contextlib.suppress(InvalidRequestError):
+                    return attempt([as_parts(message) for message in chat])
+            try:
+                return _in_any_form(chat, attempt)
+            except InvalidRequestError as error:
+                lost = error.contents if isinstance(error, _LostError) else range(len(chat))
+                if all(chat[i]["role"] != "developer" for i in lost):
+                    raise
+                with contextlib.suppress(InvalidRequestError):
+                    return _in_any_form([as_system(message) for message in chat], attempt)
+                raise
+        except RecursionError:
+            raise InvalidRequestError("messages", "The messages have too many nested lists and objects.") from None
+
+    @functools.cached_property
+    def _reads_parts(self) -> bool:
+        """Whether the template writes a content only if it is a list of parts."""
+        written = []
+        for content in ("xyz", [TextPart(type="text", text="xyz")]):
+            with contextlib.suppress(InvalidRequestError):
+                variables = {"add_generation_prompt": True, _NOW: datetime.datetime.now()}
+                text = self._render([{"role": "user", "content": content}], variables, {})
+                if "xyz" in text.lower():
+                    written.append(content)
+        return bool(written) and "xyz" not in written
+
+    def _render_form(
+        self, variables: Mapping[str, Any], kwargs: Mapping[str, Any], replace: Replace, messages: Sequence[Message]
+    ) -> RenderedChat:
+        """Render messages in one form, and check that all their texts were written."""
+        text = self._render(messages, variables, kwargs)
+        private = PrivateCharacters([*self.literals, *texts_of(messages), *strings_of(kwargs)])
+        replaced = replace(messages, kwargs, private)
+        copy = replaced or Replacement(messages, kwargs, str)
+        marks = TextMarks(copy.messages, private, self._sought_words, self._separators)
+        marked = self._render_copy(marks.messages, variables, copy.kwargs, private.taken)
+        unmarked = None if marked is None else marks.remove(marked)
+        is_same = unmarked is not None and copy.restore(unmarked) == text
+        self._check_written(messages, marks, marks.lost(marked or "", text, is_same, copy.restore))
+        if replaced is None or is_same:
+            return RenderedChat(text, None if replaced is None else unmarked)
+        unmarked = self._render_copy(copy.messages, variables, copy.kwargs, private.taken)
+        if unmarked is None:
+            raise computed_with_special_tokens()
+        return RenderedChat(text, unmarked, copy.restore(unmarked) == text)
+
+    def _render_copy(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any],
+        kwargs: Mapping[str, Any],
+        taken: Collection[str],
+    ) -> str | None:
+        """Render messages with replaced characters. Return None if these characters cause an error."""
+        try:
+            return self._render(messages, variables, kwargs, taken)
+        except InvalidRequestError:
+            return None
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any],
+        kwargs: Mapping[str, Any],
+        stand_ins: Collection[str] = (),
+    ) -> str:
+        """Render messages once. ``stand_ins`` are characters that `_tojson` must not escape."""
+        given = {"tools": None, "documents": None, **self._special_tokens, **kwargs, **variables}
+        try:
+            text = self._template.render({**given, "messages": messages, _STAND_INS: stand_ins})
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequestError(
+                "messages", "The chat has half a surrogate pair, which is not a character."
+            ) from None
         except Exception as error:  # the template is the model's program and can raise any exception
             what = str(error) or type(error).__name__
-            raise InvalidRequestError(
-                "messages", f"The model's chat template can't render these messages: {shorten(what, 200)}"
-            ) from error
+            message = f"The model's chat template can't render these messages: {shorten(what, 200)}"
+            kind = _RaisedError if isinstance(error, _RaisedByTemplate) else InvalidRequestError
+            raise kind("messages", message) from error
+        return text
 
     def _check_variables(self, chat_template_kwargs: Mapping[str, Any]) -> None:
         for name in chat_template_kwargs:
@@ -115,53 +271,107 @@ class ChatTemplate:
                     "chat_template_kwargs", f"This model's chat template has no variable {shorten(repr(name))}."
                 )
 
-    def _check_messages(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        for name in {name for message in messages for name in message} - {"role", "content"}:
-            if name not in self._source:
-                raise InvalidRequestError(
-                    "messages", f"This model's chat template does not use the message field {shorten(repr(name))}."
-                )
-        for message in messages:
+    def _check_messages(self, messages: Sequence[Message]) -> None:
+        for i, message in enumerate(messages):
             role = message.get("role")
             if not isinstance(role, str) or role not in self.roles:
                 others = sorted(self.roles.difference(ROLES))
                 raise InvalidRequestError(
                     "messages",
-                    f"A message has the role {shorten(repr(role))}. This model's chat template handles: "
+                    f"messages[{i}] has the role {shorten(repr(role))}. This model's chat template handles: "
                     f"{shorten(', '.join([*ROLES, *others]), 200)}.",
                 )
             if message.get("content") is None and not (role == "assistant" and message.get("tool_calls")):
                 raise InvalidRequestError(
                     "messages",
-                    f"A message of the role {role!r} has no content: only an assistant's message with tool_calls "
+                    f"messages[{i}], of the role {role!r}, has no content: only an assistant's message with tool_calls "
                     "may have none.",
                 )
 
+    def _check_written(self, messages: Sequence[Message], marks: TextMarks, lost: Sequence[Lost]) -> None:
+        """Raise `InvalidRequestError` for a text that is not written, and for a field that is not read.
 
-def _texts(node: nodes.Node, deep: bool = False) -> Iterator[str]:
-    """Yield the texts that are part of an expression: a comparison's operands, a call's arguments, a list's items.
+        A template may drop a field that it reads, such as the reasoning of earlier turns, but not a content, a name or
+        a tool call.
+        """
+        lost = [
+            a for a in lost if a.field in ("content", "name", "tool_calls", "arguments") or not self._reads(a.field)
+        ]
+        if lost:
+            i, field = lost[0].message, lost[0].field
+            field = "tool_calls" if field == "arguments" else field
+            error = _LostError(
+                "messages",
+                f"This model's chat template does not write messages[{i}].{shorten(field)} into the prompt "
+                f"(the role is {messages[i]['role']!r}), so the model would not see it."
+                if field == "content" or self._reads(field)
+                else self._unused(i, field),
+            )
+            error.contents = frozenset(a.message for a in lost if a.field == "content")
+            raise error
+        for i, message in enumerate(messages):
+            for field, value in message.items():
+                if field in ("role", "content", "tool_call_id") or (i, field) in marks.checked or is_neutral(value):
+                    continue
+                if not self._reads(field):
+                    raise InvalidRequestError("messages", self._unused(i, field))
 
-    ``deep`` yields all texts below the node, also those outside expressions.
+    def _reads(self, field: str) -> bool:
+        return not self.fields.isdisjoint(REASONING if field in REASONING else (field,))
+
+    @staticmethod
+    def _unused(i: int, field: str) -> str:
+        field = REASONING[0] if field in REASONING else field
+        return f"This model's chat template does not use the message field {shorten(repr(field))} of messages[{i}]."
+
+
+def _in_any_form(messages: Sequence[Message], attempt: Callable[[Sequence[Message]], RenderedChat]) -> RenderedChat:
+    """Return the first attempt that succeeds: contents as given, as strings, as parts, as parts where they are lost.
+
+    If none does, raise the error of the attempt with strings, or of a later one that lost no content.
     """
-    for child in node.find_all((nodes.Const, nodes.TemplateData)) if deep else node.iter_child_nodes():
-        if isinstance(child, nodes.Const | nodes.TemplateData):
-            value = child.value if isinstance(child, nodes.Const) else child.data
-            if isinstance(value, str):
-                yield value
-        elif not deep and isinstance(child, nodes.Operand | nodes.Keyword | nodes.List | nodes.Tuple):
-            yield from _texts(child)
+    try:
+        return attempt(messages)
+    except InvalidRequestError as error:
+        failed = error
+    if any(map(has_parts, messages)):
+        messages = [as_string(message) for message in messages]
+        try:
+            return attempt(messages)
+        except InvalidRequestError as error:
+            failed = error
+    if not isinstance(failed, _RaisedError):  # else the template refuses these texts, and must see them as strings
+        every = [as_parts(message) for message in messages]
+        lost = failed.contents if isinstance(failed, _LostError) else range(len(messages))
+        some = [part if i in lost else message for i, (message, part) in enumerate(zip(messages, every, strict=True))]
+        for parts in [every, some] if 0 < len(lost) < len(messages) else [every] if lost else []:
+            try:
+                return attempt(parts)
+            except _LostError as error:
+                failed = failed if error.contents else error
+            except InvalidRequestError:
+                pass
+    raise failed
 
 
-def _names_role(node: nodes.Node) -> bool:
-    """Return whether an expression reads a role: a variable, a field or a key with this name."""
-    keys = {child.attr for child in node.find_all(nodes.Getattr)} | {child.name for child in node.find_all(nodes.Name)}
-    return "role" in keys or any(
-        isinstance(child.arg, nodes.Const) and child.arg.value == "role" for child in node.find_all(nodes.Getitem)
+def computed_with_special_tokens() -> InvalidRequestError:
+    """Return the refusal of messages in which the text of a special token changes what the template computes."""
+    return InvalidRequestError(
+        "messages",
+        "The messages contain the text of a special token, and the model's chat template computes with this text. "
+        "Remove it from the messages, or start the server with parse_special_tokens=true.",
     )
 
 
 def _raise(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+    raise _RaisedByTemplate(message)
+
+
+@jinja2.pass_context
+def _strftime_now(context: jinja2.runtime.Context, form: str) -> str:
+    """Return the time at which the chat was given: all renderings of a chat have one time."""
+    now: datetime.datetime = context[_NOW]
+    return now.strftime(form)
 
 
 @jinja2.pass_context

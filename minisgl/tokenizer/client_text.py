@@ -15,25 +15,17 @@ import functools
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
 
-from minisgl.core import InvalidRequestError
-from minisgl.tokenizer.chat import ChatTemplate
+from minisgl.tokenizer.chat import ChatTemplate, RenderedChat, Replacement, computed_with_special_tokens
+from minisgl.tokenizer.chat_messages import Message, map_strings, map_texts, normalize, strings_of, texts_of
+from minisgl.tokenizer.text_marks import PrivateCharacters
 
-_PRIVATE = re.compile("[\U00100000-\U0010fffd]")
 _BRACKETS = {"<": ">", "[": "]", "{": "}", "(": ")"}
-
-
-@dataclass(frozen=True)
-class RenderedChat:
-    """A rendered chat: its text, and the same text with stand-ins, or None if no client's string needed a stand-in."""
-
-    text: str
-    marked: str | None = None
 
 
 class ClientText:
@@ -81,18 +73,33 @@ class ClientText:
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, kwargs: Mapping[str, Any]
     ) -> RenderedChat:
         """Render messages: see `ChatTemplate.render`. Raise `InvalidRequestError`."""
-        strings = [string for message in messages for string in _strings(message)]
-        strings += _strings(kwargs)
-        if not any(map(self._needs_stand_ins, strings)):
-            return RenderedChat(self._template.render(messages, add_generation_prompt, kwargs))
-        marks = _StandIns([*self._template.literals, *strings])
-        marked_messages = [self._mark_message(message, marks) for message in messages]
-        marked_kwargs = {name: self._mark(value, marks, False) for name, value in kwargs.items()}
-        try:
-            marked = self._template.render(marked_messages, add_generation_prompt, marked_kwargs, marks.characters)
-        except InvalidRequestError as error:
-            raise InvalidRequestError(error.field, marks.remove(error.message), error.code) from None
-        return RenderedChat(marks.remove(marked), marked)
+        chat = self._template.render_chat(messages, add_generation_prompt, kwargs, self._replace)
+        if not chat.is_aligned and any(map(self._has_token, [*texts_of(normalize(messages)), *strings_of(kwargs)])):
+            raise computed_with_special_tokens()
+        return chat
+
+    def _has_token(self, string: str) -> bool:
+        """Return whether a whole protected token is in a string, as it is or normalized."""
+        as_encoded = str if self._raw.normalizer is None else self._raw.normalizer.normalize_str
+        normal = as_encoded(string)
+        return any(token in string or as_encoded(token) in normal for token in self.protected)
+
+    def _replace(
+        self, messages: Sequence[Message], kwargs: Mapping[str, Any], private: PrivateCharacters
+    ) -> Replacement | None:
+        """Return a copy of messages and variables with stand-ins, or None if they need none."""
+        if not any(map(self._needs_stand_ins, [*texts_of(messages), *strings_of(kwargs)])):
+            return None
+        marks = _StandIns(private)
+        marked_messages = []
+        for message in messages:
+            is_own = message.get("role") == "assistant"
+            mark = functools.partial(self._mark, marks, is_own)
+            marked_messages.append(map_texts(message, mark))
+        marked_kwargs = {
+            name: map_strings(value, lambda text: self._mark(marks, False, "", text)) for name, value in kwargs.items()
+        }
+        return Replacement(marked_messages, marked_kwargs, marks.remove)
 
     def _needs_stand_ins(self, string: str) -> bool:
         return (
@@ -105,24 +112,9 @@ class ClientText:
         """Return whether a string is a part of a protected token, which the template might complete."""
         return bool(string.strip()) and string.strip() in self._insides
 
-    def _mark_message(self, message: Mapping[str, Any], marks: _StandIns) -> dict[str, Any]:
-        """Return a message with stand-ins. Its role has none, because only known roles are rendered."""
-        own = message.get("role") == "assistant"
-        marked = {
-            self._mark(name, marks, False): self._mark(value, marks, own and name == "content")
-            for name, value in message.items()
-        }
-        return {**marked, "role": message.get("role")}
-
-    def _mark(self, value: Any, marks: _StandIns, own: bool) -> Any:
-        """Return a client's value with stand-ins in its strings. ``own``: whether it is an assistant's content."""
-        if isinstance(value, str):
-            return self._mark_string(value, marks, own) if self._needs_stand_ins(value) else value
-        if isinstance(value, Mapping):
-            return {self._mark(key, marks, own): self._mark(item, marks, own) for key, item in value.items()}
-        if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-            return [self._mark(item, marks, own) for item in value]
-        return value
+    def _mark(self, marks: _StandIns, is_own: bool, field: str, text: str) -> str:
+        """Return a client's text with stand-ins. ``is_own`` tells whether the message is the assistant's."""
+        return self._mark_string(text, marks, is_own and field == "content") if self._needs_stand_ins(text) else text
 
     def _mark_string(self, string: str, marks: _StandIns, own: bool) -> str:
         if self._is_open and self._is_inside(string):
@@ -150,6 +142,11 @@ class ClientText:
         text, marked = chat.text, chat.marked
         if marked is None or self._ids.isdisjoint(ids):
             return ids
+        if not chat.is_aligned:
+            copy = self._raw.encode(marked, add_special_tokens=False).ids
+            if [i for i in ids if i in self._ids] == [i for i in copy if i in self._ids]:
+                return ids
+            raise computed_with_special_tokens()
         tokens = self._tokens(encoding)
         written = [(start, end, i) for start, end, i in tokens if text[start:end] == marked[start:end]]
         if len(written) == len(tokens):
@@ -207,26 +204,16 @@ class ClientText:
 
 
 class _StandIns:
-    """The stand-ins of one chat: private characters that occur in none of ``texts``."""
+    """The stand-ins of one chat: private characters."""
 
-    def __init__(self, texts: Iterable[str]):
-        self._used = {character for text in texts if not text.isascii() for character in _PRIVATE.findall(text)}
+    def __init__(self, private: PrivateCharacters):
+        self._private = private
         self._of: dict[str, str] = {}
-        self._next = 0x100000
-
-    @property
-    def characters(self) -> frozenset[str]:
-        return frozenset(self._of.values())
 
     def of(self, character: str) -> str:
         """Return the stand-in of a character. Raise `InvalidRequestError` if no private character is left."""
         if character not in self._of:
-            while chr(self._next) in self._used:
-                self._next += 1
-            if self._next > 0x10FFFD:
-                raise InvalidRequestError("messages", "The messages contain too many private Unicode characters.")
-            self._of[character] = chr(self._next)
-            self._next += 1
+            self._of[character] = self._private.take()
         return self._of[character]
 
     def remove(self, text: str) -> str:
@@ -266,19 +253,6 @@ def _variants(characters: set[str]) -> set[str]:
         for code in range(0x80, 0x30000)
         if unicodedata.decomposition(chr(code)) and characters & set(unicodedata.normalize("NFKD", chr(code)))
     }
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """Yield all strings in a value, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _strings(key)
-            yield from _strings(item)
-    elif isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        for item in value:
-            yield from _strings(item)
 
 
 def _load_as_text(source: Mapping[str, Any]) -> tokenizers.Tokenizer:

@@ -17,8 +17,8 @@ import tokenizers
 
 from minisgl.config import ConfigError
 from minisgl.core import InvalidRequestError
-from minisgl.tokenizer.chat import SPECIAL_TOKENS, ChatTemplate
-from minisgl.tokenizer.client_text import ClientText, RenderedChat
+from minisgl.tokenizer.chat import SPECIAL_TOKENS, ChatTemplate, RenderedChat
+from minisgl.tokenizer.client_text import ClientText
 from minisgl.tokenizer.files import raw_tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")

@@ -130,14 +130,33 @@ def test_prompt_types() -> None:
     assert completion(prompt=[[1, 2], [1, 2]]).to_prompts() == [ids, ids]
 
 
-def test_template_messages() -> None:
-    """Content parts are joined to one text, and fields with the value null are left out."""
+@pytest.mark.parametrize("value", [None, "", [], {}, False])
+def test_neutral_message_fields(value: Any) -> None:
+    """Fields that ask for nothing are left out, known or not, and the others keep their order and form."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    messages = [{"role": "user", "content": parts, "name": None}, {"role": "assistant", "tool_calls": [{"id": "1"}]}]
-    assert chat(messages=messages).to_prompt().messages == [
-        {"role": "user", "content": "a\nb"},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+    messages: list[dict[str, Any]] = [
+        {"refusal": value, "content": parts, "name": value, "role": "user"},
+        {"role": "assistant", "annotations": value, "tool_calls": [{"id": "1"}], "content": None, "audio": value},
     ]
+    assert chat(messages=messages).to_prompt().messages == [
+        {"content": parts, "role": "user"},
+        {"role": "assistant", "tool_calls": [{"id": "1"}], "content": None},
+    ]
+
+
+@pytest.mark.parametrize("value", [0, True, "x", [None], {"a": None}])
+def test_unknown_message_field_is_refused(value: Any) -> None:
+    with pytest.raises(ApiError, match=r"messages\[0\]\.refusal") as error:
+        chat(messages=[{"role": "user", "content": "x", "refusal": value}]).to_prompt()
+    assert (error.value.status, error.value.param) == (400, "messages")
+
+
+def test_top_logprobs_of_nothing() -> None:
+    """``top_logprobs: 0`` without ``logprobs`` asks for nothing."""
+    assert chat(logprobs=False, top_logprobs=0).num_logprobs is None
+    assert chat(logprobs=True, top_logprobs=0).num_logprobs == 0
+    with pytest.raises(ApiError, match="only allowed with logprobs"):
+        assert chat(top_logprobs=1).num_logprobs
 
 
 @pytest.mark.parametrize(

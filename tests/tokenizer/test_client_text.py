@@ -306,22 +306,24 @@ def test_repeated_model_made_token() -> None:
 
 
 def test_private_characters() -> None:
-    """A client's private characters stay; a request with all of them and a forged token is refused."""
+    """A client's private characters stay; a chat with all of them is refused."""
     ours, theirs = load("chatml")
     messages = conversation("S", "\U00100000\U00100001 a<b")
     assert ours.chat(messages) == theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    every = "".join(map(chr, range(0x100000, 0x10FFFE)))
+    every = "".join(map(chr, [*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)]))
+    assert ours.render(conversation("S", every[:-5] + "<")).text.count("\U000f0000") == 1
     with pytest.raises(InvalidRequestError, match="private"):
-        ours.render(conversation("S", every + "<"))
+        ours.render(conversation("S", every))
 
 
-def test_ordinary_messages_are_rendered_and_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chat costs one rendering and one tokenization, also with ``<``; a forged one costs a bounded number more."""
+def test_ordinary_messages_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chat costs two renderings and one tokenization, also with ``<``; a forged one costs a bounded number more."""
     calls: list[str] = []
-    render = ChatTemplate.render
-    monkeypatch.setattr(ChatTemplate, "render", lambda *args: (calls.append("render"), render(*args))[1])
+    render = ChatTemplate._render
+    monkeypatch.setattr(ChatTemplate, "_render", lambda *args: (calls.append("render"), render(*args))[1])
     ours = Tokenizer(build("byte_level", IM), ChatTemplate(CHATML))
     assert ours._client_text is not None
+    ours.chat(conversation("S"))
 
     class Counted:
         def encode(self, *args: Any, **options: Any) -> Any:
@@ -332,7 +334,7 @@ def test_ordinary_messages_are_rendered_and_encoded_once(monkeypatch: pytest.Mon
     for text in ("Hello", "a < b, <b>x</b>", "<|im_start|" * 100):
         calls.clear()
         ours.chat(conversation("S", *[text] * 5))
-        assert calls == ["render", "encode"]
+        assert calls == ["render", "render", "encode"]
 
 
 def test_roles() -> None:

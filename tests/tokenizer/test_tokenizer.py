@@ -43,6 +43,8 @@ LLAMA_LIKE = """{{- bos_token }}
 BLOCKS = """{% for message in messages %}
     {% if message.role == 'user' %}
 U: {{ message.content }}
+    {% else %}
+{{ message.content }}
     {% endif %}
 {% endfor %}{{ pad_token }}
 """
