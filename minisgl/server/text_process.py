@@ -194,7 +194,7 @@ class TextWorker:
                     f"{self._limits.max_seq_len} tokens that this server allows for a request.",
                     "context_length_exceeded",
                 )
-            params = msgspec.structs.replace(params, max_tokens=left)
+            params = msgspec.structs.replace(params, max_tokens=min(left, params.max_tokens))
         self._to_scheduler(Schedule(message.uids, ids, params))
 
     def _tokenize(self, message: TokenizeRequest) -> Message:

@@ -1,7 +1,7 @@
 """A model's tokenizer: converts text to token ids and back, using the tokenizer files of a Hugging Face checkpoint.
 
-This module reads ``tokenizer.json`` (with the ``tokenizers`` library), ``tokenizer_config.json`` and the chat template
-from the model's directory. It knows nothing about requests.
+`minisgl.tokenizer.load` reads the tokenizer with the ``tokenizers`` library. This module adds the model's chat template.
+It knows nothing about requests.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import tokenizers
 
 from minisgl.config import ConfigError
 from minisgl.core import InvalidRequestError
-from minisgl.tokenizer.chat import SPECIAL_TOKENS, ChatTemplate
+from minisgl.tokenizer.chat import ChatTemplate
 from minisgl.tokenizer.client_text import ClientText, RenderedChat
+from minisgl.tokenizer.load import load_tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -27,18 +28,26 @@ class Tokenizer:
     """A model's tokenizer and its chat template. ``raw`` is the underlying ``tokenizers.Tokenizer``.
 
     ``template`` is None for a model without a chat template. With ``parse_special_tokens``, special tokens in the text
-    of chat messages are tokens; otherwise they are text (`ClientText`).
+    of chat messages are tokens; otherwise they are text (`ClientText`). ``eos_ids`` has the id of the end-of-sequence
+    token, if there is one. ``clean_up_spaces`` says whether `decode` removes spaces before punctuation.
     """
 
     def __init__(
-        self, raw: tokenizers.Tokenizer, template: ChatTemplate | None = None, parse_special_tokens: bool = False
+        self,
+        raw: tokenizers.Tokenizer,
+        template: ChatTemplate | None = None,
+        parse_special_tokens: bool = False,
+        *,
+        eos_ids: frozenset[int] = frozenset(),
+        clean_up_spaces: bool = False,
     ):
         raw.no_truncation()
         raw.no_padding()
         self.raw = raw
         self.template = template
+        self.eos_ids, self.clean_up_spaces = eos_ids, clean_up_spaces
         self._client_text = None if template is None or parse_special_tokens else ClientText(raw, template)
-        decoder = json.loads(raw.to_str())["decoder"] or {}
+        decoder = {} if raw.decoder is None else json.loads(raw.decoder.__getstate__())
         kinds = {part["type"] for part in decoder.get("decoders", [decoder]) if part}
         self._bytes = _BYTE_OF if "ByteLevel" in kinds else None
         self.byte_level = kinds == {"ByteLevel"}  # whether a text is the UTF-8 decoding of its tokens' bytes
@@ -58,20 +67,19 @@ class Tokenizer:
         ``parse_special_tokens`` is that of `Tokenizer`. Raise `ConfigError` if a tokenizer file can't be read.
         """
         path = Path(path)
-        file = path / "tokenizer.json"
-        if not file.is_file():
+        loaded = load_tokenizer(path)
+        if loaded is None:
             return None
+        source = _template_source(path, loaded.config)
         try:
-            raw = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises bare Exception
-            raise ConfigError(f"{file} is not a tokenizer that minisgl can read: {error}") from error
-        config = _read_json(path / "tokenizer_config.json")
-        names = {**_read_json(path / "special_tokens_map.json"), **config}
-        special = {name: _content(names[name]) for name in SPECIAL_TOKENS if names.get(name) is not None}
-        source = _template_source(path, config)
-        try:
-            template = ChatTemplate(source, special) if source is not None else None
-            return Tokenizer(raw, template, parse_special_tokens)
+            template = ChatTemplate(source, loaded.special) if source is not None else None
+            return Tokenizer(
+                loaded.raw,
+                template,
+                parse_special_tokens,
+                eos_ids=loaded.eos_ids,
+                clean_up_spaces=loaded.clean_up_spaces,
+            )
         except ValueError as error:
             raise ConfigError(f"{path}: {error}") from error
 
@@ -174,22 +182,6 @@ class Tokenizer:
     def token_text(self, token: int) -> str:
         """Return `token_bytes` as text, with U+FFFD in place of incomplete characters."""
         return self.token_bytes(token).decode(errors="replace")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold a JSON object.")
-    return content
-
-
-def _content(token: Any) -> str:
-    return token["content"] if isinstance(token, dict) else str(token)
 
 
 def _template_source(path: Path, config: Mapping[str, Any]) -> str | None:

@@ -1,0 +1,181 @@
+"""Loads the tokenizer of a Hugging Face checkpoint with the tokens that it has in transformers.
+
+``tokenizer.json`` has most of a tokenizer. ``tokenizer_config.json`` may add tokens to it, and so may
+``added_tokens.json`` and ``special_tokens_map.json`` of older checkpoints. It also names the special tokens, and the
+class that may replace parts of ``tokenizer.json`` (`minisgl.tokenizer.classes`). The result has the ids of
+`transformers.AutoTokenizer`, version 5, which vLLM and SGLang use as well. As there, ``add_bos_token`` and
+``add_eos_token`` have no effect beside a ``tokenizer.json``, whose post-processor says which tokens are added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+from minisgl.config import ConfigError
+from minisgl.models.generation_config import read_json_object
+from minisgl.tokenizer.chat import SPECIAL_TOKENS
+from minisgl.tokenizer.classes import CLASSES, class_name, rebuild
+
+Token = str | AddedToken
+
+
+@dataclass(frozen=True)
+class LoadedTokenizer:
+    """A tokenizer with all its tokens, and what its configuration says about it.
+
+    ``special`` maps the names of `SPECIAL_TOKENS` to the texts of the tokens. ``config`` is the content of
+    ``tokenizer_config.json``. ``clean_up_spaces`` says whether spaces before punctuation are removed from a decoded
+    text.
+    """
+
+    raw: tokenizers.Tokenizer
+    special: Mapping[str, str]
+    config: Mapping[str, Any]
+    clean_up_spaces: bool
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The id of the end-of-sequence token. Empty if there is none, or if the vocabulary does not have it."""
+        token = self.special.get("eos_token")
+        found = None if token is None else self.raw.token_to_id(token)
+        return frozenset() if found is None else frozenset([found])
+
+
+def load_tokenizer(path: Path) -> LoadedTokenizer | None:
+    """Return the tokenizer in a model's directory, or None if the directory has no ``tokenizer.json``.
+
+    Raise `ConfigError`, which names the file, if a file can't be used.
+    """
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        return None
+    try:
+        text = file.read_text(encoding="utf-8")
+        raw = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises bare Exception
+        raise ConfigError(f"{file} is not a tokenizer that minisgl can read: {error}") from error
+    config_file = path / "tokenizer_config.json"
+    config = read_json_object(config_file)
+    try:
+        return _complete(path, raw, config, '"ByteLevel"' in text)
+    except (ConfigError, TypeError, KeyError, AttributeError) as error:
+        reason = str(error) if isinstance(error, ConfigError) else f"a token in it can't be read: {error!r}"
+        raise ConfigError(f"{config_file}: {reason}") from error
+
+
+def eos_ids(path: Path) -> frozenset[int]:
+    """Return the id of the end-of-sequence token of the tokenizer in a model's directory: one id or none."""
+    loaded = load_tokenizer(path)
+    return frozenset() if loaded is None else loaded.eos_ids
+
+
+def _complete(path: Path, raw: tokenizers.Tokenizer, config: dict[str, Any], byte_level: bool) -> LoadedTokenizer:
+    model = read_json_object(path / "config.json")
+    name = class_name(model, config, byte_level)
+    tokens = _Tokens.read(path, raw, config)
+    if raw.padding is not None:
+        tokens.named.setdefault("pad_token", raw.padding["pad_token"])
+    named: dict[str, Token | None] = {**CLASSES[name].tokens, **tokens.named} if name else tokens.named
+    # The order decides the ids of new tokens: transformers adds the seven names first.
+    given = {key: token for key in SPECIAL_TOKENS if (token := named.pop(key, None)) is not None}
+    given |= {key: token for key, token in named.items() if token is not None}
+    texts = {key: str(token) for key, token in given.items()}
+    if name:
+        raw = rebuild(name, raw, config, texts)
+    raw.add_tokens(_missing(raw, tokens, given))
+    if name == "Qwen2Tokenizer":
+        raw.add_tokens([AddedToken(text, special=True) for text in dict.fromkeys((*texts.values(), *map(str, tokens.extra)))])
+    if name:
+        CLASSES[name].finish(raw, config, texts)
+    raw.encode_special_tokens = bool(config.get("split_special_tokens", False))
+    clean_up = bool(config.get("clean_up_tokenization_spaces", False))
+    force = bool(config.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False))
+    if type(raw.model).__name__ == "BPE" and not force:
+        clean_up = False
+    special = {key: text for key, text in texts.items() if key in SPECIAL_TOKENS}
+    return LoadedTokenizer(raw, special, config, clean_up)
+
+
+@dataclass
+class _Tokens:
+    """The tokens that the files beside ``tokenizer.json`` mention.
+
+    ``added`` maps ids to tokens, ``named`` has the tokens with a name, such as ``pad_token``, and ``extra`` are special
+    tokens without a name.
+    """
+
+    added: dict[int, AddedToken] = field(default_factory=dict)
+    named: dict[str, Token | None] = field(default_factory=dict)
+    extra: list[Token] = field(default_factory=list)
+
+    @staticmethod
+    def read(path: Path, raw: tokenizers.Tokenizer, config: Mapping[str, Any]) -> _Tokens:
+        """Read the tokens. The files of older checkpoints count only without ``added_tokens_decoder``."""
+        fields = dict(config)
+        extra: Any = fields.get("extra_special_tokens") or fields.get("additional_special_tokens")
+        names = dict(extra) if isinstance(extra, dict) else {}
+        extras = [] if names or not extra else [_token(token) for token in extra]
+        if "added_tokens_decoder" in config:
+            added = {int(i): _added(token) for i, token in config["added_tokens_decoder"].items()}
+        else:
+            old = read_json_object(path / "special_tokens_map.json")
+            for key in ("extra_special_tokens", "additional_special_tokens"):
+                more = old.pop(key, None) or ()
+                if isinstance(more, dict):
+                    names |= more
+                elif key == "extra_special_tokens" or not extras:
+                    extras += [token for token in map(_token, more) if token not in extras]
+            fields |= old
+            special = {str(_token(fields[key])) for key in SPECIAL_TOKENS if fields.get(key)} | set(map(str, extras))
+            added = {}
+            for text, i in read_json_object(path / "added_tokens.json").items():
+                added[int(i)] = AddedToken(text, normalized=text not in special, special=text in special)
+            added |= raw.get_added_tokens_decoder()
+        own = {key: fields.pop(key) for key in [*fields] if _is_name(key) and isinstance(fields[key], str)}
+        # transformers treats names that only one model uses after the seven names, texts after objects
+        objects = {key: value for key, value in fields.items() if key.endswith("_token") and isinstance(value, dict)}
+        seven = {key: fields[key] for key in SPECIAL_TOKENS if key in fields}
+        by_text = {str(token): token for token in added.values()}
+        named: dict[str, Token | None] = {}
+        for key, value in {**seven, **{k: objects[k] for k in objects if _is_name(k)}, **own, **names}.items():
+            token = None if value is None else _token(value)
+            named[key] = by_text.get(str(token), token) if key in SPECIAL_TOKENS else token
+        return _Tokens(added, named, extras)
+
+
+def _is_name(key: str) -> bool:
+    """Return whether a field names a special token that only one model has, such as ``image_token``."""
+    return key.endswith("_token") and key not in SPECIAL_TOKENS
+
+
+def _token(value: Any) -> Token:
+    return value if isinstance(value, str | AddedToken) else _added({**value, "special": value.get("special", True)})
+
+
+def _added(value: Any) -> AddedToken:
+    return AddedToken(**{key: item for key, item in value.items() if key not in ("__type", "id")})
+
+
+def _missing(raw: tokenizers.Tokenizer, tokens: _Tokens, named: Mapping[str, Token]) -> Sequence[AddedToken]:
+    """Return the tokens to add, in the order in which transformers adds them, which decides the ids of new ones.
+
+    The tokens of ``added`` are all there: adding a token again changes its flags.
+    """
+    found: list[Token] = [tokens.added[i] for i in sorted(tokens.added)]
+    known = {token.content for token in raw.get_added_tokens_decoder().values()} | set(map(str, found))
+    found += [token for token in dict.fromkeys([*named.values(), *tokens.extra], None) if str(token) not in known]
+    texts = set(map(str, named.values()))
+    result = []
+    for token in found:
+        if isinstance(token, str):
+            token = AddedToken(token, special=True)
+        elif not token.special and token.content in texts:
+            token.special = True
+        result.append(token)
+    return result
