@@ -318,6 +318,8 @@ class LLM:
             each = list(params)
         for p in each:
             p.check(self.engine.spec.vocab_size)
+            if self.tokenizer is not None:
+                self.tokenizer.stop_tokens(p.stop, p.skip_special_tokens)
         if self.tokenizer is None and any(p.stop for p in each):
             raise InvalidRequestError("stop", f"{self.config.model} has no tokenizer, so stop strings can't be found.")
         return each

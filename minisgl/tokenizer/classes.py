@@ -130,7 +130,7 @@ def _gemma(raw: tokenizers.Tokenizer, config: Config, names: Mapping[str, str]) 
 
 
 def _byte_level(config: Config, use_regex: bool = True) -> Any:
-    return pre_tokenizers.ByteLevel(bool(config.get("add_prefix_space")), use_regex)
+    return pre_tokenizers.ByteLevel(bool(config.get("add_prefix_space")), use_regex=use_regex)
 
 
 def _gpt2(raw: tokenizers.Tokenizer, config: Config, names: Mapping[str, str]) -> None:

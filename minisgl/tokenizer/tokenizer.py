@@ -11,13 +11,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tokenizers
 
 from minisgl.config import ConfigError
-from minisgl.core import InvalidRequestError
+from minisgl.core import InvalidRequestError, shorten
 from minisgl.tokenizer.chat import ChatTemplate
+from minisgl.tokenizer.clean_up import clean_up
 from minisgl.tokenizer.client_text import ClientText, RenderedChat
 from minisgl.tokenizer.load import load_tokenizer
 
@@ -47,17 +48,16 @@ class Tokenizer:
         self.template = template
         self.eos_ids, self.clean_up_spaces = eos_ids, clean_up_spaces
         self._client_text = None if template is None or parse_special_tokens else ClientText(raw, template)
-        decoder = {} if raw.decoder is None else json.loads(raw.decoder.__getstate__())
-        kinds = {part["type"] for part in decoder.get("decoders", [decoder]) if part}
+        self.decoding, kinds = _decoding(raw)
         self._bytes = _BYTE_OF if "ByteLevel" in kinds else None
-        self.byte_level = kinds == {"ByteLevel"}  # whether a text is the UTF-8 decoding of its tokens' bytes
-        self.byte_fallback = "ByteFallback" in kinds  # whether the tokens <0x00> to <0xFF> are single bytes
-        names = [f"<0x{byte:02X}>" for byte in range(256)] if self.byte_fallback else []
+        byte_fallback = "ByteFallback" in kinds  # whether the tokens <0x00> to <0xFF> are single bytes
+        names = [f"<0x{byte:02X}>" for byte in range(256)] if byte_fallback else []
         ids = [raw.token_to_id(name) for name in names]
         self.fallback_bytes = {i: byte for byte, i in enumerate(ids) if i is not None}
         added = raw.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
         self._special = frozenset(i for i, token in added.items() if token.special)
+        self._special_ids = {token.content: i for i, token in added.items() if token.special}
         self._decoded: dict[int, bytes] = {}  # a cache of `decoded_bytes` of every token that is not special
 
     @staticmethod
@@ -146,7 +146,12 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids. Ids outside the tokenizer's vocabulary add no text."""
-        return self.raw.decode(ids, skip_special_tokens=skip_special_tokens)
+        text = self.raw.decode(ids, skip_special_tokens=skip_special_tokens)
+        return clean_up(text) if self.clean_up_spaces else text
+
+    def is_dropped(self, token: int, skip_special_tokens: bool = True) -> bool:
+        """Return whether `decode` leaves a token out: it has no text and does not separate its neighbours."""
+        return (skip_special_tokens and token in self._special) or self.raw.id_to_token(token) is None
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that one token represents. They may end, or begin, in the middle of a character.
@@ -178,6 +183,25 @@ class Tokenizer:
             data = self.token_bytes(token) if piece is None else _byte_level_bytes(piece)
             self._decoded[token] = data
         return data
+
+    def stop_tokens(self, stops: Sequence[str], skip_special_tokens: bool = True) -> dict[int, str]:
+        """Return the stop strings that are one special token: id of the token → stop string.
+
+        Special tokens are left out of the text if ``skip_special_tokens`` is true, so such a stop string is found by
+        its token. Raise `InvalidRequestError` for a stop string that could then never be found, because it has a
+        special token beside other text.
+        """
+        found = {self._special_ids[stop]: stop for stop in stops if stop in self._special_ids}
+        for stop in stops if skip_special_tokens else ():
+            inside = next((text for text in self._special_ids if text in stop), None)
+            if inside is not None and stop not in self._special_ids:
+                raise InvalidRequestError(
+                    "stop",
+                    f"The stop string {shorten(repr(stop))} has the special token {shorten(repr(inside))} beside other "
+                    "text. Special tokens are left out of the text, so it would never be found: give the special token "
+                    "alone, or set skip_special_tokens to false.",
+                )
+        return found
 
     def token_text(self, token: int) -> str:
         """Return `token_bytes` as text, with U+FFFD in place of incomplete characters."""
@@ -212,6 +236,28 @@ def _byte_of_character() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_of_character()
+Decoding = Literal["bytes", "tokens", "whole"]
+
+
+def _decoding(raw: tokenizers.Tokenizer) -> tuple[Decoding, list[str]]:
+    """Return how a tokenizer decodes, and the kinds of the parts of its decoder.
+
+    "bytes": the text is the UTF-8 decoding of the tokens' bytes. "tokens": each token has a text that may depend on the
+    tokens before it. "whole": the text is changed after the tokens' texts were joined.
+    """
+    decoder = {} if raw.decoder is None else json.loads(raw.decoder.__getstate__())
+    parts, kinds = [decoder] if decoder else [], []
+    while parts:
+        part = parts.pop(0)
+        if part["type"] == "Sequence":
+            parts = [*part["decoders"], *parts]
+        else:
+            kinds.append(part["type"])
+    if kinds == ["ByteLevel"]:
+        return "bytes", kinds
+    joined = kinds.index("Fuse") + 1 if "Fuse" in kinds else len(kinds)
+    local = "ByteLevel" not in kinds and all(kind in ("Fuse", "Strip") for kind in kinds[joined:])
+    return ("tokens" if local else "whole"), kinds
 
 
 def _byte_level_bytes(piece: str) -> bytes:
