@@ -64,7 +64,7 @@ def load_tokenizer(path: Path) -> LoadedTokenizer | None:
     config = read_json_object(config_file)
     try:
         return _complete(path, raw, config, '"ByteLevel"' in text)
-    except (ConfigError, TypeError, KeyError, AttributeError) as error:
+    except (ConfigError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = str(error) if isinstance(error, ConfigError) else f"a token in it can't be read: {error!r}"
         raise ConfigError(f"{config_file}: {reason}") from error
 
@@ -118,21 +118,22 @@ class _Tokens:
     def read(path: Path, raw: tokenizers.Tokenizer, config: Mapping[str, Any]) -> _Tokens:
         """Read the tokens. The files of older checkpoints count only without ``added_tokens_decoder``."""
         fields = dict(config)
-        extra: Any = fields.get("extra_special_tokens") or fields.get("additional_special_tokens")
+        extra: Any = fields.get("extra_special_tokens")
         names = dict(extra) if isinstance(extra, dict) else {}
-        extras = [] if names or not extra else [_token(token) for token in extra]
+        extra = fields.get("additional_special_tokens") if names or not extra else extra
+        extras: list[Any] = list(extra or ())
         if "added_tokens_decoder" in config:
             added = {int(i): _added(token) for i, token in config["added_tokens_decoder"].items()}
         else:
             old = read_json_object(path / "special_tokens_map.json")
+            fields |= {key: _special(value) for key, value in old.items() if key not in ("extra_special_tokens", "additional_special_tokens")}
             for key in ("extra_special_tokens", "additional_special_tokens"):
-                more = old.pop(key, None) or ()
+                more = old.get(key) or ()
                 if isinstance(more, dict):
                     names |= more
                 elif key == "extra_special_tokens" or not extras:
-                    extras += [token for token in map(_token, more) if token not in extras]
-            fields |= old
-            special = {str(_token(fields[key])) for key in SPECIAL_TOKENS if fields.get(key)} | set(map(str, extras))
+                    extras += [token for token in map(_special, more) if token not in extras]
+            special = {str(fields[key]) for key in SPECIAL_TOKENS if fields.get(key)} | set(map(str, extras))
             added = {}
             for text, i in read_json_object(path / "added_tokens.json").items():
                 added[int(i)] = AddedToken(text, normalized=text not in special, special=text in special)
@@ -146,7 +147,7 @@ class _Tokens:
         for key, value in {**seven, **{k: objects[k] for k in objects if _is_name(k)}, **own, **names}.items():
             token = None if value is None else _token(value)
             named[key] = by_text.get(str(token), token) if key in SPECIAL_TOKENS else token
-        return _Tokens(added, named, extras)
+        return _Tokens(added, named, [*map(_token, extras)])
 
 
 def _is_name(key: str) -> bool:
@@ -156,6 +157,10 @@ def _is_name(key: str) -> bool:
 
 def _token(value: Any) -> Token:
     return value if isinstance(value, str | AddedToken) else _added({**value, "special": value.get("special", True)})
+
+
+def _special(value: Any) -> Any:
+    return _added({**value, "special": True}) if isinstance(value, dict) else value
 
 
 def _added(value: Any) -> AddedToken:
