@@ -150,6 +150,9 @@ class _Request:
         delta.tokens.append(token)
         if self._text is not None and not hidden:
             self._add_text(self._text.feed(token), delta)
+            # Text that is held back may have a stop string already. If the request ends with it, the text is complete.
+            if self._stops is not None and not self.stopped and self._stops.ends_in(self._text.pending):
+                self._add_text(self._text.flush(), delta)
 
     def stop_at(self, token: int, delta: Delta) -> None:
         """Add an output token that is a stop string. Like a stop token, it is not part of the text."""

@@ -12,15 +12,24 @@ import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
+from minisgl.core import SamplingParams
 from minisgl.tokenizer.clean_up import CleanUp
 from minisgl.tokenizer.tokenizer import Tokenizer
 
 MAX_CONTEXT = 16
 """The largest number of tokens that a stream decodes again before each new token, as its context."""
 
+PENDING_CHARS = SamplingParams.MAX_STOP_CHARS
+"""The largest length of `TextStream.pending`: a stop string fits into it."""
+
 
 class TextStream(Protocol):
-    """An incremental decoder for the output tokens of one request."""
+    """An incremental decoder for the output tokens of one request.
+
+    ``pending`` is the end of the text that is held back, if `flush` would return it without U+FFFD at its end.
+    """
+
+    pending: str
 
     def feed(self, token: int) -> str:
         """Return the text that this token completes: often the token's own text, sometimes an empty text."""
@@ -51,6 +60,8 @@ class _ByteLevelStream:
     A token's text does not depend on the tokens before it, so the prompt is not needed.
     """
 
+    pending = ""
+
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool):
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
         self._held = b""  # the beginning of a character: at most three bytes
@@ -79,6 +90,7 @@ class _TokenStream:
         self._context: list[int] = []  # the last tokens that were decoded
         self._prefix = ""  # their text
         self._run: list[int] = []  # a run of byte tokens that is valid so far
+        self._characters = ""  # the last characters of the run
         self._check = codecs.getincrementaldecoder("utf-8")()  # raises an error for the first invalid byte of the run
         self._invalid = False  # whether the current run of byte tokens is invalid
         self._set_context(_complete_suffix(tokenizer, tail, skip_special_tokens))
@@ -94,25 +106,28 @@ class _TokenStream:
         self._run.append(token)
         if not self._invalid:
             try:
-                self._check.decode(bytes([byte]))
+                self._characters += self._check.decode(bytes([byte]))
+                self._characters = self._characters[-PENDING_CHARS:]
                 return ""
             except UnicodeDecodeError:
                 self._invalid = True
         return self._replace_run()
 
+    @property
+    def pending(self) -> str:
+        return self._characters if self._check.getstate()[0] == b"" else ""
+
     def flush(self) -> str:
         if not self._run:
             return ""
-        try:
-            self._check.decode(b"", True)
-        except UnicodeDecodeError:
+        if self._check.getstate()[0]:  # the beginning of a character
             return self._replace_run()
         self._check.reset()
-        run, self._run = self._run, []
+        run, self._run, self._characters = self._run, [], ""
         return self._decode(run)
 
     def _replace_run(self) -> str:
-        run, self._run = self._run, []
+        run, self._run, self._characters = self._run, [], ""
         self._check.reset()
         self._set_context(run[-1:])
         return "\ufffd" * len(run)
@@ -120,17 +135,19 @@ class _TokenStream:
     def _decode(self, tokens: list[int]) -> str:
         """Return the text of the next tokens after the context, and add them to the context."""
         context = [*self._context, *tokens]
-        text = self._tokenizer.raw.decode(context, self._skip)[len(self._prefix) :]
+        text = self._tokenizer.decode_raw(context, self._skip)[len(self._prefix) :]
         # A context of spaces alone could lose them, because decoders strip spaces at the beginning of a text.
         self._set_context(tokens if text.strip() else context[-MAX_CONTEXT:])
         return text
 
     def _set_context(self, tokens: list[int]) -> None:
-        self._context, self._prefix = tokens, self._tokenizer.raw.decode(tokens, self._skip)
+        self._context, self._prefix = tokens, self._tokenizer.decode_raw(tokens, self._skip)
 
 
 class _WholeStream:
     """A stream for a decoder in which a later token may change all text before it: the text comes at the end."""
+
+    pending = ""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool):
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
@@ -142,11 +159,13 @@ class _WholeStream:
 
     def flush(self) -> str:
         tokens, self._tokens = self._tokens, []
-        return self._tokenizer.raw.decode(tokens, self._skip)
+        return self._tokenizer.decode_raw(tokens, self._skip)
 
 
 class _CleanStream:
     """A stream whose text is cleaned up: see `CleanUp`."""
+
+    pending = ""
 
     def __init__(self, stream: TextStream):
         self._stream, self._clean_up = stream, CleanUp()
@@ -177,5 +196,5 @@ def _complete_suffix(tokenizer: Tokenizer, tail: Sequence[int], skip_special_tok
     The suffix is empty if the prompt ends in the middle of a character.
     """
     starts = range(len(tail) + 1)  # a tail that begins in the middle of a character can decode to U+FFFD to its end
-    complete = (i for i in starts if not tokenizer.raw.decode(tail[i:], skip_special_tokens).endswith("\ufffd"))
+    complete = (i for i in starts if not tokenizer.decode_raw(tail[i:], skip_special_tokens).endswith("\ufffd"))
     return list(tail[next(complete) :])

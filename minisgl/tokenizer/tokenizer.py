@@ -56,8 +56,8 @@ class Tokenizer:
         self.fallback_bytes = {i: byte for byte, i in enumerate(ids) if i is not None}
         added = raw.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
-        self._special = frozenset(i for i, token in added.items() if token.special)
-        self._special_ids = {token.content: i for i, token in added.items() if token.special}
+        self._special = _skipped(raw, list(added))
+        self._special_ids = {added[i].content: i for i in self._special}
         self._decoded: dict[int, bytes] = {}  # a cache of `decoded_bytes` of every token that is not special
 
     @staticmethod
@@ -146,8 +146,13 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids. Ids outside the tokenizer's vocabulary add no text."""
-        text = self.raw.decode(ids, skip_special_tokens=skip_special_tokens)
+        text = self.decode_raw(ids, skip_special_tokens)
         return clean_up(text) if self.clean_up_spaces else text
+
+    def decode_raw(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text that the decoder makes of token ids, before spaces are cleaned up."""
+        ids = [token for token in ids if not self.is_dropped(token, skip_special_tokens)]
+        return self.raw.decode(ids, skip_special_tokens) if ids else ""  # some decoders fail without a token
 
     def is_dropped(self, token: int, skip_special_tokens: bool = True) -> bool:
         """Return whether `decode` leaves a token out: it has no text and does not separate its neighbours."""
@@ -239,11 +244,25 @@ _BYTE_OF = _byte_of_character()
 Decoding = Literal["bytes", "tokens", "whole"]
 
 
+def _skipped(raw: tokenizers.Tokenizer, ids: Sequence[int]) -> frozenset[int]:
+    """Return the added tokens that the library leaves out of a text without special tokens.
+
+    It does not go by the flag of a token alone: a token that was added twice may be left out without it.
+    """
+    decoder = raw.decoder
+    raw.decoder = None  # a decoder may give another token an empty text, too
+    try:
+        return frozenset(token for token in ids if raw.decode([token]) != raw.decode([token], False))
+    finally:
+        raw.decoder = decoder
+
+
 def _decoding(raw: tokenizers.Tokenizer) -> tuple[Decoding, list[str]]:
     """Return how a tokenizer decodes, and the kinds of the parts of its decoder.
 
     "bytes": the text is the UTF-8 decoding of the tokens' bytes. "tokens": each token has a text that may depend on the
-    tokens before it. "whole": the text is changed after the tokens' texts were joined.
+    tokens before it. "whole": the text is changed after the tokens' texts were joined. Raise ValueError for a decoder
+    that is not supported.
     """
     decoder = {} if raw.decoder is None else json.loads(raw.decoder.__getstate__())
     parts, kinds = [decoder] if decoder else [], []
@@ -251,6 +270,8 @@ def _decoding(raw: tokenizers.Tokenizer) -> tuple[Decoding, list[str]]:
         part = parts.pop(0)
         if part["type"] == "Sequence":
             parts = [*part["decoders"], *parts]
+        elif part["type"] == "Strip" and part["stop"]:
+            raise ValueError("The decoder strips the end of a text, in which the library fails for short texts.")
         else:
             kinds.append(part["type"])
     if kinds == ["ByteLevel"]:
