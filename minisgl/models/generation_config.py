@@ -38,6 +38,7 @@ NOT_APPLIED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "bad_words_ids": ([],),
         "begin_suppress_tokens": ([],),
+        "constraints": ([],),
         "diversity_penalty": (0,),
         "do_sample": (True,),
         "dola_layers": (),
@@ -46,6 +47,7 @@ NOT_APPLIED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "epsilon_cutoff": (0,),
         "eta_cutoff": (0,),
         "exponential_decay_length_penalty": (),
+        "force_words_ids": ([],),
         "forced_bos_token_id": (),
         "forced_decoder_ids": ([],),
         "forced_eos_token_id": (),
