@@ -173,9 +173,10 @@ class LLM:
                 self._released = True
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the sampling parameters of a call without any: as in vLLM, the model's generation_config.json sets
-        temperature, top_k, top_p, min_p, repetition_penalty and max_tokens. With ``generation_config=none``, they are
-        those of `SamplingParams`.
+        """Return the sampling parameters of a call without any.
+
+        As in vLLM, the model's generation_config.json sets temperature, top_k, top_p, min_p, repetition_penalty and
+        max_tokens. Everything else, and everything with ``generation_config=none``, is as in ``SamplingParams()``.
 
         A `SamplingParams` object that you give is used as it is. To change single values of the model, change this
         result: ``msgspec.structs.replace(llm.get_default_sampling_params(), max_tokens=100)``.

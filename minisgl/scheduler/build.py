@@ -34,7 +34,8 @@ def build_scheduler(
     """Build rank 0's scheduler for ``engine``, with the cache, the policy and the proposer that ``config`` names.
 
     The observers of ``manager`` receive the scheduler's events until ``manager.close()`` is called. ``clock`` returns
-    seconds. ``eos_ids`` are added to those of the engine: the end-of-sequence id of the tokenizer. A benchmark may pass another ``proposer``, and turn off the adaptation of the number of drafts.
+    seconds. ``eos_ids`` are added to those of the engine: the end-of-sequence id of the tokenizer. A benchmark may pass
+    another ``proposer``, and turn off the adaptation of the number of drafts.
     """
     manager.observe(config, engine.spec)
     return Scheduler(

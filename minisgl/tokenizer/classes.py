@@ -14,16 +14,20 @@ from types import MappingProxyType
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
 from minisgl.config import ConfigError
 
-_REFUSED = frozenset(
-    "Albert Bart Barthez BigBird Blenderbot CLIP Camembert CodeGen ConvBert DPRContextEncoder DPRQuestionEncoder DPRReader "
-    "Deberta DebertaV2 Esmc FNet Funnel Herbert LED Lasr LayoutLMv2 LayoutLMv3 LayoutXLM Luke Lxmert MBart50 MBart MLuke "
-    "MPNet MarkupLM MobileBert Mvp Nllb Nougat OpenAIGPT Pegasus Qwen3_5 Reformer RemBert RoFormer Roberta SeamlessM4T Siglip2 Splinter "
-    "T5 Tipsv2 Udop VideoPrism Whisper XGLM XLMRoberta XLNet".split()
-)
+# fmt: off
+_REFUSED = frozenset({
+    "Albert", "Bart", "Barthez", "BigBird", "Blenderbot", "CLIP", "Camembert", "CodeGen", "ConvBert",
+    "DPRContextEncoder", "DPRQuestionEncoder", "DPRReader", "Deberta", "DebertaV2", "Esmc", "FNet", "Funnel",
+    "Herbert", "LED", "Lasr", "LayoutLMv2", "LayoutLMv3", "LayoutXLM", "Luke", "Lxmert", "MBart50", "MBart",
+    "MLuke", "MPNet", "MarkupLM", "MobileBert", "Mvp", "Nllb", "Nougat", "OpenAIGPT", "Pegasus", "Qwen3_5",
+    "Reformer", "RemBert", "RoFormer", "Roberta", "SeamlessM4T", "Siglip2", "Splinter", "T5", "Tipsv2", "Udop",
+    "VideoPrism", "Whisper", "XGLM", "XLMRoberta", "XLNet"
+})
+# fmt: on
 """The other classes that replace parts of ``tokenizer.json``, without "Tokenizer" at the end of their names."""
 _REGISTERED = {"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "qwen3_moe": "Qwen2Tokenizer", "mistral": ""}
 """``model_type`` in config.json → the tokenizer class that transformers expects; "" is ``tokenizer.json`` as it is."""
@@ -65,8 +69,8 @@ def class_name(model: Config, config: Config, byte_level: bool) -> str:
         name = ""
     if name.removesuffix("Tokenizer") in _REFUSED:
         raise ConfigError(
-            f"tokenizer_class is {given}, which replaces parts of tokenizer.json in a way that is not supported. To use "
-            "tokenizer.json as it is, write PreTrainedTokenizerFast for it in tokenizer_config.json."
+            f"tokenizer_class is {given}, which replaces parts of tokenizer.json in a way that is not supported. To "
+            "use tokenizer.json as it is, write PreTrainedTokenizerFast for it in tokenizer_config.json."
         )
     return name if name in CLASSES else ""
 
@@ -119,7 +123,9 @@ def _code_llama(raw: tokenizers.Tokenizer, config: Config, names: Mapping[str, s
 def _add_bos(raw: tokenizers.Tokenizer, config: Config, names: Mapping[str, str]) -> None:
     bos = names.get("bos_token")
     special = [] if bos is None else [(bos, raw.token_to_id(bos))]
-    raw.post_processor = processors.TemplateProcessing(single=[*(bos for bos, _ in special), "$A"], special_tokens=special)
+    raw.post_processor = processors.TemplateProcessing(
+        single=[*(bos for bos, _ in special), "$A"], special_tokens=special
+    )
 
 
 def _gemma(raw: tokenizers.Tokenizer, config: Config, names: Mapping[str, str]) -> None:
@@ -174,7 +180,9 @@ def _bert(raw: tokenizers.Tokenizer, config: Config, names: Mapping[str, str]) -
 
 def _add_cls_and_sep(raw: tokenizers.Tokenizer, config: Config, names: Mapping[str, str]) -> None:
     special = [(names[name], raw.token_to_id(names[name])) for name in ("cls_token", "sep_token")]
-    raw.post_processor = processors.TemplateProcessing(single=[special[0][0], "$A", special[1][0]], special_tokens=special)
+    raw.post_processor = processors.TemplateProcessing(
+        single=[special[0][0], "$A", special[1][0]], special_tokens=special
+    )
 
 
 _LLAMA = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}

@@ -125,7 +125,8 @@ class Detokenizer:
 class _Request:
     """The detokenization state of one request. ``stopped`` is true once a stop string was found.
 
-    ``stop_tokens`` are the stop strings that are one special token, by the id of the token. ``prompt_ids`` is empty unless the request asks for the prompt's log-probabilities. They begin at ``logprob_start``.
+    ``stop_tokens`` are the stop strings that are one special token, by the id of the token. ``prompt_ids`` is empty
+    unless the request asks for the prompt's log-probabilities. They begin at ``logprob_start``.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
@@ -23,6 +24,8 @@ from minisgl.tokenizer.chat import SPECIAL_TOKENS
 from minisgl.tokenizer.classes import CLASSES, class_name, rebuild
 
 Token = str | AddedToken
+LISTS = ("extra_special_tokens", "additional_special_tokens")
+"""The fields with special tokens that have no name of their own."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,8 @@ def _complete(path: Path, raw: tokenizers.Tokenizer, config: dict[str, Any], byt
         raw = rebuild(name, raw, config, texts)
     raw.add_tokens(_missing(raw, tokens, given))
     if name == "Qwen2Tokenizer":
-        raw.add_tokens([AddedToken(text, special=True) for text in dict.fromkeys((*texts.values(), *map(str, tokens.extra)))])
+        special = dict.fromkeys([*texts.values(), *map(str, tokens.extra)])
+        raw.add_tokens([AddedToken(text, special=True) for text in special])
     if name:
         CLASSES[name].finish(raw, config, texts)
     raw.encode_special_tokens = bool(config.get("split_special_tokens", False))
@@ -98,8 +102,7 @@ def _complete(path: Path, raw: tokenizers.Tokenizer, config: dict[str, Any], byt
     force = bool(config.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False))
     if type(raw.model).__name__ == "BPE" and not force:
         clean_up = False
-    special = {key: text for key, text in texts.items() if key in SPECIAL_TOKENS}
-    return LoadedTokenizer(raw, special, config, clean_up)
+    return LoadedTokenizer(raw, {key: texts[key] for key in SPECIAL_TOKENS if key in texts}, config, clean_up)
 
 
 @dataclass
@@ -117,7 +120,7 @@ class _Tokens:
     @staticmethod
     def read(path: Path, raw: tokenizers.Tokenizer, config: Mapping[str, Any]) -> _Tokens:
         """Read the tokens. The files of older checkpoints count only without ``added_tokens_decoder``."""
-        fields = dict(config)
+        fields, old = dict(config), dict[str, Any]()
         extra: Any = fields.get("extra_special_tokens")
         names = dict(extra) if isinstance(extra, dict) else {}
         extra = fields.get("additional_special_tokens") if names or not extra else extra
@@ -126,8 +129,8 @@ class _Tokens:
             added = {int(i): _added(token) for i, token in config["added_tokens_decoder"].items()}
         else:
             old = read_json_object(path / "special_tokens_map.json")
-            fields |= {key: _special(value) for key, value in old.items() if key not in ("extra_special_tokens", "additional_special_tokens")}
-            for key in ("extra_special_tokens", "additional_special_tokens"):
+            fields |= {key: _special(value) for key, value in old.items() if key not in LISTS}
+            for key in LISTS:
                 more = old.get(key) or ()
                 if isinstance(more, dict):
                     names |= more
@@ -138,16 +141,14 @@ class _Tokens:
             for text, i in read_json_object(path / "added_tokens.json").items():
                 added[int(i)] = AddedToken(text, normalized=text not in special, special=text in special)
             added |= raw.get_added_tokens_decoder()
-        own = {key: fields.pop(key) for key in [*fields] if _is_name(key) and isinstance(fields[key], str)}
-        # transformers treats names that only one model uses after the seven names, texts after objects
-        objects = {key: value for key, value in fields.items() if key.endswith("_token") and isinstance(value, dict)}
-        seven = {key: fields[key] for key in SPECIAL_TOKENS if key in fields}
+        # The order of transformers: the seven names, then other names with an object, then other names with a text.
         by_text = {str(token): token for token in added.values()}
-        named: dict[str, Token | None] = {}
-        for key, value in {**seven, **{k: objects[k] for k in objects if _is_name(k)}, **own, **names}.items():
-            token = None if value is None else _token(value)
-            named[key] = by_text.get(str(token), token) if key in SPECIAL_TOKENS else token
-        return _Tokens(added, named, [*map(_token, extras)])
+        named = {key: _token(fields[key], by_text) for key in SPECIAL_TOKENS if key in fields}
+        objects = {key: value for key, value in fields.items() if key in old or isinstance(value, dict)}
+        own = {key: value for key, value in config.items() if isinstance(value, str)}
+        others = {key: value for key, value in {**objects, **own}.items() if _is_name(key)} | names
+        named |= {key: _token(value) for key, value in others.items()}
+        return _Tokens(added, named, [token for token in map(_token, extras) if token is not None])
 
 
 def _is_name(key: str) -> bool:
@@ -155,8 +156,13 @@ def _is_name(key: str) -> bool:
     return key.endswith("_token") and key not in SPECIAL_TOKENS
 
 
-def _token(value: Any) -> Token:
-    return value if isinstance(value, str | AddedToken) else _added({**value, "special": value.get("special", True)})
+def _token(value: Any, described: Mapping[str, AddedToken] = MappingProxyType({})) -> Token | None:
+    """Return a token of a file: a text, an object, or None. ``described`` has objects for some texts."""
+    if isinstance(value, dict):
+        value = _added({**value, "special": value.get("special", True)})
+    if not isinstance(value, str | AddedToken | None):
+        raise TypeError(f"{value!r:.100} is neither a text nor an object")
+    return described.get(str(value), value)
 
 
 def _special(value: Any) -> Any:

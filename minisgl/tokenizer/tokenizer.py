@@ -1,7 +1,7 @@
 """A model's tokenizer: converts text to token ids and back, using the tokenizer files of a Hugging Face checkpoint.
 
-`minisgl.tokenizer.load` reads the tokenizer with the ``tokenizers`` library. This module adds the model's chat template.
-It knows nothing about requests.
+`minisgl.tokenizer.load` reads the tokenizer with the ``tokenizers`` library. This module adds the model's chat
+template. It knows nothing about requests.
 """
 
 from __future__ import annotations

@@ -96,7 +96,8 @@ def test_a_broken_file(tmp_path: Path, content: str) -> None:
 
 
 def test_the_log_names_what_is_applied_and_what_is_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = write(tmp_path, {**QWEN3, "no_repeat_ngram_size": 3, "suppress_tokens": [5], "typical_p": 1.0, "num_beams": 1})
+    odd = {"no_repeat_ngram_size": 3, "suppress_tokens": [5], "typical_p": 1.0, "num_beams": 1}
+    path = write(tmp_path, {**QWEN3, **odd})
     with caplog.at_level(logging.INFO):
         log_defaults(Config(), path, default_sampling_params(Config(), path))
     applied, ignored = caplog.messages

@@ -12,9 +12,9 @@ import pytest
 
 from minisgl import LLM, SamplingParams
 from minisgl.config import Config, ConfigError
+from minisgl.plugin_manager.manager import PluginManager
 from minisgl.server.serve import serve
 from minisgl.server.server_info import ServerInfo
-from minisgl.plugin_manager.manager import PluginManager
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.serving import Server
 
@@ -60,7 +60,7 @@ def test_defaults_and_values_of_a_request(run_app: Callable[..., None], path: st
     ],
 )  # fmt: skip
 def test_max_new_tokens(
-    run_app: Callable[..., None], route: tuple[str, dict[str, Any]], default: int | None, given: int | None, expected: int
+    run_app: Callable[..., None], route: tuple[str, dict[str, Any]], default: Any, given: Any, expected: int
 ) -> None:
     """It limits an answer whose request sets no limit."""
     defaults = {} if default is None else {"max_tokens": default}
@@ -71,7 +71,8 @@ def test_max_new_tokens(
 
 def checkpoint(folder: Path) -> Path:
     """Write a model whose end-of-sequence token only its tokenizer names, and which recommends top_k=1."""
-    path = tiny_checkpoint("llama", folder, tokenizer=True, eos_token_id=None, generation={"eos_token_id": [], "top_k": 1})
+    generation = {"eos_token_id": [], "top_k": 1}
+    path = tiny_checkpoint("llama", folder, tokenizer=True, eos_token_id=None, generation=generation)
     config = json.loads((path / "tokenizer_config.json").read_text())
     (path / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": "<|end|>"}))
     return path

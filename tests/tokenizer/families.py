@@ -12,12 +12,14 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from .conftest import TEXT
 
-WORDS = [*TEXT, "In 2024, 12345 apples!  Naïve CAFÉ, don't we'll ... \t tabs\n\n  spaces   12 + 3 = x_y; def f(a): return a"]
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+WORDS = [
+    *TEXT,
+    "In 2024, 12345 apples!  Naïve CAFÉ, don't we'll ... \t tabs\n\n  spaces   12 + 3 = x_y; def f(a): return a",
+]
+_ENDS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|" + _ENDS
 QWEN = LLAMA3.replace("{1,3}", "")
-TEKKEN = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lo}]*[\p{Ll}\p{Lo}]+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+TEKKEN = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lo}]*[\p{Ll}\p{Lo}]+|\p{N}|" + _ENDS
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
@@ -32,7 +34,9 @@ def _byte_level(special: list[str], pre_tokenizer: Any, bos: str | None = None) 
     raw.pre_tokenizer, raw.decoder = pre_tokenizer, decoders.ByteLevel()
     _train(raw, special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     if bos is not None:
-        raw.post_processor = processors.TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, raw.token_to_id(bos))])
+        raw.post_processor = processors.TemplateProcessing(
+            single=[bos, "$A"], special_tokens=[(bos, raw.token_to_id(bos))]
+        )
     return raw
 
 
@@ -65,7 +69,7 @@ def _write(folder: Path, raw: tokenizers.Tokenizer, model_type: str, **config: A
 
 
 def _decoder_of(raw: tokenizers.Tokenizer, *more: AddedToken) -> dict[str, Any]:
-    tokens = {i: token for i, token in raw.get_added_tokens_decoder().items()}
+    tokens = dict(raw.get_added_tokens_decoder())
     tokens |= {raw.get_vocab_size() + i: token for i, token in enumerate(more)}
     fields = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
     return {str(i): {name: getattr(token, name) for name in fields} for i, token in tokens.items()}
@@ -106,7 +110,9 @@ def mistral_tekken(folder: Path) -> None:
 
 
 def gemma(folder: Path) -> None:
-    raw = _spaces(["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>"], normalizers.Replace(" ", "▁"), False, "<bos>")
+    raw = _spaces(
+        ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>"], normalizers.Replace(" ", "▁"), False, "<bos>"
+    )
     names = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
     _write(folder, raw, "llama", tokenizer_class="GemmaTokenizer", **names)
 
@@ -133,8 +139,10 @@ def deepseek(folder: Path) -> None:
 
 def gpt2(folder: Path, **options: Any) -> None:
     raw = _byte_level(["<|endoftext|>"], pre_tokenizers.ByteLevel(False))
-    names = {key: "<|endoftext|>" for key in ("bos_token", "eos_token", "unk_token")}
-    _write(folder, raw, "llama", **{"tokenizer_class": "GPT2TokenizerFast", **names, "add_prefix_space": False, **options})
+    names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+    _write(
+        folder, raw, "llama", **{"tokenizer_class": "GPT2TokenizerFast", **names, "add_prefix_space": False, **options}
+    )
 
 
 def falcon(folder: Path) -> None:
@@ -176,7 +184,7 @@ def bert(folder: Path, **options: Any) -> None:
 def starcoder(folder: Path) -> None:
     parts = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)])
     raw = _byte_level(["<|endoftext|>", "<fim_prefix>", "<fim_suffix>"], parts)
-    names = {key: "<|endoftext|>" for key in ("bos_token", "eos_token", "unk_token")}
+    names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
     special = {"additional_special_tokens": ["<|endoftext|>", "<fim_prefix>", "<fim_middle>"]}
     _write(folder, raw, "llama", tokenizer_class="GPT2Tokenizer", **names, **special)
 

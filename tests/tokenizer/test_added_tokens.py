@@ -104,7 +104,9 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "null": {"tokenizer_config": {"eos_token": None, "pad_token": None, "extra_special_tokens": None}},
     "BOS and EOS options, which tokenizer.json decides": {
-        "tokenizer_config": {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "add_bos_token": False, "add_eos_token": True}
+        "tokenizer_config": {
+            "bos_token": "<|bos|>", "eos_token": "<|eos|>", "add_bos_token": False, "add_eos_token": True,
+        }
     },
     "special tokens are split": {"tokenizer_config": {"split_special_tokens": True, "eos_token": "<|eos|>"}},
     "no tokenizer_config.json": {},
@@ -133,7 +135,7 @@ NAMES = ("eos_token", "pad_token", "unk_token", "mask_token")
 configs = st.fixed_dictionaries(
     {},
     optional={
-        **{name: values for name in NAMES},
+        **dict.fromkeys(NAMES, values),
         "image_token": st.sampled_from(CONTENTS),
         "video_token": objects,
         "added_tokens_decoder": st.dictionaries(st.integers(0, 400).map(str), entries, max_size=3),
@@ -145,7 +147,15 @@ configs = st.fixed_dictionaries(
         "add_bos_token": st.booleans(),
     },
 )
-maps = st.fixed_dictionaries({}, optional={**{name: st.sampled_from(CONTENTS) for name in NAMES}})
+plain = entries.map(lambda given: {key: value for key, value in given.items() if key != "special"})
+maps = st.fixed_dictionaries(
+    {},
+    optional={
+        **{name: st.one_of(st.sampled_from(CONTENTS), plain) for name in NAMES},
+        "image_token": st.one_of(st.sampled_from(CONTENTS), plain),
+        "additional_special_tokens": st.lists(st.sampled_from(CONTENTS), max_size=2),
+    },
+)
 
 
 @settings(deadline=None, max_examples=60)

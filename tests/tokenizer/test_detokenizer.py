@@ -122,7 +122,7 @@ def test_a_special_token_as_stop_string(tokenizer: Tokenizer, stops: tuple[str, 
     """The token ends the request. The beginning of another stop string before it is text."""
     ids = [*tokenizer.encode("Hello world", add_special_tokens=False), tokenizer.raw.token_to_id("<|eos|>")]
     params = SamplingParams(stop=stops, skip_special_tokens=skip, logprobs=0)
-    logprobs: dict[int, LogprobsEntry] = {i: (0.0, (), ()) for i in range(2 * len(ids))}
+    logprobs: dict[int, LogprobsEntry] = dict.fromkeys(range(2 * len(ids)), (0.0, (), ()))
     detokenizer = Detokenizer(tokenizer)
     detokenizer.add_request(1, [], params)
     (delta,) = detokenizer.feed(Output([1] * (2 * len(ids)), [*ids, *ids], logprobs=logprobs))

@@ -146,7 +146,28 @@ DECODERS = {
 @pytest.mark.parametrize("name", DECODERS)
 @pytest.mark.parametrize("clean_up_spaces", [False, True])
 def test_pieces_of_every_decoder(name: str, clean_up_spaces: bool) -> None:
-    words = ["<unk>", "a", "b", "▁", "▁a", "##b", ".", "▁.", " ", "▁n't", "'", "\ufffd", "Ġ", "Ã", "©", "<pad>", "ab", "'s", "b</w>", "</w>"]
+    words = [
+        "<unk>",
+        "a",
+        "b",
+        "▁",
+        "▁a",
+        "##b",
+        ".",
+        "▁.",
+        " ",
+        "▁n't",
+        "'",
+        "\ufffd",
+        "Ġ",
+        "Ã",
+        "©",
+        "<pad>",
+        "ab",
+        "'s",
+        "b</w>",
+        "</w>",
+    ]
     words += [f"<0x{byte:02X}>" for byte in (0x20, 0x41, 0xC3, 0xA9, 0xE2, 0x96, 0x81)]
     raw = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     if (decoder := DECODERS[name]) is not None:
