@@ -130,13 +130,15 @@ class _Tokens:
         else:
             old = read_json_object(path / "special_tokens_map.json")
             fields |= {key: _special(value) for key, value in old.items() if key not in LISTS}
-            for key in LISTS:
-                more = old.get(key) or ()
-                if isinstance(more, dict):
-                    names |= more
-                elif key == "extra_special_tokens" or not extras:
-                    extras += [token for token in map(_special, more) if token not in extras]
+            more = old.get("extra_special_tokens") or ()
+            if isinstance(more, dict):
+                names |= more
+            else:
+                extras += [token for token in map(_special, more) if token not in extras]
             special = {str(fields[key]) for key in SPECIAL_TOKENS if fields.get(key)} | set(map(str, extras))
+            is_listed = not names and any(key in config for key in LISTS)
+            if "additional_special_tokens" in old and not is_listed and "extra_special_tokens" not in old:
+                extras = [*map(_special, old["additional_special_tokens"] or ())]
             added = {}
             for text, i in read_json_object(path / "added_tokens.json").items():
                 added[int(i)] = AddedToken(text, normalized=text not in special, special=text in special)
@@ -144,7 +146,8 @@ class _Tokens:
         # The order of transformers: the seven names, then other names with an object, then other names with a text.
         by_text = {str(token): token for token in added.values()}
         named = {key: _token(fields[key], by_text) for key in SPECIAL_TOKENS if key in fields}
-        objects = {key: value for key, value in fields.items() if key in old or isinstance(value, dict)}
+        objects = {key: value for key, value in config.items() if isinstance(value, dict)}
+        objects |= {key: fields[key] for key in old if key not in LISTS}
         own = {key: value for key, value in config.items() if isinstance(value, str)}
         others = {key: value for key, value in {**objects, **own}.items() if _is_name(key)} | names
         named |= {key: _token(value) for key, value in others.items()}

@@ -157,9 +157,13 @@ maps = st.fixed_dictionaries(
     },
 )
 
+more = st.dictionaries(st.integers(320, 400), st.sampled_from(CONTENTS), max_size=2).map(
+    lambda texts: {text: i for i, text in texts.items()}
+)
+
 
 @settings(deadline=None, max_examples=60)
-@given(configs, maps, st.dictionaries(st.sampled_from(CONTENTS), st.integers(320, 400), max_size=2), st.booleans())
+@given(configs, maps, more, st.booleans())
 def test_random_files(config: dict[str, Any], named: dict[str, Any], added: dict[str, int], kind: bool) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = write(Path(name), RAW[kind], tokenizer_config=config, special_tokens_map=named, added_tokens=added)
