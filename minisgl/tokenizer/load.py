@@ -9,7 +9,7 @@ class that may replace parts of ``tokenizer.json`` (`minisgl.tokenizer.classes`)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -176,7 +176,7 @@ def _added(value: Any) -> AddedToken:
     return AddedToken(**{key: item for key, item in value.items() if key not in ("__type", "id")})
 
 
-def _missing(raw: tokenizers.Tokenizer, tokens: _Tokens, named: Mapping[str, Token]) -> Sequence[AddedToken]:
+def _missing(raw: tokenizers.Tokenizer, tokens: _Tokens, named: Mapping[str, Token]) -> list[AddedToken]:
     """Return the tokens to add, in the order in which transformers adds them, which decides the ids of new ones.
 
     The tokens of ``added`` are all there: adding a token again changes its flags.

@@ -24,12 +24,11 @@ PENDING_CHARS = SamplingParams.MAX_STOP_CHARS
 
 
 class TextStream(Protocol):
-    """An incremental decoder for the output tokens of one request.
+    """An incremental decoder for the output tokens of one request."""
 
-    ``pending`` is the end of the text that is held back, if `flush` would return it without U+FFFD at its end.
-    """
-
-    pending: str
+    @property
+    def pending(self) -> str:
+        """The end of the text that is held back. It is empty unless `flush` would return complete characters."""
 
     def feed(self, token: int) -> str:
         """Return the text that this token completes: often the token's own text, sometimes an empty text."""
