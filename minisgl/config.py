@@ -30,6 +30,7 @@ LOAD_FORMATS = ("auto", "dummy")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZE = ("auto", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
+GENERATION_CONFIG = ("auto", "none")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 LOG_FORMATS = ("text", "json")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+")
@@ -153,6 +154,10 @@ class Config:
     """Number of tensor-parallel ranks. Each rank is one process."""
     seed: int = 0
     """Seed of dummy weights, and of the seeds of requests that do not set one."""
+    generation_config: str = "auto"
+    """``auto`` applies the sampling parameters in the model's generation_config.json to requests that leave them out:
+    temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens. ``none`` does not. The end-of-sequence ids
+    in that file are used with both."""
     parse_special_tokens: bool = False
     """Whether special tokens in the strings of chat messages become tokens. By default they are text, so that the
     writer of a message can't end it and write another one. Prompts that are no chat are always parsed."""
@@ -227,6 +232,7 @@ class Config:
         one_of("dtype", self.dtype, DTYPES)
         one_of("quantize", self.quantize, QUANTIZE)
         one_of("device", self.device, DEVICES)
+        one_of("generation_config", self.generation_config, GENERATION_CONFIG)
         for key in (
             "tp",
             "page_size",

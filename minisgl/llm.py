@@ -24,6 +24,7 @@ from minisgl.core import I32, EngineDeadError, FinishReason, InvalidRequestError
 from minisgl.engine.followers import start_engine
 from minisgl.engine.setup import resolve_device
 from minisgl.kernel.compilations import Compilations
+from minisgl.models.generation_config import default_sampling_params, log_defaults, with_defaults
 from minisgl.models.resolve import resolve_model, warn_of_same_name
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
@@ -113,8 +114,12 @@ class LLM:
     def __init__(self, model: str = "tutor", *, overrides: Sequence[str] = ()):
         self.plugin_manager = PluginManager.load()
         self.config = compose(self.plugin_manager, [f"model={model}", *overrides])
+        path = resolve_model(self.config.model)
         warn_of_same_name(self.config.model)
-        self.tokenizer = Tokenizer.from_dir(resolve_model(self.config.model), self.config.parse_special_tokens)
+        self.tokenizer = Tokenizer.from_dir(path, self.config.parse_special_tokens)
+        defaults = default_sampling_params(self.config, path)
+        log_defaults(self.config, path, defaults)
+        self._default_params = with_defaults(defaults)
         self._outputs = _Outputs(Detokenizer(self.tokenizer))
         self._changed: dict[int, RequestOutput] = {}  # what the next `step` returns
         self._lock = threading.RLock()
@@ -127,7 +132,8 @@ class LLM:
         self._released = False
         self.engine = start_engine(self.config, self.plugin_manager)
         try:
-            self.scheduler = build_scheduler(self.config, self.plugin_manager, self.engine)
+            eos_ids = () if self.tokenizer is None else self.tokenizer.eos_ids
+            self.scheduler = build_scheduler(self.config, self.plugin_manager, self.engine, eos_ids=eos_ids)
         except BaseException:
             self.engine.close()
             raise
@@ -167,6 +173,17 @@ class LLM:
                 self.engine.close()
                 self._released = True
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the sampling parameters of a call without any.
+
+        As in vLLM, the model's generation_config.json sets temperature, top_k, top_p, min_p, repetition_penalty and
+        max_tokens. Everything else, and everything with ``generation_config=none``, is as in ``SamplingParams()``.
+
+        A `SamplingParams` object that you give is used as it is. To change single values of the model, change this
+        result: ``msgspec.structs.replace(llm.get_default_sampling_params(), max_tokens=100)``.
+        """
+        return self._default_params
+
     # ---- all prompts at once ------------------------------------------------------------------------
 
     def generate(
@@ -179,7 +196,8 @@ class LLM:
         """Continue each prompt and return the outputs in the order of the prompts.
 
         A prompt is a text or a list of token ids; ``prompts`` is one prompt, or a list that may mix both kinds.
-        ``params`` is one object for all prompts, or a list, one for each. ``progress`` shows a bar; None shows a bar
+        ``params`` is one object for all prompts, or a list, one for each. Without it, the parameters are those of
+        `get_default_sampling_params`. ``progress`` shows a bar; None shows a bar
         on a terminal, if the call takes more than a second. Raise `InvalidRequestError` for a prompt or a parameter
         that can't be served, before anything is computed, and `EngineDeadError` if a device or a rank fails.
         """
@@ -295,13 +313,15 @@ class LLM:
 
     def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
-            each = [params or SamplingParams()] * count
+            each = [params or self._default_params] * count
         elif len(params) != count:
             raise ValueError(f"{len(params)} SamplingParams were given for {count} prompts: give one, or one for each.")
         else:
             each = list(params)
         for p in each:
             p.check(self.engine.spec.vocab_size)
+            if self.tokenizer is not None:
+                self.tokenizer.stop_tokens(p.stop, p.skip_special_tokens)
         if self.tokenizer is None and any(p.stop for p in each):
             raise InvalidRequestError("stop", f"{self.config.model} has no tokenizer, so stop strings can't be found.")
         return each

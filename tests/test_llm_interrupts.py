@@ -482,7 +482,7 @@ def test_an_llm_that_can_not_be_made_closes_its_engine(
 ) -> None:
     engines: list[Any] = []
 
-    def build(_config: Any, _manager: Any, engine: Any) -> None:
+    def build(_config: Any, _manager: Any, engine: Any, **_options: Any) -> None:
         engines.append(engine)
         raise ConfigError("no such policy")
 

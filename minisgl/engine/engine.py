@@ -39,6 +39,7 @@ from minisgl.engine.warmup import steps_with_prompts
 from minisgl.kernel.rounds import advance, next_drafts
 from minisgl.kvcache.pool import KVPool
 from minisgl.layers.context import Context
+from minisgl.models.generation_config import eos_ids
 
 if TYPE_CHECKING:
     from minisgl.plugin_manager.manager import PluginManager
@@ -97,7 +98,7 @@ class TorchEngine:
         path, model_config = setup.read_model(config)
         self.dtype = setup.resolve_dtype(config, model_config, self.device)
         max_seq_len = setup.resolve_max_seq_len(config, model_config)
-        self.eos_ids = setup.eos_ids(path)
+        self.eos_ids = eos_ids(path)
         self._in_flight: deque[_LaunchedStep] = deque()
         self._unsampled: _Forward | None = None  # the step that waits for `sample`
         self._closed = False

@@ -1,4 +1,4 @@
-"""Decisions and checks at engine start: device, dtype, maximum length, end-of-sequence ids, attention backend, model.
+"""Decisions and checks at engine start: device, dtype, maximum length, attention backend, model.
 
 Contradictions between options, model and machine are found here, before any rank waits for another rank. Each is raised
 as a `ConfigError` that says what to change.
@@ -25,7 +25,6 @@ from minisgl.models.knockout import knock_out
 from minisgl.models.resolve import resolve_model
 from minisgl.models.weights import Checkpoint, Dummy
 from minisgl.plugin_manager.discovery import near
-from minisgl.utils.json_file import read_json
 
 if TYPE_CHECKING:
     from minisgl.moe import MoeBackend
@@ -97,16 +96,6 @@ def read_model(config: Config) -> tuple[Path, ModelConfig]:
             f"use tp={', '.join(map(str, valid))}."
         )
     return path, model
-
-
-def eos_ids(path: Path) -> frozenset[int]:
-    """Return the end-of-sequence token ids from generation_config.json or, if it has none, from config.json."""
-    files = [path / "generation_config.json", path / "config.json"] if path.is_dir() else [path]
-    for file in files:
-        ids = read_json(file).get("eos_token_id") if file.is_file() else None
-        if ids is not None:
-            return frozenset(ids if isinstance(ids, list) else [ids])
-    return frozenset()
 
 
 def build_attention(

@@ -75,7 +75,7 @@ Prompt: TypeAlias = TextPrompt | TokensPrompt | ChatPrompt
 class Submit(Message):
     """A new prompt, to be tokenized and scheduled. ``uids`` has a number for each of the prompt's ``n`` choices.
 
-    ``max_tokens_from_context`` is true where the client set no ``max_tokens``: the tokenizer then sets ``max_tokens``
+    ``max_tokens_from_context`` is true where the client set no ``max_tokens``: the tokenizer then lowers ``max_tokens``
     to the number of tokens that the context has left after the prompt. ``request_id`` names the HTTP request in logs.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Protocol
 
 from minisgl.core import Engine
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RankZeroEngine(Engine, Protocol):
-    """The engine of rank 0, which also knows the model's end-of-sequence token ids."""
+    """The engine of rank 0, which also knows the end-of-sequence token ids in the model's configuration."""
 
     eos_ids: frozenset[int]
 
@@ -27,13 +27,15 @@ def build_scheduler(
     engine: RankZeroEngine,
     clock: Callable[[], float] = time.monotonic,
     *,
+    eos_ids: Collection[int] = (),
     proposer: DraftProposer | None = None,
     adapt_drafts: bool = True,
 ) -> Scheduler:
     """Build rank 0's scheduler for ``engine``, with the cache, the policy and the proposer that ``config`` names.
 
     The observers of ``manager`` receive the scheduler's events until ``manager.close()`` is called. ``clock`` returns
-    seconds. A benchmark may pass another ``proposer``, and turn off the adaptation of the number of drafts.
+    seconds. ``eos_ids`` are added to those of the engine: the end-of-sequence id of the tokenizer. A benchmark may pass
+    another ``proposer``, and turn off the adaptation of the number of drafts.
     """
     manager.observe(config, engine.spec)
     return Scheduler(
@@ -43,7 +45,7 @@ def build_scheduler(
         max_prefill_tokens=config.max_prefill_tokens,
         overlap=config.overlap,
         starvation_steps=config.starvation_steps,
-        eos_ids=engine.eos_ids,
+        eos_ids=engine.eos_ids | frozenset(eos_ids),
         seed=config.seed,
         observers=manager.hook,
         clock=clock,

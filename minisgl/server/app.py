@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import fastapi
 import msgspec
@@ -30,6 +30,7 @@ from minisgl.server.generate import CLIENT_CLOSED_REQUEST, Json, respond_json, r
 from minisgl.server.metrics import Metrics
 from minisgl.server.middleware import RequestMiddleware, log_request
 from minisgl.server.protocol import (
+    DEFAULT_MAX_TOKENS,
     ChatRequest,
     CompletionRequest,
     DetokenizeBody,
@@ -71,6 +72,11 @@ class Settings:
     cors_origins: tuple[str, ...] = ()
     info: ServerInfo = field(default_factory=ServerInfo)
 
+    @property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """The model's values of sampling parameters that a request leaves out, by name."""
+        return self.info.sampling_defaults
+
     def body_limit(self, max_seq_len: int) -> int:
         """Return the largest size of a body in bytes, for a server that allows ``max_seq_len`` tokens a request."""
         return self.max_body or max(MIN_BODY, BODY_BYTES_PER_TOKEN * max_seq_len)
@@ -102,6 +108,7 @@ def _routes(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> Fas
     app = FastAPI(title="minisgl", version=__version__, openapi_url=None)
     started = int(time.time())
     timeout = settings.request_timeout
+    default_limit: int | None = settings.sampling_defaults.get("max_tokens")
     too_long = f"The request took longer than {timeout or 0:g} s (server.request_timeout)."
 
     def check_key(request: Request) -> None:
@@ -163,7 +170,10 @@ def _routes(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> Fas
     async def chat_completions(request: Request) -> Response:
         body, prompt = await read(request, ChatRequest, ChatRequest.to_prompt)
         check_model(body.model)
-        params = body.params(body.token_limit, body.num_logprobs)
+        limit = body.token_limit
+        if limit is None:
+            limit = default_limit or max(dispatcher.max_seq_len, 1)
+        params = body.params(limit, body.num_logprobs, settings.sampling_defaults)
         builder = ResponseBuilder(
             chat=True,
             model=settings.model,
@@ -187,7 +197,10 @@ def _routes(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> Fas
     async def completions(request: Request) -> Response:
         body, prompts = await read(request, CompletionRequest, CompletionRequest.to_prompts)
         check_model(body.model)
-        params = body.params(body.max_tokens, body.logprobs)
+        limit = body.max_tokens
+        if limit is None:
+            limit = min(DEFAULT_MAX_TOKENS, default_limit or DEFAULT_MAX_TOKENS)
+        params = body.params(limit, body.logprobs, settings.sampling_defaults)
         builder = ResponseBuilder(
             chat=False,
             model=settings.model,

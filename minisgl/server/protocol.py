@@ -39,6 +39,11 @@ FIELD_ROLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """The fields of a message that only messages of some roles have: name → these roles."""
 
+DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""The parameters whose default a model's generation_config.json may set, besides the limit of the output."""
+DEFAULT_MAX_TOKENS = 16
+"""The default of ``max_tokens`` of a plain completion, as in the OpenAI API."""
+
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     """The parameter ``stream_options``. ``include_usage`` adds a last chunk with the usage of the whole request."""
@@ -49,22 +54,23 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class GenerateRequest(msgspec.Struct, kw_only=True):
     """The parameters that chat and plain completions share.
 
-    Their names and meanings are those of the OpenAI API, or else of vLLM.
+    Their names and meanings are those of the OpenAI API, or else of vLLM. A sampling parameter that is None takes the
+    server's default.
     """
 
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
     n: int = 1
     seed: int | None = None
     stop: str | list[str] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[str, float] = {}
@@ -78,29 +84,29 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    def params(
+        self, max_tokens: int, logprobs: int | None, defaults: Mapping[str, Any] = MappingProxyType({})
+    ) -> SamplingParams:
         """Return the request's sampling parameters. Raise `ApiError` if a value is out of its range.
 
         ``max_tokens`` and ``logprobs`` are given by the caller, because chat and plain completions have different
-        parameters for them.
+        parameters for them. ``defaults`` are the values of the parameters that the request leaves out, by name.
         """
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options is only allowed with stream: true.", "stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise ApiError(400, "prompt_logprobs is not available with stream: true.", "prompt_logprobs")
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        given = {name: getattr(self, name) for name in DEFAULT_FIELDS}
+        sampling = {**defaults, **{name: value for name, value in given.items() if value is not None}}
         params = SamplingParams(
-            max_tokens=16 if max_tokens is None else max_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
+            **{name: sampling[name] for name in DEFAULT_FIELDS if name in sampling},
+            max_tokens=max_tokens,
             seed=self.seed,
             n=self.n,
             stop=stops,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
-            repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             logit_bias={_token_id(token): bias for token, bias in self.logit_bias.items()},

@@ -36,6 +36,7 @@ from minisgl.message import (
     Stop,
     unpack_ids,
 )
+from minisgl.models.resolve import resolve_model
 from minisgl.plugin_manager.failures import described
 from minisgl.plugin_manager.manager import PluginManager, decode_config, options_of, plugins_of
 from minisgl.scheduler.build import build_scheduler
@@ -44,6 +45,7 @@ from minisgl.server.errors import refusal
 from minisgl.server.heartbeat import Heartbeat
 from minisgl.server.worker_process import Ready, Report
 from minisgl.tokenizer.detokenizer import PROMPT_TAIL_TOKENS
+from minisgl.tokenizer.load import eos_ids
 from minisgl.utils.heap import trim_heap
 
 if TYPE_CHECKING:
@@ -143,7 +145,8 @@ def run_leader(
     heartbeat: Heartbeat,
 ) -> None:
     """Run rank 0: schedule requests until a `Stop` message arrives, then tell the other ranks to end."""
-    scheduler = build_scheduler(config, manager, engine if followers is None else LeaderEngine(engine, followers.send))
+    leader = engine if followers is None else LeaderEngine(engine, followers.send)
+    scheduler = build_scheduler(config, manager, leader, eos_ids=eos_ids(resolve_model(config.model)))
     loop = SchedulerLoop(
         scheduler,
         Pull(context, addresses.scheduler),

@@ -19,6 +19,7 @@ import time
 from minisgl.config import Config, ConfigError, MultiNodeConfig, ServerConfig
 from minisgl.message import Addresses
 from minisgl.message.handshake import read_secret
+from minisgl.models.generation_config import default_sampling_params, log_defaults
 from minisgl.models.resolve import resolve_model, warn_of_same_name
 from minisgl.plugin_manager.manager import PluginManager, encode_config
 from minisgl.server.torchrun import END_STATUS, PARENT_POLL_SECONDS, Place, address_of
@@ -43,8 +44,10 @@ def serve(config: Config, manager: PluginManager, place: Place | None = None) ->
         check_tracing(config.server.otlp_endpoint)
     if place is not None:
         check_multi_node(config.multi_node)
-    model = str(resolve_model(config.model))
+    path = resolve_model(config.model)
     warn_of_same_name(config.model)
+    log_defaults(config, path, default_sampling_params(config, path))
+    model = str(path)
     encoded = encode_config(config, manager)
     listener = listen(config.server.host, config.server.port)
     worker_pool = WorkerPool((config.log_level, config.log_format))

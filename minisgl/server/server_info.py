@@ -1,26 +1,31 @@
 """What a router asks a server: ``/server_info``, ``/model_info``, ``/get_load`` and ``/v1/loads``.
 
 The names of the fields are SGLang's, so that routers made for SGLang understand them. A field that minisgl has no value
-for is left out.
+for is left out. ``default_sampling_params`` in ``/model_info`` is minisgl's.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from minisgl.config import Config
 from minisgl.core import EngineSpec
 from minisgl.message import Stats
+from minisgl.models.generation_config import default_sampling_params
 from minisgl.models.resolve import resolve_model
 from minisgl.utils.version import __version__
 
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """Facts about a server that do not change: the model's path, architectures and type, and some options."""
+    """Facts about a server that do not change: the model's path, architectures and type, and some options.
+
+    ``sampling_defaults`` are the model's values of sampling parameters that a request leaves out, by name.
+    """
 
     model_path: str = ""
     architectures: tuple[str, ...] = ()
@@ -30,6 +35,7 @@ class ServerInfo:
     device: str = "auto"
     max_prefill_tokens: int = 0
     max_queued: int = 0
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def of(config: Config) -> ServerInfo:
@@ -46,6 +52,7 @@ class ServerInfo:
             device=config.device,
             max_prefill_tokens=config.max_prefill_tokens,
             max_queued=config.server.max_queued,
+            sampling_defaults=default_sampling_params(config, path),
         )
 
 
@@ -78,6 +85,7 @@ def model_info(info: ServerInfo) -> dict[str, Any]:
         "tokenizer_path": info.model_path,
         "is_generation": True,
         "preferred_sampling_params": None,
+        "default_sampling_params": dict(info.sampling_defaults),
         "has_image_understanding": False,
         "has_audio_understanding": False,
         "model_type": info.model_type,

@@ -184,6 +184,8 @@ class TextWorker:
             raise InvalidRequestError(
                 "stop", "This model has no tokenizer, so it can't stop at strings: use stop_token_ids."
             )
+        if self._tokenizer is not None:
+            self._tokenizer.stop_tokens(params.stop, params.skip_special_tokens)
         ids = self._ids(message.prompt)
         if message.max_tokens_from_context:
             left = self._limits.max_seq_len - num_ids(ids)
@@ -194,7 +196,7 @@ class TextWorker:
                     f"{self._limits.max_seq_len} tokens that this server allows for a request.",
                     "context_length_exceeded",
                 )
-            params = msgspec.structs.replace(params, max_tokens=left)
+            params = msgspec.structs.replace(params, max_tokens=min(left, params.max_tokens))
         self._to_scheduler(Schedule(message.uids, ids, params))
 
     def _tokenize(self, message: TokenizeRequest) -> Message:

@@ -6,7 +6,7 @@ tokenizer, but not processes: the server's detokenizer process and ``LLM`` both 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -49,8 +49,9 @@ class Detokenizer:
             tail = [int(i) for i in prompt_ids[-PROMPT_TAIL_TOKENS:]]
             text = text_stream(self._tokenizer, tail, params.skip_special_tokens)
         stops = StopFinder(params.stop) if params.stop and text is not None else None
+        stop_tokens = {} if self._tokenizer is None else self._tokenizer.stop_tokens(params.stop, False)
         prompt = [int(i) for i in prompt_ids] if params.prompt_logprobs is not None else []
-        self._requests[uid] = _Request(text, stops, prompt, max(params.logprob_start_len, 1))
+        self._requests[uid] = _Request(text, stops, stop_tokens, prompt, max(params.logprob_start_len, 1))
 
     def feed(self, output: Output) -> list[Delta]:
         """Detokenize one output of the scheduler. Return one delta for each request in the output.
@@ -74,6 +75,9 @@ class Detokenizer:
             end = ends.get(uid)
             # A stop token (EOS, stop_token_ids) is counted and reported as a token, but is not part of the text.
             hidden = end is not None and last[uid] == i and end.stop_id == token
+            if not hidden and token in request.stop_tokens:
+                request.stop_at(token, delta)
+                continue
             request.add_token(token, delta, hidden)
             if not hidden and (logprobs := output.logprobs.get(i)) is not None:
                 delta.logprobs.append(self._logprob(token, *logprobs))
@@ -121,11 +125,20 @@ class Detokenizer:
 class _Request:
     """The detokenization state of one request. ``stopped`` is true once a stop string was found.
 
-    ``prompt_ids`` is empty unless the request asks for the prompt's log-probabilities. They begin at ``logprob_start``.
+    ``stop_tokens`` are the stop strings that are one special token, by the id of the token. ``prompt_ids`` is empty
+    unless the request asks for the prompt's log-probabilities. They begin at ``logprob_start``.
     """
 
-    def __init__(self, text: TextStream | None, stops: StopFinder | None, prompt_ids: list[int], logprob_start: int):
+    def __init__(
+        self,
+        text: TextStream | None,
+        stops: StopFinder | None,
+        stop_tokens: Mapping[int, str],
+        prompt_ids: list[int],
+        logprob_start: int,
+    ):
         self._text, self._stops = text, stops
+        self.stop_tokens = stop_tokens
         self.prompt_ids = prompt_ids
         self.logprob_start = min(logprob_start, len(prompt_ids))
         self.num_prompt_logprobs = 0  # the positions of the prompt that were reported, with log-probabilities or None
@@ -138,6 +151,17 @@ class _Request:
         delta.tokens.append(token)
         if self._text is not None and not hidden:
             self._add_text(self._text.feed(token), delta)
+            # Text that is held back may have a stop string already. If the request ends with it, the text is complete.
+            if self._stops is not None and not self.stopped and self._stops.ends_in(self._text.pending):
+                self._add_text(self._text.flush(), delta)
+
+    def stop_at(self, token: int, delta: Delta) -> None:
+        """Add an output token that is a stop string. Like a stop token, it is not part of the text."""
+        self.num_tokens += 1
+        delta.tokens.append(token)
+        self.flush(delta)
+        if not self.stopped:  # otherwise, the text that was held back completed another stop string
+            delta.matched_stop, self.stopped = self.stop_tokens[token], True
 
     def prompt_logprobs_without(self, end: int) -> list[list[PromptLogprob] | None]:
         """Report the positions of the prompt up to ``end`` as positions without log-probabilities."""

@@ -49,6 +49,10 @@ class StopFinder:
         self._held = buffer[safe:]
         return buffer[:safe], None
 
+    def ends_in(self, text: str) -> bool:
+        """Return whether a stop string would end at the end of the next piece ``text``. The finder does not change."""
+        return text != "" and any((self._held + text).endswith(stop) for stop, _ in self._stops)
+
     def flush(self) -> str:
         """Return the text that was held back. Call this after the last piece of text."""
         held, self._held = self._held, ""

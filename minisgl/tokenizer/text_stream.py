@@ -1,9 +1,9 @@
 """Text streams: the output tokens of one request become text, token by token.
 
-A stream holds back the bytes at the end of the text that can still become a character: at most three, because a
-character has at most four bytes in UTF-8. So the text of at most three tokens is held back. Bytes that can no longer
-become a character are returned at once, as U+FFFD. This module knows the tokenizer, but neither requests nor stop
-strings.
+The pieces of a stream are together the text of `Tokenizer.decode` for all tokens at once. So a stream holds back what
+later tokens may still change. For a byte-level tokenizer, these are the bytes at the end that can still become a
+character: at most three, because a character has at most four bytes in UTF-8. For a tokenizer with byte tokens, it is
+a run of byte tokens. This module knows the tokenizer, but neither requests nor stop strings.
 """
 
 from __future__ import annotations
@@ -12,34 +12,45 @@ import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
+from minisgl.core import SamplingParams
+from minisgl.tokenizer.clean_up import CleanUp
 from minisgl.tokenizer.tokenizer import Tokenizer
 
-MAX_HELD_TOKENS = 3
-"""The largest number of tokens whose text a stream holds back."""
+MAX_CONTEXT = 16
+"""The largest number of tokens that a stream decodes again before each new token, as its context."""
+
+PENDING_CHARS = SamplingParams.MAX_STOP_CHARS
+"""The largest length of `TextStream.pending`: a stop string fits into it."""
 
 
 class TextStream(Protocol):
     """An incremental decoder for the output tokens of one request."""
 
+    @property
+    def pending(self) -> str:
+        """The end of the text that is held back. It is empty unless `flush` would return complete characters."""
+
     def feed(self, token: int) -> str:
         """Return the text that this token completes: often the token's own text, sometimes an empty text."""
 
     def flush(self) -> str:
-        """Return the text of the bytes that did not become a character. Call this after the last token."""
+        """Return the text that was held back. Call this after the last token."""
 
 
 def text_stream(tokenizer: Tokenizer, tail: Sequence[int] = (), skip_special_tokens: bool = True) -> TextStream:
     """Return a stream for the output after a prompt whose last tokens are ``tail``.
 
-    If the prompt ends in the middle of a character, the output is decoded without the prompt. The pieces together are
-    the text of `Tokenizer.decode` for all tokens at once, with one difference for tokenizers with byte fallback: see
-    `_ByteFallbackStream`.
+    A token may have another text at the beginning of a text than after the prompt: its space is kept. Bytes at the end
+    of the prompt never make a character with bytes of the output.
     """
-    if tokenizer.byte_level:
-        return _ByteLevelStream(tokenizer, skip_special_tokens)
-    if tokenizer.byte_fallback:
-        return _ByteFallbackStream(tokenizer, tail, skip_special_tokens)
-    return _DecodingStream(tokenizer, tail, skip_special_tokens)
+    stream: TextStream
+    if tokenizer.decoding == "bytes":
+        stream = _ByteLevelStream(tokenizer, skip_special_tokens)
+    elif tokenizer.decoding == "tokens":
+        stream = _TokenStream(tokenizer, tail, skip_special_tokens)
+    else:
+        stream = _WholeStream(tokenizer, skip_special_tokens)
+    return _CleanStream(stream) if tokenizer.clean_up_spaces else stream
 
 
 class _ByteLevelStream:
@@ -47,6 +58,8 @@ class _ByteLevelStream:
 
     A token's text does not depend on the tokens before it, so the prompt is not needed.
     """
+
+    pending = ""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool):
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
@@ -62,86 +75,105 @@ class _ByteLevelStream:
         return held.decode(errors="replace")
 
 
-class _ByteFallbackStream:
-    """A stream for tokenizers with byte fallback, as of Llama 2: bytes without a token of their own are byte tokens.
+class _TokenStream:
+    """A stream for tokenizers that decode one token after the other, as of Llama 2, Gemma, BERT and T5.
 
-    The library decodes a run of byte tokens to one U+FFFD per byte if the run is not valid UTF-8 as a whole. This
-    stream has returned the characters at the beginning of the run by then. So the run's text is: its characters up to
-    the first invalid byte, and then one U+FFFD per byte.
+    A new token is decoded after the tokens before it, the *context*, because its text may depend on them. In a
+    tokenizer with byte fallback, as of Llama 2, bytes without a token of their own are byte tokens. The library decodes
+    a run of byte tokens to one U+FFFD per byte if the run is not valid UTF-8 as a whole. So the text of a run is
+    complete with the next token of another kind, or with the first invalid byte.
     """
 
     def __init__(self, tokenizer: Tokenizer, tail: Sequence[int], skip_special_tokens: bool):
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
-        self._context = _complete_suffix(tokenizer, tail, skip_special_tokens)  # the tokens of the last piece
-        self._prefix = tokenizer.decode(self._context, skip_special_tokens)  # their text
-        self._held: list[int] = []  # byte tokens: the beginning of a character
+        self._context: list[int] = []  # the last tokens that were decoded
+        self._prefix = ""  # their text
+        self._run: list[int] = []  # a run of byte tokens that is valid so far
+        self._characters = ""  # the last characters of the run
+        self._check = codecs.getincrementaldecoder("utf-8")()  # raises an error for the first invalid byte of the run
         self._invalid = False  # whether the current run of byte tokens is invalid
+        self._set_context(_complete_suffix(tokenizer, tail, skip_special_tokens))
 
     def feed(self, token: int) -> str:
-        if not self._tokenizer.decoded_bytes(token, self._skip):
+        if self._tokenizer.is_dropped(token, self._skip):
             return ""
-        if token not in self._tokenizer.fallback_bytes:
-            replaced = self.flush()
+        byte = self._tokenizer.fallback_bytes.get(token)
+        if byte is None:
+            text = self.flush()
             self._invalid = False
-            return replaced + self._decode([token])
-        self._held.append(token)
-        if self._invalid:
-            return self.flush()
-        data = bytes([self._tokenizer.fallback_bytes[held] for held in self._held])
-        text, rest = _decode_complete(data)
-        if "\ufffd" in text and data != "\ufffd".encode():
-            self._invalid = True
-            return self.flush()
-        if rest:
-            return ""
-        tokens, self._held = self._held, []
-        return self._decode(tokens)
+            return text + self._decode([token])
+        self._run.append(token)
+        if not self._invalid:
+            try:
+                self._characters += self._check.decode(bytes([byte]))
+                self._characters = self._characters[-PENDING_CHARS:]
+                return ""
+            except UnicodeDecodeError:
+                self._invalid = True
+        return self._replace_run()
+
+    @property
+    def pending(self) -> str:
+        return self._characters if self._check.getstate()[0] == b"" else ""
 
     def flush(self) -> str:
-        held, self._held = self._held, []
-        if held:
-            self._context = held[-1:]
-            self._prefix = self._tokenizer.decode(self._context, self._skip)
-        return "\ufffd" * len(held)
+        if not self._run:
+            return ""
+        if self._check.getstate()[0]:  # the beginning of a character
+            return self._replace_run()
+        self._check.reset()
+        run, self._run, self._characters = self._run, [], ""
+        return self._decode(run)
+
+    def _replace_run(self) -> str:
+        run, self._run, self._characters = self._run, [], ""
+        self._check.reset()
+        self._set_context(run[-1:])
+        return "\ufffd" * len(run)
 
     def _decode(self, tokens: list[int]) -> str:
-        """Return the text of the next tokens, which are complete characters, after the tokens of the last piece."""
-        text = self._tokenizer.decode([*self._context, *tokens], self._skip)[len(self._prefix) :]
-        self._context, self._prefix = tokens, self._tokenizer.decode(tokens, self._skip)
+        """Return the text of the next tokens after the context, and add them to the context."""
+        context = [*self._context, *tokens]
+        text = self._tokenizer.decode_raw(context, self._skip)[len(self._prefix) :]
+        # A context of spaces alone could lose them, because decoders strip spaces at the beginning of a text.
+        self._set_context(tokens if text.strip() else context[-MAX_CONTEXT:])
         return text
 
+    def _set_context(self, tokens: list[int]) -> None:
+        self._context, self._prefix = tokens, self._tokenizer.decode_raw(tokens, self._skip)
 
-class _DecodingStream:
-    """A stream for all other tokenizers: it decodes the new tokens after those of the last piece.
 
-    A text that ends with U+FFFD may lack bytes, and is held back. If it has more than `MAX_HELD_TOKENS` tokens, they
-    can't all belong to one character, and the text is returned as it is.
-    """
+class _WholeStream:
+    """A stream for a decoder in which a later token may change all text before it: the text comes at the end."""
 
-    def __init__(self, tokenizer: Tokenizer, tail: Sequence[int], skip_special_tokens: bool):
+    pending = ""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool):
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
-        self._context = _complete_suffix(tokenizer, tail, skip_special_tokens)  # the tokens of the last piece
-        self._prefix = tokenizer.decode(self._context, skip_special_tokens)  # their text
-        self._held: list[int] = []
+        self._tokens: list[int] = []
 
     def feed(self, token: int) -> str:
-        if not self._tokenizer.decoded_bytes(token, self._skip):
-            return ""
-        self._held.append(token)
-        text = self._decode_held()
-        if text.endswith("\ufffd") and len(self._held) <= MAX_HELD_TOKENS:
-            return ""
-        self._context, self._held = self._held, []
-        self._prefix = self._tokenizer.decode(self._context, self._skip)
-        return text
+        self._tokens.append(token)
+        return ""
 
     def flush(self) -> str:
-        text = self._decode_held() if self._held else ""
-        self._held = []
-        return text
+        tokens, self._tokens = self._tokens, []
+        return self._tokenizer.decode_raw(tokens, self._skip)
 
-    def _decode_held(self) -> str:
-        return self._tokenizer.decode([*self._context, *self._held], self._skip)[len(self._prefix) :]
+
+class _CleanStream:
+    """A stream whose text is cleaned up: see `CleanUp`."""
+
+    pending = ""
+
+    def __init__(self, stream: TextStream):
+        self._stream, self._clean_up = stream, CleanUp()
+
+    def feed(self, token: int) -> str:
+        return self._clean_up.feed(self._stream.feed(token))
+
+    def flush(self) -> str:
+        return self._clean_up.feed(self._stream.flush()) + self._clean_up.flush()
 
 
 def _decode_complete(data: bytes) -> tuple[str, bytes]:
@@ -163,5 +195,5 @@ def _complete_suffix(tokenizer: Tokenizer, tail: Sequence[int], skip_special_tok
     The suffix is empty if the prompt ends in the middle of a character.
     """
     starts = range(len(tail) + 1)  # a tail that begins in the middle of a character can decode to U+FFFD to its end
-    complete = (i for i in starts if not tokenizer.decode(tail[i:], skip_special_tokens).endswith("\ufffd"))
+    complete = (i for i in starts if not tokenizer.decode_raw(tail[i:], skip_special_tokens).endswith("\ufffd"))
     return list(tail[next(complete) :])

@@ -1,7 +1,7 @@
 """A model's tokenizer: converts text to token ids and back, using the tokenizer files of a Hugging Face checkpoint.
 
-This module reads the tokenizer (`minisgl.tokenizer.files`), ``tokenizer_config.json`` and the chat template from the
-model's directory. It knows nothing about requests.
+`minisgl.tokenizer.load` reads the tokenizer with the ``tokenizers`` library. This module adds the model's chat
+template. It knows nothing about requests.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tokenizers
 
 from minisgl.config import ConfigError
-from minisgl.core import InvalidRequestError
-from minisgl.tokenizer.chat import SPECIAL_TOKENS, ChatTemplate, RenderedChat
+from minisgl.core import InvalidRequestError, shorten
+from minisgl.tokenizer.chat import ChatTemplate, RenderedChat
+from minisgl.tokenizer.clean_up import clean_up
 from minisgl.tokenizer.client_text import ClientText
-from minisgl.tokenizer.files import raw_tokenizer
+from minisgl.tokenizer.load import load_tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -28,47 +29,57 @@ class Tokenizer:
     """A model's tokenizer and its chat template. ``raw`` is the underlying ``tokenizers.Tokenizer``.
 
     ``template`` is None for a model without a chat template. With ``parse_special_tokens``, special tokens in the text
-    of chat messages are tokens; otherwise they are text (`ClientText`).
+    of chat messages are tokens; otherwise they are text (`ClientText`). ``eos_ids`` has the id of the end-of-sequence
+    token, if there is one. ``clean_up_spaces`` says whether `decode` removes spaces before punctuation.
     """
 
     def __init__(
-        self, raw: tokenizers.Tokenizer, template: ChatTemplate | None = None, parse_special_tokens: bool = False
+        self,
+        raw: tokenizers.Tokenizer,
+        template: ChatTemplate | None = None,
+        parse_special_tokens: bool = False,
+        *,
+        eos_ids: frozenset[int] = frozenset(),
+        clean_up_spaces: bool = False,
     ):
         raw.no_truncation()
         raw.no_padding()
         self.raw = raw
         self.template = template
+        self.eos_ids, self.clean_up_spaces = eos_ids, clean_up_spaces
         self._client_text = None if template is None or parse_special_tokens else ClientText(raw, template)
-        decoder = json.loads(raw.to_str())["decoder"] or {}
-        kinds = {part["type"] for part in decoder.get("decoders", [decoder]) if part}
+        self.decoding, kinds = _decoding(raw)
         self._bytes = _BYTE_OF if "ByteLevel" in kinds else None
-        self.byte_level = kinds == {"ByteLevel"}  # whether a text is the UTF-8 decoding of its tokens' bytes
-        self.byte_fallback = "ByteFallback" in kinds  # whether the tokens <0x00> to <0xFF> are single bytes
-        names = [f"<0x{byte:02X}>" for byte in range(256)] if self.byte_fallback else []
+        byte_fallback = "ByteFallback" in kinds  # whether the tokens <0x00> to <0xFF> are single bytes
+        names = [f"<0x{byte:02X}>" for byte in range(256)] if byte_fallback else []
         ids = [raw.token_to_id(name) for name in names]
         self.fallback_bytes = {i: byte for byte, i in enumerate(ids) if i is not None}
         added = raw.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
-        self._special = frozenset(i for i, token in added.items() if token.special)
+        self._special = _skipped(raw, list(added))
+        self._special_ids = {added[i].content: i for i in self._special}
         self._decoded: dict[int, bytes] = {}  # a cache of `decoded_bytes` of every token that is not special
 
     @staticmethod
     def from_dir(path: str | Path, parse_special_tokens: bool = False) -> Tokenizer | None:
-        """Return the tokenizer in a model's directory, or None if the directory has none: see `raw_tokenizer`.
+        """Return the tokenizer in a model's directory, or None if the directory has none: see `load_tokenizer`.
 
         ``parse_special_tokens`` is that of `Tokenizer`. Raise `ConfigError` if a tokenizer file can't be read.
         """
         path = Path(path)
-        raw = raw_tokenizer(path)
-        if raw is None:
+        loaded = load_tokenizer(path)
+        if loaded is None:
             return None
-        config = _read_json(path / "tokenizer_config.json")
-        names = {**_read_json(path / "special_tokens_map.json"), **config}
-        special = {name: _content(names[name]) for name in SPECIAL_TOKENS if names.get(name) is not None}
-        source = _template_source(path, config)
+        source = _template_source(path, loaded.config)
         try:
-            template = ChatTemplate(source, special) if source is not None else None
-            return Tokenizer(raw, template, parse_special_tokens)
+            template = ChatTemplate(source, loaded.special) if source is not None else None
+            return Tokenizer(
+                loaded.raw,
+                template,
+                parse_special_tokens,
+                eos_ids=loaded.eos_ids,
+                clean_up_spaces=loaded.clean_up_spaces,
+            )
         except ValueError as error:
             raise ConfigError(f"{path}: {error}") from error
 
@@ -135,7 +146,17 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids. Ids outside the tokenizer's vocabulary add no text."""
-        return self.raw.decode(ids, skip_special_tokens=skip_special_tokens)
+        text = self.decode_raw(ids, skip_special_tokens)
+        return clean_up(text) if self.clean_up_spaces else text
+
+    def decode_raw(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text that the decoder makes of token ids, before spaces are cleaned up."""
+        ids = [token for token in ids if not self.is_dropped(token, skip_special_tokens)]
+        return self.raw.decode(ids, skip_special_tokens) if ids else ""  # some decoders fail without a token
+
+    def is_dropped(self, token: int, skip_special_tokens: bool = True) -> bool:
+        """Return whether `decode` leaves a token out: it has no text and does not separate its neighbours."""
+        return (skip_special_tokens and token in self._special) or self.raw.id_to_token(token) is None
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that one token represents. They may end, or begin, in the middle of a character.
@@ -168,25 +189,28 @@ class Tokenizer:
             self._decoded[token] = data
         return data
 
+    def stop_tokens(self, stops: Sequence[str], skip_special_tokens: bool = True) -> dict[int, str]:
+        """Return the stop strings that are one special token: id of the token → stop string.
+
+        Special tokens are left out of the text if ``skip_special_tokens`` is true, so such a stop string is found by
+        its token. Raise `InvalidRequestError` for a stop string that could then never be found, because it has a
+        special token beside other text.
+        """
+        found = {self._special_ids[stop]: stop for stop in stops if stop in self._special_ids}
+        for stop in stops if skip_special_tokens else ():
+            inside = next((text for text in self._special_ids if text in stop), None)
+            if inside is not None and stop not in self._special_ids:
+                raise InvalidRequestError(
+                    "stop",
+                    f"The stop string {shorten(repr(stop))} has the special token {shorten(repr(inside))} beside other "
+                    "text. Special tokens are left out of the text, so it would never be found: give the special token "
+                    "alone, or set skip_special_tokens to false.",
+                )
+        return found
+
     def token_text(self, token: int) -> str:
         """Return `token_bytes` as text, with U+FFFD in place of incomplete characters."""
         return self.token_bytes(token).decode(errors="replace")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold a JSON object.")
-    return content
-
-
-def _content(token: Any) -> str:
-    return token["content"] if isinstance(token, dict) else str(token)
 
 
 def _template_source(path: Path, config: Mapping[str, Any]) -> str | None:
@@ -217,6 +241,44 @@ def _byte_of_character() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_of_character()
+Decoding = Literal["bytes", "tokens", "whole"]
+
+
+def _skipped(raw: tokenizers.Tokenizer, ids: Sequence[int]) -> frozenset[int]:
+    """Return the added tokens that the library leaves out of a text without special tokens.
+
+    It does not go by the flag of a token alone: a token that was added twice may be left out without it.
+    """
+    decoder = raw.decoder
+    raw.decoder = None  # a decoder may give another token an empty text, too
+    try:
+        return frozenset(token for token in ids if raw.decode([token]) != raw.decode([token], False))
+    finally:
+        raw.decoder = decoder
+
+
+def _decoding(raw: tokenizers.Tokenizer) -> tuple[Decoding, list[str]]:
+    """Return how a tokenizer decodes, and the kinds of the parts of its decoder.
+
+    "bytes": the text is the UTF-8 decoding of the tokens' bytes. "tokens": each token has a text that may depend on the
+    tokens before it. "whole": the text is changed after the tokens' texts were joined. Raise ValueError for a decoder
+    that is not supported.
+    """
+    decoder = {} if raw.decoder is None else json.loads(raw.decoder.__getstate__())
+    parts, kinds = [decoder] if decoder else [], []
+    while parts:
+        part = parts.pop(0)
+        if part["type"] == "Sequence":
+            parts = [*part["decoders"], *parts]
+        elif part["type"] == "Strip" and part["stop"]:
+            raise ValueError("The decoder strips the end of a text, in which the library fails for short texts.")
+        else:
+            kinds.append(part["type"])
+    if kinds == ["ByteLevel"]:
+        return "bytes", kinds
+    joined = kinds.index("Fuse") + 1 if "Fuse" in kinds else len(kinds)
+    local = "ByteLevel" not in kinds and all(kind in ("Fuse", "Strip") for kind in kinds[joined:])
+    return ("tokens" if local else "whole"), kinds
 
 
 def _byte_level_bytes(piece: str) -> bytes:

@@ -148,18 +148,6 @@ def test_attention_needs_not_met(path: Path, tmp_path: Path) -> None:
 # ---- decisions at construction ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("generation", "config", "expected"),
-    [([1, 2], 3, {1, 2}), (5, 3, {5}), (None, 3, {3}), (None, [3, 4], {3, 4}), (None, None, set())],
-)
-def test_eos_ids(tmp_path: Path, generation: Any, config: Any, expected: set[int]) -> None:
-    """End-of-sequence ids come from generation_config.json or, if it has none, from config.json."""
-    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": config}))
-    if generation is not None:
-        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
-    assert setup.eos_ids(tmp_path) == expected
-
-
 def test_pool_is_limited_by_requests(manager: PluginManager, path: Path) -> None:
     """The pool has no more pages than ``max_running_requests`` requests of ``max_seq_len`` tokens can fill."""
     engine = engine_of(manager, path, "max_running_requests=3", "max_seq_len=70", "page_size=16")

@@ -85,11 +85,11 @@ def test_seed_of_each_choice() -> None:
 
 
 def test_max_tokens_from_context(harness: Harness, tokenizer: Tokenizer) -> None:
-    """``max_tokens_from_context`` sets ``max_tokens`` to the rest of the context, and refuses a full context."""
-    harness.worker.handle(Submit([1], TokensPrompt(pack_ids([5] * 60)), SamplingParams(), max_tokens_from_context=True))
-    (message,) = harness.scheduler
-    assert isinstance(message, Schedule)
-    assert message.params.max_tokens == 4
+    """``max_tokens_from_context`` lowers ``max_tokens`` to the rest of the context, and refuses a full context."""
+    prompt = TokensPrompt(pack_ids([5] * 60))
+    for limit in (16, 3):
+        harness.worker.handle(Submit([1], prompt, SamplingParams(max_tokens=limit), max_tokens_from_context=True))
+    assert [message.params.max_tokens for message in harness.scheduler if isinstance(message, Schedule)] == [4, 3]
     harness.worker.handle(Submit([2], TokensPrompt(pack_ids([5] * 64)), SamplingParams(), max_tokens_from_context=True))
     (end,) = harness.ends()
     assert (end.uid, end.status, end.field, end.code) == (2, 400, "prompt", "context_length_exceeded")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.core import Finished, Output, SamplingParams
+from minisgl.core import Finished, InvalidRequestError, LogprobsEntry, Output, SamplingParams
 from minisgl.message import Delta
 from minisgl.tokenizer import Detokenizer, Tokenizer
 from minisgl.tokenizer.text_stream import text_stream
@@ -61,26 +61,19 @@ def test_pieces_join_to_full_text(tokenizer: Tokenizer) -> None:
 
 
 def test_random_tokens_join_to_full_text(tokenizer: Tokenizer) -> None:
-    """Random token ids, which are not valid UTF-8, give the same text one by one as decoded all at once.
-
-    The texts are not compared for a tokenizer with byte fallback: the library decodes a run of byte tokens to U+FFFD as
-    soon as one byte of the run is invalid, and thereby changes text that was already returned.
-    """
+    """Random token ids, which are not valid UTF-8, give the same text one by one as decoded all at once."""
     random.seed(2)
-    fallback = tokenizer.raw.token_to_id("<0x41>") is not None
     for _ in range(300):
         tokens = [random.randrange(tokenizer.vocab_size) for _ in range(random.randint(1, 30))]
         deltas = play(tokenizer, [], tokens, SamplingParams(), Finished(7, "length"))
-        if fallback:
-            assert [token for delta in deltas for token in delta.tokens] == tokens
-        else:
-            assert text_of(deltas) == tokenizer.decode(tokens)
+        assert [token for delta in deltas for token in delta.tokens] == tokens
+        assert text_of(deltas) == tokenizer.decode(tokens)
 
 
 def test_characters_are_complete(tokenizer: Tokenizer) -> None:
     stream = text_stream(tokenizer)
     ids = tokenizer.encode("x🙂y", add_special_tokens=False)
-    pieces = [stream.feed(token) for token in ids]
+    pieces = [*(stream.feed(token) for token in ids), stream.flush()]
     assert "".join(pieces).strip() == "x🙂y"
     assert not any("\ufffd" in piece for piece in pieces)
 
@@ -89,7 +82,7 @@ def test_incomplete_character_at_end(tokenizer: Tokenizer) -> None:
     """An output that ends in the middle of a character ends with U+FFFD."""
     ids = tokenizer.encode("x👩", add_special_tokens=False)[:-1]
     deltas = play(tokenizer, [], ids, SamplingParams(), Finished(1, "length"))
-    assert text_of(deltas).strip("\ufffd") == "x"
+    assert text_of(deltas) == tokenizer.decode(ids)
     assert text_of(deltas).endswith("\ufffd")
 
 
@@ -121,6 +114,36 @@ def test_stop_string_across_tokens(tokenizer: Tokenizer, stop: str) -> None:
     assert stop in tokenizer.decode([*prompt, *counted])
     before = tokenizer.decode([*prompt, *counted[:-1]])  # without the last token the stop string is not complete
     assert stop not in before or before.endswith("\ufffd")
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("stops", [("<|eos|>",), ("never", "<|eos|>"), ("<|eos|>", "Hello world!")])
+def test_a_special_token_as_stop_string(tokenizer: Tokenizer, stops: tuple[str, ...], skip: bool) -> None:
+    """The token ends the request. The beginning of another stop string before it is text."""
+    ids = [*tokenizer.encode("Hello world", add_special_tokens=False), tokenizer.raw.token_to_id("<|eos|>")]
+    params = SamplingParams(stop=stops, skip_special_tokens=skip, logprobs=0)
+    logprobs: dict[int, LogprobsEntry] = dict.fromkeys(range(2 * len(ids)), (0.0, (), ()))
+    detokenizer = Detokenizer(tokenizer)
+    detokenizer.add_request(1, [], params)
+    (delta,) = detokenizer.feed(Output([1] * (2 * len(ids)), [*ids, *ids], logprobs=logprobs))
+    assert (delta.text, delta.matched_stop, delta.tokens) == ("Hello world", "<|eos|>", ids)
+    assert len(delta.logprobs) == len(ids) - 1  # like a stop token, it has none
+    (last,) = detokenizer.feed(Output(finished=[Finished(1, "abort", output_tokens=99)]))
+    assert last.finish is not None
+    assert (last.finish.finish_reason, last.finish.output_tokens, last.text) == ("stop", len(ids), "")
+
+
+def test_a_special_token_within_a_stop_string(tokenizer: Tokenizer) -> None:
+    """Where special tokens are no text, such a stop string is refused. Elsewhere it is found."""
+    for stop in ("<|eos|>\n", "a<|eos|>", "<|eos|><|bos|>"):
+        with pytest.raises(InvalidRequestError, match="skip_special_tokens to false") as error:
+            tokenizer.stop_tokens(("x", stop))
+        assert error.value.field == "stop"
+        assert tokenizer.stop_tokens((stop,), skip_special_tokens=False) == {}
+    ids = [*tokenizer.encode("Hello", add_special_tokens=False), tokenizer.raw.token_to_id("<|eos|>"), 3]
+    params = SamplingParams(stop=("lo<|eos|>",), skip_special_tokens=False)
+    deltas = play(tokenizer, [], ids, params, Finished(1, "abort"))
+    assert text_of(deltas) == "Hel"
 
 
 def test_incomplete_stop_string_is_flushed(tokenizer: Tokenizer) -> None:

@@ -14,7 +14,7 @@ from tokenizers import decoders, models
 
 from minisgl.models.resolve import resolve_model
 from minisgl.tokenizer import Tokenizer
-from minisgl.tokenizer.text_stream import MAX_HELD_TOKENS, text_stream
+from minisgl.tokenizer.text_stream import text_stream
 
 from .conftest import byte_level, sentencepiece_like
 
@@ -42,7 +42,7 @@ FALLBACK = Tokenizer(sentencepiece_like())
 def stream_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
     """Return token ids of every kind, many of them bytes at the borders of UTF-8, in and out of order."""
     single = {data[0]: i for i in range(tokenizer.vocab_size) if len(data := tokenizer.token_bytes(i)) == 1}
-    if tokenizer.byte_fallback:
+    if tokenizer.fallback_bytes:
         single = {byte: token for token, byte in tokenizer.fallback_bytes.items()}
     borders = st.sampled_from([single[byte] for byte in BORDERS if byte in single])
     whole = st.sampled_from(CHARACTERS).map(lambda c: [single[byte] for byte in c.encode() if byte in single])
@@ -88,41 +88,99 @@ def unfinished(data: bytes) -> bytes:
     return b""
 
 
-def fallback_text(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """Return the text that `_ByteFallbackStream` documents: a run's characters up to its first invalid byte."""
-    text, run = "", b""
-
-    def end_run() -> None:
-        nonlocal text, run
-        try:
-            text += run.decode()
-        except UnicodeDecodeError as error:
-            text += run[: error.start].decode() + "\ufffd" * (len(run) - error.start)
-        run = b""
-
-    for token in tokens:
-        if token in tokenizer.fallback_bytes:
-            run += bytes([tokenizer.fallback_bytes[token]])
-        elif data := tokenizer.decoded_bytes(token):
-            end_run()
-            text += data.decode()
-    end_run()
-    return text
+@settings(deadline=None)
+@given(stream_of(FALLBACK), st.booleans())
+def test_byte_fallback_pieces_are_the_whole_text(tokens: list[int], skip: bool) -> None:
+    """Text is held back only within a run of byte tokens that is valid so far."""
+    pieces = texts_of(FALLBACK, tokens, skip)
+    assert "".join(pieces) == FALLBACK.decode(tokens, skip)
+    run = b""
+    for i, token in enumerate(tokens):
+        if not FALLBACK.is_dropped(token, skip):
+            byte = FALLBACK.fallback_bytes.get(token)
+            run = b"" if byte is None else run + bytes([byte])
+        valid = run[: len(run) - len(unfinished(run))]
+        if not run or valid.decode(errors="ignore").encode() != valid:
+            assert "".join(pieces[: i + 1]) == FALLBACK.decode(tokens[: i + 1], skip)
 
 
 @settings(deadline=None)
 @given(stream_of(FALLBACK))
-def test_byte_fallback_pieces_are_the_documented_text(tokens: list[int]) -> None:
-    pieces = texts_of(FALLBACK, tokens, tail=[FALLBACK.encode("Hello")[-1]])
-    want = fallback_text(FALLBACK, tokens)
-    assert "".join(pieces) == want
-    if "\ufffd" not in want:
-        before = FALLBACK.encode("Hello")
-        assert want == FALLBACK.decode([*before, *tokens])[len(FALLBACK.decode(before)) :]
-    silent = 0
-    for token, piece in zip(tokens, pieces, strict=False):
-        silent = 0 if piece or not FALLBACK.decoded_bytes(token) else silent + 1
-        assert silent <= MAX_HELD_TOKENS
+def test_byte_fallback_after_a_prompt(tokens: list[int]) -> None:
+    """The output after a prompt keeps the space of its first token."""
+    before = FALLBACK.encode("Hello")
+    want = FALLBACK.decode([*before, *tokens])[len(FALLBACK.decode(before)) :]
+    assert "".join(texts_of(FALLBACK, tokens, tail=before)) == want
+
+
+def test_pending_text_of_a_run() -> None:
+    """The characters of a run of byte tokens are pending while they are complete."""
+    single = {byte: token for token, byte in FALLBACK.fallback_bytes.items()}
+    stream = text_stream(FALLBACK)
+    found = []
+    for byte in "aé🙂".encode():
+        assert stream.feed(single[byte]) == ""
+        found.append(stream.pending)
+    assert found == ["a", "", "aé", "", "", "", "aé🙂"]
+    assert (stream.flush(), stream.pending) == ("aé🙂", "")
+
+
+# Decoders as in published tokenizers, and with the parts in other orders.
+DECODERS = {
+    "none": None,
+    "wordpiece": decoders.WordPiece(prefix="##", cleanup=True),
+    "wordpiece without cleanup": decoders.WordPiece(prefix="##", cleanup=False),
+    "metaspace": decoders.Metaspace(),
+    "metaspace without a space first": decoders.Metaspace(prepend_scheme="never"),
+    "bpe": decoders.BPEDecoder(suffix="</w>"),
+    "ctc": decoders.CTC(pad_token="<pad>", word_delimiter_token="▁"),
+    "replace and fuse": decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()]),
+    "two spaces are stripped": decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 2, 0)]
+    ),
+    "replace after fuse": decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("ab", "X")]),
+    "bytes and strip": decoders.Sequence([decoders.ByteLevel(), decoders.Strip("a", 1, 0)]),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("clean_up_spaces", [False, True])
+def test_pieces_of_every_decoder(name: str, clean_up_spaces: bool) -> None:
+    words = [
+        "<unk>",
+        "a",
+        "b",
+        "▁",
+        "▁a",
+        "##b",
+        ".",
+        "▁.",
+        " ",
+        "▁n't",
+        "'",
+        "\ufffd",
+        "Ġ",
+        "Ã",
+        "©",
+        "<pad>",
+        "ab",
+        "'s",
+        "b</w>",
+        "</w>",
+    ]
+    words += [f"<0x{byte:02X}>" for byte in (0x20, 0x41, 0xC3, 0xA9, 0xE2, 0x96, 0x81)]
+    raw = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    if (decoder := DECODERS[name]) is not None:
+        raw.decoder = decoder
+    raw.add_special_tokens(["<|s|>"])
+    tokenizer = Tokenizer(raw, clean_up_spaces=clean_up_spaces)
+
+    @settings(deadline=None)
+    @given(st.lists(st.integers(0, len(words) + 2), max_size=30), st.booleans())
+    def check(tokens: list[int], skip: bool) -> None:
+        assert "".join(texts_of(tokenizer, tokens, skip)) == tokenizer.decode(tokens, skip)
+
+    check()
 
 
 @pytest.mark.parametrize("tokenizer", [*BYTE_LEVEL.values(), FALLBACK])
@@ -135,25 +193,6 @@ def test_a_stream_of_fragments_does_not_pause(tokenizer: Tokenizer) -> None:
     pieces = texts_of(tokenizer, [first] * 2000)
     assert "".join(pieces) == tokenizer.decode([first] * 2000)
     assert "" not in pieces[1:-1]
-
-
-def test_other_decoders_hold_back_at_most_three_tokens() -> None:
-    words = {"<unk>": 0, "a": 1, "##b": 2, "\ufffd": 3, "##\ufffd": 4, "": 5}
-    raw = tokenizers.Tokenizer(models.WordPiece(vocab=words, unk_token="<unk>"))
-    raw.decoder = decoders.WordPiece(prefix="##", cleanup=True)
-    tokenizer = Tokenizer(raw)
-
-    @settings(deadline=None)
-    @given(st.lists(st.integers(0, 6), max_size=30))
-    def check(tokens: list[int]) -> None:
-        pieces = texts_of(tokenizer, tokens)
-        assert "".join(pieces) == tokenizer.decode([token for token in tokens if token != 5])
-        silent = 0
-        for token, piece in zip(tokens, pieces, strict=False):
-            silent = 0 if piece or not tokenizer.decoded_bytes(token) else silent + 1
-            assert silent <= MAX_HELD_TOKENS
-
-    check()
 
 
 def test_a_token_with_unmapped_characters() -> None:

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import transformers
+from tokenizers import decoders
 
 from minisgl.config import ConfigError
 from minisgl.core import InvalidRequestError
 from minisgl.testing.checkpoints import _CHAT_TEMPLATE
 from minisgl.tokenizer import Tokenizer
 from minisgl.tokenizer.chat import ChatTemplate
+
+from .conftest import save, sentencepiece_like
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
@@ -135,7 +138,7 @@ def test_directory_without_tokenizer(tmp_path: Path) -> None:
     ("file", "content", "message"),
     [
         ("tokenizer.json", "{}", "not a tokenizer"),
-        ("tokenizer_config.json", "{", "not valid JSON"),
+        ("tokenizer_config.json", "{", "can't be read as JSON"),
         ("tokenizer_config.json", "[]", "JSON object"),
         ("chat_template.jinja", "{% if %}", "not valid Jinja: line 1"),
     ],
@@ -148,6 +151,14 @@ def test_broken_files_raise_config_error(
     with pytest.raises(ConfigError, match=message) as error:
         Tokenizer.from_dir(folder)
     assert str(tmp_path) in str(error.value)
+
+
+def test_a_decoder_that_strips_the_end_is_refused(tmp_path: Path) -> None:
+    """The library panics when it decodes a text that is shorter than what it strips."""
+    raw = sentencepiece_like()
+    raw.decoder = decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)])
+    with pytest.raises(ConfigError, match="strips the end"):
+        Tokenizer.from_dir(save(raw, tmp_path))
 
 
 def test_token_bytes_join_to_text(checkpoint: Path) -> None:
