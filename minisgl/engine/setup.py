@@ -21,6 +21,7 @@ from minisgl.layers.context import Context
 from minisgl.layers.fp8 import Fp8
 from minisgl.models.config import ModelConfig, read_json
 from minisgl.models.decoder import Model
+from minisgl.models.foreign_fields import HOW_TO_ADD
 from minisgl.models.knockout import knock_out
 from minisgl.models.resolve import resolve_model
 from minisgl.models.weights import Checkpoint, Dummy
@@ -72,8 +73,16 @@ def resolve_max_seq_len(config: Config, model: ModelConfig) -> int:
     if config.max_seq_len is None:
         return model.max_len
     if not 2 <= config.max_seq_len <= model.max_len:
+        why = ""
+        if model.rope.rope_type in ("dynamic", "longrope") and config.max_seq_len > model.max_len:
+            why = (
+                f" Its RoPE scaling ({model.rope.rope_type}) rotates every token of a longer sequence by other angles, "
+                "so it could not share pages of the prefix cache with shorter ones. YaRN or linear scaling can serve "
+                "longer sequences."
+            )
         raise ConfigError(
-            f"max_seq_len={config.max_seq_len} must be between 2 and the {model.max_len} positions of {config.model}."
+            f"max_seq_len={config.max_seq_len} must be between 2 and the {model.max_len} positions of "
+            f"{config.model}.{why}"
         )
     return config.max_seq_len
 
@@ -162,10 +171,11 @@ def build_model(config: Config, manager: PluginManager, path: Path, model: Model
     """
     classes = manager.models()
     if model.architecture not in classes:
-        known = f"{near(model.architecture, classes)} Known: {', '.join(sorted(classes))}."
+        known = f" Known: {', '.join(sorted(classes))}. {HOW_TO_ADD}"
         if config.architecture is not None:
-            raise ConfigError(f"architecture={config.architecture}: no plugin has a model class of that name{known}")
-        raise ConfigError(f"{config.model} is a {model.architecture}, which no plugin implements{known}")
+            guess = near(config.architecture, classes)
+            raise ConfigError(f"architecture={config.architecture}: no plugin has a model class of that name{guess}{known}")
+        raise ConfigError(f"{config.model} is a {model.architecture}, which no plugin implements.{known}")
     try:
         built: Model = classes[model.architecture](model, ctx)
     except ValueError as error:
