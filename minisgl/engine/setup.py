@@ -6,6 +6,7 @@ as a `ConfigError` that says what to change.
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,6 @@ from minisgl.models.foreign_fields import HOW_TO_ADD
 from minisgl.models.knockout import knock_out
 from minisgl.models.resolve import resolve_model
 from minisgl.models.weights import Checkpoint, Dummy
-from minisgl.plugin_manager.discovery import near
 
 if TYPE_CHECKING:
     from minisgl.moe import MoeBackend
@@ -171,11 +171,14 @@ def build_model(config: Config, manager: PluginManager, path: Path, model: Model
     """
     classes = manager.models()
     if model.architecture not in classes:
-        known = f" Known: {', '.join(sorted(classes))}. {HOW_TO_ADD}"
-        if config.architecture is not None:
-            guess = near(config.architecture, classes)
-            raise ConfigError(f"architecture={config.architecture}: no plugin has a model class of that name{guess}{known}")
-        raise ConfigError(f"{config.model} is a {model.architecture}, which no plugin implements.{known}")
+        known = f"Known: {', '.join(sorted(classes))}. {HOW_TO_ADD}"
+        if config.architecture is None:
+            raise ConfigError(f"{config.model} is a {model.architecture}, which no plugin implements. {known}")
+        name, stems = model.architecture, {full.removesuffix("ForCausalLM"): full for full in classes}
+        # All names end alike, and a name that is not a typing error must not lead to another model.
+        close = difflib.get_close_matches(name.removesuffix("ForCausalLM"), stems, n=1, cutoff=0.87)
+        guess = f" Did you mean {stems[close[0]]}?" if close else ""
+        raise ConfigError(f"architecture={name}: no plugin has a model class of that name.{guess} {known}")
     try:
         built: Model = classes[model.architecture](model, ctx)
     except ValueError as error:

@@ -31,7 +31,7 @@ _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
 }
 """RoPE type → the parameters that have no default."""
 _NULL_IS_DEFAULT = ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
-"""RoPE parameters that may be null, which means that they are not given."""
+"""RoPE parameters that may be null or 0, which means that they are not given."""
 
 
 @dataclass(frozen=True)
@@ -92,18 +92,27 @@ class ModelConfig:
         ``layer_types`` or ``max_window_layers`` of config.json says which layers have the window. Raises `ConfigError`
         if the layer is of another type, or if it has a window of unknown size.
         """
+        kind = self.layer_type(index)
+        if kind == "sliding_attention" and self.sliding_window is None:
+            raise ConfigError(f"layer_types gives layer {index} a sliding window, but config.json has no window.")
+        if self.sliding_window is None or kind == "full_attention":
+            return -1
+        return self.sliding_window if kind or index >= number(self.raw, "max_window_layers", 0) else -1
+
+    def layer_type(self, index: int) -> str | None:
+        """Return "full_attention" or "sliding_attention", as ``layer_types`` has it, or None if it is not given.
+
+        Raises `ConfigError` if the layer is of another type, or if ``layer_types`` has not one entry for each layer.
+        """
         types = self.raw.get("layer_types")
         if types is None:
-            windowed = self.sliding_window is not None and index >= number(self.raw, "max_window_layers", 0)
-        elif not isinstance(types, list) or len(types) < self.num_hidden_layers:
-            raise ConfigError(f"layer_types must name the type of each of the {self.num_hidden_layers} layers.")
-        elif types[index] not in ("sliding_attention", "full_attention"):
-            raise ConfigError(f"layer_types has {types[index]!r}: only sliding_attention and full_attention are known.")
-        else:
-            windowed = types[index] == "sliding_attention"
-            if windowed and self.sliding_window is None:
-                raise ConfigError(f"layer_types gives layer {index} a sliding window, but sliding_window is not used.")
-        return -1 if self.sliding_window is None or not windowed else self.sliding_window
+            return None
+        if not isinstance(types, list) or len(types) != self.num_hidden_layers:
+            raise ConfigError(f"layer_types must have one entry for each of the {self.num_hidden_layers} layers.")
+        kind = types[index]
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ConfigError(f"layer_types has {kind!r}: only full_attention and sliding_attention are known.")
+        return str(kind)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> ModelConfig:
         """Return the configuration with ``defaults`` for the fields that config.json lacks. Raises `ConfigError`.
@@ -208,6 +217,8 @@ def _ropes(raw: Mapping[str, Any], length: int) -> tuple[RopeConfig, dict[str, R
     ``rope_parameters`` if a file has both. ``length`` is ``max_position_embeddings``.
     """
     given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(given, dict):
+        raise ConfigError(f"rope_scaling or rope_parameters must be an object, got {given!r}.")
     if not any(isinstance(value, dict) for value in given.values()):
         return _rope(raw, given, length), {}
     by_type = {name: _rope(raw, value, length) for name, value in given.items() if isinstance(value, dict)}
@@ -242,7 +253,7 @@ def _rope(raw: Mapping[str, Any], given: Mapping[str, Any], length: int) -> Rope
             values[f.name] = positive(rope, f.name) if kind in ("llama3", "yarn", "longrope") else length
         elif f.name in ("short_factor", "long_factor") and f.name in rope:
             values[f.name] = _numbers(rope, f.name)
-        elif f.name in rope and not (rope[f.name] is None and f.name in _NULL_IS_DEFAULT):
+        elif f.name in rope and (rope[f.name] or f.name not in _NULL_IS_DEFAULT):
             values[f.name] = bool(rope[f.name]) if f.name == "truncate" else number(rope, f.name, 0.0)
     return RopeConfig(**values)
 

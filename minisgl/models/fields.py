@@ -18,15 +18,21 @@ def positive(raw: Mapping[str, Any], key: str) -> int:
     value = raw.get(key)
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
+    problem = f"{key} must be a positive integer, got {value!r}"
+    if key in raw:
+        raise ConfigError(f"{problem}.")
     name = (raw.get("architectures") or ["model"])[0]
     nested = [other for other in _NESTED if isinstance(raw.get(other), dict)]
-    if value is None and nested:
+    if nested:
         raise ConfigError(
-            f"a {name} has no {key} at the top level of config.json: it nests the sizes of its language model in "
-            f"{nested[0]}, as multimodal models do. minisgl serves text-only models: use a checkpoint of the language "
-            "model alone, whose config.json has the sizes at the top level."
+            f"{problem}: a {name} nests the sizes of its language model in {nested[0]}, as multimodal models do. "
+            "minisgl serves text-only models: use a checkpoint of the language model alone, whose config.json has the "
+            "sizes at the top level."
         )
-    raise ConfigError(f"{key} must be a positive integer, got {value!r}.")
+    raise ConfigError(
+        f"{problem}: the config.json of this {name} lacks the field. minisgl serves decoders whose sizes have Llama's "
+        "names."
+    )
 
 
 def number(raw: Mapping[str, Any], key: str, default: float) -> float:

@@ -16,13 +16,17 @@ from minisgl.models.config import ModelConfig
 __all__ = ["HOW_TO_ADD", "check_architecture"]
 
 HOW_TO_ADD = (
-    "To serve another architecture, name a plugin that implements it with plugins=FILE: the page \"Add a model\" "
+    'To serve another architecture, name a plugin that implements it with plugins=FILE: the page "Add a model" '
     "(docs/add-a-model.md) shows how to write one."
 )
 
 
 def _is(*neutral: Any) -> Callable[[Any], bool]:
     return lambda value: value in neutral
+
+
+def _all_are(neutral: Any) -> Callable[[Any], bool]:
+    return lambda values: isinstance(values, list) and bool(values) and all(value == neutral for value in values)
 
 
 _NEUTRAL: dict[str, Callable[[Any], bool]] = {
@@ -42,17 +46,15 @@ _NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "is_causal": _is(True),
     "is_encoder_decoder": _is(),
     "key_multiplier": _is(1),
-    "layer_types": lambda types: all(kind == "full_attention" for kind in types),
+    "layer_types": _all_are("full_attention"),
     "lm_head_multiplier": _is(1),
     "logit_scale": _is(1),
     "logits_scaling": _is(1),
-    "mlp_multipliers": lambda factors: all(factor == 1 for factor in factors),
-    "no_rope_layers": all,  # one number a layer: 1 if it has RoPE
+    "mlp_multipliers": _all_are(1),
+    "no_rope_layers": _all_are(1),  # one number a layer: 1 if it has RoPE
     "parallel_attn": _is(),
     "per_layer_config": _is({}),
     "position_embedding_type": _is("rope", "rotary", "absolute"),  # transformers wrote "absolute" for any decoder
-    "qk_layernorm": _is(),
-    "qk_norm": _is(),
     "query_pre_attn_scalar": _is(),
     "residual_multiplier": _is(1),
     "rope_interleave": _is(),
@@ -65,7 +67,6 @@ _NEUTRAL: dict[str, Callable[[Any], bool]] = {
     "use_alibi": _is(),
     "use_bidirectional_attention": _is(),
     "use_parallel_residual": _is(),
-    "use_qk_norm": _is(),
 }
 """Field → whether a value, which is neither null nor false, changes nothing. Sources: the classes of transformers."""
 _NEUTRAL_ROPE = {"alpha": _is(1), "llama_4_scaling_beta": _is(0)}
@@ -87,6 +88,7 @@ def check_architecture(config: ModelConfig, model_type: str, known: Container[st
         )
     if config.rope_by_layer_type:
         raise ConfigError(f"rope_parameters differ by layer type, which {name} does not support. {HOW_TO_ADD}")
+    config.layer_type(0)
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     for fields, table in ((raw, _NEUTRAL), (rope, _NEUTRAL_ROPE)):
         for key, is_neutral in table.items():

@@ -14,11 +14,16 @@ class MistralForCausalLM(Decoder):
     """Mistral. ``sliding_window`` null in config.json, as in later releases, means full attention."""
 
     model_type = "mistral"
-    defaults: ClassVar[Mapping[str, Any]] = {"num_key_value_heads": 8, "sliding_window": 4096}
+    defaults: ClassVar[Mapping[str, Any]] = {"num_key_value_heads": 8, "sliding_window": 4096, "layer_types": None}
 
     def attention(self, index: int, **options: Any) -> AttentionLayer:
-        """Build the attention of layer ``index`` with the sliding window of config.json, and without biases."""
-        window = -1 if self.config.raw["sliding_window"] is None else self.config.need("sliding_window")
+        """Build the attention of layer ``index``, without biases, and with the window of config.json.
+
+        In Ministral, ``layer_types`` says which layers have the window.
+        """
+        c = self.config
+        full = c.raw["sliding_window"] is None or c.layer_type(index) == "full_attention"
+        window = -1 if full else c.need("sliding_window")
         return super().attention(index, qkv_bias=False, out_bias=False, window=window, **options)
 
 

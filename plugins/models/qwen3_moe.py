@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
 from minisgl.layers import AttentionLayer, MoELayer
 from minisgl.models.decoder import Decoder
@@ -40,7 +41,10 @@ class Qwen3MoeForCausalLM(Decoder):
     def mlp(self, index: int, **options: Any) -> nn.Module:
         """Build the MoE layer of layer ``index``, or a dense MLP if config.json says so for this layer."""
         c = self.config
-        dense = index in (c.raw.get("mlp_only_layers") or ()) or (index + 1) % c.need("decoder_sparse_step")
+        dense_layers = c.raw.get("mlp_only_layers") or []
+        if not isinstance(dense_layers, list):
+            raise ConfigError(f"mlp_only_layers must be a list of layer numbers, got {dense_layers!r}.")
+        dense = index in dense_layers or (index + 1) % c.need("decoder_sparse_step")
         if dense:
             return super().mlp(index, **options)
         return MoELayer(

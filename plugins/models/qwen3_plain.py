@@ -10,6 +10,7 @@ one call.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from minisgl.layers import (
 )
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
+from minisgl.plugins.models.qwen3 import Qwen3ForCausalLM
 
 
 class Attention(nn.Module):
@@ -125,6 +127,9 @@ class Block(nn.Module):
 
 class Qwen3Plain(Decoder):
     """Dense Qwen3. Its checkpoints name Qwen3ForCausalLM; the option ``architecture`` selects this class instead."""
+
+    model_type = "qwen3"
+    defaults: ClassVar[Mapping[str, Any]] = Qwen3ForCausalLM.defaults
 
     def block(self, index: int) -> nn.Module:
         """Build layer ``index``."""
