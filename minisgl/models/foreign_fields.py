@@ -76,7 +76,7 @@ _NEUTRAL_ROPE = {"alpha": _is(1), "llama_4_scaling_beta": _is(0)}
 def check_architecture(config: ModelConfig, model_type: str, known: Container[str]) -> None:
     """Raise `ConfigError` if config.json is not that of a model of ``model_type``.
 
-    ``known`` are the names of fields that this type computes.
+    ``known`` are the names of fields that this type computes; with ``rope_parameters``, it computes them by layer type.
     """
     raw, name = config.raw, config.architecture
     given = raw.get("model_type")
@@ -86,7 +86,7 @@ def check_architecture(config: ModelConfig, model_type: str, known: Container[st
             f"may need another computation of the same tensors. {HOW_TO_ADD} If both types compute the same, the "
             f"plugin is a subclass of {name} without changes."
         )
-    if config.rope_by_layer_type:
+    if config.rope_by_layer_type and "rope_parameters" not in known:
         raise ConfigError(f"rope_parameters differ by layer type, which {name} does not support. {HOW_TO_ADD}")
     config.layer_type(0)
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
