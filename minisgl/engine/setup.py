@@ -70,16 +70,17 @@ def resolve_dtype(config: Config, model: ModelConfig, device: torch.device) -> t
 
 def resolve_max_seq_len(config: Config, model: ModelConfig) -> int:
     """Return the maximum number of tokens of a request: ``max_seq_len`` if given, else the model's maximum."""
+    kind, why = model.rope.rope_type, ""
+    if kind in ("dynamic", "longrope"):
+        why = (
+            f" Its RoPE scaling ({kind}) rotates every token of a longer sequence by other angles, so it could not "
+            "share pages of the prefix cache with shorter ones."
+        )
     if config.max_seq_len is None:
+        if why:
+            log.warning("%s serves requests of at most %d tokens.%s", config.model, model.max_len, why)
         return model.max_len
     if not 2 <= config.max_seq_len <= model.max_len:
-        why = ""
-        if model.rope.rope_type in ("dynamic", "longrope") and config.max_seq_len > model.max_len:
-            why = (
-                f" Its RoPE scaling ({model.rope.rope_type}) rotates every token of a longer sequence by other angles, "
-                "so it could not share pages of the prefix cache with shorter ones. YaRN or linear scaling can serve "
-                "longer sequences."
-            )
         raise ConfigError(
             f"max_seq_len={config.max_seq_len} must be between 2 and the {model.max_len} positions of "
             f"{config.model}.{why}"

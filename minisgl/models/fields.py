@@ -19,7 +19,7 @@ def positive(raw: Mapping[str, Any], key: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
     problem = f"{key} must be a positive integer, got {value!r}"
-    if key in raw:
+    if value is not None:
         raise ConfigError(f"{problem}.")
     name = (raw.get("architectures") or ["model"])[0]
     nested = [other for other in _NESTED if isinstance(raw.get(other), dict)]

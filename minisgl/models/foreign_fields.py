@@ -7,6 +7,7 @@ refuses a config.json of another type, or with one of these fields.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Container
 from typing import Any
 
@@ -95,4 +96,6 @@ def check_architecture(config: ModelConfig, model_type: str, known: Container[st
             value = fields.get(key)
             harmless = value is None or (value is False and key != "is_causal") or is_neutral(value)
             if key not in known and not harmless:
-                raise ConfigError(f"config.json has {key}={value!r}, which {name} does not compute. {HOW_TO_ADD}")
+                raise ConfigError(
+                    f"config.json has {key}={reprlib.repr(value)}, which {name} does not compute. {HOW_TO_ADD}"
+                )
