@@ -28,7 +28,6 @@ from minisgl.layers import (
 )
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
-from minisgl.plugins.models.qwen3 import Qwen3ForCausalLM
 
 
 class Attention(nn.Module):
@@ -129,7 +128,14 @@ class Qwen3Plain(Decoder):
     """Dense Qwen3. Its checkpoints name Qwen3ForCausalLM; the option ``architecture`` selects this class instead."""
 
     model_type = "qwen3"
-    defaults: ClassVar[Mapping[str, Any]] = Qwen3ForCausalLM.defaults
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "layer_types": None,
+    }
 
     def block(self, index: int) -> nn.Module:
         """Build layer ``index``."""
