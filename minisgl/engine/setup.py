@@ -6,6 +6,7 @@ as a `ConfigError` that says what to change.
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,10 +22,10 @@ from minisgl.layers.context import Context
 from minisgl.layers.fp8 import Fp8
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Model
+from minisgl.models.foreign_fields import HOW_TO_ADD
 from minisgl.models.knockout import knock_out
 from minisgl.models.resolve import resolve_model
 from minisgl.models.weights import Checkpoint, Dummy
-from minisgl.plugin_manager.discovery import near
 
 if TYPE_CHECKING:
     from minisgl.moe import MoeBackend
@@ -69,11 +70,20 @@ def resolve_dtype(config: Config, model: ModelConfig, device: torch.device) -> t
 
 def resolve_max_seq_len(config: Config, model: ModelConfig) -> int:
     """Return the maximum number of tokens of a request: ``max_seq_len`` if given, else the model's maximum."""
+    kind, why = model.rope.rope_type, ""
+    if kind in ("dynamic", "longrope"):
+        why = (
+            f" Its RoPE scaling ({kind}) rotates every token of a longer sequence by other angles, so it could not "
+            "share pages of the prefix cache with shorter ones."
+        )
     if config.max_seq_len is None:
+        if why:
+            log.warning("%s serves requests of at most %d tokens.%s", config.model, model.max_len, why)
         return model.max_len
     if not 2 <= config.max_seq_len <= model.max_len:
         raise ConfigError(
-            f"max_seq_len={config.max_seq_len} must be between 2 and the {model.max_len} positions of {config.model}."
+            f"max_seq_len={config.max_seq_len} must be between 2 and the {model.max_len} positions of "
+            f"{config.model}.{why}"
         )
     return config.max_seq_len
 
@@ -156,10 +166,14 @@ def build_model(config: Config, manager: PluginManager, path: Path, model: Model
     if model.architecture not in classes and causal in classes:  # the base model was saved, without its LM head
         model = replace(model, architecture=causal)
     if model.architecture not in classes:
-        known = f"{near(model.architecture, classes)} Known: {', '.join(sorted(classes))}."
-        if config.architecture is not None:
-            raise ConfigError(f"architecture={config.architecture}: no plugin has a model class of that name{known}")
-        raise ConfigError(f"{config.model} is a {model.architecture}, which no plugin implements{known}")
+        known = f"Known: {', '.join(sorted(classes))}. {HOW_TO_ADD}"
+        if config.architecture is None:
+            raise ConfigError(f"{config.model} is a {model.architecture}, which no plugin implements. {known}")
+        name, stems = model.architecture, {full.removesuffix("ForCausalLM"): full for full in classes}
+        # All names end alike, and a name that is not a typing error must not lead to another model.
+        close = difflib.get_close_matches(name.removesuffix("ForCausalLM"), stems, n=1, cutoff=0.87)
+        guess = f" Did you mean {stems[close[0]]}?" if close else ""
+        raise ConfigError(f"architecture={name}: no plugin has a model class of that name.{guess} {known}")
     try:
         built: Model = classes[model.architecture](model, ctx)
     except ValueError as error:

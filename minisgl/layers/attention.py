@@ -80,7 +80,8 @@ class AttentionLayer(nn.Module):
         ``logits_indices`` [m], only these tokens' outputs are projected and returned: [m, hidden].
         """
         qkv = self.qkv_proj(x)
-        quantizing = self.quantizing_backend(qkv) if logits_indices is None else None
+        own = type(self).attend is AttentionLayer.attend  # a subclass may compute something else in `attend`
+        quantizing = self.quantizing_backend(qkv) if own and logits_indices is None else None
         if quantizing is not None:
             rows = QuantizedRows.empty(qkv, self.spec.q_heads * self.spec.head_dim)
             quantizing.forward_quantized(self.spec, self._queries(qkv, cos_sin, out_cache_loc), rows)
@@ -92,6 +93,7 @@ class AttentionLayer(nn.Module):
     def attend(self, qkv: Tensor, cos_sin: Tensor, out_cache_loc: Tensor) -> Tensor:
         """Compute what is between the projections; returns [tokens, q_heads·head_dim].
 
+        A subclass overrides this method to change queries, keys or values before attention, or its result.
         ``qkv`` [tokens, (q_heads + 2·kv_heads)·head_dim] is the result of the QKV projection. See `forward` for the
         other arguments.
         """

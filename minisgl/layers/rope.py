@@ -1,6 +1,9 @@
-"""Rotary position embedding (RoPE): the table of cosines and sines of all positions, for four kinds of scaling.
+"""Rotary position embedding (RoPE): the table of cosines and sines of all positions, for six kinds of scaling.
 
-This module computes the table once, in float32. `minisgl.kernel.rope` applies it to queries and keys.
+This module computes the table once, in float32. `minisgl.kernel.rope` applies it to queries and keys. Pages of the
+prefix cache are shared by sequences of any length, so an angle may depend on the position only, not on the length of
+the sequence. The types "dynamic" and "longrope" obey this rule up to their original context length:
+`minisgl.models.config.ModelConfig.max_len` is not longer.
 """
 
 from __future__ import annotations
@@ -20,13 +23,15 @@ __all__ = ["RoPE", "RopeConfig", "frequencies"]
 class RopeConfig:
     """The RoPE parameters of config.json, under Hugging Face's names.
 
-    ``original_max_position_embeddings`` is the context length before it was extended; llama3 and yarn need it.
+    ``original_max_position_embeddings`` is the context length before it was extended; llama3, yarn and longrope need
+    it. ``rope_type`` may be a type that only a plugin knows: `frequencies` refuses it.
     """
 
     rope_type: str = "default"
     rope_theta: float = 10_000.0
     factor: float = 1.0
     original_max_position_embeddings: int = 0
+    partial_rotary_factor: float = 1.0  # the rotated part of a head; `frequencies` refuses all but 1
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0  # yarn
@@ -35,6 +40,8 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    short_factor: tuple[float, ...] = ()  # longrope
+    long_factor: tuple[float, ...] = ()
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
@@ -42,11 +49,20 @@ def frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
 
     The angles are float32 [head_dim/2], in radians.
     Su et al., RoFormer, 2021; "linear": Chen et al., Extending Context Window … via Position Interpolation, 2023;
-    "llama3": the Llama 3.1 release; "yarn": Peng et al., YaRN, 2023. Raises ConfigError for another type.
+    "llama3": the Llama 3.1 release; "yarn": Peng et al., YaRN, 2023; "longrope": Ding et al., LongRoPE, 2024, with the
+    factors for sequences within the original context. "dynamic" scales only longer sequences. Raises ConfigError for
+    another type, if a head is rotated in part, or for an odd ``head_dim``.
     """
+    if rope.partial_rotary_factor != 1.0:
+        raise ConfigError(
+            f"partial_rotary_factor={rope.partial_rotary_factor} is not supported: every dimension of a head must be "
+            "rotated, unless a plugin brings its own rotation."
+        )
+    if head_dim % 2:
+        raise ConfigError(f"head_dim={head_dim} is odd, but RoPE rotates pairs of dimensions.")
     inv_freq = 1.0 / (rope.rope_theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
     match rope.rope_type:
-        case "default":
+        case "default" | "dynamic":
             return inv_freq, 1.0
         case "linear":
             return inv_freq / rope.factor, 1.0
@@ -54,7 +70,15 @@ def frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
             return _llama3(inv_freq, rope), 1.0
         case "yarn":
             return _yarn(inv_freq, rope), _yarn_attention_factor(rope)
-    raise ConfigError(f"rope_type {rope.rope_type!r} is not supported: use default, linear, llama3 or yarn.")
+        case "longrope":
+            return _longrope(inv_freq, rope)
+        case "per_layer_type":
+            raise ConfigError(
+                "rope_parameters differ by layer type, which is not supported: a plugin must build a table for each "
+                "type from ModelConfig.rope_by_layer_type."
+            )
+    known = "default, linear, dynamic, llama3, yarn or longrope"
+    raise ConfigError(f"rope_type {rope.rope_type!r} is not supported: use {known}.")
 
 
 def _llama3(inv_freq: Tensor, rope: RopeConfig) -> Tensor:
@@ -101,6 +125,17 @@ def _yarn_attention_factor(rope: RopeConfig) -> float:
     if rope.mscale and rope.mscale_all_dim:
         return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
     return mscale(1.0)
+
+
+def _longrope(inv_freq: Tensor, rope: RopeConfig) -> tuple[Tensor, float]:
+    """Divide each frequency by its factor for short sequences; also return the factor for cosines and sines."""
+    if len(rope.short_factor) != len(inv_freq):
+        raise ConfigError(f"short_factor of longrope has {len(rope.short_factor)} numbers, expected {len(inv_freq)}.")
+    scale = rope.attention_factor
+    if scale is None:
+        length = rope.original_max_position_embeddings
+        scale = 1.0 if rope.factor <= 1 else math.sqrt(1 + math.log(rope.factor) / math.log(length))
+    return inv_freq / torch.tensor(rope.short_factor, dtype=torch.float32), scale
 
 
 class RoPE(nn.Module):

@@ -2,25 +2,36 @@
 
 The module reads the layout of transformers 5 (``rope_parameters``, ``dtype``) and older layouts (``rope_theta``,
 ``rope_scaling``, ``torch_dtype``). Fields that only one architecture uses stay in ``raw``, for the architecture's
-plugin. Configurations that are known not to work are refused, for example an unknown RoPE type or an unknown kind of
-quantisation.
+plugin. Fields of a wrong type are refused here, and an unknown kind of quantisation. What only some architectures can
+compute, for example a RoPE type, is refused when the model is built (`minisgl.models.decoder`), so that a plugin may
+support it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from minisgl.config import ConfigError
 from minisgl.layers.rope import RopeConfig
+from minisgl.models.fields import flag, number, positive
 from minisgl.quantization.stored import StoredFp8, stored_fp8
 from minisgl.utils.json_file import read_json
 
 __all__ = ["ModelConfig"]
 
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_ROPE_NEEDS: dict[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
+"""RoPE type → the parameters that have no default."""
+_NULL_IS_DEFAULT = ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
+"""RoPE parameters that may be null or 0, which means that they are not given."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +52,8 @@ class ModelConfig:
     max_position_embeddings: int
     rms_norm_eps: float = 1e-6
     hidden_act: str = "silu"
-    rope: RopeConfig = field(default_factory=RopeConfig)
+    rope: RopeConfig = field(default_factory=RopeConfig)  # type "per_layer_type" if the layer types differ
+    rope_by_layer_type: Mapping[str, RopeConfig] = field(default_factory=dict)  # empty: config.json has one for all
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     sliding_window: int | None = None
@@ -54,30 +66,65 @@ class ModelConfig:
     def max_len(self) -> int:
         """The longest sequence that the model supports, in tokens.
 
-        It is ``max_position_embeddings``, unless YaRN scaling extends the context further.
+        It is ``max_position_embeddings``, unless linear or YaRN scaling extends the context further. With longrope, it
+        is the original context length: transformers computes longer sequences, from their first token on, with other
+        angles than shorter ones, so they could not share pages of the prefix cache.
         """
-        if self.rope.rope_type != "yarn":
-            return self.max_position_embeddings
-        stretched = int(self.rope.original_max_position_embeddings * self.rope.factor)
-        return max(self.max_position_embeddings, stretched)
+        rope, length = self.rope, self.max_position_embeddings
+        if rope.rope_type in ("linear", "yarn"):
+            return max(length, int(rope.original_max_position_embeddings * rope.factor))
+        return min(length, rope.original_max_position_embeddings) if rope.rope_type == "longrope" else length
 
     def need(self, key: str) -> int:
         """Return the positive integer ``key`` of config.json, which not every architecture has.
 
         Raises `ConfigError` that names ``key`` if it is missing or is not a positive integer.
         """
-        return _positive(self.raw, key)
+        return positive(self.raw, key)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """Return the field ``key`` of config.json, or ``default``. Raises `ConfigError` if it is not true or false."""
+        return flag(self.raw, key, default)
 
     def window(self, index: int) -> int:
         """Return the sliding window of layer ``index`` in positions, or -1 if the layer has full attention.
 
-        ``layer_types`` or ``max_window_layers`` of config.json says which layers have the window.
+        ``layer_types`` or ``max_window_layers`` of config.json says which layers have the window. Raises `ConfigError`
+        if the layer is of another type, or if it has a window of unknown size.
         """
-        if self.sliding_window is None:
+        kind = self.layer_type(index)
+        if kind == "sliding_attention" and self.sliding_window is None:
+            raise ConfigError(f"layer_types gives layer {index} a sliding window, but config.json has no window.")
+        if self.sliding_window is None or kind == "full_attention":
             return -1
+        return self.sliding_window if kind or index >= number(self.raw, "max_window_layers", 0) else -1
+
+    def layer_type(self, index: int) -> str | None:
+        """Return "full_attention" or "sliding_attention", as ``layer_types`` has it, or None if it is not given.
+
+        Raises `ConfigError` if the layer is of another type, or if ``layer_types`` has not one entry for each layer.
+        """
         types = self.raw.get("layer_types")
-        windowed = types[index] == "sliding_attention" if types else index >= self.raw.get("max_window_layers", 0)
-        return self.sliding_window if windowed else -1
+        if types is None:
+            return None
+        if not isinstance(types, list) or len(types) != self.num_hidden_layers:
+            raise ConfigError(f"layer_types must have one entry for each of the {self.num_hidden_layers} layers.")
+        kind = types[index]
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ConfigError(f"layer_types has {kind!r}: only full_attention and sliding_attention are known.")
+        return str(kind)
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> ModelConfig:
+        """Return the configuration with ``defaults`` for the fields that config.json lacks. Raises `ConfigError`.
+
+        A field that is null is not missing. Fields of this object that ``defaults`` does not concern are kept.
+        """
+        missing = {key: value for key, value in defaults.items() if key not in self.raw}
+        if not missing or not self.raw:
+            return self
+        old, new = ModelConfig.from_dict(self.raw), ModelConfig.from_dict({**self.raw, **missing})
+        changed = {f.name for f in fields(new) if getattr(new, f.name) != getattr(old, f.name)}
+        return replace(self, **{name: getattr(new, name) for name in changed})
 
     @staticmethod
     def from_dir(path: str | Path) -> ModelConfig:
@@ -97,29 +144,32 @@ class ModelConfig:
         architectures = raw.get("architectures") or []
         if len(architectures) != 1:
             raise ConfigError(f"architectures must name one model class, got {architectures!r}.")
-        heads = _positive(raw, "num_attention_heads")
-        hidden = _positive(raw, "hidden_size")
-        kv_heads = _positive({"num_key_value_heads": heads, **raw}, "num_key_value_heads")
+        heads = positive(raw, "num_attention_heads")
+        hidden = positive(raw, "hidden_size")
+        kv_heads = heads if raw.get("num_key_value_heads") is None else positive(raw, "num_key_value_heads")
         if heads % kv_heads:
             raise ConfigError(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads}).")
-        experts = raw.get("num_experts", raw.get("num_local_experts")) or 0
-        uses_window = raw.get("use_sliding_window", True)
+        experts = raw.get("num_local_experts", raw.get("num_experts")) or 0
+        has_window = flag(raw, "use_sliding_window", True) and raw.get("sliding_window") is not None
+        length = positive(raw, "max_position_embeddings")
+        rope, rope_by_layer_type = _ropes(raw, length)
         return ModelConfig(
             architecture=architectures[0],
-            vocab_size=_positive(raw, "vocab_size"),
+            vocab_size=positive(raw, "vocab_size"),
             hidden_size=hidden,
-            intermediate_size=_positive(raw, "intermediate_size"),
-            num_hidden_layers=_positive(raw, "num_hidden_layers"),
+            intermediate_size=positive(raw, "intermediate_size"),
+            num_hidden_layers=positive(raw, "num_hidden_layers"),
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
-            head_dim=raw.get("head_dim") or hidden // heads,
-            max_position_embeddings=_positive(raw, "max_position_embeddings"),
-            rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
+            head_dim=hidden // heads if raw.get("head_dim") is None else positive(raw, "head_dim"),
+            max_position_embeddings=length,
+            rms_norm_eps=number(raw, "rms_norm_eps", 1e-6),
             hidden_act=raw.get("hidden_act", "silu"),
-            rope=_rope(raw),
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            attention_bias=bool(raw.get("attention_bias", False)),
-            sliding_window=raw.get("sliding_window") if uses_window else None,
+            rope=rope,
+            rope_by_layer_type=rope_by_layer_type,
+            tie_word_embeddings=flag(raw, "tie_word_embeddings", False),
+            attention_bias=flag(raw, "attention_bias", False),
+            sliding_window=positive(raw, "sliding_window") if has_window else None,
             num_experts=experts,
             dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
             fp8=stored_fp8(raw.get("quantization_config"), experts),
@@ -127,32 +177,57 @@ class ModelConfig:
         )
 
 
-def _positive(raw: Mapping[str, Any], key: str) -> int:
-    """Return ``raw[key]``. Raises `ConfigError` if it is not a positive integer."""
-    value = raw.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{key} must be a positive integer, got {value!r}.")
-    return value
+def _ropes(raw: Mapping[str, Any], length: int) -> tuple[RopeConfig, dict[str, RopeConfig]]:
+    """Return the RoPE parameters of all layers, and those of each layer type if config.json has them by layer type.
 
-
-def _rope(raw: Mapping[str, Any]) -> RopeConfig:
-    """Return the RoPE parameters of config.json. Raises `ConfigError` for kinds that are not supported.
-
-    transformers 5 writes ``rope_parameters``; older versions write ``rope_theta`` and ``rope_scaling``.
+    transformers 5 writes ``rope_parameters``; older versions write ``rope_theta`` and ``rope_scaling``, which replaces
+    ``rope_parameters`` if a file has both. ``length`` is ``max_position_embeddings``.
     """
-    given = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
-    if any(isinstance(value, dict) for value in given.values()):
-        raise ConfigError("rope_parameters differ by layer type, which is not supported.")
-    given["rope_type"] = given.get("rope_type") or given.get("type") or "default"
-    if given["rope_type"] not in _ROPE_TYPES:
-        raise ConfigError(f"rope_type {given['rope_type']!r} is not supported: only {', '.join(_ROPE_TYPES)} are.")
-    if (given.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise ConfigError("partial_rotary_factor is not supported: every dimension of a head must be rotated.")
-    given.setdefault("rope_theta", raw.get("rope_theta"))
-    length = raw["max_position_embeddings"]
-    original = raw.get("original_max_position_embeddings") or given.get("original_max_position_embeddings") or length
-    given["original_max_position_embeddings"] = original
-    if given["rope_type"] != "default" and given.get("factor") is None:
-        given["factor"] = length / original
-    known = {f.name for f in fields(RopeConfig)}
-    return RopeConfig(**{key: value for key, value in given.items() if key in known and value is not None})
+    given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(given, dict):
+        raise ConfigError(f"rope_scaling or rope_parameters must be an object, got {given!r}.")
+    if not any(isinstance(value, dict) for value in given.values()):
+        return _rope(raw, given, length), {}
+    by_type = {name: _rope(raw, value, length) for name, value in given.items() if isinstance(value, dict)}
+    first, *others = by_type.values()
+    return first if all(rope == first for rope in others) else RopeConfig("per_layer_type"), by_type
+
+
+def _rope(raw: Mapping[str, Any], given: Mapping[str, Any], length: int) -> RopeConfig:
+    """Return the RoPE parameters ``given``, with the defaults of transformers for those that are missing.
+
+    ``rope_theta`` and ``partial_rotary_factor`` may also be at the top level of config.json. Its
+    ``original_max_position_embeddings`` at the top level replaces the parameter, as in Phi-3. Raises `ConfigError` if a
+    parameter has a wrong type, or is missing and has no default.
+    """
+    top = {key: raw[key] for key in ("rope_theta", "partial_rotary_factor") if key in raw}
+    top = {key: value for key, value in top.items() if key == "rope_theta" or value is not None}
+    rope = {"original_max_position_embeddings": length, **top, **given}
+    if "original_max_position_embeddings" in raw:
+        rope["original_max_position_embeddings"] = raw["original_max_position_embeddings"]
+    kind = rope["rope_type"] = str(rope.get("rope_type", rope.get("type", "default")))
+    missing = [key for key in _ROPE_NEEDS.get(kind, ()) if key not in rope]
+    if missing:
+        raise ConfigError(f"rope_type {kind!r} needs {', '.join(missing)}, which config.json lacks.")
+    if kind in ("yarn", "longrope") and rope.get("factor") is None:
+        rope["factor"] = length / positive(rope, "original_max_position_embeddings")
+    values: dict[str, Any] = {"rope_type": kind}
+    for f in fields(RopeConfig)[1:]:
+        if kind == "default" and f.name not in ("rope_theta", "partial_rotary_factor"):
+            values |= {"original_max_position_embeddings": length}
+            continue
+        if f.name == "original_max_position_embeddings":
+            values[f.name] = positive(rope, f.name) if kind in ("llama3", "yarn", "longrope") else length
+        elif f.name in ("short_factor", "long_factor") and f.name in rope:
+            values[f.name] = _numbers(rope, f.name)
+        elif f.name in rope and (rope[f.name] or f.name not in _NULL_IS_DEFAULT):
+            values[f.name] = bool(rope[f.name]) if f.name == "truncate" else number(rope, f.name, 0.0)
+    return RopeConfig(**values)
+
+
+def _numbers(rope: Mapping[str, Any], key: str) -> tuple[float, ...]:
+    """Return the list of numbers ``rope[key]``. Raises `ConfigError` if it is not one."""
+    values = rope[key]
+    if not isinstance(values, list) or not all(isinstance(value, (int, float)) for value in values):
+        raise ConfigError(f"{key} of the RoPE parameters must be a list of numbers, got {values!r}.")
+    return tuple(values)

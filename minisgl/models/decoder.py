@@ -8,8 +8,8 @@ one launch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
@@ -26,6 +26,7 @@ from minisgl.layers import (
 from minisgl.layers.weight_shards import WeightShard, WeightSource, weight_shards_of
 from minisgl.models import few_rows, fused_layers
 from minisgl.models.config import ModelConfig
+from minisgl.models.foreign_fields import check_architecture
 from minisgl.models.weights import load_weights
 
 __all__ = ["Decoder", "DecoderLayer", "Model"]
@@ -94,19 +95,47 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A causal language model. Subclasses override `attention` or `mlp`, or the whole layer with `block`."""
+    """A causal language model. Subclasses override `attention` or `mlp`, or the whole layer with `block`.
+
+    Raises `ConfigError` if the model can't be computed as config.json describes it.
+    """
+
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Fields of config.json that may be missing, and their values: those of the architecture's class in transformers.
+
+    `ModelConfig` has other defaults, or none. The attribute ``config`` has these, not the argument of the constructor.
+    """
+    model_type: ClassVar[str | None] = None
+    """The ``model_type`` of config.json that this class computes. A subclass does not inherit it.
+
+    If it is set, config.json must not name another type, and must not have fields that other architectures compute and
+    this one does not: see `minisgl.models.foreign_fields`. ``defaults`` names the fields that
+    it computes beside those of `ModelConfig`. None: the class itself checks config.json.
+    """
 
     def __init__(self, config: ModelConfig, ctx: Context):
         super().__init__()
-        self.config, self.ctx = config, ctx
+        own_type = vars(type(self)).get("model_type")
+        if own_type is not None:
+            check_architecture(config, own_type, self.defaults)
+        self.ctx = ctx
+        self.config = config = config.with_defaults(self.defaults)
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, ctx)
-        self.rope = RoPE(config.rope, config.head_dim, config.max_len, ctx.device)
+        self.rope = self.rotary_embedding()
         blocks = [self.block(i) for i in range(config.num_hidden_layers)]
         self.specs: list[LayerSpec] = [block.self_attn.spec for block in blocks]
         self.layers = nn.ModuleList(blocks)
         self.norm = RMSNormFused(config.hidden_size, config.rms_norm_eps, ctx)
         tied = self.embed_tokens if config.tie_word_embeddings else None
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, ctx, tied=tied)
+
+    def rotary_embedding(self) -> nn.Module:
+        """Build the module that maps positions [n] to ``cos_sin``, which every layer gets.
+
+        By default, ``cos_sin`` is [n, head_dim] float32: cosines, then sines. A plugin may return another layout if the
+        `attend` of its attention passes `AttentionLayer.attend` this one.
+        """
+        return RoPE(self.config.rope, self.config.head_dim, self.config.max_len, self.ctx.device)
 
     def block(self, index: int) -> Any:
         """Build layer ``index``.

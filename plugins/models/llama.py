@@ -20,9 +20,11 @@ class LlamaForCausalLM(Decoder):
     The RoPE scaling of Llama 3 needs no code here: `ModelConfig` reads it from config.json.
     """
 
+    model_type = "llama"
+
     def mlp(self, index: int, **options: Any) -> nn.Module:
         """Build the MLP of layer ``index``, with biases if config.json has ``mlp_bias``."""
-        return super().mlp(index, bias=bool(self.config.raw.get("mlp_bias", False)), **options)
+        return super().mlp(index, bias=self.config.flag("mlp_bias"), **options)
 
 
 @hookimpl

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from minisgl.hooks import hookimpl
 from minisgl.layers import AttentionLayer
@@ -11,7 +11,16 @@ from minisgl.models.decoder import Decoder
 
 
 class Qwen2ForCausalLM(Decoder):
-    """Qwen2. Unless ``use_sliding_window`` is false in config.json, `ModelConfig.window` is each layer's window."""
+    """Qwen2. With ``use_sliding_window`` in config.json, some layers have a window: see `ModelConfig.window`."""
+
+    model_type = "qwen2"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "num_key_value_heads": 32,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "layer_types": None,
+    }
 
     def attention(self, index: int, **options: Any) -> AttentionLayer:
         """Build the attention of layer ``index`` with biases on queries, keys and values."""

@@ -6,10 +6,11 @@ Yang et al., Qwen3 Technical Report, 2025.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
+from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
 from minisgl.layers import AttentionLayer, MoELayer
 from minisgl.models.decoder import Decoder
@@ -22,6 +23,16 @@ class Qwen3MoeForCausalLM(Decoder):
     dense MLP.
     """
 
+    model_type = "qwen3_moe"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "num_key_value_heads": 4,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "decoder_sparse_step": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    }
+
     def attention(self, index: int, **options: Any) -> AttentionLayer:
         """Build the attention of layer ``index`` with QK-norm."""
         c = self.config
@@ -29,18 +40,21 @@ class Qwen3MoeForCausalLM(Decoder):
 
     def mlp(self, index: int, **options: Any) -> nn.Module:
         """Build the MoE layer of layer ``index``, or a dense MLP if config.json says so for this layer."""
-        c, raw = self.config, self.config.raw
-        dense = index in (raw.get("mlp_only_layers") or ()) or (index + 1) % raw.get("decoder_sparse_step", 1)
-        if dense or c.num_experts == 0:
+        c = self.config
+        dense_layers = c.raw.get("mlp_only_layers") or []
+        if not isinstance(dense_layers, list):
+            raise ConfigError(f"mlp_only_layers must be a list of layer numbers, got {dense_layers!r}.")
+        dense = index in dense_layers or (index + 1) % c.need("decoder_sparse_step")
+        if dense:
             return super().mlp(index, **options)
         return MoELayer(
             c.hidden_size,
             c.need("moe_intermediate_size"),
-            c.num_experts,
+            c.num_experts or c.need("num_experts"),
             c.need("num_experts_per_tok"),
             c.hidden_act,
             self.ctx,
-            renormalize=bool(raw.get("norm_topk_prob", False)),
+            renormalize=c.flag("norm_topk_prob"),
         )
 
 

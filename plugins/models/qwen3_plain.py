@@ -10,6 +10,7 @@ one call.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -125,6 +126,16 @@ class Block(nn.Module):
 
 class Qwen3Plain(Decoder):
     """Dense Qwen3. Its checkpoints name Qwen3ForCausalLM; the option ``architecture`` selects this class instead."""
+
+    model_type = "qwen3"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "layer_types": None,
+    }
 
     def block(self, index: int) -> nn.Module:
         """Build layer ``index``."""

@@ -1,4 +1,4 @@
-"""RoPE with its four kinds of scaling, compared with transformers."""
+"""RoPE with its kinds of scaling, compared with transformers."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
     "yarn-mscale": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.5},
     "yarn-not-truncated": {**YARN, "truncate": False},
     "yarn-one": {**YARN, "factor": 1.0},
+    "yarn-nulls": {**YARN, "beta_fast": None, "mscale": None, "attention_factor": None},
 }
 
 
@@ -61,6 +62,33 @@ def test_table(name: str, head_dim: int) -> None:
     assert torch.equal(table(positions.int()), got)
 
 
-def test_unknown_rope_type_is_refused() -> None:
-    with pytest.raises(ConfigError, match="rope_type 'longrope' is not supported"):
-        frequencies(RopeConfig(rope_type="longrope"), 64)
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+        {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, "factor": 4.0},
+        {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64},
+        {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, "attention_factor": 1.3},
+    ],
+)
+def test_table_within_the_original_context(rope: dict[str, Any]) -> None:
+    """Types whose angles depend on the length of the sequence equal transformers up to `ModelConfig.max_len`."""
+    if rope["rope_type"] == "longrope":
+        rope = {**rope, "short_factor": [1 + i / 8 for i in range(8)], "long_factor": [2.0 + i for i in range(8)]}
+    theirs = LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=128, rope_parameters=dict(rope))
+    ours = ModelConfig.from_dict({**theirs.to_dict(), "architectures": ["LlamaForCausalLM"], "rope_parameters": rope})
+    positions = torch.arange(ours.max_len)
+    cos, sin = LlamaRotaryEmbedding(theirs)(torch.empty(0, dtype=torch.float32), positions[None])
+    got = RoPE(ours.rope, 16, ours.max_len, torch.device("cpu"))(positions)
+    torch.testing.assert_close(got, torch.cat((cos[0, :, :8], sin[0, :, :8]), dim=-1), atol=2e-5, rtol=0)
+
+
+def test_what_the_table_cannot_hold_is_refused() -> None:
+    with pytest.raises(ConfigError, match="rope_type 'mrope' is not supported"):
+        frequencies(RopeConfig(rope_type="mrope"), 64)
+    with pytest.raises(ConfigError, match="short_factor of longrope has 3 numbers, expected 32"):
+        frequencies(RopeConfig(rope_type="longrope", short_factor=(1.0, 1.0, 1.0)), 64)
+    with pytest.raises(ConfigError, match=r"partial_rotary_factor=0\.5 is not supported"):
+        frequencies(RopeConfig(partial_rotary_factor=0.5), 64)
+    with pytest.raises(ConfigError, match="head_dim=15 is odd"):
+        frequencies(RopeConfig(), 15)

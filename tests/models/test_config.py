@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minisgl.config import ConfigError
-from minisgl.layers.rope import RopeConfig
+from minisgl.layers.rope import RopeConfig, frequencies
 from minisgl.models.config import ModelConfig
 
 BASE: dict[str, Any] = {
@@ -55,8 +55,12 @@ def test_defaults() -> None:
             {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128},
         ),
         (
-            {"original_max_position_embeddings": 64, "rope_scaling": {"rope_type": "yarn"}},
+            {"original_max_position_embeddings": 64, "rope_scaling": {"rope_type": "yarn", "factor": None}},
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_theta": 5e5}},
+            {"rope_type": "linear", "factor": 2},
         ),
     ],
 )
@@ -68,7 +72,37 @@ def test_yarn_extends_the_context() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 200}
     assert config(rope_scaling=yarn).max_len == 800
     assert config(rope_scaling={**yarn, "factor": 1.0}).max_len == 256
-    assert config(rope_scaling={"type": "linear", "factor": 4.0}).max_len == 256
+
+
+def test_linear_scaling_extends_the_context() -> None:
+    """As in vLLM and SGLang: ``max_position_embeddings`` is the length before the scaling."""
+    assert config(rope_scaling={"type": "linear", "factor": 4.0}).max_len == 1024
+
+
+def test_scaling_by_length_does_not_extend_the_context() -> None:
+    """Beyond the original context, dynamic and longrope scaling give every token other angles."""
+    assert config(rope_scaling={"type": "dynamic", "factor": 4.0}).max_len == 256
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    long = {"type": "longrope", "original_max_position_embeddings": 64, **factors}
+    assert config(rope_scaling=long).max_len == 64
+
+
+def test_rope_by_layer_type() -> None:
+    """If all types have equal parameters, these are the model's; otherwise only a plugin can build the tables."""
+    both = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e6}}
+    c = config(rope_parameters=both)
+    assert c.rope.rope_theta == 1e6
+    assert c.rope_by_layer_type == {"full_attention": c.rope, "sliding_attention": c.rope}
+    c = config(rope_parameters=both | {"sliding_attention": {"rope_theta": 1e4}})
+    assert [rope.rope_theta for rope in c.rope_by_layer_type.values()] == [1e6, 1e4]
+    with pytest.raises(ConfigError, match=r"differ by layer type.* ModelConfig\.rope_by_layer_type"):
+        frequencies(c.rope, 16)
+
+
+def test_what_only_some_architectures_compute_is_not_refused() -> None:
+    """The model class refuses it, so that a plugin can compute it."""
+    assert config(partial_rotary_factor=0.5).rope.partial_rotary_factor == 0.5
+    assert config(rope_scaling={"type": "mrope", "mrope_section": [4, 4]}).rope.rope_type == "mrope"
 
 
 def test_both_names_of_num_experts() -> None:
@@ -83,6 +117,12 @@ def test_windows() -> None:
     types = ["sliding_attention", "full_attention", "sliding_attention"]
     c = config(sliding_window=7, use_sliding_window=True, max_window_layers=2, layer_types=types)
     assert [c.window(i) for i in range(3)] == [7, -1, 7]
+    with pytest.raises(ConfigError, match="layer 0 a sliding window, but"):
+        config(sliding_window=7, use_sliding_window=False, layer_types=types).window(0)
+    with pytest.raises(ConfigError, match="one entry for each of the 3 layers"):
+        config(layer_types=types[:2]).window(0)
+    with pytest.raises(ConfigError, match="layer_types has 'conv'"):
+        config(layer_types=["conv", *types[1:]]).window(0)
 
 
 @pytest.mark.parametrize(("key", "value"), [("dtype", "bfloat16"), ("torch_dtype", "bfloat16")])
@@ -99,10 +139,17 @@ def test_both_names_of_dtype(key: str, value: str) -> None:
         ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)"),
         ({"architectures": ...}, r"architectures must name one model class, got \[\]"),
         ({"quantization_config": {"quant_method": "gptq"}}, "only 'fp8' is supported"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "differ by layer type"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported"),
-        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor is not"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_type 'linear' needs factor"),
+        ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "needs low_freq_factor, high_freq_factor"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor must be a number, got '2'"),
+        ({"rope_scaling": "linear"}, "must be an object, got 'linear'"),
+        ({"rope_theta": None}, "rope_theta must be a number, got None"),
+        ({"rms_norm_eps": None}, "rms_norm_eps must be a number, got None"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false, got 'false'"),
+        ({"head_dim": 0}, "head_dim must be a positive integer, got 0"),
+        ({"sliding_window": 0}, "sliding_window must be a positive integer, got 0"),
+        ({"hidden_size": ..., "n_embd": 64}, "the config.json of this LlamaForCausalLM lacks the field"),
+        ({"hidden_size": ..., "llm_config": {"hidden_size": 64}}, "nests the sizes .* in llm_config, as multimodal"),
     ],
 )
 def test_unsupported_configs_are_refused(changes: dict[str, Any], message: str) -> None:

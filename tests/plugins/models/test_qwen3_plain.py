@@ -11,6 +11,7 @@ from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
 from minisgl.distributed import Communicator
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.models.qwen3 import Qwen3ForCausalLM
 from minisgl.plugins.models.qwen3_plain import Qwen3Plain
 from minisgl.testing.model import CountingCommunicator, ModelConformance
 from minisgl.testing.paged import PagedModel
@@ -23,6 +24,11 @@ class TestQwen3Plain(ModelConformance):
     def make(self) -> type:
         """Return the model class to test."""
         return Qwen3Plain
+
+
+def test_defaults() -> None:
+    """Both classes of Qwen3 read config.json alike."""
+    assert Qwen3Plain.defaults == Qwen3ForCausalLM.defaults
 
 
 @pytest.mark.parametrize("size", [2, 4])

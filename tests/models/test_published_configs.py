@@ -1,0 +1,240 @@
+"""The config.json of published models, with smaller sizes: the logits are those of transformers, or it is refused.
+
+The tables have each model's flags as it was released; sizes that no flag depends on are those of `SIZES`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from minisgl.config import Config, ConfigError
+from minisgl.engine import setup
+from minisgl.options.compose import compose
+from minisgl.plugin_manager.manager import PluginManager
+from minisgl.testing.paged import PagedModel
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "rope_scaling": None}
+LLAMA3 = LLAMA | {"rope_theta": 500000.0, "max_position_embeddings": 131072, "mlp_bias": False, "pretraining_tp": 1}
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "max_position_embeddings": 32768}
+QWEN2 = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "max_position_embeddings": 32768,
+    "max_window_layers": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "sliding_window": 8,
+    "use_sliding_window": False,
+}
+QWEN3 = QWEN2 | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "head_dim": 32,
+    "max_position_embeddings": 40960,
+    "rope_scaling": None,
+    "sliding_window": None,
+}
+QWEN3_MOE = QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.001,
+}
+
+
+def llama3_rope(factor: float) -> dict[str, Any]:
+    """Return the RoPE scaling of Llama 3.1 (``factor`` 8) and 3.2 (32)."""
+    lengths = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    return {"factor": factor, "rope_type": "llama3", **lengths}
+
+
+def yarn(factor: float, original: int, **fields: Any) -> dict[str, Any]:
+    """Return YaRN scaling in the layout of transformers 4."""
+    return {"factor": factor, "original_max_position_embeddings": original, "type": "yarn", **fields}
+
+
+SERVED: dict[str, dict[str, Any]] = {
+    "LLaMA 7B": LLAMA | {"num_key_value_heads": ..., "rms_norm_eps": 1e-6, "max_sequence_length": 2048},
+    "Llama 2 7B": LLAMA | {"num_key_value_heads": 4, "pretraining_tp": 1, "torch_dtype": "float16"},
+    "Llama 3 8B": LLAMA3 | {"max_position_embeddings": 8192},
+    "Llama 3.1 8B": LLAMA3 | {"rope_scaling": llama3_rope(8.0)},
+    "Llama 3.2 1B": LLAMA3 | {"rope_scaling": llama3_rope(32.0), "head_dim": 16, "tie_word_embeddings": True},
+    "Llama 3.3 70B": LLAMA3 | {"rope_scaling": llama3_rope(8.0), "head_dim": 16},
+    "Llama 3.1 Nemotron Nano 8B": LLAMA3 | {"rope_scaling": llama3_rope(8.0), "head_dim": 16},
+    "TinyLlama 1.1B": LLAMA | {"max_position_embeddings": 2048, "pretraining_tp": 1},
+    "Yi 1.5 9B": LLAMA | {"rope_theta": 5000000.0, "rms_norm_eps": 1e-6, "attention_bias": False},
+    "CodeLlama 7B": LLAMA | {"rope_theta": 1000000, "max_position_embeddings": 16384},
+    "DeepSeek LLM 7B": LLAMA | {"rms_norm_eps": 1e-6, "num_key_value_heads": 4},
+    "DeepSeek Coder 33B": LLAMA | {"rope_scaling": {"factor": 4.0, "type": "linear"}, "rope_theta": 100000},
+    "DeepSeek R1 Distill Llama 8B": LLAMA3 | {"rope_scaling": llama3_rope(8.0)},
+    "Vicuna 7B 16k": LLAMA | {"rope_scaling": {"factor": 4.0, "type": "linear"}, "max_sequence_length": 16384},
+    "LongChat 7B 32k": LLAMA | {"rope_scaling": {"factor": 8.0, "type": "linear"}, "num_key_value_heads": 4},
+    "a dynamic-NTK fine-tune": LLAMA | {"rope_scaling": {"factor": 2.0, "type": "dynamic"}},
+    "Falcon3 7B": LLAMA | {"head_dim": 32, "rope_theta": 1000042, "rms_norm_eps": 1e-6, "mlp_bias": False},
+    "SmolLM2 135M": LLAMA
+    | {"is_llama_config": True, "rope_interleaved": False, "tie_word_embeddings": True, "rope_theta": 100000},
+    "an unsloth fine-tune": LLAMA3 | {"unsloth_fixed": True, "unsloth_version": "2024.9", "head_dim": 16},
+    "Mistral 7B v0.1": MISTRAL | {"sliding_window": 8},
+    "Mistral 7B v0.2": MISTRAL | {"sliding_window": None, "rope_theta": 1000000.0},
+    "Mistral 7B v0.3": MISTRAL | {"sliding_window": None, "rope_theta": 1000000.0, "vocab_size": 328},
+    "Mistral Nemo 12B": MISTRAL | {"sliding_window": None, "rope_theta": 1000000.0, "head_dim": 32},
+    "Mistral Small 24B": MISTRAL | {"sliding_window": None, "rope_theta": 100000000.0, "head_dim": 32},
+    "Ministral 8B": MISTRAL | {"sliding_window": 8, "head_dim": 32, "rope_theta": 100000000.0},
+    "Yarn Mistral 7B 128k": MISTRAL | {"rope_scaling": yarn(16.0, 8192, finetuned=True), "sliding_window": 8},
+    "Qwen1.5 7B": QWEN2 | {"num_key_value_heads": 4, "seq_length": 32768},
+    "Qwen2 7B": QWEN2 | {"max_position_embeddings": 131072},
+    "Qwen2.5 7B": QWEN2,
+    "Qwen2.5 7B with YaRN": QWEN2 | {"rope_scaling": yarn(4.0, 32768)},
+    "Qwen2.5 Math 7B": QWEN2 | {"rope_theta": 10000.0, "max_position_embeddings": 4096, "use_mrope": False},
+    "QwQ 32B": QWEN2 | {"max_position_embeddings": 40960, "rms_norm_eps": 1e-5},
+    "DeepSeek R1 Distill Qwen 7B": QWEN2 | {"rope_theta": 10000, "max_position_embeddings": 131072},
+    "a Qwen2 that uses its window": QWEN2 | {"use_sliding_window": True},
+    "Qwen3 0.6B": QWEN3 | {"tie_word_embeddings": True},
+    "Qwen3 8B": QWEN3,
+    "Qwen3 8B with YaRN": QWEN3 | {"rope_scaling": yarn(4.0, 32768)},
+    "Qwen3 4B 2507": QWEN3 | {"rope_theta": 5000000, "max_position_embeddings": 262144},
+    "Qwen3 30B-A3B": QWEN3_MOE,
+    "Qwen3 Coder 30B-A3B": QWEN3_MOE
+    | {"qkv_bias": False, "shared_expert_intermediate_size": 0, "use_qk_norm": True, "rope_theta": 10000000},
+}
+"""Model → fields of config.json that differ from `SIZES`; the value ``...`` removes a field."""
+
+
+def refused(architecture: str, model_type: str, **fields: Any) -> dict[str, Any]:
+    """Return the fields of a model whose architecture no plugin implements."""
+    return {"architectures": [architecture], "model_type": model_type, **fields}
+
+
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+BY_LAYER = {"full_attention": {"rope_theta": 1e6, "rope_type": "default"}, "sliding_attention": {"rope_theta": 1e4}}
+MLA = {"kv_lora_rank": 512, "q_lora_rank": None, "n_routed_experts": 8, "rope_scaling": yarn(40, 4096, mscale=0.707)}
+NESTED: dict[str, Any] = dict.fromkeys(SIZES, ...) | {"text_config": SIZES, "vision_config": {"hidden_size": 64}}
+REFUSED: dict[str, dict[str, Any]] = {
+    "Phi-3 mini 128k": refused("Phi3ForCausalLM", "phi3", rope_scaling=LONGROPE, original_max_position_embeddings=4096),
+    "Phi-4 mini": refused("Phi3ForCausalLM", "phi3", rope_scaling=LONGROPE, partial_rotary_factor=0.75),
+    "Gemma 7B": refused("GemmaForCausalLM", "gemma", head_dim=256, hidden_activation=None),
+    "Gemma 2 2B": refused("Gemma2ForCausalLM", "gemma2", final_logit_softcapping=30.0, query_pre_attn_scalar=256),
+    "Gemma 3 1B": refused("Gemma3ForCausalLM", "gemma3_text", rope_local_base_freq=10000, sliding_window=512),
+    "Gemma 3 by transformers 5": refused("Gemma3ForCausalLM", "gemma3_text", rope_parameters=BY_LAYER),
+    "Gemma 3 4B": refused("Gemma3ForConditionalGeneration", "gemma3", **NESTED),
+    "Llama 4 Scout": refused("Llama4ForConditionalGeneration", "llama4", **NESTED),
+    "Mistral Small 3.1": refused("Mistral3ForConditionalGeneration", "mistral3", **NESTED),
+    "Granite 3.3 8B": refused("GraniteForCausalLM", "granite", embedding_multiplier=12.0, logits_scaling=16.0),
+    "Granite 4 tiny": refused("GraniteMoeHybridForCausalLM", "granitemoehybrid", position_embedding_type="nope"),
+    "OLMo 2 7B": refused("Olmo2ForCausalLM", "olmo2", rope_theta=500000),
+    "OLMo 3 7B": refused("Olmo3ForCausalLM", "olmo3", rope_scaling=yarn(8.0, 8192), sliding_window=4096),
+    "Command R": refused("CohereForCausalLM", "cohere", logit_scale=0.0625, rms_norm_eps=...),
+    "InternLM2 7B": refused("InternLM2ForCausalLM", "internlm2", rope_scaling={"type": "dynamic", "factor": 2.0}),
+    "InternLM3 8B": refused("InternLM3ForCausalLM", "internlm3", rope_scaling={"type": "dynamic", "factor": 6.0}),
+    "EXAONE 4 32B": refused("Exaone4ForCausalLM", "exaone4", sliding_window_pattern="LLLG"),
+    "GLM-4 9B": refused("Glm4ForCausalLM", "glm4", partial_rotary_factor=0.5, attention_bias=True),
+    "Nemotron 4 Mini": refused("NemotronForCausalLM", "nemotron", hidden_act="relu2", partial_rotary_factor=0.5),
+    "MiniCPM 2B": refused("MiniCPMForCausalLM", "minicpm", scale_emb=12, scale_depth=1.4, dim_model_base=256),
+    "MiniCPM4 8B": refused("MiniCPMForCausalLM", "minicpm", rope_scaling={**LONGROPE, "rope_type": "longrope"}),
+    "StarCoder2 7B": refused("Starcoder2ForCausalLM", "starcoder2", hidden_act="gelu_pytorch_tanh", use_bias=True),
+    "StableLM 2": refused("StableLmForCausalLM", "stablelm", partial_rotary_factor=0.25, layer_norm_eps=1e-5),
+    "SmolLM3 3B": refused("SmolLM3ForCausalLM", "smollm3", no_rope_layers=[1, 1, 1, 0], no_rope_layer_interval=4),
+    "Mixtral 8x7B": refused("MixtralForCausalLM", "mixtral", num_local_experts=8, sliding_window=None),
+    "Qwen1.5 MoE": refused("Qwen2MoeForCausalLM", "qwen2_moe", num_experts=60, shared_expert_intermediate_size=48),
+    "Qwen3-Next": refused("Qwen3NextForCausalLM", "qwen3_next", partial_rotary_factor=0.25, num_experts=512),
+    "DeepSeek V2 Lite": refused("DeepseekV2ForCausalLM", "deepseek_v2", **MLA),
+    "DeepSeek V3": refused("DeepseekV3ForCausalLM", "deepseek_v3", **MLA | {"q_lora_rank": 1536}),
+    "gpt-oss 20B": refused("GptOssForCausalLM", "gpt_oss", rope_scaling=yarn(32.0, 4096, truncate=False)),
+    "Ministral 3": refused("Ministral3ForCausalLM", "ministral3", rope_parameters=yarn(16.0, 16384)),
+    "GPT-2": refused("GPT2LMHeadModel", "gpt2", n_head=12, num_attention_heads=...),
+    "Mamba": refused("MambaForCausalLM", "mamba", num_attention_heads=...),
+}
+"""Model → fields of config.json. The message must name the architecture."""
+
+
+@pytest.fixture(scope="module")
+def manager() -> PluginManager:
+    """Return one plugin manager for all tests of the module."""
+    return PluginManager.load()
+
+
+@pytest.fixture(scope="module")
+def options(manager: PluginManager) -> Config:
+    """Return the options of an engine, for any model."""
+    return compose(manager, ["device=cpu", "load_format=dummy"])
+
+
+def write(folder: Path, fields: dict[str, Any]) -> None:
+    """Write the config.json of a table's entry."""
+    raw = {key: value for key, value in {**SIZES, **fields}.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(raw))
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_served(name: str, tmp_path: Path, manager: PluginManager) -> None:
+    write(tmp_path, SERVED[name])
+    theirs = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.from_pretrained(tmp_path), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.2 * noise if noise.ndim == 1 else 1.5 * noise / noise.shape[-1] ** 0.5)
+    stored = dict(theirs.state_dict())
+    if theirs.config.tie_word_embeddings:
+        del stored["lm_head.weight"]
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    ids = torch.arange(5, 45)
+    with torch.inference_mode():
+        want = theirs(ids[None], use_cache=False).logits[0]
+    (got,) = PagedModel(tmp_path, max_seq_len=48, max_running_requests=1, manager=manager).run([(0, 0, ids)])
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
+
+
+def build(config: Config, manager: PluginManager) -> None:
+    """Build the model of ``config`` as far as the choice of its class."""
+    path, model = setup.read_model(config)
+    setup.build_model(config, manager, path, model, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, tmp_path: Path, manager: PluginManager, options: Config) -> None:
+    """The message names the architecture, and suggests no other one."""
+    write(tmp_path, REFUSED[name])
+    config = replace(options, model=str(tmp_path))
+    with pytest.raises(ConfigError) as refusal:
+        build(config, manager)
+    message = str(refusal.value)
+    assert REFUSED[name]["architectures"][0] in message
+    assert "Did you mean" not in message
+    assert "plugins=" in message or "text_config" in message or "lacks the field" in message
