@@ -59,7 +59,11 @@ class ServerConfig:
     served_model_name: str | None = None
     """The name of the model in the API. Default: the value of the option ``model``."""
     max_queued: int = 4096
-    """Maximum number of open requests (waiting and running). A request above this limit gets HTTP status 503."""
+    """Maximum number of open requests (waiting and running). A request above this limit gets HTTP status 503, or takes
+    the place of those of a client that has more than its share."""
+    max_choices: int | None = None
+    """Maximum number of choices of one HTTP request: ``n`` for each prompt. More get HTTP status 400. Default: a quarter
+    of ``max_queued``, but not less than 128."""
     max_body: int | None = None
     """Maximum size of a request's body in bytes. A larger one gets HTTP status 413. Default: 64 bytes for each token
     that the server allows for a request, and at least 1 MiB."""
@@ -247,6 +251,9 @@ class Config:
         need(self.server.served_model_name != "", "server.served_model_name", "a name, or null for the model's")
         for key in ("max_queued", "max_connections"):
             need(getattr(self.server, key) >= 1, f"server.{key}", "at least 1")
+        max_choices = self.server.max_choices
+        choices_ok = max_choices is None or 1 <= max_choices <= self.server.max_queued
+        need(choices_ok, "server.max_choices", "from 1 to server.max_queued, or null for the default")
         max_body = self.server.max_body
         need(max_body is None or max_body >= 1, "server.max_body", "at least 1, or null for the default")
         for key in ("drain_timeout", "watchdog"):

@@ -136,7 +136,7 @@ def _routes(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> Fas
     ) -> Response:
         """Submit the prompts, and return the response. The request ends with an error after ``timeout``."""
         record = record_of(request.scope)
-        stream = dispatcher.submit(prompts, params, max_tokens_from_context, record.id)
+        stream = dispatcher.submit(prompts, params, max_tokens_from_context, record.id, record.client)
         record.generation = Generation(
             chat=builder.chat,
             response_id=builder.id,

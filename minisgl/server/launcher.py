@@ -93,7 +93,8 @@ class Launcher:
         for worker in self._worker_pool.workers:
             for descriptor in (worker.pipe.fileno(), worker.process.sentinel):
                 loop.add_reader(descriptor, self._on_worker_event, worker, descriptor)
-        self._dispatcher = Dispatcher(self._addresses, self._config.server.max_queued)
+        server = self._config.server
+        self._dispatcher = Dispatcher(self._addresses, server.max_queued, server.max_choices)
         self._metrics = Metrics(self._plugin_calls)
         self._serve_http()
         try:

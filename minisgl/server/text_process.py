@@ -195,7 +195,7 @@ class TextWorker:
                     "context_length_exceeded",
                 )
             params = msgspec.structs.replace(params, max_tokens=left)
-        self._to_scheduler(Schedule(message.uids, ids, params))
+        self._to_scheduler(Schedule(message.uids, ids, params, message.group))
 
     def _tokenize(self, message: TokenizeRequest) -> Message:
         ids = self._ids(message.prompt, empty=True)
