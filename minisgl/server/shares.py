@@ -57,14 +57,14 @@ class Shares:
         own = self._num_open.get(client, 0)
         others = [(number, name) for name, number in self._num_open.items() if name != client]
         most, name = max(others, default=(0, ""))
-        if most - missing >= own + count:
+        if most - missing > own + count:
             return self._largest(name, missing)
         streams = self._streams.get(client, {})
         if own == len(streams):  # none, or one request each
             return []
         largest = max(streams, key=lambda stream: streams[stream])
         share = self._max_open // (len(streams) + 1)
-        return [largest] if streams[largest] > max(count, share) >= missing else []
+        return [largest] if streams[largest] > share and streams[largest] - missing > count else []
 
     def _largest(self, client: str, missing: int) -> list[Stream]:
         """Return a client's streams with the most open requests, of equal ones the youngest, with ``missing`` in all."""
