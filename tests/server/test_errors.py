@@ -296,9 +296,9 @@ def test_too_many_open_requests(strict: Server) -> None:
     with httpx.Client(base_url=strict.url, headers={"authorization": "Bearer secret"}, timeout=60) as http:
         body = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "stream": True}
         with contextlib.ExitStack() as stack:
-            for _ in range(4):
-                streaming = stack.enter_context(http.stream("POST", PLAIN, json=body))
-                next(streaming.iter_lines())
+            lines = [stack.enter_context(http.stream("POST", PLAIN, json=body)).iter_lines() for _ in range(4)]
+            for each in lines:
+                next(each)
             refused = http.post(PLAIN, json={"prompt": "a", "max_tokens": 1})
             assert error_of(refused, 503)["code"] == "overloaded"
             assert refused.headers["retry-after"] == "1"
