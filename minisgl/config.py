@@ -33,6 +33,7 @@ DEVICES = ("auto", "cpu", "cuda")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 LOG_FORMATS = ("text", "json")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+")
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _ADDRESS = re.compile(r"tcp://[^\s/;]+:(?P<port>\*|[0-9]{1,5})|ipc:///[^\s]+")
 
 
@@ -86,7 +87,11 @@ class ServerConfig:
     it in the paths of requests."""
     cors_origins: list[str] = field(default_factory=list)
     """The origins, such as ``https://chat.example.com``, whose web pages may call the server from a browser. ``*``
-    allows all. Default: none."""
+    allows all. Pages of the server's own host may always. Default: no others."""
+    allowed_hosts: list[str] = field(default_factory=list)
+    """The names, such as ``llm.example.com``, that the header ``Host`` may have if the server listens at a loopback
+    address and has no ``api_key``: those of proxies. Addresses and names without a dot are always allowed, ``*`` allows
+    all. This keeps out web sites whose name resolves to the server's address. Default: no others."""
     tls_cert: str | None = None
     """A file in PEM format with the server's certificate and those of its authorities. The server then speaks HTTPS
     only."""
@@ -269,6 +274,8 @@ class Config:
         need(root_ok, "server.root_path", "a path such as /llm, without a slash at its end, or empty")
         origins_ok = all(origin == "*" or _ORIGIN.fullmatch(origin) for origin in self.server.cors_origins)
         need(origins_ok, "server.cors_origins", "a list of origins such as https://example.com:8443 (no path), or [*]")
+        hosts_ok = all(host == "*" or _HOST_NAME.fullmatch(host) for host in self.server.allowed_hosts)
+        need(hosts_ok, "server.allowed_hosts", "a list of names such as llm.example.com (no port), or [*]")
         need(self.server.tls_cert != "", "server.tls_cert", "a file, or null for no TLS")
         need(self.server.tls_key is None or self.server.tls_cert is not None, "server.tls_key", "used with tls_cert")
         endpoint = self.server.otlp_endpoint

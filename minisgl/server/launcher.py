@@ -24,6 +24,7 @@ import uvicorn
 from minisgl.config import Config, ConfigError
 from minisgl.message import Addresses
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.server.access import is_loopback
 from minisgl.server.app import Settings, create_app
 from minisgl.server.connections import LISTEN, log_accept_errors, uvicorn_options
 from minisgl.server.dispatch import PING_SECONDS, Dispatcher
@@ -142,6 +143,7 @@ class Launcher:
             request_timeout=server.request_timeout,
             root_path=server.root_path,
             cors_origins=tuple(server.cors_origins),
+            allowed_hosts=tuple(server.allowed_hosts) if is_loopback(server.host) else None,
             info=ServerInfo.of(self._config),
         )
         if server.otlp_endpoint is not None:
