@@ -76,7 +76,8 @@ def replica_words(words: Sequence[str], config: ClusterConfig, index: int) -> li
     if config.trace:
         path = Path(config.trace)
         kept.append(f"trace={path.with_name(f'{path.stem}-{index}{path.suffix}')}")
-    if not is_loopback(config.server.host):  # the replica sees the router's Host, which a server would not check
+    if config.server.api_key is None and not is_loopback(config.server.host):
+        # The replica gets the Host of the router, which need not check it, because it does not listen at loopback.
         kept = [word for word in kept if not word.lstrip("+").startswith("server.allowed_hosts=")]
         kept.append("server.allowed_hosts=[*]")
     return [*kept, "server.host=127.0.0.1", "server.port=0"]
