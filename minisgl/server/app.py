@@ -36,6 +36,7 @@ from minisgl.server.protocol import (
     CompletionRequest,
     DetokenizeBody,
     TokenizeBody,
+    check_work,
     parse,
     tokens_prompt,
 )
@@ -128,7 +129,12 @@ def _routes(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> Fas
         """Read the body of ``request`` as a struct of type ``kind``. Return it, and what ``convert`` makes of it."""
         check_body_headers(request.headers)
         body = await read_body(request, settings.body_limit(dispatcher.max_seq_len))
-        return await parse_body(body, kind, convert)
+
+        def check_and_convert(parsed: S) -> T:
+            check_work(parsed, dispatcher.max_seq_len or None)
+            return convert(parsed)
+
+        return await parse_body(body, kind, check_and_convert)
 
     async def generate(
         request: Request,

@@ -18,12 +18,15 @@ import msgspec
 from minisgl.core import InvalidRequestError, SamplingParams, shorten
 from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, pack_ids
 from minisgl.server.errors import ApiError
+from minisgl.server.work_bounds import check_chat_size, check_num_ids
 
 S = TypeVar("S", bound=msgspec.Struct)
 MAX_FIELD = 2**16
 """The largest size in bytes of a parameter, as JSON, that is not one of `LARGE_FIELDS`."""
-LARGE_FIELDS = frozenset({"prompt", "messages", "tokens", "chat_template_kwargs"})
+LARGE_FIELDS = frozenset({"prompt", "messages", "tokens"})
 """The parameters that may be as large as the body."""
+MAX_FIELDS = 256
+"""The largest number of parameters of a body, those with the value null included."""
 MAX_PROMPTS = 4096
 """The largest number of prompts of a plain completion."""
 MAX_DEPTH = 64
@@ -227,6 +230,22 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
+def check_work(body: msgspec.Struct, max_seq_len: int | None) -> None:
+    """Raise `ApiError` for a body with more parts than ``max_seq_len`` tokens allow, before any work on a part.
+
+    With None, the server is starting: it refuses the request anyway.
+    """
+    if max_seq_len is None:
+        return
+    try:
+        if isinstance(body, ChatRequest | TokenizeBody):
+            check_chat_size(body.messages or [], body.chat_template_kwargs, max_seq_len)
+        elif isinstance(body, DetokenizeBody):
+            check_num_ids(len(body.tokens), max_seq_len)
+    except InvalidRequestError as error:
+        raise ApiError.from_invalid(error) from None
+
+
 # ---- parsing ---------------------------------------------------------------------------------------
 
 
@@ -309,6 +328,8 @@ def _decode_fields(body: bytes) -> dict[str, Any]:
         raise ApiError(400, "The body is not valid JSON: it must be in UTF-8, and seems to be in UTF-16 or UTF-32.")
     try:
         encoded = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        if len(encoded) > MAX_FIELDS:
+            raise ApiError(400, f"The body has more than {MAX_FIELDS} parameters.", code="invalid_value")
         for name, raw in encoded.items():
             _check_size(name, bytes(memoryview(raw)))
         fields = {name: _decode_field(name, raw) for name, raw in encoded.items()}
