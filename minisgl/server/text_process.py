@@ -42,6 +42,7 @@ from minisgl.message import (
     unpack_ids,
 )
 from minisgl.server.errors import refusal
+from minisgl.server.fair_inbox import FairInbox
 from minisgl.server.heartbeat import Heartbeat
 from minisgl.server.work_bounds import check_chat_size, check_num_ids
 from minisgl.server.worker_process import Ready, Report
@@ -75,13 +76,14 @@ def run_text_process(
     warm_up(tokenizer)
     context = zmq.Context()
     pull = Pull(context, inbox)
+    messages = FairInbox(pull)
     to_api = Push(context, addresses.api)
     worker = TextWorker(tokenizer, to_api.send, Push(context, addresses.scheduler).send)
     report.send(Ready())
     running = True
     while running:
         heartbeat.idle()
-        message = pull.receive()
+        message = messages.receive()
         heartbeat.beat()
         if isinstance(message, Ping):
             to_api.send(Pong(role, pull.num_dropped))
