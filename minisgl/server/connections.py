@@ -148,13 +148,13 @@ class Connection(HttpToolsProtocol):
         if len(self.refused) >= self.limits.refused:
             self.transport.abort()
             return
-        if len(self.refused) == 0:
-            log.warning("%d connections are open: new ones are refused (server.max_connections)", len(self.connections))
         self.refused.add(self)
         self._over_limit = True
         self._timer = self.loop.call_later(REFUSED_SECONDS, self._on_slow_request)
 
     def _refusal(self) -> ApiError:
+        if len(self.refused) == 1:  # the others have been reported
+            log.warning("%d connections are open: new ones are refused (server.max_connections)", len(self.connections))
         return ApiError(503, "Too many connections are open: try again later.", headers={"retry-after": "1"})
 
     def pause_writing(self) -> None:
