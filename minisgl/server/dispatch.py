@@ -146,7 +146,7 @@ class Dispatcher:
             ).encode()
             for i, prompt in enumerate(prompts)
         ]
-        self._make_room(client, len(uids))
+        self._displace_for(client, len(uids))
         tokenizer = next(self._next_tokenizer)
         stream = Stream(uids, tokenizer, client)
         self._shares.add(stream)
@@ -185,7 +185,7 @@ class Dispatcher:
         message = f"Too many requests are open ({self.num_open} of {self._max_open}): try again later."
         return ApiError(503, message, code="overloaded", headers={"retry-after": "1"})
 
-    def _make_room(self, client: str, count: int) -> None:
+    def _displace_for(self, client: str, count: int) -> None:
         """Make room for ``count`` requests of ``client``. Raise `ApiError` (503) if no client has too much of it."""
         missing = self.num_open + count - self._max_open
         if missing > 0:

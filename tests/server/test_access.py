@@ -150,7 +150,13 @@ def test_loopback(host: str, expected: bool) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [None, "application/json", "APPLICATION/JSON", "application/json; charset=utf-8", 'application/json;charset="UTF-8"'],
+    [
+        None,
+        "application/json",
+        "APPLICATION/JSON",
+        "application/json; charset=utf-8",
+        'application/json;charset="UTF-8"',
+    ],
 )
 def test_json_bodies(run_app: RunApp, kind: str | None) -> None:
     async def test(server: AppServer) -> None:

@@ -254,7 +254,10 @@ def test_half_bodies_make_room(narrow: Server, begun: bytes) -> None:
             with suppress(ConnectionError):
                 client.sendall(HEAD % 1000 + begun)
         assert httpx.get(f"{narrow.url}/health", timeout=30).status_code == 200
-        assert answer(narrow, completion(max_tokens=1).replace(b"host: x", b"host: x\r\nconnection: close"))[9:12] == b"200"
+        assert (
+            answer(narrow, completion(max_tokens=1).replace(b"host: x", b"host: x\r\nconnection: close"))[9:12]
+            == b"200"
+        )
         with suppress(ConnectionError):
             assert half[0].recv(100) == b""
         body = b'{"prompt": [5], "max_tokens": 1}'.ljust(1000 - len(begun))
