@@ -63,8 +63,8 @@ class ServerConfig:
     """Maximum number of open requests (waiting and running). A request above this limit gets HTTP status 503, or takes
     the place of those of a client that has more than its share."""
     max_choices: int | None = None
-    """Maximum number of choices of one HTTP request: ``n`` for each prompt. More get HTTP status 400. Default: a quarter
-    of ``max_queued``, but not less than 128."""
+    """Maximum number of choices of one HTTP request: ``n`` for each prompt. More get HTTP status 400. Default: a
+    quarter of ``max_queued``, but not less than 128."""
     max_body: int | None = None
     """Maximum size of a request's body in bytes. A larger one gets HTTP status 413. Default: 64 bytes for each token
     that the server allows for a request, and at least 1 MiB."""

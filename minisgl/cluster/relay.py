@@ -8,7 +8,6 @@ another replica. If the client disconnects, the response of the replica is close
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol

@@ -118,7 +118,9 @@ class Scheduler:
     ) -> None:
         """Add a request to the waiting queue.
 
-        Requests with the same ``group`` share what one request without a group has: `minisgl.scheduler.fairness`. Raise `InvalidRequestError`, which names the field, if the request can never be served (promise 2). Raise
+        Requests with the same ``group`` share what one request without a group has: `minisgl.scheduler.fairness`.
+
+        Raise `InvalidRequestError`, which names the field, if the request can never be served (promise 2). Raise
         ValueError if ``uid`` is not an integer from 0 to 2^31 - 1, or if a request with this ``uid`` is open. The
         request is not registered then.
         """

@@ -6,8 +6,8 @@ the server looks at two headers that a page can't set:
 
 - ``Origin``, which browsers add to each POST request, must name the host of the request, or an origin of
   ``server.cors_origins``;
-- ``Host`` must not be the name of a site in the internet, if the server listens at a loopback address. Such a site could
-  let its name resolve to 127.0.0.1 (DNS rebinding), and its pages would be of the same origin as the server.
+- ``Host`` must not be the name of a site in the internet, if the server listens at a loopback address. Such a site
+  could let its name resolve to 127.0.0.1 (DNS rebinding), and its pages would be of the same origin as the server.
 
 With an API key, neither is checked: a page of another site does not have the key.
 """
@@ -81,8 +81,8 @@ class BrowserCheck:
             return
         if "*" not in self._origins and origin not in self._origins and not _is_same(origin, host):
             message = (
-                f"The request comes from a web page of {shorten(repr(origin))}, which may not use this server. To allow "
-                "it, add this origin to server.cors_origins."
+                f"The request comes from a web page of {shorten(repr(origin))}, which may not use this server. To "
+                "allow it, add this origin to server.cors_origins."
             )
             raise ApiError(403, message, code="origin_not_allowed")
 

@@ -3,8 +3,8 @@
 uvicorn serves HTTP with the parser llhttp (the package httptools), in its strict mode; this module adds the limits. A
 client that sends its request too slowly gets 408, and one whose headers are too large gets 431. The connection of a
 client that does not read its response is closed, which aborts the request. If too many connections are open, a new one
-takes the place of the one that has waited longest for a request, or for the next part of its body. If there is none, the
-new one gets 503 with ``Retry-After``, unless it asks for ``/health`` or ``/ready``.
+takes the place of the one that has waited longest for a request, or for the next part of its body. If there is none,
+the new one gets 503 with ``Retry-After``, unless it asks for ``/health`` or ``/ready``.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class FairInbox:
         return first
 
     def _drop(self, uids: Sequence[int]) -> None:
-        """Remove the prompts of aborted requests. The scheduler does not know them, and ignores that they are aborted."""
+        """Remove the prompts of aborted requests. The scheduler does not know them, and ignores their `Abort`."""
         aborted = set(uids)
         for group in [group for group in self._queues if group != _OTHERS]:
             kept = deque(m for m in self._queues[group] if not (isinstance(m, Submit) and aborted.issuperset(m.uids)))

@@ -2,8 +2,8 @@
 
 A client is an address. Each of its HTTP requests is a `Stream`, which may have many open requests: its choices. As long
 as there is room, every client may have any number of them. When there is none, the client with the most open requests
-makes room for one with fewer (in routers: longest queue drop), and of one client, the HTTP request with the most choices
-for a smaller one. So neither one HTTP request nor one client keeps all others out.
+makes room for one with fewer (in routers: longest queue drop), and of one client, the HTTP request with the most
+choices for a smaller one. So neither one HTTP request nor one client keeps all others out.
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ class Shares:
         return [largest] if streams[largest] > share and streams[largest] - missing > count else []
 
     def _largest(self, client: str, missing: int) -> list[Stream]:
-        """Return a client's streams with the most open requests, of equal ones the youngest, with ``missing`` in all."""
+        """Return a client's streams with the most open requests, the youngest first, until they have ``missing``."""
         streams = self._streams[client]
         ended = []
-        for stream in sorted(reversed(streams), key=lambda stream: -streams[stream]):
+        youngest_first = list(streams)[::-1]
+        for stream in sorted(youngest_first, key=lambda stream: -streams[stream]):
             ended.append(stream)
             missing -= streams[stream]
             if missing <= 0:

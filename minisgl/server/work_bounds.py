@@ -1,8 +1,8 @@
 """Bounds of the work that one request can cause before it is known how many tokens it has.
 
 A text is bounded by its length (`minisgl.server.text_process`), but a chat of 36,000 empty messages has almost no text,
-and rendering it takes a second of the tokenizer's time. So the parts of a chat are counted first. The API server does it
-before any work on a message, and the tokenizer again, because it can't know whether its messages were checked.
+and rendering it takes a second of the tokenizer's time. So the parts of a chat are counted first. The API server does
+it before any work on a message, and the tokenizer again, because it can't know whether its messages were checked.
 """
 
 from __future__ import annotations
