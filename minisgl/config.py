@@ -34,6 +34,7 @@ GENERATION_CONFIG = ("auto", "none")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 LOG_FORMATS = ("text", "json")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+")
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _ADDRESS = re.compile(r"tcp://[^\s/;]+:(?P<port>\*|[0-9]{1,5})|ipc:///[^\s]+")
 
 
@@ -60,7 +61,11 @@ class ServerConfig:
     served_model_name: str | None = None
     """The name of the model in the API. Default: the value of the option ``model``."""
     max_queued: int = 4096
-    """Maximum number of open requests (waiting and running). A request above this limit gets HTTP status 503."""
+    """Maximum number of open requests (waiting and running). A request above this limit gets HTTP status 503, or takes
+    the place of those of a client that has more than its share."""
+    max_choices: int | None = None
+    """Maximum number of choices of one HTTP request: ``n`` for each prompt. More get HTTP status 400. Default: a
+    quarter of ``max_queued``, but not less than 128."""
     max_body: int | None = None
     """Maximum size of a request's body in bytes. A larger one gets HTTP status 413. Default: 64 bytes for each token
     that the server allows for a request, and at least 1 MiB."""
@@ -83,7 +88,11 @@ class ServerConfig:
     it in the paths of requests."""
     cors_origins: list[str] = field(default_factory=list)
     """The origins, such as ``https://chat.example.com``, whose web pages may call the server from a browser. ``*``
-    allows all. Default: none."""
+    allows all. Pages of the server's own host may always. Default: no others."""
+    allowed_hosts: list[str] = field(default_factory=list)
+    """The names, such as ``llm.example.com``, that the header ``Host`` may have if the server listens at a loopback
+    address and has no ``api_key``: those of proxies. Addresses and names without a dot are always allowed, ``*`` allows
+    all. This keeps out web sites whose name resolves to the server's address. Default: no others."""
     tls_cert: str | None = None
     """A file in PEM format with the server's certificate and those of its authorities. The server then speaks HTTPS
     only."""
@@ -254,6 +263,9 @@ class Config:
         need(self.server.served_model_name != "", "server.served_model_name", "a name, or null for the model's")
         for key in ("max_queued", "max_connections"):
             need(getattr(self.server, key) >= 1, f"server.{key}", "at least 1")
+        max_choices = self.server.max_choices
+        choices_ok = max_choices is None or 1 <= max_choices <= self.server.max_queued
+        need(choices_ok, "server.max_choices", "from 1 to server.max_queued, or null for the default")
         max_body = self.server.max_body
         need(max_body is None or max_body >= 1, "server.max_body", "at least 1, or null for the default")
         for key in ("drain_timeout", "watchdog"):
@@ -269,6 +281,8 @@ class Config:
         need(root_ok, "server.root_path", "a path such as /llm, without a slash at its end, or empty")
         origins_ok = all(origin == "*" or _ORIGIN.fullmatch(origin) for origin in self.server.cors_origins)
         need(origins_ok, "server.cors_origins", "a list of origins such as https://example.com:8443 (no path), or [*]")
+        hosts_ok = all(host == "*" or _HOST_NAME.fullmatch(host) for host in self.server.allowed_hosts)
+        need(hosts_ok, "server.allowed_hosts", "a list of names such as llm.example.com (no port), or [*]")
         need(self.server.tls_cert != "", "server.tls_cert", "a file, or null for no TLS")
         need(self.server.tls_key is None or self.server.tls_cert is not None, "server.tls_key", "used with tls_cert")
         endpoint = self.server.otlp_endpoint

@@ -480,6 +480,7 @@ class Req:
         "error",
         "finish_reason",
         "first_admission",
+        "group",
         "max_len",
         "num_cached_pages",
         "num_cached_tokens",
@@ -504,6 +505,7 @@ class Req:
         self.params = params
         self.arrival = arrival  # arrival number: 0, 1, 2, …; not a time
         self.priority = params.priority  # lower is more urgent; `Planner` lowers it when the request was starved
+        self.group = 0  # requests of one group share what one of no group (0) has: see `minisgl.scheduler.fairness`
         self.seed = seed
         self.max_len = len(self.prompt_ids) + params.max_tokens
         self.stop_ids: frozenset[int] = frozenset()

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from minisgl.config import ROUTER_GROUPS, Config, ConfigError
+from minisgl.server.access import is_loopback
 
 ROUTER_ONLY = ("server.host", "server.port", "server.tls_cert", "server.tls_key", "server.max_connections", "trace")
 """Options of a server that the router takes, or that are different for each replica."""
@@ -75,6 +76,10 @@ def replica_words(words: Sequence[str], config: ClusterConfig, index: int) -> li
     if config.trace:
         path = Path(config.trace)
         kept.append(f"trace={path.with_name(f'{path.stem}-{index}{path.suffix}')}")
+    if config.server.api_key is None and not is_loopback(config.server.host):
+        # The replica gets the Host of the router, which need not check it, because it does not listen at loopback.
+        kept = [word for word in kept if not word.lstrip("+").startswith("server.allowed_hosts=")]
+        kept.append("server.allowed_hosts=[*]")
     return [*kept, "server.host=127.0.0.1", "server.port=0"]
 
 

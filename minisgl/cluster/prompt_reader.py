@@ -17,10 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from starlette.datastructures import Headers
 
-from minisgl.cluster.relay import PromptView, is_authorized
+from minisgl.cluster.relay import PromptView
 from minisgl.core import I32, InvalidRequestError
 from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, unpack_ids
 from minisgl.message.kv_events import block_hashes, root_hash
+from minisgl.server.access import is_authorized
 from minisgl.server.errors import ApiError
 from minisgl.server.protocol import ChatRequest, CompletionRequest, parse
 from minisgl.tokenizer.tokenizer import Tokenizer
@@ -73,7 +74,7 @@ class PromptReader:
         is cancelled unless it has begun.
         """
         unread = PromptView(prompt_tokens=len(body) // 4)
-        if not is_authorized(headers, self._api_key):
+        if not is_authorized(headers.get("authorization", ""), self._api_key):
             return unread
         if not self.block_size or len(body) > MAX_BODY or self._pending + len(body) > MAX_PENDING:
             self.by_load += 1

@@ -183,6 +183,8 @@ def engine_words(words: Sequence[str], num_gpus: int) -> list[str]:
     """Return the arguments of a server: those of the application without the router's."""
     dropped = {*ROUTER_GROUPS, *OWN_OPTIONS, "device"}
     kept = [word for word in words if word.partition("=")[0].lstrip("+").partition(".")[0] not in dropped]
+    kept = [word for word in kept if not word.lstrip("+").startswith("server.allowed_hosts=")]
+    kept.append("server.allowed_hosts=[*]")  # requests have the Host of Ray Serve's address
     return [*kept, f"device={'cuda' if num_gpus else 'cpu'}", "server.host=127.0.0.1", "server.port=0"]
 
 

@@ -8,7 +8,6 @@ another replica. If the client disconnects, the response of the replica is close
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -19,6 +18,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from minisgl.cluster.upstream import UpstreamError
+from minisgl.server.access import is_authorized
 from minisgl.server.app import read_body
 from minisgl.server.errors import ApiError
 from minisgl.server.generate import CLIENT_CLOSED_REQUEST, Json
@@ -224,7 +224,7 @@ class Relay:
         Raise `ApiError` if the body is too large (413), if the bodies of all requests are (503), or if it does not
         arrive in time (504).
         """
-        if not is_authorized(Headers(scope=scope), self._api_key):
+        if not is_authorized(Headers(scope=scope).get("authorization", ""), self._api_key):
             return
         try:
             async with asyncio.timeout(self._seconds_left(scope)):
@@ -307,12 +307,6 @@ class Relay:
 def path_of(scope: Scope) -> str:
     """Return the path of a request, without the prefix of the option ``server.root_path``."""
     return scope["path"].removeprefix(scope.get("root_path", "")) or "/"
-
-
-def is_authorized(headers: Headers, api_key: str | None) -> bool:
-    """Return whether a request with these headers has the API key. Each has if ``api_key`` is None."""
-    given = headers.get("authorization", "")
-    return api_key is None or hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode())
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -77,6 +77,7 @@ class Submit(Message):
 
     ``max_tokens_from_context`` is true where the client set no ``max_tokens``: the tokenizer then lowers ``max_tokens``
     to the number of tokens that the context has left after the prompt. ``request_id`` names the HTTP request in logs.
+    ``group`` is the same number for all choices of one HTTP request, or 0 if it has only one.
     """
 
     uids: list[int]
@@ -84,6 +85,7 @@ class Submit(Message):
     params: SamplingParams
     max_tokens_from_context: bool = False
     request_id: str = ""
+    group: int = 0
 
 
 class Abort(Message):
@@ -133,12 +135,13 @@ class Schedule(Message):
     """A tokenized prompt for the scheduler. ``uids`` has a number for each of the prompt's ``n`` choices.
 
     ``prompt_ids`` are the prompt's token ids, packed by `pack_ids`. They are sent once, and the choices share them.
-    ``params`` are the first choice's: see `SamplingParams.of_choice`.
+    ``params`` are the first choice's: see `SamplingParams.of_choice`. ``group`` is that of `Submit`.
     """
 
     uids: list[int]
     prompt_ids: bytes
     params: SamplingParams
+    group: int = 0
 
 
 class GetStats(Message):

@@ -6,6 +6,7 @@ request. It admits no request and builds no step: `Scheduler` does.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Protocol
@@ -16,6 +17,7 @@ from minisgl.core import I32, Bools, Req
 from minisgl.scheduler.base import Plan, Running, SchedulerPolicy, Waiting
 from minisgl.scheduler.budget import AdmissionCost, StepBudget, WaitingView
 from minisgl.scheduler.cache_manager import CacheManager
+from minisgl.scheduler.fairness import NO_GROUP, behind, by_urgency
 from minisgl.scheduler.prefix_hash import PageHash
 from minisgl.scheduler.waiting_queue import WaitingQueue
 
@@ -68,6 +70,7 @@ class Planner:
         self.uses_priority: bool = getattr(policy, "uses_priority", False)
         self._oldest: Req | None = None  # the waiting request that arrived first, when the last plan was made
         self._oldest_since = 0  # the first step whose plan it was waiting for in this place
+        self._claimed: Req | None = None  # the waiting request for which requests of other groups were retracted
 
     def next_rows(self, views: list[Running], in_flight: bool) -> Sequence[tuple[int, int]]:
         """Return the rows of the next step, (uid, tokens) each: first those of starved requests, then the policy's.
@@ -75,20 +78,16 @@ class Planner:
         ``views`` are the running requests, ``in_flight`` says whether a launched step is unread. The result is empty
         only if a step is in flight, or if no request can compute anything.
         """
-        starved, reserved = self._oldest_starved(), self.cache_manager.reserve.num_tokens
-        fits_later = False  # whether the starved request fits when pages that are being freed have become free
-        in_the_way: list[Req] | None = []
-        if starved is not None and not self._budget(reserved).grant(self._waiting_view(starved), 1):
-            in_the_way = self._in_the_way(starved)
-            fits_later = in_the_way is not None
-            for req in in_the_way or []:
-                self.requests.retract(req)
-            if in_the_way:
-                views = self.request_table.running_views(self.requests.next_step_id)
-        if starved is not None and in_the_way is not None:
-            self._inherit_priority(starved)
+        reserved = self.cache_manager.reserve.num_tokens
+        forced_req, in_the_way, fits_later = self._forced_admission(reserved)
+        for req in in_the_way:
+            self.requests.retract(req)
+        if in_the_way:
+            views = self.request_table.running_views(self.requests.next_step_id)
+        if forced_req is not None:
+            self._inherit_priority(forced_req)
         budget = self._budget(reserved if self.requests.waiting else 0)
-        forced = self._starved_rows(views, starved, budget)
+        forced = self._starved_rows(views, forced_req, budget)
         if fits_later:
             budget.rows = 0  # the policy may admit no other request into the pages that are being freed
         waiting: Iterable[Req] = self.requests.waiting
@@ -108,6 +107,50 @@ class Planner:
             # No result is due that could free pages, so another turn would be the same: compute the oldest request.
             rows = self._oldest_row()
         return rows
+
+    def _forced_admission(self, reserved: int) -> tuple[Req | None, list[Req], bool]:
+        """Return a waiting request that the next plan must contain, or None, and what its admission takes.
+
+        It is a starved request, or else one that claims its group's share (`_claimant`). The list has the running
+        requests to retract for it. The flag says whether it fits only when pages that are being freed are free.
+        """
+        starved = self._oldest_starved()
+        if starved is not None:
+            if self._fits(starved, reserved):
+                return starved, [], False
+            victims = self._in_the_way(starved)
+            return (None, [], False) if victims is None else (starved, victims, True)
+        claimed, self._claimed = self._claimed, None
+        claimant = self._claimant(claimed)
+        if claimant is None:
+            return None, [], False
+        if self._fits(claimant, reserved):
+            return (claimant if claimant is claimed else None), [], False
+        kept, taken = behind(claimant, self.request_table.reqs)
+        fits, victims = self._select_victims([*kept, claimant, *taken], reserved + RETRACTION_SLACK)
+        if not fits:
+            return None, [], False
+        self._claimed = claimant
+        return claimant, victims, True
+
+    def _claimant(self, claimed: Req | None) -> Req | None:
+        """Return the first request of the queue if another group has more running requests than its own will have.
+
+        Also return it if requests were retracted for it before: it is then ``claimed``.
+        """
+        if not self.requests.waiting:
+            return None
+        num_running = Counter(req.group for req in self.request_table.reqs)
+        del num_running[NO_GROUP]
+        if not num_running:
+            return None
+        first = self.requests.waiting.most_urgent()
+        assert first is not None
+        return first if first is claimed or max(num_running.values()) > num_running[first.group] + 1 else None
+
+    def _fits(self, waiting: Req, reserved: int) -> bool:
+        """Return whether a waiting request fits into the next step, if no other request is admitted."""
+        return bool(self._budget(reserved).grant(self._waiting_view(waiting), 1))
 
     def _budget(self, num_reserved_tokens: int) -> StepBudget:
         """Return the budget of a whole step.
@@ -279,7 +322,7 @@ class Planner:
         reqs = self.request_table.reqs
         choose = getattr(self.policy, "victims", None)
         if choose is None:
-            return sorted(reqs, key=attrgetter("urgency"), reverse=True)
+            return by_urgency(reqs)[::-1]
         uids = list(choose(self.request_table.all_views(self.requests.next_step_id)))
         by_uid = {req.uid: req for req in reqs}
         if sorted(uids) != sorted(by_uid):

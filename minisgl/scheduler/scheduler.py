@@ -36,6 +36,7 @@ from minisgl.scheduler.base import Constraint, DraftProposer, SchedulerPolicy
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.check_request import check_request
 from minisgl.scheduler.events import Events
+from minisgl.scheduler.fairness import NO_GROUP
 from minisgl.scheduler.planner import Planner, PolicyError, req_pool_indices_of
 from minisgl.scheduler.results import InFlightStep, ResultReader
 from minisgl.scheduler.speculation import Speculation
@@ -102,7 +103,7 @@ class Scheduler:
         max_drafts = 0 if proposer is None else proposer.max_drafts
         self.results = ResultReader(self.request_table, self.constraints, self._counts, max_drafts)
         self.requests: dict[int, Req] = {}  # open requests (waiting and running) by uid
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(lambda: self.request_table.reqs)
         self.in_flight: deque[InFlightStep] = deque()
         self.next_step_id = 0
         self._arrivals = 0
@@ -113,8 +114,12 @@ class Scheduler:
 
     # ---- requests ------------------------------------------------------------------------------------
 
-    def add_request(self, uid: int, prompt_ids: Sequence[int] | I32, params: SamplingParams) -> None:
+    def add_request(
+        self, uid: int, prompt_ids: Sequence[int] | I32, params: SamplingParams, group: int = NO_GROUP
+    ) -> None:
         """Add a request to the waiting queue.
+
+        Requests with the same ``group`` share what one request without a group has: `minisgl.scheduler.fairness`.
 
         Raise `InvalidRequestError`, which names the field, if the request can never be served (promise 2). Raise
         ValueError if ``uid`` is not an integer from 0 to 2^31 - 1, or if a request with this ``uid`` is open. The
@@ -130,7 +135,7 @@ class Scheduler:
             raise ValueError(f"a request with uid {uid} is already open")
         req = Req(uid, ids, params, self._arrivals, self._seed_of(params))
         req.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.eos_ids)
-        req.queued_at_step = self.next_step_id
+        req.queued_at_step, req.group = self.next_step_id, group
         constraint = self.constraint_of(req) if self.constraint_of is not None else None
         if constraint is not None:
             self.constraints[uid] = constraint

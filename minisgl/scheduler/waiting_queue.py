@@ -1,40 +1,80 @@
-"""The waiting requests in order of urgency. A request enters and leaves at any position in O(log n), amortised."""
+"""The waiting requests in order of urgency. A request enters and leaves at any position in O(log n), amortised.
+
+`minisgl.scheduler.fairness` says what a group is, and in which order requests of several groups are served.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from operator import attrgetter
 
 from minisgl.core import Req
+from minisgl.scheduler.fairness import NO_GROUP, fair_order
 
 _urgency = attrgetter("urgency")
+
+
+class _SortedReqs:
+    """Requests sorted by ``Req.urgency``.
+
+    A removed request stays in the list for a while, and iteration skips it. The list is rebuilt once a ninth of its
+    entries are removed requests.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[Req] = []  # by urgency; contains removed requests too
+        self._arrivals: set[int] = set()  # the arrival numbers of the requests that were not removed
+
+    def add(self, req: Req) -> None:
+        if self._entries and self._entries[-1].urgency >= req.urgency:
+            i = bisect_left(self._entries, req.urgency, key=_urgency)
+            if self._entries[i] is not req:  # else the request was removed, and its entry is still there
+                self._entries.insert(i, req)
+        else:
+            self._entries.append(req)
+        self._arrivals.add(req.arrival)
+
+    def remove(self, req: Req) -> None:
+        self._arrivals.remove(req.arrival)
+        if 8 * len(self._entries) > 9 * len(self._arrivals) + 512:
+            self._entries = list(self)
+
+    def discard(self, req: Req) -> None:
+        """Remove a request together with its entry, so that its urgency may change."""
+        del self._entries[bisect_left(self._entries, req.urgency, key=_urgency)]
+        self._arrivals.remove(req.arrival)
+
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
+    def __iter__(self) -> Iterator[Req]:
+        arrivals = self._arrivals
+        return (req for req in self._entries if req.arrival in arrivals)
 
 
 class WaitingQueue:
     """The waiting requests, sorted by ``Req.urgency``: by priority, and then by arrival.
 
     Without priorities, that is the order of arrival. A retracted request returns to the place of its first arrival.
-
-    A removed request stays in the lists for a while, and iteration skips it. The lists are rebuilt once a ninth of
-    their entries are removed requests.
+    While requests of groups wait, the order is that of `fair_order`. ``running()`` returns the running requests.
     """
 
-    def __init__(self) -> None:
-        self._sorted: list[Req] = []  # by urgency; contains removed requests too
+    def __init__(self, running: Callable[[], Sequence[Req]] = tuple) -> None:
+        self._running = running
+        self._sorted = _SortedReqs()  # the requests without a group
+        self._groups: dict[int, _SortedReqs] = {}  # the others, by group; no entry is empty
         self._waiting: dict[int, Req] = {}  # the requests in the queue, by arrival
         self._arrivals: list[int] = []  # a heap of arrival numbers; contains those of removed requests too
         self._in_heap: set[int] = set()  # its entries, each of which it has once
 
+    def _of_group(self, group: int) -> _SortedReqs:
+        return self._sorted if group == NO_GROUP else self._groups.setdefault(group, _SortedReqs())
+
     def add(self, req: Req) -> None:
         """Add a request, at the place of its priority and its arrival number."""
-        if self._sorted and self._sorted[-1].urgency >= req.urgency:
-            i = bisect_left(self._sorted, req.urgency, key=_urgency)
-            if self._sorted[i] is not req:  # else the request was removed, and its entry is still there
-                self._sorted.insert(i, req)
-        else:
-            self._sorted.append(req)
+        self._of_group(req.group).add(req)
         self._waiting[req.arrival] = req
         if req.arrival not in self._in_heap:
             self._in_heap.add(req.arrival)
@@ -43,20 +83,25 @@ class WaitingQueue:
     def remove(self, req: Req) -> None:
         """Remove a request. Raise KeyError if it is not in the queue."""
         del self._waiting[req.arrival]
-        if 8 * max(len(self._sorted), len(self._arrivals)) > 9 * len(self._waiting) + 512:
-            self._sorted = list(self)
+        reqs = self._of_group(req.group)
+        reqs.remove(req)
+        if not reqs:
+            self._groups.pop(req.group, None)
+        if 8 * len(self._arrivals) > 9 * len(self._waiting) + 512:
             self._arrivals = sorted(self._waiting)  # a sorted list is a heap
             self._in_heap = set(self._arrivals)
 
     def set_priority(self, req: Req, priority: int) -> None:
         """Change the priority of a request in the queue."""
-        del self._sorted[bisect_left(self._sorted, req.urgency, key=_urgency)]
+        reqs = self._of_group(req.group)
+        reqs.discard(req)
         req.priority = priority
-        self.add(req)
+        reqs.add(req)
 
     def clear(self) -> None:
         """Remove all requests."""
-        self._sorted.clear()
+        self._sorted = _SortedReqs()
+        self._groups.clear()
         self._waiting.clear()
         self._arrivals.clear()
         self._in_heap.clear()
@@ -68,7 +113,7 @@ class WaitingQueue:
         return self._waiting[self._arrivals[0]] if self._arrivals else None
 
     def most_urgent(self) -> Req | None:
-        """Return the first request in order of priority and then arrival; None if the queue is empty."""
+        """Return the first request in the order of the queue; None if the queue is empty."""
         return next(iter(self), None)
 
     def __len__(self) -> int:
@@ -79,5 +124,4 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Req]:
         """Yield the requests in order of urgency. The queue must not change meanwhile."""
-        waiting = self._waiting
-        return (req for req in self._sorted if req.arrival in waiting)
+        return fair_order(self._sorted, self._groups, self._running()) if self._groups else iter(self._sorted)

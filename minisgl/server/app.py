@@ -8,7 +8,7 @@ error object, also for an unknown route or a body that is not JSON.
 from __future__ import annotations
 
 import asyncio
-import hmac
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import fastapi
 import msgspec
 from fastapi import FastAPI, Request, Response
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -24,6 +25,7 @@ from starlette.types import ASGIApp
 
 from minisgl.core import SamplingParams, shorten
 from minisgl.message import Prompt, unpack_ids
+from minisgl.server.access import BrowserCheck, is_authorized
 from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import ApiError
 from minisgl.server.generate import CLIENT_CLOSED_REQUEST, Json, respond_json, respond_stream
@@ -35,6 +37,7 @@ from minisgl.server.protocol import (
     CompletionRequest,
     DetokenizeBody,
     TokenizeBody,
+    check_work,
     parse,
     tokens_prompt,
 )
@@ -52,6 +55,7 @@ BODY_BYTES_PER_TOKEN = 64
 SMALL_BODY = 2**16
 """The largest size of a body, in bytes, that is parsed in the event loop's thread."""
 
+_MEDIA = "unsupported_media_type"
 GET_OR_HEAD = ["GET", "HEAD"]
 
 
@@ -61,7 +65,8 @@ class Settings:
 
     They are the model's name in the API, the API key or None, the largest size of a body in bytes or None for the
     default, which depends on the model's context, the longest time of a request in seconds or None, the prefix of all
-    paths, the origins whose pages may read responses, and the facts for ``/server_info`` and ``/model_info``.
+    paths, the origins whose pages may use the server, the allowed names in the header ``Host`` or None if it is not
+    checked, and the facts for ``/server_info`` and ``/model_info``.
     """
 
     model: str
@@ -70,6 +75,7 @@ class Settings:
     request_timeout: float | None = None
     root_path: str = ""
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] | None = None
     info: ServerInfo = field(default_factory=ServerInfo)
 
     @property
@@ -101,6 +107,8 @@ def create_app(
             allow_headers=("*",),
             expose_headers=("X-Request-Id",),
         )
+    if settings.api_key is None:
+        app = BrowserCheck(app, settings.cors_origins, settings.allowed_hosts)
     return RequestMiddleware(app, settings.root_path, (metrics.count_request, log_request, *on_end))
 
 
@@ -112,10 +120,7 @@ def _routes(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> Fas
     too_long = f"The request took longer than {timeout or 0:g} s (server.request_timeout)."
 
     def check_key(request: Request) -> None:
-        if settings.api_key is None:
-            return
-        given = request.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {settings.api_key}".encode()):
+        if not is_authorized(request.headers.get("authorization", ""), settings.api_key):
             raise ApiError(401, "Incorrect API key provided: send Authorization: Bearer <key>.", code="invalid_api_key")
 
     guarded = fastapi.APIRouter(dependencies=[fastapi.Depends(check_key)])
@@ -129,8 +134,14 @@ def _routes(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> Fas
 
     async def read(request: Request, kind: type[S], convert: Callable[[S], T]) -> tuple[S, T]:
         """Read the body of ``request`` as a struct of type ``kind``. Return it, and what ``convert`` makes of it."""
+        check_body_headers(request.headers)
         body = await read_body(request, settings.body_limit(dispatcher.max_seq_len))
-        return await parse_body(body, kind, convert)
+
+        def check_and_convert(parsed: S) -> T:
+            check_work(parsed, dispatcher.max_seq_len or None)
+            return convert(parsed)
+
+        return await parse_body(body, kind, check_and_convert)
 
     async def generate(
         request: Request,
@@ -143,7 +154,7 @@ def _routes(dispatcher: Dispatcher, settings: Settings, metrics: Metrics) -> Fas
     ) -> Response:
         """Submit the prompts, and return the response. The request ends with an error after ``timeout``."""
         record = record_of(request.scope)
-        stream = dispatcher.submit(prompts, params, max_tokens_from_context, record.id)
+        stream = dispatcher.submit(prompts, params, max_tokens_from_context, record.id, record.client)
         record.generation = Generation(
             chat=builder.chat,
             response_id=builder.id,
@@ -313,6 +324,27 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> Response:
         return Json(ApiError(500, f"The server failed: {type(error).__name__}.").body, status_code=500)
+
+
+def check_body_headers(headers: Headers) -> None:
+    """Raise `ApiError` unless the headers of a request describe a JSON body that is not compressed.
+
+    A request without ``Content-Type`` is taken for JSON.
+    """
+    kind, _, parameters = headers.get("content-type", "application/json").lower().partition(";")
+    charset = re.search(r"charset\s*=\s*\"?([^\s;\"]*)", parameters)
+    if kind.strip() != "application/json" or (charset and charset[1] not in ("utf-8", "utf8", "us-ascii")):
+        given = shorten(repr(headers["content-type"]))
+        message = f"The Content-Type is {given}, but the body must be JSON in UTF-8. Send the header Content-Type: "
+        raise ApiError(415, f"{message}application/json (curl: -H 'Content-Type: application/json').", code=_MEDIA)
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        message = f"The Content-Encoding {shorten(repr(encoding))} is not supported: send the body uncompressed."
+        raise ApiError(415, message, code=_MEDIA, headers={"accept-encoding": "identity"})
+    coding = headers.get("transfer-encoding", "chunked").strip().lower()
+    if coding != "chunked":
+        message = f"The Transfer-Encoding {shorten(repr(coding))} is not supported, only 'chunked'."
+        raise ApiError(501, message)
 
 
 async def read_body(request: Request, limit: int, on_part: Callable[[int], None] | None = None) -> bytes:

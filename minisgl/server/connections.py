@@ -3,7 +3,8 @@
 uvicorn serves HTTP with the parser llhttp (the package httptools), in its strict mode; this module adds the limits. A
 client that sends its request too slowly gets 408, and one whose headers are too large gets 431. The connection of a
 client that does not read its response is closed, which aborts the request. If too many connections are open, a new one
-takes the place of the one that has waited longest for a request, or gets 503 with ``Retry-After``.
+takes the place of the one that has waited longest for a request, or for the next part of its body. If there is none,
+the new one gets 503 with ``Retry-After``, unless it asks for ``/health`` or ``/ready``.
 """
 
 from __future__ import annotations
@@ -45,12 +46,13 @@ TURN_CONNECTIONS = 64
 """The largest number of connections that the server accepts in one turn of its event loop."""
 PROBES = ("/health", "/ready")
 """The ends of the paths of requests that do not wait for other requests."""
+_PROBES = tuple(path.encode() for path in PROBES)
 LISTEN = 2048
 """The largest number of connections that wait until the server accepts them."""
 REFUSED = 512
 """The largest number of connections above the limit that get a response. Further ones are closed without one."""
 REFUSED_SECONDS = 1.0
-"""Seconds in which a client above the limit can read the response, before its connection is closed."""
+"""Seconds in which a client above the limit can send the headers of a request, and then read the response."""
 _OTHER_FILES = 128
 """File descriptors that the launcher needs besides the connections: sockets and pipes to the workers, log, imports."""
 _UPGRADE_HEADERS = (b"connection", b"upgrade", b"http2-settings")
@@ -77,6 +79,8 @@ class Connection(HttpToolsProtocol):
     io_timeout: ClassVar[float]
     waiting: ClassVar[dict[Connection, None]]
     """The connections that wait for a request's headers, in the order in which they began to wait."""
+    receiving: ClassVar[dict[Connection, None]]
+    """The connections that wait for a request's body, in the order in which the last `BODY_PIECE` of it began."""
     refused: ClassVar[set[Connection]]
     """The connections above the limit that are not closed yet."""
     unhandled: ClassVar[deque[tuple[Connection, RequestResponseCycle, ASGI3Application]]]
@@ -87,13 +91,14 @@ class Connection(HttpToolsProtocol):
     _unparsed = 0  # bytes that were received since the parser last reported a part of a request
     _received = 0  # bytes of the body since the timer began
     _in_body = False  # the headers of the request that is being parsed are complete, its body may not be
+    _over_limit = False  # too many connections were open when it was made: only a probe gets another answer than 503
     _upgrade = False  # the request that is being parsed asks for another protocol
     _ended = False  # an error was written that ends the connection: the rest that the client sends is not parsed
 
     @classmethod
     def limited(cls, limits: Limits, io_timeout: float) -> type[Connection]:
         """Return a class of connections with these limits."""
-        shared: dict[str, Any] = {"waiting": {}, "refused": set(), "unhandled": deque()}
+        shared: dict[str, Any] = {"waiting": {}, "receiving": {}, "refused": set(), "unhandled": deque()}
         return type("LimitedConnection", (cls,), {"limits": limits, "io_timeout": io_timeout, **shared})
 
     # ---- the connection --------------------------------------------------------------------------------------
@@ -101,13 +106,14 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections and not self._close_longest_waiting():
-            self._refuse()
+            self._admit_probe()
         else:
             self.waiting[self] = None
             self._restart_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.waiting.pop(self, None)
+        self.receiving.pop(self, None)
         self.refused.discard(self)
         self._stop_timer()
         self._stop_write_timer()
@@ -118,27 +124,38 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _close_longest_waiting(self) -> bool:
-        """Close the connection that has waited longest for a request. Return False if there is none.
+        """Close the connection that has waited longest for a request, or else for its body. Return False if none does.
 
         A connection whose client has not received the whole last response does not count.
         """
         longest = next((each for each in self.waiting if not each.transport.get_write_buffer_size()), None)
+        if longest is None:
+            longest = next((each for each in self.receiving if not each._is_responding()), None)
         if longest is not None:
             longest.connections.discard(longest)
-            del self.waiting[longest]
+            self.waiting.pop(longest, None)
+            self.receiving.pop(longest, None)
             longest.transport.abort()
         return longest is not None
 
-    def _refuse(self) -> None:
+    def _is_responding(self) -> bool:
+        """Return whether a response is under way, to the request whose body is being received or to an earlier one."""
+        return self.cycle.response_started or self._responds_to_earlier_request()
+
+    def _admit_probe(self) -> None:
+        """Wait for the headers of a request, although too many connections are open: it may be a probe."""
         self.connections.discard(self)
         if len(self.refused) >= self.limits.refused:
             self.transport.abort()
             return
-        if len(self.refused) == 0:
-            log.warning("%d connections are open: new ones are refused (server.max_connections)", len(self.connections))
         self.refused.add(self)
-        message = "Too many connections are open: try again later."
-        self._write_error(ApiError(503, message, headers={"retry-after": "1"}))
+        self._over_limit = True
+        self._timer = self.loop.call_later(REFUSED_SECONDS, self._on_slow_request)
+
+    def _refusal(self) -> ApiError:
+        if len(self.refused) == 1:  # the others have been reported
+            log.warning("%d connections are open: new ones are refused (server.max_connections)", len(self.connections))
+        return ApiError(503, "Too many connections are open: try again later.", headers={"retry-after": "1"})
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -186,7 +203,7 @@ class Connection(HttpToolsProtocol):
             message = f"The request has more than {MAX_HEAD} bytes of headers, or more than {MAX_HEADERS} headers."
             error = ApiError(431, message)
         if error is not None:
-            self._end(error)
+            self._end(self._refusal() if self._over_limit else error)
 
     def _feed(self, data: bytes) -> bytes:
         """Parse received bytes. Return bytes to parse next: those of a request that asked for another protocol.
@@ -230,8 +247,13 @@ class Connection(HttpToolsProtocol):
             raise ValueError("a request needs one Host header")
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError("too many pipelined requests")
+        if self._over_limit and not self.url.partition(b"?")[0].endswith(_PROBES):
+            raise ValueError("too many connections")
         super().on_headers_complete()
+        if self._over_limit:
+            self.cycle.keep_alive = False
         self.waiting.pop(self, None)
+        self.receiving[self] = None
         self._in_body = True
         self._restart_timer()
 
@@ -240,10 +262,13 @@ class Connection(HttpToolsProtocol):
         self._received += len(body)
         if self._received >= BODY_PIECE and not self.cycle.response_complete:
             self._restart_timer()
+            self.receiving.pop(self, None)
+            self.receiving[self] = None
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._unparsed = 0
+        self.receiving.pop(self, None)
         if not self._upgrade:
             self._stop_timer()
             super().on_message_complete()
@@ -269,6 +294,8 @@ class Connection(HttpToolsProtocol):
     # ---- too slow, too large, or no HTTP -------------------------------------------------------------------------
 
     def _restart_timer(self) -> None:
+        if self._over_limit:  # it keeps the shorter time that it has
+            return
         self._stop_timer()
         self._timer = self.loop.call_later(self.io_timeout, self._on_slow_request)
 
@@ -282,7 +309,7 @@ class Connection(HttpToolsProtocol):
         if self._responds_to_earlier_request():
             self._restart_timer()  # the server may have stopped reading until then
         else:
-            self._end(ApiError(408, "The request took too long to arrive."))
+            self._end(self._refusal() if self._over_limit else ApiError(408, "The request took too long to arrive."))
 
     def _responds_to_earlier_request(self) -> bool:
         """Return whether a response is under way, or waits, to a request before the one that is being parsed."""

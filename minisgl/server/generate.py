@@ -17,9 +17,10 @@ from starlette.types import Receive, Scope, Send
 
 from minisgl.core import Finished
 from minisgl.message import Delta
-from minisgl.server.dispatch import Dispatcher, Stream
+from minisgl.server.dispatch import Dispatcher
 from minisgl.server.errors import ApiError
 from minisgl.server.responses import Choice, ResponseBuilder
+from minisgl.server.stream import Stream
 
 T = TypeVar("T")
 CLIENT_CLOSED_REQUEST = 499

@@ -24,6 +24,7 @@ import uvicorn
 from minisgl.config import Config, ConfigError
 from minisgl.message import Addresses
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.server.access import is_loopback
 from minisgl.server.app import Settings, create_app
 from minisgl.server.connections import LISTEN, log_accept_errors, uvicorn_options
 from minisgl.server.dispatch import PING_SECONDS, Dispatcher
@@ -93,7 +94,8 @@ class Launcher:
         for worker in self._worker_pool.workers:
             for descriptor in (worker.pipe.fileno(), worker.process.sentinel):
                 loop.add_reader(descriptor, self._on_worker_event, worker, descriptor)
-        self._dispatcher = Dispatcher(self._addresses, self._config.server.max_queued)
+        server = self._config.server
+        self._dispatcher = Dispatcher(self._addresses, server.max_queued, server.max_choices)
         self._metrics = Metrics(self._plugin_calls)
         self._serve_http()
         try:
@@ -141,6 +143,7 @@ class Launcher:
             request_timeout=server.request_timeout,
             root_path=server.root_path,
             cors_origins=tuple(server.cors_origins),
+            allowed_hosts=tuple(server.allowed_hosts) if is_loopback(server.host) else None,
             info=ServerInfo.of(self._config),
         )
         if server.otlp_endpoint is not None:

@@ -18,13 +18,16 @@ import msgspec
 from minisgl.core import InvalidRequestError, SamplingParams, shorten
 from minisgl.message import ChatPrompt, Prompt, TextPrompt, TokensPrompt, pack_ids
 from minisgl.server.errors import ApiError
+from minisgl.server.work_bounds import check_chat_size, check_num_ids
 from minisgl.tokenizer.chat_messages import is_neutral
 
 S = TypeVar("S", bound=msgspec.Struct)
 MAX_FIELD = 2**16
 """The largest size in bytes of a parameter, as JSON, that is not one of `LARGE_FIELDS`."""
-LARGE_FIELDS = frozenset({"prompt", "messages", "tokens", "chat_template_kwargs"})
+LARGE_FIELDS = frozenset({"prompt", "messages", "tokens"})
 """The parameters that may be as large as the body."""
+MAX_FIELDS = 256
+"""The largest number of parameters of a body, those with the value null included."""
 MAX_PROMPTS = 4096
 """The largest number of prompts of a plain completion."""
 MAX_DEPTH = 64
@@ -233,9 +236,26 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
+def check_work(body: msgspec.Struct, max_seq_len: int | None) -> None:
+    """Raise `ApiError` for a body with more parts than ``max_seq_len`` tokens allow, before any work on a part.
+
+    With None, the server is starting: it refuses the request anyway.
+    """
+    if max_seq_len is None:
+        return
+    try:
+        if isinstance(body, ChatRequest | TokenizeBody):
+            check_chat_size(body.messages or [], body.chat_template_kwargs, max_seq_len)
+        elif isinstance(body, DetokenizeBody):
+            check_num_ids(len(body.tokens), max_seq_len)
+    except InvalidRequestError as error:
+        raise ApiError.from_invalid(error) from None
+
+
 # ---- parsing ---------------------------------------------------------------------------------------
 
 
+_NOT_A_NUMBER = re.compile(rb"(?<=[\[:,\s])-?(?:NaN|Infinity)(?=[\],}\s])")
 _ANY = object()
 NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
@@ -307,20 +327,41 @@ def parse(body: bytes, kind: type[S]) -> S:
 def _decode_fields(body: bytes) -> dict[str, Any]:
     """Return the parameters of a body that are not null. Raise `ApiError` for bad JSON or too large a parameter.
 
-    The size of each parameter is checked before the parameter is decoded.
+    The size of each parameter is checked before the parameter is decoded. A byte order mark is ignored (RFC 8259).
     """
+    body = body.removeprefix(b"\xef\xbb\xbf")
+    if body.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in body[:4]:
+        raise ApiError(400, "The body is not valid JSON: it must be in UTF-8, and seems to be in UTF-16 or UTF-32.")
     try:
         encoded = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        if len(encoded) > MAX_FIELDS:
+            raise ApiError(400, f"The body has more than {MAX_FIELDS} parameters.", code="invalid_value")
         for name, raw in encoded.items():
             _check_size(name, bytes(memoryview(raw)))
-        fields = {name: msgspec.json.decode(raw) for name, raw in encoded.items()}
+        fields = {name: _decode_field(name, raw) for name, raw in encoded.items()}
     except msgspec.ValidationError:
         raise ApiError(400, "The body must be a JSON object.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if _NOT_A_NUMBER.search(body):
+            _decode_fields(_NOT_A_NUMBER.sub(b"1e999", body))  # raises an error with the parameter's name
         raise ApiError(400, f"The body is not valid JSON: {error}") from None
     except RecursionError:
         raise ApiError(400, "The body has too many nested lists and objects.", code="invalid_value") from None
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _decode_field(name: str, raw: msgspec.Raw) -> Any:
+    """Return the value of a parameter. Raise `ApiError`, which names the parameter, if it is not valid JSON."""
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.ValidationError:  # the only one for a value without a type
+        what = "has a number that is out of range: JSON has no NaN and no Infinity, and no number beyond 1.8e308."
+    except UnicodeDecodeError as error:
+        what = f"is not valid JSON: it must be in UTF-8 ({error.reason})."
+    except msgspec.DecodeError:  # the value is complete, so only an escape in a string may be wrong
+        what = r"is not valid JSON: an escape such as \ud83d, one half of a surrogate pair, is no character."
+    name = shorten(name)
+    raise ApiError(400, f"{name} {what}", name, "invalid_value")
 
 
 def _check_size(name: str, raw: bytes) -> None:

@@ -254,10 +254,11 @@ class SchedulerLoop:
         prompt_ids = unpack_ids(message.prompt_ids)
         prompt_ids.flags.writeable = False  # the requests share it
         refused = []
+        group = {"group": message.group} if message.group else {}
         for i, uid in enumerate(message.uids):
             params = message.params.of_choice(i)
             try:
-                self._scheduler.add_request(uid, prompt_ids, params)
+                self._scheduler.add_request(uid, prompt_ids, params, **group)
             except InvalidRequestError as error:
                 refused.append(Delta(uid, finish=refusal(uid, error)))
             else:

@@ -42,7 +42,9 @@ from minisgl.message import (
     unpack_ids,
 )
 from minisgl.server.errors import refusal
+from minisgl.server.fair_inbox import FairInbox
 from minisgl.server.heartbeat import Heartbeat
+from minisgl.server.work_bounds import check_chat_size, check_num_ids
 from minisgl.server.worker_process import Ready, Report
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.tokenizer import Tokenizer
@@ -74,13 +76,14 @@ def run_text_process(
     warm_up(tokenizer)
     context = zmq.Context()
     pull = Pull(context, inbox)
+    messages = FairInbox(pull)
     to_api = Push(context, addresses.api)
     worker = TextWorker(tokenizer, to_api.send, Push(context, addresses.scheduler).send)
     report.send(Ready())
     running = True
     while running:
         heartbeat.idle()
-        message = pull.receive()
+        message = messages.receive()
         heartbeat.beat()
         if isinstance(message, Ping):
             to_api.send(Pong(role, pull.num_dropped))
@@ -162,13 +165,13 @@ class TextWorker:
     def _detokenize(self, message: DetokenizeRequest) -> Message:
         if self._tokenizer is None:
             raise InvalidRequestError("tokens", "This model has no tokenizer.")
-        ids = unpack_ids(message.ids).tolist()
-        for token in ids:
-            if token >= self._limits.vocab_size:
-                raise InvalidRequestError(
-                    "tokens", f"Token id {token} is not in the vocabulary of {self._limits.vocab_size}."
-                )
-        return DetokenizeReply(message.uid, self._tokenizer.decode(ids, skip_special_tokens=False))
+        check_num_ids(num_ids(message.ids), self._limits.max_seq_len)
+        ids = unpack_ids(message.ids)
+        unknown = ids[ids >= self._limits.vocab_size]
+        if len(unknown):
+            what = f"Token id {unknown[0]} is not in the vocabulary of {self._limits.vocab_size}."
+            raise InvalidRequestError("tokens", what)
+        return DetokenizeReply(message.uid, self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
 
     # ---- text to tokens ------------------------------------------------------------------------------
 
@@ -197,7 +200,7 @@ class TextWorker:
                     "context_length_exceeded",
                 )
             params = msgspec.structs.replace(params, max_tokens=min(left, params.max_tokens))
-        self._to_scheduler(Schedule(message.uids, ids, params))
+        self._to_scheduler(Schedule(message.uids, ids, params, message.group))
 
     def _tokenize(self, message: TokenizeRequest) -> Message:
         ids = self._ids(message.prompt, empty=True)
@@ -222,6 +225,12 @@ class TextWorker:
             case ChatPrompt():
                 if self._tokenizer is None:
                     raise InvalidRequestError("messages", "This model has no tokenizer, so it can't chat.")
+                check_chat_size(
+                    prompt.messages,
+                    prompt.chat_template_kwargs,
+                    self._limits.max_seq_len,
+                    self._max_chars(self._tokenizer),
+                )
                 chat = self._tokenizer.render(
                     prompt.messages, prompt.add_generation_prompt, prompt.chat_template_kwargs
                 )
@@ -231,13 +240,17 @@ class TextWorker:
             raise InvalidRequestError("prompt", "The prompt is empty: it must have at least one token.")
         return ids
 
+    def _max_chars(self, tokenizer: Tokenizer) -> int:
+        """Return the largest number of characters of a text that is tokenized."""
+        return min(tokenizer.max_token_chars, MAX_CHARS_PER_TOKEN) * self._limits.max_seq_len
+
     def _check_length(self, tokenizer: Tokenizer, text: str) -> None:
         """Raise `InvalidRequestError` for a text that is too long to be tokenized, or whose beginning is too long.
 
         Tokenizing a very long text would delay all other requests: 1 MiB takes about a second.
         """
         limit = self._limits.max_seq_len
-        most = min(tokenizer.max_token_chars, MAX_CHARS_PER_TOKEN) * limit
+        most = self._max_chars(tokenizer)
         if len(text) > most:
             raise InvalidRequestError(
                 "prompt",

@@ -29,6 +29,7 @@ class Job:
     """A request, sent before step ``arrive`` of the run, and aborted before step ``abort`` unless ``abort`` is None.
 
     ``grammar`` is the number of a made-up grammar of `minisgl.testing.truth`; None: the request has no grammar.
+    ``group`` is an argument of `Scheduler.add_request`.
     """
 
     uid: int
@@ -37,6 +38,7 @@ class Job:
     arrive: int = 0
     abort: int | None = None
     grammar: int | None = None
+    group: int = 0
 
     @property
     def request(self) -> SimRequest:
@@ -186,7 +188,7 @@ class Drive:
         self.requests[job.uid] = job.request
         rejection: InvalidRequestError | None = None
         try:
-            self.scheduler.add_request(job.uid, job.prompt, job.params)
+            self.scheduler.add_request(job.uid, job.prompt, job.params, **({"group": job.group} if job.group else {}))
         except InvalidRequestError as error:
             rejection = error
         if rejection is not None:

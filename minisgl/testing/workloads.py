@@ -143,5 +143,6 @@ def jobs(draw: st.DrawFn, setup: Setup, max_jobs: int = 9, aborts: bool = True, 
         arrive = draw(st.sampled_from([0, 0, 1, 4, 4, 9, 20]))  # repeated values: several requests arrive at once
         abort = draw(st.none() | st.integers(0, 30)) if aborts else None
         grammar = draw(st.none() | st.integers(0, 3))
-        made.append(Job(uid, prompt, sampling, arrive, None if abort is None else arrive + abort, grammar))
+        group = draw(st.sampled_from([0, 0, 0, 1, 2]))
+        made.append(Job(uid, prompt, sampling, arrive, None if abort is None else arrive + abort, grammar, group))
     return made

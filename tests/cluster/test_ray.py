@@ -88,10 +88,10 @@ def test_the_examples_are_valid() -> None:
 
 def test_the_words_of_an_engine() -> None:
     words = ["model=tutor", "routing=least_loaded", "routing.x=1", "router=exact", "health_timeout=9", "tp=2"]
-    ends = ["server.host=127.0.0.1", "server.port=0"]
-    assert engine_words(words, 2) == ["model=tutor", "tp=2", "device=cuda", *ends]
-    assert engine_words(words, 0) == ["model=tutor", "tp=2", "device=cpu", *ends]
-    assert engine_words(["device=auto"], 0) == ["device=cpu", *ends]
+    hosts, ends = "server.allowed_hosts=[*]", ["server.host=127.0.0.1", "server.port=0"]
+    assert engine_words(words, 2) == ["model=tutor", "tp=2", hosts, "device=cuda", *ends]
+    assert engine_words(words, 0) == ["model=tutor", "tp=2", hosts, "device=cpu", *ends]
+    assert engine_words(["device=auto"], 0) == [hosts, "device=cpu", *ends]
 
 
 # ---- the router's views --------------------------------------------------------------------------------------

@@ -245,6 +245,42 @@ def test_silent_connections_make_room(narrow: Server) -> None:
         assert silent[-1].recv(100).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.parametrize("begun", [b"", b"{" * 100, b"GET /"])
+def test_half_bodies_make_room(narrow: Server, begun: bytes) -> None:
+    """Connections that wait for a body keep no new client out: the one that waited longest is closed."""
+    with ExitStack() as stack:
+        half = [stack.enter_context(connect(narrow)) for _ in range(60)]
+        for client in half:
+            with suppress(ConnectionError):
+                client.sendall(HEAD % 1000 + begun)
+        assert httpx.get(f"{narrow.url}/health", timeout=30).status_code == 200
+        assert (
+            answer(narrow, completion(max_tokens=1).replace(b"host: x", b"host: x\r\nconnection: close"))[9:12]
+            == b"200"
+        )
+        with suppress(ConnectionError):
+            assert half[0].recv(100) == b""
+        body = b'{"prompt": [5], "max_tokens": 1}'.ljust(1000 - len(begun))
+        if not begun:
+            half[-1].sendall(body)
+            assert half[-1].recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+def test_responses_do_not_make_room(narrow: Server) -> None:
+    """A connection whose response is under way is never closed for a new one, also while it sends another request."""
+    with ExitStack() as stack:
+        busy = stack.enter_context(connect(narrow))
+        busy.sendall(completion(max_tokens=2000, stream=True) + HEAD % 1000 + b"{")
+        assert busy.recv(100).startswith(b"HTTP/1.1 200 ")
+        for _ in range(60):
+            stack.enter_context(connect(narrow)).sendall(HEAD % 1000 + b"{")
+        data = b""
+        while b"[DONE]" not in data:
+            piece = busy.recv(1 << 16)
+            assert piece
+            data = data[-100:] + piece
+
+
 def test_connections_above_the_limit_are_refused(narrow: Server) -> None:
     """While every connection is busy, a new one gets 503 with Retry-After, and is served as soon as one ends."""
     with ExitStack() as stack:
@@ -253,15 +289,18 @@ def test_connections_above_the_limit_are_refused(narrow: Server) -> None:
             client.sendall(completion(max_tokens=8000, stream=True))
         for client in busy:
             assert client.recv(100).startswith(b"HTTP/1.1 200 ")
-        for _ in range(3):
-            reply = answer(narrow, b"")
+        for path in (b"/health", b"/ready", b"/health?x"):  # probes are answered, and their connections closed
+            assert answer(narrow, HEALTH.replace(b"/health", path)).startswith(b"HTTP/1.1 200 ")
+        for sent in (b"", HEALTH[:20], completion(max_tokens=1), HEALTH.replace(b"/health", b"/v1/models"), b"\0\0"):
+            reply = answer(narrow, sent)
             assert reply.startswith(b"HTTP/1.1 503 ")
             assert b"\r\nretry-after: 1\r\n" in reply
             assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["type"] == "server_error"
     deadline = time.monotonic() + scaled_timeout(60)
-    while answer(narrow, HEALTH.replace(b"host: x", b"host: x\r\nconnection: close")).startswith(b"HTTP/1.1 503 "):
+    models = HEALTH.replace(b"/health", b"/v1/models").replace(b"host: x", b"host: x\r\nconnection: close")
+    while answer(narrow, models).startswith(b"HTTP/1.1 503 "):
         assert time.monotonic() < deadline
-    assert narrow.log().count("\n") <= 4
+    assert narrow.log().count("\n") <= 7
     assert "Traceback" not in narrow.log()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -281,16 +282,25 @@ def test_api_key(strict: Server) -> None:
         client.models.list()
 
 
+def test_too_many_choices(strict: Server) -> None:
+    """A request for more choices than ``server.max_queued`` allows can never be served."""
+    with httpx.Client(base_url=strict.url, headers={"authorization": "Bearer secret"}, timeout=60) as http:
+        error = error_of(http.post(PLAIN, json={"prompt": "a", "n": 5, "max_tokens": 1}), 400)
+        assert error["param"] == "n"
+        assert "server.max_choices" in error["message"]
+        error = error_of(http.post(PLAIN, json={"prompt": ["a"] * 5, "max_tokens": 1}), 400)
+        assert error["param"] == "prompt"
+
+
 def test_too_many_open_requests(strict: Server) -> None:
     with httpx.Client(base_url=strict.url, headers={"authorization": "Bearer secret"}, timeout=60) as http:
-        error = error_of(http.post(PLAIN, json={"prompt": "a", "n": 5, "max_tokens": 1}), 503)
-        assert error["code"] == "overloaded"
-        body = {"prompt": "a", "n": 4, "max_tokens": 900, "ignore_eos": True, "stream": True}
-        with http.stream("POST", PLAIN, json=body) as streaming:
-            lines = streaming.iter_lines()
-            next(lines)
+        body = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "stream": True}
+        with contextlib.ExitStack() as stack:
+            lines = [stack.enter_context(http.stream("POST", PLAIN, json=body)).iter_lines() for _ in range(4)]
+            for each in lines:
+                next(each)
             refused = http.post(PLAIN, json={"prompt": "a", "max_tokens": 1})
-            error_of(refused, 503)
+            assert error_of(refused, 503)["code"] == "overloaded"
             assert refused.headers["retry-after"] == "1"
             assert http.get("/health").status_code == 200
         for _ in range(100):  # the disconnected client's requests are aborted soon, and then a new request is accepted

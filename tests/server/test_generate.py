@@ -12,9 +12,9 @@ import pytest
 
 from minisgl.core import Finished
 from minisgl.message import Delta, PromptLogprob, TokenLogprob
-from minisgl.server.dispatch import Stream
 from minisgl.server.generate import EventStream
 from minisgl.server.responses import Choice, ResponseBuilder
+from minisgl.server.stream import Stream
 
 
 class FakeDispatcher:

@@ -18,7 +18,16 @@ from starlette.requests import Request
 from minisgl.server import protocol
 from minisgl.server.app import MIN_BODY, SMALL_BODY, Settings, parse_body, read_body
 from minisgl.server.errors import ApiError
-from minisgl.server.protocol import MAX_FIELD, MAX_PROMPTS, ChatRequest, CompletionRequest, parse
+from minisgl.server.protocol import (
+    MAX_FIELD,
+    MAX_PROMPTS,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeBody,
+    TokenizeBody,
+    check_work,
+    parse,
+)
 from minisgl.testing.serving import Server
 
 from .test_errors import CHAT, PLAIN, USER, assert_serves, error_of
@@ -72,6 +81,57 @@ def test_cost_of_a_body_of_the_largest_default_size(item: str) -> None:
         with contextlib.suppress(ApiError):
             getattr(parse(body, kind), convert)()
         assert time.thread_time() - start < 2.0
+
+
+def of_size(path: str, body: dict[str, Any]) -> bytes:
+    encoded = json.dumps(body, separators=(",", ":")).encode()
+    assert len(encoded) < MIN_BODY, path
+    return encoded
+
+
+def turns(content: Any, count: int, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}] * count, **more}
+
+
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"a": [0] * 100_000}]}
+TOO_MANY_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "empty turns": (CHAT, turns("", 20_000)),
+    "turns of content marks": (CHAT, turns("<", 20_000)),
+    "turns to tokenize": ("/tokenize", turns("", 20_000)),
+    "content parts": (CHAT, turns([{"type": "text", "text": ""}] * 20_000, 1)),
+    "tool calls": (CHAT, {"messages": [*USER, CALL]}),
+    "template variables": (CHAT, turns("x", 1, chat_template_kwargs={"a": [0] * 30_000})),
+    "ids": ("/detokenize", {"tokens": [9] * 300_000}),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MANY_PARTS)
+def test_parts_are_counted_before_any_work(name: str) -> None:
+    """A body of many small parts costs the API server little more than its decoding, and the tokenizer nothing."""
+    path, body = TOO_MANY_PARTS[name]
+    kind = {CHAT: ChatRequest, "/tokenize": TokenizeBody, "/detokenize": DetokenizeBody}[path]
+    parsed = parse(of_size(path, body), kind)
+    start = time.thread_time()
+    with pytest.raises(ApiError) as error:
+        check_work(parsed, 2048)
+    assert time.thread_time() - start < 0.1
+    assert (error.value.status, error.value.code) == (400, "context_length_exceeded")
+    check_work(parsed, None)  # the server is starting
+
+
+@pytest.mark.parametrize("name", TOO_MANY_PARTS)
+def test_server_refuses_too_many_parts(tutor: Server, name: str) -> None:
+    path, body = TOO_MANY_PARTS[name]
+    error = error_of(httpx.post(f"{tutor.url}{path}", content=of_size(path, body), timeout=60), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert "2048 tokens" in error["message"]
+
+
+def test_allowed_parts() -> None:
+    """The largest number of messages, values and ids is allowed."""
+    for body in (turns("", 8), turns([{"type": "text", "text": ""}] * 10, 1)):
+        check_work(parse(of_size(CHAT, body), ChatRequest), 8)
+    check_work(DetokenizeBody(tokens=[1] * 8), 8)
 
 
 @pytest.mark.parametrize(("size", "other_thread"), [(SMALL_BODY - 100, False), (SMALL_BODY + 100, True)])

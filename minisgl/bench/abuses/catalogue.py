@@ -7,12 +7,13 @@ without one, or "still open".
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import string
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import zmq
 
@@ -106,6 +107,68 @@ async def _large_bodies(target: Target) -> Counter[str]:
     return await repeat(target, [whole, chunked] * 10, 4)
 
 
+@_abuse("many turns", "chats of empty messages, and of messages with a mark, that fill the largest body")
+async def _many_turns(target: Target) -> Counter[str]:
+    chats = [_chat_of_turns(target, content) for content in ("", "<")]
+    return await repeat(target, [chats[i % 2] for i in range(TIMES)], 4)
+
+
+@_abuse("chats within the bounds", "chats with as many messages of a mark as a request may have tokens")
+async def _allowed_turns(target: Target) -> Counter[str]:
+    messages = [{"role": "user", "content": "<"}] * target.max_model_len
+    return await repeat(target, [post("/v1/chat/completions", {"messages": messages})] * TIMES, 4)
+
+
+@_abuse("ids to detokenize", "as many token ids to detokenize as the largest body has")
+async def _ids_to_detokenize(target: Target) -> Counter[str]:
+    ids = [9] * (target.largest_body // 3 - 100)
+    return await repeat(target, [post("/detokenize", {"tokens": ids})] * TIMES, 4)
+
+
+@_abuse("pages of other sites", "requests with the headers of web pages of other sites, or with other bodies than JSON")
+async def _pages(target: Target) -> Counter[str]:
+    request = completion(prompt="x", max_tokens=64)
+    changes = [
+        (b"host: x", b"host: evil.example"),
+        (b"host: x", b"host: x\r\norigin: https://evil.example"),
+        (b"application/json", b"text/plain"),
+        (b"host: x", b"host: x\r\ncontent-encoding: gzip"),
+    ]
+    return await repeat(target, [request.replace(*changes[i % 4], 1) for i in range(TIMES)], 4)
+
+
+# ---- the queue --------------------------------------------------------------------------------------------------
+
+
+@_abuse("queue filled by prompts", "requests for 1,000 choices of long streams, each with a prompt of its own")
+async def _queue_of_prompts(target: Target) -> Counter[str]:
+    request = _long_streams(target, prompt=[[5]] * 1000)
+    return await hold(target, 8, lambda i: target.send_and_stay(request))
+
+
+@_abuse("queue filled by n", "40 requests for 128 choices of long streams, each with one prompt")
+async def _queue_of_choices(target: Target) -> Counter[str]:
+    request = _long_streams(target, prompt=[5], n=128)
+    return await hold(target, 40, lambda i: target.send_and_stay(request))
+
+
+@_abuse("too many choices", "requests for 4,096 choices and more, by prompts and by n")
+async def _too_many_choices(target: Target) -> Counter[str]:
+    requests = [_long_streams(target, prompt=[[5]] * 4096), _long_streams(target, prompt=[[5]] * 32, n=128)]
+    return await repeat(target, [requests[i % 2] for i in range(TIMES)], 4)
+
+
+def _long_streams(target: Target, **fields: Any) -> bytes:
+    more = {"max_tokens": target.max_model_len * 3 // 4, "ignore_eos": True, "stream": True, "temperature": 1}
+    return completion(**fields, **more)
+
+
+def _chat_of_turns(target: Target, content: str) -> bytes:
+    message = json.dumps({"role": "user", "content": content}, separators=(",", ":"))
+    count = (target.largest_body - 100) // (len(message) + 1)
+    return post("/v1/chat/completions", f'{{"messages":[{",".join([message] * count)}]}}'.encode())
+
+
 # ---- connections -------------------------------------------------------------------------------------------------
 
 
@@ -132,6 +195,14 @@ async def _slow(target: Target) -> Counter[str]:
             writer.transport.abort()
 
     return await hold(target, 400, act)
+
+
+@_abuse(
+    "half bodies", "10,000 connections, more than there may be, that send the headers of a request and one byte more"
+)
+async def _half_bodies(target: Target) -> Counter[str]:
+    request = post("/v1/completions", b"{" + b" " * 99)[:-99]
+    return await hold(target, 10_000, lambda i: target.send(request))
 
 
 @_abuse(

@@ -64,6 +64,22 @@ class Target(NamedTuple):
             if writer is not None:
                 writer.transport.abort()
 
+    async def send_and_stay(self, data: bytes) -> str:
+        """Send ``data`` on a new connection, and read the response to its end. Return its status, or `UNANSWERED`."""
+        writer = None
+        try:
+            reader, writer = await self.connect()
+            writer.write(data)
+            line = await reader.readline()
+            while await reader.read(2**16):
+                pass
+            return line.split()[1].decode() if line.startswith(b"HTTP/1.1 ") else UNANSWERED
+        except (OSError, asyncio.LimitOverrunError):
+            return UNANSWERED
+        finally:
+            if writer is not None:
+                writer.transport.abort()
+
 
 def post(path: str, body: dict[str, Any] | bytes) -> bytes:
     """Return the bytes of a POST request."""

@@ -1,0 +1,47 @@
+"""The inbox of a tokenizer process: the prompts of one HTTP request do not delay the messages of all others.
+
+An HTTP request may have a thousand prompts, which take a tokenizer seconds. Each of its prompts is a message. So the
+inbox has a queue for each such request, and one for all other messages, and takes a message from one after the other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from minisgl.message import Abort, Pull, Submit
+from minisgl.message.messages import AnyMessage
+
+_OTHERS = 0
+"""The queue of the messages that belong to no request with several choices."""
+
+
+class FairInbox:
+    """Receives the messages of ``pull``. Those of one queue keep their order, and no `Abort` overtakes its `Submit`."""
+
+    def __init__(self, pull: Pull):
+        self._pull = pull
+        self._queues: dict[int, deque[AnyMessage]] = {}  # by group, the next one first; no queue is empty
+
+    def receive(self) -> AnyMessage:
+        """Wait for a message, and return it."""
+        for message in self._pull.drain(block=not self._queues):
+            if isinstance(message, Abort):
+                self._drop(message.uids)
+            group = message.group if isinstance(message, Submit) else _OTHERS
+            self._queues.setdefault(group, deque()).append(message)
+        group, queue = next(iter(self._queues.items()))
+        del self._queues[group]
+        first = queue.popleft()
+        if queue:
+            self._queues[group] = queue
+        return first
+
+    def _drop(self, uids: Sequence[int]) -> None:
+        """Remove the prompts of aborted requests. The scheduler does not know them, and ignores their `Abort`."""
+        aborted = set(uids)
+        for group in [group for group in self._queues if group != _OTHERS]:
+            kept = deque(m for m in self._queues[group] if not (isinstance(m, Submit) and aborted.issuperset(m.uids)))
+            self._queues[group] = kept
+            if not kept:
+                del self._queues[group]

@@ -1,0 +1,195 @@
+"""Shares of the queue: one HTTP request or one client does not keep others out, and its prompts do not delay theirs."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from contextlib import ExitStack, closing
+from typing import Any
+
+import httpx
+import pytest
+import zmq
+
+from minisgl.core import SamplingParams
+from minisgl.message import Abort, Addresses, Message, Ping, Pull, Push, Submit, TextPrompt
+from minisgl.server.errors import ApiError
+from minisgl.server.fair_inbox import FairInbox
+from minisgl.server.shares import DISPLACED, Shares, default_choices
+from minisgl.server.stream import Stream
+from minisgl.testing.serving import Server
+
+from .test_dispatch import FakeServer, everything, with_fake_server
+from .test_errors import PLAIN, assert_serves, error_of
+
+PROMPT = TextPrompt("x")
+
+
+def submit(server: FakeServer, client: str, prompts: int = 1, n: int = 1) -> Stream:
+    return server.dispatcher.submit([PROMPT] * prompts, SamplingParams(n=n), False, client=client)
+
+
+# ---- admission ---------------------------------------------------------------------------------------------------
+
+
+def test_default_of_max_choices() -> None:
+    assert [default_choices(most) for most in (4, 128, 400, 4096, 16384)] == [4, 128, 128, 1024, 4096]
+
+
+@pytest.mark.parametrize(("prompts", "n", "param"), [(101, 1, "prompt"), (1, 101, "n"), (26, 4, "prompt")])
+def test_promise_2_too_many_choices_are_refused(prompts: int, n: int, param: str) -> None:
+    """A request of more choices than ``server.max_choices`` gets 400, and nothing is sent to another process."""
+
+    async def test(server: FakeServer) -> None:
+        with pytest.raises(ApiError, match=r"server\.max_choices") as error:
+            submit(server, "a", prompts, n)
+        assert (error.value.status, error.value.param) == (400, param)
+        assert server.dispatcher.num_open == 0
+
+    with_fake_server(test)
+
+
+def test_promise_1_one_client_does_not_fill_the_queue() -> None:
+    """A new client finds room where another one has more: its youngest requests end with 503, each exactly once."""
+
+    async def test(server: FakeServer) -> None:
+        many = [submit(server, "a") for _ in range(100)]
+        with pytest.raises(ApiError, match="Too many requests are open"):
+            submit(server, "a")
+        submit(server, "b", prompts=3)
+        assert server.dispatcher.num_open == 100
+        ended = [stream for stream in many if stream.peek()]
+        assert ended == many[-3:]
+        for stream in ended:
+            ends = [delta.finish for _, delta in await everything(stream)]
+            assert [(end.status, end.error) for end in ends if end] == [(503, DISPLACED)]
+
+    with_fake_server(test)
+
+
+def test_clients_share_the_queue_equally() -> None:
+    async def test(server: FakeServer) -> None:
+        for _ in range(100):
+            submit(server, "a")
+        for _ in range(49):
+            submit(server, "b")
+        for client in ("a", "b"):
+            with pytest.raises(ApiError, match="Too many requests are open"):
+                submit(server, client)
+
+    with_fake_server(test)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "displaces"), [([100], True), ([25] * 4, True), ([50, 49, 1], True), ([2] * 50, False)]
+)
+def test_large_requests_do_not_fill_the_queue(sizes: list[int], displaces: bool) -> None:
+    """The largest request of the same client makes room for a smaller one, if it has more than a share."""
+
+    async def test(server: FakeServer) -> None:
+        streams = [submit(server, "a", n=size) for size in sizes]
+        if not displaces:
+            with pytest.raises(ApiError, match="Too many requests are open"):
+                submit(server, "a")
+            return
+        submit(server, "a")
+        ended = [stream for stream in streams if stream.peek()]
+        assert [len(stream.uids) for stream in ended] == [max(sizes)]
+
+    with_fake_server(test, max_open=100)
+
+
+def test_shares_count_what_is_open() -> None:
+    shares = Shares(10)
+    a, b = Stream([1, 2, 3], 0, "a"), Stream([4], 0, "b")
+    shares.add(a)
+    shares.add(b)
+    for stream, count in ((a, 1), (b, 1), (a, 2)):
+        shares.remove(stream, count)
+    assert not shares._num_open
+    assert not shares._streams
+
+
+# ---- the tokenizer's inbox -----------------------------------------------------------------------------------------
+
+
+class Inbox:
+    """A `FairInbox`, and the socket that sends to it."""
+
+    def __init__(self) -> None:
+        self._addresses = Addresses.make(1, 1)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.pull = Pull(self._context, self._addresses.tokenizers[0])
+        self._push, self.fair = Push(self._context, self._addresses.tokenizers[0]), FairInbox(self.pull)
+
+    def get(self, sent: list[Message]) -> list[Any]:
+        """Send messages, and return the same number of received ones, or those before the inbox would wait."""
+        for message in sent:
+            self._push.send(message)
+        deadline = time.monotonic() + 20
+        while not self.pull.wait(1.0) and time.monotonic() < deadline:
+            pass
+        time.sleep(0.1)  # the rest arrives
+        received = []
+        while self.pull.ready() or self.fair._queues:
+            received.append(self.fair.receive())
+        return received
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+        self._addresses.remove()
+
+
+def of(uid: int, group: int = 0) -> Submit:
+    return Submit([uid], PROMPT, SamplingParams(), group=group)
+
+
+def test_prompts_of_one_request_do_not_delay_others() -> None:
+    with closing(Inbox()) as inbox:
+        received = inbox.get([*(of(uid, 1) for uid in range(1, 6)), of(6), of(7, 7), of(8, 7), Ping(), of(9)])
+    names = [message.uids[0] if isinstance(message, Submit) else "ping" for message in received]
+    assert names == [1, 6, 7, 2, "ping", 8, 3, 9, 4, 5]
+
+
+def test_promise_1_abort_does_not_overtake_prompts() -> None:
+    """Prompts of aborted requests that still wait are dropped; the `Abort` of all goes on to the scheduler."""
+    with closing(Inbox()) as inbox:
+        received = inbox.get([of(1, 1), of(2, 1), of(3, 1), of(4), Abort([1, 2, 3]), Abort([4])])
+    assert received == [of(4), Abort([1, 2, 3]), Abort([4])]
+
+
+# ---- a server ------------------------------------------------------------------------------------------------------
+
+
+def hold(server: Server, stack: ExitStack, **fields: Any) -> None:
+    """Send a request for a long stream, and read the response in the background."""
+    host, _, port = server.url.removeprefix("http://").rpartition(":")
+    client = stack.enter_context(socket.create_connection((host, int(port))))
+    body = json.dumps({"max_tokens": 1500, "ignore_eos": True, "stream": True, **fields}).encode()
+    client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+
+    def read() -> None:
+        try:
+            while client.recv(1 << 16):
+                pass
+        except OSError:
+            pass
+
+    threading.Thread(target=read, daemon=True).start()
+
+
+def test_other_clients_are_served_while_one_fills_the_server(tutor: Server) -> None:
+    """One connection with a thousand choices, and then four, delay a small request by some steps only."""
+    with ExitStack() as stack:
+        for choices in (1000, 1000, 1000, 1000, 128):
+            hold(tutor, stack, prompt=[[5]] * choices)
+            for _ in range(3):
+                body = {"prompt": "The tutor", "max_tokens": 2, "ignore_eos": True}
+                assert httpx.post(tutor.url + PLAIN, json=body, timeout=60).status_code == 200
+        assert tutor.metrics()["minisgl_scheduler_num_waiting_reqs"] > 1000
+        error = error_of(httpx.post(tutor.url + PLAIN, json={"prompt": [[5]] * 4096}, timeout=60), 400)
+        assert error["param"] == "prompt"
+    assert_serves(tutor)
