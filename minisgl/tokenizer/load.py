@@ -58,21 +58,20 @@ def load_tokenizer(path: Path) -> LoadedTokenizer | None:
     """
     file, config_file = path / "tokenizer.json", path / "tokenizer_config.json"
     model, config = read_json_if_present(path / "config.json"), read_json_if_present(config_file)
-    is_complete = file.is_file()
-    if is_complete:
-        raw = read_tokenizer(file)
+    if file.is_file():
+        name, raw = None, read_tokenizer(file)
     else:
         name = vocabulary_class(path, model, config)
         if name is None:
             return None
         raw = read_vocabulary(path)
     try:
-        if is_complete:
-            name = class_name(model, config, '"ByteLevel"' in file.read_text(encoding="utf-8"))
+        if name is None:
+            byte_level = '"ByteLevel"' in file.read_text(encoding="utf-8")
+            return _complete(path, raw, config, class_name(model, config, byte_level))
         loaded = _complete(path, raw, config, name)
-        if not is_complete:
-            check_ids(loaded.raw, config)
-            add_ends(loaded.raw, config, loaded.special)
+        check_ids(loaded.raw, config)
+        add_ends(loaded.raw, config, loaded.special)
         return loaded
     except (ConfigError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = str(error) if isinstance(error, ConfigError) else f"a token in it can't be read: {error!r}"
