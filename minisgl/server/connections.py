@@ -77,10 +77,10 @@ class Connection(HttpToolsProtocol):
 
     limits: ClassVar[Limits]
     io_timeout: ClassVar[float]
-    waiting: ClassVar[dict[Connection, None]]
-    """The connections that wait for a request's headers, in the order in which they began to wait."""
-    receiving: ClassVar[dict[Connection, None]]
-    """The connections that wait for a request's body, in the order in which the last `BODY_PIECE` of it began."""
+    waiting: ClassVar[dict[Connection, float]]
+    """The connections that wait for a request's headers, and the times when they began to, the longest wait first."""
+    receiving: ClassVar[dict[Connection, float]]
+    """The same of those that wait for a request's body. The wait begins anew with each `BODY_PIECE`."""
     refused: ClassVar[set[Connection]]
     """The connections above the limit that are not closed yet."""
     unhandled: ClassVar[deque[tuple[Connection, RequestResponseCycle, ASGI3Application]]]
@@ -108,7 +108,7 @@ class Connection(HttpToolsProtocol):
         if len(self.connections) > self.limits.connections and not self._close_longest_waiting():
             self._admit_probe()
         else:
-            self.waiting[self] = None
+            self.waiting[self] = self.loop.time()
             self._restart_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -124,13 +124,15 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _close_longest_waiting(self) -> bool:
-        """Close the connection that has waited longest for a request, or else for its body. Return False if none does.
+        """Close the connection that has waited longest for a request or its body. Return False if none does.
 
         A connection whose client has not received the whole last response does not count.
         """
-        longest = next((each for each in self.waiting if not each.transport.get_write_buffer_size()), None)
-        if longest is None:
-            longest = next((each for each in self.receiving if not each._is_responding()), None)
+        idle = next((each for each in self.waiting if not each.transport.get_write_buffer_size()), None)
+        half = next((each for each in self.receiving if not each._is_responding()), None)
+        longest = idle or half
+        if idle is not None and half is not None and self.receiving[half] < self.waiting[idle]:
+            longest = half
         if longest is not None:
             longest.connections.discard(longest)
             self.waiting.pop(longest, None)
@@ -174,7 +176,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             self._abort_if_unread()
         elif self.cycle.response_complete:
-            self.waiting[self] = None
+            self.waiting[self] = self.loop.time()
 
     def _abort_if_unread(self) -> None:
         """Abort the closing connection after ``server.io_timeout`` if its client has not read the last response."""
@@ -253,7 +255,7 @@ class Connection(HttpToolsProtocol):
         if self._over_limit:
             self.cycle.keep_alive = False
         self.waiting.pop(self, None)
-        self.receiving[self] = None
+        self.receiving[self] = self.loop.time()
         self._in_body = True
         self._restart_timer()
 
@@ -263,7 +265,7 @@ class Connection(HttpToolsProtocol):
         if self._received >= BODY_PIECE and not self.cycle.response_complete:
             self._restart_timer()
             self.receiving.pop(self, None)
-            self.receiving[self] = None
+            self.receiving[self] = self.loop.time()
         super().on_body(body)
 
     def on_message_complete(self) -> None:

@@ -202,7 +202,12 @@ async def _slow(target: Target) -> Counter[str]:
 )
 async def _half_bodies(target: Target) -> Counter[str]:
     request = post("/v1/completions", b"{" + b" " * 99)[:-99]
-    return await hold(target, 10_000, lambda i: target.send(request))
+
+    async def act(i: int) -> str:
+        await asyncio.sleep(i / 2000)  # else the kernel drops connections, and other clients wait a second for theirs
+        return await target.send(request)
+
+    return await hold(target, 10_000, act)
 
 
 @_abuse(
