@@ -246,6 +246,19 @@ void Linear(TensorView x, TensorView weight, TensorView bias, TensorView out, in
   });
 }
 
+// The instructions that the compiler may use, as minisgl/kernel/cpp/linear.py names them.
+tvm::ffi::String Target() {
+#if defined(__AVX512BF16__)
+  return "avx512_bf16";
+#elif defined(__AVX512F__)
+  return "avx512";
+#elif defined(__AVX__)
+  return "avx";
+#else
+  return "other";
+#endif
+}
+
 int64_t PanelOutputs() { return kPanel; }
 
 // weight [outputs, size] float32, panels [panels, size, kPanel].
@@ -274,6 +287,7 @@ void PackedLinear(TensorView x, TensorView panels, TensorView bias, TensorView o
 }  // namespace
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, Linear);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(target, Target);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(panel_outputs, PanelOutputs);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack, Pack);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(packed_linear, PackedLinear);
