@@ -2,11 +2,10 @@
 
 On a GPU: a Triton kernel for one row, a Triton kernel for at most 64 rows if the matrix is small, another one for at
 most 8 rows if the matrix is large, cuBLASLt for other products of at most `FEW_ROWS` rows, and torch's default (cuBLAS)
-for more rows. On a CPU, for weights in bfloat16 and
-float32: C++ kernels, if they can be compiled, for the numbers of rows in `minisgl.kernel.cpp.linear.ROWS`. For a small
-matrix in float32 they read a packed copy of it, except for 1 or 2 rows. Without a compiler, oneDNN reads such a copy, if
-the number of rows is in `ONEDNN_PACKED_ROWS`. All other products are torch's default, which is BLAS for float32 and
-oneDNN for the 16-bit dtypes.
+for more rows. On a CPU, for weights in bfloat16 and float32: C++ kernels, if they can be compiled, for the numbers of
+rows in `minisgl.kernel.cpp.linear.ROWS`. For a small matrix in float32 they read a packed copy of it, except for 1 or 2
+rows. Without a compiler, oneDNN reads such a copy, if the number of rows is in `ONEDNN_PACKED_ROWS`. All other products
+are torch's default, which is BLAS for float32 and oneDNN for the 16-bit dtypes.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ _PADDING = [next(size for size in ONEDNN_ROWS if size >= rows) - rows for rows i
 
 FEW_ROWS = 256
 """Up to this number of rows cuBLASLt is faster than cuBLAS on an H200: by 10 to 20 % for large matrices."""
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:

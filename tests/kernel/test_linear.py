@@ -309,7 +309,7 @@ def test_targets() -> None:
     """The table has a row for each set of instructions that the library may be compiled for."""
     compiler_or_skip()
     assert cpp.rows() is cpp.ROWS[cpp.compiled().target()]
-    assert load("linear.cpp").target() == "other"  # without flags compilers use the instructions that all processors have
+    assert load("linear.cpp").target() == "other"  # only instructions that all processors have
     for rows in cpp.ROWS.values():
         assert rows.in_place.keys() == rows.served.keys() == {torch.bfloat16, torch.float32}
 

@@ -29,7 +29,7 @@ CPU = ("attention.cpp", "elementwise.cpp", "linear.cpp")
 """The sources of the kernels on a CPU. They form one library, so that the compiler runs for all of them in parallel."""
 
 ANNOUNCE_SECONDS = 1.0
-"""Loading a library that is compiled already takes milliseconds. After this time the log says why a load takes longer."""
+"""A compiled library is loaded in milliseconds. If a load takes longer than this, the log says that it compiles."""
 
 log = logging.getLogger(__name__)
 

@@ -39,8 +39,8 @@ ROWS: Mapping[str, Rows] = MappingProxyType(
     {
         # oneDNN multiplies with the processor's bfloat16 instructions, which the kernels do not use.
         "avx512_bf16": Rows(in_place={BFLOAT16: 16, FLOAT32: 12}, served={BFLOAT16: 12, FLOAT32: 128}),
-        # Without these instructions oneDNN takes several times as long for bfloat16. For many rows in float32, BLAS takes
-        # about the same time, and on some processors less.
+        # Without these instructions oneDNN takes several times as long for bfloat16. For many rows in float32, BLAS
+        # takes about the same time, and on some processors less.
         "avx512": Rows(in_place={BFLOAT16: 16, FLOAT32: 12}, served={BFLOAT16: sys.maxsize, FLOAT32: 128}),
         "avx": Rows(in_place={BFLOAT16: 12, FLOAT32: 8}, served={BFLOAT16: sys.maxsize, FLOAT32: 128}),
         "other": Rows(in_place={BFLOAT16: 12, FLOAT32: 12}, served={BFLOAT16: sys.maxsize, FLOAT32: 64}),
