@@ -2,16 +2,15 @@
 
 On a GPU: a Triton kernel for one row, a Triton kernel for at most 64 rows if the matrix is small, another one for at
 most 8 rows if the matrix is large, cuBLASLt for other products of at most `FEW_ROWS` rows, and torch's default (cuBLAS)
-for more rows. On a CPU, for weights in bfloat16 and
-float32: C++ kernels, if they can be compiled. For a small matrix in float32 they read a packed copy of it, if the
-number of rows is in `PACKED_ROWS`. Without a compiler, oneDNN reads such a copy. All other products are torch's
-default, which is BLAS for float32 and oneDNN for the 16-bit dtypes.
+for more rows. On a CPU, for weights in bfloat16 and float32: C++ kernels, if they can be compiled, for the numbers of
+rows in `minisgl.kernel.cpp.linear.ROWS`. For a small matrix in float32 they read a packed copy of it, except for 1 or 2
+rows. Without a compiler, oneDNN reads such a copy, if the number of rows is in `ONEDNN_PACKED_ROWS`. All other products
+are torch's default, which is BLAS for float32 and oneDNN for the 16-bit dtypes.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
 from dataclasses import dataclass
 
 import torch
@@ -25,10 +24,9 @@ PACKED_BYTES = 8 << 20
 """Matrices of more than this number of bytes are not packed. Their product is limited by memory bandwidth in any
 layout, and the packed copy would double their memory."""
 
-PACKED_ROWS = range(3, 65)
-"""Numbers of rows for which the packed copy is used. With 8 rows the C++ kernel takes half to two thirds of the time of
-BLAS; without a compiler, oneDNN is up to 1.8 times as fast as BLAS, if the matrix has 1 MiB or more. With more rows
-neither is faster than BLAS, and with 1 or 2 rows both are slower."""
+ONEDNN_PACKED_ROWS = range(3, 65)
+"""Numbers of rows for which oneDNN is up to 1.8 times as fast as BLAS with a packed copy, if the matrix has 1 MiB or
+more. With more rows it is not faster, and with 1 or 2 rows it is slower."""
 
 ONEDNN_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 128, 256)
 """Numbers of rows with which oneDNN is called; blocks of other sizes are padded. For each new number of rows oneDNN
@@ -41,23 +39,19 @@ _PADDING = [next(size for size in ONEDNN_ROWS if size >= rows) - rows for rows i
 FEW_ROWS = 256
 """Up to this number of rows cuBLASLt is faster than cuBLAS on an H200: by 10 to 20 % for large matrices."""
 
-CPP_ROWS = {torch.bfloat16: sys.maxsize, torch.float32: 128}
-"""Up to this number of rows the C++ kernel computes the product with a weight that is not packed. On a processor
-without bfloat16 instructions torch takes several times as long for bfloat16. For many rows in float32, BLAS takes the
-same time: docs/benchmarks/cpu-offline.md."""
-
 
 @dataclass(frozen=True, slots=True)
 class Packed:
     """A copy of a weight [out, in] for products of few rows on a CPU.
 
     ``weight`` is in oneDNN's blocked layout, an opaque tensor whose memory torch can't read; or, with ``cpp``, the
-    result of `minisgl.kernel.cpp.linear.pack`.
+    result of `minisgl.kernel.cpp.linear.pack`. ``rows`` are the numbers of rows for which the copy is used.
     """
 
     weight: Tensor
     out_size: int
     cpp: bool
+    rows: range
 
 
 def pack(weight: Tensor) -> Packed | None:
@@ -73,12 +67,13 @@ def pack(weight: Tensor) -> Packed | None:
     if weight.dtype != torch.float32 or weight.nbytes > PACKED_BYTES:
         return None
     if in_cpp:
-        return Packed(cpp.pack(weight), len(weight), cpp=True)
+        rows = cpp.rows()
+        return Packed(cpp.pack(weight), len(weight), True, range(rows.packed, rows.served[weight.dtype] + 1))
     if not torch.backends.mkldnn.is_available():
         return None
     usual_rows = 32
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), usual_rows)
-    return Packed(packed, len(weight), cpp=False)
+    return Packed(packed, len(weight), False, ONEDNN_PACKED_ROWS)
 
 
 def packed_linear(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
@@ -115,13 +110,12 @@ def sixteen_bit_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Packed | None = None) -> Tensor:
     """Return x·weightᵀ + bias: x [..., in], weight [out, in], bias [out] → [..., out].
 
-    ``packed`` is the result of `pack` for the same weight. If given, it is used for the numbers of rows in
-    `PACKED_ROWS`.
+    ``packed`` is the result of `pack` for the same weight. If given, it is used for its numbers of rows.
     """
     if x.device.type == "cpu" and x.dim() == 2:
-        if packed is not None and len(x) in PACKED_ROWS:
+        if packed is not None and len(x) in packed.rows:
             return packed_linear(x, packed, bias)
-        if packed is None and 0 < len(x) <= CPP_ROWS.get(x.dtype, 0) and x.dtype == weight.dtype and cpp.serves(weight):
+        if x.dtype == weight.dtype and cpp.serves(weight) and 0 < len(x) <= cpp.rows().served[x.dtype]:
             return cpp.linear(x, weight, bias)
         if x.dtype in (torch.bfloat16, torch.float16):  # torch calls oneDNN for these, but not for float32
             return sixteen_bit_linear(x, weight, bias)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import platform
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,7 +129,8 @@ def test_product_in_cpp(
     want = F.linear(x.double(), w.double(), None if b is None else b.double())
     eps = 1e-4 if dtype == torch.float32 else 2e-2
     for few_rows in (0, 1000):
-        monkeypatch.setattr(cpp, "FEW_ROWS", few_rows)
+        measured = replace(cpp.ROWS["avx"], in_place={dtype: few_rows})
+        monkeypatch.setattr(cpp, "rows", lambda measured=measured: measured)
         got = cpp.linear(x, w, b)
         torch.testing.assert_close(got.double(), want, atol=eps, rtol=eps)
         assert torch.equal(got[:30], torch.cat([cpp.linear(x[i : i + 1], w, b) for i in range(min(rows, 30))]))
@@ -191,7 +196,7 @@ def test_wrong_sizes_are_refused() -> None:
 
 
 def test_products_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C++ serves all rows of bfloat16 weights and few of float32 ones; torch serves odd sizes and other dtypes."""
+    """C++ serves the numbers of rows in its table; torch serves more rows, odd sizes and other dtypes."""
     compiler_or_skip()
     calls = []
 
@@ -200,19 +205,113 @@ def test_products_in_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
         return F.linear(x, weight, bias)
 
     monkeypatch.setattr(cpp, "linear", watch)
+    monkeypatch.setattr(cpp, "rows", lambda: cpp.ROWS["avx512_bf16"])
     w = torch.randn(32, 64)
-    for rows in (0, 1, 1000):
-        linear(torch.randn(rows, 64).bfloat16(), w.bfloat16())
-    few = kernel.CPP_ROWS[torch.float32]
-    for rows in (few, few + 1):
-        linear(torch.randn(rows, 64), w)
-    assert calls == [1, 1000, few]
-    linear(torch.randn(1, 64), w, None, pack(w))
+    for dtype, most in cpp.ROWS["avx512_bf16"].served.items():
+        calls.clear()
+        for rows in (0, 1, most, most + 1):
+            linear(torch.randn(rows, 64).to(dtype), w.to(dtype))
+        assert calls == [1, most]
+    calls.clear()
     linear(torch.randn(1, 64).half(), w.half())
     linear(torch.randn(1, 63).bfloat16(), w.bfloat16()[:, :63].contiguous())
     linear(torch.randn(1, 64).bfloat16(), w.bfloat16()[:31])
     linear(torch.randn(2, 1, 64).bfloat16(), w.bfloat16())
-    assert len(calls) == 3
+    assert calls == []
+
+
+def test_rows_of_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A packed copy serves 3 rows and more; 1 and 2 rows are computed with the weight in place."""
+    compiler_or_skip()
+    calls = []
+    monkeypatch.setattr(cpp, "linear", lambda x, *_: calls.append(("in place", len(x))))
+    monkeypatch.setattr(cpp, "packed_linear", lambda x, *_: calls.append(("packed", len(x))))
+    w = torch.randn(32, 64)
+    packed, most = pack(w), cpp.rows().served[torch.float32]
+    for rows in (1, 2, 3, most, most + 1):
+        linear(torch.randn(rows, 64), w, None, packed)
+    assert calls == [("in place", 1), ("in place", 2), ("packed", 3), ("packed", most)]
+
+
+CPU_TIMES = """
+import json
+import time
+
+import torch
+import torch.nn.functional as F
+
+from minisgl.kernel.cpp import linear, load
+
+torch.set_num_threads(1)
+module = load("linear.cpp", native=True, flags=["-mno-avx512f"])
+table = linear.ROWS[module.target()]
+
+
+def times(*functions):  # milliseconds of CPU time, the shortest of 15 runs that alternate
+    best = [float("inf")] * len(functions)
+    for _ in range(15):
+        for i, function in enumerate(functions):
+            started = time.thread_time()
+            function()
+            best[i] = min(best[i], time.thread_time() - started)
+    return [1000 * seconds for seconds in best]
+
+
+def near(got, x, weight):
+    eps = 1e-3 if x.dtype == torch.float32 else 5e-2
+    torch.testing.assert_close(got.double(), F.linear(x.double(), weight.double()), atol=eps, rtol=eps)
+
+
+weight = torch.randn(1024, 1024) / 16
+width = module.panel_outputs()
+panels = torch.empty(1024 // width, 1024, width)
+module.pack(weight, panels)
+measured = {}
+for rows in (1, 4, 12, 32, 64):
+    x, none = torch.randn(rows, 1024), torch.empty(0)
+    out = torch.empty(rows, 1024)
+    half = [t.bfloat16() for t in (x, weight, none, out)]
+
+    def product(x, weight, none, out):
+        module.linear(x, weight, none, out, table.in_place[x.dtype], 1)
+
+    products = {
+        "float32": lambda: product(x, weight, none, out),
+        "float32, packed": lambda: module.packed_linear(x, panels, none, out, 1),
+        "bfloat16": lambda: product(*half),
+    }
+    for name, compute in products.items():
+        out.zero_()
+        compute()
+        near(half[3], *half[:2]) if name == "bfloat16" else near(out, x, weight)
+    sgemm, *ours = times(lambda: F.linear(x, weight), *products.values())
+    measured |= {f"{rows} rows, {name}": (ms, sgemm) for name, ms in zip(products, ours)}
+print(json.dumps(measured))
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="AVX-512 exists on x86-64 only")
+def test_time_without_avx512() -> None:
+    """Compiled without AVX-512, the products are right, and take at most twice the CPU time of torch's sgemm.
+
+    With vectors of 512 bits, which GCC then keeps in memory, they took 2.5 to 7 times its time.
+    """
+    compiler_or_skip()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+    command = [sys.executable, "-c", CPU_TIMES]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    slow = {name: times for name, times in json.loads(done.stdout).items() if times[0] > 2 * times[1]}
+    assert not slow, f"milliseconds, and those of sgemm: {slow}"
+
+
+def test_targets() -> None:
+    """The table has a row for each set of instructions that the library may be compiled for."""
+    compiler_or_skip()
+    assert cpp.rows() is cpp.ROWS[cpp.compiled().target()]
+    assert load("linear.cpp").target() == "other"  # only instructions that all processors have
+    for rows in cpp.ROWS.values():
+        assert rows.in_place.keys() == rows.served.keys() == {torch.bfloat16, torch.float32}
 
 
 def test_products_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,16 @@ tensors without copying them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,33 +25,66 @@ from minisgl.config import ConfigError
 
 HERE = Path(__file__).parent
 
+CPU = ("attention.cpp", "elementwise.cpp", "linear.cpp")
+"""The sources of the kernels on a CPU. They form one library, so that the compiler runs for all of them in parallel."""
 
-def load(name: str, *, native: bool = False) -> Any:
-    """Compile and load the source file ``name`` (a .cpp or .cu file of this folder).
+ANNOUNCE_SECONDS = 1.0
+"""A compiled library is loaded in milliseconds. If a load takes longer than this, the log says that it compiles."""
+
+log = logging.getLogger(__name__)
+
+
+def load(*names: str, native: bool = False, flags: Sequence[str] = ()) -> Any:
+    """Compile and load the source files ``names`` (.cpp or .cu files of this folder) as one library.
 
     With ``native`` the compiler may use all vector instructions of this machine's processor. The library is then cached
-    for this model of processor, because a home folder may be shared by machines with different processors.
+    for this model of processor, because a home folder may be shared by machines with different processors. ``flags``
+    are further flags for the C++ compiler.
 
     Returns a module whose attributes are the exported functions. Takes seconds the first time on a machine,
     milliseconds later. Raises `ConfigError` if apache-tvm-ffi or a compiler is missing, or if the compiler fails.
     """
+    shown = ", ".join(names)
     try:
         from tvm_ffi import cpp
     except ImportError as error:
         raise ConfigError(
-            f"{name} is C++ and is compiled by apache-tvm-ffi, which is not installed here ({error}): "
+            f"{shown} is C++ and is compiled by apache-tvm-ffi, which is not installed here ({error}): "
             "pip install 'minisgl[cpp]'."
         ) from error
-    cuda = name.endswith(".cu")
+    cuda = any(name.endswith(".cu") for name in names)
     for tool in (os.environ.get("CXX", "c++"), "ninja", *(["nvcc"] if cuda else [])):
         if _find(tool) is None:
-            raise ConfigError(f"{name} is C++, and {tool}, which is needed to compile it, is not on PATH.")
-    source: dict[str, Any] = {"cuda_files" if cuda else "cpp_files": [str(HERE / name)]}
+            raise ConfigError(f"{shown} is C++, and {tool}, which is needed to compile it, is not on PATH.")
+    source: dict[str, Any] = {"cuda_files" if cuda else "cpp_files": [str(HERE / name) for name in names]}
+    library = "minisgl_cpu" if len(names) > 1 else f"minisgl_{Path(names[0]).stem}"
+    all_flags = ["-O3", *(_native_flags() if native else ()), *flags]
     try:
-        flags = ["-O3", *(_native_flags() if native else ())]
-        return cpp.load(f"minisgl_{Path(name).stem}", extra_cflags=flags, **source)
+        with _announced():
+            return cpp.load(library, extra_cflags=all_flags, **source)
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-        raise ConfigError(f"{name} could not be compiled here: {error}") from error
+        raise ConfigError(f"{shown} could not be compiled here: {error}") from error
+
+
+@contextlib.contextmanager
+def _announced() -> Iterator[None]:
+    """Log that kernels are compiled, if the block takes longer than `ANNOUNCE_SECONDS`."""
+    timer = threading.Timer(ANNOUNCE_SECONDS, _announce)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@functools.cache  # once in a process
+def _announce() -> None:
+    log.info(
+        "compiling C++ kernels for this machine: about 10 s on an idle machine, minutes on a busy or slow one. The "
+        "result is kept in %s, and the next start finds it there",
+        Path(os.environ.get("TVM_FFI_CACHE_DIR", "~/.cache/tvm-ffi")).expanduser(),
+    )
 
 
 def _find(tool: str) -> str | None:

@@ -35,13 +35,9 @@ constexpr int kQueriesInPlace = 8;
 constexpr int64_t kWorkPerThread = 1 << 15;  // multiply-adds that are worth waking another thread
 constexpr int kItemsPerThread = 4;  // more than one, because items differ in cost
 
-// Sums that are computed at the same time, so that they fit in the vector registers: 32 of 512 bits, else 16 of 256 or 32
-// of 128.
-#ifdef __AVX512F__
-constexpr int kPositions = 4, kChunk = 4;
-#else
-constexpr int kPositions = 1, kChunk = 1;
-#endif
+// Positions, and vectors of a value, whose sums for four queries are computed at the same time: the sums take half of the
+// registers.
+constexpr int kPositions = kRegisters / 8, kChunk = kRegisters / 8;
 
 struct Problem {
   const void *q, *keys, *values;  // q [tokens, q_heads, dim]; keys and values [locations, kv_heads, dim]
@@ -378,7 +374,7 @@ void PagedAttention(TensorView q, TensorView out, TensorView keys, TensorView va
                   static_cast<int>(keys.size(1)), static_cast<int>(q.size(1)), static_cast<int>(keys.size(2)),
                   static_cast<int>(q.size(2)), static_cast<int>(window),
                   static_cast<float>(scale), static_cast<float>(soft_cap)};
-  if (p.dim % kLanes != 0) TVM_FFI_THROW(ValueError) << "head_dim must be a multiple of " << kLanes;
+  if (p.dim % kMultiple != 0) TVM_FFI_THROW(ValueError) << "head_dim must be a multiple of " << kMultiple;
   SameType(q, out, "out"), SameType(q, keys, "keys"), SameType(q, values, "values");
   WithElementType(q, "q", [&](auto element) { Run<decltype(element)>(p, seq_lens.size(0), threads); });
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from minisgl.kernel.cpp import load
+from minisgl.kernel.cpp import CPU, load
 from minisgl.kernel.launch import one_launch
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ HEAD_DIM_MULTIPLE = 16
 @functools.cache
 def compiled() -> Any:
     """Compile and load the library. Raises `ConfigError` if that is not possible here."""
-    return load("attention.cpp", native=True)
+    return load(*CPU, native=True)
 
 
 def paged_attention(q: Tensor, out: Tensor, keys: Tensor, values: Tensor, batch: AttnBatch, layer: LayerSpec) -> None:

@@ -32,7 +32,7 @@ T* Row(const TensorView& x, int64_t row) {
 
 void CheckSize(const TensorView& x, const TensorView& y, int64_t size, const char* name) {
   if (y.size(0) != x.size(0) || y.size(1) != size) TVM_FFI_THROW(ValueError) << name << " has another shape than x";
-  if (size % kLanes != 0) TVM_FFI_THROW(ValueError) << "the last dimension must be a multiple of " << kLanes;
+  if (size % kMultiple != 0) TVM_FFI_THROW(ValueError) << "the last dimension must be a multiple of " << kMultiple;
 }
 
 // x [rows, size] becomes x + residual, unless the residual has no rows; out becomes its norm.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from minisgl.config import ConfigError
-from minisgl.kernel.cpp import load
+from minisgl.kernel.cpp import CPU, load
 from minisgl.kernel.launch import one_launch
 
 MULTIPLE = 16
@@ -20,7 +20,7 @@ MULTIPLE = 16
 def compiled() -> Any:
     """Compile and load the library. Return it, or None if it can't be compiled here."""
     try:
-        return load("elementwise.cpp", native=True)
+        return load(*CPU, native=True)
     except ConfigError:
         return None
 

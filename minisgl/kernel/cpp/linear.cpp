@@ -21,17 +21,11 @@ namespace {
 using namespace minisgl;
 
 constexpr int kBlock = kLanes;  // outputs (rows of the weight) that the kernel for few rows computes at a time
-constexpr int kStreams = 4;     // rows of the weight that it reads at the same time
 constexpr int64_t kWorkPerThread = 1 << 16;  // multiply-adds that are worth waking another thread
 constexpr int kItemsPerThread = 4;  // more than one, so that a thread that is interrupted leaves its work to others
 
-// The sums of kMaxRows rows and kVectors * kLanes outputs, and one load of a panel, fit in the vector registers: 32 of
-// 512 bits, 16 of 256, or 32 of 128.
-#ifdef __AVX512F__
-constexpr int kVectors = 2, kMaxRows = 14;
-#else
-constexpr int kVectors = 1, kMaxRows = 6;
-#endif
+// The sums of kMaxRows rows and kVectors * kLanes outputs, one load of a panel, and an element of x fit in the registers.
+constexpr int kVectors = 2, kMaxRows = (kRegisters - 4) / kVectors;
 constexpr int kPanel = kVectors * kLanes;
 constexpr int kRowsAtATime = 20 * kMaxRows;  // of x, packed for one pass over the weights
 
@@ -49,23 +43,34 @@ void ForEach(int64_t parts, int64_t threads, const Body& body) {
 
 // ---- few rows ----
 
+// Rows of the weight that are read at the same time: with kRows rows of x, their sums take half of the registers at most.
+template <int kRows>
+constexpr int kStreams = std::min(4, kRegisters / 2 / kRows);
+
 // Computes the products of kRows rows of x with kStreams rows of the weight, which begin at `weight`: the elements of
 // sums[m][r] add up to x[m] · weight[r]. `size` is a multiple of kLanes.
 template <typename T, int kRows>
 void Multiply(const float* x, const T* weight, int64_t size, Vec (*sums)[kBlock]) {
-  Vec total[kRows][kStreams] = {};
-  for (int64_t i = 0; i < size; i += kLanes) {
+  constexpr int streams = kStreams<kRows>;
+  Vec total[kRows][streams] = {};
+  for (int64_t i = 0; i < size; i += kMultiple) {
+    // Request the next rows; behind the last row this has no effect.
+    for (int r = 0; r < streams; ++r) __builtin_prefetch(weight + (streams + r) * size + i);
 #pragma GCC unroll 4
-    for (int r = 0; r < kStreams; ++r) {
-      const T* const from = weight + r * size + i;
-      __builtin_prefetch(from + kStreams * size);  // the next rows; behind the last row this has no effect
-      const Vec w = Load(from);
+    for (int64_t j = i; j < i + kMultiple; j += kLanes) {
+      Vec value[kRows];
 #pragma GCC unroll 4
-      for (int m = 0; m < kRows; ++m) total[m][r] += Load(x + m * size + i) * w;
+      for (int m = 0; m < kRows; ++m) value[m] = InRegister(Load(x + m * size + j));
+#pragma GCC unroll 4
+      for (int r = 0; r < streams; ++r) {
+        const Vec w = InRegister(Load(weight + r * size + j));
+#pragma GCC unroll 4
+        for (int m = 0; m < kRows; ++m) total[m][r] += value[m] * w;
+      }
     }
   }
   for (int m = 0; m < kRows; ++m) {
-    for (int r = 0; r < kStreams; ++r) sums[m][r] = total[m][r];
+    for (int r = 0; r < streams; ++r) sums[m][r] = total[m][r];
   }
 }
 
@@ -73,7 +78,7 @@ void Multiply(const float* x, const T* weight, int64_t size, Vec (*sums)[kBlock]
 template <typename T, int kRows>
 void Block(const float* x, const T* weight, const T* bias, int64_t size, int64_t outputs, int64_t begin, T* out) {
   Vec sums[kRows][kBlock];
-  for (int r = 0; r < kBlock; r += kStreams) {
+  for (int r = 0; r < kBlock; r += kStreams<kRows>) {
     Multiply<T, kRows>(x, weight + (begin + r) * size, size, reinterpret_cast<Vec(*)[kBlock]>(&sums[0][r]));
   }
   for (int m = 0; m < kRows; ++m) {
@@ -135,8 +140,9 @@ void MultiplyPanel(const float* x, const float* panel, int64_t size, float* sums
   for (int64_t i = 0; i < size; ++i, x += kRows, panel += kPanel) {
     Vec w[kVectors];
     for (int v = 0; v < kVectors; ++v) {
-      w[v] = Load(panel + v * kLanes);
-      __builtin_prefetch(panel + size * kPanel + v * kLanes, 0, 2);  // the next panel, if panels are kept
+      w[v] = InRegister(Load(panel + v * kLanes));
+      // Request the next panel, if panels are kept: each 64 bytes once.
+      if (v * kLanes % 16 == 0) __builtin_prefetch(panel + size * kPanel + v * kLanes, 0, 2);
     }
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
@@ -158,11 +164,11 @@ void MultiplyRows(int rows, const float* x, const float* panel, int64_t size, fl
   functions[rows - 1](x, panel, size, sums);
 }
 
-// Rows of x, divided into blocks of at most kMaxRows rows of nearly equal size.
+// Rows of x, divided into blocks of kMaxRows rows; the last one may be smaller.
 struct RowBlocks {
   int64_t rows, count = Ceil(rows, kMaxRows);
-  int64_t Begin(int64_t i) const { return rows * i / count; }
-  int Size(int64_t i) const { return static_cast<int>(Begin(i + 1) - Begin(i)); }
+  int64_t Begin(int64_t i) const { return i * kMaxRows; }
+  int Size(int64_t i) const { return static_cast<int>(std::min<int64_t>(kMaxRows, rows - Begin(i))); }
 };
 
 // `panel(i, buffer)` returns panel i; it may write the panel to `buffer`, which has `size` * kPanel floats.
@@ -211,8 +217,8 @@ void ManyRows(const TensorView& x, int64_t outputs, const T* bias, const TensorV
 void CheckArguments(const TensorView& x, const TensorView& bias, const TensorView& out, int64_t size, int64_t outputs) {
   Check(x, "x", 2, 1), Check(bias, "bias", 1), Check(out, "out", 2);
   SameType(x, bias, "bias"), SameType(x, out, "out");
-  if (outputs % kLanes != 0 || size % kLanes != 0) {
-    TVM_FFI_THROW(ValueError) << "the sizes of weight must be multiples of " << kLanes;
+  if (outputs % kMultiple != 0 || size % kMultiple != 0) {
+    TVM_FFI_THROW(ValueError) << "the sizes of weight must be multiples of " << kMultiple;
   }
   if (x.size(1) != size || out.size(1) != outputs || out.size(0) != x.size(0)) {
     TVM_FFI_THROW(ValueError) << "the sizes of x, weight and out do not fit together";
@@ -238,6 +244,19 @@ void Linear(TensorView x, TensorView weight, TensorView bias, TensorView out, in
       return buffer;
     });
   });
+}
+
+// The instructions that the compiler may use, as minisgl/kernel/cpp/linear.py names them.
+tvm::ffi::String Target() {
+#if defined(__AVX512BF16__)
+  return "avx512_bf16";
+#elif defined(__AVX512F__)
+  return "avx512";
+#elif defined(__AVX__)
+  return "avx";
+#else
+  return "other";
+#endif
 }
 
 int64_t PanelOutputs() { return kPanel; }
@@ -268,6 +287,7 @@ void PackedLinear(TensorView x, TensorView panels, TensorView bias, TensorView o
 }  // namespace
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(linear, Linear);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(target, Target);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(panel_outputs, PanelOutputs);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(pack, Pack);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(packed_linear, PackedLinear);

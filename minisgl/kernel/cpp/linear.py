@@ -3,21 +3,51 @@
 from __future__ import annotations
 
 import functools
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from minisgl.config import ConfigError
-from minisgl.kernel.cpp import load
+from minisgl.kernel.cpp import CPU, load
 from minisgl.kernel.huge_pages import Arena
 from minisgl.kernel.launch import one_launch
 
 MULTIPLE = 16
 """Both sizes of a weight must be multiples of this number."""
 
-FEW_ROWS = 12
-"""Up to this number of rows the weights are read in place. With more rows they are rearranged, panel by panel."""
+BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which kernel is fastest for how many rows, with the instructions of one kind of processor."""
+
+    in_place: Mapping[torch.dtype, int]
+    """Up to this number of rows the weights are read in place. With more rows they are rearranged, panel by panel."""
+    served: Mapping[torch.dtype, int]
+    """Up to this number of rows `linear` and `packed_linear` are faster than torch's product."""
+    packed: int = 3
+    """From this number of rows on, packed weights are faster than weights in place."""
+
+
+ROWS: Mapping[str, Rows] = MappingProxyType(
+    {
+        # oneDNN multiplies with the processor's bfloat16 instructions, which the kernels do not use.
+        "avx512_bf16": Rows(in_place={BFLOAT16: 16, FLOAT32: 12}, served={BFLOAT16: 12, FLOAT32: 128}),
+        # Without these instructions oneDNN takes several times as long for bfloat16. For many rows in float32, BLAS
+        # takes about the same time, and on some processors less.
+        "avx512": Rows(in_place={BFLOAT16: 16, FLOAT32: 12}, served={BFLOAT16: sys.maxsize, FLOAT32: 128}),
+        "avx": Rows(in_place={BFLOAT16: 12, FLOAT32: 8}, served={BFLOAT16: sys.maxsize, FLOAT32: 128}),
+        "other": Rows(in_place={BFLOAT16: 12, FLOAT32: 12}, served={BFLOAT16: sys.maxsize, FLOAT32: 64}),
+    }
+)
+"""`Rows` for the targets that `linear.cpp` distinguishes; measured in docs/benchmarks/cpu-offline.md, except "other",
+which includes ARM."""
 
 _arena = Arena(16 << 20)  # of packed weights
 
@@ -26,9 +56,15 @@ _arena = Arena(16 << 20)  # of packed weights
 def compiled() -> Any:
     """Compile and load the library. Return it, or None if it can't be compiled here."""
     try:
-        return load("linear.cpp", native=True)
+        return load(*CPU, native=True)
     except ConfigError:
         return None
+
+
+@functools.cache
+def rows() -> Rows:
+    """Return the `Rows` for the instructions that the library was compiled for. The library must be `compiled`."""
+    return ROWS[compiled().target()]
 
 
 def serves(weight: Tensor) -> bool:
@@ -45,7 +81,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute x·weightᵀ + bias: x [rows, in], weight [out, in], bias [out] → [rows, out], with sums in float32."""
     out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype)
     x = x if x.stride(1) == 1 else x.contiguous()
-    compiled().linear(x, weight, _or_empty(bias, out), out, FEW_ROWS, torch.get_num_threads())
+    compiled().linear(x, weight, _or_empty(bias, out), out, rows().in_place[x.dtype], torch.get_num_threads())
     return out
 
 

@@ -1,25 +1,56 @@
-// Sixteen floats at a time, by the vector extension of GCC and Clang: the operators +, *, < and ?: work on each element.
-// The compiler translates them to the vector instructions of the processor: one of 512 bits, two of 256, or four of 128.
+// As many floats as one vector register holds, by the vector extension of GCC and Clang: the operators +, *, < and ?: work
+// on each element. The width is that of the compiler's target. A wider type would work too, but GCC keeps it in memory.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "values.h"
 
 namespace minisgl {
 
-constexpr int kLanes = 16;
+// Floats in a register, and registers: so many sums can be kept in registers at the same time.
+#if defined(__AVX512F__)
+constexpr int kLanes = 16, kRegisters = 32;
+#elif defined(__AVX__)
+constexpr int kLanes = 8, kRegisters = 16;
+#elif defined(__aarch64__)
+constexpr int kLanes = 4, kRegisters = 32;
+#else
+constexpr int kLanes = 4, kRegisters = 16;
+#endif
+
+constexpr int kMultiple = 16;  // the sizes of tensors are multiples of this number with every target
+static_assert(kMultiple % kLanes == 0, "loops over kLanes elements have no remainder");
 
 typedef float Vec __attribute__((vector_size(4 * kLanes)));
 typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t UIntVec __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t ShortVec __attribute__((vector_size(2 * kLanes)));
 
-constexpr IntVec kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+using Lanes = std::make_integer_sequence<int, kLanes>;
 
-inline Vec Broadcast(float x) { return Vec{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+template <int... i>
+constexpr IntVec LaneNumbers(std::integer_sequence<int, i...>) { return IntVec{i...}; }
+
+constexpr IntVec kLane = LaneNumbers(Lanes());
+
+template <int... i>
+inline Vec Broadcast(float x, std::integer_sequence<int, i...>) { return Vec{(static_cast<void>(i), x)...}; }
+
+inline Vec Broadcast(float x) { return Broadcast(x, Lanes()); }
+
+// Returns x, and keeps it in a register. Otherwise GCC may load a value from memory again for each use.
+inline Vec InRegister(Vec x) {
+#if defined(__x86_64__)
+  __asm__("" : "+v"(x));
+#elif defined(__aarch64__)
+  __asm__("" : "+w"(x));
+#endif
+  return x;
+}
 
 inline Vec Load(const float* from) {
   Vec x;
@@ -43,68 +74,68 @@ inline void Store(Vec x, BFloat16* to) {
   std::memcpy(to, &y, sizeof y);
 }
 
+// Returns the elements From::Of(0), From::Of(1), … of a and b: the elements of b are numbered from kLanes on.
+template <typename From, int... i>
+inline Vec Shuffle(Vec a, Vec b, std::integer_sequence<int, i...>) {
 #ifdef __clang__
-#define MINISGL_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+  return __builtin_shufflevector(a, b, From::Of(i)...);
 #else
-#define MINISGL_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, IntVec{__VA_ARGS__})
+  return __builtin_shuffle(a, b, IntVec{From::Of(i)...});
 #endif
+}
 
-// Returns the sums of sixteen vectors: element i is the sum of the elements of x[i]. Each step adds the two halves of
-// every group of elements and joins two vectors into one: 16 vectors with one group of 16 elements each become 8 vectors
-// with two groups of 8 elements, 4 vectors with four groups of 4 elements, and so on. x is overwritten.
+template <typename From>
+inline Vec Shuffle(Vec a, Vec b) { return Shuffle<From>(a, b, Lanes()); }
+
+// The first or the second half of every group of 2n elements: those of a, then those of b.
+template <int n, bool second>
+struct HalfOfGroups {
+  static constexpr int Of(int i) { return i / n * 2 * n + i % n + second * n; }
+};
+
+// Returns the sums of kLanes vectors: element i is the sum of the elements of x[i]. Each step adds the two halves of every
+// group of elements and joins two vectors into one: 16 vectors with one group of 16 elements each become 8 vectors with
+// two groups of 8 elements, 4 vectors with four groups of 4 elements, and so on. x is overwritten.
+template <int n = kLanes / 2>
 inline Vec Sums(Vec* x) {
-#define MINISGL_STEP(n, low, high) \
-  for (int i = 0; i < n; ++i) x[i] = MINISGL_SHUFFLE(x[2 * i], x[2 * i + 1], MINISGL_UNPACK low) + \
-                                     MINISGL_SHUFFLE(x[2 * i], x[2 * i + 1], MINISGL_UNPACK high)
-#define MINISGL_UNPACK(...) __VA_ARGS__
-  MINISGL_STEP(8, (0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
-               (8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
-  MINISGL_STEP(4, (0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
-               (4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
-  MINISGL_STEP(2, (0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29),
-               (2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31));
-  MINISGL_STEP(1, (0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
-               (1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31));
-#undef MINISGL_STEP
-#undef MINISGL_UNPACK
+  for (int i = 0; i < n; ++i) {
+    const Vec a = x[2 * i], b = x[2 * i + 1];
+    x[i] = Shuffle<HalfOfGroups<n, false>>(a, b) + Shuffle<HalfOfGroups<n, true>>(a, b);
+  }
+  if constexpr (n > 1) return Sums<n / 2>(x);
   return x[0];
 }
 
-// Transposes sixteen vectors: element j of x[i] becomes element i of x[j]. Each step swaps two of the four quarters of
+// The upper or the lower two quarters of every square of 2n by 2n elements, the second of them from b.
+template <int n, bool lower>
+struct QuartersOfSquares {
+  static constexpr int Of(int i) { return (i & n ? kLanes + i - n : i) + lower * n; }
+};
+
+// Transposes kLanes vectors: element j of x[i] becomes element i of x[j]. Each step swaps two of the four quarters of
 // every square of 2n by 2n elements.
+template <int n = kLanes / 2>
 inline void Transpose(Vec* x) {
-#define MINISGL_STEP(n, low, high)                                                \
-  for (int i = 0; i < kLanes; ++i) {                                              \
-    if (i & n) continue;                                                          \
-    const Vec a = x[i], b = x[i + n];                                             \
-    x[i] = MINISGL_SHUFFLE(a, b, MINISGL_UNPACK low);                             \
-    x[i + n] = MINISGL_SHUFFLE(a, b, MINISGL_UNPACK high);                        \
+  for (int i = 0; i < kLanes; ++i) {
+    if (i & n) continue;
+    const Vec a = x[i], b = x[i + n];
+    x[i] = Shuffle<QuartersOfSquares<n, false>>(a, b);
+    x[i + n] = Shuffle<QuartersOfSquares<n, true>>(a, b);
   }
-#define MINISGL_UNPACK(...) __VA_ARGS__
-  MINISGL_STEP(8, (0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
-               (8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
-  MINISGL_STEP(4, (0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
-               (4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31));
-  MINISGL_STEP(2, (0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
-               (2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31));
-  MINISGL_STEP(1, (0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
-               (1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31));
-#undef MINISGL_STEP
-#undef MINISGL_UNPACK
+  if constexpr (n > 1) Transpose<n / 2>(x);
 }
 
-// Combines all elements by halving: 16 to 8 to 4 values, then the last four one by one.
-template <typename Op>
+template <int n>
+struct OtherHalf {
+  static constexpr int Of(int i) { return i ^ n; }
+};
+
+// Combines all elements: each step combines every element with the one at distance n.
+template <int n = kLanes / 2, typename Op>
 float Reduce(Vec x, const Op& op) {
-  typedef float Half __attribute__((vector_size(2 * kLanes)));
-  typedef float Quarter __attribute__((vector_size(kLanes)));
-  Half halves[2];
-  std::memcpy(halves, &x, sizeof x);
-  const Half half = op(halves[0], halves[1]);
-  Quarter quarters[2];
-  std::memcpy(quarters, &half, sizeof half);
-  const Quarter last = op(quarters[0], quarters[1]);
-  return op(op(last[0], last[1]), op(last[2], last[3]));
+  const Vec y = op(x, Shuffle<OtherHalf<n>>(x, x));
+  if constexpr (n > 1) return Reduce<n / 2>(y, op);
+  return y[0];
 }
 
 inline float Sum(Vec x) {

@@ -5,6 +5,7 @@ The tests compile the C++ source; without a compiler they are skipped.
 
 from __future__ import annotations
 
+import platform
 import shutil
 import sys
 from dataclasses import replace
@@ -151,9 +152,16 @@ def test_promise_8_prompts() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_without_this_processors_instructions(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled for any processor of this architecture, with smaller tiles, the kernel gives the same results."""
-    monkeypatch.setattr(kernel, "compiled", lambda: load("attention.cpp"))
+@pytest.mark.parametrize("avx2", [False, True])
+def test_without_this_processors_instructions(avx2: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled for any processor of this architecture, or without AVX-512, the kernel gives the same results.
+
+    The width of its vectors, and so the size of its tiles, is 128, 256 or 512 bits.
+    """
+    if avx2 and platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("AVX2 exists on x86-64 only")
+    flags = ["-mno-avx512f"] if avx2 else []
+    monkeypatch.setattr(kernel, "compiled", lambda: load("attention.cpp", native=avx2, flags=flags))
     near = 2e-6 if dtype == torch.float32 else 2e-2
     for head_dim in (64, 48):
         case = AttentionCase(((700, 1), (30, 1), (695, 6), (0, 50)), 16, 6, 2, head_dim, dtype=dtype)
