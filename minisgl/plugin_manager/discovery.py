@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import logging
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -22,7 +23,9 @@ from typing import Any
 
 from minisgl import hooks
 from minisgl.config import GROUPS, ConfigError
-from minisgl.plugin_manager.renamed import RENAMED_HOOK_ARGUMENTS, RENAMED_SINCE, UPGRADE_PAGE
+from minisgl.plugin_manager.renamed import FACTORY_HOOKS, RENAMED_HOOK_ARGUMENTS, RENAMED_SINCE, UPGRADE_PAGE
+
+log = logging.getLogger(__name__)
 
 HOOKS = tuple(name for name in vars(hooks) if name.startswith("minisgl_"))
 HOOKIMPL_ATTRIBUTE = f"{hooks.PROJECT}_impl"
@@ -178,6 +181,16 @@ def check_hooks(part: object, label: str) -> list[str]:
                 )
             continue
         hook = getattr(function, HOOKIMPL_ATTRIBUTE).get("specname") or name
+        if hook in FACTORY_HOOKS:
+            log.warning(
+                "%s: the hook %s is deprecated and will be removed: write its body as the method `build` of the options"
+                " dataclass, which takes %s by name (docs/upgrade-0.3.md)",
+                label,
+                hook,
+                ", ".join([*hooks.PARTS[FACTORY_HOOKS[hook]].arguments, "build_other"]),
+            )
+            found.append(hook)
+            continue
         if hook not in HOOKS:
             raise ConfigError(f"{label}: there is no hook {hook}{near(hook, HOOKS)} All of them: {', '.join(HOOKS)}.")
         allowed = list(inspect.signature(getattr(hooks, hook)).parameters)
@@ -218,5 +231,20 @@ def check_options(yielded: Any, label: str) -> list[tuple[str, str, type]]:
             raise ConfigError(f"{label}: there is no group {group!r}{near(group, GROUPS)} Groups: {', '.join(GROUPS)}.")
         if schema.__dataclass_params__.frozen:
             raise ConfigError(f"{label}: {schema.__name__} is a frozen dataclass, which options can't be: drop frozen.")
+        _check_build(group, schema, label)
         options.append((group, name, schema))
     return options
+
+
+def _check_build(group: str, schema: type, label: str) -> None:
+    """Raise `ConfigError` if the method ``build`` of an options dataclass takes an argument that its group lacks."""
+    build = getattr(schema, "build", None)
+    if build is None:  # a plugin for minisgl 0.2, which builds the part with a hook: see `FACTORY_HOOKS`
+        return
+    offered = [*hooks.PARTS[group].arguments, "build_other"]
+    for argument in list(inspect.signature(build).parameters)[1:]:
+        if argument not in offered:
+            raise ConfigError(
+                f"{label}: {schema.__name__}.build takes {argument!r}, which the group {group} does not offer"
+                f"{near(argument, offered)} It may take any of: {', '.join(offered)}."
+            )

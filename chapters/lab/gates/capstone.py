@@ -54,23 +54,21 @@ from minisgl.scheduler import Budget, Plan, Running, SchedulerPolicy, Waiting
 class Capstone:
     """Your plugin in one line: `--help` prints this text."""
 
+    def build(self) -> SchedulerPolicy:
+        return MyPolicy()
+
 
 class MyPolicy:
     """Describe here what your policy does."""
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:
-        # TODO capstone: write your plugin, for this hook or for another one (docs/plugins.md lists the hooks).
+        # TODO capstone: write your plugin, for this group or for another one (docs/plugins.md lists the groups).
         raise NotImplementedError
 
 
 @hookimpl
 def minisgl_configs() -> Any:
     yield "scheduler", "capstone", Capstone
-
-
-@hookimpl
-def minisgl_scheduler(config: Any) -> SchedulerPolicy | None:
-    return MyPolicy() if isinstance(config, Capstone) else None
 '''
 
 TESTS = '''\

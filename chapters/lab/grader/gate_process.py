@@ -31,7 +31,6 @@ from minisgl.chapters.lab.grader.diagnosis import ReferenceImported, diagnose
 from minisgl.chapters.lab.grader.gate import SHRINK_SECONDS, Broken, Gate, Missing, Student
 from minisgl.chapters.lab.verdicts import Verdict
 from minisgl.config import GROUPS
-from minisgl.plugin_manager.manager import HOOK_OF
 
 MEMORY = 6 * 2**30
 """Bytes of memory that a gate may allocate."""
@@ -64,9 +63,8 @@ def load(student: Student) -> None:
     assert plugin is not None
     promise = "The file contains the lab's plugin."
     if lab.hook in GROUPS:
-        hook = HOOK_OF.get(lab.hook, f"minisgl_{lab.hook}")
-        if hook not in plugin.hooks:
-            seen = f"The file has no @hookimpl {hook}, so minisgl can't build the plugin."
+        if "minisgl_configs" not in plugin.hooks:
+            seen = "The file has no @hookimpl minisgl_configs, so minisgl can't find the plugin."
             raise Broken("loads", promise, seen)
         names = [name for group, name, _ in plugin.options if group == lab.hook]
         if lab.name not in names:

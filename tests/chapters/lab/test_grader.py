@@ -66,6 +66,9 @@ class Mine:
     """Mine."""
     order: str = "fcfs"
 
+    def build(self):
+        return Policy()
+
 class Policy:
     def plan(self, waiting, running, budget):
 {body}
@@ -73,10 +76,6 @@ class Policy:
 @hookimpl
 def minisgl_configs():
     yield "scheduler", "mine", Mine
-
-@hookimpl
-def minisgl_scheduler(config):
-    return Policy() if isinstance(config, Mine) else None
 ''')
     return path
 
@@ -192,21 +191,19 @@ NOT_PLUGINS = {
     "import error": ("import no_such_package\n", "no_such_package"),
     "syntax error": ("def plan(:\n", "line 1 is not Python"),
     "no hook": ("x = 1\n", "has no hook"),
-    "no hookimpl": ("def minisgl_scheduler(config):\n    return None\n", "no @hookimpl"),
+    "no hookimpl": ("def minisgl_configs():\n    yield\n", "no @hookimpl"),
     "another hook": ("from minisgl import hookimpl\n@hookimpl\ndef minisgl_metrics():\n    return ''\n",
-                               "no @hookimpl minisgl_scheduler"),
+                               "no @hookimpl minisgl_configs"),
     "another name": ("""
 from dataclasses import dataclass
 from minisgl import hookimpl
 @dataclass
 class Other:
-    pass
+    def build(self):
+        return None
 @hookimpl
 def minisgl_configs():
     yield "scheduler", "other", Other
-@hookimpl
-def minisgl_scheduler(config):
-    return None
 """, "not 'mine'"),
 }  # fmt: skip
 
@@ -296,7 +293,7 @@ def test_file_never_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     path = tmp_path / "my_policy.py"
     assert _check_called(served(path, {"plan": 3.0}), ["plan"], "scheduler-0") == {"plan": 3.0}
     for one in (
-        served(path, {"minisgl_scheduler": 1.0}),
+        served(path, {"build": 1.0}),
         served(path, {"plan": 0.0}),
         served(path, {"plan": 3.0}, "another file's"),
         served(tmp_path / "elsewhere.py", {}),

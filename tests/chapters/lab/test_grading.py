@@ -56,6 +56,9 @@ from minisgl import hookimpl
 class Mine:
     order: str = "fcfs"
 
+    def build(self):
+        return globals().get("make_policy", Policy)(self.order)
+
 class Policy:
     plan = globals().get("plan")
     def __init__(self, order):
@@ -64,10 +67,6 @@ class Policy:
 @hookimpl
 def minisgl_configs():
     yield "scheduler", "mine", Mine
-
-@hookimpl
-def minisgl_scheduler(config):
-    return globals().get("make_policy", Policy)(config.order) if isinstance(config, Mine) else None
 """
 """What makes a plugin of a function ``plan``, or of a function ``make_policy``, which gets the order."""
 NEEDS_FILES = {"looks_for_the_text_in_all_files"}

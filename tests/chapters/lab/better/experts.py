@@ -16,6 +16,9 @@ class Mine:
     block: int = 16
     """Experts are multiplied together if their rows fill the same number of blocks of this size."""
 
+    def build(self):
+        return MyMoe(self.block)
+
 
 class MyMoe:
     def __init__(self, block):
@@ -54,8 +57,3 @@ class MyMoe:
 @hookimpl
 def minisgl_configs():
     yield "moe", "mine", Mine
-
-
-@hookimpl
-def minisgl_moe(config):
-    return MyMoe(config.block) if isinstance(config, Mine) else None

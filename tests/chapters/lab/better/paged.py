@@ -14,6 +14,9 @@ from minisgl.hooks import hookimpl
 class Mine:
     """Attention over pages, for all decode rows at once."""
 
+    def build(self):
+        return MyAttention()
+
 
 class Group(NamedTuple):
     """Rows that compute the same number of positions."""
@@ -72,8 +75,3 @@ class MyAttention:
 @hookimpl
 def minisgl_configs():
     yield "attention", "mine", Mine
-
-
-@hookimpl
-def minisgl_attention(config):
-    return MyAttention() if isinstance(config, Mine) else None

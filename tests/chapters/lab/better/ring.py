@@ -16,6 +16,9 @@ class Mine:
     timeout: float = 300.0
     """Time limit in seconds of a send or a receive."""
 
+    def build(self, rank, size, address, device):
+        return MyCommunicator(self.timeout, rank, size, address, device)
+
 
 class MyCommunicator(GroupCommunicator):
     def exchange_all(self, outgoing, incoming):
@@ -45,8 +48,3 @@ class MyCommunicator(GroupCommunicator):
 @hookimpl
 def minisgl_configs():
     yield "communicator", "mine", Mine
-
-
-@hookimpl
-def minisgl_communicator(config, rank, size, address, device):
-    return MyCommunicator(config.timeout, rank, size, address, device) if isinstance(config, Mine) else None

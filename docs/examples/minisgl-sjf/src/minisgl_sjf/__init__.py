@@ -23,6 +23,10 @@ class Sjf:
         if self.patience < 1:
             raise ValueError(f"scheduler.patience={self.patience} must be at least 1.")
 
+    def build(self) -> SchedulerPolicy:
+        """Build the policy if ``config`` is a `Sjf`."""
+        return ShortestFirst(self.patience)
+
 
 class ShortestFirst:
     """Decode rows first, then started prompts, then the shortest of the ``patience`` oldest waiting requests."""
@@ -50,9 +54,3 @@ class ShortestFirst:
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     """Register `Sjf` as the options of ``scheduler=sjf``."""
     yield "scheduler", "sjf", Sjf
-
-
-@hookimpl
-def minisgl_scheduler(config: Any) -> SchedulerPolicy | None:
-    """Build the policy if ``config`` is a `Sjf`."""
-    return ShortestFirst(config.patience) if isinstance(config, Sjf) else None

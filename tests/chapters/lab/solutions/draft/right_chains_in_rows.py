@@ -14,6 +14,9 @@ class Mine:
     max_drafts: int = 8
     match_tokens: int = 3
 
+    def build(self, spec):
+        return Rows(spec.max_running_requests, self.max_drafts, self.match_tokens)
+
 
 class Rows(DraftProposer):
     def __init__(self, rows, max_drafts, match):
@@ -72,8 +75,3 @@ class Rows(DraftProposer):
 @hookimpl
 def minisgl_configs():
     yield "speculation", "mine", Mine
-
-
-@hookimpl
-def minisgl_proposer(config, spec):
-    return Rows(spec.max_running_requests, config.max_drafts, config.match_tokens) if isinstance(config, Mine) else None

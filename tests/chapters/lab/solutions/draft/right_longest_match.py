@@ -13,6 +13,9 @@ class Mine:
     max_drafts: int = 8
     match_tokens: int = 2
 
+    def build(self):
+        return Longest(self)
+
 
 class Longest(DraftProposer):
     def __init__(self, config):
@@ -52,9 +55,3 @@ class Longest(DraftProposer):
 @hookimpl
 def minisgl_configs():
     yield "speculation", "mine", Mine
-
-
-@hookimpl
-def minisgl_proposer(config, spec):
-    if isinstance(config, Mine):
-        return Longest(config)

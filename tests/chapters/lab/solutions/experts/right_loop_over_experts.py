@@ -12,6 +12,9 @@ from minisgl.layers.mlp import activation as find_activation
 class Mine:
     """Computes one expert after another."""
 
+    def build(self):
+        return LoopMoe()
+
 
 class LoopMoe:
     def load(self, gate_up, down, experts, activation):
@@ -31,9 +34,3 @@ class LoopMoe:
 @hookimpl
 def minisgl_configs():
     yield "moe", "mine", Mine
-
-
-@hookimpl
-def minisgl_moe(config):
-    if isinstance(config, Mine):
-        return LoopMoe()

@@ -12,6 +12,9 @@ from minisgl.attention import AttnNeeds
 class Mine:
     """Online softmax over pages."""
 
+    def build(self):
+        return Streaming()
+
 
 class Streaming:
     def needs(self):
@@ -58,8 +61,3 @@ class Streaming:
 @hookimpl
 def minisgl_configs():
     yield "attention", "mine", Mine
-
-
-@hookimpl
-def minisgl_attention(config):
-    return Streaming() if isinstance(config, Mine) else None

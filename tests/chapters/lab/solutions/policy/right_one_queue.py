@@ -16,6 +16,9 @@ class Mine:
     order: str = "fcfs"
     """Order of waiting requests: ``fcfs`` (order of arrival) or ``lpm`` (longest cached prefix first)."""
 
+    def build(self):
+        return OneQueue(self.order)
+
 
 class OneQueue:
     def __init__(self, order):
@@ -48,9 +51,3 @@ class OneQueue:
 @hookimpl
 def minisgl_configs():
     yield "scheduler", "mine", Mine
-
-
-@hookimpl
-def minisgl_scheduler(config):
-    if isinstance(config, Mine):
-        return OneQueue(config.order)

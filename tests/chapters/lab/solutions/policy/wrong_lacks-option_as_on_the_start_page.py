@@ -13,6 +13,9 @@ from minisgl.scheduler import Plan
 class Mine:
     """The options of `scheduler=mine`: none."""
 
+    def build(self):
+        return MyPolicy()
+
 
 class MyPolicy:
     def plan(self, waiting, running, budget):
@@ -30,8 +33,3 @@ class MyPolicy:
 @hookimpl
 def minisgl_configs():
     yield "scheduler", "mine", Mine
-
-
-@hookimpl
-def minisgl_scheduler(config):
-    return MyPolicy() if isinstance(config, Mine) else None

@@ -12,6 +12,9 @@ from minisgl.kvcache import InsertResult, MatchResult
 class Mine:
     """A cache of pages, each found by the page before it and its own tokens."""
 
+    def build(self, page_size):
+        return BlockCache(page_size)
+
 
 class Block:
     def __init__(self, before, key, page):
@@ -109,9 +112,3 @@ class BlockCache:
 @hookimpl
 def minisgl_configs():
     yield "cache", "mine", Mine
-
-
-@hookimpl
-def minisgl_cache(config, page_size):
-    if isinstance(config, Mine):
-        return BlockCache(page_size)

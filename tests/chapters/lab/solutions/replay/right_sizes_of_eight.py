@@ -15,6 +15,9 @@ from minisgl.engine.record import Recorder
 class Mine:
     """Bucket sizes as those of graph=cuda."""
 
+    def build(self, device):
+        return Static8(device)
+
 
 class Static:
     def __init__(self, key, spec, page_table, device):
@@ -75,8 +78,3 @@ class Static8:
 @hookimpl
 def minisgl_configs():
     yield "graph", "mine", Mine
-
-
-@hookimpl
-def minisgl_graph(config, device):
-    return Static8(device) if isinstance(config, Mine) else None

@@ -19,6 +19,9 @@ class Mine:
     timeout: float = 300.0
     """Time limit in seconds of a send or a receive."""
 
+    def build(self, rank, size, address, device):
+        return BothWays(self.timeout, rank, size, address, device)
+
 
 class BothWays:
     def __init__(self, timeout, rank, size, address, device):
@@ -56,9 +59,3 @@ class BothWays:
 @hookimpl
 def minisgl_configs():
     yield "communicator", "mine", Mine
-
-
-@hookimpl
-def minisgl_communicator(config, rank, size, address, device):
-    if isinstance(config, Mine):
-        return BothWays(config.timeout, rank, size, address, device)

@@ -13,6 +13,9 @@ class Mine:
     step_tokens: int = 512
     batch_share: float = 0.25
 
+    def build(self):
+        return MyPolicy(self)
+
 
 class MyPolicy:
     uses_priority = True
@@ -72,8 +75,3 @@ class MyPolicy:
 @hookimpl
 def minisgl_configs():
     yield "scheduler", "mine", Mine
-
-
-@hookimpl
-def minisgl_scheduler(config):
-    return MyPolicy(config) if isinstance(config, Mine) else None

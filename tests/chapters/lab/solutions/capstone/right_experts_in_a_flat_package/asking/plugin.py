@@ -9,6 +9,9 @@ from minisgl import hookimpl
 class Asking:
     """Computes one expert after another."""
 
+    def build(self):
+        return AskingMoe()
+
 
 class AskingMoe:
     def load(self, gate_up, down, experts, activation):
@@ -30,9 +33,3 @@ class AskingMoe:
 @hookimpl
 def minisgl_configs():
     yield "moe", "asking", Asking
-
-
-@hookimpl
-def minisgl_moe(config):
-    if isinstance(config, Asking):
-        return AskingMoe()

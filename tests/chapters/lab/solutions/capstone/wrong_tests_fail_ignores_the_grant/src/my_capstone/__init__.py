@@ -13,6 +13,9 @@ class Mine:
     max_running: int = 4
     """Largest number of running requests."""
 
+    def build(self):
+        return MyPolicy(self.max_running)
+
 
 class MyPolicy:
     def __init__(self, max_running=4):
@@ -32,9 +35,3 @@ class MyPolicy:
 @hookimpl
 def minisgl_configs():
     yield "scheduler", "mine", Mine
-
-
-@hookimpl
-def minisgl_scheduler(config):
-    if isinstance(config, Mine):
-        return MyPolicy(config.max_running)

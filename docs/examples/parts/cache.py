@@ -14,6 +14,9 @@ class SystemPrompts:
     max_pages: int = 16
     """Number of pages per request that are cached."""
 
+    def build(self, page_size):
+        return SystemPromptCache(page_size, self.max_pages)
+
 
 class SystemPromptCache(RadixCache):
     def __init__(self, page_size, max_pages):
@@ -28,8 +31,3 @@ class SystemPromptCache(RadixCache):
 @hookimpl
 def minisgl_configs():
     yield "cache", "system_prompts", SystemPrompts
-
-
-@hookimpl
-def minisgl_cache(config, page_size):
-    return SystemPromptCache(page_size, config.max_pages) if isinstance(config, SystemPrompts) else None

@@ -10,6 +10,9 @@ from minisgl.scheduler import Plan
 class Shortest:
     """Shortest prompt first."""
 
+    def build(self):
+        return ShortestPolicy()
+
 
 class ShortestPolicy:
     def plan(self, waiting, running, budget):
@@ -22,8 +25,3 @@ class ShortestPolicy:
 @hookimpl
 def minisgl_configs():
     yield "scheduler", "shortest", Shortest
-
-
-@hookimpl
-def minisgl_scheduler(config):
-    return ShortestPolicy() if isinstance(config, Shortest) else None

@@ -13,6 +13,9 @@ class Again:
     max_answers: int = 1000
     """Number of answers to remember."""
 
+    def build(self):
+        return AgainProposer(self.max_answers)
+
 
 class AgainProposer(DraftProposer):
     max_drafts = 8
@@ -40,8 +43,3 @@ class AgainProposer(DraftProposer):
 @hookimpl
 def minisgl_configs():
     yield "speculation", "again", Again
-
-
-@hookimpl
-def minisgl_proposer(config):
-    return AgainProposer(config.max_answers) if isinstance(config, Again) else None

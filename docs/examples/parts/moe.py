@@ -13,6 +13,9 @@ class Load:
     backend: str = "auto"
     """Name of the backend that computes the experts."""
 
+    def build(self, build_other):
+        return LoadBackend(build_other(self.backend))
+
 
 class LoadBackend:
     def __init__(self, backend):
@@ -27,8 +30,3 @@ class LoadBackend:
 @hookimpl
 def minisgl_configs():
     yield "moe", "load", Load
-
-
-@hookimpl
-def minisgl_moe(config, build):
-    return LoadBackend(build(config.backend)) if isinstance(config, Load) else None

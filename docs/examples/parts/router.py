@@ -10,6 +10,9 @@ from minisgl import hookimpl
 class Redirect:
     """Tell each client the address of the next replica."""
 
+    def build(self, cluster, status):
+        return RedirectRouter(cluster, status)
+
 
 class RedirectRouter:
     status_url = ""
@@ -65,8 +68,3 @@ class RedirectRouter:
 @hookimpl
 def minisgl_configs():
     yield "router", "redirect", Redirect
-
-
-@hookimpl
-def minisgl_router(config, cluster, status):
-    return RedirectRouter(cluster, status) if isinstance(config, Redirect) else None

@@ -10,6 +10,9 @@ from minisgl.cluster.routing import live_replicas
 class ByPrompt:
     """Choose by the first block of the prompt."""
 
+    def build(self):
+        return ByPromptPolicy()
+
 
 class ByPromptPolicy:
     def choose(self, block_hashes, prompt_tokens, replicas):
@@ -22,8 +25,3 @@ class ByPromptPolicy:
 @hookimpl
 def minisgl_configs():
     yield "routing", "by_prompt", ByPrompt
-
-
-@hookimpl
-def minisgl_routing(config):
-    return ByPromptPolicy() if isinstance(config, ByPrompt) else None

@@ -10,6 +10,9 @@ from minisgl.attention import GraphKey
 class Small:
     """Record small decode steps only. Larger steps run eagerly."""
 
+    def build(self, device, build_other):
+        return SmallRunner(build_other("cuda" if device.type == "cuda" else "simulated"))
+
 
 class SmallRunner:
     def __init__(self, runner):
@@ -30,8 +33,3 @@ class SmallRunner:
 @hookimpl
 def minisgl_configs():
     yield "graph", "small", Small
-
-
-@hookimpl
-def minisgl_graph(config, device, build):
-    return SmallRunner(build("cuda" if device.type == "cuda" else "simulated")) if isinstance(config, Small) else None

@@ -14,6 +14,9 @@ class Timed:
     backend: str = "auto"
     """Name of the product that computes."""
 
+    def build(self, build_other):
+        return TimedGemm(build_other(self.backend))
+
 
 class TimedGemm:
     def __init__(self, backend):
@@ -37,8 +40,3 @@ class TimedGemm:
 @hookimpl
 def minisgl_configs():
     yield "fp8_gemm", "timed", Timed
-
-
-@hookimpl
-def minisgl_fp8_gemm(config, build):
-    return TimedGemm(build(config.backend)) if isinstance(config, Timed) else None

@@ -12,6 +12,9 @@ class Traffic:
     link: str = "auto"
     """Name of the communicator that runs the collectives."""
 
+    def build(self, build_other):
+        return TrafficCommunicator(build_other(self.link))
+
 
 class TrafficCommunicator:
     def __init__(self, link):
@@ -37,8 +40,3 @@ class TrafficCommunicator:
 @hookimpl
 def minisgl_configs():
     yield "communicator", "traffic", Traffic
-
-
-@hookimpl
-def minisgl_communicator(config, build):
-    return TrafficCommunicator(build(config.link)) if isinstance(config, Traffic) else None

@@ -12,6 +12,9 @@ class Profiled:
     backend: str = "auto"
     """Name of the backend that computes attention."""
 
+    def build(self, build_other):
+        return ProfiledBackend(build_other(self.backend))
+
 
 class ProfiledBackend:
     def __init__(self, backend):
@@ -28,8 +31,3 @@ class ProfiledBackend:
 @hookimpl
 def minisgl_configs():
     yield "attention", "profiled", Profiled
-
-
-@hookimpl
-def minisgl_attention(config, build):
-    return ProfiledBackend(build(config.backend)) if isinstance(config, Profiled) else None
