@@ -58,14 +58,14 @@ check: lint
 	$(PYTEST) -q $(CORE_TESTS) $(ARGS)
 
 test-labs: $(TOOLS)
-	$(PYTEST) tests/course/lab $(ARGS)
+	$(PYTEST) tests/chapters/lab $(ARGS)
 
 check-labs: $(TOOLS)
-	MINISGL_LAB_GATES=all $(PYTEST) -q tests/course/lab/test_solutions.py -k "test_wrong_solution or test_right_solution" \
+	MINISGL_LAB_GATES=all $(PYTEST) -q tests/chapters/lab/test_solutions.py -k "test_wrong_solution or test_right_solution" \
 	  $(ARGS)
 
 grade-references: $(TOOLS)
-	$(BIN)/python -m minisgl.course.lab.grading.references $(ARGS)
+	$(BIN)/python -m minisgl.chapters.lab.grading.references $(ARGS)
 
 check-cluster: $(TOOLS)
 	@$(BIN)/python -c "import ray.serve, smg" 2> /dev/null || $(PIP) -e '.[cluster,ray]'
@@ -89,11 +89,11 @@ docs: $(TOOLS)
 
 reference: $(BASE)
 	$(BIN)/python -m minisgl.options.reference docs/reference
-	$(BIN)/python -m minisgl.course.lab.generate
-	$(BIN)/python -m minisgl.course.site.render --quotes
+	$(BIN)/python -m minisgl.chapters.lab.generate
+	$(BIN)/python -m minisgl.chapters.site.render --quotes
 
 pages: $(TOOLS)
-	$(BIN)/python -m minisgl.course.site.render $(ARGS)
+	$(BIN)/python -m minisgl.chapters.site.render $(ARGS)
 
 format: $(TOOLS)
 	$(BIN)/ruff check --fix .
@@ -102,13 +102,13 @@ format: $(TOOLS)
 clean:
 	rm -rf build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# plugins/ and conf/ are installed as minisgl.plugins and minisgl.conf. mypy does not follow this mapping, so this target
-# makes a tree of links in which both folders are at their import paths.
+# plugins/, conf/ and chapters/ are installed as minisgl.plugins, minisgl.conf and minisgl.chapters. mypy does not follow
+# this mapping, so this target makes a tree of links in which the folders are at their import paths.
 .PHONY: types
 types:
 	@rm -rf $(TYPES) && mkdir -p $(TYPES)/minisgl
 	@ln -s $(CURDIR)/minisgl/* $(TYPES)/minisgl/
-	@ln -s $(CURDIR)/plugins $(CURDIR)/conf $(TYPES)/minisgl/
+	@ln -s $(CURDIR)/plugins $(CURDIR)/conf $(CURDIR)/chapters $(TYPES)/minisgl/
 
 # A stamp file records that the packages of pyproject.toml and constraints.txt are installed.
 $(BASE): pyproject.toml constraints.txt

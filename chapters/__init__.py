@@ -1,1 +1,1 @@
-"""The chapters of the course and the descriptions of their labs, a package so that `pip install` includes them."""
+"""The course: its chapters, the labs and their grader, the ladder of stages, the site's build, `tutor`'s training."""

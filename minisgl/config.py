@@ -2,7 +2,7 @@
 
 The string below a field documents that option; ``--help`` and the options page print it. The value of a group
 (``attention``, ``cache``, …) is an instance of the dataclass that a plugin registered for the chosen name. The core
-passes the instance to the plugin's factory and never reads its fields.
+calls the instance's method `build` and never reads its fields.
 """
 
 from __future__ import annotations

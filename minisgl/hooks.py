@@ -4,9 +4,8 @@ A hook is a function of the plugin's module, or a method of a class in the modul
 makes one object of such a class, without arguments, so the state of an observer belongs to one engine. An
 implementation may leave out arguments that it does not use.
 
-*Factories* build one part of an engine: the attention backend, the prefix cache and so on. A factory gets the options
-object of its group and returns None if the object's type is another plugin's. The first result that is not None is
-used.
+*Parts* of an engine, such as the attention backend or the prefix cache, are registered by `minisgl_configs`: a
+dataclass holds the options of a part, and its method ``build`` builds the part.
 
 *Observers* are told of events. All implementations of an event are called, in rank 0's process, between two steps or
 once per step, and never per layer. An observer may read its arguments, but must not change them.
@@ -18,27 +17,15 @@ The scheduler and the engine of *rank 0* run in the process ``scheduler-0`` of a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 import pluggy
 
 if TYPE_CHECKING:
-    import torch
-
-    from minisgl.attention import AttentionBackend
-    from minisgl.cluster.options import ClusterConfig
-    from minisgl.cluster.router import Router
-    from minisgl.cluster.routing import RoutingPolicy
-    from minisgl.cluster.status import ClusterStatus
     from minisgl.config import Config
     from minisgl.core import I32, EngineSpec, Req, Step, StepResult
-    from minisgl.distributed import Communicator
-    from minisgl.engine.graph import GraphRunner
-    from minisgl.kvcache import PrefixCache
-    from minisgl.moe import MoeBackend
-    from minisgl.quantization import Fp8Gemm
-    from minisgl.scheduler import DraftProposer, SchedulerPolicy
 
 PROJECT = "minisgl"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -50,185 +37,89 @@ def printed() -> bool:
     return os.environ.get("MINISGL_TRACE_HOOKS", "0") not in ("", "0")
 
 
-# ---- options ---------------------------------------------------------------------------------------------
+# ---- parts -----------------------------------------------------------------------------------------------
 
 
 @hookspec
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
-    """Register options of the plugin.
+    """Register parts of an engine: attention backends, caches, policies and so on, each by its options.
 
     When: in every process, once, when the process loads the plugin: before it composes or decodes a `Config`.
 
     Returns: tuples ``(group, name, dataclass)``. ``group=name`` on the command line then selects this dataclass, and
-    its fields are options of the group. ``group`` is ``attention``, ``cache``, ``scheduler``, ``moe``, ``graph``,
-    ``communicator``, ``speculation``, ``fp8_gemm``, ``routing`` or ``router``.
+    its fields are options of the group. Its method ``build`` returns the part, for example ``def build(self): return
+    MyPolicy(self.order)``. ``build`` may take any of the arguments that its group offers (`PARTS`), by name. It may
+    raise ValueError or `ConfigError` for values that don't fit. If the part has a method ``metrics``, the server
+    exports what it returns as it does for `minisgl_metrics`.
     """
     raise NotImplementedError
 
 
-# ---- factories -------------------------------------------------------------------------------------------
+class PartSpec(NamedTuple):
+    """What ``build`` of a group's dataclass returns, when it is called, and which arguments it may take by name.
 
-
-@hookspec(firstresult=True)
-def minisgl_attention(
-    config: Any, device: torch.device, build: Callable[[str], AttentionBackend]
-) -> AttentionBackend | None:
-    """Build the attention backend.
-
-    When: once in each rank's process, at start, before the model is loaded and the KV pool is allocated.
-
-    - ``config``: the options object of the group ``attention``.
-    - ``device``: the device of this rank.
-    - ``build``: ``build(name)`` builds another attention backend by name, with default options, for a backend that
-      wraps others.
-
-    Returns: the backend, or None if ``config`` belongs to another plugin.
+    In each group it may also take ``build_other``: ``build_other(name)`` builds another part of the group by name, with
+    default options, for a part that wraps or selects others.
     """
 
-
-@hookspec(firstresult=True)
-def minisgl_cache(config: Any, page_size: int) -> PrefixCache | None:
-    """Build the prefix cache.
-
-    When: once in rank 0's process, at start, when the scheduler is built. Other ranks have no prefix cache: they
-    execute the steps of rank 0.
-
-    - ``config``: the options object of the group ``cache``.
-    - ``page_size``: tokens per KV page.
-
-    Returns: the cache, empty, or None if ``config`` belongs to another plugin.
-    """
+    builds: str
+    when: str
+    arguments: Mapping[str, str] = MappingProxyType({})
 
 
-@hookspec(firstresult=True)
-def minisgl_scheduler(config: Any) -> SchedulerPolicy | None:
-    """Build the scheduling policy.
+_DEVICE = {"device": "the device of this rank, a `torch.device`"}
+_EACH_RANK = "once in each rank's process, at start, before the model is loaded and the KV pool is allocated"
+_RANK_0 = "once in rank 0's process, at start, when the scheduler is built; other ranks execute the steps of rank 0"
 
-    When: once in rank 0's process, at start, when the scheduler is built.
-
-    - ``config``: the options object of the group ``scheduler``.
-
-    Returns: the policy, or None if ``config`` belongs to another plugin.
-    """
-
-
-@hookspec(firstresult=True)
-def minisgl_moe(config: Any, device: torch.device, build: Callable[[str], MoeBackend]) -> MoeBackend | None:
-    """Build the MoE backend, which computes the experts of a mixture-of-experts model.
-
-    When: once in each rank's process, at start, before the model is loaded. Only for models that have experts.
-
-    - ``config``: the options object of the group ``moe``.
-    - ``device``: the device of this rank.
-    - ``build``: ``build(name)`` builds another MoE backend by name, with default options.
-
-    Returns: the backend, or None if ``config`` belongs to another plugin.
-    """
-
-
-@hookspec(firstresult=True)
-def minisgl_fp8_gemm(config: Any, device: torch.device, build: Callable[[str], Fp8Gemm]) -> Fp8Gemm | None:
-    """Build the FP8 product, which computes the linear layers of a model in FP8.
-
-    When: once in each rank's process, at start, before the model is loaded. Only if the checkpoint is in FP8, or with
-    the option ``quantize=fp8``.
-
-    - ``config``: the options object of the group ``fp8_gemm``.
-    - ``device``: the device of this rank.
-    - ``build``: ``build(name)`` builds another FP8 product by name, with default options.
-
-    Returns: the product, or None if ``config`` belongs to another plugin.
-    """
-
-
-@hookspec(firstresult=True)
-def minisgl_graph(config: Any, device: torch.device, build: Callable[[str], GraphRunner]) -> GraphRunner | None:
-    """Build the graph runner, which records decode steps once and replays them (CUDA graphs).
-
-    When: once in each rank's process, at start, before the model is loaded.
-
-    - ``config``: the options object of the group ``graph``.
-    - ``device``: the device of this rank.
-    - ``build``: ``build(name)`` builds another graph runner by name, with default options.
-
-    Returns: the graph runner, or None if ``config`` belongs to another plugin.
-    """
+PARTS: Mapping[str, PartSpec] = MappingProxyType(
+    {
+        "attention": PartSpec("`minisgl.attention.AttentionBackend`", _EACH_RANK, _DEVICE),
+        "cache": PartSpec("`minisgl.kvcache.PrefixCache`, empty", _RANK_0, {"page_size": "tokens of a KV page"}),
+        "scheduler": PartSpec("`minisgl.scheduler.SchedulerPolicy`", _RANK_0),
+        "moe": PartSpec("`minisgl.moe.MoeBackend`", f"{_EACH_RANK}; only for models that have experts", _DEVICE),
+        "fp8_gemm": PartSpec(
+            "`minisgl.quantization.Fp8Gemm`",
+            f"{_EACH_RANK}; only if the checkpoint is in FP8, or with the option ``quantize=fp8``",
+            _DEVICE,
+        ),
+        "graph": PartSpec("`minisgl.engine.graph.GraphRunner`", _EACH_RANK, _DEVICE),
+        "communicator": PartSpec(
+            "`minisgl.distributed.Communicator`, connected to the other ranks",
+            f"{_EACH_RANK}; also if there is only one rank",
+            {
+                "rank": "the number of this rank, from 0",
+                "size": "the number of ranks",
+                "local_size": "the number of ranks on this rank's machine: ``size``, or fewer if torchrun started the "
+                "ranks on several nodes",
+                "address": "``host:port`` at which rank 0 listens for the other ranks; may be empty if ``size`` is 1",
+                **_DEVICE,
+            },
+        ),
+        "speculation": PartSpec(
+            "`minisgl.scheduler.DraftProposer`",
+            _RANK_0,
+            {"spec": "the sizes of the engine, an `EngineSpec`: pages, page size, running requests, sequence length"},
+        ),
+        "routing": PartSpec(
+            "`minisgl.cluster.routing.RoutingPolicy`",
+            "once in the process of a router, at start: ``python -m minisgl.cluster`` or ``python -m minisgl.bench "
+            "cluster``; a server has no router",
+        ),
+        "router": PartSpec(
+            "`minisgl.cluster.router.Router`, which does nothing before its ``start``",
+            "once in the process of ``python -m minisgl.cluster``, at start, before the replicas",
+            {
+                "cluster": "all options of the cluster, a `ClusterConfig`",
+                "status": "the states of the replicas, a `ClusterStatus`, in which the router counts its requests",
+                "policy": "the routing policy, of the group ``routing``",
+            },
+        ),
+    }
+)
+"""Group → what its dataclasses build."""
 
 
-@hookspec(firstresult=True)
-def minisgl_communicator(
-    config: Any,
-    rank: int,
-    size: int,
-    local_size: int,
-    address: str,
-    device: torch.device,
-    build: Callable[[str], Communicator],
-) -> Communicator | None:
-    """Build the communicator, which runs the collectives between tensor-parallel ranks.
-
-    When: once in each rank's process, at start, before the model is loaded. Also called if there is only one rank.
-
-    - ``config``: the options object of the group ``communicator``.
-    - ``rank``: the number of this rank, from 0.
-    - ``size``: the number of ranks.
-    - ``local_size``: the number of ranks on this rank's machine: ``size``, or fewer if torchrun started the ranks on
-      several nodes.
-    - ``address``: ``host:port`` at which rank 0 listens for the other ranks. May be empty if ``size`` is 1.
-    - ``device``: the device of this rank.
-    - ``build``: ``build(name)`` builds another communicator by name, with default options and the same ranks.
-
-    Returns: the communicator, connected to the other ranks, or None if ``config`` belongs to another plugin.
-    """
-
-
-@hookspec(firstresult=True)
-def minisgl_proposer(config: Any, spec: EngineSpec) -> DraftProposer | None:
-    """Build the proposer of draft tokens for speculative decoding.
-
-    When: once in rank 0's process, at start, when the scheduler is built. Other ranks have no proposer: they execute
-    the steps of rank 0.
-
-    - ``config``: the options object of the group ``speculation``.
-    - ``spec``: the sizes of the engine: pages, page size, running requests, sequence length, vocabulary.
-
-    Returns: the proposer, or None if ``config`` belongs to another plugin.
-    """
-
-
-@hookspec(firstresult=True)
-def minisgl_routing(config: Any) -> RoutingPolicy | None:
-    """Build the routing policy, which chooses the replica of each request, where several servers serve one model.
-
-    When: once in the process of a router, at start: ``python -m minisgl.cluster`` or ``python -m minisgl.bench
-    cluster``. A server has no router.
-
-    - ``config``: the options object of the group ``routing``.
-
-    Returns: the policy, or None if ``config`` belongs to another plugin.
-    """
-
-
-@hookspec(firstresult=True)
-def minisgl_router(
-    config: Any,
-    cluster: ClusterConfig,
-    status: ClusterStatus,
-    policy: RoutingPolicy,
-    build: Callable[[str], Router],
-) -> Router | None:
-    """Build the router of a cluster: what clients connect to, and what passes their requests on to the replicas.
-
-    When: once in the process of ``python -m minisgl.cluster``, at start, before the replicas.
-
-    - ``config``: the options object of the group ``router``.
-    - ``cluster``: all options of the cluster.
-    - ``status``: the states of the replicas, which the supervisor changes. The router counts the requests there.
-    - ``policy``: the routing policy, of the group ``routing``.
-    - ``build``: ``build(name)`` builds another router by name, with default options.
-
-    Returns: the router, which does nothing before its ``start``, or None if ``config`` belongs to another plugin.
-    """
+# ---- models ----------------------------------------------------------------------------------------------
 
 
 @hookspec

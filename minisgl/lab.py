@@ -1,8 +1,8 @@
-"""``python -m minisgl.lab``: starts a lab, grades it, gives hints. The program itself is `minisgl.course.lab.cli`."""
+"""``python -m minisgl.lab``: starts a lab, grades it, gives hints. The program itself is `minisgl.chapters.lab.cli`."""
 
 from __future__ import annotations
 
-from minisgl.course.lab.cli import run
+from minisgl.chapters.lab.cli import run
 
 if __name__ == "__main__":
     run()

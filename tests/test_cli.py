@@ -46,12 +46,20 @@ class MinePolicy:
 
     chunk: int = 5
 
+    def build(self):
+        note(f"policy chunk={self.chunk}")
+        return Policy(self.chunk)
+
 
 @dataclass
 class MineAttention:
     """Mine."""
 
     of: str = "torch"
+
+    def build(self, device, build_other):
+        note(f"attention on {torch.device(device).type}")
+        return build_other(self.of)
 
 
 class Policy:
@@ -71,20 +79,6 @@ class Policy:
 def minisgl_configs():
     yield "scheduler", "mine", MinePolicy
     yield "attention", "mine", MineAttention
-
-
-@hookimpl
-def minisgl_scheduler(config):
-    if isinstance(config, MinePolicy):
-        note(f"policy chunk={config.chunk}")
-        return Policy(config.chunk)
-
-
-@hookimpl
-def minisgl_attention(config, device, build):
-    if isinstance(config, MineAttention):
-        note(f"attention on {torch.device(device).type}")
-        return build(config.of)
 
 
 class Watch:

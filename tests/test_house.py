@@ -32,14 +32,14 @@ LAYERS = (
     {"testing"},
     {"bench"},
     {"__init__", "__main__", "shell", "demo"},
-    {"course"},
+    {"chapters"},
     {"lab"},
 )
 """The top-level parts of ``minisgl``, lowest first. A part imports from lower layers only; `docs/architecture.md` has
 the same list."""
 
-ENTRIES = {"minisgl.lab": "minisgl.course", "minisgl.bench.__main__": "minisgl.course.ladder.stages"}
-"""Modules outside ``minisgl.course`` that may import it, and what they import."""
+ENTRIES = {"minisgl.lab": "minisgl.chapters", "minisgl.bench.__main__": "minisgl.chapters.ladder.stages"}
+"""Modules outside ``minisgl.chapters`` that may import it, and what they import."""
 
 
 def sources(*folders: str) -> Iterator[Path]:
@@ -81,11 +81,17 @@ def imports(path: Path, functions: bool = True) -> Iterator[str]:
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module below ``minisgl/`` by its dotted name."""
+    """Every module below ``minisgl/`` and ``chapters/`` by its dotted name.
+
+    Folders of chapters begin with a digit; their files are no modules.
+    """
     found = {}
-    for path in sources("minisgl"):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        found[name.removesuffix(".__init__")] = path
+    for path in sources("minisgl", "chapters"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if parts[0] == "chapters":
+            parts = ("minisgl", *parts)
+        if all(part.isidentifier() for part in parts):
+            found[".".join(parts).removesuffix(".__init__")] = path
     return found
 
 
@@ -181,12 +187,12 @@ def test_nothing_but_its_entries_imports_the_course() -> None:
         f"{module} imports {target}"
         for module, targets in import_graph().items()
         for target in targets
-        if target.startswith("minisgl.course")
-        and not module.startswith("minisgl.course")
+        if target.startswith("minisgl.chapters")
+        and not module.startswith("minisgl.chapters")
         and not target.startswith(ENTRIES.get(module, "none"))
     ]
     for path in sources("plugins", "conf"):
-        wrong += [f"{path.relative_to(ROOT)} imports {name}" for name in imports(path) if "minisgl.course" in name]
+        wrong += [f"{path.relative_to(ROOT)} imports {name}" for name in imports(path) if "minisgl.chapters" in name]
     assert wrong == []
 
 
@@ -219,7 +225,7 @@ NO_COURSE = """
 import sys
 class NoCourse:
     def find_spec(self, name, path=None, target=None):
-        if name.startswith("minisgl.course"):
+        if name.startswith("minisgl.chapters"):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, NoCourse())
 """
@@ -263,11 +269,11 @@ def test_the_wheel_holds_every_file_and_works(wheel: tuple[Path, Path], tmp_path
 
 
 def test_a_wheel_without_the_course_serves(wheel: tuple[Path, Path], tmp_path: Path) -> None:
-    """The engine, the server and the command line do not need ``minisgl/course``."""
+    """The engine, the server and the command line do not need ``chapters/``."""
     _, made = wheel
     installed = tmp_path / "installed"
     zipfile.ZipFile(made).extractall(installed)
-    shutil.rmtree(installed / "minisgl" / "course")
+    shutil.rmtree(installed / "minisgl" / "chapters")
     # An editable install would find the checkout's copy, in every child process too.
     (installed / "sitecustomize.py").write_text(NO_COURSE)
     run_installed(
@@ -277,11 +283,11 @@ def test_a_wheel_without_the_course_serves(wheel: tuple[Path, Path], tmp_path: P
         import minisgl
         assert minisgl.__file__.startswith(sys.argv[1])
         try:
-            import minisgl.course
+            import minisgl.chapters
         except ModuleNotFoundError:
             pass
         else:
-            raise AssertionError(minisgl.course)
+            raise AssertionError(minisgl.chapters)
         from minisgl.server.attached import attached_server
         with attached_server(["model=tutor", "device=cpu"]) as url:
             body = {"model": "tutor", "prompt": "What is a radix cache?", "max_tokens": 4, "temperature": 0}

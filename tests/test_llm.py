@@ -491,11 +491,17 @@ def on_rank_1(folder: Path, statement: str) -> Path:
     plugin = folder / "on_rank_1.py"
     plugin.write_text(
         "import time\n"
+        "from dataclasses import dataclass\n"
         "from minisgl import hookimpl\n"
-        "@hookimpl(tryfirst=True)\n"
-        "def minisgl_communicator(rank):\n"
-        "    if rank == 1:\n"
-        f"        {statement}\n"
+        "@dataclass\n"
+        "class OnRank1:\n"
+        "    def build(self, rank, build_other):\n"
+        "        if rank == 1:\n"
+        f"            {statement}\n"
+        "        return build_other('auto')\n"
+        "@hookimpl\n"
+        "def minisgl_configs():\n"
+        "    yield 'communicator', 'on_rank_1', OnRank1\n"
     )
     return plugin
 
@@ -504,13 +510,13 @@ def test_promise_10_a_rank_that_can_not_start_is_an_error_not_a_hang(path: Path,
     plugin = on_rank_1(tmp_path, "raise OSError('no such device')")
     before = children()
     with pytest.raises(EngineDeadError, match="while starting, rank 1 ended with status 1"):
-        LLM(str(path), overrides=[*OPTIONS, "tp=2", f"plugins={plugin}"])
+        LLM(str(path), overrides=[*OPTIONS, "tp=2", f"plugins={plugin}", "communicator=on_rank_1"])
     assert children() == before
 
 
 def test_promise_10_a_rank_ends_with_the_program_even_where_it_hangs(path: Path, tmp_path: Path) -> None:
     plugin = on_rank_1(tmp_path, "print('hangs', flush=True); time.sleep(1000)")
-    words = [*OPTIONS, "tp=2", f"plugins={plugin}"]
+    words = [*OPTIONS, "tp=2", f"plugins={plugin}", "communicator=on_rank_1"]
     program = f"from minisgl import LLM; LLM({str(path)!r}, overrides={words!r})"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

@@ -21,13 +21,13 @@ PATTERNS = RETIRED["patterns"] | dict(RENAMED_METRICS)
 HISTORY = (
     "CHANGELOG.md",
     "docs/upgrade-0.2.md",
-    "tests/course/lab/test_grader.py",
+    "tests/chapters/lab/test_grader.py",
     "minisgl/plugin_manager/renamed.py",
     "tests/retired_names.toml",
     "tests/test_names.py",
 )
 """Files that speak of the old names on purpose."""
-TRAINING_TEXT = "minisgl/course/tutor"
+TRAINING_TEXT = "chapters/tutor"
 """The words of the embedded model's training text are not documentation."""
 SUFFIXES = {".cpp", ".cu", ".html", ".js", ".md", ".py", ".toml", ".yaml", ".yml"}
 

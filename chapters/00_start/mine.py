@@ -10,6 +10,9 @@ from minisgl.scheduler import Plan
 class Mine:
     """The options of `scheduler=mine`: none."""
 
+    def build(self):
+        return MyPolicy()
+
 
 class MyPolicy:
     def plan(self, waiting, running, budget):
@@ -27,9 +30,3 @@ class MyPolicy:
 @hookimpl
 def minisgl_configs():
     yield "scheduler", "mine", Mine
-
-
-@hookimpl
-def minisgl_scheduler(config):
-    if isinstance(config, Mine):
-        return MyPolicy()

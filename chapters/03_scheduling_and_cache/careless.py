@@ -10,6 +10,9 @@ from minisgl.plugins.cache.radix import RadixCache
 class Careless:
     """Compare only the first page of each edge. Wrong on purpose."""
 
+    def build(self, page_size):
+        return CarelessCache(page_size)
+
 
 class CarelessCache(RadixCache):
     def _common(self, a, b):
@@ -19,8 +22,3 @@ class CarelessCache(RadixCache):
 @hookimpl
 def minisgl_configs():
     yield "cache", "careless", Careless
-
-
-@hookimpl
-def minisgl_cache(config, page_size):
-    return CarelessCache(page_size) if isinstance(config, Careless) else None

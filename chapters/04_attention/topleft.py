@@ -15,6 +15,9 @@ class TopLeft(Torch):
     block: int = 8192
     """Queries computed at a time."""
 
+    def build(self, device):
+        return TopLeftAttention(self, device)
+
 
 class TopLeftAttention(TorchAttention):
     def _mask(self, first, last, q_len, length, window):
@@ -28,8 +31,3 @@ class TopLeftAttention(TorchAttention):
 @hookimpl
 def minisgl_configs():
     yield "attention", "topleft", TopLeft
-
-
-@hookimpl
-def minisgl_attention(config, device):
-    return TopLeftAttention(config, device) if isinstance(config, TopLeft) else None

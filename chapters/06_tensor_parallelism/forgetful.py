@@ -10,6 +10,9 @@ from minisgl.plugins.communicator.torch import Torch, TorchCommunicator
 class Forgetful(Torch):
     """The all-reduce returns its input unchanged. Wrong on purpose."""
 
+    def build(self, rank, size, address, device):
+        return ForgetfulCommunicator(self, rank, size, address, device)
+
 
 class ForgetfulCommunicator(TorchCommunicator):
     def all_reduce(self, x):
@@ -19,9 +22,3 @@ class ForgetfulCommunicator(TorchCommunicator):
 @hookimpl
 def minisgl_configs():
     yield "communicator", "forgetful", Forgetful
-
-
-@hookimpl
-def minisgl_communicator(config, rank, size, address, device):
-    if isinstance(config, Forgetful):
-        return ForgetfulCommunicator(config, rank, size, address, device)

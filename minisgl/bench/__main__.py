@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
             raise SystemExit(2)
         print(text)
         return
-    module = "minisgl.course.ladder.stages" if argv[0] == "stages" else f"minisgl.bench.{argv[0]}"
+    module = "minisgl.chapters.ladder.stages" if argv[0] == "stages" else f"minisgl.bench.{argv[0]}"
     importlib.import_module(module).main(argv[1:])
 
 

@@ -1,6 +1,6 @@
 """The interface of a router: the program part that clients talk to, and that passes their requests on to the replicas.
 
-Routers are plugins (`minisgl_router`): the shipped ones are in `plugins/router/`. The supervisor calls the router; it
+Routers are plugins (group `router`): the shipped ones are in `plugins/router/`. The supervisor calls the router; it
 starts it before the replicas.
 """
 

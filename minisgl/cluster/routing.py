@@ -2,7 +2,7 @@
 
 A *replica* is one of several servers of the same model behind a router. A policy chooses a replica for each request. It
 does no I/O and reads no clock, so the same policies serve the HTTP router of `minisgl.cluster` and the simulation
-`python -m minisgl.bench cluster`. Policies are plugins (`minisgl_routing`): the shipped ones are in `plugins/routing/`.
+`python -m minisgl.bench cluster`. Policies are plugins (group `routing`): the shipped ones are in `plugins/routing/`.
 
 The router keeps one `Replica` for each server: it applies the server's KV events to it and tells it when a request
 begins and ends. The block hashes are those of `minisgl.message.kv_events`.

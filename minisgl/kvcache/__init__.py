@@ -1,4 +1,4 @@
-"""The interface of a prefix cache, which maps token prefixes to KV pages. Caches are plugins (`minisgl_cache`).
+"""The interface of a prefix cache, which maps token prefixes to KV pages. Caches are plugins (group `cache`).
 
 The radix tree is `plugins/cache/radix.py` (match, insert, node split, evict); `plugins/cache/naive.py` caches nothing.
 

@@ -1,7 +1,8 @@
 """Generator of the docs' reference pages: `python -m minisgl.options.reference docs/reference`.
 
 `options.md` is generated from the dataclasses of the options, and `hooks.md` from `minisgl/hooks.py` and the example
-plugins in `docs/examples/hooks/`. A test fails if a page in the docs differs from the generated page.
+plugins in `docs/examples/hooks/` and `docs/examples/parts/`. A test fails if a page in the docs differs from the
+generated page.
 """
 
 from __future__ import annotations
@@ -82,11 +83,14 @@ def hooks_page() -> str:
         *(code(" ".join(part.split())) + "\n" for part in inspect.cleandoc(hooks.__doc__ or "").split("\n\n")[1:]),
         "`I32` in a signature is a numpy array of int32.\n",
         "Every example is a complete plugin. Save it as a file and load the file with `plugins=FILE.py`. This page",
-        "is generated from `minisgl/hooks.py` and `docs/examples/hooks/`: `make reference`.",
+        "is generated from `minisgl/hooks.py`, `docs/examples/hooks/` and `docs/examples/parts/`: `make reference`.",
         "",
     ]
     for name in HOOKS:
         lines += _hook(name)
+        if name == "minisgl_configs":
+            for group, part in hooks.PARTS.items():
+                lines += _part(group, part)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -117,6 +121,17 @@ def _hook(name: str) -> list[str]:
         lines += ["The first result that is not None is used.", ""]
     example = (EXAMPLES / f"{name}.py").read_text("utf-8")
     return [*lines, f'```python title="{name}.py"', *example.rstrip().splitlines(), "```", ""]
+
+
+def _part(group: str, part: hooks.PartSpec) -> list[str]:
+    """Return the section of a group of parts, below the hook that registers them."""
+    other = {"build_other": "``build_other(name)`` builds another part of the group by name, with default options"}
+    lines = [f"### The group `{group}`", "", f"**`build` returns:** {code(part.builds)}.", ""]
+    lines += [f"**When:** {code(part.when)}.", "", "| argument of `build` | meaning |", "| --- | --- |"]
+    for argument, meaning in {**part.arguments, **other}.items():
+        lines.append(f"| `{argument}` | {code(meaning)} |")
+    example = (EXAMPLES.parent / "parts" / f"{group}.py").read_text("utf-8")
+    return [*lines, "", f'```python title="{group}.py"', *example.rstrip().splitlines(), "```", ""]
 
 
 def main(argv: Sequence[str]) -> None:

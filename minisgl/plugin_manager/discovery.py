@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import logging
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -23,7 +24,9 @@ from typing import Any
 from minisgl import hooks
 from minisgl.config import GROUPS, ConfigError
 from minisgl.plugin_manager.failures import ends_silently, mark, named
-from minisgl.plugin_manager.renamed import RENAMED_HOOK_ARGUMENTS, RENAMED_SINCE, UPGRADE_PAGE
+from minisgl.plugin_manager.renamed import FACTORY_HOOKS, RENAMED_HOOK_ARGUMENTS, RENAMED_SINCE, UPGRADE_PAGE
+
+log = logging.getLogger(__name__)
 
 HOOKS = tuple(name for name in vars(hooks) if name.startswith("minisgl_"))
 HOOKIMPL_ATTRIBUTE = f"{hooks.PROJECT}_impl"
@@ -184,6 +187,16 @@ def check_hooks(part: object, label: str) -> list[str]:
                 )
             continue
         hook = getattr(function, HOOKIMPL_ATTRIBUTE).get("specname") or name
+        if hook in FACTORY_HOOKS:
+            log.warning(
+                "%s: the hook %s is deprecated and will be removed: write its body as the method `build` of the options"
+                " dataclass, which takes %s by name (docs/upgrade-0.3.md)",
+                label,
+                hook,
+                ", ".join([*hooks.PARTS[FACTORY_HOOKS[hook]].arguments, "build_other"]),
+            )
+            found.append(hook)
+            continue
         if hook not in HOOKS:
             raise ConfigError(f"{label}: there is no hook {hook}{near(hook, HOOKS)} All of them: {', '.join(HOOKS)}.")
         allowed = list(inspect.signature(getattr(hooks, hook)).parameters)
@@ -226,6 +239,7 @@ def check_options(yielded: Any, label: str) -> list[tuple[str, str, type]]:
             raise ConfigError(f"{label}: there is no group {group!r}{near(group, GROUPS)} Groups: {', '.join(GROUPS)}.")
         if schema.__dataclass_params__.frozen:
             raise ConfigError(f"{label}: {schema.__name__} is a frozen dataclass, which options can't be: drop frozen.")
+        _check_build(group, schema, label)
         options.append((group, name, schema))
     return options
 
@@ -245,13 +259,27 @@ METHODS = {
 """Group → a method that every object of the group has."""
 
 
-def check_made(group: str, made: object, label: str, hook: str) -> None:
-    """Raise `ConfigError` if what a factory hook returned is a class, or is clearly no object of its group."""
+def check_made(group: str, made: object, label: str) -> None:
+    """Raise `ConfigError` if what ``build`` returned is a class, or is clearly no part of its group."""
     method = METHODS[group]
     if isinstance(made, type):
-        raise ConfigError(f"{label}: the hook {hook} returned the class {made.__name__}. Return an object of it.")
+        raise ConfigError(f"{label}: build returned the class {made.__name__}. Return an object of it.")
     if not callable(getattr(made, method, None)):
         raise ConfigError(
-            f"{label}: the hook {hook} returned an object of the type {type(made).__name__}, which has no method "
-            f"{method!r}. minisgl/hooks.py says what the hook must return."
+            f"{label}: build returned an object of the type {type(made).__name__}, which has no method {method!r}. "
+            "minisgl/hooks.py says what it must return."
         )
+
+
+def _check_build(group: str, schema: type, label: str) -> None:
+    """Raise `ConfigError` if the method ``build`` of an options dataclass takes an argument that its group lacks."""
+    build = getattr(schema, "build", None)
+    if build is None:  # a plugin for minisgl 0.2, which builds the part with a hook: see `FACTORY_HOOKS`
+        return
+    offered = [*hooks.PARTS[group].arguments, "build_other"]
+    for argument in list(inspect.signature(build).parameters)[1:]:
+        if argument not in offered:
+            raise ConfigError(
+                f"{label}: {schema.__name__}.build takes {argument!r}, which the group {group} does not offer"
+                f"{near(argument, offered)} It may take any of: {', '.join(offered)}."
+            )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import inspect
 import os
 import reprlib
 import sys
@@ -39,6 +40,7 @@ from minisgl.plugin_manager.discovery import (
 )
 from minisgl.plugin_manager.failures import PluginError, described, mark
 from minisgl.plugin_manager.observer_metrics import ObserverMetrics
+from minisgl.plugin_manager.renamed import FACTORY_HOOKS
 from minisgl.utils.lazy import lazy
 
 if TYPE_CHECKING:
@@ -113,8 +115,6 @@ BUILTINS = (
     "minisgl.plugins.models.qwen3_moe",
 )
 MODELS = "minisgl.plugins.models."
-HOOK_OF = {"speculation": "minisgl_proposer"}
-"""Group → the hook that builds its object, where this is not ``minisgl_<group>``."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,18 @@ class Plugin:
     hooks: tuple[str, ...]
     options: tuple[tuple[str, str, type], ...]  # (group, name, dataclass)
     sha256: str  # of the file as it was when it was loaded
+
+
+class _PartMetrics:
+    """Exports the metrics of a part of the engine, which has a method ``metrics``."""
+
+    def __init__(self, part: Any):
+        self._part = part
+
+    @hooks.hookimpl
+    def minisgl_metrics(self) -> str:
+        text: str = self._part.metrics()
+        return text
 
 
 class PluginManager:
@@ -261,37 +273,51 @@ class PluginManager:
 
     # ---- building ------------------------------------------------------------------------------------
 
-    def build(self, group: str, config: Any, **kwargs: Any) -> Any:
-        """Return the object that a plugin's hook ``minisgl_<group>`` (or that in `HOOK_OF`) builds for ``config``.
+    def build(self, group: str, config: Any, **given: Any) -> Any:
+        """Return the part of an engine that ``config``, the options object of ``group``, builds.
 
-        ``kwargs`` are the hook's other arguments. ``build`` and ``local_size`` have defaults. Raise `ConfigError` if no
-        plugin builds the object, if the plugin raises ValueError or SystemExit, if a package that the plugin needs is
-        not installed, or if the hook returns something else than an object of the group.
+        ``given`` are the arguments of its method ``build`` (`minisgl.hooks.PARTS`), of which it takes some.
+        ``local_size`` has a default. Raise `ConfigError` if the object can't build the part, if it raises ValueError or
+        SystemExit, if a package that the plugin needs is not installed, or if it returns something else than a part of
+        the group.
         """
-        hook = HOOK_OF.get(group, f"minisgl_{group}")
-        caller = getattr(self.hook, hook)
-        if caller.spec is not None and "build" in caller.spec.argnames:
-            kwargs.setdefault("build", lambda name: self.build(group, self.make(group, name), **kwargs))
+        given.setdefault("build_other", lambda name: self.build(group, self.make(group, name), **given))
         if group == "communicator":
-            kwargs.setdefault("local_size", kwargs["size"])  # all ranks are on one machine
-        try:
-            made = caller(config=config, **kwargs)
-        except ImportError as error:
-            raise ConfigError(f"{group}={self.name_of(group, config)}: {missing_package(error)}") from error
-        except (ValueError, PluginError) as error:
-            raise ConfigError(f"{group}={self.name_of(group, config)}: {error}") from error
-        if made is None:
-            owner = self._owners.get((group, self.name_of(group, config)), "no plugin")
-            raise ConfigError(
-                f"No plugin builds {group}={self.name_of(group, config)}: every {hook} hook returned None for "
-                f"a {type(config).__name__} (registered by {owner}). A plugin must have a hook with "
-                f"`if isinstance(config, {type(config).__name__}): return …`."
-            )
-        check_made(group, made, f"{group}={self.name_of(group, config)}", hook)
+            given.setdefault("local_size", given["size"])  # all ranks are on one machine
+        name = self.name_of(group, config)
         calls = self.calls.get(type(config).__module__)
+        try:
+            if not hasattr(config, "build"):
+                made = self._build_with_hook(group, config, given)
+            else:
+                taken = {argument: given[argument] for argument in list(inspect.signature(config.build).parameters)}
+                build = config.build if calls is None else count_calls(config.build, calls, "build")
+                made = build(**taken)
+        except ImportError as error:
+            raise ConfigError(f"{group}={name}: {missing_package(error)}") from error
+        except (ValueError, PluginError) as error:
+            raise ConfigError(f"{group}={name}: {error}") from error
+        check_made(group, made, f"{group}={name}")
         if calls is not None:
             count_method_calls(made, calls)
+        if hasattr(made, "metrics"):
+            self._manager.register(_PartMetrics(made))
+        if hooks.printed():
+            print(f"build [{os.getpid()}] {group}={name} -> {reprlib.repr(made)}", file=sys.stderr, flush=True)
         return made
+
+    def _build_with_hook(self, group: str, config: Any, given: Mapping[str, Any]) -> Any:
+        """Call the hook with which a plugin for minisgl 0.2 builds its part. Raise `ConfigError` if it has none."""
+        hook = next(hook for hook, built in FACTORY_HOOKS.items() if built == group)
+        caller = getattr(self.hook, hook, None)
+        made: list[Any] = [] if caller is None else caller(config=config, build=given["build_other"], **given)
+        if not made:
+            owner = self._owners.get((group, self.name_of(group, config)), "no plugin")
+            raise ConfigError(
+                f"The dataclass {type(config).__name__} (registered by {owner}) has no method `build`. Add `def "
+                "build(self): return …`, which returns the part."
+            )
+        return made[0]
 
     def observe(self, config: Config, spec: EngineSpec) -> None:
         """Register the observers that the plugins' `minisgl_observer` hooks make for a new scheduler.

@@ -7,6 +7,16 @@ from types import MappingProxyType
 RENAMED_SINCE = "0.2.0"
 UPGRADE_PAGE = "docs/upgrade-0.2.md"
 
+FACTORY_HOOKS = MappingProxyType(
+    {
+        f"minisgl_{'proposer' if group == 'speculation' else group}": group
+        for group in ("attention", "cache", "scheduler", "moe", "fp8_gemm", "graph", "communicator", "speculation",
+                      "routing", "router")
+    }
+)  # fmt: skip
+"""Hooks that built the parts of an engine in 0.2 → the group. Since 0.3, the options dataclass has a method ``build``.
+Plugins with these hooks still work, with a warning."""
+
 RENAMED_OPTIONS = MappingProxyType({"load": "load_format", "server.log_level": "log_level"})
 """Options of the command line: old name → new name."""
 

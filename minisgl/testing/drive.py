@@ -7,6 +7,7 @@ AssertionError that says which promise was broken.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,15 +91,14 @@ def make_plugin(group: str, name: str, **options: Any) -> Any:
     """Build a built-in cache, policy or proposer by name: ``make_plugin("scheduler", "mixed", order="lpm")``.
 
     ``options`` that are fields of the plugin's options dataclass are its options. All other ``options`` are arguments
-    of its factory, for example ``page_size`` of a cache.
+    of its method ``build``, for example ``page_size`` of a cache.
     """
     module = importlib.import_module(f"minisgl.plugins.{group}.{name}")
     config_type = next(cls for g, n, cls in module.minisgl_configs() if (g, n) == (group, name))
     known = config_type.__dataclass_fields__
     config = config_type(**{key: value for key, value in options.items() if key in known})
     arguments = {key: value for key, value in options.items() if key not in known}
-    hook = {"speculation": "minisgl_proposer"}.get(group, f"minisgl_{group}")
-    return getattr(module, hook)(config=config, **arguments)
+    return config.build(**{key: arguments[key] for key in inspect.signature(config.build).parameters})
 
 
 class Drive:

@@ -1,1 +1,1 @@
-"""Built-in plugins for the hook `minisgl_attention`, one file each."""
+"""The built-in attention backends (group `attention`), one file each."""

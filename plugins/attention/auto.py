@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 @dataclass
 class Auto:
     """The fastest installed backend that supports this device, dtype and head size."""
+
+    def build(self, device: torch.device, build_other: Callable[[str], AttentionBackend]) -> AutoBackend:
+        names = ["cpp", "sparse", "torch"] if device.type == "cpu" else ["torch"]
+        if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+            names = ["triton"]
+            if importlib.util.find_spec("flashinfer") is not None:
+                names.insert(0, "hybrid")
+        return AutoBackend([(name, build_other(name)) for name in names])
 
 
 class AutoBackend:
@@ -84,17 +92,3 @@ def _fits(name: str, needs: AttnNeeds, pool: KVPool, layers: Sequence[LayerSpec]
 @hookimpl
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     yield "attention", "auto", Auto
-
-
-@hookimpl
-def minisgl_attention(
-    config: Any, device: torch.device, build: Callable[[str], AttentionBackend]
-) -> AutoBackend | None:
-    if not isinstance(config, Auto):
-        return None
-    names = ["cpp", "sparse", "torch"] if device.type == "cpu" else ["torch"]
-    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        names = ["triton"]
-        if importlib.util.find_spec("flashinfer") is not None:
-            names.insert(0, "hybrid")
-    return AutoBackend([(name, build(name)) for name in names])

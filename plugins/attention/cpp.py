@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -37,6 +37,9 @@ class Cpp:
     def __post_init__(self) -> None:
         if self.max_query_tokens < 1:
             raise ValueError(f"attention.max_query_tokens={self.max_query_tokens} must be at least 1")
+
+    def build(self, device: torch.device, build_other: Callable[[str], AttentionBackend]) -> CppAttention:
+        return CppAttention(build_other(self.prefill), device, self.max_query_tokens)
 
 
 class CppAttention:
@@ -112,12 +115,3 @@ class CppAttention:
 @hookimpl
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     yield "attention", "cpp", Cpp
-
-
-@hookimpl
-def minisgl_attention(
-    config: Any, device: torch.device, build: Callable[[str], AttentionBackend]
-) -> CppAttention | None:
-    if not isinstance(config, Cpp):
-        return None
-    return CppAttention(build(config.prefill), device, config.max_query_tokens)

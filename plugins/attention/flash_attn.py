@@ -34,6 +34,13 @@ class FlashAttn:
         if self.version is not None and self.version not in RELEASES:
             raise ValueError(f"attention.version={self.version} is unknown: use 4, 3 or 2")
 
+    def build(self, device: torch.device) -> FlashAttention:
+        if device.type != "cuda":
+            refuse = "FlashAttention needs a CUDA device; attention=torch runs anywhere"
+            return FlashAttention(device, self.version or 4, None, refuse)
+        version, refuse = choose(self.version, torch.cuda.get_device_capability(device))
+        return FlashAttention(device, version, None if refuse else KERNELS[version](), refuse)
+
 
 class Release(NamedTuple):
     """One of the three packages."""
@@ -294,14 +301,3 @@ def choose(requested: int | None, capability: tuple[int, int]) -> tuple[int, str
 @hookimpl
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     yield "attention", "flash_attn", FlashAttn
-
-
-@hookimpl
-def minisgl_attention(config: Any, device: torch.device) -> FlashAttention | None:
-    if not isinstance(config, FlashAttn):
-        return None
-    if device.type != "cuda":
-        refuse = "FlashAttention needs a CUDA device; attention=torch runs anywhere"
-        return FlashAttention(device, config.version or 4, None, refuse)
-    version, refuse = choose(config.version, torch.cuda.get_device_capability(device))
-    return FlashAttention(device, version, None if refuse else KERNELS[version](), refuse)

@@ -34,6 +34,9 @@ class FlashInfer:
     tensor_cores: bool | None = None
     """Whether decode uses tensor cores. By default it does if at least 4 query heads share a KV head."""
 
+    def build(self, device: torch.device) -> FlashInferBackend:
+        return FlashInferBackend(self, device)
+
 
 class FlashInferBackend:
     """FlashInfer backend; `minisgl.attention.AttentionBackend` documents the methods.
@@ -238,8 +241,3 @@ class _ScheduleStaging:
 @hookimpl
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     yield "attention", "flashinfer", FlashInfer
-
-
-@hookimpl
-def minisgl_attention(config: Any, device: torch.device) -> FlashInferBackend | None:
-    return FlashInferBackend(config, device) if isinstance(config, FlashInfer) else None

@@ -37,6 +37,12 @@ class Hybrid:
     decode: str = "triton"
     """Name of the backend for decode rows."""
 
+    def build(self, build_other: Callable[[str], AttentionBackend]) -> HybridBackend:
+        for part in (self.prefill, self.decode):
+            if part in ("hybrid", "auto"):
+                raise ValueError(f"attention.prefill and attention.decode can't be {part}: name one such as triton")
+        return HybridBackend(build_other(self.prefill), build_other(self.decode))
+
 
 class HybridBackend:
     """Backend that passes the prefill chunks of every step to one backend and the decode rows to another one."""
@@ -137,13 +143,3 @@ def _intersection(a: Any, b: Any) -> Any:
 @hookimpl
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     yield "attention", "hybrid", Hybrid
-
-
-@hookimpl
-def minisgl_attention(config: Any, build: Callable[[str], AttentionBackend]) -> HybridBackend | None:
-    if not isinstance(config, Hybrid):
-        return None
-    for part in (config.prefill, config.decode):
-        if part in ("hybrid", "auto"):
-            raise ValueError(f"attention.prefill and attention.decode can't be {part}: name a backend such as triton")
-    return HybridBackend(build(config.prefill), build(config.decode))

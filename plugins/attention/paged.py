@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
+from minisgl.attention import AttnBatch, AttnNeeds, GraphKey, LayerSpec
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 @dataclass
 class Paged:
     """Attention over pages row by row: gather, mask, softmax. Short enough to read, slower than attention=torch."""
+
+    def build(self) -> PagedAttention:
+        return PagedAttention()
 
 
 class Row(NamedTuple):
@@ -136,31 +139,15 @@ class PagedAttention:
 
     # lab: end
 
+    def metrics(self) -> str:
+        """Return the counts in Prometheus' text format."""
+        counts = {"read": self.positions_read, "padded": self.positions_padded}
+        return "".join(
+            f"# TYPE minisgl_paged_positions_{name} counter\nminisgl_paged_positions_{name}_total {count}\n"
+            for name, count in counts.items()
+        )
+
 
 @hookimpl
 def minisgl_configs() -> Iterator[tuple[str, str, type]]:
     yield "attention", "paged", Paged
-
-
-class Plugin:
-    """Plugin object of one engine: builds its backends, and reports their counts as metrics."""
-
-    def __init__(self) -> None:
-        self.backends: list[PagedAttention] = []
-
-    @hookimpl
-    def minisgl_attention(self, config: Any) -> AttentionBackend | None:
-        if not isinstance(config, Paged):
-            return None
-        self.backends.append(PagedAttention())
-        return self.backends[-1]
-
-    @hookimpl
-    def minisgl_metrics(self) -> str:
-        counts = {
-            "read": sum(backend.positions_read for backend in self.backends),
-            "padded": sum(backend.positions_padded for backend in self.backends),
-        }
-        lines = [f"# TYPE minisgl_paged_positions_{name} counter" for name in counts]
-        values = [f"minisgl_paged_positions_{name}_total {count}" for name, count in counts.items()]
-        return "".join(f"{line}\n{value}\n" for line, value in zip(lines, values, strict=True)) if self.backends else ""

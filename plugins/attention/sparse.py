@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ class Sparse:
 
     prefill: str = "torch"
     """Name of the backend for prefill chunks."""
+
+    def build(self, device: torch.device, build_other: Callable[[str], AttentionBackend]) -> SparseAttention:
+        return SparseAttention(build_other(self.prefill), device)
 
 
 class Group(NamedTuple):
@@ -190,10 +193,3 @@ def _csr(ends: torch.Tensor, reads: torch.Tensor, columns: int) -> torch.Tensor:
 @hookimpl
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     yield "attention", "sparse", Sparse
-
-
-@hookimpl
-def minisgl_attention(
-    config: Any, device: torch.device, build: Callable[[str], AttentionBackend]
-) -> SparseAttention | None:
-    return SparseAttention(build(config.prefill), device) if isinstance(config, Sparse) else None

@@ -31,6 +31,9 @@ class Torch:
     block: int = 256
     """Number of queries of a prefill chunk computed at a time. Each block reads only the KV up to its last query."""
 
+    def build(self, device: torch.device) -> AttentionBackend:
+        return TorchAttention(self, device)
+
 
 class Group(NamedTuple):
     """Blocks of ``q_len`` queries each, computed in one call. Their KV is padded to the same number of pages."""
@@ -207,8 +210,3 @@ def capped_attention(
 @hookimpl
 def minisgl_configs() -> Any:
     yield "attention", "torch", Torch
-
-
-@hookimpl
-def minisgl_attention(config: Any, device: torch.device) -> AttentionBackend | None:
-    return TorchAttention(config, device) if isinstance(config, Torch) else None

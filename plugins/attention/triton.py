@@ -32,6 +32,9 @@ class Triton:
     programs_per_sm: int = 4
     """Number of Triton programs per multiprocessor that decode aims for. It splits each row's KV to reach it."""
 
+    def build(self, device: torch.device) -> AttentionBackend:
+        return TritonAttention(self, device)
+
 
 class ExtendPlan(NamedTuple):
     """Prefill rows of a step, split into tiles of packed queries."""
@@ -232,8 +235,3 @@ class TritonAttention:
 @hookimpl
 def minisgl_configs() -> Any:
     yield "attention", "triton", Triton
-
-
-@hookimpl
-def minisgl_attention(config: Any, device: torch.device) -> AttentionBackend | None:
-    return TritonAttention(config, device) if isinstance(config, Triton) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -32,6 +32,13 @@ class Trtllm:
     Hopper or Blackwell GPUs, bfloat16 or float16, pages of 16 to 128 tokens. The kernels compute decode rows only, so
     combine them: attention=hybrid attention.decode=trtllm attention.prefill=flashinfer.
     """
+
+    def build(self, device: torch.device) -> TrtllmBackend:
+        if device.type != "cuda":
+            return TrtllmBackend(device, None)
+        import flashinfer.decode  # noqa: F401  report a missing package at start, not in the first step
+
+        return TrtllmBackend(device, torch.cuda.get_device_capability(device))
 
 
 class TrtllmBackend:
@@ -116,14 +123,3 @@ class TrtllmBackend:
 @hookimpl
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     yield "attention", "trtllm", Trtllm
-
-
-@hookimpl
-def minisgl_attention(config: Any, device: torch.device) -> TrtllmBackend | None:
-    if not isinstance(config, Trtllm):
-        return None
-    if device.type != "cuda":
-        return TrtllmBackend(device, None)
-    import flashinfer.decode  # noqa: F401  report a missing package at start, not in the first step
-
-    return TrtllmBackend(device, torch.cuda.get_device_capability(device))

@@ -1,1 +1,1 @@
-"""The built-in prefix caches (hook `minisgl_cache`), one file each."""
+"""The built-in prefix caches (group `cache`), one file each."""

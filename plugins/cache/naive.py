@@ -18,6 +18,9 @@ _NONE = np.empty(0, np.int32)
 class Naive:
     """No reuse of KV: every request computes its whole prompt."""
 
+    def build(self) -> NaiveCache:
+        return NaiveCache()
+
 
 class NaiveCache:
     """A prefix cache that never holds a page."""
@@ -48,8 +51,3 @@ class NaiveCache:
 @hookimpl
 def minisgl_configs() -> Any:
     yield "cache", "naive", Naive
-
-
-@hookimpl
-def minisgl_cache(config: Any, page_size: int) -> NaiveCache | None:
-    return NaiveCache() if isinstance(config, Naive) else None

@@ -35,6 +35,13 @@ class Radix:
     machine and needs ``minisgl[cpp]`` and a C++ compiler. ``auto`` is ``cpp`` if available, else ``numpy``."""
     # lab: end
 
+    def build(self, page_size: int) -> RadixCache:
+        cache = RadixCache(page_size)
+        # lab: omit
+        cache.common_pages = compare.pick_common_pages(self.compare)
+        # lab: end
+        return cache
+
 
 class Node:
     """A node and the edge above it.
@@ -426,14 +433,3 @@ class RadixCache:
 @hookimpl
 def minisgl_configs() -> Any:
     yield "cache", "radix", Radix
-
-
-@hookimpl
-def minisgl_cache(config: Any, page_size: int) -> RadixCache | None:
-    if not isinstance(config, Radix):
-        return None
-    cache = RadixCache(page_size)
-    # lab: omit
-    cache.common_pages = compare.pick_common_pages(config.compare)
-    # lab: end
-    return cache

@@ -1,1 +1,1 @@
-"""The built-in plugins of the hook ``minisgl_communicator``, one file per plugin."""
+"""The built-in communicators (group `communicator`), one file each."""

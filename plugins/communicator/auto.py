@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any
 
 import torch
 
@@ -16,6 +15,12 @@ from minisgl.hooks import hookimpl
 @dataclass
 class Auto:
     """``nccl`` between GPUs of one host that can access each other's memory; else ``torch``, as on a CPU."""
+
+    def build(
+        self, size: int, local_size: int, device: torch.device, build_other: Callable[[str], Communicator]
+    ) -> Communicator:
+        """Build the communicator ``nccl`` or ``torch``, by device."""
+        return build_other(pick(size, local_size, device))
 
 
 def pick(size: int, local_size: int, device: torch.device) -> str:
@@ -33,11 +38,3 @@ def pick(size: int, local_size: int, device: torch.device) -> str:
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     """Register the options of this plugin."""
     yield "communicator", "auto", Auto
-
-
-@hookimpl
-def minisgl_communicator(
-    config: Any, size: int, local_size: int, device: torch.device, build: Callable[[str], Communicator]
-) -> Communicator | None:
-    """Build the communicator ``nccl`` or ``torch``, by device."""
-    return build(pick(size, local_size, device)) if isinstance(config, Auto) else None

@@ -39,6 +39,13 @@ class Nccl:
     timeout: float = 300.0
     """Time limit in seconds of a collective, and of the wait for the other ranks at start."""
 
+    def build(self, rank: int, size: int, local_size: int, address: str, device: torch.device) -> Communicator:
+        if local_size < size:
+            raise ConfigError(
+                "communicator=nccl connects GPUs of one host: between several hosts use communicator=torch."
+            )
+        return NcclCommunicator(self, rank, size, address, device)
+
 
 class NcclCommunicator(GroupCommunicator):
     """A NCCL process group plus shared GPU memory for the one-shot and two-shot all-reduce.
@@ -142,15 +149,3 @@ def _suits_two_shot(x: torch.Tensor, max_bytes: int) -> bool:
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     """Register the options of this plugin."""
     yield "communicator", "nccl", Nccl
-
-
-@hookimpl
-def minisgl_communicator(
-    config: Any, rank: int, size: int, local_size: int, address: str, device: torch.device
-) -> Communicator | None:
-    """Build this communicator if it is selected. Raises `ConfigError` if the ranks are on several hosts."""
-    if not isinstance(config, Nccl):
-        return None
-    if local_size < size:
-        raise ConfigError("communicator=nccl connects GPUs of one host: between several hosts use communicator=torch.")
-    return NcclCommunicator(config, rank, size, address, device)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -31,6 +31,9 @@ class Ring:
 
     timeout: float = 300.0
     """Time limit in seconds of a send or a receive, and of the wait for the other ranks at start."""
+
+    def build(self, rank: int, size: int, address: str, device: torch.device) -> Communicator:
+        return RingCommunicator(self, rank, size, address, device)
 
 
 class RingCommunicator(GroupCommunicator):
@@ -120,9 +123,3 @@ class RingCommunicator(GroupCommunicator):
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     """Register the options of this plugin."""
     yield "communicator", "ring", Ring
-
-
-@hookimpl
-def minisgl_communicator(config: Any, rank: int, size: int, address: str, device: torch.device) -> Communicator | None:
-    """Build this communicator if it is selected."""
-    return RingCommunicator(config, rank, size, address, device) if isinstance(config, Ring) else None

@@ -19,6 +19,9 @@ class Torch:
     timeout: float = 300.0
     """Time limit in seconds of a collective, and of the wait for the other ranks at start."""
 
+    def build(self, rank: int, size: int, address: str, device: torch.device) -> Communicator:
+        return TorchCommunicator(self, rank, size, address, device)
+
 
 class TorchCommunicator(GroupCommunicator):
     """`GroupCommunicator`, without changes."""
@@ -31,9 +34,3 @@ class TorchCommunicator(GroupCommunicator):
 def minisgl_configs() -> Any:
     """Register the options of this plugin."""
     yield "communicator", "torch", Torch
-
-
-@hookimpl
-def minisgl_communicator(config: Any, rank: int, size: int, address: str, device: torch.device) -> Communicator | None:
-    """Build this communicator if it is selected."""
-    return TorchCommunicator(config, rank, size, address, device) if isinstance(config, Torch) else None

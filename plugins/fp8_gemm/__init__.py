@@ -1,1 +1,1 @@
-"""The built-in plugins of the hook ``minisgl_fp8_gemm``, one file per plugin."""
+"""The built-in FP8 products (group `fp8_gemm`), one file each."""

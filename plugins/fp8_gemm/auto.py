@@ -30,6 +30,19 @@ FEW_ROWS = 1
 class Auto:
     """The fastest installed product for this device, shape and number of rows."""
 
+    def build(self, device: torch.device, build_other: Callable[[str], Fp8Gemm]) -> Fp8Gemm:
+        """Build the backends that can be used on the device."""
+        import torch
+
+        reference = build_other("torch")
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+        if capability < (8, 9) or importlib.util.find_spec("triton") is None:
+            return reference
+        few = [build_other("triton"), reference]
+        if capability[0] != 9 or importlib.util.find_spec("flashinfer") is None:
+            return AutoFp8Gemm(few, few)
+        return AutoFp8Gemm(few, [build_other("flashinfer"), *few])
+
 
 class Product(NamedTuple):
     """A backend, and a weight as the backend loaded it."""
@@ -87,20 +100,3 @@ class AutoFp8Gemm:
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     """Register the options of this plugin."""
     yield "fp8_gemm", "auto", Auto
-
-
-@hookimpl
-def minisgl_fp8_gemm(config: Any, device: torch.device, build: Callable[[str], Fp8Gemm]) -> Fp8Gemm | None:
-    """Build the backends that can be used on the device."""
-    if not isinstance(config, Auto):
-        return None
-    import torch
-
-    reference = build("torch")
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-    if capability < (8, 9) or importlib.util.find_spec("triton") is None:
-        return reference
-    few = [build("triton"), reference]
-    if capability[0] != 9 or importlib.util.find_spec("flashinfer") is None:
-        return AutoFp8Gemm(few, few)
-    return AutoFp8Gemm(few, [build("flashinfer"), *few])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 @dataclass
 class FlashInfer:
     """FlashInfer's product with block scales; needs a Hopper GPU and bfloat16."""
+
+    def build(self, device: torch.device) -> Fp8Gemm:
+        return FlashInferFp8Gemm(device)
 
 
 class FlashInferFp8Gemm:
@@ -73,9 +76,3 @@ class FlashInferFp8Gemm:
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     """Register the options of this plugin."""
     yield "fp8_gemm", "flashinfer", FlashInfer
-
-
-@hookimpl
-def minisgl_fp8_gemm(config: Any, device: torch.device) -> Fp8Gemm | None:
-    """Build this backend if it is selected."""
-    return FlashInferFp8Gemm(device) if isinstance(config, FlashInfer) else None

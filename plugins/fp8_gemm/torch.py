@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minisgl.hooks import hookimpl
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 @dataclass
 class Torch:
     """Quantise activations, convert both sides to float32 and multiply; in plain torch."""
+
+    def build(self) -> Fp8Gemm:
+        return TorchFp8Gemm()
 
 
 class TorchFp8Gemm:
@@ -50,9 +53,3 @@ class TorchFp8Gemm:
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     """Register the options of this plugin."""
     yield "fp8_gemm", "torch", Torch
-
-
-@hookimpl
-def minisgl_fp8_gemm(config: Any) -> Fp8Gemm | None:
-    """Build this backend if it is selected."""
-    return TorchFp8Gemm() if isinstance(config, Torch) else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
@@ -27,6 +27,9 @@ FEW_ROWS = 16
 @dataclass
 class Triton:
     """Triton kernels; on a CPU only under TRITON_INTERPRET=1 (slow)."""
+
+    def build(self, device: torch.device) -> Fp8Gemm:
+        return TritonFp8Gemm(device)
 
 
 class TritonFp8Gemm:
@@ -87,9 +90,3 @@ class TritonFp8Gemm:
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     """Register the options of this plugin."""
     yield "fp8_gemm", "triton", Triton
-
-
-@hookimpl
-def minisgl_fp8_gemm(config: Any, device: torch.device) -> Fp8Gemm | None:
-    """Build this backend if it is selected."""
-    return TritonFp8Gemm(device) if isinstance(config, Triton) else None

@@ -1,1 +1,1 @@
-"""Built-in plugins for the hook `minisgl_graph`, one file each."""
+"""The built-in graph runners (group `graph`), one file each."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,14 +18,10 @@ if TYPE_CHECKING:
 class Auto:
     """The graph runner ``cuda`` on a GPU, and ``none`` on a CPU."""
 
+    def build(self, device: torch.device, build_other: Callable[[str], GraphRunner]) -> GraphRunner:
+        return build_other("cuda" if device.type == "cuda" else "none")
+
 
 @hookimpl
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     yield "graph", "auto", Auto
-
-
-@hookimpl
-def minisgl_graph(config: Any, device: torch.device, build: Callable[[str], GraphRunner]) -> GraphRunner | None:
-    if not isinstance(config, Auto):
-        return None
-    return build("cuda" if device.type == "cuda" else "none")

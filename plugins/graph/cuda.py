@@ -35,6 +35,13 @@ class CudaGraph:
     def __post_init__(self) -> None:
         check_sizes(self.max_rows, self.max_tokens)
 
+    def build(self, device: torch.device) -> CudaGraphRunner:
+        if device.type != "cuda":
+            raise ConfigError(
+                f"CUDA graphs need a GPU, but the device is {device}: use graph=simulated, which has the same rules."
+            )
+        return CudaGraphRunner(self, device)
+
 
 class CudaGraphRunner:
     """Graph runner with CUDA graphs, which all share one memory pool.
@@ -109,14 +116,3 @@ class CudaGraphRunner:
 @hookimpl
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     yield "graph", "cuda", CudaGraph
-
-
-@hookimpl
-def minisgl_graph(config: Any, device: torch.device) -> CudaGraphRunner | None:
-    if not isinstance(config, CudaGraph):
-        return None
-    if device.type != "cuda":
-        raise ConfigError(
-            f"CUDA graphs need a GPU, but the device is {device}: use graph=simulated, which enforces the same rules."
-        )
-    return CudaGraphRunner(config, device)

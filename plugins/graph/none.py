@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 class NoGraph:
     """No graphs: every step runs eagerly."""
 
+    def build(self) -> NoGraphRunner:
+        return NoGraphRunner()
+
 
 class NoGraphRunner:
     """Graph runner without buckets, which records nothing."""
@@ -51,8 +54,3 @@ class NoGraphRunner:
 @hookimpl
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     yield "graph", "none", NoGraph
-
-
-@hookimpl
-def minisgl_graph(config: Any, device: torch.device) -> NoGraphRunner | None:
-    return NoGraphRunner() if isinstance(config, NoGraph) else None

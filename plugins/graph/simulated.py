@@ -35,6 +35,11 @@ class Simulated:
     def __post_init__(self) -> None:
         check_sizes(self.max_rows, self.max_tokens)
 
+    def build(self, device: torch.device) -> SimulatedRunner:
+        if device.type != "cpu":
+            raise ConfigError(f"graph=simulated runs on a CPU, but the device is {device}: use graph=cuda.")
+        return SimulatedRunner(self)
+
 
 class SimulatedRunner:
     """Graph runner with a simulated graph for each bucket.
@@ -115,12 +120,3 @@ class SimulatedRunner:
 @hookimpl
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     yield "graph", "simulated", Simulated
-
-
-@hookimpl
-def minisgl_graph(config: Any, device: torch.device) -> SimulatedRunner | None:
-    if not isinstance(config, Simulated):
-        return None
-    if device.type != "cpu":
-        raise ConfigError(f"graph=simulated runs on a CPU, but the device is {device}: use graph=cuda.")
-    return SimulatedRunner(config)

@@ -1,1 +1,1 @@
-"""The built-in plugins of the hook ``minisgl_moe``, one file per plugin."""
+"""The built-in MoE backends (group `moe`), one file each."""

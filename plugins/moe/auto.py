@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,17 +19,13 @@ if TYPE_CHECKING:
 class Auto:
     """``triton`` on a GPU if Triton is installed, else ``torch``."""
 
+    def build(self, device: torch.device, build_other: Callable[[str], MoeBackend]) -> MoeBackend:
+        """Build the backend ``triton`` or ``torch``, by device."""
+        fused = device.type == "cuda" and importlib.util.find_spec("triton") is not None
+        return build_other("triton" if fused else "torch")
+
 
 @hookimpl
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     """Register the options of this plugin."""
     yield "moe", "auto", Auto
-
-
-@hookimpl
-def minisgl_moe(config: Any, device: torch.device, build: Callable[[str], MoeBackend]) -> MoeBackend | None:
-    """Build the backend ``triton`` or ``torch``, by device."""
-    if not isinstance(config, Auto):
-        return None
-    fused = device.type == "cuda" and importlib.util.find_spec("triton") is not None
-    return build("triton" if fused else "torch")

@@ -38,6 +38,9 @@ class FlashInfer:
     fused_finalize: bool = False
     """Let the second product add up each token's rows, by atomic additions: results then differ from run to run."""
 
+    def build(self, device: torch.device) -> MoeBackend:
+        return FlashInferMoe(self, device)
+
 
 class Experts(NamedTuple):
     """This rank's slice of the weights of some experts. FlashInfer numbers the experts from len(down)·ep_rank on.
@@ -126,9 +129,3 @@ class FlashInferMoe:
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     """Register the options of this plugin."""
     yield "moe", "flashinfer", FlashInfer
-
-
-@hookimpl
-def minisgl_moe(config: Any, device: torch.device) -> MoeBackend | None:
-    """Build this backend if it is selected."""
-    return FlashInferMoe(config, device) if isinstance(config, FlashInfer) else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -33,6 +33,9 @@ class Grouped:
     def __post_init__(self) -> None:
         if self.block < 1:
             raise ValueError(f"moe.block={self.block} must be at least 1.")
+
+    def build(self) -> MoeBackend:
+        return GroupedMoe(self.block)
 
 
 class Experts(NamedTuple):
@@ -136,9 +139,3 @@ class GroupedMoe:
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     """Register the options of this plugin."""
     yield "moe", "grouped", Grouped
-
-
-@hookimpl
-def minisgl_moe(config: Any) -> MoeBackend | None:
-    """Build this backend if it is selected."""
-    return GroupedMoe(config.block) if isinstance(config, Grouped) else None

@@ -19,6 +19,9 @@ from minisgl.moe import MoeBackend
 class Torch:
     """A loop over experts in plain torch."""
 
+    def build(self) -> MoeBackend:
+        return TorchMoe()
+
 
 class Experts(NamedTuple):
     """This rank's slice of the weights of the experts, whose global numbers begin at ``first``."""
@@ -64,9 +67,3 @@ class TorchMoe:
 def minisgl_configs() -> Any:
     """Register the options of this plugin."""
     yield "moe", "torch", Torch
-
-
-@hookimpl
-def minisgl_moe(config: Any) -> MoeBackend | None:
-    """Build this backend if it is selected."""
-    return TorchMoe() if isinstance(config, Torch) else None

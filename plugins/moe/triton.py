@@ -43,6 +43,9 @@ H200_TMA = (
 class Triton:
     """Grouped matrix products in Triton; on a CPU only under TRITON_INTERPRET=1 (slow)."""
 
+    def build(self, device: torch.device) -> MoeBackend:
+        return TritonMoe(device)
+
 
 class Experts(NamedTuple):
     """This rank's slice of the weights of the experts, whose global numbers begin at ``first``."""
@@ -132,9 +135,3 @@ class TritonMoe:
 def minisgl_configs() -> Any:
     """Register the options of this plugin."""
     yield "moe", "triton", Triton
-
-
-@hookimpl
-def minisgl_moe(config: Any, device: torch.device) -> MoeBackend | None:
-    """Build this backend if it is selected."""
-    return TritonMoe(device) if isinstance(config, Triton) else None

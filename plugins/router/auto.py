@@ -17,14 +17,10 @@ if TYPE_CHECKING:
 class Auto:
     """``smg`` if it is installed (``minisgl[cluster]``), else ``exact``."""
 
+    def build(self, build_other: Callable[[str], Router]) -> Router:
+        return build_other("exact" if importlib.util.find_spec("smg") is None else "smg")
+
 
 @hookimpl
 def minisgl_configs() -> Any:
     yield "router", "auto", Auto
-
-
-@hookimpl
-def minisgl_router(config: Any, build: Callable[[str], Router]) -> Router | None:
-    if not isinstance(config, Auto):
-        return None
-    return build("exact" if importlib.util.find_spec("smg") is None else "smg")

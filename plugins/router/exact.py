@@ -36,6 +36,9 @@ INFO_SECONDS = 30.0
 class Exact:
     """minisgl's own router. It knows from KV events what each replica has cached. ``routing=`` is its policy."""
 
+    def build(self, cluster: ClusterConfig, status: ClusterStatus, policy: RoutingPolicy) -> ExactRouter:
+        return ExactRouter(cluster, status, policy)
+
 
 class ExactRouter:
     """The router: the proxy, its HTTP server, and a subscriber to the KV events of each replica."""
@@ -155,10 +158,3 @@ class ExactRouter:
 @hookimpl
 def minisgl_configs() -> Any:
     yield "router", "exact", Exact
-
-
-@hookimpl
-def minisgl_router(
-    config: Any, cluster: ClusterConfig, status: ClusterStatus, policy: RoutingPolicy
-) -> ExactRouter | None:
-    return ExactRouter(cluster, status, policy) if isinstance(config, Exact) else None

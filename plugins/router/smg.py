@@ -46,6 +46,9 @@ class Smg:
     arguments: list[str] = field(default_factory=list)
     """Further arguments of ``smg launch``, such as ``[--cache-threshold,0.5]``."""
 
+    def build(self, cluster: ClusterConfig, status: ClusterStatus) -> SmgRouter:
+        return SmgRouter(self, cluster, status)
+
 
 class SmgRouter:
     """The router: a process that runs smg, and an HTTP server for the status of the cluster."""
@@ -240,8 +243,3 @@ def _policy_of(routing: Any) -> str:
 @hookimpl
 def minisgl_configs() -> Any:
     yield "router", "smg", Smg
-
-
-@hookimpl
-def minisgl_router(config: Any, cluster: ClusterConfig, status: ClusterStatus) -> SmgRouter | None:
-    return SmgRouter(config, cluster, status) if isinstance(config, Smg) else None

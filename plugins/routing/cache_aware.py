@@ -34,6 +34,9 @@ class CacheAware:
     window: int = 64
     """Number of past requests, for each replica, over which the load is measured."""
 
+    def build(self) -> CacheAwarePolicy:
+        return CacheAwarePolicy(self.hit_weight, self.max_load, self.window)
+
 
 class CacheAwarePolicy:
     """Chooses by the tokens to compute, among the replicas whose load is within the bound."""
@@ -90,10 +93,3 @@ class CacheAwarePolicy:
 @hookimpl
 def minisgl_configs() -> Any:
     yield "routing", "cache_aware", CacheAware
-
-
-@hookimpl
-def minisgl_routing(config: Any) -> CacheAwarePolicy | None:
-    if not isinstance(config, CacheAware):
-        return None
-    return CacheAwarePolicy(config.hit_weight, config.max_load, config.window)

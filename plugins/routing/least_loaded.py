@@ -14,6 +14,9 @@ from minisgl.hooks import hookimpl
 class LeastLoaded:
     """Each request goes to the living replica with the fewest open requests."""
 
+    def build(self) -> LeastLoadedPolicy:
+        return LeastLoadedPolicy()
+
 
 class LeastLoadedPolicy:
     """Chooses the fewest open requests, then the fewest open prompt tokens, then the next replica in turn.
@@ -36,8 +39,3 @@ class LeastLoadedPolicy:
 @hookimpl
 def minisgl_configs() -> Any:
     yield "routing", "least_loaded", LeastLoaded
-
-
-@hookimpl
-def minisgl_routing(config: Any) -> LeastLoadedPolicy | None:
-    return LeastLoadedPolicy() if isinstance(config, LeastLoaded) else None

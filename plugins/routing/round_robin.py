@@ -14,6 +14,9 @@ from minisgl.hooks import hookimpl
 class RoundRobin:
     """Each request goes to the next living replica in turn."""
 
+    def build(self) -> RoundRobinPolicy:
+        return RoundRobinPolicy()
+
 
 class RoundRobinPolicy:
     """Chooses the first living replica after the last one that was chosen."""
@@ -30,8 +33,3 @@ class RoundRobinPolicy:
 @hookimpl
 def minisgl_configs() -> Any:
     yield "routing", "round_robin", RoundRobin
-
-
-@hookimpl
-def minisgl_routing(config: Any) -> RoundRobinPolicy | None:
-    return RoundRobinPolicy() if isinstance(config, RoundRobin) else None

@@ -1,1 +1,1 @@
-"""The built-in scheduling policies (hook `minisgl_scheduler`), one file each."""
+"""The built-in scheduling policies (group `scheduler`), one file each."""

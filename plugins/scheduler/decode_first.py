@@ -24,6 +24,9 @@ class DecodeFirst:
     patience: int = 8
     """Steps that a prompt, or the next chunk of it, waits before it is computed although requests decode."""
 
+    def build(self) -> DecodeFirstPolicy:
+        return DecodeFirstPolicy(self.order, self.patience)
+
 
 class DecodeFirstPolicy:
     """Plans decode rows, or prefill if none decodes or a partial or the oldest prompt waited ``patience`` steps."""
@@ -52,8 +55,3 @@ class DecodeFirstPolicy:
 @hookimpl
 def minisgl_configs() -> Any:
     yield "scheduler", "decode_first", DecodeFirst
-
-
-@hookimpl
-def minisgl_scheduler(config: Any) -> DecodeFirstPolicy | None:
-    return DecodeFirstPolicy(config.order, config.patience) if isinstance(config, DecodeFirst) else None

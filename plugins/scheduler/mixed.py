@@ -24,6 +24,9 @@ class Mixed:
     order: str = "fcfs"
     """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first."""
 
+    def build(self) -> MixedPolicy:
+        return MixedPolicy(self.order)
+
 
 class MixedPolicy:
     """Plans decode rows first, then prompts that are partly computed, then waiting requests."""
@@ -55,8 +58,3 @@ class MixedPolicy:
 @hookimpl
 def minisgl_configs() -> Any:
     yield "scheduler", "mixed", Mixed
-
-
-@hookimpl
-def minisgl_scheduler(config: Any) -> MixedPolicy | None:
-    return MixedPolicy(config.order) if isinstance(config, Mixed) else None

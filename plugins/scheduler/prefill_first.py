@@ -21,6 +21,9 @@ class PrefillFirst:
     order: str = "fcfs"
     """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first."""
 
+    def build(self) -> PrefillFirstPolicy:
+        return PrefillFirstPolicy(self.order)
+
 
 class PrefillFirstPolicy:
     """Plans prompts that are partly computed, then waiting requests; decode rows only if no prompt fits."""
@@ -42,8 +45,3 @@ class PrefillFirstPolicy:
 @hookimpl
 def minisgl_configs() -> Any:
     yield "scheduler", "prefill_first", PrefillFirst
-
-
-@hookimpl
-def minisgl_scheduler(config: Any) -> PrefillFirstPolicy | None:
-    return PrefillFirstPolicy(config.order) if isinstance(config, PrefillFirst) else None

@@ -26,6 +26,9 @@ class Priority:
     preempt: bool = True
     """Whether a waiting request may take the room of less urgent running requests. Otherwise it waits for room."""
 
+    def build(self) -> PriorityPolicy:
+        return PriorityPolicy(self.preempt)
+
 
 class PriorityPolicy:
     """Plans rows in order of priority, and retracts less urgent requests to admit more urgent ones."""
@@ -110,8 +113,3 @@ def _by_urgency(running: Iterable[Running], queue: Iterator[Waiting]) -> Iterato
 @hookimpl
 def minisgl_configs() -> Any:
     yield "scheduler", "priority", Priority
-
-
-@hookimpl
-def minisgl_scheduler(config: Any) -> PriorityPolicy | None:
-    return PriorityPolicy(config.preempt) if isinstance(config, Priority) else None

@@ -39,6 +39,9 @@ class Slo:
         if not 0 <= self.batch_share <= 1:
             raise ValueError(f"scheduler.batch_share={self.batch_share} must be a number from 0 to 1.")
 
+    def build(self) -> SloPolicy:
+        return SloPolicy(self.interactive, self.step_tokens, self.batch_share)
+
 
 Request = Waiting | Running
 """What a policy sees of an open request."""
@@ -167,10 +170,3 @@ class SloPolicy:
 @hookimpl
 def minisgl_configs() -> Any:
     yield "scheduler", "slo", Slo
-
-
-@hookimpl
-def minisgl_scheduler(config: Any) -> SloPolicy | None:
-    if not isinstance(config, Slo):
-        return None
-    return SloPolicy(config.interactive, config.step_tokens, config.batch_share)

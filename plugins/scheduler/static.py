@@ -14,6 +14,9 @@ from minisgl.scheduler import Budget, Plan, Running, Waiting
 class Static:
     """Static batches: requests are admitted only when none runs. The rows of requests that end early stay unused."""
 
+    def build(self) -> StaticPolicy:
+        return StaticPolicy()
+
 
 class StaticPolicy:
     """Plans a new batch when no request runs; otherwise prefills and then decodes the current batch."""
@@ -32,8 +35,3 @@ class StaticPolicy:
 @hookimpl
 def minisgl_configs() -> Any:
     yield "scheduler", "static", Static
-
-
-@hookimpl
-def minisgl_scheduler(config: Any) -> StaticPolicy | None:
-    return StaticPolicy() if isinstance(config, Static) else None

@@ -1,1 +1,1 @@
-"""The built-in proposers of draft tokens (hook `minisgl_proposer`), one file each."""
+"""The built-in proposers of draft tokens (group `speculation`), one file each."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from minisgl.core import EngineSpec, Req
+from minisgl.core import Req
 from minisgl.hooks import hookimpl
 from minisgl.scheduler.base import DraftProposer
 
@@ -29,6 +28,9 @@ class Lookup:
         for name in ("max_drafts", "match_tokens"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"speculation.{name}={value} must be at least 1.")
+
+    def build(self) -> LookupProposer:
+        return LookupProposer(self.max_drafts, self.match_tokens)
 
 
 class Text:
@@ -127,9 +129,3 @@ class LookupProposer(DraftProposer):
 def minisgl_configs() -> Iterator[tuple[str, str, type]]:
     """Register the options of this plugin."""
     yield "speculation", "lookup", Lookup
-
-
-@hookimpl
-def minisgl_proposer(config: Any, spec: EngineSpec) -> LookupProposer | None:
-    """Build this proposer if it is selected."""
-    return LookupProposer(config.max_drafts, config.match_tokens) if isinstance(config, Lookup) else None

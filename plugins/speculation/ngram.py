@@ -42,6 +42,9 @@ class Ngram:
     match_tokens: int = 4
     """Number of tokens that must be equal at both places. If they are at no other place, half as many are looked up."""
 
+    def build(self, spec: EngineSpec) -> NgramProposer:
+        return NgramProposer(spec.max_running_requests, spec.max_seq_len + 1, self.max_drafts, self.match_tokens)
+
 
 class NgramProposer(DraftProposer):
     """Looks up the last tokens of each request. ``rows`` and ``columns`` are those of the page table.
@@ -157,10 +160,3 @@ def _repeats(ids: I32) -> int:
 @hookimpl
 def minisgl_configs() -> Any:
     yield "speculation", "ngram", Ngram
-
-
-@hookimpl
-def minisgl_proposer(config: Any, spec: EngineSpec) -> NgramProposer | None:
-    if not isinstance(config, Ngram):
-        return None
-    return NgramProposer(spec.max_running_requests, spec.max_seq_len + 1, config.max_drafts, config.match_tokens)

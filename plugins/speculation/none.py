@@ -15,6 +15,9 @@ from minisgl.scheduler.base import DraftProposer
 class NoSpeculation:
     """No drafts: every decode row computes one token."""
 
+    def build(self) -> NoProposer:
+        return NoProposer()
+
 
 class NoProposer(DraftProposer):
     """Proposes nothing, so the scheduler never asks it."""
@@ -28,8 +31,3 @@ class NoProposer(DraftProposer):
 @hookimpl
 def minisgl_configs() -> Any:
     yield "speculation", "none", NoSpeculation
-
-
-@hookimpl
-def minisgl_proposer(config: Any) -> NoProposer | None:
-    return NoProposer() if isinstance(config, NoSpeculation) else None

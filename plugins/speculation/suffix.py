@@ -46,6 +46,11 @@ class Suffix:
     max_tokens: int = 1_000_000
     """Tokens of earlier answers to keep, about 50 bytes each. The oldest ones are forgotten first; 0 keeps none."""
 
+    def build(self, spec: EngineSpec) -> SuffixProposer:
+        return SuffixProposer(
+            spec.max_running_requests, spec.max_seq_len + 1, self.max_drafts, self.match_tokens, self.max_tokens
+        )
+
 
 class SuffixProposer(DraftProposer):
     """Looks up the last tokens of each request in its own text, and in earlier answers with the same salt.
@@ -223,12 +228,3 @@ def _salt_number(salt: str | None) -> int:
 @hookimpl
 def minisgl_configs() -> Any:
     yield "speculation", "suffix", Suffix
-
-
-@hookimpl
-def minisgl_proposer(config: Any, spec: EngineSpec) -> SuffixProposer | None:
-    if not isinstance(config, Suffix):
-        return None
-    return SuffixProposer(
-        spec.max_running_requests, spec.max_seq_len + 1, config.max_drafts, config.match_tokens, config.max_tokens
-    )

@@ -8,7 +8,7 @@ import pytest
 
 from minisgl.bench import abuse, cluster, host, kernels, link, offline, online, speculation, suite, ttft
 from minisgl.bench.__main__ import BENCHMARKS, main
-from minisgl.course.ladder import stages
+from minisgl.chapters.ladder import stages
 
 WRITERS = {
     "offline": (offline, "measure", ["--json"]),

@@ -128,7 +128,7 @@ def test_files_of_a_simulation(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_a_trace_and_a_policy_of_ones_own(trace: Path, tmp_path: Path) -> None:
     """The example of the hook's page as ``--routing``; a request that no pool can hold is left out."""
-    example = Path(__file__).resolve().parents[2] / "docs" / "examples" / "hooks" / "minisgl_routing.py"
+    example = Path(__file__).resolve().parents[2] / "docs" / "examples" / "parts" / "routing.py"
     out = tmp_path / "out.json"
     words = ["--trace", str(trace), "--replicas", "2", "--pool", "4096", "--json", str(out), f"plugins={example}"]
     main(["cluster", *words, "--routing", "by_prompt"])

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from minisgl.chapters.lab import catalog
+from minisgl.chapters.site.__main__ import course
+from minisgl.chapters.site.blocks import Block, blocks
 from minisgl.cluster.options import ClusterConfig
 from minisgl.config import Config
-from minisgl.course.lab import catalog
-from minisgl.course.site.__main__ import course
-from minisgl.course.site.blocks import Block, blocks
 from minisgl.options.compose import compose, split_plugins
 from minisgl.plugin_manager.manager import PluginManager
 

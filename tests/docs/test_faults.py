@@ -30,6 +30,8 @@ def build(folder: Path, pages: dict[str, str]) -> subprocess.CompletedProcess[st
     options = options.replace("watch: [chapters, plugins, minisgl]\n", "")
     (folder / "mkdocs.yml").write_text(f"{options}\nnav:\n{nav}", encoding="utf-8")
     (folder / "minisgl").symlink_to(ROOT / "minisgl")
+    (folder / "chapters").mkdir()
+    (folder / "chapters" / "site").symlink_to(ROOT / "chapters" / "site")
     shutil.copytree(ROOT / "docs" / "assets", folder / "docs" / "assets")
     for name, text in {"index": "", "glossary": "", **pages}.items():
         (folder / "docs" / f"{name}.md").write_text(f"# A page\n\n{text}\n", encoding="utf-8")
@@ -39,13 +41,13 @@ def build(folder: Path, pages: dict[str, str]) -> subprocess.CompletedProcess[st
 
 
 def test_correct_site_is_built(tmp_path: Path) -> None:
-    quote = '```python quote="minisgl/course/site/quotes.py::MAX_LINES"\n```'
+    quote = '```python quote="chapters/site/quotes.py::MAX_LINES"\n```'
     done = build(tmp_path, {"correct": f'{quote}\n\n```python exec="on" result="text"\nprint("seen" * 2)\n```'})
     assert done.returncode == 0, done.stderr
     assert " 4 of 4 pages rendered" in done.stderr and " 4 of 4 pages written" in done.stderr  # with a source listing
     page = (tmp_path / "site" / "correct.html").read_text(encoding="utf-8")
     assert "seenseen" in page
-    assert 'href="source/minisgl/course/site/quotes.py.html#__codelineno-0-' in page
+    assert 'href="source/chapters/site/quotes.py.html#__codelineno-0-' in page
 
 
 @pytest.mark.parametrize("fault", [name for name in FAULTS if name != "snippet"])

@@ -19,7 +19,8 @@ from minisgl.cluster.options import ClusterConfig
 from minisgl.cluster.router import Router
 from minisgl.cluster.routing import Replica
 from minisgl.cluster.status import ClusterStatus, ReplicaStatus
-from minisgl.config import Config, ServerConfig
+from minisgl.config import GROUPS, Config, ServerConfig
+from minisgl.hooks import PARTS
 from minisgl.options.reference import EXAMPLES
 from minisgl.plugin_manager.discovery import HOOKS
 from minisgl.plugin_manager.manager import PluginManager
@@ -33,17 +34,23 @@ CLIENTS = [job(uid, 9 + uid, 12, first=uid % 2, abort=6 if uid == 3 else None) f
 """Six requests with two different prefixes. Request 3 is aborted."""
 
 
-def load(hook: str) -> PluginManager:
-    """Return a plugin manager that has loaded the example of ``hook`` besides the built-in plugins."""
-    manager = PluginManager.load([str(EXAMPLES / f"{hook}.py")])
-    assert hook in manager.plugins[-1].hooks
+def example(name: str) -> Path:
+    """Return the file of the example of a hook, or of a group of parts."""
+    return EXAMPLES.parent / ("parts" if name in PARTS else "hooks") / f"{name}.py"
+
+
+def load(name: str) -> PluginManager:
+    """Return a plugin manager that has loaded the example of a hook or a group, besides the built-in plugins."""
+    manager = PluginManager.load([str(example(name))])
+    plugin = manager.plugins[-1]
+    assert name in plugin.hooks or name in [group for group, _, _ in plugin.options]
     return manager
 
 
 def observer_of(manager: PluginManager) -> Any:
     """Return the object of the example's class that the plugin manager made."""
-    example = manager.plugins[-1].module.__name__
-    (observer,) = [p for p in manager._manager.get_plugins() if type(p).__module__ == example]
+    module = manager.plugins[-1].module.__name__
+    (observer,) = [p for p in manager._manager.get_plugins() if type(p).__module__ == module]
     return observer
 
 
@@ -71,9 +78,9 @@ def events(tmp_path: Path, kind: str) -> list[Any]:
 
 
 @contextmanager
-def llm(hook: str, *words: str, model: str = "tutor") -> Iterator[LLM]:
-    """Load a tiny model on the CPU, with the example of ``hook`` and the options ``words``."""
-    overrides = ["device=cpu", "num_pages=64", f"plugins={EXAMPLES / hook}.py", *words]
+def llm(name: str, *words: str, model: str = "tutor") -> Iterator[LLM]:
+    """Load a tiny model on the CPU, with the example of a hook or a group and the options ``words``."""
+    overrides = ["device=cpu", "num_pages=64", f"plugins={example(name)}", *words]
     with LLM(model, overrides=overrides) as engine:
         yield engine
 
@@ -89,13 +96,17 @@ def expected() -> list[list[int]]:
         return tokens(engine)
 
 
-def test_every_hook_has_an_example() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(HOOKS)
-    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_minisgl_")}
-    assert tested == set(HOOKS)
+def test_every_hook_and_group_has_an_example() -> None:
+    examples = {path.stem for folder in ("hooks", "parts") for path in (EXAMPLES.parent / folder).glob("*.py")}
+    assert examples == {*HOOKS, *PARTS}
+    assert {f"test_{name}" for name in examples} <= set(globals())
 
 
-# ---- options and factories -------------------------------------------------------------------------------
+def test_every_group_is_described() -> None:
+    assert set(PARTS) == set(GROUPS)
+
+
+# ---- parts ---------------------------------------------------------------------------------------
 
 
 def test_minisgl_configs(tmp_path: Path) -> None:
@@ -110,17 +121,17 @@ def test_minisgl_configs(tmp_path: Path) -> None:
     assert simulate(load("minisgl_configs"), tmp_path, spec=SPEC).report.counts.max_rows == 4
 
 
-def test_minisgl_attention(expected: list[list[int]]) -> None:
-    with llm("minisgl_attention", "attention=profiled", "attention.backend=torch") as engine:
+def test_attention(expected: list[list[int]]) -> None:
+    with llm("attention", "attention=profiled", "attention.backend=torch") as engine:
         assert tokens(engine) == expected
         stats, backend = engine.scheduler.stats(), engine.engine.attention  # type: ignore[union-attr]
     assert backend.steps == stats["steps"] > 0
     assert backend.query_tokens == stats["prefill_tokens"] + stats["decode_tokens"]
 
 
-def test_minisgl_proposer(expected: list[list[int]]) -> None:
+def test_speculation(expected: list[list[int]]) -> None:
     """The second answer to a prompt has the same tokens, and most of them were drafted."""
-    with llm("minisgl_proposer", "speculation=again", "speculation.max_answers=2") as engine:
+    with llm("speculation", "speculation=again", "speculation.max_answers=2") as engine:
         first = tokens(engine)
         assert engine.scheduler.stats()["draft_tokens"] == 0
         engine.scheduler.speculation.adapt = False  # type: ignore[union-attr]
@@ -130,9 +141,9 @@ def test_minisgl_proposer(expected: list[list[int]]) -> None:
         assert len(engine.scheduler.speculation.proposer.answers) == 2  # type: ignore[union-attr]
 
 
-def test_minisgl_fp8_gemm() -> None:
+def test_fp8_gemm() -> None:
     """Every matrix of tutor's layers is multiplied by the example's product, and by no other."""
-    with llm("minisgl_fp8_gemm", "quantize=fp8", "fp8_gemm=timed", "fp8_gemm.backend=torch") as engine:
+    with llm("fp8_gemm", "quantize=fp8", "fp8_gemm=timed", "fp8_gemm.backend=torch") as engine:
         texts = tokens(engine)
         gemm = engine.engine.ctx.fp8.gemm  # type: ignore[union-attr]
         assert set(gemm.seconds) == {(512, 256), (256, 256), (1024, 256), (256, 512)}
@@ -141,11 +152,11 @@ def test_minisgl_fp8_gemm() -> None:
         assert tokens(engine) == texts
 
 
-def test_minisgl_cache(tmp_path: Path) -> None:
+def test_cache(tmp_path: Path) -> None:
     """Two rounds of one prompt of 20 tokens: with ``max_pages`` 2, only 2 of its 5 pages are found again."""
     found = {}
     for max_pages in (2, 16):
-        manager = load("minisgl_cache")
+        manager = load("cache")
         config = manager.make("cache", "system_prompts")
         config.max_pages = max_pages
         cache = manager.build("cache", config, page_size=4)
@@ -155,8 +166,8 @@ def test_minisgl_cache(tmp_path: Path) -> None:
     assert found == {2: 8, 16: 20}
 
 
-def test_minisgl_scheduler(tmp_path: Path) -> None:
-    manager = load("minisgl_scheduler")
+def test_scheduler(tmp_path: Path) -> None:
+    manager = load("scheduler")
     policy = manager.build("scheduler", manager.make("scheduler", "shortest"))
     clients = [job(uid, length, 4, first=uid) for uid, length in ((1, 30), (2, 20), (3, 10))]
     drive = simulate(manager, tmp_path, clients, policy=policy, spec=SPEC, max_prefill_tokens=10)
@@ -164,9 +175,9 @@ def test_minisgl_scheduler(tmp_path: Path) -> None:
     assert first[3] < first[2] < first[1]
 
 
-def test_minisgl_routing() -> None:
+def test_routing() -> None:
     """Prompts with the same first block go to one replica; the others follow the load."""
-    manager = load("minisgl_routing")
+    manager = load("routing")
     policy = manager.build("routing", manager.make("routing", "by_prompt"))
     replicas = [Replica(block_size=4) for _ in range(4)]
     assert [policy.choose([block, 7], 8, replicas) for block in (5, 5, 6, 11)] == [1, 1, 2, 3]
@@ -176,9 +187,9 @@ def test_minisgl_routing() -> None:
     assert policy.choose([5], 8, replicas) == 3  # the third of the living replicas
 
 
-def test_minisgl_router() -> None:
+def test_router() -> None:
     """Clients are sent to the replicas in turn."""
-    manager = load("minisgl_router")
+    manager = load("router")
     config = ClusterConfig(server=ServerConfig(port=0))
     status = ClusterStatus([ReplicaStatus(index, "ready") for index in range(2)])
     router: Router = manager.build(
@@ -203,10 +214,10 @@ def test_minisgl_router() -> None:
     asyncio.run(body())
 
 
-def test_minisgl_moe() -> None:
+def test_moe() -> None:
     with LLM("tutor-moe", overrides=["device=cpu", "num_pages=64"]) as engine:
         expected = tokens(engine)
-    with llm("minisgl_moe", "moe=load", "moe.backend=torch", model="tutor-moe") as engine:
+    with llm("moe", "moe=load", "moe.backend=torch", model="tutor-moe") as engine:
         assert tokens(engine) == expected
         stats, backend = engine.scheduler.stats(), engine.engine.ctx.moe  # type: ignore[union-attr]
         config = engine.engine.model.config  # type: ignore[union-attr]
@@ -216,9 +227,9 @@ def test_minisgl_moe() -> None:
     assert set(backend.tokens) <= set(range(config.num_experts))
 
 
-def test_minisgl_graph(expected: list[list[int]]) -> None:
+def test_graph(expected: list[list[int]]) -> None:
     """Steps of 1 to 4 rows are replayed, and steps of 5 rows run eagerly."""
-    with llm("minisgl_graph", "graph=small") as engine:
+    with llm("graph", "graph=small") as engine:
         assert tokens(engine) == expected
         runner = engine.engine.graph  # type: ignore[union-attr]
         assert [key.rows for key in runner.buckets(64)] == [1, 2, 4]
@@ -228,9 +239,9 @@ def test_minisgl_graph(expected: list[list[int]]) -> None:
         assert runner.eager > eager
 
 
-def test_minisgl_communicator(expected: list[list[int]]) -> None:
+def test_communicator(expected: list[list[int]]) -> None:
     """Two ranks: every layer has two all-reduces per step, whose bytes are those of the hidden states."""
-    with llm("minisgl_communicator", "communicator=traffic", "tp=2", "graph=none") as engine:
+    with llm("communicator", "communicator=traffic", "tp=2", "graph=none") as engine:
         assert tokens(engine) == expected
         rank_zero = engine.engine._engine  # type: ignore[union-attr]
         comm, config, stats = rank_zero.comm, rank_zero.model.config, engine.scheduler.stats()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.course.site.blocks import Block, blocks
+from minisgl.chapters.site.blocks import Block, blocks
 from minisgl.testing.serving import scaled_timeout
 
 ROOT = Path(__file__).resolve().parents[2]

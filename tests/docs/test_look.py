@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.course.site import rendered
-from minisgl.course.site.__main__ import course
-from minisgl.course.site.blocks import without_blocks
-from minisgl.course.site.charts import bars, number, table
-from minisgl.course.site.home import walk
+from minisgl.chapters.site import rendered
+from minisgl.chapters.site.__main__ import course
+from minisgl.chapters.site.blocks import without_blocks
+from minisgl.chapters.site.charts import bars, number, table
+from minisgl.chapters.site.home import walk
 from minisgl.trace.draw import svg
 from minisgl.trace.tour import FINDERS, tour
 

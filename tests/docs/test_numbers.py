@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from minisgl.course.lab.box import answer_lines
-from minisgl.course.lab.catalog import labs
-from minisgl.course.site.diagrams import mask, ring
+from minisgl.chapters.lab.box import answer_lines
+from minisgl.chapters.lab.catalog import labs
+from minisgl.chapters.site.diagrams import mask, ring
 from minisgl.server.worker_process import PLUGIN_CALLS_INTERVAL_SECONDS
 from minisgl.trace.events import VERSION
 

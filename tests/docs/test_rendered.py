@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.course.site.__main__ import course
-from minisgl.course.site.render import pages_to_render
-from minisgl.course.site.rendered import units
+from minisgl.chapters.site.__main__ import course
+from minisgl.chapters.site.render import pages_to_render
+from minisgl.chapters.site.rendered import units
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = [path for path, _ in course(ROOT)]
@@ -23,7 +23,7 @@ CHAPTERS = [path for path, _ in course(ROOT)]
 
 @pytest.mark.parametrize("page", [page.relative_to(ROOT).as_posix() for page in pages_to_render()])
 def test_page_has_the_output_of_its_code(page: str) -> None:
-    command = [sys.executable, "-m", "minisgl.course.site.render", "--check", page]
+    command = [sys.executable, "-m", "minisgl.chapters.site.render", "--check", page]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from minisgl.course.site.__main__ import course
+from minisgl.chapters.site.__main__ import course
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome

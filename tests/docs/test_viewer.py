@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from minisgl.course.site.home import walk
-from minisgl.course.site.sliders import page as sliders
+from minisgl.chapters.site.home import walk
+from minisgl.chapters.site.sliders import page as sliders
 from minisgl.testing.simulate import simulate
 from minisgl.testing.small import job
 from minisgl.trace.draw.pages import shown

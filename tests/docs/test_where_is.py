@@ -45,23 +45,16 @@ def has_symbol(path: Path, symbol: str) -> bool:
 def test_every_module_is_listed_once() -> None:
     """Outside the course, and apart from plugins."""
     listed = [
-        f"{heading}{name}"
-        for heading, names in sections().items()
-        if heading.startswith("minisgl/") and heading != "minisgl/course/"
-        for name in names
+        f"{heading}{name}" for heading, names in sections().items() if heading.startswith("minisgl/") for name in names
     ]
-    there = [
-        path.relative_to(ROOT).as_posix()
-        for path in python_files("minisgl")
-        if "course" not in path.relative_to(ROOT).parts
-    ]
+    there = [path.relative_to(ROOT).as_posix() for path in python_files("minisgl")]
     assert sorted(listed) == sorted(there)
 
 
 def test_every_package_of_the_course_is_listed_once() -> None:
-    course = ROOT / "minisgl" / "course"
-    packages = {path.parent.relative_to(course).as_posix() + "/" for path in course.rglob("*.py")} - {"./"}
-    assert sorted(sections()["minisgl/course/"]) == sorted(p for p in packages if "__pycache__" not in p)
+    course = ROOT / "chapters"
+    packages = {path.parent.relative_to(course).as_posix() + "/" for path in course.glob("[a-z]*/**/*.py")}
+    assert sorted(sections()["chapters/"]) == sorted(p for p in packages if "__pycache__" not in p)
 
 
 def test_every_plugin_is_listed_once() -> None:

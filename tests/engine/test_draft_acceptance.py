@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from minisgl import LLM, SamplingParams
-from minisgl.course.tutor.corpus import EXAMS, exam
+from minisgl.chapters.tutor.corpus import EXAMS, exam
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "add_a_draft_model" / "draft_model.py"
 

@@ -115,6 +115,8 @@ from minisgl.attention import AttnNeeds
 @dataclass
 class Picky:
     refuse: str = ""
+    def build(self):
+        return Backend(self.refuse)
 
 class Backend:
     def __init__(self, refuse):
@@ -125,10 +127,6 @@ class Backend:
 @hookimpl
 def minisgl_configs():
     yield "attention", "picky", Picky
-
-@hookimpl
-def minisgl_attention(config):
-    return Backend(config.refuse) if isinstance(config, Picky) else None
 """
 
 
@@ -343,10 +341,13 @@ from minisgl.plugins.attention.torch import Torch, TorchAttention
 
 @dataclass
 class WithGraphs(Torch):
-    pass
+    def build(self, device):
+        backend = Backend(self, device)
+        backend.config = self
+        return backend
 
 @dataclass
-class WithoutGraphs(Torch):
+class WithoutGraphs(WithGraphs):
     pass
 
 class Backend(TorchAttention):
@@ -355,7 +356,8 @@ class Backend(TorchAttention):
 
 @dataclass
 class Replay:
-    pass
+    def build(self):
+        return Runner()
 
 class Runner:
     '''Runner that keeps the buffers and calls the forward pass on them again instead of replaying a recording.'''
@@ -382,17 +384,6 @@ def minisgl_configs():
     yield "attention", "with_graphs", WithGraphs
     yield "attention", "without_graphs", WithoutGraphs
     yield "graph", "eager_replay", Replay
-
-@hookimpl
-def minisgl_attention(config, device):
-    if type(config) in (WithGraphs, WithoutGraphs):
-        backend = Backend(config, device)
-        backend.config = config
-        return backend
-
-@hookimpl
-def minisgl_graph(config):
-    return Runner() if isinstance(config, Replay) else None
 """
 
 

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from minisgl import LLM, SamplingParams
+from minisgl.chapters.tutor.corpus import EXAMS, exam
+from minisgl.chapters.tutor.score import is_right
 from minisgl.config import Config, ConfigError
-from minisgl.course.tutor.corpus import EXAMS, exam
-from minisgl.course.tutor.score import is_right
 from minisgl.distributed import Communicator
 from minisgl.engine import setup
 from minisgl.kernel.fp8 import Fp8Weight, QuantizedRows

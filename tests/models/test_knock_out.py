@@ -13,10 +13,10 @@ import torch
 pytest.importorskip("transformers")
 
 from minisgl import LLM, SamplingParams
+from minisgl.chapters.tutor import experts, heatmap
+from minisgl.chapters.tutor.corpus import exam
+from minisgl.chapters.tutor.score import is_right
 from minisgl.config import ConfigError
-from minisgl.course.tutor import experts, heatmap
-from minisgl.course.tutor.corpus import exam
-from minisgl.course.tutor.score import is_right
 from minisgl.models.shipped import weights_dir
 
 SIZE = 12

@@ -46,15 +46,13 @@ class Mine:
         if self.max_nodes % 2:
             raise ValueError(f"cache.max_nodes={self.max_nodes}: it must be even.")
 
+    def build(self):
+        return self
+
 
 @hookimpl
 def minisgl_configs():
     yield "cache", "mine", Mine
-
-
-@hookimpl
-def minisgl_cache(config):
-    return config if isinstance(config, Mine) else None
 """
 
 

@@ -20,6 +20,9 @@ from minisgl.scheduler import Plan
 class Mine:
     """Mine."""
 
+    def build(self):
+        return Slotted()
+
 
 class Slotted:
     __slots__ = ("plans",)
@@ -52,11 +55,6 @@ def minisgl_configs():
 
 
 @hookimpl
-def minisgl_scheduler(config):
-    return Slotted() if isinstance(config, Mine) else None
-
-
-@hookimpl
 def minisgl_models():
     return {"MineForCausalLM": Model}
 '''
@@ -83,7 +81,7 @@ def test_calls_of_user_plugin_are_counted(manager: PluginManager) -> None:
         (plugin.name, str(plugin.path), plugin.sha256)
     }
     assert calls == {
-        "minisgl_scheduler": 1, "plan": 3, "helped": 3, "minisgl_models": 1, "forward": 1, "minisgl_pages_evicted": 1,
+        "build": 1, "plan": 3, "helped": 3, "minisgl_models": 1, "forward": 1, "minisgl_pages_evicted": 1,
     }  # fmt: skip
 
 

@@ -77,22 +77,22 @@ def test_ctrl_c_is_no_fault_of_the_plugin(write: Write, monkeypatch: pytest.Monk
         PluginManager.load([write("raise KeyboardInterrupt")], light=True)
 
 
-FACTORY = """
+BUILD = """
+@dataclass
+class Part:
+    def build(self):
+        {}
 @hookimpl
 def minisgl_configs():
-    yield "cache", "mine", Mine
-@hookimpl
-def minisgl_cache(config):
-    if isinstance(config, Mine):
-        {}
+    yield "cache", "mine", Part
 """
 
 
 @pytest.mark.parametrize("raised", RAISED[:-1])
-def test_factory(write: Write, raised: str) -> None:
-    path = write(FACTORY.format(raised))
+def test_build(write: Write, raised: str) -> None:
+    path = write(BUILD.format(raised))
     manager = PluginManager.load([path], light=True)
-    with pytest.raises(ConfigError, match=r"cache=mine: the plugin .* raised .* in minisgl_cache") as error:
+    with pytest.raises(ConfigError, match=r"cache=mine: the plugin .* raised .* in build") as error:
         manager.build("cache", manager.make("cache", "mine"), page_size=1)
     assert path in str(error.value)
 
@@ -100,9 +100,9 @@ def test_factory(write: Write, raised: str) -> None:
 @pytest.mark.parametrize(
     ("made", "says"), [("Mine", "the class Mine"), ("7", "type int"), ("'radix'", "type str"), ("Mine()", "type Mine")]
 )
-def test_factory_returns_another_type(write: Write, made: str, says: str) -> None:
-    manager = PluginManager.load([write(FACTORY.format(f"return {made}"))], light=True)
-    with pytest.raises(ConfigError, match=f"cache=mine: the hook minisgl_cache returned .*{says}"):
+def test_build_returns_another_type(write: Write, made: str, says: str) -> None:
+    manager = PluginManager.load([write(BUILD.format(f"return {made}"))], light=True)
+    with pytest.raises(ConfigError, match=f"cache=mine: build returned .*{says}"):
         manager.build("cache", manager.make("cache", "mine"), page_size=1)
 
 
@@ -125,7 +125,7 @@ def test_observer_that_is_built(write: Write, raised: str) -> None:
 @pytest.mark.parametrize("raised", RAISED)
 def test_observer_and_method(write: Write, raised: str) -> None:
     """An event and a method of a built object raise an `Exception`, and its description names the plugin."""
-    text = FACTORY.format("return Cache()") + f"class Cache:\n    def match(self, key):\n        {raised}\n"
+    text = BUILD.format("return Cache()") + f"class Cache:\n    def match(self, key):\n        {raised}\n"
     path = write(text + f"@hookimpl\ndef minisgl_batch_planned(step):\n    {raised}\n")
     manager = PluginManager.load([path], light=True)
     made = manager.build("cache", manager.make("cache", "mine"), page_size=1)

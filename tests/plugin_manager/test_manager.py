@@ -66,6 +66,9 @@ class Mine:
     sizes: list[int] = field(default_factory=list)
     inner: Inner = field(default_factory=Inner)
 
+    def build(self, page_size):
+        return Cache(("mine", page_size, self.max_nodes))
+
 
 @hookimpl
 def minisgl_configs():
@@ -76,12 +79,6 @@ class Cache(tuple):
     """A cache that only knows what it was built of."""
 
     def match(self, key): ...
-
-
-@hookimpl
-def minisgl_cache(config, page_size):
-    if isinstance(config, Mine):
-        return Cache(("mine", page_size, config.max_nodes))
 
 
 class Counter:
@@ -226,13 +223,13 @@ def test_entry_point_of_installed_package(tmp_path: Path) -> None:
 
 # ---- checks ------------------------------------------------------------------------------------------
 
-CONFIGS = """
-    @dataclass
-    class Mine:
-        size: int = 1
+PART = """
     @hookimpl
     def minisgl_configs():
         yield "cache", "mine", Mine
+    @dataclass
+    class Mine:
+        size: int = 1
 """
 
 
@@ -240,14 +237,19 @@ CONFIGS = """
     ("body", "expected"),
     [
         ("x = 1", "has no hook, so it would do nothing"),
-        ("def minisgl_cache(config, page_size): ...", "minisgl_cache has no @hookimpl above it"),
-        ("def minisgl_cashe(config): ...", "no hook of that name either. Did you mean minisgl_cache?"),
-        ("@hookimpl\ndef minisgl_cachee(config): ...", "there is no hook minisgl_cachee. Did you mean minisgl_cache?"),
+        ("def minisgl_metrics(): ...", "minisgl_metrics has no @hookimpl above it"),
+        ("def minisgl_metrix(): ...", "no hook of that name either. Did you mean minisgl_metrics?"),
+        ("@hookimpl\ndef minisgl_metricss(): ...", "there is no hook minisgl_metricss. Did you mean minisgl_metrics?"),
         (
-            "@hookimpl\ndef minisgl_cache(config, page_sise): ...",
-            "takes 'page_sise', which this hook does not",
+            "@hookimpl\ndef minisgl_pages_evicted(step, page): ...",
+            "takes 'page', which this hook does not offer. Did you mean pages?",
         ),
-        ("@hookimpl\ndef minisgl_cache(self, config): ...", "It may take any of: config, page_size."),
+        ("@hookimpl\ndef minisgl_pages_evicted(self, step): ...", "It may take any of: step, pages."),
+        (
+            "@dataclass\nclass Mine:\n    def build(self, page_sise): ...\n"
+            "@hookimpl\ndef minisgl_configs():\n    yield 'cache', 'mine', Mine",
+            "Mine.build takes 'page_sise', which the group cache does not offer. Did you mean page_size?",
+        ),
         (
             "@dataclass\nclass Mine: ...\n@hookimpl\ndef minisgl_configs():\n    yield 'cash', 'mine', Mine",
             "there is no group 'cash'. Did you mean cache?",
@@ -288,11 +290,9 @@ def test_wrong_plugin_is_refused(write: Write, body: str, expected: str) -> None
 
 def test_missing_package_names_the_extra(write: Write) -> None:
     path = write(
-        CONFIGS
+        PART
         + """
-    @hookimpl
-    def minisgl_cache(config):
-        if isinstance(config, Mine):
+        def build(self):
             raise ModuleNotFoundError("No module named 'flashinfer'", name="flashinfer")
     """
     )
@@ -337,19 +337,14 @@ def test_architecture_name_conflict(write: Write) -> None:
 
 
 def test_option_name_conflict_in_one_file(write: Write) -> None:
-    more = '\n    @dataclass\n    class Other: ...\n    @hookimpl(specname="minisgl_configs")\n    def more():\n'
-    path = write(CONFIGS + more + '        yield "cache", "mine", Other\n')
+    path = write(
+        PART.replace("Mine\n", 'Mine\n        yield "cache", "mine", Other\n', 1) + "    class Other(Mine): ..."
+    )
     with pytest.raises(ConfigError, match="claims cache=mine twice"):
         PluginManager.load([str(path)])
 
 
 # ---- building ----------------------------------------------------------------------------------------
-
-
-def test_config_without_factory(write: Write) -> None:
-    manager = PluginManager.load([str(write(CONFIGS))])
-    with pytest.raises(ConfigError, match=r"No plugin builds cache=mine.*isinstance\(config, Mine\)"):
-        manager.build("cache", manager.make("cache", "mine"), page_size=16)
 
 
 def test_build_make_name_of(mine: Path) -> None:
@@ -363,43 +358,83 @@ def test_build_make_name_of(mine: Path) -> None:
         manager.make("cash", "mine")
 
 
-def test_factory_builds_another_backend(write: Write) -> None:
+def test_build_builds_another_part(write: Write) -> None:
     path = write("""
         @dataclass
-        class Inner: ...
+        class Inner:
+            def build(self, device):
+                return Backend(f"inner on {device}")
         @dataclass
         class Outer:
             of: str = "inner"
+            def build(self, build_other):
+                return Backend(f"outer of {build_other(self.of)}")
         @hookimpl
         def minisgl_configs():
             yield "attention", "inner", Inner
             yield "attention", "outer", Outer
         class Backend(str):
             def forward(self): ...
-        @hookimpl
-        def minisgl_attention(config, device, build):
-            if isinstance(config, Inner):
-                return Backend(f"inner on {device}")
-            if isinstance(config, Outer):
-                return Backend(f"outer of {build(config.of)}")
     """)
     manager = PluginManager.load([str(path)])
     assert manager.build("attention", manager.make("attention", "outer"), device="cpu") == "outer of inner on cpu"
 
 
-def test_factory_value_error(write: Write) -> None:
+def test_build_value_error(write: Write) -> None:
     path = write(
-        CONFIGS
+        PART
         + """
-    @hookimpl
-    def minisgl_cache(config):
-        if isinstance(config, Mine):
+        def build(self):
             raise ValueError("size must be even")
     """
     )
     manager = PluginManager.load([str(path)])
     with pytest.raises(ConfigError, match="cache=mine: size must be even"):
         manager.build("cache", manager.make("cache", "mine"), page_size=1)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("", "has no method `build`"),
+        ("        def build(self): ...", "build returned an object of the type NoneType"),
+    ],
+)
+def test_a_part_that_is_not_built(write: Write, body: str, expected: str) -> None:
+    manager = PluginManager.load([str(write(PART + body))])
+    with pytest.raises(ConfigError, match=f"cache=mine: .*{expected}"):
+        manager.build("cache", manager.make("cache", "mine"), page_size=1)
+
+
+def test_metrics_of_a_part_are_exported(write: Write) -> None:
+    body = """
+        def build(self):
+            return Cache()
+    class Cache:
+        __slots__ = ()
+        def match(self, key): ...
+        def metrics(self):
+            return "pages 7\\n"
+    """
+    manager = PluginManager.load([str(write(PART + body))])
+    manager.build("cache", manager.make("cache", "mine"), page_size=1)
+    assert "pages 7\n" in manager.hook.minisgl_metrics()
+
+
+def test_factory_hooks_of_minisgl_0_2(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    """A plugin whose hook builds its part still works. A warning says what to write instead."""
+    body = """
+    @hookimpl
+    def minisgl_cache(config, page_size, build):
+        if isinstance(config, Mine):
+            return Cache((config.size, page_size, type(build("naive")).__name__))
+    class Cache(tuple):
+        def match(self, key): ...
+    """
+    manager = PluginManager.load([str(write(PART + body))])
+    assert "minisgl_cache is deprecated" in caplog.text
+    assert "as the method `build` of the options dataclass, which takes page_size, build_other by name" in caplog.text
+    assert manager.build("cache", manager.make("cache", "mine"), page_size=4) == (1, 4, "NaiveCache")
 
 
 COUNTER = """
@@ -458,9 +493,8 @@ def test_trace_hooks_prints_calls(mine: Path) -> None:
         manager.build("cache", manager.make("cache", "mine"), page_size=4)
     """
     traced = run(code, str(mine), MINISGL_TRACE_HOOKS="1").stderr
-    assert "minisgl_cache(config=Mine(" in traced
-    assert f"page_size=4) calls {mine}" in traced
-    assert "minisgl_cache -> ('mine', 4, 10000)" in traced
+    assert f"minisgl_configs() calls {mine}" in traced
+    assert "cache=mine -> ('mine', 4, 10000)" in traced
     assert run(code, str(mine), MINISGL_TRACE_HOOKS="0").stderr == ""
 
 
@@ -522,7 +556,7 @@ def test_plugins_command(mine: Path, capsys: pytest.CaptureFixture[str]) -> None
     row = rows[-1]
     assert row["path"] == str(mine)
     assert row["source"] == "file"
-    assert row["hooks"] == ["minisgl_cache", "minisgl_configs", "minisgl_metrics", "minisgl_request_added"]
+    assert row["hooks"] == ["minisgl_configs", "minisgl_metrics", "minisgl_request_added"]
     assert row["options"]["cache=mine"]["cache.max_nodes"] == "10000"
     assert row["sha256"] == hashlib.sha256(mine.read_bytes()).hexdigest()
     assert row["sha256"][:12] in shown

@@ -18,7 +18,9 @@ from minisgl import hookimpl
 from minisgl.scheduler import DraftProposer
 
 @dataclass
-class Bad: ...
+class Bad:
+    def build(self):
+        return Proposer()
 
 class Proposer(DraftProposer):
     max_drafts = 2
@@ -29,10 +31,6 @@ class Proposer(DraftProposer):
 @hookimpl
 def minisgl_configs():
     yield "speculation", "bad", Bad
-
-@hookimpl
-def minisgl_proposer(config):
-    return Proposer() if isinstance(config, Bad) else None
 
 @hookimpl
 def minisgl_request_finished(req):

@@ -22,6 +22,9 @@ from minisgl.scheduler import DraftProposer
 class Mine:
     """Caches nothing."""
 
+    def build(self):
+        return NaiveCache()
+
 def note(what):
     with Path(__file__).with_suffix(".log").open("a") as log:
         log.write(f"{what} {os.getpid()} {__file__}\\n")
@@ -34,14 +37,12 @@ def minisgl_configs():
     yield "cache", "mine", Mine
     yield "speculation", "nothing", Nothing
 
-@hookimpl
-def minisgl_cache(config):
-    if isinstance(config, Mine):
-        return NaiveCache()
-
 @dataclass
 class Nothing:
     """Drafts nothing."""
+
+    def build(self):
+        return NoDrafts()
 
 class NoDrafts(DraftProposer):
     max_drafts = 1
@@ -51,11 +52,6 @@ class NoDrafts(DraftProposer):
 
     def close(self):
         note("close")
-
-@hookimpl
-def minisgl_proposer(config, spec):
-    if isinstance(config, Nothing):
-        return NoDrafts()
 '''
 
 

@@ -368,6 +368,9 @@ from minisgl.scheduler import Plan
 class Faulty:
     after: int = 20
 
+    def build(self):
+        return Policy(self.after)
+
 
 class Policy:
     def __init__(self, after):
@@ -383,12 +386,6 @@ class Policy:
 @hookimpl
 def minisgl_configs():
     yield "scheduler", "faulty", Faulty
-
-
-@hookimpl
-def minisgl_scheduler(config):
-    if isinstance(config, Faulty):
-        return Policy(config.after)
 """
 
 
@@ -420,6 +417,9 @@ class Slow:
     nap: float = 0.5
     fast: int = 0
 
+    def build(self):
+        return Policy(self)
+
 
 class Policy:
     def __init__(self, config):
@@ -435,12 +435,6 @@ class Policy:
 @hookimpl
 def minisgl_configs():
     yield "scheduler", "slow", Slow
-
-
-@hookimpl
-def minisgl_scheduler(config):
-    if isinstance(config, Slow):
-        return Policy(config)
 """
 
 

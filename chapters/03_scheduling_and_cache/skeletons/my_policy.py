@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test policy     (`hint policy` for a hint)
 Serve it:  python -m minisgl plugins=my_policy.py scheduler=mine
 """
 
-# minisgl lab policy, skeleton 713afbdf13 (minisgl 0.2.0)
+# minisgl lab policy, skeleton 86ed849adc (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ class Mine:
 
     order: str = "fcfs"
     """Order of waiting requests. ``fcfs``: order of arrival; ``lpm``: longest cached prefix first."""
+
+    def build(self) -> MyPolicy:
+        return MyPolicy(self.order)
 
 
 class MyPolicy:
@@ -45,8 +48,3 @@ class MyPolicy:
 @hookimpl
 def minisgl_configs() -> Any:
     yield "scheduler", "mine", Mine
-
-
-@hookimpl
-def minisgl_scheduler(config: Any) -> MyPolicy | None:
-    return MyPolicy(config.order) if isinstance(config, Mine) else None

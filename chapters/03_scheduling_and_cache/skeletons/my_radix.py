@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test radix     (`hint radix` for a hint)
 Serve it:  python -m minisgl plugins=my_radix.py cache=mine
 """
 
-# minisgl lab radix, skeleton 01bb70a1ba (minisgl 0.2.0)
+# minisgl lab radix, skeleton 656bf7cd85 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ _NONE = np.empty(0, np.int32)
 @dataclass
 class Mine:
     """A radix tree of prefixes: requests with an equal prefix share its KV pages. Eviction is least recently used."""
+
+    def build(self, page_size: int) -> MyCache:
+        cache = MyCache(page_size)
+        return cache
 
 
 class Node:
@@ -312,11 +316,3 @@ class MyCache:
 @hookimpl
 def minisgl_configs() -> Any:
     yield "cache", "mine", Mine
-
-
-@hookimpl
-def minisgl_cache(config: Any, page_size: int) -> MyCache | None:
-    if not isinstance(config, Mine):
-        return None
-    cache = MyCache(page_size)
-    return cache

@@ -4,17 +4,17 @@ Grade it:  python -m minisgl.lab test paged     (`hint paged` for a hint)
 Serve it:  python -m minisgl plugins=my_paged.py attention=mine
 """
 
-# minisgl lab paged, skeleton 7acea684e2 (minisgl 0.2.0)
+# minisgl lab paged, skeleton e314f8e1c6 (minisgl 0.2.0)
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from minisgl.attention import AttentionBackend, AttnBatch, AttnNeeds, GraphKey, LayerSpec
+from minisgl.attention import AttnBatch, AttnNeeds, GraphKey, LayerSpec
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 @dataclass
 class Mine:
     """Attention over pages row by row: gather, mask, softmax. Short enough to read, slower than attention=torch."""
+
+    def build(self) -> MyAttention:
+        return MyAttention()
 
 
 class Row(NamedTuple):
@@ -117,31 +120,15 @@ class MyAttention:
         # 4. Compute in float32, whatever the dtype of the pool: sums over a long context need the precision.
         raise NotImplementedError
 
+    def metrics(self) -> str:
+        """Return the counts in Prometheus' text format."""
+        counts = {"read": self.positions_read, "padded": self.positions_padded}
+        return "".join(
+            f"# TYPE minisgl_paged_positions_{name} counter\nminisgl_paged_positions_{name}_total {count}\n"
+            for name, count in counts.items()
+        )
+
 
 @hookimpl
 def minisgl_configs() -> Iterator[tuple[str, str, type]]:
     yield "attention", "mine", Mine
-
-
-class Plugin:
-    """Plugin object of one engine: builds its backends, and reports their counts as metrics."""
-
-    def __init__(self) -> None:
-        self.backends: list[MyAttention] = []
-
-    @hookimpl
-    def minisgl_attention(self, config: Any) -> AttentionBackend | None:
-        if not isinstance(config, Mine):
-            return None
-        self.backends.append(MyAttention())
-        return self.backends[-1]
-
-    @hookimpl
-    def minisgl_metrics(self) -> str:
-        counts = {
-            "read": sum(backend.positions_read for backend in self.backends),
-            "padded": sum(backend.positions_padded for backend in self.backends),
-        }
-        lines = [f"# TYPE minisgl_paged_positions_{name} counter" for name in counts]
-        values = [f"minisgl_paged_positions_{name}_total {count}" for name, count in counts.items()]
-        return "".join(f"{line}\n{value}\n" for line, value in zip(lines, values, strict=True)) if self.backends else ""

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test replay     (`hint replay` for a hint)
 Serve it:  python -m minisgl plugins=my_replay.py graph=mine
 """
 
-# minisgl lab replay, skeleton 557952c8e8 (minisgl 0.2.0)
+# minisgl lab replay, skeleton 8e4ddcad8a (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from minisgl.core import I32, EngineSpec
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from minisgl.engine.graph import GraphRunner
     from minisgl.engine.record import Recording
 
 
@@ -34,6 +33,9 @@ class Mine:
     def __post_init__(self) -> None:
         if self.max_rows < 1:
             raise ValueError(f"graph.max_rows={self.max_rows} must be at least 1")
+
+    def build(self, device: torch.device) -> MyRunner:
+        return MyRunner(self, device)
 
 
 class Buffers:
@@ -151,28 +153,12 @@ class MyRunner:
         """Drop the recordings and their memory: keep no reference to a recording or to its output."""
         self.recordings.clear()
 
+    def metrics(self) -> str:
+        """Return the counts in Prometheus' text format."""
+        counts = {"replays": self.replays, "padded_rows": self.padded_rows}
+        return "".join(f"# TYPE minisgl_graph_{n} counter\nminisgl_graph_{n}_total {c}\n" for n, c in counts.items())
+
 
 @hookimpl
 def minisgl_configs() -> Iterator[tuple[str, str, type]]:
     yield "graph", "mine", Mine
-
-
-class Plugin:
-    """Plugin object of one engine: builds its graph runner, and reports the runner's counts as metrics."""
-
-    def __init__(self) -> None:
-        self.runner: MyRunner | None = None
-
-    @hookimpl
-    def minisgl_graph(self, config: Any, device: torch.device) -> GraphRunner | None:
-        if not isinstance(config, Mine):
-            return None
-        self.runner = MyRunner(config, device)
-        return self.runner
-
-    @hookimpl
-    def minisgl_metrics(self) -> str:
-        if self.runner is None:
-            return ""
-        counts = {"replays": self.runner.replays, "padded_rows": self.runner.padded_rows}
-        return "".join(f"# TYPE minisgl_graph_{n} counter\nminisgl_graph_{n}_total {c}\n" for n, c in counts.items())

@@ -4,11 +4,12 @@ Grade it:  python -m minisgl.lab test shard     (`hint shard` for a hint)
 Serve it:  python -m minisgl tp=2 plugins=my_shard.py architecture=Mine
 """
 
-# minisgl lab shard, skeleton 25a0d2c416 (minisgl 0.2.0)
+# minisgl lab shard, skeleton a600a9f741 (minisgl 0.2.0)
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +90,16 @@ class Block(nn.Module):
 
 class Mine(Decoder):
     """Dense Qwen3. Its checkpoints name Qwen3ForCausalLM; the option ``architecture`` selects this class instead."""
+
+    model_type = "qwen3"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "layer_types": None,
+    }
 
     def block(self, index: int) -> nn.Module:
         """Build layer ``index``."""

@@ -4,13 +4,13 @@ Grade it:  python -m minisgl.lab test experts     (`hint experts` for a hint)
 Serve it:  python -m minisgl model=tutor-moe plugins=my_experts.py moe=mine
 """
 
-# minisgl lab experts, skeleton eb9b094b76 (minisgl 0.2.0)
+# minisgl lab experts, skeleton cd6f888f65 (minisgl 0.2.0)
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -32,6 +32,9 @@ class Mine:
     def __post_init__(self) -> None:
         if self.block < 1:
             raise ValueError(f"moe.block={self.block} must be at least 1.")
+
+    def build(self) -> MoeBackend:
+        return MyMoe(self.block)
 
 
 class Experts(NamedTuple):
@@ -111,9 +114,3 @@ class MyMoe:
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     """Register the options of this plugin."""
     yield "moe", "mine", Mine
-
-
-@hookimpl
-def minisgl_moe(config: Any) -> MoeBackend | None:
-    """Build this backend if it is selected."""
-    return MyMoe(config.block) if isinstance(config, Mine) else None

@@ -4,15 +4,14 @@ Grade it:  python -m minisgl.lab test draft     (`hint draft` for a hint)
 Serve it:  python -m minisgl plugins=my_draft.py speculation=mine
 """
 
-# minisgl lab draft, skeleton 83635fc51d (minisgl 0.2.0)
+# minisgl lab draft, skeleton 341b51b3fb (minisgl 0.2.0)
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from minisgl.core import EngineSpec, Req
+from minisgl.core import Req
 from minisgl.hooks import hookimpl
 from minisgl.scheduler.base import DraftProposer
 
@@ -30,6 +29,9 @@ class Mine:
         for name in ("max_drafts", "match_tokens"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"speculation.{name}={value} must be at least 1.")
+
+    def build(self) -> MyProposer:
+        return MyProposer(self.max_drafts, self.match_tokens)
 
 
 class Text:
@@ -111,9 +113,3 @@ class MyProposer(DraftProposer):
 def minisgl_configs() -> Iterator[tuple[str, str, type]]:
     """Register the options of this plugin."""
     yield "speculation", "mine", Mine
-
-
-@hookimpl
-def minisgl_proposer(config: Any, spec: EngineSpec) -> MyProposer | None:
-    """Build this proposer if it is selected."""
-    return MyProposer(config.max_drafts, config.match_tokens) if isinstance(config, Mine) else None

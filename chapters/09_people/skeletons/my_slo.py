@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test slo     (`hint slo` for a hint)
 Serve it:  python -m minisgl plugins=my_slo.py scheduler=mine
 """
 
-# minisgl lab slo, skeleton 09a2fc258a (minisgl 0.2.0)
+# minisgl lab slo, skeleton 926e990754 (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ class Mine:
             raise ValueError(f"scheduler.step_tokens={self.step_tokens} must be at least 1.")
         if not 0 <= self.batch_share <= 1:
             raise ValueError(f"scheduler.batch_share={self.batch_share} must be a number from 0 to 1.")
+
+    def build(self) -> MyPolicy:
+        return MyPolicy(self.interactive, self.step_tokens, self.batch_share)
 
 
 Request = Waiting | Running
@@ -126,10 +129,3 @@ class MyPolicy:
 @hookimpl
 def minisgl_configs() -> Any:
     yield "scheduler", "mine", Mine
-
-
-@hookimpl
-def minisgl_scheduler(config: Any) -> MyPolicy | None:
-    if not isinstance(config, Mine):
-        return None
-    return MyPolicy(config.interactive, config.step_tokens, config.batch_share)

@@ -38,6 +38,9 @@ class DraftModel:
     max_requests: int = 64
     """Number of requests that can have drafts at a time. The smaller model has KV memory for these requests."""
 
+    def build(self, spec: EngineSpec) -> DraftModelProposer:
+        return DraftModelProposer(self, spec)
+
 
 class Row:
     """A row of the draft model's request pool, and the tokens whose KV it has, wrong drafts included."""
@@ -168,8 +171,3 @@ class DraftModelProposer(DraftProposer):
 @hookimpl
 def minisgl_configs() -> Any:
     yield "speculation", "draft_model", DraftModel
-
-
-@hookimpl
-def minisgl_proposer(config: Any, spec: EngineSpec) -> DraftModelProposer | None:
-    return DraftModelProposer(config, spec) if isinstance(config, DraftModel) else None

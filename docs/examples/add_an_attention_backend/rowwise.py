@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,6 +22,9 @@ class Rowwise:
 
     upcast: bool = True
     """Compute scores and the softmax in float32, whatever the model's dtype."""
+
+    def build(self) -> AttentionBackend:
+        return RowwiseAttention(self)
 
 
 class RowwiseAttention:
@@ -75,8 +78,3 @@ class RowwiseAttention:
 @hookimpl
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     yield "attention", "rowwise", Rowwise
-
-
-@hookimpl
-def minisgl_attention(config: Any) -> AttentionBackend | None:
-    return RowwiseAttention(config) if isinstance(config, Rowwise) else None

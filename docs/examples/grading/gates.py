@@ -1,12 +1,12 @@
 """An example of private gates for ``python -m minisgl.lab grade DIR --gates gates.py``. Students do not get this file.
 
 ``GATES`` maps the name of a lab to its private gates. A gate's function gets a
-`minisgl.course.lab.grader.gate.Student`. It returns a few words about what it checked, or raises `Broken`.
+`minisgl.chapters.lab.grader.gate.Student`. It returns a few words about what it checked, or raises `Broken`.
 """
 
 from __future__ import annotations
 
-from minisgl.course.lab.grader.gate import Broken, Gate, Student
+from minisgl.chapters.lab.grader.gate import Broken, Gate, Student
 from minisgl.scheduler import Plan, Running
 from minisgl.scheduler.budget import AdmissionCost, StepBudget
 

@@ -17,6 +17,9 @@ class Capped:
         if self.limit < 1:
             raise ValueError(f"scheduler.limit={self.limit}: limit must be at least 1")
 
+    def build(self):
+        return CappedPolicy(self.limit)
+
 
 class CappedPolicy:
     def __init__(self, limit):
@@ -32,8 +35,3 @@ class CappedPolicy:
 @hookimpl
 def minisgl_configs():
     yield "scheduler", "capped", Capped
-
-
-@hookimpl
-def minisgl_scheduler(config):
-    return CappedPolicy(config.limit) if isinstance(config, Capped) else None

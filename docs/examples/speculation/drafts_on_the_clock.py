@@ -7,7 +7,7 @@ earlier answers too.
 import time
 
 from minisgl import LLM, SamplingParams
-from minisgl.course.tutor.corpus import exam
+from minisgl.chapters.tutor.corpus import exam
 
 ROUNDS = 3
 greedy = SamplingParams(max_tokens=200, temperature=0.0)

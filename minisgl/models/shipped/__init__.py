@@ -1,7 +1,7 @@
 """The models that ship with minisgl, one folder each in Hugging Face format.
 
 The module imports no torch, so that the API server and the tokenizer processes can use it. The weights were trained by
-`minisgl.course.tutor.train`.
+`minisgl.chapters.tutor.train`.
 """
 
 from __future__ import annotations

@@ -12,9 +12,8 @@ from minisgl import LLM, SamplingParams
 from minisgl.attention import GraphKey
 from minisgl.config import ConfigError
 from minisgl.engine import piecewise
-from minisgl.plugins.graph import cuda
 from minisgl.plugins.graph.cuda import CudaGraph, CudaGraphRunner
-from minisgl.plugins.graph.simulated import Simulated, SimulatedRunner, minisgl_graph
+from minisgl.plugins.graph.simulated import Simulated, SimulatedRunner
 from minisgl.testing.checkpoints import tiny_checkpoint
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5] * 4, [3] * 30, [4], list(range(3, 50))]
@@ -252,7 +251,6 @@ def test_pick() -> None:
 def test_wrong_device() -> None:
     """graph=simulated is refused on a GPU and graph=cuda on a CPU, each with the other one as suggestion."""
     with pytest.raises(ConfigError, match="graph=cuda"):
-        minisgl_graph(Simulated(), torch.device("cuda"))
+        Simulated().build(torch.device("cuda"))
     with pytest.raises(ConfigError, match="graph=simulated"):
-        cuda.minisgl_graph(CudaGraph(), torch.device("cpu"))
-    assert minisgl_graph(object(), torch.device("cpu")) is None
+        CudaGraph().build(torch.device("cpu"))

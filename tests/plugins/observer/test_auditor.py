@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl import LLM, SamplingParams
-from minisgl.course.lab.gates.ledger import BUGS, TRIGGERS, Damage
-from minisgl.course.lab.grader.observer_runs import run, watch
+from minisgl.chapters.lab.gates.ledger import BUGS, TRIGGERS, Damage
+from minisgl.chapters.lab.grader.observer_runs import run, watch
 from minisgl.plugin_manager.manager import PluginManager
 from minisgl.plugins.observer.auditor import RULES, Auditor
 from minisgl.testing.drive import Drive, Job

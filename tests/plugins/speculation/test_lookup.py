@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
+from minisgl.chapters.lab.grader.draft_texts import TEXTS, replay, steps_of, tokens_of
 from minisgl.core import EngineSpec
-from minisgl.course.lab.grader.draft_texts import TEXTS, replay, steps_of, tokens_of
 from minisgl.plugins.speculation.lookup import Lookup, LookupProposer
 from minisgl.scheduler.base import DraftProposer
 from minisgl.testing.proposer import ProposerConformance, running_request

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from minisgl import hookimpl
 from minisgl.scheduler import Budget, Plan, Running, SchedulerPolicy, Waiting
@@ -22,6 +21,10 @@ class Sjf:
     def __post_init__(self) -> None:
         if self.patience < 1:
             raise ValueError(f"scheduler.patience={self.patience} must be at least 1.")
+
+    def build(self) -> SchedulerPolicy:
+        """Return the policy."""
+        return ShortestFirst(self.patience)
 
 
 class ShortestFirst:
@@ -50,9 +53,3 @@ class ShortestFirst:
 def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     """Register `Sjf` as the options of ``scheduler=sjf``."""
     yield "scheduler", "sjf", Sjf
-
-
-@hookimpl
-def minisgl_scheduler(config: Any) -> SchedulerPolicy | None:
-    """Build the policy if ``config`` is a `Sjf`."""
-    return ShortestFirst(config.patience) if isinstance(config, Sjf) else None

@@ -1,0 +1,74 @@
+"""From an exception to a verdict: which line of the student's file raised it, and which cause of the lab that is."""
+
+from __future__ import annotations
+
+import linecache
+import traceback
+from pathlib import Path
+
+from minisgl.chapters.lab.grader.gate import Broken, Student, StudentError, TimedOut
+from minisgl.chapters.lab.grader.retired_names import causes_of, renamed_in
+from minisgl.config import ConfigError
+
+_UNEXPECTED = (AttributeError, TypeError, KeyError, IndexError, NameError)
+"""Errors whose message does not say where they come from."""
+
+
+class ReferenceImported(ImportError):  # noqa: N818 - a finding
+    """The student's file imported the lab's reference, or another blocked module."""
+
+
+def diagnose(student: Student, error: BaseException) -> Broken:
+    """Return the finding that an exception of a gate is for the student: its cause, its promise and its line."""
+    if isinstance(error, Broken):
+        return error
+    if isinstance(error, StudentError):  # another process has diagnosed it
+        return error.broken
+    imported = _chain(error, ReferenceImported)
+    if imported is not None:
+        return Broken("reference", "The file is your own work.", str(imported))
+    where = _place(student, error)
+    renamed = renamed_in(error, student.path)
+    if renamed:
+        return Broken(
+            "renamed", "The file uses the names of this minisgl.", f"{renamed}{f' Seen in {where}' * bool(where)}"
+        )
+    if isinstance(error, NotImplementedError) and where:
+        return Broken("unfinished", "Every part is written.", f"Still to write: {where}.")
+    if isinstance(error, ConfigError):
+        return Broken("loads", "minisgl loads the file and finds its plugin.", str(error))
+    if isinstance(error, TimedOut):
+        seen = f"It was stopped after its time limit{', in ' + where if where else ''}."
+        return Broken("hangs", "The code returns within its time limit.", seen)
+    if isinstance(error, MemoryError):
+        seen = f"It asked for more memory than a gate may use{', in ' + where if where else ''}."
+        return Broken("memory", "The code stays within the memory limit of a gate.", seen)
+    message = f"{type(error).__name__}: {error}".strip().splitlines()
+    if where:
+        notes = " ".join(getattr(error, "__notes__", ()))  # of the gate: what it called
+        return Broken("raises", "The code raises no exception.", f"{message[0]}, in {where}. {notes}".strip())
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    raised = f" (raised in `{last[0].name}`, line {last[0].lineno} of {Path(last[0].filename).name})" if last else ""
+    return Broken(
+        "promise",
+        "The engine keeps its promises with this plugin.",
+        " ".join(line.strip() for line in message[:3]) + raised * isinstance(error, _UNEXPECTED),
+        step=getattr(error, "step", None),
+        request=getattr(error, "uid", None),
+        page=getattr(error, "page", None),
+    )
+
+
+def _chain(error: BaseException, kind: type[BaseException]) -> BaseException | None:
+    """Return the first exception of type ``kind`` in the chain of causes of ``error``, or None."""
+    return next((each for each in causes_of(error) if isinstance(each, kind)), None)
+
+
+def _place(student: Student, error: BaseException) -> str:
+    """Describe the innermost line of the student's file in the traceback, or return an empty string without one."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(str(student.path))]
+    if not frames:
+        return ""
+    last = frames[-1]
+    line = linecache.getline(last.filename, last.lineno or 0).strip()
+    return f"line {last.lineno} of {student.path.name}, in {last.name}: {line}"

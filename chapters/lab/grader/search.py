@@ -1,0 +1,122 @@
+"""A search for a failing workload: random workloads of growing size, and the first that fails is shrunk."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from minisgl.chapters.lab.grader.diagnosis import diagnose
+from minisgl.chapters.lab.grader.gate import UNIT_SECONDS, Broken, Invalid, Student, TimedOut
+from minisgl.chapters.lab.grader.shrink import smallest
+
+TRY_SECONDS = 1.0
+"""Seconds of processor time after which one workload counts as hanging."""
+WAIT_SECONDS = 5.0
+"""Wall-clock seconds after which one workload counts as hanging.
+
+The limit is above `TRY_SECONDS`, which is processor time: the code may wait, or the machine may be busy.
+"""
+
+
+def search(
+    make: Callable[[random.Random, int], Any],
+    run: Callable[[Student, Any], None],
+    *,
+    tries: int = 100,
+    seconds: float = 1.5,
+    at_least: int = 1,
+    show: Callable[[Any], str] = repr,
+) -> Callable[[Student], str]:
+    """Return a gate's ``run`` that searches for a failing workload.
+
+    The search calls ``make(rng, size)`` for the sizes 1, 2, 3, … and ``run(student, workload)`` with each workload. It
+    ends after ``tries`` workloads or ``seconds`` of processor time, whichever comes first. The first ``at_least``
+    workloads run even if they take more processor time, for example those that ``make`` does not draw at random.
+
+    A workload is JSON: dicts, lists, integers, strings. The first workload that fails is shrunk: elements of its lists
+    are removed and its integers are lowered as long as ``run`` raises `Broken` with the same cause. So ``run`` must
+    raise `Invalid` for a meaningless workload. ``show`` describes the result in a few lines.
+    """
+
+    def attempt(student: Student, workload: Any) -> Broken | None:
+        shown = ""
+        with contextlib.suppress(Exception):  # a shrunk workload may be meaningless
+            shown = show(workload)
+        student.on_workload(workload, shown)
+        try:
+            waiting = min(WAIT_SECONDS * student.patience, student.seconds_left - 1.0)
+            with alarm(TRY_SECONDS * student.patience, max(waiting, 0.1)):
+                run(student, workload)
+        except Broken as broken:
+            return broken
+        except Invalid:
+            return None
+        except (Exception, TimedOut) as error:
+            return diagnose(student, error)
+        return None
+
+    def run_search(student: Student) -> str:
+        rng = student.random
+        started, computed = time.monotonic(), time.process_time()
+        found: Broken | None = None
+        workload: Any = student.replay
+        if student.replay is not None:
+            found = attempt(student, workload)
+        tried_at, tried = started, 0
+        share = student.search_share
+        while student.replay is None and found is None and tried < max(tries * share, at_least):
+            # In processor time: a busy machine tries as many workloads as an idle one, if the watchdog's limit is far.
+            enough = tried >= max(at_least, 1)
+            spent = time.process_time() - computed > seconds * share * student.slower
+            if tried and ((enough and spent) or student.seconds_left < UNIT_SECONDS * (0.5 if enough else 0.35)):
+                break
+            tried += 1
+            workload, tried_at = make(rng, tried), time.monotonic()
+            found = attempt(student, workload)
+        if found is None:
+            return f"{tried or 1} workloads"
+        broken, cause = found, found.cause
+        if cause == "unfinished":  # every workload shows it: nothing to shrink
+            raise broken
+        # Code that waits until WAIT_SECONDS would do so for every smaller workload too: shrinking takes too long.
+        waits = cause == "hangs" and time.monotonic() - tried_at > WAIT_SECONDS * student.patience / 2
+        if student.replay is None and not waits:
+
+            def still(smaller: Any) -> Broken | None:
+                try:
+                    show(smaller)
+                except Exception:  # a part behind the failure is meaningless now
+                    return None
+                again = attempt(student, smaller)
+                return again if again is not None and again.cause == cause else None
+
+            until = min(student.deadline - 2.5, time.monotonic() + student.shrink_seconds)
+            workload, broken = smallest(workload, broken, still, until)
+        broken.workload, broken.show = workload, broken.show or show(workload)
+        raise broken
+
+    return run_search
+
+
+@contextlib.contextmanager
+def alarm(computing: float, waiting: float) -> Iterator[None]:
+    """Raise `TimedOut` in the main thread after ``computing`` s of processor time or ``waiting`` s of real time."""
+
+    def ring(number: int, frame: Any) -> None:
+        raise TimedOut
+
+    timers = {signal.SIGPROF: (signal.ITIMER_PROF, computing), signal.SIGALRM: (signal.ITIMER_REAL, waiting)}
+    before = {number: signal.signal(number, ring) for number in timers}
+    for timer, seconds in timers.values():
+        signal.setitimer(timer, seconds)
+    try:
+        yield
+    finally:
+        for timer, _ in timers.values():
+            signal.setitimer(timer, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)

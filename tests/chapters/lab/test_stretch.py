@@ -1,0 +1,229 @@
+"""The tasks beyond the labs: the number on the page is the reference's, and a better plugin beats it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from minisgl.chapters.lab.box import box
+from minisgl.chapters.lab.catalog import find, labs
+from minisgl.chapters.lab.generate import listing
+from minisgl.chapters.lab.grader.grade import ForkServer
+from minisgl.chapters.lab.skeletons import solution
+
+from .replaced import replaced
+
+COUNTED = {
+    "meter": "33 bytes a token",
+    "ledger": "4,110 lines",
+    "policy": "worst gap 128 tokens in 93 steps",
+    "radix": "9,104 of 39,470 prompt tokens are found",
+    "paged": "336 operations",
+    "replay": "23,083 rows of padding, 7 graphs",
+    "shard": "66 launches",
+    "ring": "77.3 µs",
+    "experts": "205 operations",
+    "draft": "1.63 tokens a step, and 267 drafts",
+    "slo": "TTFT p99 1,577 ms, longest gap 33 ms, 3 documents' prompts in the flood, all done after 11.7 s",
+}
+BETTER = {
+    # Prompts in chunks of at most 48 tokens, if the option says so.
+    "policy": [
+        ('longest cached prefix first."""\n', 'longest cached prefix first."""\n    pacing: str = "all"\n'),
+        (
+            "(self, order: str):\n",
+            "(self, order: str, pacing: str):\n        self.most = 48 if pacing == 'own' else 9**9\n",
+        ),
+        ("MyPolicy(config.order)", "MyPolicy(config.order, config.pacing)"),
+        ("budget.grant(r, r.num_remaining_tokens)", "budget.grant(r, min(r.num_remaining_tokens, self.most))"),
+        ("w.num_tokens - w.num_cached_tokens)", "min(w.num_tokens - w.num_cached_tokens, self.most))"),
+    ],
+    # Large steps, and a share for documents that depends on the interactive prompt tokens that wait.
+    "slo": [
+        ("    batch_share: float = 0.25\n", '    sharing: str = "rules"\n    batch_share: float = 0.25\n'),
+        (
+            "config.step_tokens, config.batch_share)",
+            '852 if config.sharing == "own" else config.step_tokens, config.batch_share, config.sharing)',
+        ),
+        (
+            "step_tokens: int, batch_share: float):\n",
+            "step_tokens: int, batch_share: float, sharing: str):\n        self.sharing = sharing\n",
+        ),
+        (
+            "        used, without_room = ",
+            '        if self.sharing == "own":\n'
+            "            self.batch_share = 0.5 if sum(map(wanted_tokens, urgent)) < 5000 else 0.05\n"
+            "        used, without_room = ",
+        ),
+    ],
+    # The longest match of at most 8 tokens, and one draft more than it has tokens.
+    "draft": [
+        ("    match_tokens: int = 3\n", '    drafting: str = "rules"\n    match_tokens: int = 3\n'),
+        (
+            "match_tokens: int):\n        self.max_drafts, ",
+            "match_tokens: int, drafting: str):\n        self.drafting = drafting\n        self.max_drafts, ",
+        ),
+        ("(config.max_drafts, config.match_tokens)", "(config.max_drafts, config.match_tokens, config.drafting)"),
+        (
+            "            drafts.append(text.copy(unread + limit)[unread:])\n",
+            "            if self.drafting != 'own':\n"
+            "                drafts.append(text.copy(unread + limit)[unread:])\n"
+            "                continue\n"
+            "            drafts.append([])\n"
+            "            chars = ''.join(map(chr, text.tokens))\n"
+            "            for n in range(8, 0, -1):\n"
+            "                start = chars.rfind(chars[-n:], 0, -1) + n\n"
+            "                if start >= n:\n"
+            "                    most, period = min(limit, n + 1), len(chars) - start\n"
+            "                    drafts[-1] = [ord(chars[start + i % period]) for i in range(unread, unread + most)]\n"
+            "                    break\n",
+        ),
+    ],
+    # Pages that a second request used are evicted as if their last use were 1,000 uses later.
+    "radix": [
+        ('least recently used."""\n', 'least recently used."""\n\n    eviction: str = "lru"\n'),
+        ('"stamp", "users")', '"stamp", "users", "uses")'),
+        (
+            "        self.users = 0 ",
+            "        self.uses = 0  # how often the node got its first user\n        self.users = 0 ",
+        ),
+        (
+            "self.evictable_pages -= len(node.pages)\n",
+            "self.evictable_pages -= len(node.pages)\n                node.uses += 1\n",
+        ),
+        (
+            "            node.stamp = self._clock\n",
+            "            node.stamp = self._clock + self.credit * (node.uses > 1)\n",
+        ),
+        (
+            "upper.users, upper.stamp = node.users, node.stamp",
+            "upper.users, upper.stamp, upper.uses = node.users, node.stamp, node.uses",
+        ),
+        ("        self._clock = 0\n", "        self._clock = self.credit = 0\n"),
+        (
+            "cache = MyCache(page_size)\n",
+            'cache = MyCache(page_size)\n    cache.credit = 1000 * (config.eviction == "own")\n',
+        ),
+    ],
+    "replay": [
+        (
+            "*(1 << i for i in range((max_rows - 1).bit_length()))",
+            "*(n for n in (2, 6, 13, 26, 41, 49, 64, 130) if n < max_rows)",
+        )
+    ],
+}
+"""What a better plugin has instead of the reference's code."""
+WHOLE = {file.stem: file for file in (Path(__file__).parent / "better").glob("*.py")}
+WHOLE["shard"] = Path(__file__).parent / "solutions" / "shard" / "right_leaves_sums_to_the_norms.py"
+"""Better plugins of another structure."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    """Start a fork server: what other tests changed in this process has no influence on its counts."""
+    with ForkServer(torch=True) as server:
+        yield server
+
+
+def measure(server: ForkServer, name: str, text: str, folder: Path) -> tuple[str, bool]:
+    """Return what `lab test` counts for a student's file, and whether it beats the number."""
+    lab = find(name)
+    (folder / lab.file).write_text(text)
+    assert lab.stretch is not None
+    verdict = server.run(lab, folder / lab.file, lab.stretch.gate, 0)
+    if not verdict.green:
+        return verdict.seen, False
+    counted, _, beaten = verdict.note.rpartition(": ")
+    return counted, beaten == "beaten"
+
+
+def test_labs_with_a_number_to_beat() -> None:
+    assert {lab.lab for lab in labs() if lab.stretch} == set(COUNTED)
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_task_names_the_number_of_the_reference(name: str) -> None:
+    stretch, number = find(name).stretch, re.search(r"\d[\d.,]*", COUNTED[name])
+    assert stretch is not None and number is not None
+    assert number[0] in stretch.says
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_reference_has_the_number_and_does_not_beat_it(server: ForkServer, name: str, tmp_path: Path) -> None:
+    assert measure(server, name, solution(find(name)), tmp_path) == (COUNTED[name], False)
+
+
+def better(name: str) -> str:
+    if name in WHOLE:
+        return WHOLE[name].read_text("utf-8")
+    return replaced(solution(find(name)), BETTER[name])
+
+
+@pytest.mark.parametrize("name", [*BETTER, *WHOLE])
+def test_better_plugin_beats_it(server: ForkServer, name: str, tmp_path: Path) -> None:
+    counted, beaten = measure(server, name, better(name), tmp_path)
+    assert beaten, counted
+
+
+@pytest.mark.parametrize(
+    ("name", "gates"),
+    [
+        ("policy", "plan promises counts"),
+        ("ledger", "pages steps requests"),
+        ("slo", "share rows room"),
+    ],
+)
+def test_better_plugin_passes_the_gates(server: ForkServer, name: str, gates: str, tmp_path: Path) -> None:
+    """A student measures the number only after all gates are green."""
+    lab = find(name)
+    path = tmp_path / lab.file
+    path.write_text(better(name))
+    verdicts = [server.run(lab, path, gate, 0) for gate in lab.gates if gate.name in gates.split()]
+    assert len(verdicts) == 3 and all(verdict.green for verdict in verdicts), verdicts
+
+
+@pytest.mark.parametrize(("step", "share"), [(768, 0.25), (852, 0.175), (852, 0.15)])
+def test_other_constants_do_not_beat_slo(server: ForkServer, step: int, share: float, tmp_path: Path) -> None:
+    text = solution(find("slo")).replace("step_tokens: int = 512", f"step_tokens: int = {step}")
+    counted, beaten = measure(server, "slo", text.replace("share: float = 0.25", f"share: float = {share}"), tmp_path)
+    assert not beaten and "1,577" not in counted, counted
+
+
+@pytest.mark.parametrize(("match", "most"), [(1, 5), (2, 8), (2, 7)])
+def test_other_constants_do_not_beat_draft(server: ForkServer, match: int, most: int, tmp_path: Path) -> None:
+    text = solution(find("draft")).replace("match_tokens: int = 3", f"match_tokens: int = {match}")
+    counted, beaten = measure(
+        server, "draft", text.replace("max_drafts: int = 8", f"max_drafts: int = {most}"), tmp_path
+    )
+    assert not beaten and "1.63" not in counted, counted
+
+
+def test_box_and_reference_page_show_the_task() -> None:
+    stretch = find("policy").stretch
+    assert stretch is not None
+    assert stretch.says in box("policy") and stretch.says in listing()
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "seen"),
+    [
+        ("meter", "self.ended.append(self.timing(req.uid))", "pass", "some timings are wrong"),
+        ("ledger", "not in (req.uid, CACHE)", "is req", "its findings are wrong"),
+        ("paged", "out[row.first : row.last] =", "_ =", "decode rows was wrong"),
+        ("radix", "del parent.children[self._page(node.ids, 0)]", "self.check = lambda: None", "page"),
+        ("replay", "min((key for key in self.recordings if key.rows >= rows), default=None)", "None", "without one"),
+        ("shard", "x + self.mlp(self.post_attention_layernorm(x))", "x", "logits on rank 0 are wrong"),
+        ("ring", "self.circulate(chunks)", "pass", "sum on rank 0 is wrong"),
+        ("experts", "done.append(linear(inner, weights.down[expert]))", "done.append(expert_rows)", "A token is wrong"),
+    ],
+)
+def test_work_left_out_does_not_win(
+    server: ForkServer, name: str, old: str, new: str, seen: str, tmp_path: Path
+) -> None:
+    text = solution(find(name))
+    assert text.count(old) == 1
+    counted, beaten = measure(server, name, text.replace(old, new), tmp_path)
+    assert not beaten and seen in counted, counted
