@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from minisgl.core import Engine, EngineSpec, Step, StepResult, TokenMasks
-from minisgl.engine.compile_workers import early_workers
+from minisgl.plugins.graph.replaying.compile_workers import early_workers
 
 if TYPE_CHECKING:
     from minisgl.config import Config
@@ -38,7 +38,7 @@ def build_engine(
 ) -> TorchEngine:
     """Build the engine of one tensor-parallel rank: model, weights, KV pool, attention, communicator, graphs.
 
-    On a GPU, also compute steps of all kinds, so that no request waits for a compiler (`minisgl.engine.warmup`).
+    On a GPU, also compute steps of all kinds, so that no request waits for a compiler (`minisgl.plugins.graph.replaying.warmup`).
 
     ``size`` is the number of ranks. ``address`` is ``host:port`` of rank 0's rendezvous; at ``size`` 1 it may be empty.
     With several ranks the call blocks until all ranks have connected, so the caller must start the follower processes
@@ -51,7 +51,7 @@ def build_engine(
     """
     with early_workers(config.device, config.tp):
         from minisgl.engine.engine import TorchEngine
-        from minisgl.engine.warmup import warm_up
+        from minisgl.plugins.graph.replaying.warmup import warm_up
 
         local_rank = rank if local_rank is None else local_rank
         local_size = size if local_size is None else local_size

@@ -25,20 +25,20 @@ from minisgl.attention import MAX_PROJECTED_ROWS, AttentionBackend, AttnBatch
 from minisgl.config import Config
 from minisgl.core import PENDING, Admission, EngineDeadError, EngineSpec, Step, StepResult, TokenMasks
 from minisgl.engine import setup
-from minisgl.engine.compile_ahead import Case, compile_ahead
-from minisgl.engine.graph import StaticInputs
 from minisgl.engine.inputs import InputBuilder, ModelInputs, PiecewiseInputBuffers
 from minisgl.engine.kv_sizing import size_pool
-from minisgl.engine.piecewise import PiecewiseAttention
 from minisgl.engine.prompt_logprobs import score_prompt
 from minisgl.engine.results import read_result
 from minisgl.engine.sampler import PENALTY, Sampled, SamplePlan, Sampler, SamplingInputs, state_bytes
 from minisgl.engine.transfer import Download
 from minisgl.engine.verification import Accepted
-from minisgl.engine.warmup import steps_with_prompts
 from minisgl.kernel.rounds import advance, next_drafts
 from minisgl.kvcache.pool import KVPool
 from minisgl.layers.context import Context
+from minisgl.plugins.graph.replaying.buckets import StaticInputs
+from minisgl.plugins.graph.replaying.compile_ahead import Case, compile_ahead
+from minisgl.plugins.graph.replaying.piecewise import PiecewiseAttention
+from minisgl.plugins.graph.replaying.warmup import steps_with_prompts
 
 if TYPE_CHECKING:
     from minisgl.plugin_manager.manager import PluginManager

@@ -14,7 +14,6 @@ import zmq
 
 from minisgl.core import InvalidRequestError, Output
 from minisgl.engine.build import LeaderEngine, build_engine, follow
-from minisgl.engine.compile_workers import start_early
 from minisgl.kernel.compilations import Compilations
 from minisgl.message import (
     Abort,
@@ -36,6 +35,7 @@ from minisgl.message import (
     unpack_ids,
 )
 from minisgl.plugin_manager.manager import PluginManager, decode_config, options_of, plugins_of
+from minisgl.plugins.graph.replaying.compile_workers import start_early
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.server.errors import refusal

@@ -2,7 +2,7 @@
 
 The engine's forward pass writes one number for each position into a pool of pages, and returns for each row the sum of
 the numbers that the row reads. So a stale sequence length, a missing row or a page that padding overwrote changes a
-sum. The kit uses only the interface `minisgl.engine.graph`, so it applies to every graph runner.
+sum. The kit uses only the interface `minisgl.plugins.graph.replaying.buckets`, so it applies to every graph runner.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from minisgl.attention import AttnBatch, GraphKey
 from minisgl.core import I32, EngineSpec
-from minisgl.engine.graph import GraphRunner, StaticInputs
 from minisgl.engine.inputs import GraphInputBuffers
+from minisgl.plugins.graph.replaying.buckets import GraphRunner, StaticInputs
 
 __all__ = ["RULES", "GraphConformance", "GraphFault", "GraphRig"]
 

@@ -15,11 +15,11 @@ import torch
 
 from minisgl.attention import GraphKey
 from minisgl.config import ConfigError
-from minisgl.engine.graph import Buckets, check_sizes
 from minisgl.hooks import hookimpl
+from minisgl.plugins.graph.replaying.buckets import Buckets, check_sizes
 
 if TYPE_CHECKING:
-    from minisgl.engine.record import Recording
+    from minisgl.plugins.graph.replaying.record import Recording
 
 
 @dataclass
@@ -82,7 +82,7 @@ class CudaGraphRunner:
         forward: Callable[[Any], torch.Tensor],
     ) -> None:
         """Record ``forward(build(key))`` for each key. Each recording follows a run that initialises libraries."""
-        from minisgl.engine.record import Recorder
+        from minisgl.plugins.graph.replaying.record import Recorder
 
         recorder = Recorder(self.device)
         for key in sorted(keys, reverse=True):

@@ -11,7 +11,7 @@ import torch
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from minisgl.engine.graph import GraphKey
+    from minisgl.plugins.graph.replaying.buckets import GraphKey
 
 
 @dataclass

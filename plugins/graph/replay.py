@@ -1,7 +1,7 @@
 """`graph=replay`: a graph runner in one file, written to be read: buckets, static buffers, padding and replay.
 
 A decode step launches hundreds of kernels, and each launch costs host time. Recorded once and replayed, the kernels are
-one launch. In return, all tensors must keep the addresses and shapes of the recording. `minisgl.engine.record` makes
+one launch. In return, all tensors must keep the addresses and shapes of the recording. `minisgl.plugins.graph.replaying.record` makes
 the recordings: CUDA graphs on a GPU, simulated graphs on a CPU, which report broken rules.
 """
 
@@ -19,7 +19,7 @@ from minisgl.core import I32, EngineSpec
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from minisgl.engine.record import Recording
+    from minisgl.plugins.graph.replaying.record import Recording
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Replay:
 
 
 class Buffers:
-    """Static input buffers of one bucket; implements `minisgl.engine.graph.StaticInputs`.
+    """Static input buffers of one bucket; implements `minisgl.plugins.graph.replaying.buckets.StaticInputs`.
 
     ``packed`` is int32 [5, rows] on the device. Its five lines are: token id (or PENDING), position, out_cache_loc (KV
     location to write: page · page_size + offset), request-pool index, and sequence length (positions that the row
@@ -96,7 +96,7 @@ class Buffers:
 
 
 class ReplayRunner:
-    """Graph runner of graph=replay; `minisgl.engine.graph.GraphRunner` documents the methods.
+    """Graph runner of graph=replay; `minisgl.plugins.graph.replaying.buckets.GraphRunner` documents the methods.
 
     ``replays`` counts replays; ``padded_rows`` counts the padding rows that were computed.
     """
@@ -153,7 +153,7 @@ class ReplayRunner:
         `buckets` returned, in their order. The others have ``shared_prefix``, which makes them larger than the key with
         as many rows. Record them too: `run` gets them, but `bucket` never returns one. ``keys`` must not change.
         """
-        from minisgl.engine.record import Recorder
+        from minisgl.plugins.graph.replaying.record import Recorder
 
         recorder = Recorder(self.device)
         # 1. All recordings share memory, because only one is replayed at a time. Record the largest bucket first: the

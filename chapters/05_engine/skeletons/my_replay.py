@@ -20,7 +20,7 @@ from minisgl.core import I32, EngineSpec
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from minisgl.engine.record import Recording
+    from minisgl.plugins.graph.replaying.record import Recording
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Mine:
 
 
 class Buffers:
-    """Static input buffers of one bucket; implements `minisgl.engine.graph.StaticInputs`.
+    """Static input buffers of one bucket; implements `minisgl.plugins.graph.replaying.buckets.StaticInputs`.
 
     ``packed`` is int32 [5, rows] on the device. Its five lines are: token id (or PENDING), position, out_cache_loc (KV
     location to write: page · page_size + offset), request-pool index, and sequence length (positions that the row
@@ -80,7 +80,7 @@ class Buffers:
 
 
 class MyRunner:
-    """Graph runner of graph=replay; `minisgl.engine.graph.GraphRunner` documents the methods.
+    """Graph runner of graph=replay; `minisgl.plugins.graph.replaying.buckets.GraphRunner` documents the methods.
 
     ``replays`` counts replays; ``padded_rows`` counts the padding rows that were computed.
     """

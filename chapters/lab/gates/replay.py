@@ -29,9 +29,9 @@ from minisgl.chapters.lab.grader.server_gate import facts
 from minisgl.chapters.lab.grader.torch_operations import DeviceReads
 from minisgl.chapters.lab.grader.two_devices import TwoDevices
 from minisgl.core import PENDING, EngineSpec, Step
-from minisgl.engine.graph import StaticInputs
-from minisgl.engine.record import Recorder, Recording
-from minisgl.engine.simulated_graph import GraphViolation
+from minisgl.plugins.graph.replaying.buckets import StaticInputs
+from minisgl.plugins.graph.replaying.record import Recorder, Recording
+from minisgl.plugins.graph.replaying.simulated_graph import GraphViolation
 from minisgl.testing.graph import RULES, GraphFault, GraphRig
 
 CPU = torch.device("cpu")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minisgl.engine.graph import GraphKey
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.graph.replaying.buckets import GraphKey
 
 
 def test_none_records_nothing() -> None:

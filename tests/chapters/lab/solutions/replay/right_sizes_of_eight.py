@@ -8,7 +8,7 @@ import torch
 from minisgl import hookimpl
 from minisgl.attention import AttnBatch, GraphKey
 from minisgl.engine.inputs import ModelInputs
-from minisgl.engine.record import Recorder
+from minisgl.plugins.graph.replaying.record import Recorder
 
 
 @dataclass

@@ -8,10 +8,11 @@ import torch
 
 from minisgl import LLM, SamplingParams
 from minisgl.core import PENDING, Step
-from minisgl.engine import build, sampler, warmup
+from minisgl.engine import build, sampler
 from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.graph.replaying import warmup
 from minisgl.testing.ranks import leader_engine
 from minisgl.testing.steps import RowSpec, StepWriter
 

@@ -2,9 +2,9 @@
 
 A decode step can be replayed as one launch. Other steps, such as those with prompts, can be replayed in pieces: one
 launch for each stretch between two calls of attention. Between the pieces, attention itself is launched anew, because
-its kernels depend on the lengths of the rows (`minisgl.engine.piecewise`). Steps without a bucket run eagerly.
+its kernels depend on the lengths of the rows (`minisgl.plugins.graph.replaying.piecewise`). Steps without a bucket run eagerly.
 
-`minisgl.engine.record` implements the recording; the CUDA graph runner is
+`minisgl.plugins.graph.replaying.record` implements the recording; the CUDA graph runner is
 `plugins/graph/cuda.py`. `minisgl.engine.inputs.GraphInputBuffers.fill` pads a batch up to its bucket.
 """
 
@@ -68,7 +68,7 @@ class GraphRunner(Protocol):
         """Record ``forward(build(key))`` for each key, where ``build(key)`` allocates the bucket's input buffers.
 
         Record each bucket before the next call of ``build``, which also prepares attention for its own bucket.
-        A key whose ``piecewise`` is True is recorded in pieces (see `minisgl.engine.record.Recorder.record`).
+        A key whose ``piecewise`` is True is recorded in pieces (see `minisgl.plugins.graph.replaying.record.Recorder.record`).
         """
 
     def pick(self, rows: int, q_len: int, uniform: bool) -> GraphKey | None:
