@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 MAX_IN_FLIGHT = 2
 """The largest number of steps in flight: launched by the engine, with a result that the caller has not read yet."""
 
-WARMED_DEVICES = ("cuda",)
-"""Types of devices on which an engine computes steps before it is ready. A CPU's kernels are compiled when it is built.
-"""
-
 
 def build_engine(
     config: Config,
@@ -51,7 +47,6 @@ def build_engine(
     """
     with early_workers(config.device, config.tp):
         from minisgl.engine.engine import TorchEngine
-        from minisgl.plugins.graph.replaying.warmup import warm_up
 
         local_rank = rank if local_rank is None else local_rank
         local_size = size if local_size is None else local_size
@@ -62,10 +57,8 @@ def build_engine(
         engine = TorchEngine(
             config, manager, rank=rank, size=size, address=address, local_rank=local_rank, local_size=local_size
         )
-        if engine.device.type in WARMED_DEVICES:
-            drafting = manager.name_of("speculation", config.speculation) != "none"
-            rounds = config.verification_rounds
-            warm_up(engine, config.max_prefill_tokens, drafting=drafting, rounds=rounds)
+        drafting = manager.name_of("speculation", config.speculation) != "none"
+        engine.warm_up(config.max_prefill_tokens, drafting=drafting, rounds=config.verification_rounds)
         return engine
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import inspect
+import logging
 import os
 import reprlib
 import sys
@@ -37,7 +38,7 @@ from minisgl.plugin_manager.discovery import (
     missing_package,
     near,
 )
-from minisgl.plugin_manager.renamed import FACTORY_HOOKS
+from minisgl.plugin_manager.renamed import ADDED_METHODS, FACTORY_HOOKS
 from minisgl.utils.lazy import lazy
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ __all__ = [
     "options_of",
     "plugins_of",
 ]
+
+log = logging.getLogger(__name__)
 
 BUILTINS = (
     "minisgl.plugins.attention.torch",
@@ -294,6 +297,7 @@ class PluginManager:
             raise ConfigError(f"{group}={name}: {error}") from error
         if made is None:
             raise ConfigError(f"{group}={name}: {type(config).__name__}.build returned None: it must return the part.")
+        self._add_method(group, name, made)
         if calls is not None:
             count_method_calls(made, calls)
         if hasattr(made, "metrics"):
@@ -301,6 +305,23 @@ class PluginManager:
         if hooks.printed():
             print(f"build [{os.getpid()}] {group}={name} -> {reprlib.repr(made)}", file=sys.stderr, flush=True)
         return made
+
+    def _add_method(self, group: str, name: str, made: Any) -> None:
+        """Give a part of a plugin for minisgl 0.2 the method that such parts have since 0.3, and log a warning.
+
+        Raise `ConfigError` if it can't get the method.
+        """
+        method, module, base = ADDED_METHODS.get(group, ("", "", ""))
+        kind = type(made)
+        if not method or hasattr(kind, method):
+            return
+        advice = f"derive {kind.__name__} from {base}: `from {module} import {base}`"
+        try:
+            function = getattr(getattr(import_module(module, f"{group}={name}"), base), method)
+            made.__class__ = type(kind)(kind.__name__, (kind,), {method: function, "__module__": kind.__module__})
+        except (ConfigError, TypeError) as error:
+            raise ConfigError(f"{group}={name}: {kind.__name__} has no method {method!r}: {advice}.") from error
+        log.warning("%s=%s: %s has no method %r; %s (docs/upgrade-0.3.md)", group, name, kind.__name__, method, advice)
 
     def _build_with_hook(self, group: str, config: Any, given: Mapping[str, Any]) -> Any:
         """Call the hook with which a plugin for minisgl 0.2 builds its part. Raise `ConfigError` if it has none."""

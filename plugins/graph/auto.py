@@ -11,7 +11,7 @@ import torch
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from minisgl.plugins.graph.replaying.buckets import GraphRunner
+    from minisgl.engine.graph import GraphRunner
 
 
 @dataclass

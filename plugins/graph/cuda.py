@@ -16,7 +16,7 @@ import torch
 from minisgl.attention import GraphKey
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
-from minisgl.plugins.graph.replaying.buckets import Buckets, check_sizes
+from minisgl.plugins.graph.replaying import BucketRunner, Buckets, check_sizes
 
 if TYPE_CHECKING:
     from minisgl.plugins.graph.replaying.record import Recording
@@ -43,7 +43,7 @@ class CudaGraph:
         return CudaGraphRunner(self, device)
 
 
-class CudaGraphRunner:
+class CudaGraphRunner(BucketRunner):
     """Graph runner with CUDA graphs, which all share one memory pool.
 
     Buckets are recorded from the largest to the smallest, so that the smaller ones reuse the memory of the largest.

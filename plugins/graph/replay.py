@@ -17,6 +17,7 @@ import torch
 from minisgl.attention import AttnBatch, GraphKey
 from minisgl.core import I32, EngineSpec
 from minisgl.hooks import hookimpl
+from minisgl.plugins.graph.replaying import BucketRunner
 
 if TYPE_CHECKING:
     from minisgl.plugins.graph.replaying.record import Recording
@@ -38,7 +39,7 @@ class Replay:
 
 
 class Buffers:
-    """Static input buffers of one bucket; implements `minisgl.plugins.graph.replaying.buckets.StaticInputs`.
+    """Static input buffers of one bucket; implements `minisgl.plugins.graph.replaying.StaticInputs`.
 
     ``packed`` is int32 [5, rows] on the device. Its five lines are: token id (or PENDING), position, out_cache_loc (KV
     location to write: page · page_size + offset), request-pool index, and sequence length (positions that the row
@@ -95,8 +96,8 @@ class Buffers:
     # lab: end
 
 
-class ReplayRunner:
-    """Graph runner of graph=replay; `minisgl.plugins.graph.replaying.buckets.GraphRunner` documents the methods.
+class ReplayRunner(BucketRunner):
+    """Graph runner of graph=replay; `minisgl.plugins.graph.replaying.BucketRunner` documents the methods.
 
     ``replays`` counts replays; ``padded_rows`` counts the padding rows that were computed.
     """

@@ -17,7 +17,7 @@ import torch
 from minisgl.attention import GraphKey
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
-from minisgl.plugins.graph.replaying.buckets import Buckets, check_sizes
+from minisgl.plugins.graph.replaying import BucketRunner, Buckets, check_sizes
 
 if TYPE_CHECKING:
     from minisgl.plugins.graph.replaying.simulated_graph import SimulatedGraph
@@ -41,7 +41,7 @@ class Simulated:
         return SimulatedRunner(self)
 
 
-class SimulatedRunner:
+class SimulatedRunner(BucketRunner):
     """Graph runner with a simulated graph for each bucket.
 
     ``padded_rows`` counts the padding rows (in piecewise buckets: tokens) of all replays.

@@ -39,7 +39,7 @@ class Mine:
 
 
 class Buffers:
-    """Static input buffers of one bucket; implements `minisgl.plugins.graph.replaying.buckets.StaticInputs`.
+    """Static input buffers of one bucket; implements `minisgl.plugins.graph.replaying.StaticInputs`.
 
     ``packed`` is int32 [5, rows] on the device. Its five lines are: token id (or PENDING), position, out_cache_loc (KV
     location to write: page · page_size + offset), request-pool index, and sequence length (positions that the row
@@ -80,7 +80,7 @@ class Buffers:
 
 
 class MyRunner:
-    """Graph runner of graph=replay; `minisgl.plugins.graph.replaying.buckets.GraphRunner` documents the methods.
+    """Graph runner of graph=replay; `minisgl.plugins.graph.replaying.BucketRunner` documents the methods.
 
     ``replays`` counts replays; ``padded_rows`` counts the padding rows that were computed.
     """

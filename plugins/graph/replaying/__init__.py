@@ -1,1 +1,8 @@
-"""What the graph runners share: buckets, static inputs, recordings, and the runner of steps that replays them."""
+"""What the graph runners share: buckets, static inputs, recordings, and the runner of steps that replays them.
+
+A graph runner derives from `BucketRunner`. Importing this package imports no torch.
+"""
+
+from minisgl.plugins.graph.replaying.buckets import BucketRunner, Buckets, StaticInputs, check_sizes
+
+__all__ = ["BucketRunner", "Buckets", "StaticInputs", "check_sizes"]

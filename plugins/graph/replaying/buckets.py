@@ -1,11 +1,10 @@
-"""Interface of graph runners, which record the launches of a step once and replay them as one launch or in pieces.
+"""Interface of runners that record the launches of a step once, and replay them as one launch or in pieces.
 
 A decode step can be replayed as one launch. Other steps, such as those with prompts, can be replayed in pieces: one
 launch for each stretch between two calls of attention. Between the pieces, attention itself is launched anew, because
-its kernels depend on the lengths of the rows (`minisgl.plugins.graph.replaying.piecewise`). Steps without a bucket run eagerly.
+its kernels depend on the lengths of the rows (`piecewise.py` here). Steps without a bucket run operation by operation.
 
-`minisgl.plugins.graph.replaying.record` implements the recording; the CUDA graph runner is
-`plugins/graph/cuda.py`. `minisgl.engine.inputs.GraphInputBuffers.fill` pads a batch up to its bucket.
+`ReplayingRunner` calls the methods; `Recorder` implements the recording.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from minisgl.engine.inputs import ModelInputs
+    from minisgl.engine.model_runner import ModelRunner, StepRunner
 
-__all__ = ["Buckets", "GraphKey", "GraphRunner", "StaticInputs", "check_sizes"]
+__all__ = ["BucketRunner", "Buckets", "GraphKey", "StaticInputs", "check_sizes"]
 
 
 class StaticInputs(Protocol):
@@ -46,18 +46,25 @@ class StaticInputs(Protocol):
         """
 
 
-class GraphRunner(Protocol):
-    """Runner that records and replays decode steps by batch-size bucket.
+class BucketRunner:
+    """The base of graph runners that record decode steps by number of rows, each rounded up to a bucket, and replay them.
 
-    Two optional methods are not part of the protocol. A runner with ``input_buffers(key, spec, page_table, device)``
-    allocates the `StaticInputs` of each bucket itself; without the method, the engine allocates them. A runner with
+    Two optional methods are not defined here. A runner with ``input_buffers(key, spec, page_table, device)`` allocates
+    the `StaticInputs` of each bucket itself; without the method, they are `GraphInputBuffers`. A runner with
     ``piecewise(max_tokens)`` returns buckets for steps with prompts, which have at most ``max_tokens`` tokens (a
     `GraphKey` with ``q_len`` 0); it must then also have ``pick_tokens(tokens)``, which returns the bucket for a step of
     ``tokens`` tokens, or None.
     """
 
+    def wrap(self, runner: ModelRunner) -> StepRunner:
+        """Return a runner of steps that replays this runner's recordings. No subclass needs to define it."""
+        from minisgl.plugins.graph.replaying.runner import ReplayingRunner
+
+        return ReplayingRunner(runner, self)
+
     def buckets(self, max_rows: int) -> Sequence[GraphKey]:
         """Return the buckets of decode rows to record; no step has more than ``max_rows`` decode rows. Empty: none."""
+        raise NotImplementedError
 
     def capture(
         self,
@@ -68,20 +75,24 @@ class GraphRunner(Protocol):
         """Record ``forward(build(key))`` for each key, where ``build(key)`` allocates the bucket's input buffers.
 
         Record each bucket before the next call of ``build``, which also prepares attention for its own bucket.
-        A key whose ``piecewise`` is True is recorded in pieces (see `minisgl.plugins.graph.replaying.record.Recorder.record`).
+        A key whose ``piecewise`` is True is recorded in pieces (see ``record`` of `Recorder`).
         """
+        raise NotImplementedError
 
     def pick(self, rows: int, q_len: int, uniform: bool) -> GraphKey | None:
         """Return the smallest recorded bucket for a step of ``rows`` rows. None: do not replay it as one launch.
 
         ``q_len`` is the number of query tokens of a row; ``uniform`` is True if all rows have that number.
         """
+        raise NotImplementedError
 
     def run(self, key: GraphKey) -> Tensor:
         """Replay a bucket, whose input buffers the caller has filled. Return the recorded output buffer."""
+        raise NotImplementedError
 
     def close(self) -> None:
-        """Drop the recordings. The engine calls it before it closes the communicator."""
+        """Drop the recordings. Called before the engine closes the communicator."""
+        raise NotImplementedError
 
 
 class Buckets:
