@@ -51,6 +51,10 @@ def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     MyPolicy(self.order)``. ``build`` may take any of the arguments that its group offers (`PARTS`), by name. It may
     raise ValueError or `ConfigError` for values that don't fit. If the part has a method ``metrics``, the server
     exports what it returns as it does for `minisgl_metrics`.
+
+    If the dataclass has a class attribute ``early: ClassVar[str] = "module:function"``, each rank's process calls
+    ``function(device, tp)`` before it imports torch, with the values of these options. It returns a context, which is
+    left when the engine is built.
     """
     raise NotImplementedError
 

@@ -10,8 +10,9 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from minisgl.config import GROUPS
 from minisgl.core import Engine, EngineSpec, Step, StepResult, TokenMasks
-from minisgl.plugins.graph.replaying.compile_workers import early_workers
+from minisgl.plugin_manager.early import early_functions, started_early
 
 if TYPE_CHECKING:
     from minisgl.config import Config
@@ -34,7 +35,7 @@ def build_engine(
 ) -> TorchEngine:
     """Build the engine of one tensor-parallel rank: model, weights, KV pool, attention, communicator, graphs.
 
-    On a GPU, also compute steps of all kinds, so that no request waits for a compiler (`minisgl.plugins.graph.replaying.warmup`).
+    Also compute the steps with which the graph runner warms up, so that no request waits for a compiler.
 
     ``size`` is the number of ranks. ``address`` is ``host:port`` of rank 0's rendezvous; at ``size`` 1 it may be empty.
     With several ranks the call blocks until all ranks have connected, so the caller must start the follower processes
@@ -45,7 +46,8 @@ def build_engine(
 
     Raises `ConfigError` if options contradict each other, the model or the machine.
     """
-    with early_workers(config.device, config.tp):
+    parts = [getattr(config, group) for group in GROUPS]
+    with started_early(early_functions(*parts), config.device, config.tp):
         from minisgl.engine.engine import TorchEngine
 
         local_rank = rank if local_rank is None else local_rank

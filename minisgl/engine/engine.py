@@ -146,12 +146,13 @@ class TorchEngine:
         No step may be in flight. With several ranks, each rank must call this: all compute the same steps.
         """
         started, count = time.monotonic(), 0
-        for count, step in enumerate(self.runner.warm_up_steps(max_tokens, drafting=drafting, rounds=rounds), 1):
+        for step in self.runner.warm_up_steps(max_tokens, drafting=drafting, rounds=rounds):
             self.launch(step)
             if step.late_sampling and self.rank == 0:
                 bits = np.full((1, -(-self.spec.vocab_size // 32)), -1, np.int32)
                 self.sample(TokenMasks(np.zeros(1, np.int32), bits))
             self.result()
+            count += 1
         if count:
             log.info("computed %d steps to warm up in %.1f s", count, time.monotonic() - started)
 

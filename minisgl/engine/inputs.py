@@ -27,6 +27,7 @@ Reading the KV of the common prefix once, instead of once per row, saves prefix 
 The separate pass itself costs about as much as reading this number of tokens with eight KV heads (measured on an H200).
 """
 
+
 class ModelInputs(NamedTuple):
     """Inputs of the model's forward pass, on the device."""
 

@@ -38,6 +38,7 @@ from minisgl.plugin_manager.discovery import (
     missing_package,
     near,
 )
+from minisgl.plugin_manager.early import early_functions
 from minisgl.plugin_manager.renamed import ADDED_METHODS, FACTORY_HOOKS
 from minisgl.utils.lazy import lazy
 
@@ -50,6 +51,7 @@ __all__ = [
     "Plugin",
     "PluginManager",
     "decode_config",
+    "early_of",
     "encode_config",
     "options_of",
     "plugins_of",
@@ -443,7 +445,7 @@ def encode_config(config: Config, manager: PluginManager) -> bytes:
         if value is not None:
             name = manager.name_of(group, value)
             manager.schema(group, name)
-            groups[group] = [name, asdict(value)]
+            groups[group] = [name, asdict(value), *early_functions(value)]
     return msgspec.msgpack.encode([manager.user_plugins, plain, groups], enc_hook=str)
 
 
@@ -459,11 +461,16 @@ def options_of(data: bytes, *names: str) -> list[Any]:
     return [plain[name] for name in names]
 
 
+def early_of(data: bytes) -> list[str]:
+    """Return the functions that a worker process calls first of all (`started_early`), from `encode_config`'s bytes."""
+    return [function for _, _, *functions in msgspec.msgpack.decode(data)[2].values() for function in functions]
+
+
 def decode_config(data: bytes, manager: PluginManager) -> Config:
     """Return the config that `encode_config` encoded. ``manager`` must have loaded the same plugins."""
     _, plain, groups = msgspec.msgpack.decode(data)
     config = msgspec.convert(plain, Config)
-    for group, (name, values) in groups.items():
+    for group, (name, values, *_) in groups.items():
         setattr(config, group, msgspec.convert(values, manager.schema(group, name), dec_hook=_from_text))
     return config
 

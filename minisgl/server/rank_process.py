@@ -34,8 +34,8 @@ from minisgl.message import (
     Stop,
     unpack_ids,
 )
-from minisgl.plugin_manager.manager import PluginManager, decode_config, options_of, plugins_of
-from minisgl.plugins.graph.replaying.compile_workers import start_early
+from minisgl.plugin_manager.early import started_early
+from minisgl.plugin_manager.manager import PluginManager, decode_config, early_of, options_of, plugins_of
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.server.errors import refusal
@@ -65,11 +65,11 @@ def run_rank(
     ``encoded`` is the config, encoded by `encode_config`. ``rendezvous`` is the address (host:port) at which the ranks'
     communicators connect; empty if tp is 1. ``heartbeat`` is None for the ranks from 1 on.
     """
-    start_early(*options_of(encoded, "device", "tp"))  # before the plugins import torch
-    manager = PluginManager.load(plugins_of(encoded))
-    config = decode_config(encoded, manager)
+    with started_early(early_of(encoded), *options_of(encoded, "device", "tp")):  # before the plugins import torch
+        manager = PluginManager.load(plugins_of(encoded))
+        config = decode_config(encoded, manager)
+        engine = build_engine(config, manager, rank, config.tp, rendezvous)
     context = zmq.Context()
-    engine = build_engine(config, manager, rank, config.tp, rendezvous)
     ready = begin_reports(report, manager, engine)
     if heartbeat is not None:
         followers = LocalFollowers(context, addresses) if addresses.followers else None

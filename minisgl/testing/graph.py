@@ -2,7 +2,7 @@
 
 The engine's forward pass writes one number for each position into a pool of pages, and returns for each row the sum of
 the numbers that the row reads. So a stale sequence length, a missing row or a page that padding overwrote changes a
-sum. The kit uses only the interface `minisgl.plugins.graph.replaying.BucketRunner`, so it applies to every graph runner.
+sum. The kit uses only the interface `BucketRunner`, so it applies to every graph runner.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from minisgl.attention import GraphKey
 from minisgl.config import ConfigError
 from minisgl.hooks import hookimpl
-from minisgl.plugins.graph.replaying import BucketRunner, Buckets, check_sizes
+from minisgl.plugins.graph.replaying import EARLY, BucketRunner, Buckets, check_sizes
 
 if TYPE_CHECKING:
     from minisgl.plugins.graph.replaying.record import Recording
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 @dataclass
 class CudaGraph:
     """CUDA graphs for decode steps, and piecewise CUDA graphs for small steps with prompts."""
+
+    early: ClassVar[str] = EARLY
 
     max_rows: int = 256
     """Largest bucket of decode rows. Decode steps with more rows are not replayed as one launch."""

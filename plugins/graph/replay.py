@@ -1,8 +1,8 @@
 """`graph=replay`: a graph runner in one file, written to be read: buckets, static buffers, padding and replay.
 
 A decode step launches hundreds of kernels, and each launch costs host time. Recorded once and replayed, the kernels are
-one launch. In return, all tensors must keep the addresses and shapes of the recording. `minisgl.plugins.graph.replaying.record` makes
-the recordings: CUDA graphs on a GPU, simulated graphs on a CPU, which report broken rules.
+one launch. In return, all tensors must keep the addresses and shapes of the recording. A `Recorder` makes the
+recordings: CUDA graphs on a GPU, simulated graphs on a CPU, which report broken rules.
 """
 
 from __future__ import annotations

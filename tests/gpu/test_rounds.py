@@ -21,6 +21,7 @@ from minisgl import LLM, SamplingParams
 from minisgl.engine import inputs
 from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine
+from minisgl.engine.rounds import RoundsRunner
 from minisgl.engine.followers import start_engine
 from minisgl.kernel import rounds
 from minisgl.kernel.triton import rounds as triton_rounds
@@ -42,13 +43,15 @@ def manager() -> PluginManager:
 def watch(engine: TorchEngine) -> list[int]:
     """Return a list to which each step that is computed by replays of one graph adds its number of rounds."""
     seen: list[int] = []
-    real = engine._replay_rounds
+    runner = engine.runner
+    assert isinstance(runner, RoundsRunner)
+    real = runner._repeat_on_device
 
-    def counted(step: Any, *rest: Any) -> Any:
-        seen.append(step.rounds)
-        return real(step, *rest)
+    def counted(forward: Any, *rest: Any) -> Any:
+        seen.append(forward.step.rounds)
+        return real(forward, *rest)
 
-    engine._replay_rounds = counted  # type: ignore[method-assign]
+    runner._repeat_on_device = counted  # type: ignore[method-assign]
     return seen
 
 

@@ -5,4 +5,7 @@ A graph runner derives from `BucketRunner`. Importing this package imports no to
 
 from minisgl.plugins.graph.replaying.buckets import BucketRunner, Buckets, StaticInputs, check_sizes
 
-__all__ = ["BucketRunner", "Buckets", "StaticInputs", "check_sizes"]
+__all__ = ["EARLY", "BucketRunner", "Buckets", "StaticInputs", "check_sizes"]
+
+EARLY = f"{__name__}.compile_workers:early_workers"
+"""The value of ``early`` in the options of a graph runner whose kernels are compiled ahead: see `minisgl.hooks`."""

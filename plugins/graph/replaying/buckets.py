@@ -47,7 +47,7 @@ class StaticInputs(Protocol):
 
 
 class BucketRunner:
-    """The base of graph runners that record decode steps by number of rows, each rounded up to a bucket, and replay them.
+    """The base of graph runners that record decode steps by number of rows, rounded up to a bucket, and replay them.
 
     Two optional methods are not defined here. A runner with ``input_buffers(key, spec, page_table, device)`` allocates
     the `StaticInputs` of each bucket itself; without the method, they are `GraphInputBuffers`. A runner with

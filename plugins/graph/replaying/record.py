@@ -1,7 +1,7 @@
 """Recording of a forward pass: its kernel launches are recorded once and replayed as one launch.
 
 Graph runners are built on this module. On a GPU a recording is a CUDA graph. On a CPU it is a simulated graph, which
-enforces the same rules (`minisgl.plugins.graph.replaying.simulated_graph`). The graph runner decides which steps are recorded, on which
+enforces the same rules (`simulated_graph.py` here). The graph runner decides which steps are recorded, on which
 inputs, and which recording serves a step.
 """
 

@@ -44,7 +44,7 @@ class _Repeat(NamedTuple):
 
 
 class ReplayingRunner:
-    """Runs steps by replays of the recordings of ``graph``, where there are any, and by ``runner`` where there are none.
+    """Runs a step by a replay of a recording of ``graph``, if one fits, or else by ``runner``.
 
     A runner with the method ``piecewise`` has recordings for steps with prompts too. While these are replayed,
     attention is computed between the pieces, so the model calls it through a `PiecewiseAttention`.
@@ -144,7 +144,8 @@ class ReplayingRunner:
         runner.attention.bind(runner.ctx.pool, runner.model.attention_layers(), self.decode_keys)
         if runner.size == 1 and keys:  # a collective may wait for the other ranks while it is recorded
             cases = [Case(partial(self._make_buffers, k), self._forward_buffers, k.piecewise) for k in sorted(keys)]
-            cases += [Case(partial(runner.prepare, s), self._forward_and_sample) for s in steps_with_prompts(runner.spec)]
+            steps = steps_with_prompts(runner.spec)
+            cases += [Case(partial(runner.prepare, step), self._forward_and_sample) for step in steps]
             compile_ahead(runner.device, cases)
         self._capture(keys)
 

@@ -1,9 +1,9 @@
 """Steps that an engine computes before its first request, so that no request waits for a compiler or a library.
 
 A kernel is compiled, or loaded from a cache on disk, when it is first launched with arguments of a new kind. The graphs
-launch most kernels when they are recorded; sampling, the attention of prompts and steps without a bucket remain. So
-the engine computes the steps of `warm_up_steps`, of all kinds: prompts of different lengths, decode rows with each part of sampling, and steps
-that mix them. They read and write the scratch page only, and leave nothing behind that a request can see.
+launch most kernels when they are recorded; sampling, the attention of prompts and steps without a bucket remain. So the
+engine computes the steps of `warm_up_steps`: prompts of different lengths, decode rows with each part of sampling, and
+steps that mix them. They read and write the scratch page only, and leave nothing behind that a request can see.
 """
 
 from __future__ import annotations
