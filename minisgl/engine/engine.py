@@ -91,12 +91,13 @@ class TorchEngine:
         moe = setup.build_moe(config, manager, model_config, self.device)
         self.graph: GraphRunner = manager.build("graph", config.graph, device=self.device)
         fp8 = setup.build_fp8(config, manager, model_config, self.device)
-        self.ctx = Context(self.comm, self.attention, moe, self.device, self.dtype, fp8)
+        max_step_tokens = setup.max_step_tokens(config, max_seq_len)
+        attention = self.graph.wrap_attention(self.attention, max_step_tokens)
+        self.ctx = Context(self.comm, attention, moe, self.device, self.dtype, fp8)
         started = time.monotonic()
         log.info("loading weights of %s (%s, %s) from %s", model_config.architecture, self.dtype, self.device, path)
         self.model = setup.build_model(config, manager, path, model_config, self.ctx)
         log.info("loaded weights in %.1f s", time.monotonic() - started)
-        max_step_tokens = setup.max_step_tokens(config, max_seq_len)
         if fp8 is not None:
             fp8.prepare(self.model, max(max_step_tokens, config.max_running_requests))
 

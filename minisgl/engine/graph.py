@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from minisgl.attention import AttentionBackend
 from minisgl.engine.model_runner import ModelRunner, StepRunner
 
 __all__ = ["GraphRunner"]
@@ -18,6 +19,12 @@ class GraphRunner(Protocol):
 
     Every rank has its own.
     """
+
+    def wrap_attention(self, backend: AttentionBackend, max_tokens: int) -> AttentionBackend:
+        """Return the attention backend that the model's layers call: ``backend`` itself, or an object that wraps it.
+
+        Called once, before the model is built. No step with prompts has more than ``max_tokens`` tokens.
+        """
 
     def wrap(self, runner: ModelRunner) -> StepRunner:
         """Return a runner of the same steps with the same results, or ``runner`` itself.

@@ -299,7 +299,7 @@ class PluginManager:
             raise ConfigError(f"{group}={name}: {error}") from error
         if made is None:
             raise ConfigError(f"{group}={name}: {type(config).__name__}.build returned None: it must return the part.")
-        self._add_method(group, name, made)
+        self._add_methods(group, name, made)
         if calls is not None:
             count_method_calls(made, calls)
         if hasattr(made, "metrics"):
@@ -308,22 +308,26 @@ class PluginManager:
             print(f"build [{os.getpid()}] {group}={name} -> {reprlib.repr(made)}", file=sys.stderr, flush=True)
         return made
 
-    def _add_method(self, group: str, name: str, made: Any) -> None:
-        """Give a part of a plugin for minisgl 0.2 the method that such parts have since 0.3, and log a warning.
+    def _add_methods(self, group: str, name: str, made: Any) -> None:
+        """Give a part of a plugin for minisgl 0.2 the methods that such parts have since 0.3, and log a warning.
 
-        Raise `ConfigError` if it can't get the method.
+        Raise `ConfigError` if it can't get the methods.
         """
-        method, module, base = ADDED_METHODS.get(group, ("", "", ""))
-        kind = type(made)
-        if not method or hasattr(kind, method):
+        methods, module, base = ADDED_METHODS.get(group, ((), "", ""))
+        kind, label = type(made), f"{group}={name}"
+        missing = [method for method in methods if not hasattr(kind, method)]
+        if not missing:
             return
         advice = f"derive {kind.__name__} from {base}: `from {module} import {base}`"
         try:
-            function = getattr(getattr(import_module(module, f"{group}={name}"), base), method)
-            made.__class__ = type(kind)(kind.__name__, (kind,), {method: function, "__module__": kind.__module__})
+            source = getattr(import_module(module, label), base)
+            added = {method: getattr(source, method) for method in missing}
+            made.__class__ = type(kind)(kind.__name__, (kind,), {**added, "__module__": kind.__module__})
         except (ConfigError, TypeError) as error:
-            raise ConfigError(f"{group}={name}: {kind.__name__} has no method {method!r}: {advice}.") from error
-        log.warning("%s=%s: %s has no method %r; %s (docs/upgrade-0.3.md)", group, name, kind.__name__, method, advice)
+            raise ConfigError(f"{label}: {kind.__name__} has no method {missing[0]}: {advice}.") from error
+        log.warning(
+            "%s=%s: %s has no method %s; %s (docs/upgrade-0.3.md)", group, name, kind.__name__, missing[0], advice
+        )
 
     def _build_with_hook(self, group: str, config: Any, given: Mapping[str, Any]) -> Any:
         """Call the hook with which a plugin for minisgl 0.2 builds its part. Raise `ConfigError` if it has none."""

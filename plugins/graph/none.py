@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
+    from minisgl.attention import AttentionBackend
     from minisgl.engine.model_runner import ModelRunner, StepRunner
 
 
@@ -22,6 +23,10 @@ class NoGraph:
 
 class NoGraphRunner:
     """Graph runner that records nothing."""
+
+    def wrap_attention(self, backend: AttentionBackend, max_tokens: int) -> AttentionBackend:
+        """Return ``backend`` itself."""
+        return backend
 
     def wrap(self, runner: ModelRunner) -> StepRunner:
         """Return ``runner`` itself on a CPU. On a GPU, also compute the steps of a warm-up before the first request."""

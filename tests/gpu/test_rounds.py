@@ -18,15 +18,15 @@ pytest.importorskip("triton", reason="Triton is not installed here")
 from torch import Tensor
 
 from minisgl import LLM, SamplingParams
-from minisgl.engine import inputs
 from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine
-from minisgl.engine.rounds import RoundsRunner
 from minisgl.engine.followers import start_engine
+from minisgl.engine.rounds import RoundsRunner
 from minisgl.kernel import rounds
 from minisgl.kernel.triton import rounds as triton_rounds
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.graph.replaying import inputs as replaying_inputs
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.steps import RowSpec, StepWriter
 from minisgl.testing.verification import check_rounds, decode_one_by_one, follow, run_step
@@ -131,7 +131,7 @@ def test_promise_8_rounds(
     manager: PluginManager, tmp_path: Path, device: torch.device, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of several rounds, computed by replays of one graph, give the tokens of decoding one by one."""
-    monkeypatch.setattr(inputs, "MAX_REPEATED_TOKENS", 1 << 14)
+    monkeypatch.setattr(replaying_inputs, "MAX_REPEATED_TOKENS", 1 << 14)
     path = tiny_checkpoint("qwen3", tmp_path)
     words = [f"model={path}", *WORDS, f"device={device.type}", "graph=" + ("cuda" if compiled else "simulated")]
     engine = build_engine(compose(manager, words), manager)

@@ -19,6 +19,7 @@ from minisgl.core import I32
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from minisgl.attention import AttentionBackend
     from minisgl.engine.inputs import ModelInputs
     from minisgl.engine.model_runner import ModelRunner, StepRunner
 
@@ -56,8 +57,15 @@ class BucketRunner:
     ``tokens`` tokens, or None.
     """
 
+    def wrap_attention(self, backend: AttentionBackend, max_tokens: int) -> AttentionBackend:
+        """Return a `PiecewiseAttention` around ``backend``, if steps with prompts are recorded, or else ``backend``."""
+        from minisgl.plugins.graph.replaying.piecewise import PiecewiseAttention
+
+        recorded = self.piecewise(max_tokens) if hasattr(self, "piecewise") else ()
+        return PiecewiseAttention(backend) if recorded else backend
+
     def wrap(self, runner: ModelRunner) -> StepRunner:
-        """Return a runner of steps that replays this runner's recordings. No subclass needs to define it."""
+        """Return a runner of steps that replays this runner's recordings."""
         from minisgl.plugins.graph.replaying.runner import ReplayingRunner
 
         return ReplayingRunner(runner, self)

@@ -3,8 +3,8 @@
 Triton compiles a kernel when it is first launched, one after another: on a machine without compiled kernels on disk,
 the start of an engine waits for some sixty kernels. So `compile_ahead` records the forward passes of all buckets and of
 a few steps that no bucket holds before, in CUDA graphs that are thrown away, so that no recorded operation is executed.
-It notes the kernels that Triton would compile. Other processes compile them (`CompileWorkers`), because a compilation in
-Triton holds Python's global lock for most of its time. Triton's cache on disk passes the results on.
+It notes the kernels that Triton would compile. Other processes compile them (`CompileWorkers`), because a compilation
+in Triton holds Python's global lock for most of its time. Triton's cache on disk passes the results on.
 """
 
 from __future__ import annotations

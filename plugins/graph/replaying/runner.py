@@ -62,10 +62,8 @@ class ReplayingRunner:
         self.decode_keys: Sequence[GraphKey] = keys
         self.buffers: dict[GraphKey, StaticInputs] = {}
         self._piecewise_buffers: dict[GraphKey, PiecewiseInputBuffers] = {}
-        self._piecewise: PiecewiseAttention | None = None
-        if self.piecewise_keys:
-            self._piecewise = PiecewiseAttention(runner.attention)
-            runner.ctx.attention = self._piecewise
+        attention = runner.ctx.attention
+        self._piecewise = attention if isinstance(attention, PiecewiseAttention) else None
 
     # ---- a step ---------------------------------------------------------------------------------
 
