@@ -52,9 +52,10 @@ def minisgl_configs() -> Iterable[tuple[str, str, type]]:
     raise ValueError or `ConfigError` for values that don't fit. If the part has a method ``metrics``, the server
     exports what it returns as it does for `minisgl_metrics`.
 
-    If the dataclass has a class attribute ``early: ClassVar[str] = "module:function"``, each rank's process calls
-    ``function(device, tp)`` before it imports torch, with the values of these options. It returns a context, which is
-    left when the engine is built.
+    A dataclass with the class attribute ``early``, the name of a function such as ``"my_module.start"``, may start
+    something before torch is imported, which takes seconds. Each rank's process calls ``my_module.start(device, tp)``
+    first of all, with the values of these options. The function returns a context, which is left when the engine is
+    built.
     """
     raise NotImplementedError
 

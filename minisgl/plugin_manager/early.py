@@ -15,7 +15,7 @@ __all__ = ["early_functions", "started_early"]
 
 
 def early_functions(*parts: Any) -> list[str]:
-    """Return the functions that the options of some groups name: each as ``module:function``."""
+    """Return the functions that the options of some groups name: each as ``module.function``."""
     return [part.early for part in parts if hasattr(part, "early")]
 
 
@@ -27,6 +27,6 @@ def started_early(functions: Sequence[str], device: str, tp: int) -> Iterator[No
     """
     with ExitStack() as stack:
         for name in functions:
-            module, _, function = name.partition(":")
+            module, _, function = name.rpartition(".")
             stack.enter_context(getattr(importlib.import_module(module), function)(device, tp))
         yield

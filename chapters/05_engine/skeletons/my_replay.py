@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test replay     (`hint replay` for a hint)
 Serve it:  python -m minisgl plugins=my_replay.py graph=mine
 """
 
-# minisgl lab replay, skeleton 8e4ddcad8a (minisgl 0.2.0)
+# minisgl lab replay, skeleton f4041664fa (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import torch
 from minisgl.attention import AttnBatch, GraphKey
 from minisgl.core import I32, EngineSpec
 from minisgl.hooks import hookimpl
+from minisgl.plugins.graph.replaying import BucketRunner
 
 if TYPE_CHECKING:
     from minisgl.plugins.graph.replaying.record import Recording
@@ -79,7 +80,7 @@ class Buffers:
         raise NotImplementedError
 
 
-class MyRunner:
+class MyRunner(BucketRunner):
     """Graph runner of graph=replay; `minisgl.plugins.graph.replaying.BucketRunner` documents the methods.
 
     ``replays`` counts replays; ``padded_rows`` counts the padding rows that were computed.

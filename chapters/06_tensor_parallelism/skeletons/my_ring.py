@@ -4,13 +4,13 @@ Grade it:  python -m minisgl.lab test ring     (`hint ring` for a hint)
 Serve it:  python -m minisgl tp=2 plugins=my_ring.py communicator=mine
 """
 
-# minisgl lab ring, skeleton 318f3d1487 (minisgl 0.2.0)
+# minisgl lab ring, skeleton 3a5e572f59 (minisgl 0.2.0)
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 

@@ -4,15 +4,14 @@ Grade it:  python -m minisgl.lab test draft     (`hint draft` for a hint)
 Serve it:  python -m minisgl plugins=my_draft.py speculation=mine
 """
 
-# minisgl lab draft, skeleton b89e128f31 (minisgl 0.2.0)
+# minisgl lab draft, skeleton 341b51b3fb (minisgl 0.2.0)
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from minisgl.core import EngineSpec, Req
+from minisgl.core import Req
 from minisgl.hooks import hookimpl
 from minisgl.scheduler.base import DraftProposer
 

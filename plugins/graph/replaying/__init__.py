@@ -7,5 +7,5 @@ from minisgl.plugins.graph.replaying.buckets import BucketRunner, Buckets, Stati
 
 __all__ = ["EARLY", "BucketRunner", "Buckets", "StaticInputs", "check_sizes"]
 
-EARLY = f"{__name__}.compile_workers:early_workers"
+EARLY = f"{__name__}.compile_workers.early_workers"
 """The value of ``early`` in the options of a graph runner whose kernels are compiled ahead: see `minisgl.hooks`."""

@@ -57,19 +57,6 @@ class BucketRunner:
     ``tokens`` tokens, or None.
     """
 
-    def wrap_attention(self, backend: AttentionBackend, max_tokens: int) -> AttentionBackend:
-        """Return a `PiecewiseAttention` around ``backend``, if steps with prompts are recorded, or else ``backend``."""
-        from minisgl.plugins.graph.replaying.piecewise import PiecewiseAttention
-
-        recorded = self.piecewise(max_tokens) if hasattr(self, "piecewise") else ()
-        return PiecewiseAttention(backend) if recorded else backend
-
-    def wrap(self, runner: ModelRunner) -> StepRunner:
-        """Return a runner of steps that replays this runner's recordings."""
-        from minisgl.plugins.graph.replaying.runner import ReplayingRunner
-
-        return ReplayingRunner(runner, self)
-
     def buckets(self, max_rows: int) -> Sequence[GraphKey]:
         """Return the buckets of decode rows to record; no step has more than ``max_rows`` decode rows. Empty: none."""
         raise NotImplementedError
@@ -101,6 +88,19 @@ class BucketRunner:
     def close(self) -> None:
         """Drop the recordings. Called before the engine closes the communicator."""
         raise NotImplementedError
+
+    def wrap_attention(self, backend: AttentionBackend, max_tokens: int) -> AttentionBackend:
+        """Return a `PiecewiseAttention` around ``backend``, if steps with prompts are recorded, or else ``backend``."""
+        from minisgl.plugins.graph.replaying.piecewise import PiecewiseAttention
+
+        recorded = self.piecewise(max_tokens) if hasattr(self, "piecewise") else ()
+        return PiecewiseAttention(backend) if recorded else backend
+
+    def wrap(self, runner: ModelRunner) -> StepRunner:
+        """Return a runner of steps that replays this runner's recordings."""
+        from minisgl.plugins.graph.replaying.runner import ReplayingRunner
+
+        return ReplayingRunner(runner, self)
 
 
 class Buckets:
