@@ -1,7 +1,7 @@
 """Work that a plugin begins before a process imports torch, such as starting processes that import torch themselves.
 
 The plugins of such a process are not loaded yet, because they import torch. So an options dataclass names a function,
-in a class attribute ``early``, and whoever starts the process passes the name on.
+in a class attribute ``early``, and the starter of the process passes the name on.
 """
 
 from __future__ import annotations

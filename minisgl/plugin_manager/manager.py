@@ -314,7 +314,8 @@ class PluginManager:
         Raise `ConfigError` if it can't get the methods.
         """
         methods, module, base = ADDED_METHODS.get(group, ((), "", ""))
-        kind, label = type(made), f"{group}={name}"
+        kind: type = type(made)
+        label = f"{group}={name}"
         missing = [method for method in methods if not hasattr(kind, method)]
         if not missing:
             return
