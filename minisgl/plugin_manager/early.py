@@ -1,7 +1,7 @@
 """Work that a plugin begins before a process imports torch, such as starting processes that import torch themselves.
 
 The plugins of such a process are not loaded yet, because they import torch. So an options dataclass names a function,
-in a class attribute ``early``, and the starter of the process passes the name on.
+in a class attribute ``early_context``, and the starter of the process passes the name on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["early_functions", "started_early"]
 
 def early_functions(*parts: Any) -> list[str]:
     """Return the functions that the options of some groups name: each as ``module.function``."""
-    return [part.early for part in parts if hasattr(part, "early")]
+    return [part.early_context for part in parts if hasattr(part, "early_context")]
 
 
 @contextmanager

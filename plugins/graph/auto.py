@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Auto:
     """The graph runner ``cuda`` on a GPU, and ``none`` on a CPU."""
 
-    early: ClassVar[str] = EARLY
+    early_context: ClassVar[str] = EARLY
 
     def build(self, device: torch.device, build_other: Callable[[str], GraphRunner]) -> GraphRunner:
         return build_other("cuda" if device.type == "cuda" else "none")

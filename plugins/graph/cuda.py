@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class CudaGraph:
     """CUDA graphs for decode steps, and piecewise CUDA graphs for small steps with prompts."""
 
-    early: ClassVar[str] = EARLY
+    early_context: ClassVar[str] = EARLY
 
     max_rows: int = 256
     """Largest bucket of decode rows. Decode steps with more rows are not replayed as one launch."""

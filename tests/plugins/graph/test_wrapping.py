@@ -36,7 +36,7 @@ class Slotted:
 @dataclass
 class Options:
     made: Any = None
-    early: ClassVar[str] = f"{__name__}.note"
+    early_context: ClassVar[str] = f"{__name__}.note"
 
     def build(self) -> Any:
         return self.made
