@@ -143,7 +143,7 @@ def test_gpu_packages_are_imported_inside_the_factory() -> None:
 
 
 def test_no_plugin_imports_another_kind() -> None:
-    """Code that a kind's plugins share is in a folder below the kind's folder. All kinds may import `plugins/kernels`."""
+    """Plugins of a kind share code in a folder below the kind's folder. All kinds may import `plugins/kernels`."""
     for path in sources("plugins"):
         kind, *rest = path.relative_to(ROOT / "plugins").parts
         allowed = (f"minisgl.plugins.{kind}", "minisgl.plugins.kernels")

@@ -8,4 +8,4 @@ from minisgl.plugins.graph.replaying.buckets import BucketRunner, Buckets, Stati
 __all__ = ["EARLY", "BucketRunner", "Buckets", "StaticInputs", "check_sizes"]
 
 EARLY = f"{__name__}.compile_workers.early_workers"
-"""The value of ``early_context`` in the options of a graph runner whose kernels are compiled ahead: see `minisgl.hooks`."""
+"""``early_context`` of the options of a graph runner, whose kernels are compiled ahead: see `minisgl.hooks`."""
