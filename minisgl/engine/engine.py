@@ -101,23 +101,7 @@ class TorchEngine:
         if fp8 is not None:
             fp8.prepare(self.model, max(max_step_tokens, config.max_running_requests))
 
-        layers = self.model.attention_layers()
-        needs = self.attention.needs()
-        shape = (len(layers), config.page_size, layers[0].kv_heads, layers[0].head_dim)
-        reserved = needs.workspace + self._state_bytes(config, max_seq_len, model_config.vocab_size)
-        pages = size_pool(config, KVPool.page_bytes(*shape, self.dtype), max_seq_len, self.device, reserved)
-        pages = min(int(n) for n in self.comm.exchange(str(pages).encode()))  # page numbers must be valid on all ranks
-        self.spec = EngineSpec(
-            page_size=config.page_size,
-            num_pages=pages,
-            max_running_requests=config.max_running_requests,
-            max_seq_len=max_seq_len,
-            vocab_size=model_config.vocab_size,
-        )
-        self.ctx.pool = KVPool(shape[0], pages + 1, *shape[1:], self.dtype, self.device, needs.layout)
-        tokens, gib = pages * config.page_size, self.ctx.pool.nbytes / 2**30
-        note = "; memory is committed as it is first used" if self.device.type == "cpu" else ""
-        log.info("KV pool: %d pages of %d tokens (%d tokens, %.2f GiB%s)", pages, config.page_size, tokens, gib, note)
+        self.spec = self._allocate_pool(config, max_seq_len, model_config.vocab_size)
         self.model_runner = ModelRunner(
             self.model, self.attention, self.ctx, self.spec, max_step_tokens=max_step_tokens, rank=rank, size=size
         )
@@ -129,6 +113,27 @@ class TorchEngine:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._computing(), setup.explain_out_of_memory(config):
             self.runner.start()
+
+    def _allocate_pool(self, config: Config, max_seq_len: int, vocab_size: int) -> EngineSpec:
+        """Allocate the KV pool: as many pages as the options say or as fit, on all ranks. Return the engine's sizes."""
+        layers = self.model.attention_layers()
+        needs = self.attention.needs()
+        shape = (len(layers), config.page_size, layers[0].kv_heads, layers[0].head_dim)
+        reserved = needs.workspace + self._state_bytes(config, max_seq_len, vocab_size)
+        pages = size_pool(config, KVPool.page_bytes(*shape, self.dtype), max_seq_len, self.device, reserved)
+        pages = min(int(n) for n in self.comm.exchange(str(pages).encode()))  # page numbers must be valid on all ranks
+        spec = EngineSpec(
+            page_size=config.page_size,
+            num_pages=pages,
+            max_running_requests=config.max_running_requests,
+            max_seq_len=max_seq_len,
+            vocab_size=vocab_size,
+        )
+        self.ctx.pool = KVPool(shape[0], pages + 1, *shape[1:], self.dtype, self.device, needs.layout)
+        tokens, gib = pages * config.page_size, self.ctx.pool.nbytes / 2**30
+        note = "; memory is committed as it is first used" if self.device.type == "cpu" else ""
+        log.info("KV pool: %d pages of %d tokens (%d tokens, %.2f GiB%s)", pages, config.page_size, tokens, gib, note)
+        return spec
 
     def _state_bytes(self, config: Config, max_seq_len: int, vocab_size: int) -> int:
         """Return the bytes of device memory for the page table, the tokens that later rounds need, and sampling.
