@@ -105,4 +105,4 @@ def force_acceptance(engine: TorchEngine | RankedEngine, acceptance: float | Non
     The other ranks continue with the tokens of rank 0, so its sampler decides for all.
     """
     leader = engine.leader if isinstance(engine, RankedEngine) else engine
-    leader.sampler = SyntheticSampler(leader.spec, leader.device, acceptance, seed)
+    leader.model_runner.sampler = SyntheticSampler(leader.spec, leader.device, acceptance, seed)

@@ -10,8 +10,9 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from minisgl.config import GROUPS
 from minisgl.core import Engine, EngineSpec, Step, StepResult, TokenMasks
-from minisgl.engine.compile_workers import early_workers
+from minisgl.plugin_manager.early import early_functions, started_early
 
 if TYPE_CHECKING:
     from minisgl.config import Config
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
 
 MAX_IN_FLIGHT = 2
 """The largest number of steps in flight: launched by the engine, with a result that the caller has not read yet."""
-
-WARMED_DEVICES = ("cuda",)
-"""Types of devices on which an engine computes steps before it is ready. A CPU's kernels are compiled when it is built.
-"""
 
 
 def build_engine(
@@ -38,7 +35,7 @@ def build_engine(
 ) -> TorchEngine:
     """Build the engine of one tensor-parallel rank: model, weights, KV pool, attention, communicator, graphs.
 
-    On a GPU, also compute steps of all kinds, so that no request waits for a compiler (`minisgl.engine.warmup`).
+    Also compute the steps with which the graph runner warms up, so that no request waits for a compiler.
 
     ``size`` is the number of ranks. ``address`` is ``host:port`` of rank 0's rendezvous; at ``size`` 1 it may be empty.
     With several ranks the call blocks until all ranks have connected, so the caller must start the follower processes
@@ -49,9 +46,9 @@ def build_engine(
 
     Raises `ConfigError` if options contradict each other, the model or the machine.
     """
-    with early_workers(config.device, config.tp):
+    parts = [getattr(config, group) for group in GROUPS]
+    with started_early(early_functions(*parts), config.device, config.tp):
         from minisgl.engine.engine import TorchEngine
-        from minisgl.engine.warmup import warm_up
 
         local_rank = rank if local_rank is None else local_rank
         local_size = size if local_size is None else local_size
@@ -62,10 +59,8 @@ def build_engine(
         engine = TorchEngine(
             config, manager, rank=rank, size=size, address=address, local_rank=local_rank, local_size=local_size
         )
-        if engine.device.type in WARMED_DEVICES:
-            drafting = manager.name_of("speculation", config.speculation) != "none"
-            rounds = config.verification_rounds
-            warm_up(engine, config.max_prefill_tokens, drafting=drafting, rounds=rounds)
+        drafting = manager.name_of("speculation", config.speculation) != "none"
+        engine.warm_up(config.max_prefill_tokens, drafting=drafting, rounds=config.verification_rounds)
         return engine
 
 

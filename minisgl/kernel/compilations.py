@@ -1,7 +1,7 @@
 """A count of the kernels that were compiled, or loaded from a cache on disk, after the engine was ready.
 
 A step that launches such a kernel waits for it: milliseconds if the compiled kernel is on disk, seconds if it is not.
-`minisgl.engine.warmup` launches kernels of all kinds before that. The count shows those that it missed.
+The warm-up of an engine launches kernels of all kinds before that. The count shows those that it missed.
 """
 
 from __future__ import annotations

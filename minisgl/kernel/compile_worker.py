@@ -1,8 +1,8 @@
 """A process that compiles Triton kernels for another one, into Triton's cache on disk: it needs no GPU, and uses none.
 
 ``python -m minisgl.kernel.compile_worker`` reads requests from standard input, one JSON object a line (`Request`), and
-answers each with a line: ``ok``, or the error. It ends when its input ends. `minisgl.engine.compile_ahead` starts
-several.
+answers each with a line: ``ok``, or the error. It ends when its input ends. An engine starts
+several (`plugins/graph/replaying/compile_ahead.py`).
 """
 
 from __future__ import annotations

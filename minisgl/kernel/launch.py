@@ -1,9 +1,9 @@
 """Two decorators for functions that run inside a recorded forward pass: `one_launch` and `between_pieces`.
 
-A recorder of torch operations (`minisgl.engine.simulated_graph`) does not see a kernel that torch does not dispatch: a
-Triton kernel, a collective, a planned attention call. It sees a call of a function marked `one_launch` as one
-operation. A recorder of CUDA graphs in pieces ends a piece at each call of a function marked `between_pieces`. This
-module knows neither recorder.
+A recorder of torch operations (`graph=simulated`) does not see a kernel that torch does not dispatch: a Triton kernel,
+a collective, a planned attention call. It sees a call of a function marked `one_launch` as one operation. A recorder of
+CUDA graphs in pieces ends a piece at each call of a function marked `between_pieces`. This module knows neither
+recorder.
 """
 
 from __future__ import annotations

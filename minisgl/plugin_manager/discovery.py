@@ -249,7 +249,7 @@ METHODS = {
     "cache": "match",
     "scheduler": "plan",
     "moe": "forward",
-    "graph": "run",
+    "graph": "wrap",
     "communicator": "all_reduce",
     "speculation": "propose",
     "fp8_gemm": "forward",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import inspect
+import logging
 import os
 import reprlib
 import sys
@@ -38,9 +39,10 @@ from minisgl.plugin_manager.discovery import (
     missing_package,
     near,
 )
+from minisgl.plugin_manager.early import early_functions
 from minisgl.plugin_manager.failures import PluginError, described, mark
 from minisgl.plugin_manager.observer_metrics import ObserverMetrics
-from minisgl.plugin_manager.renamed import FACTORY_HOOKS
+from minisgl.plugin_manager.renamed import ADDED_METHODS, FACTORY_HOOKS
 from minisgl.utils.lazy import lazy
 
 if TYPE_CHECKING:
@@ -52,10 +54,13 @@ __all__ = [
     "Plugin",
     "PluginManager",
     "decode_config",
+    "early_of",
     "encode_config",
     "options_of",
     "plugins_of",
 ]
+
+log = logging.getLogger(__name__)
 
 BUILTINS = (
     "minisgl.plugins.attention.torch",
@@ -297,6 +302,8 @@ class PluginManager:
             raise ConfigError(f"{group}={name}: {missing_package(error)}") from error
         except (ValueError, PluginError) as error:
             raise ConfigError(f"{group}={name}: {error}") from error
+        if not isinstance(made, type):
+            self._add_methods(group, name, made)
         check_made(group, made, f"{group}={name}")
         if calls is not None:
             count_method_calls(made, calls)
@@ -305,6 +312,28 @@ class PluginManager:
         if hooks.printed():
             print(f"build [{os.getpid()}] {group}={name} -> {reprlib.repr(made)}", file=sys.stderr, flush=True)
         return made
+
+    def _add_methods(self, group: str, name: str, made: Any) -> None:
+        """Give a part of a plugin for minisgl 0.2 the methods that such parts have since 0.3, and log a warning.
+
+        Raise `ConfigError` if it can't get the methods.
+        """
+        methods, module, base = ADDED_METHODS.get(group, ((), "", ""))
+        kind: type = type(made)
+        label = f"{group}={name}"
+        missing = [method for method in methods if not hasattr(kind, method)]
+        if not missing:
+            return
+        advice = f"derive {kind.__name__} from {base}: `from {module} import {base}`"
+        try:
+            source = getattr(import_module(module, label), base)
+            added = {method: getattr(source, method) for method in missing}
+            made.__class__ = type(kind)(kind.__name__, (kind,), {**added, "__module__": kind.__module__})
+        except (ConfigError, TypeError) as error:
+            raise ConfigError(f"{label}: {kind.__name__} has no method {missing[0]}: {advice}.") from error
+        log.warning(
+            "%s=%s: %s has no method %s; %s (docs/upgrade-0.3.md)", group, name, kind.__name__, missing[0], advice
+        )
 
     def _build_with_hook(self, group: str, config: Any, given: Mapping[str, Any]) -> Any:
         """Call the hook with which a plugin for minisgl 0.2 builds its part. Raise `ConfigError` if it has none."""
@@ -437,7 +466,7 @@ def encode_config(config: Config, manager: PluginManager) -> bytes:
         if value is not None:
             name = manager.name_of(group, value)
             manager.schema(group, name)
-            groups[group] = [name, asdict(value)]
+            groups[group] = [name, asdict(value), *early_functions(value)]
     return msgspec.msgpack.encode([manager.user_plugins, plain, groups], enc_hook=str)
 
 
@@ -453,11 +482,16 @@ def options_of(data: bytes, *names: str) -> list[Any]:
     return [plain[name] for name in names]
 
 
+def early_of(data: bytes) -> list[str]:
+    """Return the functions that a worker process calls first of all (`started_early`), from `encode_config`'s bytes."""
+    return [function for _, _, *functions in msgspec.msgpack.decode(data)[2].values() for function in functions]
+
+
 def decode_config(data: bytes, manager: PluginManager) -> Config:
     """Return the config that `encode_config` encoded. ``manager`` must have loaded the same plugins."""
     _, plain, groups = msgspec.msgpack.decode(data)
     config = msgspec.convert(plain, Config)
-    for group, (name, values) in groups.items():
+    for group, (name, values, *_) in groups.items():
         setattr(config, group, msgspec.convert(values, manager.schema(group, name), dec_hook=_from_text))
     return config
 

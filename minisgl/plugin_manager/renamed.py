@@ -17,6 +17,11 @@ FACTORY_HOOKS = MappingProxyType(
 """Hooks that built the parts of an engine in 0.2 → the group. Since 0.3, the options dataclass has a method ``build``.
 Plugins with these hooks still work, with a warning."""
 
+ADDED_METHODS = MappingProxyType(
+    {"graph": (("wrap", "wrap_attention"), "minisgl.plugins.graph.replaying", "BucketRunner")}
+)
+"""Group → methods that its parts have since 0.3, and the class of a plugin from which a part for 0.2 gets them."""
+
 RENAMED_OPTIONS = MappingProxyType({"load": "load_format", "server.log_level": "log_level"})
 """Options of the command line: old name → new name."""
 

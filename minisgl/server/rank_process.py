@@ -15,7 +15,6 @@ import zmq
 
 from minisgl.core import InvalidRequestError, Output
 from minisgl.engine.build import LeaderEngine, build_engine, follow
-from minisgl.engine.compile_workers import start_early
 from minisgl.kernel.compilations import Compilations
 from minisgl.message import (
     Abort,
@@ -37,8 +36,9 @@ from minisgl.message import (
     unpack_ids,
 )
 from minisgl.models.resolve import resolve_model
+from minisgl.plugin_manager.early import started_early
 from minisgl.plugin_manager.failures import described
-from minisgl.plugin_manager.manager import PluginManager, decode_config, options_of, plugins_of
+from minisgl.plugin_manager.manager import PluginManager, decode_config, early_of, options_of, plugins_of
 from minisgl.scheduler.build import build_scheduler
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.server.errors import refusal
@@ -69,11 +69,11 @@ def run_rank(
     ``encoded`` is the config, encoded by `encode_config`. ``rendezvous`` is the address (host:port) at which the ranks'
     communicators connect; empty if tp is 1. ``heartbeat`` is None for the ranks from 1 on.
     """
-    start_early(*options_of(encoded, "device", "tp"))  # before the plugins import torch
-    manager = PluginManager.load(plugins_of(encoded))
-    config = decode_config(encoded, manager)
+    with started_early(early_of(encoded), *options_of(encoded, "device", "tp")):  # before the plugins import torch
+        manager = PluginManager.load(plugins_of(encoded))
+        config = decode_config(encoded, manager)
+        engine = build_engine(config, manager, rank, config.tp, rendezvous)
     context = zmq.Context()
-    engine = build_engine(config, manager, rank, config.tp, rendezvous)
     ready = begin_reports(report, manager, engine)
     if heartbeat is not None:
         followers = LocalFollowers(context, addresses) if addresses.followers else None

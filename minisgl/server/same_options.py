@@ -48,6 +48,6 @@ def _values(encoded: bytes) -> dict[str, Any]:
     """Return the options of an encoded config that an engine reads, by key."""
     _, plain, groups = msgspec.msgpack.decode(encoded)
     values = {key: value for key, value in plain.items() if key not in OWN_OPTIONS}
-    for group, (name, options) in groups.items():
+    for group, (name, options, *_) in groups.items():
         values |= {group: name} | {f"{group}.{key}": value for key, value in options.items()}
     return values

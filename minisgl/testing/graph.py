@@ -2,7 +2,7 @@
 
 The engine's forward pass writes one number for each position into a pool of pages, and returns for each row the sum of
 the numbers that the row reads. So a stale sequence length, a missing row or a page that padding overwrote changes a
-sum. The kit uses only the interface `minisgl.engine.graph`, so it applies to every graph runner.
+sum. The kit uses only the interface `BucketRunner`, so it applies to every graph runner.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from minisgl.attention import AttnBatch, GraphKey
 from minisgl.core import I32, EngineSpec
-from minisgl.engine.graph import GraphRunner, StaticInputs
-from minisgl.engine.inputs import GraphInputBuffers
+from minisgl.plugins.graph.replaying import BucketRunner, StaticInputs
+from minisgl.plugins.graph.replaying.inputs import GraphInputBuffers
 
 __all__ = ["RULES", "GraphConformance", "GraphFault", "GraphRig"]
 
@@ -56,7 +56,7 @@ class GraphRig:
     raise `GraphFault` if the runner breaks a rule.
     """
 
-    def __init__(self, runner: GraphRunner, max_rows: int, *, columns: int = 3, device: torch.device | str = "cpu"):
+    def __init__(self, runner: BucketRunner, max_rows: int, *, columns: int = 3, device: torch.device | str = "cpu"):
         self.runner, self.device, page_size = runner, torch.device(device), 2
         pages = max_rows * columns
         self.spec = EngineSpec(page_size, pages, max_rows, max_seq_len=page_size * columns, vocab_size=1000)
@@ -270,7 +270,7 @@ class GraphConformance:
     device: torch.device | str = "cpu"
     """The device of the buffers. "cuda" tests CUDA graphs."""
 
-    def make(self) -> GraphRunner:
+    def make(self) -> BucketRunner:
         """Build a new object of your graph runner."""
         raise NotImplementedError("make(self) must return a new object of the graph runner to test")
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from minisgl.hooks import hookimpl
+from minisgl.plugins.graph.replaying import EARLY
 
 if TYPE_CHECKING:
     from minisgl.engine.graph import GraphRunner
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 @dataclass
 class Auto:
     """The graph runner ``cuda`` on a GPU, and ``none`` on a CPU."""
+
+    early_context: ClassVar[str] = EARLY
 
     def build(self, device: torch.device, build_other: Callable[[str], GraphRunner]) -> GraphRunner:
         return build_other("cuda" if device.type == "cuda" else "none")

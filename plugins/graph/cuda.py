@@ -9,22 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from minisgl.attention import GraphKey
 from minisgl.config import ConfigError
-from minisgl.engine.graph import Buckets, check_sizes
 from minisgl.hooks import hookimpl
+from minisgl.plugins.graph.replaying import EARLY, BucketRunner, Buckets, check_sizes
 
 if TYPE_CHECKING:
-    from minisgl.engine.record import Recording
+    from minisgl.plugins.graph.replaying.record import Recording
 
 
 @dataclass
 class CudaGraph:
     """CUDA graphs for decode steps, and piecewise CUDA graphs for small steps with prompts."""
+
+    early_context: ClassVar[str] = EARLY
 
     max_rows: int = 256
     """Largest bucket of decode rows. Decode steps with more rows are not replayed as one launch."""
@@ -43,7 +45,7 @@ class CudaGraph:
         return CudaGraphRunner(self, device)
 
 
-class CudaGraphRunner:
+class CudaGraphRunner(BucketRunner):
     """Graph runner with CUDA graphs, which all share one memory pool.
 
     Buckets are recorded from the largest to the smallest, so that the smaller ones reuse the memory of the largest.
@@ -82,7 +84,7 @@ class CudaGraphRunner:
         forward: Callable[[Any], torch.Tensor],
     ) -> None:
         """Record ``forward(build(key))`` for each key. Each recording follows a run that initialises libraries."""
-        from minisgl.engine.record import Recorder
+        from minisgl.plugins.graph.replaying.record import Recorder
 
         recorder = Recorder(self.device)
         for key in sorted(keys, reverse=True):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from minisgl.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from minisgl.engine.graph import GraphKey
+    from minisgl.attention import AttentionBackend
+    from minisgl.engine.model_runner import ModelRunner, StepRunner
 
 
 @dataclass
@@ -23,32 +22,19 @@ class NoGraph:
 
 
 class NoGraphRunner:
-    """Graph runner without buckets, which records nothing."""
+    """Graph runner that records nothing."""
 
-    def buckets(self, max_rows: int) -> Sequence[GraphKey]:
-        """Return no buckets."""
-        return ()
+    def wrap_attention(self, backend: AttentionBackend, max_tokens: int) -> AttentionBackend:
+        """Return ``backend`` itself."""
+        return backend
 
-    def capture(
-        self,
-        keys: Sequence[GraphKey],
-        build: Callable[[GraphKey], Any],
-        forward: Callable[[Any], torch.Tensor],
-    ) -> None:
-        """Do nothing. Raises ValueError if there are keys to record."""
-        if keys:
-            raise ValueError(f"graph=none records nothing, but was asked for {list(keys)}")
+    def wrap(self, runner: ModelRunner) -> StepRunner:
+        """Return ``runner`` itself on a CPU. On a GPU, also compute the steps of a warm-up before the first request."""
+        if runner.device.type == "cpu":
+            return runner
+        from minisgl.plugins.graph.replaying.warmup import WarmedRunner
 
-    def pick(self, rows: int, q_len: int, uniform: bool) -> GraphKey | None:
-        """Return None: every step runs eagerly."""
-        return None
-
-    def run(self, key: GraphKey) -> torch.Tensor:
-        """Raise ValueError, because there are no recordings."""
-        raise ValueError(f"graph=none has no recording of {key}")
-
-    def close(self) -> None:
-        """Do nothing."""
+        return WarmedRunner(runner)
 
 
 @hookimpl

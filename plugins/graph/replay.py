@@ -1,8 +1,8 @@
 """`graph=replay`: a graph runner in one file, written to be read: buckets, static buffers, padding and replay.
 
 A decode step launches hundreds of kernels, and each launch costs host time. Recorded once and replayed, the kernels are
-one launch. In return, all tensors must keep the addresses and shapes of the recording. `minisgl.engine.record` makes
-the recordings: CUDA graphs on a GPU, simulated graphs on a CPU, which report broken rules.
+one launch. In return, all tensors must keep the addresses and shapes of the recording. A `Recorder` makes the
+recordings: CUDA graphs on a GPU, simulated graphs on a CPU, which report broken rules.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import torch
 from minisgl.attention import AttnBatch, GraphKey
 from minisgl.core import I32, EngineSpec
 from minisgl.hooks import hookimpl
+from minisgl.plugins.graph.replaying import BucketRunner
 
 if TYPE_CHECKING:
-    from minisgl.engine.record import Recording
+    from minisgl.plugins.graph.replaying.record import Recording
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Replay:
 
 
 class Buffers:
-    """Static input buffers of one bucket; implements `minisgl.engine.graph.StaticInputs`.
+    """Static input buffers of one bucket; implements `minisgl.plugins.graph.replaying.StaticInputs`.
 
     ``packed`` is int32 [5, rows] on the device. Its five lines are: token id (or PENDING), position, out_cache_loc (KV
     location to write: page · page_size + offset), request-pool index, and sequence length (positions that the row
@@ -95,8 +96,8 @@ class Buffers:
     # lab: end
 
 
-class ReplayRunner:
-    """Graph runner of graph=replay; `minisgl.engine.graph.GraphRunner` documents the methods.
+class ReplayRunner(BucketRunner):
+    """Graph runner of graph=replay; `minisgl.plugins.graph.replaying.BucketRunner` documents the methods.
 
     ``replays`` counts replays; ``padded_rows`` counts the padding rows that were computed.
     """
@@ -153,7 +154,7 @@ class ReplayRunner:
         `buckets` returned, in their order. The others have ``shared_prefix``, which makes them larger than the key with
         as many rows. Record them too: `run` gets them, but `bucket` never returns one. ``keys`` must not change.
         """
-        from minisgl.engine.record import Recorder
+        from minisgl.plugins.graph.replaying.record import Recorder
 
         recorder = Recorder(self.device)
         # 1. All recordings share memory, because only one is replayed at a time. Record the largest bucket first: the

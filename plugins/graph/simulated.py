@@ -2,7 +2,7 @@
 
 The rules are, among others: fixed shapes, static buffers, no reads of tensor values on the host. Code that breaks a
 rule raises an error that names the rule, at start or at the replay. On a GPU the same code may silently compute wrong
-results. `minisgl.engine.simulated_graph` implements recording and replay.
+results. `minisgl.plugins.graph.replaying.simulated_graph` implements recording and replay.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 
 from minisgl.attention import GraphKey
 from minisgl.config import ConfigError
-from minisgl.engine.graph import Buckets, check_sizes
 from minisgl.hooks import hookimpl
+from minisgl.plugins.graph.replaying import BucketRunner, Buckets, check_sizes
 
 if TYPE_CHECKING:
-    from minisgl.engine.simulated_graph import SimulatedGraph
+    from minisgl.plugins.graph.replaying.simulated_graph import SimulatedGraph
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Simulated:
         return SimulatedRunner(self)
 
 
-class SimulatedRunner:
+class SimulatedRunner(BucketRunner):
     """Graph runner with a simulated graph for each bucket.
 
     ``padded_rows`` counts the padding rows (in piecewise buckets: tokens) of all replays.
@@ -80,7 +80,7 @@ class SimulatedRunner:
         forward: Callable[[Any], torch.Tensor],
     ) -> None:
         """Record ``forward(build(key))`` for each key. Raises `ConfigError` if the model or a backend breaks a rule."""
-        from minisgl.engine.simulated_graph import GraphViolation, record
+        from minisgl.plugins.graph.replaying.simulated_graph import GraphViolation, record
 
         for key in keys:
             inputs = build(key)

@@ -11,6 +11,7 @@ from minisgl.core import I32, PENDING, EngineSpec, Step
 from minisgl.engine import inputs
 from minisgl.engine.inputs import InputBuilder
 from minisgl.engine.sampler import SamplePlan
+from minisgl.plugins.graph.replaying.inputs import GraphInputBuffers
 
 CPU = torch.device("cpu")
 
@@ -100,7 +101,7 @@ def test_graph_buffers_fill() -> None:
     """`GraphInputBuffers.fill` writes into the same memory, and pads with the scratch row and the scratch page."""
     spec = EngineSpec(4, 10, 6, 32, 9)
     builder = InputBuilder(spec, CPU)
-    buffers = builder.graph_buffers(GraphKey(4))
+    buffers = GraphInputBuffers(GraphKey(4), spec, builder.page_table, CPU)
     address = buffers.tokens.packed.data_ptr()
     for rows in (i32(2, 5, 1), i32(3)):
         n = len(rows)

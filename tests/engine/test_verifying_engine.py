@@ -13,11 +13,12 @@ import torch
 
 from minisgl.attention import MAX_PROJECTED_ROWS
 from minisgl.core import EngineDeadError, SamplingParams, TokenMasks
-from minisgl.engine import inputs, kv_sizing
+from minisgl.engine import kv_sizing
 from minisgl.engine.build import LeaderEngine, build_engine
 from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.graph.replaying import inputs as replaying_inputs
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.oracle import Oracle
 from minisgl.testing.ranks import leader_engine
@@ -77,7 +78,7 @@ def test_promise_8_verification(
 ) -> None:
     """Verification gives the tokens and log-probabilities of decoding one by one, also replayed in pieces or whole."""
     if words == PIECEWISE:
-        monkeypatch.setattr(inputs, "MAX_REPEATED_TOKENS", -1)
+        monkeypatch.setattr(replaying_inputs, "MAX_REPEATED_TOKENS", -1)
     with engine_of(manager, path, *words) as engine:
         check_verification(engine, expected, seed=len(words) + late, late=late)
         if words:
@@ -94,7 +95,7 @@ def test_one_launch_for_few_repeated_reads(manager: PluginManager, path: Path, m
         writer = StepWriter(engine.spec)
         run_step(engine, writer.step(RowSpec.prompt(0, prompt, GREEDY), RowSpec.prompt(1, prompt, GREEDY)))
         for limit, replays in ((27, 1), (26, 0)):  # the row has 27 tokens, and two of them in this step
-            monkeypatch.setattr(inputs, "MAX_REPEATED_TOKENS", limit)
+            monkeypatch.setattr(replaying_inputs, "MAX_REPEATED_TOKENS", limit)
             before = {key.rows: graph.replays for key, graph in graphs.items() if not key.piecewise}
             run_step(engine, writer.step(RowSpec.decode(1, 25), RowSpec.verify(0, 25, [7])))
             after = {key.rows: graph.replays for key, graph in graphs.items() if not key.piecewise}

@@ -14,8 +14,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed here")
 
-from minisgl.engine.compile_ahead import Case, _kernels_of
-from minisgl.engine.record import Recorder
+from minisgl.plugins.graph.replaying.compile_ahead import Case, _kernels_of
+from minisgl.plugins.graph.replaying.record import Recorder
 
 PROGRAM = """
 import json

@@ -18,14 +18,15 @@ pytest.importorskip("triton", reason="Triton is not installed here")
 from torch import Tensor
 
 from minisgl import LLM, SamplingParams
-from minisgl.engine import inputs
 from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine
 from minisgl.engine.followers import start_engine
+from minisgl.engine.rounds import RoundsRunner
 from minisgl.kernel import rounds
 from minisgl.kernel.triton import rounds as triton_rounds
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.graph.replaying import inputs as replaying_inputs
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.steps import RowSpec, StepWriter
 from minisgl.testing.verification import check_rounds, decode_one_by_one, follow, run_step
@@ -42,13 +43,15 @@ def manager() -> PluginManager:
 def watch(engine: TorchEngine) -> list[int]:
     """Return a list to which each step that is computed by replays of one graph adds its number of rounds."""
     seen: list[int] = []
-    real = engine._replay_rounds
+    runner = engine.runner
+    assert isinstance(runner, RoundsRunner)
+    real = runner._repeat_on_device
 
-    def counted(step: Any, *rest: Any) -> Any:
-        seen.append(step.rounds)
-        return real(step, *rest)
+    def counted(forward: Any, *rest: Any) -> Any:
+        seen.append(forward.step.rounds)
+        return real(forward, *rest)
 
-    engine._replay_rounds = counted  # type: ignore[method-assign]
+    runner._repeat_on_device = counted  # type: ignore[method-assign]
     return seen
 
 
@@ -128,7 +131,7 @@ def test_promise_8_rounds(
     manager: PluginManager, tmp_path: Path, device: torch.device, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of several rounds, computed by replays of one graph, give the tokens of decoding one by one."""
-    monkeypatch.setattr(inputs, "MAX_REPEATED_TOKENS", 1 << 14)
+    monkeypatch.setattr(replaying_inputs, "MAX_REPEATED_TOKENS", 1 << 14)
     path = tiny_checkpoint("qwen3", tmp_path)
     words = [f"model={path}", *WORDS, f"device={device.type}", "graph=" + ("cuda" if compiled else "simulated")]
     engine = build_engine(compose(manager, words), manager)

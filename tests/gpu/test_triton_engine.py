@@ -81,7 +81,7 @@ def test_promise_8_shared_prefix(
     with LLM(str(model), overrides=words) as llm:
         outputs = [output.token_ids for output in llm.generate(asked, greedy)]
         if graph == "cuda":
-            assert any(key.shared_prefix for key in llm.engine._buffers)  # type: ignore[attr-defined]
+            assert any(key.shared_prefix for key in llm.engine.runner.buffers)  # type: ignore[attr-defined]
     assert sum(lengths) >= tokens - 1
     Oracle(model).check_all(asked, outputs)
 

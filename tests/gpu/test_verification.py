@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from minisgl.core import Admission, EngineSpec, SamplingParams, TokenMasks
-from minisgl.engine import inputs
 from minisgl.engine.build import build_engine
 from minisgl.engine.engine import TorchEngine
 from minisgl.engine.followers import start_engine
@@ -21,6 +20,7 @@ from minisgl.engine.inputs import InputBuilder
 from minisgl.engine.sampler import Sampler
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.graph.replaying import inputs as replaying_inputs
 from minisgl.testing.checkpoints import tiny_checkpoint
 from minisgl.testing.oracle import Oracle
 from minisgl.testing.steps import RowSpec, StepWriter
@@ -68,7 +68,7 @@ def test_promise_8_verification(
 ) -> None:
     """Verification gives the tokens and log-probabilities of decoding one by one, for all sampling parameters."""
     words = [f"attention={attention}", *graphs]
-    monkeypatch.setattr(inputs, "MAX_REPEATED_TOKENS", 1 << 14 if graphs == ONE_LAUNCH else -1)
+    monkeypatch.setattr(replaying_inputs, "MAX_REPEATED_TOKENS", 1 << 14 if graphs == ONE_LAUNCH else -1)
     with engine_of(manager, path, *words) as engine:
         expected = decode_one_by_one(engine, 40)
     for late in (False, True):
@@ -92,7 +92,7 @@ def test_verification_in_half_precision(
     """
     if attention != "triton":
         pytest.importorskip("flashinfer", reason="FlashInfer is not installed here")
-    monkeypatch.setattr(inputs, "MAX_REPEATED_TOKENS", limit)
+    monkeypatch.setattr(replaying_inputs, "MAX_REPEATED_TOKENS", limit)
     words = [f"attention={attention}", "dtype=bfloat16", *GRAPHS]
     path, prompt = tiny_checkpoint("qwen3", tmp_path, head_dim=64), list(range(5, 40))
     oracle = Oracle(path)

@@ -4,7 +4,7 @@ Grade it:  python -m minisgl.lab test replay     (`hint replay` for a hint)
 Serve it:  python -m minisgl plugins=my_replay.py graph=mine
 """
 
-# minisgl lab replay, skeleton 8e4ddcad8a (minisgl 0.2.0)
+# minisgl lab replay, skeleton f4041664fa (minisgl 0.2.0)
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ import torch
 from minisgl.attention import AttnBatch, GraphKey
 from minisgl.core import I32, EngineSpec
 from minisgl.hooks import hookimpl
+from minisgl.plugins.graph.replaying import BucketRunner
 
 if TYPE_CHECKING:
-    from minisgl.engine.record import Recording
+    from minisgl.plugins.graph.replaying.record import Recording
 
 
 @dataclass
@@ -39,7 +40,7 @@ class Mine:
 
 
 class Buffers:
-    """Static input buffers of one bucket; implements `minisgl.engine.graph.StaticInputs`.
+    """Static input buffers of one bucket; implements `minisgl.plugins.graph.replaying.StaticInputs`.
 
     ``packed`` is int32 [5, rows] on the device. Its five lines are: token id (or PENDING), position, out_cache_loc (KV
     location to write: page · page_size + offset), request-pool index, and sequence length (positions that the row
@@ -79,8 +80,8 @@ class Buffers:
         raise NotImplementedError
 
 
-class MyRunner:
-    """Graph runner of graph=replay; `minisgl.engine.graph.GraphRunner` documents the methods.
+class MyRunner(BucketRunner):
+    """Graph runner of graph=replay; `minisgl.plugins.graph.replaying.BucketRunner` documents the methods.
 
     ``replays`` counts replays; ``padded_rows`` counts the padding rows that were computed.
     """

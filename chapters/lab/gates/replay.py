@@ -29,9 +29,9 @@ from minisgl.chapters.lab.grader.server_gate import facts
 from minisgl.chapters.lab.grader.torch_operations import DeviceReads
 from minisgl.chapters.lab.grader.two_devices import TwoDevices
 from minisgl.core import PENDING, EngineSpec, Step
-from minisgl.engine.graph import StaticInputs
-from minisgl.engine.record import Recorder, Recording
-from minisgl.engine.simulated_graph import GraphViolation
+from minisgl.plugins.graph.replaying import BucketRunner, StaticInputs
+from minisgl.plugins.graph.replaying.record import Recorder, Recording
+from minisgl.plugins.graph.replaying.simulated_graph import GraphViolation
 from minisgl.testing.graph import RULES, GraphFault, GraphRig
 
 CPU = torch.device("cpu")
@@ -51,7 +51,7 @@ class Counted:
         return self._recording.replay()
 
 
-class Plain:
+class Plain(BucketRunner):
     """A correct graph runner with one bucket for each of ``sizes``. A gate replaces some of its methods."""
 
     def __init__(self, sizes: Sequence[int]):

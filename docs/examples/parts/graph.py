@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from minisgl import hookimpl
 from minisgl.attention import GraphKey
+from minisgl.plugins.graph.replaying import BucketRunner
 
 
 @dataclass
@@ -14,7 +15,7 @@ class Small:
         return SmallRunner(build_other("cuda" if device.type == "cuda" else "simulated"))
 
 
-class SmallRunner:
+class SmallRunner(BucketRunner):
     def __init__(self, runner):
         self.capture, self.run, self.close = runner.capture, runner.run, runner.close
         self.runner = runner

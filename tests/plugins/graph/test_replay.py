@@ -10,7 +10,6 @@ import torch
 
 from minisgl import LLM, SamplingParams
 from minisgl.attention import GraphKey
-from minisgl.plugins.graph.none import NoGraphRunner
 from minisgl.plugins.graph.replay import Buffers, Replay, ReplayRunner
 from minisgl.plugins.graph.simulated import Simulated, SimulatedRunner
 from minisgl.testing.graph import GraphConformance, GraphFault, GraphRig
@@ -38,13 +37,6 @@ class TestSimulated(GraphConformance):
 
     def make(self) -> SimulatedRunner:
         return SimulatedRunner(Simulated())
-
-
-class TestNone(GraphConformance):
-    """The kit of graph runners applied to graph=none."""
-
-    def make(self) -> NoGraphRunner:
-        return NoGraphRunner()
 
 
 def generate(*overrides: str, tokens: int = 9) -> tuple[list[Sequence[int]], Any]:

@@ -11,8 +11,8 @@ import torch
 from minisgl import LLM, SamplingParams
 from minisgl.attention import GraphKey
 from minisgl.config import ConfigError
-from minisgl.engine import piecewise
 from minisgl.plugins.graph.cuda import CudaGraph, CudaGraphRunner
+from minisgl.plugins.graph.replaying import piecewise
 from minisgl.plugins.graph.simulated import Simulated, SimulatedRunner
 from minisgl.testing.checkpoints import tiny_checkpoint
 

@@ -8,7 +8,8 @@ import torch
 from minisgl import hookimpl
 from minisgl.attention import AttnBatch, GraphKey
 from minisgl.engine.inputs import ModelInputs
-from minisgl.engine.record import Recorder
+from minisgl.plugins.graph.replaying import BucketRunner
+from minisgl.plugins.graph.replaying.record import Recorder
 
 
 @dataclass
@@ -45,7 +46,7 @@ class Static:
         return self.batch
 
 
-class Static8:
+class Static8(BucketRunner):
     def __init__(self, device):
         self.device, self.entries = device, []  # (key, recording) of each bucket
 

@@ -5,7 +5,7 @@
 
 class MyRunner:
     def capture(self, keys, build, forward):
-        from minisgl.engine.record import Recorder
+        from minisgl.plugins.graph.replaying.record import Recorder
 
         recorder = Recorder(self.device)
         for key in sorted(keys):

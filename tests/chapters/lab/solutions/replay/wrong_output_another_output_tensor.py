@@ -41,7 +41,7 @@ class MyRunner:
     def capture(
         self, keys: Sequence[GraphKey], build: Callable[[GraphKey], Any], forward: Callable[[Any], torch.Tensor]
     ) -> None:
-        from minisgl.engine.record import Recorder
+        from minisgl.plugins.graph.replaying.record import Recorder
 
         recorder = Recorder(self.device)
         for key in sorted(keys, key=lambda key: key.rows, reverse=True):

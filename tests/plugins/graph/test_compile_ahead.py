@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from minisgl.engine.compile_ahead import Case, _kernels_of
+from minisgl.plugins.graph.replaying.compile_ahead import Case, _kernels_of
 
 OUT_OF_MEMORY = (
     torch.OutOfMemoryError("CUDA out of memory.\nSee the documentation"),

@@ -3,9 +3,8 @@
 Triton compiles a kernel when it is first launched, one after another: on a machine without compiled kernels on disk,
 the start of an engine waits for some sixty kernels. So `compile_ahead` records the forward passes of all buckets and of
 a few steps that no bucket holds before, in CUDA graphs that are thrown away, so that no recorded operation is executed.
-It notes the kernels that Triton would compile.
-Other processes compile them (`minisgl.engine.compile_workers`), because a compilation in Triton holds Python's global
-lock for most of its time. Triton's cache on disk passes the results on.
+It notes the kernels that Triton would compile. Other processes compile them (`CompileWorkers`), because a compilation
+in Triton holds Python's global lock for most of its time. Triton's cache on disk passes the results on.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minisgl.engine.compile_workers import CompileWorkers, take_early
-from minisgl.engine.record import Recorder
 from minisgl.kernel.compile_worker import Request
+from minisgl.plugins.graph.replaying.compile_workers import CompileWorkers, take_early
+from minisgl.plugins.graph.replaying.record import Recorder
 
 __all__ = ["Case", "compile_ahead"]
 
@@ -29,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Case(NamedTuple):
-    """A forward pass ``forward(build())``. It can be recorded (`minisgl.engine.record`), with ``piecewise`` in pieces.
+    """A forward pass ``forward(build())``. It can be recorded (`Recorder.record`), with ``piecewise`` in pieces.
 
     ``build`` is called before the recording begins.
     """

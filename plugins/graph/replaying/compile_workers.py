@@ -1,4 +1,4 @@
-"""Processes that compile Triton kernels for an engine, which `minisgl.engine.compile_ahead` gives them.
+"""Processes that compile Triton kernels for an engine, which `compile_ahead` gives them.
 
 A process needs about four seconds to import torch, so `start_early` starts them before this process itself imports
 torch: both imports then take place at the same time. This module imports no torch.

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from minisgl.engine import piecewise
-from minisgl.engine.piecewise import PiecewiseAttention
+from minisgl.plugins.graph.replaying import piecewise
+from minisgl.plugins.graph.replaying.piecewise import PiecewiseAttention
 
 
 @pytest.mark.parametrize("recorded_zeros", [0, 1024])

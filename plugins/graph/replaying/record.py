@@ -1,7 +1,7 @@
 """Recording of a forward pass: its kernel launches are recorded once and replayed as one launch.
 
 Graph runners are built on this module. On a GPU a recording is a CUDA graph. On a CPU it is a simulated graph, which
-enforces the same rules (`minisgl.engine.simulated_graph`). The graph runner decides which steps are recorded, on which
+enforces the same rules (`simulated_graph.py` here). The graph runner decides which steps are recorded, on which
 inputs, and which recording serves a step.
 """
 
@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from minisgl.config import ConfigError
-from minisgl.engine.simulated_graph import GraphViolation, record
 from minisgl.kernel.launch import recording
+from minisgl.plugins.graph.replaying.simulated_graph import GraphViolation, record
 
 __all__ = ["Recorder", "Recording"]
 

@@ -1,28 +1,30 @@
 """Steps that an engine computes before its first request, so that no request waits for a compiler or a library.
 
 A kernel is compiled, or loaded from a cache on disk, when it is first launched with arguments of a new kind. The graphs
-launch most kernels when they are recorded; sampling, the attention of prompts and steps without a bucket remain. So
-`warm_up` computes steps of all kinds: prompts of different lengths, decode rows with each part of sampling, and steps
-that mix them. They read and write the scratch page only, and leave nothing behind that a request can see.
+launch most kernels when they are recorded; sampling, the attention of prompts and steps without a bucket remain. So the
+engine computes the steps of `warm_up_steps`: prompts of different lengths, decode rows with each part of sampling, and
+steps that mix them. They read and write the scratch page only, and leave nothing behind that a request can see.
 """
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from minisgl.core import I32, PENDING, Admission, EngineSpec, PromptRange, SamplingParams, Step, TokenMasks
+from minisgl.core import I32, PENDING, Admission, EngineSpec, PromptRange, SamplingParams, Step
 
 if TYPE_CHECKING:
-    from minisgl.engine.engine import TorchEngine
+    import torch
 
-__all__ = ["KINDS", "steps_with_prompts", "warm_up"]
+    from minisgl.engine.model_runner import ModelRunner
 
-log = logging.getLogger(__name__)
+__all__ = ["KINDS", "WarmedRunner", "steps_with_prompts", "warm_up_steps"]
+
+WARMED_DEVICES = ("cuda",)
+"""Types of devices on which an engine computes steps before it is ready. A CPU's kernels are compiled when it is built.
+"""
 
 KINDS = (
     SamplingParams(temperature=0.0),
@@ -69,21 +71,30 @@ class _Row(NamedTuple):
     drafts: int = 0
 
 
-def warm_up(engine: TorchEngine, max_tokens: int, *, drafting: bool = False, rounds: int = 1) -> None:
-    """Compute steps of all kinds with ``engine``, each of at most ``max_tokens`` tokens, and wait for their results.
+def warm_up_steps(
+    spec: EngineSpec, device: torch.device, max_tokens: int, *, drafting: bool, rounds: int
+) -> Iterable[Step]:
+    """Return steps of all kinds, each of at most ``max_tokens`` tokens of prompts; none where it is not needed.
 
-    With ``drafting``, also steps that verify drafts: in up to ``rounds`` rounds. No step may be in flight. With several
-    ranks, each rank must call this: all write the same steps. The ids of these steps do not count: the first step of a
-    scheduler has the id 0 as well.
+    With ``drafting``, also steps that verify drafts: in up to ``rounds`` rounds. All ranks get the same steps. Their
+    ids do not count: the first step of a scheduler has the id 0 as well.
     """
-    started, steps = time.monotonic(), _Steps(engine.spec)
-    for step in steps.all(max_tokens, drafting=drafting, rounds=rounds):
-        engine.launch(step)
-        if step.late_sampling and engine.rank == 0:
-            bits = np.full((1, -(-engine.spec.vocab_size // 32)), -1, np.int32)
-            engine.sample(TokenMasks(np.zeros(1, np.int32), bits))
-        engine.result()
-    log.info("computed %d steps to warm up in %.1f s", steps.next_id, time.monotonic() - started)
+    if device.type not in WARMED_DEVICES:
+        return ()
+    return _Steps(spec).all(max_tokens, drafting=drafting, rounds=rounds)
+
+
+class WarmedRunner:
+    """Runs steps as ``runner`` does, after the steps of a warm-up."""
+
+    def __init__(self, runner: ModelRunner):
+        self.runner = runner
+        self.start, self.begin, self.forward = runner.start, runner.begin, runner.forward
+        self.sample, self.close = runner.sample, runner.close
+
+    def warm_up_steps(self, max_tokens: int, *, drafting: bool, rounds: int) -> Iterable[Step]:
+        """Return steps of all kinds on a GPU."""
+        return warm_up_steps(self.runner.spec, self.runner.device, max_tokens, drafting=drafting, rounds=rounds)
 
 
 def steps_with_prompts(spec: EngineSpec) -> list[Step]:

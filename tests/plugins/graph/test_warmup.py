@@ -8,10 +8,11 @@ import torch
 
 from minisgl import LLM, SamplingParams
 from minisgl.core import PENDING, Step
-from minisgl.engine import build, sampler, warmup
+from minisgl.engine import sampler
 from minisgl.engine.engine import TorchEngine
 from minisgl.options.compose import compose
 from minisgl.plugin_manager.manager import PluginManager
+from minisgl.plugins.graph.replaying import warmup
 from minisgl.testing.ranks import leader_engine
 from minisgl.testing.steps import RowSpec, StepWriter
 
@@ -26,8 +27,12 @@ def test_a_warm_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> Non
     with LLM("tutor", overrides=[*OPTIONS, "verification_rounds=3"]) as llm:
         engine = llm.engine
         assert isinstance(engine, TorchEngine)
-        warmup.warm_up(engine, 48, drafting=True, rounds=3)
-        assert (engine._inputs.page_table == engine.spec.num_pages).all()
+        monkeypatch.setattr(warmup, "WARMED_DEVICES", ("cpu",))
+        steps = list(warmup.warm_up_steps(engine.spec, engine.device, 48, drafting=True, rounds=3))
+        monkeypatch.setattr(engine.runner, "warm_up_steps", lambda *args, **options: steps)
+        engine.warm_up(48, drafting=True, rounds=3)
+        assert len(steps) > 10
+        assert (engine.model_runner.inputs.page_table == engine.spec.num_pages).all()
         assert engine.ctx.pool is not None
         for k, v in map(engine.ctx.pool.layer, range(2)):
             assert not k[: engine.spec.num_pages].any()
@@ -41,8 +46,8 @@ def test_all_ranks_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """With two ranks, both compute the same steps, and a prompt's first token is that of one rank."""
     manager, tokens = PluginManager.load(), []
     for size, devices in ((1, ()), (2, ("cpu",))):
-        monkeypatch.setattr(build, "WARMED_DEVICES", devices)
-        config = compose(manager, ["model=tutor", *OPTIONS, f"tp={size}"])
+        monkeypatch.setattr(warmup, "WARMED_DEVICES", devices)
+        config = compose(manager, ["model=tutor", *OPTIONS, f"tp={size}", "graph=simulated"])
         with leader_engine(config, manager) as engine:
             prompt = RowSpec.prompt(0, range(30, 60), SamplingParams(temperature=0.0))
             engine.launch(StepWriter(engine.spec).step(prompt))

@@ -1,0 +1,218 @@
+"""The plain run of a `Step` on one rank: prepare its inputs, run the model, sample. SGLang and vLLM: `ModelRunner`.
+
+A step is computed operation by operation. A part of the group `graph` may wrap this runner, to launch the same
+operations with less host time; it calls the methods `prepare`, `hidden` and `logits` that `forward` consists of. The
+runner knows steps and tensors. Streams, steps in flight and results belong to `minisgl.engine.engine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minisgl.attention import AttentionBackend, AttnBatch
+from minisgl.core import EngineSpec, Step, TokenMasks
+from minisgl.engine.inputs import InputBuilder, ModelInputs
+from minisgl.engine.prompt_logprobs import PromptPositions, score_prompt
+from minisgl.engine.sampler import Sampled, SamplePlan, Sampler, SamplingInputs
+from minisgl.engine.verification import Accepted
+from minisgl.layers.context import Context
+from minisgl.models.decoder import Model
+
+__all__ = ["Forward", "ModelRunner", "Prepared", "StepRunner"]
+
+
+class Prepared(NamedTuple):
+    """The inputs of a step on the device. Attention has been planned for them."""
+
+    step: Step
+    tokens: ModelInputs
+    sampling: SamplingInputs | None  # None: no row samples
+    prompt: PromptPositions | None  # None: the step scores no prompt
+    batch: AttnBatch
+    indices: Tensor | None  # int32: tokens whose hidden states are needed: first those to sample after. None: all
+
+    @property
+    def num_sampled(self) -> int:
+        """Number of positions after which the step samples."""
+        return 0 if self.sampling is None else len(self.sampling.req_pool_indices)
+
+
+class Forward(NamedTuple):
+    """A step whose forward pass was launched, before it samples.
+
+    ``logits`` [sampled positions, vocab] and ``sampling`` are None if no row samples. ``scores`` is the result of
+    `score_prompt`, empty if the step scores no prompts.
+    """
+
+    step: Step
+    logits: Tensor | None
+    sampling: SamplingInputs | None
+    scores: dict[str, Tensor]
+    repeat: Any | None = None  # a `minisgl.engine.rounds.Repeatable`, from a wrapper that can launch the pass again
+
+
+class StepRunner(Protocol):
+    """A runner of steps, as the engine calls it: `ModelRunner`, or an object that wraps one."""
+
+    def start(self) -> None:
+        """Make the attention backend ready, and whatever else the first step needs. Called once, on the stream."""
+
+    def begin(self, step: Step) -> None:
+        """Apply the admissions and page-table updates of a step. Called before its `forward`."""
+
+    def forward(self, step: Step) -> Forward:
+        """Launch the forward pass of a step. The logits are valid until the next call."""
+
+    def sample(self, forward: Forward, masks: TokenMasks | None) -> dict[str, Tensor]:
+        """Choose the tokens of a step, under ``masks``, on rank 0, and give them to all ranks.
+
+        Returns the tensors of which `minisgl.engine.results.read_result` makes the result, by name.
+        """
+
+    def warm_up_steps(self, max_tokens: int, *, drafting: bool, rounds: int) -> Iterable[Step]:
+        """Return steps for the engine to compute before the first request.
+
+        They have at most ``max_tokens`` tokens of prompts, and write the scratch page only. With ``drafting``, some
+        verify drafts, in up to ``rounds`` rounds.
+        """
+
+    def close(self) -> None:
+        """Release what the runner holds. The engine calls it before it closes the communicator."""
+
+
+class ModelRunner:
+    """Runs steps operation by operation. ``max_step_tokens`` is the largest number of tokens of a step with prompts.
+
+    ``rank`` 0 of ``size`` ranks samples, and sends the tokens to the others.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        attention: AttentionBackend,
+        ctx: Context,
+        spec: EngineSpec,
+        *,
+        max_step_tokens: int,
+        rank: int = 0,
+        size: int = 1,
+    ):
+        self.model, self.attention, self.ctx, self.spec = model, attention, ctx, spec
+        self.max_step_tokens, self.rank, self.size, self.device = max_step_tokens, rank, size, ctx.device
+        self.sampler = Sampler(spec.max_running_requests, spec.vocab_size, self.device)
+        self.inputs = InputBuilder(spec, self.device, detect_shared_prefix=attention.needs().shared_prefix)
+        # [request-pool rows, the scratch row included]: the token that the row sampled last.
+        self.last_token_ids = torch.zeros(spec.max_running_requests + 1, dtype=torch.int64, device=self.device)
+
+    def start(self) -> None:
+        """Bind the attention backend to the KV pool and the layers. It may launch kernels."""
+        assert self.ctx.pool is not None
+        self.attention.bind(self.ctx.pool, self.model.attention_layers(), ())
+
+    def warm_up_steps(self, max_tokens: int, *, drafting: bool, rounds: int) -> Iterable[Step]:
+        """Return no steps."""
+        return ()
+
+    def close(self) -> None:
+        """Drop model, attention backend, and the tensors of inputs and sampling."""
+        vars(self).clear()
+
+    # ---- a step ---------------------------------------------------------------------------------
+
+    def begin(self, step: Step) -> None:
+        """Apply the admissions and page-table updates of a step."""
+        if self.rank == 0:  # other ranks receive rank 0's sampled tokens and keep no sampling state
+            self.sampler.admit(step.admissions)
+        self.inputs.update_page_table(step)
+
+    def forward(self, step: Step) -> Forward:
+        """Launch the forward pass of a step: prepare its inputs, run the model, compute logits."""
+        prepared = self.prepare(step)
+        return self.logits(prepared, self.hidden(prepared))
+
+    def prepare(self, step: Step) -> Prepared:
+        """Build the inputs of the model and of sampling, and plan attention."""
+        plan = self.plan_sampling(step)
+        tokens, batch = self.inputs.build(step)
+        self.attention.plan(batch)
+        sampling = None if plan is None else self.inputs.sampling_inputs(step, plan, batch)
+        prompt = self.inputs.prompt_positions(step) if step.prompt_logprobs else None
+        indices: Tensor | None
+        if sampling is None:  # if no hidden state is needed, pass token 0 as a dummy: the model needs an index
+            indices = batch.cu_seqlens_q[:1] if prompt is None else prompt.indices
+        else:
+            indices = sampling.logits_indices
+            if prompt is not None and indices is not None:
+                indices = torch.cat((indices, prompt.indices))
+        return Prepared(step, tokens, sampling, prompt, batch, indices)
+
+    def hidden(self, prepared: Prepared) -> Tensor:
+        """Run the model. Return the hidden states [tokens, hidden] of the tokens in ``prepared.indices``."""
+        return self.model.forward(*self.resolve(prepared.tokens), prepared.indices)
+
+    def logits(self, prepared: Prepared, hidden: Tensor) -> Forward:
+        """Compute the logits of the positions that sample, and the scores of prompt tokens."""
+        num_sampled, scores = prepared.num_sampled, {}
+        logits = None if prepared.sampling is None else self.model.logits(hidden[:num_sampled])
+        if prepared.prompt is not None:
+            scores = score_prompt(hidden[num_sampled:], prepared.prompt, self.model.logits, self.spec.vocab_size)
+        return Forward(prepared.step, logits, prepared.sampling, scores)
+
+    def sample(self, forward: Forward, masks: TokenMasks | None) -> dict[str, Tensor]:
+        """Choose the tokens of a step. Return them, with their log-probabilities and the scores of prompts, by name."""
+        tensors = forward.scores
+        if forward.logits is None or forward.sampling is None:
+            return tensors
+        sampled, accepted = self.choose(forward.logits, forward.sampling, masks)
+        tensors["tokens"] = sampled.tokens
+        if sampled.chosen is not None:
+            tensors |= sampled._asdict()
+        if accepted is not None:
+            tensors["accepted"] = accepted.length
+        return tensors
+
+    # ---- its parts ------------------------------------------------------------------------------
+
+    def plan_sampling(self, step: Step) -> SamplePlan | None:
+        """Return the plan of sampling for all sampled positions of the step. None: no row samples."""
+        if step.num_decode == step.rows:
+            return self.sampler.plan(step.req_pool_indices)
+        req_pool_indices = np.repeat(step.req_pool_indices, step.num_sampled_tokens)
+        return self.sampler.plan(req_pool_indices) if len(req_pool_indices) else None
+
+    def resolve(self, tokens: ModelInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """Return token ids, positions and out_cache_loc (KV locations to write), int64 [tokens] each.
+
+        A PENDING id is replaced by the token that its request-pool row sampled last.
+        """
+        input_ids, positions, out_cache_loc, req_pool_indices = tokens.packed[:4].long().unbind()
+        if tokens.pending:
+            input_ids = torch.where(input_ids < 0, self.last_token_ids.index_select(0, req_pool_indices), input_ids)
+        return input_ids, positions, out_cache_loc
+
+    def choose(
+        self, logits: Tensor, inputs: SamplingInputs, masks: TokenMasks | None = None
+    ) -> tuple[Sampled, Accepted | None]:
+        """Sample, and compare the tokens with the drafts, if there are any. Only rank 0 has log-probabilities."""
+        sampled = self.draw(logits, inputs, masks)
+        rows, last_token_ids, accepted = inputs.req_pool_indices, sampled.tokens, None
+        if inputs.verification is not None:
+            accepted = inputs.verification.accept(sampled.tokens)
+            rows, last_token_ids = inputs.verification.req_pool_indices, accepted.last
+        self.last_token_ids.index_put_((rows,), last_token_ids)  # no index occurs twice
+        if self.rank == 0:
+            self.sampler.commit(sampled.tokens, inputs, accepted)
+        return sampled, accepted
+
+    def draw(self, logits: Tensor, inputs: SamplingInputs, masks: TokenMasks | None = None) -> Sampled:
+        """Sample on rank 0, and give the tokens to all ranks."""
+        if self.rank == 0:
+            sampled = self.sampler.sample(logits, inputs, masks)
+        else:
+            sampled = Sampled(torch.empty(len(inputs.req_pool_indices), dtype=torch.int64, device=self.device))
+        return sampled if self.size == 1 else sampled._replace(tokens=self.ctx.comm.broadcast(sampled.tokens, src=0))

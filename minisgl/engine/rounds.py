@@ -1,0 +1,129 @@
+"""Steps of several rounds of verification: a runner that wraps another one (option ``verification_rounds``).
+
+In each round, rows verify drafts and go on after the last token that counts. Between two rounds of a step, this runner
+drafts again from the tokens that it keeps of each request. Without it, every step has one round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minisgl.core import PENDING, Admission, Step, TokenMasks
+from minisgl.engine.model_runner import Forward, ModelRunner, StepRunner
+from minisgl.engine.sampler import PENALTY, SamplingInputs
+from minisgl.engine.verification import Accepted
+from minisgl.kernel.rounds import advance, next_drafts
+
+__all__ = ["Repeatable", "RoundsRunner", "history_bytes"]
+
+
+def history_bytes(max_seq_len: int) -> int:
+    """Return the bytes of device memory for the tokens that `RoundsRunner` keeps of a request-pool row."""
+    return 4 * (max_seq_len + 1)
+
+
+class Repeatable(Protocol):
+    """A forward pass that can be launched again on inputs that the device has changed."""
+
+    @property
+    def packed(self) -> Tensor:
+        """The inputs: int32 [5, rows], as `InputBuilder.token_rows` packs them."""
+
+    def run(self) -> Tensor:
+        """Launch the forward pass again. Return the logits [rows, vocab], in the same tensor each time."""
+
+
+class RoundsRunner:
+    """Wraps a runner of steps of one round. ``model_runner`` is the `ModelRunner` that it wraps or is."""
+
+    def __init__(self, runner: StepRunner, model_runner: ModelRunner):
+        self.runner, self.model_runner = runner, model_runner
+        self.start, self.forward, self.close = runner.start, runner.forward, runner.close
+        self.warm_up_steps = runner.warm_up_steps
+        spec = model_runner.spec
+        shape = (spec.max_running_requests + 1, spec.max_seq_len + 1)
+        # [request-pool rows, positions]: the tokens of each request, from which later rounds draft.
+        self._history = torch.zeros(shape, dtype=torch.int32, device=model_runner.device)
+
+    def begin(self, step: Step) -> None:
+        """Apply the admissions and page-table updates of a step, and keep the tokens of newly admitted requests."""
+        self.runner.begin(step)
+        self._keep_tokens(step.admissions)
+
+    def _keep_tokens(self, admissions: Sequence[Admission]) -> None:
+        for admission in admissions:
+            parts = [ids for ids in (admission.prompt_ids, admission.output_ids) if ids is not None]
+            if parts:
+                (ids,) = self.model_runner.inputs.upload([np.concatenate(parts)])
+                self._history[admission.req_pool_idx, : len(ids)] = ids
+
+    def sample(self, forward: Forward, masks: TokenMasks | None) -> dict[str, Tensor]:
+        """Choose the tokens of a step, and compute its further rounds.
+
+        If there are any, ``tokens`` int64 [rounds, rows · w] has the sampled tokens of all rounds, and ``accepted``
+        [rounds, rows] says how many of each w count.
+        """
+        step, inputs = forward.step, forward.sampling
+        if inputs is None:
+            return self.runner.sample(forward, masks)
+        if step.rounds > 1 and forward.repeat is not None:
+            return {**forward.scores, **self._repeat_on_device(forward, inputs, forward.repeat)}
+        tensors = self.runner.sample(forward, masks)
+        self._history[inputs.req_pool_indices.long(), inputs.positions.long()] = tensors["tokens"].int()
+        if step.rounds > 1 and "accepted" in tensors:
+            tensors |= self._repeat(step, tensors["tokens"], tensors["accepted"])
+        return tensors
+
+    def _repeat_on_device(self, forward: Forward, inputs: SamplingInputs, repeat: Repeatable) -> dict[str, Tensor]:
+        """Compute all rounds of a step with one forward pass, whose inputs the device changes between them."""
+        logits, verification = forward.logits, inputs.verification
+        assert logits is not None and verification is not None
+        step, runner, packed = forward.step, self.model_runner, repeat.packed
+        width = int(step.num_scheduled_tokens[0])
+        verification = verification._replace(drafts=verification.drafts.clone())
+        inputs = inputs._replace(verification=verification)
+        table, size = runner.inputs.page_table, runner.spec.page_size
+        all_tokens: list[Tensor] = []
+        lengths: list[Tensor] = []
+        for number in range(step.rounds):
+            if number:
+                verification.drafts[:, :-1] = packed[0, : len(logits)].view(-1, width)[:, 1:]
+                inputs = inputs._replace(positions=packed[4, : len(logits)].clone())
+                logits = repeat.run()[: len(logits)]
+            tokens = runner.draw(logits, inputs).tokens
+            length = advance(tokens.view(-1, width), packed, self._history, table, size)
+            if runner.rank == 0 and inputs.plan.flags & PENALTY:
+                last = packed[0, : len(logits) : width].long()
+                runner.sampler.commit(tokens, inputs, Accepted(length.long(), last))
+            all_tokens.append(tokens)
+            lengths.append(length)
+        runner.last_token_ids.index_put_((verification.req_pool_indices,), packed[0, : len(logits) : width].long())
+        return {"tokens": torch.stack(all_tokens), "accepted": torch.stack(lengths)}
+
+    def _repeat(self, step: Step, tokens: Tensor, accepted: Tensor) -> dict[str, Tensor]:
+        """Compute the rounds of a step after the first, whose sampled ``tokens`` and lengths ``accepted`` are given."""
+        starts, width = step.num_computed_tokens, int(step.num_scheduled_tokens[0])
+        rows, nothing = torch.from_numpy(step.req_pool_indices), np.empty(0, np.int32)
+        all_tokens, lengths = [tokens], [accepted]
+        for _ in range(1, step.rounds):
+            starts = starts + lengths[-1].cpu().numpy().astype(np.int32)
+            drafts = next_drafts(self._history, rows, torch.from_numpy(starts + 1), width - 1)
+            ids = np.concatenate((np.full((step.rows, 1), PENDING, np.int32), drafts.cpu().numpy()), axis=1)
+            again = replace(
+                step,
+                num_computed_tokens=starts,
+                input_ids=ids.reshape(-1),
+                page_table_updates=(nothing, nothing, nothing),
+                admissions=(),
+                rounds=1,
+            )
+            tensors = self.sample(self.forward(again), None)
+            all_tokens.append(tensors["tokens"])
+            lengths.append(tensors["accepted"])
+        return {"tokens": torch.stack(all_tokens), "accepted": torch.stack(lengths)}
