@@ -279,8 +279,10 @@ def test_attention_quantizes_for_the_output_projection(
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe"])
-def test_dequantised_weights(architecture: str, tmp_path: Path) -> None:
+def test_dequantised_weights(architecture: str, compiled: bool, tmp_path: Path) -> None:
     """Weights that are dequantised while they are loaded are the same on a GPU as on a CPU."""
+    if not compiled:
+        pytest.skip("compares a GPU with the CPU")
     path = tiny_checkpoint(architecture, tmp_path, fp8=True, hidden_size=160)
     config = json.loads((path / "config.json").read_text())
     config["quantization_config"]["activation_scheme"] = "static"  # also dequantises a dense model
@@ -293,7 +295,9 @@ def test_dequantised_weights(architecture: str, tmp_path: Path) -> None:
         assert torch.equal(weight, weights[name].cpu()), name
 
 
-def test_layers_in_16_bits_beside_fp8(tmp_path: Path) -> None:
+def test_layers_in_16_bits_beside_fp8(compiled: bool, tmp_path: Path) -> None:
+    if not compiled:
+        pytest.skip("tests/models/test_fp8.py does the same on a CPU")
     path = tiny_checkpoint("qwen3", tmp_path, fp8=True, hidden_size=128, num_hidden_layers=3)
     stored = load_file(path / "model.safetensors")
     for name in ("model.layers.0.mlp.down_proj.weight", "model.layers.1.self_attn.q_proj.weight"):
