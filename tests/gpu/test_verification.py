@@ -53,11 +53,12 @@ def engine_of(manager: PluginManager, path: Path, *words: str) -> Iterator[Torch
 
 
 def watch_replays(engine: TorchEngine) -> list[Any]:
-    """Return a list to which the engine's graph runner adds the bucket of each replay."""
+    """Return a list to which the engine's graph runner adds the bucket of each replay; `graph=none` replays none."""
     replayed: list[Any] = []
     graph: Any = engine.graph
-    run = graph.run
-    graph.run = lambda key: replayed.append(key) or run(key)
+    run = getattr(graph, "run", None)
+    if run is not None:
+        graph.run = lambda key: replayed.append(key) or run(key)
     return replayed
 
 
