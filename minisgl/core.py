@@ -499,7 +499,7 @@ class Req:
         self.output_ids: list[int] = []
         self.params = params
         self.arrival = arrival  # arrival number: 0, 1, 2, …; not a time
-        self.priority = params.priority  # lower is more urgent; `Planner` lowers it when the request was starved
+        self.priority = params.priority  # lower is more urgent; `StarvationGuard` lowers it for a starved request
         self.seed = seed
         self.max_len = len(self.prompt_ids) + params.max_tokens
         self.stop_ids: frozenset[int] = frozenset()

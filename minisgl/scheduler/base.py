@@ -75,15 +75,28 @@ class Plan(NamedTuple):
     retract: Sequence[int] = ()
 
 
+class Room(NamedTuple):
+    """What a policy wants to be changed before it plans a step.
+
+    ``retract``: uids of running requests to return to the waiting queue. ``priorities``: (uid, new priority) of waiting
+    requests.
+    """
+
+    retract: Sequence[int] = ()
+    priorities: Sequence[tuple[int, int]] = ()
+
+
 class SchedulerPolicy(Protocol):
     """Chooses the rows of the next step.
 
-    A policy may have two further members:
+    A policy may have three further members:
 
     - ``uses_priority = True``: requests may have a ``priority`` other than 0. Otherwise they are rejected.
     - ``victims(running: Sequence[Running]) -> Sequence[int]``: the uids of all requests of ``running``, the one to
       retract first when decode runs out of pages at the front. Without it, that is the least urgent request, by
       priority and then arrival. In either case, the most urgent request is never retracted for pages (promise 5).
+    - ``make_room(planner: Planner) -> Room``: called before each call of `plan`, which then sees the requests with the
+      changes of the `Room`. It is for a policy that wraps a policy, as `minisgl.scheduler.fairness` does.
     """
 
     def plan(self, waiting: Sequence[Waiting], running: Sequence[Running], budget: Budget) -> Plan:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from minisgl.core import Engine
 from minisgl.scheduler.base import DraftProposer
+from minisgl.scheduler.fairness import StarvationGuard
 from minisgl.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -39,10 +40,9 @@ def build_scheduler(
     return Scheduler(
         engine,
         manager.build("cache", config.cache, page_size=engine.spec.page_size),
-        manager.build("scheduler", config.scheduler),
+        StarvationGuard(manager.build("scheduler", config.scheduler), config.starvation_steps),
         max_prefill_tokens=config.max_prefill_tokens,
         overlap=config.overlap,
-        starvation_steps=config.starvation_steps,
         eos_ids=engine.eos_ids,
         seed=config.seed,
         observers=manager.hook,

@@ -15,6 +15,7 @@ from typing import Any
 from minisgl.core import EngineSpec, Finished, InvalidRequestError, Output, Req, SamplingParams
 from minisgl.kvcache import PrefixCache
 from minisgl.scheduler.base import DraftProposer, SchedulerPolicy
+from minisgl.scheduler.fairness import StarvationGuard
 from minisgl.testing.drafts import SeededProposer
 from minisgl.testing.sim import SimCounts, SimEngine
 from minisgl.testing.truth import Expected, ExpectedTokens, FakeGrammar, SimRequest, expected_output, score
@@ -143,10 +144,9 @@ class Drive:
         self.scheduler = scheduler(
             self.engine,
             cache,
-            policy,
+            StarvationGuard(policy, starvation_steps),
             max_prefill_tokens=max_prefill_tokens,
             overlap=overlap,
-            starvation_steps=starvation_steps,
             eos_ids=eos_ids,
             observers=observers,
             clock=lambda: float(report.steps),

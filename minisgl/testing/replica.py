@@ -17,11 +17,13 @@ import numpy as np
 import pluggy
 
 from minisgl import hooks
+from minisgl.config import Config
 from minisgl.core import I32, EngineSpec, Finished, Req, SamplingParams, Step, StepResult
 from minisgl.kvcache import PrefixCache
 from minisgl.message.kv_events import AnyEvent
 from minisgl.scheduler import Scheduler
 from minisgl.scheduler.base import DraftProposer, SchedulerPolicy
+from minisgl.scheduler.fairness import StarvationGuard
 from minisgl.testing.null import NullEngine
 
 __all__ = ["Notice", "SimReplica", "StepCost"]
@@ -141,7 +143,7 @@ class SimReplica:
         self.scheduler = Scheduler(
             self._engine,
             cache,
-            policy,
+            StarvationGuard(policy, Config.starvation_steps),
             max_prefill_tokens=max_prefill_tokens,
             overlap=False,
             observers=observers.hook,

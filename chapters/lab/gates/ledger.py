@@ -255,7 +255,7 @@ class Audit:
         policy = workload["policy"]
         self.drive: WatchedDrive = watch({**workload, "policy": "mixed" if policy == "hasty" else policy}, manager)
         if policy == "hasty":
-            self.drive.scheduler.planner.policy = ArrivalOrderPolicy()
+            self.drive.scheduler.planner.policy.policy = ArrivalOrderPolicy()
         self.workload, self.damage = workload, Damage()
         self.looked = 0  # number of findings whose step was checked
         self.evicted: set[int] = set()  # pages

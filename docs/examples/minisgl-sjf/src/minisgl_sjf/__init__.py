@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from minisgl import hookimpl
 from minisgl.scheduler import Budget, Plan, Running, SchedulerPolicy, Waiting
