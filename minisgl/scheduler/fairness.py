@@ -1,7 +1,7 @@
 """The starvation guard: a policy that wraps a policy, and adds to its plans the requests that it starves (promise 6).
 
 `minisgl.scheduler.build` wraps the policy that the options select. Without the guard, the scheduler is correct too, but
-a policy may then leave a request out for ever. docs/design/admission.md says which request is starved, and why.
+a policy may then leave a request out forever. docs/design/admission.md says which request is starved, and why.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class StarvationGuard:
         self._fits_later = False
         if starved is None:
             return Room()
-        in_the_way: list[Req] | None = []
+        in_the_way: list[Req] = []
         if not planner.fits(starved):
-            in_the_way = self._in_the_way(starved)
-            if in_the_way is None:
+            younger = self._in_the_way(starved)
+            if younger is None:
                 return Room()
-            self._fits_later = True
+            in_the_way, self._fits_later = younger, True
         # The starved request gets the priority of the most urgent waiting request, which may be one that is retracted
         # for it. Otherwise that request would take the room back in the next step.
         most_urgent = planner.requests.waiting.most_urgent()

@@ -31,13 +31,12 @@ from minisgl.core import (
     TokenMasks,
 )
 from minisgl.kvcache import PrefixCache
-from minisgl.scheduler.base import Constraint, DraftProposer, Running, SchedulerPolicy
+from minisgl.scheduler.base import Constraint, Running, SchedulerPolicy, Speculation
 from minisgl.scheduler.cache_manager import CacheManager
 from minisgl.scheduler.check_request import check_request
 from minisgl.scheduler.events import Events
 from minisgl.scheduler.planner import Planner, PolicyError, req_pool_indices_of
 from minisgl.scheduler.results import InFlightStep, ResultReader
-from minisgl.scheduler.speculation import Speculation
 from minisgl.scheduler.step_builder import StepBuilder
 from minisgl.scheduler.waiting_queue import WaitingQueue
 
@@ -55,8 +54,7 @@ class Scheduler:
     - ``seed``: the seeds of requests without a seed are derived from it.
     - ``observers``: the plugin manager's ``hook``, or None for no observers.
     - ``clock``: returns the time in seconds that observers receive.
-    - ``proposer``: guesses tokens of decoding requests, which a step then verifies; None for no speculation.
-    - ``max_draft_tokens``: maximum number of draft tokens of one step.
+    - ``speculation``: drafts tokens of decoding requests, which a step then verifies; None for no drafts.
     - ``constraint_of``: returns the grammar of a new request, or None if the request has none.
     """
 
@@ -72,10 +70,7 @@ class Scheduler:
         seed: int = 0,
         observers: Any | None = None,
         clock: Callable[[], float] = time.monotonic,
-        proposer: DraftProposer | None = None,
-        max_draft_tokens: int = 512,
-        adapt_drafts: bool = True,
-        verification_rounds: int = 1,
+        speculation: Speculation | None = None,
         constraint_of: Callable[[Req], Constraint | None] | None = None,
     ):
         self.engine, self.clock = engine, clock
@@ -89,15 +84,10 @@ class Scheduler:
         self.planner = Planner(self, policy, self.cache_manager, max_prefill_tokens)
         self.request_table = self.cache_manager.request_table
         self.constraints: dict[int, Constraint] = {}  # grammars of open requests, by uid
-        self.speculation: Speculation | None = None
-        self._proposer = proposer
-        if proposer is not None and proposer.max_drafts:
-            self.speculation = Speculation(
-                proposer, self.spec, max_draft_tokens, clock, adapt_drafts, verification_rounds
-            )
+        self.speculation = speculation
         self.step_builder = StepBuilder(self.cache_manager, self.speculation, self.constraints)
         self._counts = dict.fromkeys(_COUNTERS, 0)
-        max_drafts = 0 if proposer is None else proposer.max_drafts
+        max_drafts = 0 if speculation is None else speculation.max_drafts
         self.results = ResultReader(self.request_table, self.constraints, self._counts, max_drafts)
         self.requests: dict[int, Req] = {}  # open requests (waiting and running) by uid
         self.waiting = WaitingQueue()
@@ -451,7 +441,7 @@ class Scheduler:
     def stats(self) -> dict[str, int]:
         """Return counters since the start and, with names that begin with ``num_``, current numbers.
 
-        With a proposer, ``accepted_draft_tokens_per_pos_K`` counts the verification rows whose draft number K, from 0,
+        With speculation, ``accepted_draft_tokens_per_pos_K`` counts the verification rows whose draft number K, from 0,
         was accepted.
         """
         allocator, cache = self.cache_manager.allocator, self.cache_manager.cache
@@ -471,9 +461,9 @@ class Scheduler:
         }
 
     def close(self) -> None:
-        """Free what the proposer holds. The scheduler can't be used any more."""
-        if self._proposer is not None:
-            self._proposer.close()
+        """Free what is held for drafts. The scheduler can't be used any more."""
+        if self.speculation is not None:
+            self.speculation.close()
 
     def check_idle(self) -> None:
         """Raise AssertionError unless no request is open, no step is in flight and the KV pool is whole (promise 9)."""

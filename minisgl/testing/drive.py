@@ -15,6 +15,7 @@ from typing import Any
 from minisgl.core import EngineSpec, Finished, InvalidRequestError, Output, Req, SamplingParams
 from minisgl.kvcache import PrefixCache
 from minisgl.scheduler.base import DraftProposer, SchedulerPolicy
+from minisgl.scheduler.build import build_speculation
 from minisgl.scheduler.fairness import StarvationGuard
 from minisgl.testing.drafts import SeededProposer
 from minisgl.testing.sim import SimCounts, SimEngine
@@ -141,6 +142,10 @@ class Drive:
         self.report = report = Report(self.engine.counts)
         if drafts is not None:
             proposer = self._proposer(*drafts, full_drafts)
+
+        def clock() -> float:
+            return float(report.steps)
+
         self.scheduler = scheduler(
             self.engine,
             cache,
@@ -149,11 +154,9 @@ class Drive:
             overlap=overlap,
             eos_ids=eos_ids,
             observers=observers,
-            clock=lambda: float(report.steps),
+            clock=clock,
             constraint_of=self._grammar_of,
-            proposer=proposer,
-            adapt_drafts=adapt_drafts,
-            verification_rounds=rounds,
+            speculation=build_speculation(proposer, spec, clock=clock, adapt=adapt_drafts, rounds=rounds),
         )
         self.max_drafts, self.rounds = 0 if proposer is None else proposer.max_drafts, rounds
         self.max_idle_steps = starvation_steps + 8

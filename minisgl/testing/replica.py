@@ -23,6 +23,7 @@ from minisgl.kvcache import PrefixCache
 from minisgl.message.kv_events import AnyEvent
 from minisgl.scheduler import Scheduler
 from minisgl.scheduler.base import DraftProposer, SchedulerPolicy
+from minisgl.scheduler.build import build_speculation
 from minisgl.scheduler.fairness import StarvationGuard
 from minisgl.testing.null import NullEngine
 
@@ -148,9 +149,9 @@ class SimReplica:
             overlap=False,
             observers=observers.hook,
             clock=lambda: self.now,
-            proposer=self._run,
-            max_draft_tokens=MAX_RUN * spec.max_running_requests,
-            adapt_drafts=False,
+            speculation=build_speculation(
+                self._run, spec, MAX_RUN * spec.max_running_requests, clock=lambda: self.now, adapt=False
+            ),
         )
         self._has_token: set[int] = set()  # uids of open requests with a token
         self._run_end = -math.inf  # when the run of equal steps that begins at `now` ends, if it is known
